@@ -83,7 +83,7 @@ def measure(options: argparse.Namespace) -> Figures:
 def measured_on(target: Target, kinds: Sequence[Kind]) -> list[Row]:
     """Send kinds to one server, one after the other, until it has ended."""
     rows: list[Row] = []
-    fill_slots(SLOTS, target.connection, target.key or "")
+    fill_slots(SLOTS, target.url, target.key)
     target.says()
     with session(target):  # the first session loads what detects turns
         pass
@@ -106,7 +106,7 @@ def watchers_of(target: Target, good: bool) -> Iterator[list[Watcher]]:
 
     good: False for a second idle process in place of the good client.
     """
-    where = target.host, target.port, target.good_key, target.tls is not None
+    where = target.url, target.good_key
     watchers = [Watcher(name, *where) for name in ("health", "good" if good else "idle", "idle")]
     with ExitStack() as stack:
         for one in watchers:

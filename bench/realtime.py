@@ -11,8 +11,6 @@ own figures (419 ms with a commit, 1035 ms with server VAD, on other hardware).
 """
 
 import argparse
-import base64
-import json
 import sys
 import threading
 import time
@@ -23,9 +21,8 @@ from typing import Any
 
 import numpy as np
 import soundfile
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection
 
-from bench.attacks.over_socket import send
 from bench.common.command_line import Figures, InputError, Row, parser_of, positive, run, sizes
 from bench.common.metrics import percentiles
 from bench.common.models import add_model_arguments, chosen_checkpoint, load_chosen
@@ -34,7 +31,7 @@ from bench.serve_load import SLOTS, server_process
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.events import AudioChunk
 from qwen3_omni_neuron.options import RequestArguments
-from qwen3_omni_neuron.serving.sound import pcm16
+from testing.websocket_client import append, opened, received, send
 
 SPOKEN = Path(__file__).parents[1] / "examples" / "sum.wav"
 WAIT_S = 60.0
@@ -63,9 +60,8 @@ def measure(options: argparse.Namespace) -> Figures:
     with (
         chosen_checkpoint(options) as checkpoint,
         load_chosen(checkpoint, options, SLOTS, reuse=True) as omni,
-        server_process(checkpoint, options) as (host, port, _),
+        server_process(checkpoint, options) as (url, _),
     ):
-        url = f"ws://{host}:{port}/v1/realtime"
         ways: dict[str, Callable[[int], list[float]]] = {
             "api": lambda number: in_process(omni, samples, number, options),
             "commit": lambda number: over_socket(url, samples, number, options, vad=False),
@@ -119,7 +115,7 @@ def over_socket(
     found = []
     detection = {"type": "server_vad"} if vad else None
     sound = {"format": {"type": "audio/pcm", "rate": RATE}, "turn_detection": detection}
-    with connect(url, max_size=None) as socket:
+    with opened(url) as socket:
         session = {"type": "realtime", "audio": {"input": sound}, "seed": number, **LIMITS}
         send(socket, "session.update", session=session)
         for turn in range(options.turns + 1):
@@ -135,7 +131,7 @@ def spoken_turn(socket: ClientConnection, samples: Any, piece_ms: int, vad: bool
 
     def listen() -> None:
         while True:
-            event = json.loads(socket.recv(timeout=WAIT_S))
+            event = received(socket, WAIT_S)
             if event["type"] == "error":
                 raise InputError(event["error"]["message"])
             if event["type"] == "response.created":
@@ -162,11 +158,6 @@ def spoken_turn(socket: ClientConnection, samples: Any, piece_ms: int, vad: bool
             send(socket, "response.create")
         listening.result()
     return first_s[0] - ended_s
-
-
-def append(socket: ClientConnection, samples: Any) -> None:
-    data = base64.b64encode(pcm16(samples)).decode()
-    send(socket, "input_audio_buffer.append", audio=data)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ sound, RTF, underruns of a client that plays, and requests a second. All ways as
 with the same seeds, in turn. --ray needs the extra `ray`.
 
 Real clients have machines of their own. Here they share the server's, so that they only read: every
-byte, with the time at which it came. The JSON and its sound are decoded when all have finished.
+byte, with the time at which it came. HTTP, JSON and sound are decoded when all have finished.
 """
 
 import argparse
 import base64
+import io
 import json
 import socket
 import subprocess
@@ -24,10 +25,13 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from http.client import HTTPResponse
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 
@@ -42,13 +46,13 @@ from bench.common.metrics import (
 from bench.common.models import add_model_arguments, chosen_checkpoint, load_chosen
 from bench.common.observed import observe
 from qwen3_omni_neuron import Qwen3Omni
+from testing.http_client import READ_BYTES
+from testing.raw_http import CHAT, connected, head_of
 
 QUESTION = [{"role": "user", "content": "What colour is the sky?"}]
 SLOTS, QUEUED = 8, 64
-READY_S, REPLY_S, END_S = 600.0, 600.0, 60.0
-LOCAL = "127.0.0.1"
-READ_BYTES = 1 << 18
 LAST_CHUNK = b"0\r\n\r\n"  # end of a chunked HTTP body
+READY_S, REPLY_S, END_S = 600.0, 600.0, 60.0
 
 Heard = Callable[[], RequestEvents]
 """A whole reply, which is decoded by this call."""
@@ -75,15 +79,15 @@ def measure(options: argparse.Namespace) -> Figures:
     with (
         chosen_checkpoint(options) as checkpoint,
         load_chosen(checkpoint, options, SLOTS, reuse=True) as omni,
-        server_process(checkpoint, options) as (host, port, _),
-        through_ray(checkpoint, options) if options.ray else nullcontext(0) as ray_port,
+        server_process(checkpoint, options) as (url, _),
+        through_ray(checkpoint, options) if options.ray else nullcontext("") as ray_url,
     ):
         ways: dict[str, Way] = {
             "api": partial(through_api, omni, options),
-            "http": partial(over_http, (host, port), options),
+            "http": partial(over_http, url, options),
         }
         if options.ray:
-            ways["ray"] = partial(over_http, (LOCAL, ray_port), options)
+            ways["ray"] = partial(over_http, ray_url, options)
         for way in ways.values():
             at_once(way, 1, 1)
         for clients in options.clients:
@@ -107,12 +111,11 @@ def through_api(omni: Qwen3Omni, options: argparse.Namespace) -> Iterator[Client
 
 
 @contextmanager
-def over_http(
-    address: tuple[str, int], options: argparse.Namespace, prefix: str = ""
-) -> Iterator[Client]:
-    """Make a client of a server, with a connection of its own. prefix: prefix of its paths."""
-    with closing(socket.create_connection(address, REPLY_S)) as sock:
-        yield lambda seed: ask_over(sock, {"seed": seed, **limits(options)}, prefix)
+def over_http(url: str, options: argparse.Namespace) -> Iterator[Client]:
+    """Make a client of a server, with a connection of its own."""
+    path = f"{urlsplit(url).path}{CHAT}"
+    with connected(url, REPLY_S) as sock:
+        yield lambda seed: ask_over(sock, path, {"seed": seed, **limits(options)})
 
 
 def limits(options: argparse.Namespace) -> dict[str, Any]:
@@ -136,7 +139,7 @@ def at_once(way: Way, clients: int, requests: int) -> tuple[float, list[RequestE
     return seconds, [heard() for heard in replies]
 
 
-def ask_over(sock: socket.socket, more: dict[str, Any], prefix: str = "") -> Heard:
+def ask_over(sock: socket.socket, path: str, more: dict[str, Any]) -> Heard:
     """Send one request over a connection, and read its reply with the times of its parts."""
     body = {
         "model": "load",
@@ -146,12 +149,10 @@ def ask_over(sock: socket.socket, more: dict[str, Any], prefix: str = "") -> Hea
         "stream": True,
         **more,
     }
+    session = {"x-session-id": str(more["seed"])}  # with several replicas, any of them takes it
     data = json.dumps(body).encode()
-    head = f"POST {prefix}/v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
-    head += f"content-length: {len(data)}\r\n"
-    head += f"x-session-id: {more['seed']}"  # with several replicas, any of them takes it
     arrived_s = time.perf_counter()
-    sock.sendall(f"{head}\r\n\r\n".encode() + data)
+    sock.sendall(head_of(len(data), path, session) + data)
     room = memoryview(bytearray(READ_BYTES))
     received: list[tuple[float, bytes]] = []
     last = b""
@@ -164,28 +165,17 @@ def ask_over(sock: socket.socket, more: dict[str, Any], prefix: str = "") -> Hea
     return partial(decoded, arrived_s, received)
 
 
-def http_chunks(answer: bytes) -> Iterator[tuple[bytes, int]]:
-    """Yield the chunks of an answer's body, each with its end in the answer.
-
-    A large event comes in several chunks.
-    """
-    at = answer.index(b"\r\n\r\n") + 4
-    while size := int(answer[at : (start := answer.index(b"\r\n", at) + 2)], 16):
-        yield answer[start : start + size], start + size
-        at = start + size + 2
-
-
 def decoded(arrived_s: float, received: Sequence[tuple[float, bytes]]) -> RequestEvents:
     """Return the events of a reply, each with the time when its last byte had been read."""
     ends = list(accumulate(len(part) for _, part in received))
-    pieces = list(http_chunks(b"".join(part for _, part in received)))
-    piece_ends = list(accumulate(len(piece) for piece, _ in pieces))
-    texts, chunks, reason, end = [], [], "", 0
-    for line in b"".join(piece for piece, _ in pieces).splitlines(keepends=True):
-        end += len(line)
+    file = io.BufferedReader(io.BytesIO(b"".join(part for _, part in received)))
+    answer = HTTPResponse(SimpleNamespace(makefile=lambda _: file))  # type: ignore[arg-type]
+    answer.begin()
+    texts, chunks, reason = [], [], ""
+    for line in answer:
         if not line.startswith(b"data: {"):
             continue
-        at_s = received[bisect_left(ends, pieces[bisect_left(piece_ends, end)][1])][0]
+        at_s = received[bisect_left(ends, file.tell())][0]
         choice = json.loads(line[6:])["choices"][0]
         audio = choice["delta"].get("audio") or {}
         reason = choice["finish_reason"] or reason
@@ -230,8 +220,8 @@ def overhead(rows: Sequence[Row]) -> list[Row]:
 
 
 @contextmanager
-def through_ray(checkpoint: Any, options: argparse.Namespace) -> Iterator[int]:
-    """Serve the checkpoint with one replica in a Ray cluster on this machine. Yields the port."""
+def through_ray(checkpoint: Any, options: argparse.Namespace) -> Iterator[str]:
+    """Serve the checkpoint with one replica in a Ray cluster on this machine. Yields the URL."""
     from testing.ray_cluster import cluster
 
     args: dict[str, Any] = {"model": str(checkpoint), "model_name": "load", "dtype": options.dtype}
@@ -240,7 +230,7 @@ def through_ray(checkpoint: Any, options: argparse.Namespace) -> Iterator[int]:
         started.plan("load", 1, max_concurrency=SLOTS, max_queued=QUEUED, **args)
         started.deploy()
         started.wait_for("load", 1)
-        yield started.port
+        yield started.url
 
 
 @contextmanager
@@ -249,8 +239,8 @@ def server_process(
     options: argparse.Namespace,
     flags: Sequence[str] = (),
     on_line: Callable[[str], object] = lambda line: None,
-) -> Iterator[tuple[str, int, "subprocess.Popen[str]"]]:
-    """Serve the checkpoint in a process of its own. Yields host, port and process.
+) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    """Serve the checkpoint in a process of its own. Yields URL and process.
 
     flags: flags of `serve`, beside those that are set here. on_line: called in a thread of its own
     with each line of its log after it is ready.
@@ -276,8 +266,7 @@ def server_process(
             raise InputError("the server did not start.")
         rest = (on_line(line) for line in process.stderr)
         threading.Thread(target=deque, args=(rest, 0), daemon=True).start()
-        host, _, port = url.partition("://")[2].rpartition(":")
-        yield host, int(port), process
+        yield url, process
     finally:
         process.terminate()
         try:

@@ -24,7 +24,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from http.client import HTTPConnection
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import Any
@@ -35,10 +34,10 @@ from bench.common.command_line import Figures, InputError, Row, natural, parser_
 from bench.common.slots import fill_slots
 from bench.serve_load import SLOTS, server_process
 from bench.soak.clients import Clients
-from bench.soak.gate import Address, Gate
+from bench.soak.gate import Gate
 from bench.soak.processes import descendants, kill, left_of, measured, stages
-from bench.soak.requests import get
 from qwen3_omni_neuron.cli.model_arguments import add_model_arguments, model_or_shipped
+from testing.http_client import ask
 from train.judge import Judge
 
 UNIT = Path(__file__).parents[1] / "deploy" / "systemd" / "qwen3-omni-neuron.service"
@@ -140,25 +139,23 @@ def live(
 
     asked_s = time.monotonic()
     with server_process(model_or_shipped(options), options, on_line=on_line) as (
-        host,
-        port,
+        url,
         process,
     ):
-        address = host, port
         one.ready_after_s = time.monotonic() - asked_s
-        fill_slots(SLOTS, lambda: HTTPConnection(*address, timeout=FREE_S))
+        fill_slots(SLOTS, url)
         start_s = time.monotonic()
         if one.number == 0:
-            clients.start(address)
+            clients.start(url)
         dies = 0 < (options.kill_every_minutes or 0) < minutes - NEAR_MINUTES
         end_s = start_s + 60 * (options.kill_every_minutes if dies else minutes)
-        gate.open(address)
+        gate.open(url)
         while time.monotonic() < end_s:
             next_s = time.monotonic() + 60 * options.idle_every_minutes
             time.sleep(max(0.0, min(next_s, end_s) - time.monotonic()))
             if not dies or time.monotonic() < end_s:
-                one.points.append(idle_point(gate, address, process, start_s))
-                gate.open(address)
+                one.points.append(idle_point(gate, url, process, start_s))
+                gate.open(url)
         one.minutes = (time.monotonic() - start_s) / 60
         known = descendants(process.pid)
         end_s = time.monotonic()
@@ -179,11 +176,11 @@ def live(
     one.processes_left = len(left_of(known))
 
 
-def idle_point(gate: Gate, address: Address, process: "Popen[str]", start_s: float) -> Row:
+def idle_point(gate: Gate, url: str, process: "Popen[str]", start_s: float) -> Row:
     """Let all clients pause, and measure what the server holds."""
     stuck = not gate.close()
     end_s = time.monotonic() + FREE_S
-    while any((held := held_at(address)).values()) and time.monotonic() < end_s:
+    while any((held := held_at(url)).values()) and time.monotonic() < end_s:
         time.sleep(0.1)
     time.sleep(SETTLE_S)
     at_minutes = (time.monotonic() - start_s) / 60
@@ -191,9 +188,9 @@ def idle_point(gate: Gate, address: Address, process: "Popen[str]", start_s: flo
     return {"at_minutes": at_minutes, **found, **held, "stuck": stuck, "counts": dict(gate.counts)}
 
 
-def held_at(address: Address) -> dict[str, float]:
+def held_at(url: str) -> dict[str, float]:
     """Return the figures that must be 0 while there are no requests."""
-    lines = get(address, "/metrics").decode().splitlines()
+    lines = ask(f"{url}/metrics").body.decode().splitlines()
     values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {name: float(values[f"qwen3_omni_{name}"]) for name in LEFT}
 

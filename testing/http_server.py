@@ -50,8 +50,8 @@ def serving(omni: Qwen3Omni, fetcher: Fetcher | None = None, **settings: Any) ->
         yield server
 
 
-def url_of(server: Server) -> str:
-    return f"http://127.0.0.1:{server.port}"
+def url_of(server: Server, scheme: str = "http") -> str:
+    return f"{scheme}://127.0.0.1:{server.port}"
 
 
 def client_of(server: Server, key: str = "none") -> OpenAI:

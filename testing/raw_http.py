@@ -1,13 +1,15 @@
-"""Requests over plain sockets, for clients that OpenAI's own can't imitate."""
+"""Plain sockets: for bytes that are no request, and for clients that stop in one or read slowly."""
 
 import socket
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+import time
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
-from qwen3_omni_neuron.serving.server import Server
-from testing.http_server import client_of
+from testing.http_client import ask, unchecked
 
+CHAT = "/v1/chat/completions"
 MODEL = "qwen3-omni"
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 ASKED: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 2}
@@ -20,39 +22,63 @@ LONG: dict[str, Any] = {
 SECONDS = 10
 
 
-@contextmanager
-def connected(server: Server, **options: int) -> Iterator[socket.socket]:
-    """Connect to a server. options: values of socket options by their names."""
-    with closing(socket.socket()) as sock:
-        for name, value in options.items():
-            sock.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
-        sock.settimeout(SECONDS)
-        sock.connect(("127.0.0.1", server.port))
-        yield sock
+def connected(
+    url: str,
+    timeout_s: float = SECONDS,
+    *,
+    source: str | None = None,
+    buffer_bytes: int | None = None,
+) -> socket.socket:
+    """Connect to a server, with TLS where its URL says so; no certificate is checked.
 
-
-def head(length: int | None, path: str = "/v1/chat/completions") -> bytes:
-    """Return the headers of a request with a body. length: None for a body in chunks."""
-    size = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
-    return f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{size}\r\n\r\n".encode()
-
-
-def answer_of(sock: socket.socket) -> bytes:
-    """Return everything that comes until the connection ends, or nothing more does."""
-    data = b""
+    source: own address. buffer_bytes: size of the buffer for what comes; None for the system's.
+    """
+    parts = urlsplit(url)
+    sock = socket.socket()
     try:
-        while part := sock.recv(1 << 16):
+        if buffer_bytes is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+        sock.settimeout(timeout_s)
+        if source is not None:
+            sock.bind((source, 0))
+        sock.connect((parts.hostname, parts.port))
+        return unchecked().wrap_socket(sock) if parts.scheme == "https" else sock
+    except BaseException:
+        sock.close()
+        raise
+
+
+def head_of(
+    length: int | None,
+    path: str = CHAT,
+    headers: Mapping[str, str] | None = None,
+    host: str = "localhost",
+) -> bytes:
+    """Return the head of a request with a body. length: None for a body in chunks."""
+    size = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
+    lines = [f"POST {path} HTTP/1.1", f"host: {host}", size]
+    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    return "\r\n".join((*lines, "", "")).encode("latin-1")
+
+
+def rest_of(sock: socket.socket, pause_s: float = 0.0, size: int = 1 << 16) -> bytes:
+    """Return what comes until the connection ends, or nothing more does.
+
+    pause_s: time between two reads of at most `size` bytes.
+    """
+    data = bytearray()
+    with suppress(OSError):
+        while part := sock.recv(size):
             data += part
-    except OSError:
-        pass
-    return data
+            time.sleep(pause_s)
+    return bytes(data)
 
 
 def status_of(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1]) if answer else 0
 
 
-def still_answers(server: Server) -> None:
+def still_answers(url: str) -> None:
     """Assert that a server answers a request."""
-    with client_of(server) as client:
-        assert client.chat.completions.create(**ASKED).choices[0].finish_reason == "length"
+    answer = ask(url + CHAT, ASKED)
+    assert answer.json()["choices"][0]["finish_reason"] == "length"

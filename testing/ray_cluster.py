@@ -106,6 +106,11 @@ class Cluster:
         return int(self.state(name).deployments["replica"].replica_states.get("RUNNING", 0))
 
     @property
+    def url(self) -> str:
+        """The URL of its HTTP proxy."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
     def address(self) -> str:
         """The cluster's address, as Ray's commands take it."""
         return str(ray.get_runtime_context().gcs_address)
@@ -159,7 +164,7 @@ class Cluster:
 
     def client(self, prefix: str = "", retries: int = 0) -> OpenAI:
         """Return OpenAI's client of an application."""
-        url = f"http://127.0.0.1:{self.port}{prefix}/v1"
+        url = f"{self.url}{prefix}/v1"
         return OpenAI(base_url=url, api_key="none", max_retries=retries, timeout=60)
 
     def server(self, model_name: str, prefix: str = "") -> Any:

@@ -7,14 +7,16 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from bench.attacks.good_client import ANSWER, good_question
 from bench.attacks.kinds import Kind
 from bench.attacks.outcomes import ANSWERED, CHECKED, CUT, REFUSED, WAIT_S, Outcome, check
-from bench.attacks.over_http import answer_of, head_of, opened, raw
+from bench.attacks.over_http import answer_of, head_of, raw
 from bench.attacks.target import ServerSpec, Target, stopped, waited
+from testing.http_client import ask
+from testing.raw_http import CHAT, connected
 
-CHAT = "/v1/chat/completions"
 EITHER = frozenset((ANSWERED, REFUSED))
 NO_OR_CUT = frozenset((REFUSED, CUT))
 ANY = NO_OR_CUT | {ANSWERED}
@@ -27,12 +29,12 @@ FEW_CONNECTIONS = 20
 @contextlib.contextmanager
 def sockets(target: Target, count: int) -> Iterator[list[socket.socket]]:
     """Open TCP connections that send nothing, not even the begin of TLS."""
+    url = target.url.replace("https:", "http:")
     with contextlib.ExitStack() as stack:
-        address = target.host, target.port
         made = []
         for _ in range(count):
             with contextlib.suppress(OSError):
-                made.append(stack.enter_context(socket.create_connection(address, 5)))
+                made.append(stack.enter_context(connected(url, 5)))
         yield made
 
 
@@ -80,7 +82,7 @@ def dripping(
     """Send a byte at a time on many connections, and check that all are closed in time."""
     end_s = time.monotonic() + within_s + GRACE_S
     with contextlib.ExitStack() as stack:
-        left = {stack.enter_context(contextlib.closing(opened(target))) for _ in range(count)}
+        left = {stack.enter_context(connected(target.url, WAIT_S)) for _ in range(count)}
         for one in left:
             one.sendall(start)
         answers = []
@@ -115,9 +117,9 @@ def half_open(target: Target) -> list[Outcome]:
     """Ask for a long answer and never read it, or end the sending side; then count open sockets."""
     data = asking(target, 30.0)
     with contextlib.ExitStack() as stack:
-        made = [stack.enter_context(contextlib.closing(opened(target))) for _ in range(8)]
+        silent = partial(connected, target.url, WAIT_S, buffer_bytes=4096)
+        made = [stack.enter_context(silent()) for _ in range(8)]
         for one in made:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             one.sendall(data)
         for one in made[4:]:
             one.shutdown(socket.SHUT_WR)
@@ -163,7 +165,7 @@ def endless_heads(target: Target) -> list[Outcome]:
 
 def pipelined(target: Target) -> list[Outcome]:
     """Send 10,000 requests without waiting for their answers."""
-    with contextlib.closing(opened(target)) as sock:
+    with connected(target.url, WAIT_S) as sock:
         with contextlib.suppress(OSError):
             sock.sendall(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 10_000)
         left = still_open([sock], target.deadlines.header_s + GRACE_S)
@@ -186,8 +188,7 @@ def asking(target: Target, sound_s: float) -> bytes:
 
 def read_slowly(target: Target, begun: Callable[[], None] = lambda: None) -> list[Outcome]:
     """Read a long answer slowly, without a pause. begun: called after the first part."""
-    with contextlib.closing(opened(target)) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    with connected(target.url, WAIT_S, buffer_bytes=1 << 16) as sock:
         sock.sendall(asking(target, 45.0 if target.short else 90.0))
         answer = http.client.HTTPResponse(sock)
         got, wanted, start_s = 0, 0, 0.0
@@ -220,29 +221,26 @@ def drained(target: Target) -> list[Outcome]:
 def foreign_pages(target: Target) -> list[Outcome]:
     """Ask a server without keys as another site's page can, and as an honest client does."""
     body = json.dumps({**good_question(False), "modalities": ["text"], "audio": None}).encode()
-    here, evil = f"{target.host}:{target.port}", "evil.example"
+    here, evil, port = target.host, "evil.example", target.host.rpartition(":")[2]
 
-    def ask(label: str, refused: bool, host: str = here, **headers: str) -> Outcome:
+    def asked(label: str, refused: bool, host: str = here, **headers: str) -> Outcome:
         lines = {"host": host, **{k.replace("_", "-"): v for k, v in headers.items()}}
-        connection = http.client.HTTPConnection(target.host, target.port, timeout=WAIT_S)
-        with contextlib.closing(connection):
-            connection.request("POST", CHAT, body, lines)
-            answer = connection.getresponse()
-            said = answer.read().decode()
-        right = 400 <= answer.status < 500 if refused else answer.status == 200 and ANSWER in said
-        if refused and right:
-            right = "error" in json.loads(said)
+        answer = ask(target.url + CHAT, body, lines, timeout_s=WAIT_S)
+        if refused:
+            right = 400 <= answer.status < 500 and "error" in answer.json()
+        else:
+            right = answer.status == 200 and ANSWER in answer.body.decode()
         return Outcome(CHECKED, label=label, wrong="" if right else f"answered {answer.status}")
 
     plain, js = {"content_type": "text/plain"}, {"content_type": "application/json"}
     return [
-        ask("form of a page", True, origin=f"http://{evil}", **plain),
-        ask("page that was rebound", True, host=evil, origin=f"http://{evil}", **plain),
-        ask("page that was rebound, JSON", True, host=f"{evil}:{target.port}", **js),
-        ask("page without a name", True, origin="null", **plain),
-        ask("client", False, **js),
-        ask("client by name", False, host=f"localhost:{target.port}", **js),
-        ask("own page", False, origin=f"http://{here}", **js),
+        asked("form of a page", True, origin=f"http://{evil}", **plain),
+        asked("page that was rebound", True, host=evil, origin=f"http://{evil}", **plain),
+        asked("page that was rebound, JSON", True, host=f"{evil}:{port}", **js),
+        asked("page without a name", True, origin="null", **plain),
+        asked("client", False, **js),
+        asked("client by name", False, host=f"localhost:{port}", **js),
+        asked("own page", False, origin=f"http://{here}", **js),
     ]
 
 

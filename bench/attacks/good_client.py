@@ -1,7 +1,5 @@
-"""The good client's key, question and connection: all that a watcher's process has to import."""
+"""The good client's key and question: all that a watcher's process has to import of the attacks."""
 
-import http.client
-import ssl
 from typing import Any
 
 MODEL = "load"  # the name that `bench.serve_load.server_process` gives
@@ -20,19 +18,3 @@ def good_question(stream: bool) -> dict[str, Any]:
         "temperature": 0,
         "seed": 0,
     }
-
-
-def connection_of(
-    host: str, port: int, tls: ssl.SSLContext | None, timeout_s: float
-) -> http.client.HTTPConnection:
-    """Return a connection to a server, with its certificate unchecked."""
-    if tls is None:
-        return http.client.HTTPConnection(host, port, timeout=timeout_s)
-    return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=tls)
-
-
-def unchecked() -> ssl.SSLContext:
-    """Return a context that accepts any certificate: this one was made a moment ago."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context

@@ -11,8 +11,9 @@ from bench.attacks import files
 from bench.attacks.kinds import Kind
 from bench.attacks.outcomes import ANSWERED, REFUSED, Outcome, check
 from bench.attacks.over_http import at_once, chat, transcribe, user
-from bench.attacks.over_socket import outcome_of, send, session, until
+from bench.attacks.over_socket import outcome_of, session, until
 from bench.attacks.target import ServerSpec, Target, stopped
+from testing.websocket_client import send
 
 NO, EITHER = frozenset((REFUSED,)), frozenset((ANSWERED, REFUSED))
 SIDE = 1792  # side of a picture whose 3136 tokens fit into the context that ships: 77 MB of patches
@@ -93,7 +94,7 @@ def swapped(target: Target) -> list[Outcome]:
 
 def foreign_urls(target: Target) -> list[Outcome]:
     """Name files and hosts that only the server can reach."""
-    here = f"http://{target.host}:{target.port}"
+    here = f"http://{target.host}"
     urls = [f"{here}/v1/models", "file:///etc/passwd", "/etc/passwd", "http://169.254.169.254/a"]
     urls += ["http://[::1]/", "http://0x7f000001/", "ftp://localhost/", f"{here}@example.org/", ""]
     urls += ["data:image/png,a", "data:;base64,", "data:image/png;base64,=" + "A" * (1 << 20)]

@@ -6,7 +6,6 @@ A request is timed from its last byte that could be sent to the first one of the
 import contextlib
 import http.client
 import json
-import secrets
 import socket
 import ssl
 import time
@@ -18,29 +17,17 @@ from typing import Any
 from bench.attacks.good_client import MODEL
 from bench.attacks.outcomes import ANSWERED, CUT, LEFT, REFUSED, SILENT, WAIT_S, Outcome, wrong_of
 from bench.attacks.target import Target
-
-
-def opened(target: Target, timeout_s: float = WAIT_S) -> socket.socket:
-    """Open a connection, with TLS where the server has it."""
-    sock = socket.create_connection((target.host, target.port), timeout_s)
-    if target.tls is None:
-        return sock
-    try:
-        return target.tls.wrap_socket(sock)
-    except BaseException:
-        sock.close()
-        raise
+from testing import raw_http
+from testing.http_client import JSON, form
+from testing.raw_http import CHAT, connected
 
 
 def head_of(
-    target: Target, path: str, length: int | str, more: Mapping[str, str] | None = None
+    target: Target, path: str, length: int | None, more: Mapping[str, str] | None = None
 ) -> bytes:
-    """Return the head of a POST with the attacker's key."""
-    lines = [f"POST {path} HTTP/1.1", f"host: {target.host}:{target.port}"]
-    lines += [f"content-length: {length}"]
-    lines += [f"authorization: Bearer {target.key}"] if target.key else []
-    lines += [f"{name}: {value}" for name, value in (more or {}).items()]
-    return "\r\n".join((*lines, "", "")).encode("latin-1")
+    """Return the head of a POST with the attacker's key. length: None for a body in chunks."""
+    key = {"authorization": f"Bearer {target.key}"} if target.key else {}
+    return raw_http.head_of(length, path, {**key, **(more or {})}, target.host)
 
 
 def post(
@@ -53,8 +40,7 @@ def post(
     leave: bool = False,
 ) -> Outcome:
     """Send a request. leave: whether this client means to disconnect after wait_s."""
-    more = {"content-type": "application/json", **(more or {})}
-    data = head_of(target, path, len(body), more) + body
+    data = head_of(target, path, len(body), {**JSON, **(more or {})}) + body
     return raw(target, data, label, wait_s, leave)
 
 
@@ -63,7 +49,7 @@ def chat(
 ) -> Outcome:
     """Send a chat request: two tokens of text, unless fields say otherwise."""
     body = {"model": MODEL, "max_tokens": 2, "messages": [user("hello")], **fields}
-    return post(target, "/v1/chat/completions", json.dumps(body).encode(), {}, label, wait_s, leave)
+    return post(target, CHAT, json.dumps(body).encode(), {}, label, wait_s, leave)
 
 
 def user(*content: Any) -> dict[str, Any]:
@@ -74,18 +60,8 @@ def user(*content: Any) -> dict[str, Any]:
 
 def transcribe(target: Target, content: bytes, **how: Any) -> Outcome:
     """Send a sound file to be transcribed."""
-    body, kind = form({"model": MODEL.encode()}, content)
-    return post(target, "/v1/audio/transcriptions", body, {"content-type": kind}, **how)
-
-
-def form(fields: Mapping[str, bytes], file: bytes, name: str = "a") -> tuple[bytes, str]:
-    """Return a form with a file of this name, and its content type."""
-    mark = secrets.token_hex(16)
-    disposition = f"--{mark}\r\ncontent-disposition: form-data; name="
-    parts = [f'{disposition}"{k}"\r\n\r\n'.encode() + v + b"\r\n" for k, v in fields.items()]
-    parts += [f'{disposition}"file"; filename="{name}"\r\n\r\n'.encode(), file]
-    body = b"".join((*parts, f"\r\n--{mark}--\r\n".encode()))
-    return body, f"multipart/form-data; boundary={mark}"
+    request = form({"model": MODEL.encode()}, content)
+    return post(target, "/v1/audio/transcriptions", *request, **how)
 
 
 def raw(
@@ -93,10 +69,10 @@ def raw(
 ) -> Outcome:
     """Send bytes over a connection, and read one answer."""
     try:
-        sock = opened(target, wait_s)
+        sock = connected(target.url, wait_s)
     except OSError as error:
         return Outcome(CUT, label=label, wrong="" if _cut(error) else f"can't connect: {error}")
-    with contextlib.closing(sock):
+    with sock:
         with contextlib.suppress(OSError):  # it may be refused and cut before it is complete
             sock.sendall(data)
         found = answer_of(sock, time.monotonic(), leave)

@@ -1,7 +1,6 @@
 """Clients of /v1/realtime that send what they should not, by the frame where they must."""
 
 import contextlib
-import json
 import os
 import struct
 import time
@@ -9,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection
 
 from bench.attacks.outcomes import (
     ANSWERED,
@@ -24,6 +23,7 @@ from bench.attacks.outcomes import (
 )
 from bench.attacks.target import Target
 from bench.common.command_line import InputError
+from testing.websocket_client import opened, received, send
 
 
 @contextlib.contextmanager
@@ -38,17 +38,14 @@ def session(target: Target, **changed: Any) -> Iterator[ClientConnection]:
 
 def connected(target: Target, key: str | None) -> ClientConnection:
     """Return an open session. Raises websockets' and the system's errors."""
-    scheme = "ws" if target.tls is None else "wss"
-    return connect(
-        f"{scheme}://{target.host}:{target.port}/v1/realtime",
-        additional_headers={"authorization": f"Bearer {key}"} if key else {},
-        max_size=None,
+    return opened(
+        target.url,
+        key,
         max_queue=1,  # reads no further than what the client takes
         compression=None,
         ping_interval=None,
         open_timeout=WAIT_S,
         close_timeout=2,
-        ssl=target.tls,
     )
 
 
@@ -66,13 +63,6 @@ def handshake(target: Target, key: str | None) -> tuple[ClientConnection | None,
         return None, Outcome(CUT)
 
 
-def send(made: ClientConnection, kind: str, **fields: Any) -> int:
-    """Send an event. Returns its bytes."""
-    data = json.dumps({"type": kind, **fields})
-    made.send(data)
-    return len(data)
-
-
 def until(made: ClientConnection, *kinds: str, wait_s: float = WAIT_S) -> dict[str, Any]:
     """Receive events until one of these types, and return it.
 
@@ -80,9 +70,9 @@ def until(made: ClientConnection, *kinds: str, wait_s: float = WAIT_S) -> dict[s
     """
     end_s = time.monotonic() + wait_s
     while True:
-        event = json.loads(made.recv(timeout=max(0.0, end_s - time.monotonic())))
+        event = received(made, max(0.0, end_s - time.monotonic()))
         if event["type"] in kinds:
-            return dict(event)
+            return event
         if event["type"] == "error":
             raise InputError(f"{kinds[0]} was waited for, and came {event['error']['message']!r}.")
 

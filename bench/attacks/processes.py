@@ -1,12 +1,12 @@
 """Stages whose process dies: what a client is told, and how soon the server knows."""
 
 import contextlib
-import http.client
 import json
 import os
 import signal
 import time
 from collections.abc import Callable
+from http.client import HTTPException, HTTPResponse
 
 from bench.attacks.good_client import good_question
 from bench.attacks.kinds import Kind
@@ -15,13 +15,14 @@ from bench.attacks.outcomes import (
     REFUSED,
     SHAPE,
     SILENT,
+    WAIT_S,
     Outcome,
     check,
     inner_of,
     wrong_of,
 )
-from bench.attacks.over_http import head_of, opened
 from bench.attacks.target import ServerSpec, Target, stopped, waited
+from testing.http_client import HttpClient
 
 MODEL_DIED = 70  # exit status
 KNOWN_S, END_S = 10.0, 20.0
@@ -33,11 +34,9 @@ def dying(stage: str) -> Callable[[Target], list[Outcome]]:
 
     def attack(target: Target) -> list[Outcome]:
         long = {"thinker_eos_token_id": 10**6, "thinker_max_new_tokens": 1500}
-        body = json.dumps({**good_question(True), **long, "talker_max_new_tokens": 4000}).encode()
-        with contextlib.closing(opened(target)) as sock:
-            sock.sendall(head_of(target, "/v1/chat/completions", len(body)) + body)
-            answer = http.client.HTTPResponse(sock)
-            answer.begin()
+        body = {**good_question(True), **long, "talker_max_new_tokens": 4000}
+        with HttpClient(target.url, target.key, timeout_s=WAIT_S) as client:
+            answer = client.begin("/v1/chat/completions", body)
             answer.readline()
             os.kill(target.stages()[STAGES.index(stage)], signal.SIGSEGV)
             found = refusal_of(answer)
@@ -46,13 +45,12 @@ def dying(stage: str) -> Callable[[Target], list[Outcome]]:
     return attack
 
 
-def refusal_of(answer: http.client.HTTPResponse) -> Outcome:
+def refusal_of(answer: HTTPResponse) -> Outcome:
     """Read a streamed answer to its end. Returns the error that it ends with."""
     lines = []
-    with contextlib.suppress(OSError, http.client.HTTPException):
+    with contextlib.suppress(OSError, HTTPException):
         lines = [line for line in answer if line.startswith(b"data: {")]
-    answer.close()
-    if answer.status != http.client.OK:
+    if answer.status != 200:
         headers = {name.lower(): value for name, value in answer.getheaders()}
         code, wrong = wrong_of(answer.status, headers, b"".join(lines))
         return Outcome(REFUSED, answer.status, code, wrong)
@@ -81,8 +79,8 @@ def ended(target: Target) -> list[Outcome]:
 
 def _ready(target: Target) -> bool:
     try:
-        return target.get("/ready", 5)[0] == http.client.OK
-    except (OSError, http.client.HTTPException):
+        return target.get("/ready", 5)[0] == 200
+    except (OSError, HTTPException):
         return False
 
 

@@ -19,12 +19,12 @@ from bench.attacks.over_socket import (
     frame,
     handshake,
     outcome_of,
-    send,
     send_frames,
     session,
     until,
 )
 from bench.attacks.target import ServerSpec, Target, waited
+from testing.websocket_client import send
 
 TEXT, BINARY, PING, CONTINUED = 1, 2, 9, 0
 NO_OR_CUT = frozenset((REFUSED, CUT))

@@ -2,11 +2,8 @@
 
 import argparse
 import contextlib
-import http.client
-import json
 import os
 import shutil
-import ssl
 import subprocess
 import tempfile
 import threading
@@ -16,15 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.attacks.good_client import (
-    BAD_KEY,
-    GOOD_KEY,
-    connection_of,
-    good_question,
-    unchecked,
-)
+from bench.attacks.good_client import BAD_KEY, GOOD_KEY, good_question
 from bench.common.command_line import InputError
 from bench.serve_load import server_process
+from testing.http_client import HttpClient
 
 _STAGE = b"qwen3_omni_neuron.engines.process.server"  # in the command line of a stage's process
 
@@ -62,12 +54,15 @@ class ServerSpec:
 class Target:
     """A running server. short: whether attacks that take long are to be shortened."""
 
-    host: str
-    port: int
+    url: str
     process: "subprocess.Popen[str]"
     spec: ServerSpec
-    tls: ssl.SSLContext | None = None
     short: bool = False
+
+    @property
+    def host(self) -> str:
+        """Host and port, as a client names them."""
+        return self.url.partition("://")[2]
 
     @property
     def deadlines(self) -> Deadlines:
@@ -84,9 +79,9 @@ class Target:
         """The good client's key, where there are keys."""
         return GOOD_KEY if self.spec.keys else None
 
-    def connection(self, timeout_s: float = 60.0) -> http.client.HTTPConnection:
-        """Return a connection that is not opened yet."""
-        return connection_of(self.host, self.port, self.tls, timeout_s)
+    def good_client(self, timeout_s: float = 60.0) -> HttpClient:
+        """Return a client with the good client's key."""
+        return HttpClient(self.url, self.good_key, timeout_s=timeout_s)
 
     def stages(self) -> list[int]:
         """Return the processes of the stages, in the order in which they were started."""
@@ -98,11 +93,9 @@ class Target:
 
     def get(self, path: str, timeout_s: float = 60.0) -> tuple[int, bytes]:
         """Return status and body of a GET with the good client's key."""
-        headers = {"authorization": f"Bearer {self.good_key}"} if self.good_key else {}
-        with contextlib.closing(self.connection(timeout_s)) as connection:
-            connection.request("GET", path, headers=headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
+        with self.good_client(timeout_s) as client:
+            answer = client.ask(path)
+        return answer.status, answer.body
 
     def counters(self) -> dict[str, float]:
         """Return the figures that are 0 while there are no requests."""
@@ -113,15 +106,11 @@ class Target:
 
     def says(self, timeout_s: float = 60.0) -> str:
         """Ask a good question. Returns the answer's text, or the error that came instead."""
-        body = json.dumps(good_question(False))
-        headers = {"authorization": f"Bearer {self.good_key}"} if self.good_key else {}
-        with contextlib.closing(self.connection(timeout_s)) as connection:
-            connection.request("POST", "/v1/chat/completions", body, headers)
-            answer = connection.getresponse()
-            given = json.loads(answer.read())
-        if answer.status != http.client.OK:
-            return f"{answer.status} {given['error']['code']}"
-        return str(given["choices"][0]["message"]["audio"]["transcript"])
+        with self.good_client(timeout_s) as client:
+            answer = client.ask("/v1/chat/completions", good_question(False))
+        if answer.status != 200:
+            return f"{answer.status} {answer.json()['error']['code']}"
+        return str(answer.json()["choices"][0]["message"]["audio"]["transcript"])
 
 
 @contextlib.contextmanager
@@ -137,7 +126,6 @@ def target_of(
         flags = ["--header-timeout-s", f"{deadlines.header_s:g}"]
         flags += ["--body-timeout-s", f"{deadlines.body_s:g}"]
         flags += ["--send-timeout-s", f"{deadlines.send_s:g}", *spec.flags]
-        context = None
         if spec.keys:
             file = Path(folder, "keys")
             file.write_text(f"{GOOD_KEY}\n{BAD_KEY}\n", encoding="ascii")
@@ -145,11 +133,10 @@ def target_of(
         if spec.tls:
             key, certificate = write_certificate(Path(folder))
             flags += ["--tls-key", str(key), "--tls-cert", str(certificate)]
-            context = unchecked()
         if spec.split:
             options = argparse.Namespace(**{**vars(options), "placement": "split"})
-        with server_process(checkpoint, options, flags) as (host, port, process):
-            yield Target(host, port, process, spec, context, short)
+        with server_process(checkpoint, options, flags) as (url, process):
+            yield Target(url, process, spec, short)
 
 
 def write_certificate(folder: Path) -> tuple[Path, Path]:

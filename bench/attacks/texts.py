@@ -9,9 +9,11 @@ from typing import Any
 from bench.attacks.good_client import MODEL
 from bench.attacks.kinds import Kind
 from bench.attacks.outcomes import ANSWERED, CUT, REFUSED, Outcome
-from bench.attacks.over_http import chat, form, head_of, post, raw, transcribe, user
-from bench.attacks.over_socket import outcome_of, send, session
+from bench.attacks.over_http import chat, head_of, post, raw, transcribe, user
+from bench.attacks.over_socket import outcome_of, session
 from bench.attacks.target import Target
+from testing.http_client import form
+from testing.websocket_client import send
 
 MIB = 1 << 20
 CHAT, SPEECH, TRANSCRIPTIONS = (
@@ -42,9 +44,8 @@ def long_texts_of_other_fields(target: Target) -> list[Outcome]:
     ]
     found.append(chat(target, "stop", stop=[LONG_TEXT]))
     found.append(chat(target, "user", model=LONG_TEXT))
-    body, kind = form({"model": MODEL.encode(), "instruction": LONG_TEXT.encode()}, b"RIFF")
-    more = {"content-type": kind}
-    return [*found, post(target, TRANSCRIPTIONS, body, more, "transcription instruction")]
+    long_form = form({"model": MODEL.encode(), "instruction": LONG_TEXT.encode()}, b"RIFF")
+    return [*found, post(target, TRANSCRIPTIONS, *long_form, "transcription instruction")]
 
 
 def body_around(inner: bytes) -> bytes:
@@ -207,8 +208,7 @@ def bodies_of(kind: str) -> Callable[[Target], list[Outcome]]:
     """Return an attack: 32 MiB and more, by their length, in chunks, or with a false length."""
 
     def chunks(target: Target) -> Iterator[bytes]:
-        head = head_of(target, CHAT, 0).replace(b"content-length: 0", b"transfer-encoding: chunked")
-        yield head
+        yield head_of(target, CHAT, None)
         for _ in range(40):
             yield b"100000\r\n" + b"x" * MIB + b"\r\n"
 

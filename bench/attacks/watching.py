@@ -1,6 +1,6 @@
 """Watchers beside an attack, each in a process of its own: /health, a good client, and nothing.
 
-    python -m bench.attacks.watching health HOST:PORT KEY [tls]
+    python -m bench.attacks.watching health URL KEY
 
 Each prints a line a sample: when it was due, how many seconds it took, and what was wrong. They end
 with their stdin. `/health` is asked every 20 ms whether or not the answer before has come: a stall
@@ -9,18 +9,19 @@ again: what it takes longer is what the machine stalls a process that has nothin
 """
 
 import contextlib
-import http.client
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 
-from bench.attacks.good_client import ANSWER, connection_of, good_question, unchecked
+from bench.attacks.good_client import ANSWER, good_question
+from testing.http_client import HttpClient
 
 HEALTH_S, SLEEP_S, PAUSE_S = 0.02, 0.005, 0.05
 TIMEOUT_S = 60.0
@@ -28,34 +29,27 @@ Sample = tuple[float, float, str]
 """Due time (time.monotonic, which all processes share), seconds taken, what was wrong."""
 
 
-def health(connect: Callable[[], http.client.HTTPConnection], _: str) -> Iterator[Sample]:
+def health(client: HttpClient) -> Iterator[Sample]:
     """Ask for /health at a steady pace."""
-    connection, due_s = connect(), time.monotonic()
+    due_s = time.monotonic()
     while True:
-        wrong = ""
         try:
-            connection.request("GET", "/health")
-            answer = connection.getresponse()
-            answer.read()
-            wrong = "" if answer.status == http.client.OK else f"status {answer.status}"
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()
+            status = client.ask("/health").status
+            wrong = "" if status == 200 else f"status {status}"
+        except (OSError, HTTPException) as error:
+            client.close()
             wrong = type(error).__name__
         yield due_s, time.monotonic() - due_s, wrong
         due_s += HEALTH_S
         time.sleep(max(0.0, due_s - time.monotonic()))
 
 
-def good(connect: Callable[[], http.client.HTTPConnection], key: str) -> Iterator[Sample]:
+def good(client: HttpClient) -> Iterator[Sample]:
     """Ask for spoken answers, one after the other, and time the gaps between their parts."""
-    body = json.dumps(good_question(True))
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    connection = connect()
     while True:
         last_s, said, sound = time.monotonic(), "", 0
         try:
-            connection.request("POST", "/v1/chat/completions", body, headers)
-            answer = connection.getresponse()
+            answer = client.begin("/v1/chat/completions", good_question(True))
             for line in answer:
                 if not line.startswith(b"data: {"):
                     continue
@@ -64,16 +58,16 @@ def good(connect: Callable[[], http.client.HTTPConnection], key: str) -> Iterato
                 last_s, event = now_s, json.loads(line[6:])
                 audio = event["choices"][0]["delta"].get("audio") or {}
                 said, sound = said + audio.get("transcript", ""), sound + len(audio.get("data", ""))
-            right = answer.status == http.client.OK and said == ANSWER and sound > 50_000
+            right = answer.status == 200 and said == ANSWER and sound > 50_000
             wrong = "" if right else f"status {answer.status}, {said!r}, {sound} of sound"
-        except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
-            connection.close()
+        except (OSError, HTTPException, ValueError, LookupError) as error:
+            client.close()
             wrong = type(error).__name__
         yield last_s, time.monotonic() - last_s, wrong
         time.sleep(PAUSE_S)
 
 
-def idle(_connect: Callable[[], http.client.HTTPConnection], _: str) -> Iterator[Sample]:
+def idle(_: HttpClient) -> Iterator[Sample]:
     """Sleep, and measure how much longer that takes."""
     while True:
         start_s = time.monotonic()
@@ -86,19 +80,15 @@ WATCHERS = {"health": health, "good": good, "idle": idle}
 
 def main(arguments: Sequence[str]) -> None:
     """Watch until stdin ends."""
-    name, address, key, *tls = arguments
-    host, _, port = address.rpartition(":")
-    context, ending = unchecked() if tls else None, threading.Event()
-
-    def connect() -> http.client.HTTPConnection:
-        return connection_of(host, int(port), context, TIMEOUT_S)
+    name, url, key = arguments
+    client, ending = HttpClient(url, key, timeout_s=TIMEOUT_S), threading.Event()
 
     def wait() -> None:
         sys.stdin.read()
         ending.set()
 
     threading.Thread(target=wait, daemon=True).start()
-    for at_s, seconds, wrong in WATCHERS[name](connect, key):
+    for at_s, seconds, wrong in WATCHERS[name](client):
         sys.stdout.write(f"{at_s:.4f} {seconds:.4f} {wrong}\n")
         if ending.is_set():  # after the sample that was in progress
             break
@@ -129,11 +119,10 @@ def seen(samples: Sequence[Sample], start_s: float, end_s: float) -> Seen:
 class Watcher:
     """A watcher's process. samples: all so far, complete when the block has ended."""
 
-    def __init__(self, name: str, host: str, port: int, key: str | None, tls: bool):
+    def __init__(self, name: str, url: str, key: str | None):
         self.samples: list[Sample] = []
-        words = [sys.executable, "-m", "bench.attacks.watching", name, f"{host}:{port}", key or ""]
         self._process = subprocess.Popen(
-            [*words, *(["tls"] if tls else [])],
+            [sys.executable, "-m", "bench.attacks.watching", name, url, key or ""],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

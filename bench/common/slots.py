@@ -4,17 +4,15 @@ Pages of a KV cache are taken from the system when they are first written, a slo
 long prompt that it gets.
 """
 
-import contextlib
-import http.client
-import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+
+from testing.http_client import ask
 
 ROWS = 3500  # of the 4096 rows in a slot of the checkpoint that ships
 PATH = "/v1/chat/completions"
 
 
-def fill_slots(slots: int, connect: Callable[[], http.client.HTTPConnection], key: str = "") -> int:
+def fill_slots(slots: int, url: str, key: str | None = None) -> int:
     """Send as many long prompts at once as there are slots; return how many were answered."""
 
     def fill(number: int) -> bool:
@@ -27,14 +25,7 @@ def fill_slots(slots: int, connect: Callable[[], http.client.HTTPConnection], ke
             "max_tokens": 2,
             "talker_max_new_tokens": 2,
         }
-        headers = {"content-type": "application/json"}
-        if key:
-            headers["authorization"] = f"Bearer {key}"
-        with contextlib.closing(connect()) as connection:
-            connection.request("POST", PATH, json.dumps(body), headers)
-            answer = connection.getresponse()
-            answer.read()
-        return answer.status == http.client.OK
+        return ask(url + PATH, body, key=key).status == 200
 
     with ThreadPoolExecutor(slots) as pool:
         return sum(pool.map(fill, range(slots)))

@@ -14,16 +14,14 @@ from typing import Any
 import numpy as np
 import soundfile
 from numpy.typing import NDArray
-from websockets.sync.client import connect
 
-from bench.attacks.over_http import form
-from bench.attacks.over_socket import send
-from bench.realtime import append
-from bench.soak.gate import Address, Gate
-from bench.soak.hostile import HOSTILE, is_answer
-from bench.soak.requests import REPLY_S, connected, post
+from bench.soak.gate import Gate
+from bench.soak.hostile import HOSTILE, REPLY_S, is_answer
 from qwen3_omni_neuron.serving.sound import samples_of_pcm16
 from testing.fleet_load import QUESTIONS
+from testing.http_client import JSON, HttpClient, ask, form
+from testing.raw_http import CHAT, connected, head_of
+from testing.websocket_client import append, opened, received, send
 
 SPOKEN = Path(__file__).parents[2] / "examples" / "sum.wav"
 ANSWER = "eight"  # the answer of the checkpoint that ships
@@ -40,12 +38,12 @@ BAD: list[dict[str, Any]] = [
 ]
 RATE = 16000
 HEARD, HEARD_SHARE = 100, 0.05  # most answers whose sound is judged, and their share of all
-CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
+SPEECH = "/v1/audio/speech"
 TALKS = ("asks", "interrupts", "vanishes")
 FORMATS = ("flac", "mp3", "opus")
 
 Sound = NDArray[np.float32]
-Action = Callable[[Address, str, random.Random], str]
+Action = Callable[[str, str, random.Random], str]
 
 
 class Clients:
@@ -77,12 +75,11 @@ class Clients:
             for number, kind in enumerate(kinds)
         ]
 
-    def start(self, address: Address) -> None:
+    def start(self, url: str) -> None:
         """Have the server speak the clips for dictation, and start."""
         for number, words in enumerate(SAID):
             name = FORMATS[number % len(FORMATS)]
-            body = json.dumps(self._speech(words) | {"response_format": name}).encode()
-            reply = post(address, SPEECH, body)
+            reply = ask(url + SPEECH, self._speech(words) | {"response_format": name})
             assert reply.status == 200, reply.body
             self._clips.append((words, f"a.{name}", reply.body))
         for thread in self._threads:
@@ -109,25 +106,24 @@ class Clients:
 
     # Over HTTP
 
-    def _whole(self, address: Address, source: str, draw: random.Random) -> str:
+    def _whole(self, url: str, source: str, draw: random.Random) -> str:
         words, wanted = draw.choice(QUESTIONS)
         content: Any = words
         if draw.random() < 0.3:
             sound = base64.b64encode(SPOKEN.read_bytes()).decode()
             content = [{"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}}]
             wanted = ANSWER
-        body = json.dumps(_asked(content) | {"audio": {"voice": "Ethan", "format": "wav"}})
-        reply = post(address, CHAT, body.encode(), source=source)
+        body = _asked(content) | {"audio": {"voice": "Ethan", "format": "wav"}}
+        reply = ask(url + CHAT, body, source=source)
         if reply.status != 200:
             return str(reply.status)
-        audio = json.loads(reply.body)["choices"][0]["message"]["audio"]
+        audio = reply.json()["choices"][0]["message"]["audio"]
         self._keep(draw, wanted, _samples(base64.b64decode(audio["data"])))
         return _right(audio["transcript"], wanted)
 
-    def _streamed(self, address: Address, source: str, draw: random.Random) -> str:
+    def _streamed(self, url: str, source: str, draw: random.Random) -> str:
         words, wanted = draw.choice(QUESTIONS)
-        body = json.dumps(_asked(words) | {"stream": True}).encode()
-        reply = post(address, CHAT, body, source=source)
+        reply = ask(url + CHAT, _asked(words) | {"stream": True}, source=source)
         if reply.status != 200:
             return str(reply.status)
         text, sound = "", b""
@@ -142,50 +138,46 @@ class Clients:
         self._keep(draw, wanted, samples_of_pcm16(sound))
         return _right(text, wanted)
 
-    def _speaks(self, address: Address, source: str, draw: random.Random) -> str:
+    def _speaks(self, url: str, source: str, draw: random.Random) -> str:
         words = draw.choice(SAID)
-        body = json.dumps(self._speech(words)).encode()
-        reply = post(address, SPEECH, body, source=source)
+        reply = ask(url + SPEECH, self._speech(words), source=source)
         if reply.status != 200:
             return str(reply.status)
         self._keep(draw, words, _samples(reply.body))
         return "right"
 
-    def _dictates(self, address: Address, source: str, draw: random.Random) -> str:
+    def _dictates(self, url: str, source: str, draw: random.Random) -> str:
         words, name, clip = draw.choice(self._clips)
-        body, content = form({"model": b"load"}, clip, name)
-        head = {"content-type": content}
-        reply = post(address, "/v1/audio/transcriptions", body, head, source)
+        body, headers = form({"model": b"load"}, clip, name)
+        reply = ask(f"{url}/v1/audio/transcriptions", body, headers, source=source)
         if reply.status != 200:
             return str(reply.status)
-        return _right(json.loads(reply.body)["text"], words)
+        return _right(reply.json()["text"], words)
 
-    def _leaves(self, address: Address, source: str, draw: random.Random) -> str:
+    def _leaves(self, url: str, source: str, draw: random.Random) -> str:
         """Disconnect in the middle of an answer."""
         words, _ = draw.choice(QUESTIONS)
         path, asked = draw.choice(((CHAT, _asked(words) | {"stream": True}), self._any_speech))
-        post(address, path, json.dumps(asked).encode(), source=source, most=draw.randrange(20_000))
+        with HttpClient(url, source=source) as client:
+            client.begin(path, asked).read(draw.randrange(20_000))
         return "left"
 
-    def _leaves_early(self, address: Address, source: str, draw: random.Random) -> str:
+    def _leaves_early(self, url: str, source: str, draw: random.Random) -> str:
         """Disconnect before the request is complete, or right after it."""
-        data = json.dumps(_asked(QUESTIONS[0][0])).encode()
-        path, head = CHAT, {"content-type": "application/json"}
+        path, data, headers = CHAT, json.dumps(_asked(QUESTIONS[0][0])).encode(), JSON
         if draw.random() < 0.3:
             path = "/v1/audio/transcriptions"
             _, name, clip = self._clips[0]
-            data, head["content-type"] = form({"model": b"load"}, clip, name)
-        lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
-        with connected(address, source) as sock:
-            first = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n{lines}"
-            first += f"content-length: {len(data)}\r\n\r\n"
-            sock.sendall(first.encode() + data[: draw.randrange(len(data) + 1)])
+            data, headers = form({"model": b"load"}, clip, name)
+        with connected(url, REPLY_S, source=source) as sock:
+            head = head_of(len(data), path, headers)
+            sock.sendall(head + data[: draw.randrange(len(data) + 1)])
             time.sleep(draw.random() / 20)
         return "left"
 
-    def _refused(self, address: Address, source: str, draw: random.Random) -> str:
-        body = json.dumps(_asked("hello") | draw.choice(BAD)).encode()
-        return "refused" if 400 <= post(address, CHAT, body, source=source).status < 500 else "not"
+    def _refused(self, url: str, source: str, draw: random.Random) -> str:
+        body = _asked("hello") | draw.choice(BAD)
+        return "refused" if 400 <= ask(url + CHAT, body, source=source).status < 500 else "not"
 
     _any_speech = (SPEECH, {"model": "load", "voice": "Ethan", "input": SAID[0], "seed": 0})
 
@@ -196,7 +188,7 @@ class Clients:
 
     # Over /v1/realtime
 
-    def _talk(self, kind: str, address: Address, source: str, draw: random.Random) -> str:
+    def _talk(self, kind: str, url: str, source: str, draw: random.Random) -> str:
         """Ask in speech, sent as fast as possible, once or a few times.
 
         An answer is short and equals ANSWER, unless it was interrupted.
@@ -204,8 +196,7 @@ class Clients:
         samples, _ = soundfile.read(SPOKEN, dtype="float32")
         silence = np.zeros(RATE, np.float32)
         sound = {"format": {"type": "audio/pcm", "rate": RATE}}
-        url = f"ws://{address[0]}:{address[1]}/v1/realtime"
-        with connect(url, max_size=None, source_address=(source, 0)) as socket:
+        with opened(url, source_address=(source, 0)) as socket:
             session = {"type": "realtime", "audio": {"input": sound}, "seed": 0}
             send(socket, "session.update", session=session)
             for number in range(draw.randrange(1, 4)):
@@ -213,7 +204,7 @@ class Clients:
                 deltas: list[str] = []
                 interrupts = kind == "interrupts" and not number
                 while True:
-                    event = json.loads(socket.recv(timeout=REPLY_S))
+                    event = received(socket, REPLY_S)
                     if event["type"] == "error":
                         return f"error {event['error']['code']}"
                     if event["type"] == "response.done":
@@ -244,8 +235,8 @@ class Clients:
             self.heard.append((wanted, samples))
 
 
-def bound(do: Action, source: str, draw: random.Random) -> Callable[[Address], str]:
-    return lambda address: do(address, source, draw)
+def bound(do: Action, source: str, draw: random.Random) -> Callable[[str], str]:
+    return lambda url: do(url, source, draw)
 
 
 def _asked(content: Any) -> dict[str, Any]:

@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 
 IDLE_S = 300.0  # for all client actions to end
 
-Address = tuple[str, int]
-
 
 @dataclass(eq=False)
 class Visit:
     """One action of a client, with a server that may be killed meanwhile."""
 
-    address: Address
+    url: str
     killed: bool = False
 
 
@@ -29,16 +27,16 @@ class Gate:
 
     counts: "Counter[str]" = field(default_factory=Counter)
     wrong: "Counter[str]" = field(default_factory=Counter)
-    _address: Address | None = None
+    _url: str | None = None
     _dying: bool = False
     _ended: bool = False
     _visits: list[Visit] = field(default_factory=list)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def open(self, address: Address) -> None:
-        """Let clients in, to the server at an address."""
+    def open(self, url: str) -> None:
+        """Let clients in, to the server at a URL."""
         with self._changed:
-            self._address, self._dying = address, False
+            self._url, self._dying = url, False
             self._changed.notify_all()
 
     def killed(self) -> None:
@@ -51,7 +49,7 @@ class Gate:
     def close(self) -> bool:
         """Let no client in, and wait until all have left. Returns whether all have left."""
         with self._changed:
-            self._address = None
+            self._url = None
             return self._changed.wait_for(lambda: not self._visits, IDLE_S)
 
     def end(self) -> None:
@@ -60,19 +58,19 @@ class Gate:
             self._ended = True
             self._changed.notify_all()
 
-    def visit(self, kind: str, do: Callable[[Address], str], good: Callable[[str], bool]) -> bool:
+    def visit(self, kind: str, do: Callable[[str], str], good: Callable[[str], bool]) -> bool:
         """Run one action when the gate is open. Returns False if it never opens again.
 
         good: whether an outcome is one that a client may see.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._address is not None)
-            if self._ended or self._address is None:
+            self._changed.wait_for(lambda: self._ended or self._url is not None)
+            if self._ended or self._url is None:
                 return False
-            visit = Visit(self._address, self._dying)
+            visit = Visit(self._url, self._dying)
             self._visits.append(visit)
         try:
-            outcome = do(visit.address)
+            outcome = do(visit.url)
             right = good(outcome)
         except Exception as error:  # an error of any library is counted by its kind
             outcome, right = f"{type(error).__name__}: {str(error)[:80]}", False

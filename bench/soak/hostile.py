@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import random
-import socket
 import time
 import zlib
 from collections.abc import Callable
@@ -15,77 +14,67 @@ from typing import Any
 import numpy as np
 import soundfile
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect
 
 from bench.attacks.files import chunk
-from bench.attacks.over_http import form
-from bench.attacks.over_socket import send
-from bench.soak.gate import Address
-from bench.soak.requests import Reply, connected, post
+from testing.http_client import JSON, Answer, ask, form
+from testing.raw_http import CHAT, connected, head_of
+from testing.websocket_client import opened, send
 
 MIB = 1 << 20
 PNG_SIDES = (4000, 12_000)  # within --max-pixels, and above it
 SILENCE_S = 600
 SLOW_S = 8.0  # connection time of a slow client
 CLOSED_S = 30.0  # a server's time to close a silent connection
+REPLY_S = 120.0
 
-Hostile = Callable[[Address, str, random.Random], str]
-
-
-def head_of(length: int) -> bytes:
-    """Return the head of a chat request with a body of `length` bytes."""
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n"
-    return f"{head}content-length: {length}\r\n\r\n".encode()
+Hostile = Callable[[str, str, random.Random], str]
 
 
-def status_of(reply: Reply) -> str:
-    return str(reply.status)
+def status_of(answer: Answer) -> str:
+    return str(answer.status)
 
 
-def picture(address: Address, source: str, draw: random.Random) -> str:
+def picture(url: str, source: str, draw: random.Random) -> str:
     """Send one to eight PNGs of a few kilobytes and millions of pixels."""
-    url = "data:image/png;base64," + base64.b64encode(png(draw.choice(PNG_SIDES))).decode()
-    part = {"type": "image_url", "image_url": {"url": url}}
-    return status_of(chat(address, source, [part] * draw.randrange(1, 9)))
+    data = "data:image/png;base64," + base64.b64encode(png(draw.choice(PNG_SIDES))).decode()
+    part = {"type": "image_url", "image_url": {"url": data}}
+    return status_of(chat(url, source, [part] * draw.randrange(1, 9)))
 
 
-def silence(address: Address, source: str, draw: random.Random) -> str:
+def silence(url: str, source: str, draw: random.Random) -> str:
     """Have ten minutes of silence transcribed, a file of 14 kB; disconnect after a while."""
-    body, content = form({"model": b"load"}, flac(), "a.flac")
+    request, wait_s = form({"model": b"load"}, flac(), "a.flac"), draw.uniform(1, 10)
     try:
-        wait_s = draw.uniform(1, 10)
         path = "/v1/audio/transcriptions"
-        return status_of(
-            post(address, path, body, {"content-type": content}, source, timeout_s=wait_s)
-        )
+        return status_of(ask(url + path, *request, source=source, timeout_s=wait_s))
     except TimeoutError:
         return "left"
 
 
-def long_text(address: Address, source: str, draw: random.Random) -> str:
+def long_text(url: str, source: str, draw: random.Random) -> str:
     words = "word " * (8 * MIB // 5)
-    return status_of(chat(address, source, words))
+    return status_of(chat(url, source, words))
 
 
-def deep_json(address: Address, source: str, draw: random.Random) -> str:
+def deep_json(url: str, source: str, draw: random.Random) -> str:
     depth = draw.choice((200, 10_000, 100_000))
     body = b'{"messages": ' + b"[" * depth + b"]" * depth + b"}"
-    return status_of(post(address, "/v1/chat/completions", body, source=source))
+    return status_of(ask(url + CHAT, body, JSON, source=source))
 
 
-def wide_json(address: Address, source: str, draw: random.Random) -> str:
+def wide_json(url: str, source: str, draw: random.Random) -> str:
     body = b'{"messages": [], "metadata": [' + b"[]," * MIB + b"[]]}"
-    return status_of(post(address, "/v1/chat/completions", body, source=source))
+    return status_of(ask(url + CHAT, body, JSON, source=source))
 
 
-def long_speech(address: Address, source: str, draw: random.Random) -> str:
-    body = json.dumps({"model": "load", "voice": "Ethan", "input": "one " * 100_000}).encode()
-    return status_of(post(address, "/v1/audio/speech", body, source=source))
+def long_speech(url: str, source: str, draw: random.Random) -> str:
+    body = {"model": "load", "voice": "Ethan", "input": "one " * 100_000}
+    return status_of(ask(f"{url}/v1/audio/speech", body, source=source))
 
 
-def half_open(address: Address, source: str, draw: random.Random) -> str:
+def half_open(url: str, source: str, draw: random.Random) -> str:
     """Send nothing, or half of a request's head, until the server closes the connection."""
-    with connected(address, source, CLOSED_S) as sock:
+    with connected(url, CLOSED_S, source=source) as sock:
         sock.sendall(
             draw.choice((b"", b"POST /v1/chat/comp", b"GET /health HTTP/1.1\r\nhost: 127.0.0.1"))
         )
@@ -94,9 +83,12 @@ def half_open(address: Address, source: str, draw: random.Random) -> str:
     return "closed"
 
 
-def slow_body(address: Address, source: str, draw: random.Random) -> str:
+def slow_body(url: str, source: str, draw: random.Random) -> str:
     """Send a body a byte at a time, and disconnect before its end."""
-    with connected(address, source) as sock, suppress(BrokenPipeError, ConnectionResetError):
+    with (
+        connected(url, REPLY_S, source=source) as sock,
+        suppress(BrokenPipeError, ConnectionResetError),
+    ):
         sock.sendall(head_of(100_000))
         end_s = time.monotonic() + SLOW_S
         while time.monotonic() < end_s:
@@ -105,7 +97,7 @@ def slow_body(address: Address, source: str, draw: random.Random) -> str:
     return "left"
 
 
-def slow_reader(address: Address, source: str, draw: random.Random) -> str:
+def slow_reader(url: str, source: str, draw: random.Random) -> str:
     """Ask for a long spoken answer, read it slowly, and disconnect."""
     asked = {
         "model": "load",
@@ -118,8 +110,7 @@ def slow_reader(address: Address, source: str, draw: random.Random) -> str:
         "talker_max_new_tokens": 300,
     }
     body = json.dumps(asked).encode()
-    with connected(address, source) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    with connected(url, REPLY_S, source=source, buffer_bytes=4096) as sock:
         sock.sendall(head_of(len(body)) + body)
         end_s = time.monotonic() + SLOW_S
         while time.monotonic() < end_s and sock.recv(1000):
@@ -127,31 +118,30 @@ def slow_reader(address: Address, source: str, draw: random.Random) -> str:
     return "left"
 
 
-def realtime(address: Address, source: str, draw: random.Random) -> str:
+def realtime(url: str, source: str, draw: random.Random) -> str:
     """Open a session and send invalid events, an oversized event, or a decompression bomb."""
-    url = "data:image/png;base64," + base64.b64encode(png(PNG_SIDES[0])).decode()
-    content = [{"type": "input_image", "image_url": url}]
+    data = "data:image/png;base64," + base64.b64encode(png(PNG_SIDES[0])).decode()
+    content = [{"type": "input_image", "image_url": data}]
     item = {"type": "message", "role": "user", "content": content}
     kind = draw.choice(("noise", "deep", "picture"))
-    where = f"ws://{address[0]}:{address[1]}/v1/realtime"
-    with connect(where, max_size=None, source_address=(source, 0)) as opened:
+    with opened(url, source_address=(source, 0)) as made:
         try:
-            opened.recv(timeout=60)
+            made.recv(timeout=60)
             if kind == "noise":
-                opened.send(draw.randbytes(1000))
+                made.send(draw.randbytes(1000))
             elif kind == "deep":
-                opened.send("[" * 10_000)
+                made.send("[" * 10_000)
             else:
-                send(opened, "conversation.item.create", item=item)
-            opened.recv(timeout=60)
+                send(made, "conversation.item.create", item=item)
+            made.recv(timeout=60)
         except ConnectionClosed as closed:
             return f"closed {closed.rcvd.code if closed.rcvd else 'without a code'}"
     return "answered"
 
 
-def chat(address: Address, source: str, content: Any) -> Reply:
+def chat(url: str, source: str, content: Any) -> Answer:
     asked = {"model": "load", "messages": [{"role": "user", "content": content}]}
-    return post(address, "/v1/chat/completions", json.dumps(asked).encode(), source=source)
+    return ask(url + CHAT, asked, source=source)
 
 
 @cache

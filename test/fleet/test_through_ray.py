@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import pytest
 import yaml
@@ -75,6 +74,7 @@ from test_serving_words import (  # noqa: E402, F401
     test_what_is_said_is_transcribed,
 )
 
+from testing import http_client  # noqa: E402
 from testing.fleet_load import ERRORS, RETRIES, Load, cut, failed, wrong  # noqa: E402
 from testing.http_server import wait_until  # noqa: E402
 from testing.ray_cluster import EVERY_S, START_S, Cluster, cluster  # noqa: E402
@@ -188,8 +188,8 @@ def test_all_replicas_figures_are_in_one_scrape(fleet: Cluster) -> None:
     names = set(fleet.replicas(NAME))
 
     def shown() -> bool:
-        with urlopen(f"http://127.0.0.1:{fleet.figures_port}/metrics") as answer:
-            lines = answer.read().decode().splitlines()
+        answer = http_client.ask(f"http://127.0.0.1:{fleet.figures_port}/metrics")
+        lines = answer.body.decode().splitlines()
         busy = [line for line in lines if line.startswith("ray_qwen3_omni_stage_busy_seconds")]
         return all(
             any(f'replica="{name}"' in line and f'stage="{stage}"' in line for line in busy)

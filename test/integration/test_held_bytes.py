@@ -14,18 +14,17 @@ import soundfile
 from PIL import Image
 from websockets.exceptions import ConnectionClosed
 from websockets.server import ServerProtocol
-from websockets.sync.client import connect
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.protocol import STEP_BYTES
 from qwen3_omni_neuron.serving.realtime.transcribing import Transcriber
 from qwen3_omni_neuron.serving.server import Server
-from testing.http_server import client_of, serving, wait_until
+from testing.http_client import ask
+from testing.http_server import client_of, serving, url_of, wait_until
+from testing.raw_http import ASKED, CHAT, MODEL
 from testing.realtime import PUSH_TO_TALK, Caller, calling
+from testing.websocket_client import opened, received, send
 
-MODEL = "qwen3-omni"
-HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
-ASKED: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 2}
 SHORT: dict[str, Any] = {"seed": 3, "thinker_max_new_tokens": 3, "talker_max_new_tokens": 4}
 KEYS = ("one-key", "another-key")
 SIDE = 256  # pixels of an image that is small as a file
@@ -207,11 +206,10 @@ def transcripts_of(server: Server, sound: Any) -> list[Any]:
 def test_a_message_counts_while_it_comes(omni: Qwen3Omni) -> None:
     """A socket of a client that never ends its message is closed when it holds too much."""
     with serving(omni, max_held_bytes=3 << 20) as server:
-        url = f"ws://127.0.0.1:{server.port}/v1/realtime"
         begin, go_on = b"\x01", b"\x00"  # of a message that is not at its end
         short, long = b"\x81\0\0\0\0x", b"\xfe\xff\xff\0\0\0\0" + b"x" * 65_535
         for frames, code in (([long] * 30, 1013), ([short] * 20_000, 1009)):
-            with connect(url) as sock:
+            with opened(url_of(server)) as sock:
                 with sock.protocol_mutex:  # as they are: the client's own way stops at a close
                     sock.socket.sendall(begin + go_on.join(frames))
                 with pytest.raises(ConnectionClosed) as closed:
@@ -239,12 +237,12 @@ def test_frames_that_come_together_are_parsed_in_steps(
 
     monkeypatch.setattr(ServerProtocol, "receive_data", watched)
     ping = b"\x89\x80\x00\x00\x00\x00"
-    with connect(f"ws://127.0.0.1:{server.port}/v1/realtime") as sock:
-        assert json.loads(sock.recv(timeout=20))["type"] == "session.created"
+    with opened(url_of(server)) as sock:
+        assert received(sock, 20)["type"] == "session.created"
         with sock.protocol_mutex:
             sock.socket.sendall(ping * 100_000)
-        sock.send(json.dumps({"type": "no event", "event_id": "after"}))
-        error = json.loads(sock.recv(timeout=60))["error"]
+        send(sock, "no event", event_id="after")
+        error = received(sock, 60)["error"]
         assert error["event_id"] == "after"
     assert sum(parsed) > 600_000
     assert max(parsed) <= STEP_BYTES
@@ -285,9 +283,6 @@ def test_what_a_request_held_comes_back_however_it_ends(server: Server) -> None:
     with client_of(server) as client:
         client.chat.completions.create(**ASKED)
         for body in (b"{", b"x" * 10_000, json.dumps({**ASKED, "model": "other"}).encode()):
-            answer = client._client.post(
-                f"http://127.0.0.1:{server.port}/v1/chat/completions", content=body
-            )
-            assert answer.status_code >= 400
+            assert ask(url_of(server) + CHAT, body).status >= 400
     nothing_is_held(server)
     wait_until(lambda: server.service.requests.taken == 0)

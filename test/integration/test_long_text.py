@@ -4,8 +4,6 @@ import base64
 import json
 import logging
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,12 +16,12 @@ from qwen3_omni_neuron.serving import logs, speech
 from qwen3_omni_neuron.serving.realtime import connection, events
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.settings import ServerSettings
+from testing.http_client import JSON, ask
 from testing.http_server import serving, url_of, wait_until
 from testing.realtime import Caller, calling
 
 MODEL = "qwen3-omni"
 HUGE = "word and " * (1 << 20)
-TIMEOUT_S = 60
 ASKED: dict[str, Any] = {"model": MODEL, "max_tokens": 2}
 
 
@@ -47,27 +45,16 @@ def tokenised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return lengths
 
 
-def post(server: Server, body: bytes, path: str = "chat/completions") -> tuple[int, Any]:
+def post(server: Server, body: bytes) -> tuple[int, Any]:
     """Send a body; return the answer's status, and its JSON."""
-    headers = {"content-type": "application/json"}
-    request = urllib.request.Request(f"{url_of(server)}/v1/{path}", body, headers)
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as refused:
-        with refused:
-            return refused.code, json.load(refused)
+    answer = ask(f"{url_of(server)}/v1/chat/completions", body, JSON)
+    return answer.status, answer.json()
 
 
 def chat(content: Any, **more: Any) -> bytes:
     return json.dumps(
         {**ASKED, "messages": [{"role": "user", "content": content}], **more}
     ).encode()
-
-
-def health(server: Server) -> int:
-    with urllib.request.urlopen(f"{url_of(server)}/health", timeout=TIMEOUT_S) as answer:
-        return int(answer.status)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +83,7 @@ def test_text_that_fits_nothing_is_refused_while_others_are_answered(
         answer = pool.submit(post, server, body)
         answered = 0
         while not answer.done() or not answered:
-            assert health(server) == 200
+            assert ask(f"{url_of(server)}/health").status == 200
             answered += 1
         status, said = answer.result()
     error = said["error"]
@@ -179,12 +166,8 @@ def test_only_a_short_text_to_be_spoken_is_cut_on_the_event_loops_thread(
     limit = {"talker_max_new_tokens": 2, "response_format": "wav"}
     for text in ("Hi.", "Yes, no. " * 400):
         body = {"model": MODEL, "voice": "Ethan", "input": text, **limit}
-        request = urllib.request.Request(
-            f"{url_of(server)}/v1/audio/speech", json.dumps(body).encode()
-        )
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            assert answer.status == 200
-            assert answer.read(4) == b"RIFF"
+        answer = ask(f"{url_of(server)}/v1/audio/speech", body)
+        assert (answer.status, answer.body[:4]) == (200, b"RIFF")
     assert threads == ["server", "serving"]
 
 

@@ -9,7 +9,6 @@ import random
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatch
-from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.serving.page import FILES
 from qwen3_omni_neuron.serving.server import Server
 from testing.browser import CHROMIUM, SOUNDS, Visitor, chromium, visiting, write_microphone
+from testing.http_client import ask
 from testing.http_server import serving, url_of
 from testing.imports import PACKAGE
 from testing.media_cases import noise_image
@@ -93,23 +93,18 @@ def test_the_page_is_open_and_strict() -> None:
     """It needs no key, nothing beside its files is served, and what is not its own does not run."""
     model: Any = ScriptedModel(["hello"])
     with serving(model, api_keys=("a-key",)) as server:
-
-        def ask(path: str, method: str = "GET", **headers: str) -> HTTPResponse:
-            client = HTTPConnection("127.0.0.1", server.port)
-            client.request(method, path, headers=headers)
-            return client.getresponse()
-
+        url = url_of(server)
         for path in FILES:
-            answer = ask(path)
+            answer = ask(url + path)
             assert answer.status == 200
             assert answer.headers["x-content-type-options"] == "nosniff"
             policy = answer.headers["content-security-policy"]
             assert "default-src 'none'" in policy
             assert "unsafe" not in policy and "http" not in policy
         for path in ("/page", "/page/", "/page/__init__.py", "/page/../gate.py", "/page/x.js"):
-            assert ask(path).status == 401
-            assert ask(path, authorization="Bearer a-key").status == 404
-        assert ask("/", "POST").status == 405
+            assert ask(url + path).status == 401
+            assert ask(url + path, key="a-key").status == 404
+        assert ask(url + "/", method="POST").status == 405
 
 
 # What is heard and said.

@@ -18,7 +18,6 @@ import pytest
 from openai import OpenAI
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.server import ServerProtocol
-from websockets.sync.client import connect
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.prompt.turns import Turn
@@ -33,7 +32,9 @@ from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.session import Session
 from testing.http_server import serving, url_of, wait_until
+from testing.raw_http import connected
 from testing.realtime import PCM_16K, PUSH_TO_TALK, Caller, calling
+from testing.websocket_client import opened, received
 
 MODEL = "qwen3-omni"
 SHORT: dict[str, Any] = {"seed": 3, "thinker_max_new_tokens": 3, "talker_max_new_tokens": 4}
@@ -52,14 +53,10 @@ def _nothing_is_left(omni: Qwen3Omni) -> Iterator[None]:
     wait_until(lambda: not any(thread.name.startswith("realtime") for thread in new()))
 
 
-def socket_url(server: Server, query: str = "") -> str:
-    return f"{url_of(server).replace('http', 'ws')}/v1/realtime{query}"
-
-
-def refusal(server: Server, query: str = "", **options: Any) -> tuple[int, dict[str, Any]]:
+def refusal(server: Server, **options: Any) -> tuple[int, dict[str, Any]]:
     """Return status and error of a socket that is not opened."""
     with pytest.raises(InvalidStatus) as refused:
-        connect(socket_url(server, query), **options)
+        opened(url_of(server), **options)
     response = refused.value.response
     return response.status_code, json.loads(response.body)["error"]
 
@@ -240,11 +237,11 @@ def test_keys_as_openais_clients_send_them(omni: Qwen3Omni) -> None:
             caller.write("Hello")
             assert caller.answer()[-1].response.status
         assert refusal(server)[0] == 401
-        status, error = refusal(server, subprotocols=["realtime", "openai-insecure-api-key.no"])  # type: ignore[list-item]
+        status, error = refusal(server, subprotocols=["realtime", "openai-insecure-api-key.no"])
         assert (status, error["code"]) == (401, "invalid_api_key")
-        offered: Any = ["realtime", f"openai-insecure-api-key.{KEYS[1]}"]
-        with connect(socket_url(server), subprotocols=offered) as made:
-            assert json.loads(made.recv(timeout=10))["type"] == "session.created"
+        offered = ["realtime", f"openai-insecure-api-key.{KEYS[1]}"]
+        with opened(url_of(server), subprotocols=offered) as made:
+            assert received(made, 10)["type"] == "session.created"
             assert made.subprotocol == "realtime"
 
 
@@ -252,13 +249,13 @@ def test_a_page_of_another_host_may_not_open_it(omni: Qwen3Omni) -> None:
     with serving(omni, allowed_origins=("https://example.org",)) as server:
         own = f"http://127.0.0.1:{server.port}"
         for origin in (own, "https://example.org", None):
-            with connect(socket_url(server), origin=origin) as made:  # type: ignore[arg-type]
-                assert json.loads(made.recv(timeout=10))["type"] == "session.created"
+            with opened(url_of(server), origin=origin) as made:
+                assert received(made, 10)["type"] == "session.created"
         for origin in ("https://example.com", f"http://localhost:{server.port}", "null"):
             status, error = refusal(server, origin=origin)
             assert (status, error["code"]) == (403, "origin_not_allowed")
         # A name that was made to mean this machine, as its page would send it.
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+        with connected(url_of(server)) as sock:
             head = ["GET /v1/realtime HTTP/1.1", "Host: evil.example", "Upgrade: websocket"]
             head += ["Connection: Upgrade", "Sec-WebSocket-Version: 13"]
             head += ["Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==", "Origin: http://evil.example"]
@@ -276,10 +273,10 @@ def test_a_checkpoint_without_a_talker_writes() -> None:
 
 
 def test_what_does_not_exist_is_refused(server: Server) -> None:
-    status, error = refusal(server, "?model=gpt-realtime")
+    status, error = refusal(server, path="/v1/realtime?model=gpt-realtime")
     assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
     with pytest.raises(InvalidStatus, match="404"):
-        connect(f"{url_of(server).replace('http', 'ws')}/v1/nothing")
+        opened(url_of(server), path="/v1/nothing")
 
 
 def test_sessions_at_a_time_and_their_length(omni: Qwen3Omni) -> None:
@@ -411,14 +408,10 @@ def test_a_socket_that_is_lost_while_it_is_written_to_ends_quietly(
 def test_a_client_that_does_not_read_holds_up_itself_alone(omni: Qwen3Omni) -> None:
     """Its events wait in bounded buffers, until its time to read is over."""
     with serving(omni, send_timeout_s=1.0) as server:
-        sock = socket.socket()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.connect(("127.0.0.1", server.port))
-        silent = connect(socket_url(server), sock=sock, max_queue=1)
-        send = lambda event: silent.send(json.dumps(event))  # noqa: E731
-        send(a_session(**LONG))
-        send(an_item())
-        send({"type": "response.create"})
+        sock = connected(url_of(server), buffer_bytes=4096)
+        silent = opened(url_of(server), sock=sock, max_queue=1)
+        for event in (a_session(**LONG), an_item(), {"type": "response.create"}):
+            silent.send(json.dumps(event))
         wait_until(lambda: omni.status().running == 1)
         with calling(server) as other:
             other.update(**SHORT)

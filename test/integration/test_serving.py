@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import EngineDiedError, LateError
 from qwen3_omni_neuron.serving.server import Server
+from testing.http_client import HttpClient, ask
 from testing.http_server import client_of, same_sound, serving, url_of, wait_until
 from testing.imports import ROOT
 from testing.made_videos import make_video
@@ -351,10 +352,9 @@ def test_what_there_is_to_ask_for(server: Server, client: OpenAI) -> None:
 
 def test_health_readiness_and_figures(server: Server, client: OpenAI) -> None:
     client.chat.completions.create(**SPOKEN, audio=AUDIO)
-    get = client._client.get
-    assert get(f"{url_of(server)}/health").json() == {"status": "ok"}
-    assert get(f"{url_of(server)}/ready").json()["status"] == "ready"
-    text = get(f"{url_of(server)}/metrics").text
+    assert ask(f"{url_of(server)}/health").json() == {"status": "ok"}
+    assert ask(f"{url_of(server)}/ready").json()["status"] == "ready"
+    text = ask(f"{url_of(server)}/metrics").body.decode()
     families = text_string_to_metric_families(text)
     found = {sample.name: sample for family in families for sample in family.samples}
     for name in (
@@ -383,17 +383,13 @@ def test_a_client_that_goes_away_cancels_its_request(
     body = {**ASKED, "modalities": ["audio"], "audio": AUDIO, "stream": stream}
     body |= {"thinker_max_new_tokens": 3000, "talker_max_new_tokens": 4000}
     before = left(server)
-    with client_of(server) as client:
-        url, timeout_s = f"{url_of(server)}/v1/chat/completions", 20 if stream else 0.3
-        raw = client._client.build_request("POST", url, json=body, timeout=timeout_s)
+    with HttpClient(url_of(server), timeout_s=20 if stream else 0.3) as client:
         if stream:
-            answer = client._client.send(raw, stream=True)
-            next(answer.iter_bytes())
+            assert client.begin("/v1/chat/completions", body).read(1)
             assert omni.status().running == 1
-            answer.close()
         else:
-            with pytest.raises(Exception, match="timed out"):
-                client._client.send(raw)
+            with pytest.raises(TimeoutError):
+                client.ask("/v1/chat/completions", body)
     wait_until(lambda: left(server) == before + 1)
     wait_until(lambda: omni.status().running == 0)
 
@@ -501,8 +497,8 @@ def test_a_model_that_died_ends_the_server_with_a_status_of_its_own() -> None:
     assert server._status == 70
 
 
-def test_the_openapi_document_names_every_endpoint(server: Server, client: OpenAI) -> None:
-    document = client._client.get(f"{url_of(server)}/openapi.json").json()
+def test_the_openapi_document_names_every_endpoint(server: Server) -> None:
+    document = ask(f"{url_of(server)}/openapi.json").json()
     assert set(document["paths"]) == {
         *("/v1/chat/completions", "/v1/audio/speech", "/v1/audio/transcriptions"),
         *("/v1/models", "/v1/models/{name}", "/v1/audio/voices"),
@@ -530,7 +526,7 @@ def test_the_package_runs_without_the_servers_packages() -> None:
 
 def test_the_dashboard_shows_figures_that_there_are(server: Server, client: OpenAI) -> None:
     client.chat.completions.create(**SPOKEN, audio=AUDIO)
-    text = client._client.get(f"{url_of(server)}/metrics").text
+    text = ask(f"{url_of(server)}/metrics").body.decode()
     there = {s.name for family in text_string_to_metric_families(text) for s in family.samples}
     dashboard = json.loads((ROOT / "deploy" / "grafana.json").read_text(encoding="utf-8"))
     shown = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]

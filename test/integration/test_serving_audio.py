@@ -4,10 +4,9 @@ import asyncio
 import base64
 import io
 import json
-import socket
 import sys
 from collections.abc import Iterator
-from contextlib import aclosing, closing
+from contextlib import aclosing
 from itertools import pairwise
 from typing import Any
 
@@ -23,8 +22,10 @@ from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.sound import pcm16
 from qwen3_omni_neuron.serving.speech import SpeechRequest, SpokenText
 from qwen3_omni_neuron.serving.turnstile import Turnstile
+from testing.http_client import HttpClient, parts_of
 from testing.http_server import client_of, same_sound, serving, url_of, wait_until
 from testing.media_cases import QUESTION_WAV
+from testing.raw_http import connected, head_of
 from testing.scripted_model import ScriptedModel
 
 MODEL = "qwen3-omni"
@@ -219,17 +220,14 @@ def test_a_listener_who_leaves_frees_the_slot(
 ) -> None:
     body = {**ASKED, "input": "Hello there. " * 200, "response_format": "wav"}
     body |= {} if stream_format is None else {"stream_format": stream_format}
-    with client_of(server) as client:
-        url, timeout_s = f"{url_of(server)}/v1/audio/speech", 20 if stream_format else 0.3
-        raw = client._client.build_request("POST", url, json=body, timeout=timeout_s)
+    with HttpClient(url_of(server), timeout_s=20 if stream_format else 0.3) as client:
         if stream_format:
-            answer = client._client.send(raw, stream=True)
+            answer = client.begin("/v1/audio/speech", body)
             # Between two pieces nothing runs.
-            assert any(omni.status().running for _ in answer.iter_bytes())
-            answer.close()
+            assert any(omni.status().running for _ in parts_of(answer))
         else:
-            with pytest.raises(Exception, match="timed out"):
-                client._client.send(raw)
+            with pytest.raises(TimeoutError):
+                client.ask("/v1/audio/speech", body)
     wait_until(lambda: omni.status().running == omni.status().queued == 0, 5)
 
 
@@ -237,13 +235,11 @@ def test_a_listener_who_leaves_frees_the_slot(
 def test_a_listener_who_reads_nothing_is_cut(omni: Qwen3Omni, stream_format: str) -> None:
     body = {**ASKED, "input": "Hello there. " * 200, "response_format": "wav"}
     data = json.dumps({**body, "stream_format": stream_format, "wait_timeout_s": 60}).encode()
-    head = (
-        f"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n"
-    )
-    with serving(omni, send_timeout_s=1.0) as server, closing(socket.socket()) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.connect(("127.0.0.1", server.port))
-        sock.sendall(head.encode() + data)
+    with (
+        serving(omni, send_timeout_s=1.0) as server,
+        connected(url_of(server), buffer_bytes=4096) as sock,
+    ):
+        sock.sendall(head_of(len(data), "/v1/audio/speech") + data)
         sample = server.service.metrics.registry.get_sample_value
         labels = {"path": "/v1/audio/speech", "status": "left"}
         wait_until(lambda: sample("qwen3_omni_requests_total", labels) == 1, 40)

@@ -18,13 +18,13 @@ import soundfile
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.sound import wav_header
-from testing.http_server import client_of, serving
+from testing.http_server import client_of, serving, url_of
 from testing.media_cases import QUESTION_WAV
 from testing.raw_http import (
     ASKED,
-    answer_of,
     connected,
-    head,
+    head_of,
+    rest_of,
     status_of,
     still_answers,
 )
@@ -56,9 +56,9 @@ def server(omni: Qwen3Omni) -> Iterator[Server]:
     ],
 )
 def test_a_body_that_makes_no_sense_is_a_4xx_in_openais_shape(server: Server, body: bytes) -> None:
-    with connected(server) as sock:
-        sock.sendall(head(len(body)).replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n") + body)
-        answer = answer_of(sock)
+    with connected(url_of(server)) as sock:
+        sock.sendall(head_of(len(body), headers={"connection": "close"}) + body)
+        answer = rest_of(sock)
     assert status_of(answer) == 400, answer[:300]
     error = json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"]
     assert len(error["message"]) < 4000
@@ -152,7 +152,7 @@ def test_bad_media_are_refused_each_in_its_way(server: Server) -> None:
         four = [{"role": "user", "content": [part_of("audio", WAV[:20_044], "audio/wav")] * 4}]
         with pytest.raises(openai.BadRequestError, match="more than 3 media"):
             client.post("/chat/completions", body={**ASKED, "messages": four}, cast_to=object)
-    still_answers(server)
+    still_answers(url_of(server))
 
 
 def test_no_file_is_opened_and_no_name_looked_up_for_a_request(server: Server) -> None:
@@ -174,8 +174,8 @@ def test_no_file_is_opened_and_no_name_looked_up_for_a_request(server: Server) -
     ]
     watching.set()
     for body in bodies:
-        with connected(server) as sock:
-            sock.sendall(head(len(body)) + body.encode())
+        with connected(url_of(server)) as sock:
+            sock.sendall(head_of(len(body)) + body.encode())
             assert status_of(sock.recv(1 << 16)) == 400
     watching.clear()
     assert opened == []

@@ -4,12 +4,10 @@ import asyncio
 import json
 import logging
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
-from http.client import HTTPConnection, HTTPResponse
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,11 +29,15 @@ from qwen3_omni_neuron.serving.protocol import (
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.serving.sites import Sites
-from testing.http_server import has_ended, made_certificate, serving, wait_until
+from testing import raw_http
+from testing.http_client import Answer, HttpClient, ask
+from testing.http_server import has_ended, made_certificate, serving, url_of, wait_until
+from testing.raw_http import rest_of
 from testing.scripted_model import ScriptedModel
 
 BIG = bytes(range(256)) * (1 << 14)  # 4 MiB
 SECONDS = 20
+READ_BYTES = 1 << 14
 
 
 @pytest.fixture(scope="module")
@@ -67,39 +69,20 @@ def scripted(tls: tuple[Path, Path] | None = None, **settings: Any) -> Iterator[
         yield server
 
 
-@contextmanager
-def connected(server: Server, tls: bool = False) -> Iterator[socket.socket]:
+def connected(server: Server, tls: bool = False) -> socket.socket:
     """A connection with small buffers."""
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
-    sock.settimeout(SECONDS)
-    sock.connect(("127.0.0.1", server.port))
-    if tls:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        sock = context.wrap_socket(sock)
-    with closing(sock):
-        yield sock
+    url = url_of(server, "https" if tls else "http")
+    return raw_http.connected(url, SECONDS, buffer_bytes=READ_BYTES)
 
 
-def ask(sock: socket.socket, path: str = "/big", connection: str = "close") -> None:
+def begin(sock: socket.socket, path: str = "/big", connection: str = "close") -> None:
     lines = f"GET {path} HTTP/1.1", "host: localhost", f"connection: {connection}", "", ""
     sock.sendall("\r\n".join(lines).encode())
 
 
-def rest_of(sock: socket.socket, pause_s: float = 0.0) -> bytes:
-    """Return what comes until the connection ends."""
-    data = bytearray()
-    with suppress(OSError):
-        while part := sock.recv(1 << 14):
-            data += part
-            time.sleep(pause_s)
-    return bytes(data)
-
-
 def body_of(sock: socket.socket, pause_s: float = 0.0) -> bytes:
     """Return what comes after the headers until the connection ends."""
-    return rest_of(sock, pause_s).partition(b"\r\n\r\n")[2]
+    return rest_of(sock, pause_s, READ_BYTES).partition(b"\r\n\r\n")[2]
 
 
 def connections(server: Server) -> int:
@@ -115,7 +98,7 @@ def test_who_reads_slowly_without_a_pause_gets_all(
 ) -> None:
     with scripted(certificate if tls else None, send_timeout_s=2.0) as server:
         with connected(server, tls) as sock:
-            ask(sock)
+            begin(sock)
             start_s = time.monotonic()
             assert body_of(sock, pause_s=0.015) == BIG
         assert time.monotonic() - start_s > 3  # more than one that has stopped would have
@@ -127,12 +110,12 @@ def test_who_has_stopped_reading_is_cut_also_after_the_answer_has_ended(
 ) -> None:
     files = certificate if tls else None
     with scripted(files, send_timeout_s=1.0) as server, connected(server, tls) as sock:
-        ask(sock)
+        begin(sock)
         sock.recv(1000)
         wait_until(lambda: server._gate.running == 1)
         wait_until(lambda: not server._gate.running and not connections(server))
         with connected(server, tls) as other:
-            ask(other)
+            begin(other)
             read = 0
             while server._gate.running or read < len(BIG) // 2:
                 read += len(other.recv(1 << 14))
@@ -143,7 +126,7 @@ def test_who_has_stopped_reading_is_cut_also_after_the_answer_has_ended(
 def test_an_answer_is_in_progress_until_its_client_has_taken_it() -> None:
     with scripted() as server:
         with connected(server) as sock:
-            ask(sock)
+            begin(sock)
             sock.recv(1000)
             time.sleep(0.3)
             assert server._gate.running == 1
@@ -153,7 +136,7 @@ def test_an_answer_is_in_progress_until_its_client_has_taken_it() -> None:
 def test_who_takes_a_little_now_and_then_has_the_time_of_a_request() -> None:
     """Also for what the connection's buffer holds when that is over."""
     with scripted(request_timeout_s=1.0, send_timeout_s=4.0) as server, connected(server) as sock:
-        ask(sock)
+        begin(sock)
         ended = threading.Event()
 
         def take() -> None:
@@ -175,7 +158,7 @@ def test_a_server_that_ends_waits_until_its_answers_were_taken(
     certificate: tuple[Path, Path], tls: bool
 ) -> None:
     with scripted(certificate if tls else None) as server, connected(server, tls) as sock:
-        ask(sock, connection="keep-alive")
+        begin(sock, connection="keep-alive")
         data = sock.recv(1)
         server.stop()
         while len(data) < len(BIG) - (1 << 17):  # the system holds the rest
@@ -190,7 +173,7 @@ def test_a_server_that_ends_waits_no_longer_than_it_may() -> None:
     with ExitStack() as stack:
         with scripted(drain_timeout_s=1.0) as server:
             sock = stack.enter_context(connected(server))
-            ask(sock)
+            begin(sock)
             wait_until(lambda: server._gate.running == 1)
         assert len(body_of(sock)) < len(BIG)
 
@@ -200,10 +183,7 @@ def test_an_idle_connection_is_kept_for_longer_than_clients_keep_it() -> None:
     with scripted(max_connections=2) as server, ExitStack() as stack:
         kept = []
         for _ in range(2):
-            client = HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
-            stack.enter_context(closing(client))
-            client.request("GET", "/health")
-            client.getresponse().read()
+            stack.enter_context(HttpClient(url_of(server))).ask("/health")
             open_now = server._uvicorn.server_state.connections
             kept.append([one.timeout_keep_alive for one in open_now])
     assert kept[0] == [KEEP_ALIVE_S]
@@ -314,13 +294,9 @@ def test_a_socket_that_does_not_read_a_large_message_is_cut() -> None:
 # Errors.
 
 
-def answer_of(server: Server, path: str, method: str = "GET", **headers: str) -> HTTPResponse:
-    client = HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
-    client.request(method, path, headers={name.replace("_", "-"): v for name, v in headers.items()})
-    answer = client.getresponse()
-    answer.content = json.loads(answer.read())  # type: ignore[attr-defined]
-    client.close()
-    return answer
+def answer_of(server: Server, path: str, method: str = "GET", **headers: str) -> Answer:
+    lines = {name.replace("_", "-"): value for name, value in headers.items()}
+    return ask(url_of(server) + path, headers=lines, method=method)
 
 
 def error_of(raw: bytes) -> tuple[int, dict[str, Any], bytes]:
@@ -332,9 +308,9 @@ def test_an_error_that_nobody_expects_is_openais_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with scripted() as server:
-        answer: Any = answer_of(server, "/fails")
+        answer = answer_of(server, "/fails")
     assert answer.status == 500
-    error = answer.content["error"]
+    error = answer.json()["error"]
     assert (error["type"], error["code"]) == ("server_error", "internal_error")
     [record] = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert vars(record)["request_id"] == answer.headers["x-request-id"]
@@ -346,7 +322,7 @@ def test_a_request_that_a_server_ends_before_its_answer_is_told_so(signals: int)
     with ExitStack() as stack:
         with scripted(drain_timeout_s=0.5 if signals == 1 else 900.0) as server:
             sock = stack.enter_context(connected(server))
-            ask(sock, "/sleeps")
+            begin(sock, "/sleeps")
             wait_until(lambda: server._gate.running == 1)
             for _ in range(signals):
                 server.stop()
@@ -363,10 +339,10 @@ def test_what_no_endpoint_has_is_refused_in_openais_shape(
     method: str, path: str, status: int
 ) -> None:
     with scripted() as server:
-        answer: Any = answer_of(server, path, method)
+        answer = answer_of(server, path, method)
     assert answer.status == status
     assert answer.headers["x-request-id"]
-    assert answer.content["error"]["type"] == "invalid_request_error"
+    assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(
@@ -403,9 +379,9 @@ PAGE = {"host": "evil.example", "origin": "http://evil.example", "content_type":
 )
 def test_a_page_whose_name_was_made_to_mean_this_machine_is_refused(method: str, path: str) -> None:
     with scripted() as server:
-        answer: Any = answer_of(server, path, method, **PAGE)
-        assert (answer.status, answer.content["error"]["code"]) == (403, "host_not_allowed")
-        assert "--allow-host" in answer.content["error"]["message"]
+        answer = answer_of(server, path, method, **PAGE)
+        assert (answer.status, answer.json()["error"]["code"]) == (403, "host_not_allowed")
+        assert "--allow-host" in answer.json()["error"]["message"]
         for probe in ("/health", "/ready"):
             assert answer_of(server, probe, host="any.name", origin="null").status == 200
 
@@ -451,8 +427,8 @@ def test_a_page_of_another_host_may_use_no_endpoint(keys: tuple[str, ...]) -> No
         own = f"http://127.0.0.1:{server.port}"
         for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models")):
             for origin in ("http://evil.example", "null", f"http://localhost:{server.port}"):
-                answer: Any = answer_of(server, path, method, origin=origin)
-                code = answer.content["error"]["code"]
+                answer = answer_of(server, path, method, origin=origin)
+                code = answer.json()["error"]["code"]
                 assert (answer.status, code) == (403, "origin_not_allowed")
                 assert "access-control-allow-origin" not in answer.headers
             for origin in (own, "https://a.example"):
@@ -479,15 +455,12 @@ def test_silent_connections_to_a_tls_server_end_and_hold_up_nobody(
     limits = {"max_connections": 20, "header_timeout_s": 1.0}
     with scripted(certificate, **limits) as server, ExitStack() as stack:
         acceptor: Any = server._uvicorn.servers[0]
-        address = "127.0.0.1", server.port
-        silent = [
-            stack.enter_context(closing(socket.create_connection(address))) for _ in range(300)
-        ]
+        silent = [stack.enter_context(raw_http.connected(url_of(server))) for _ in range(300)]
         assert acceptor.open <= 20
         wait_until(lambda: all(map(has_ended, silent)), SECONDS)
         wait_until(lambda: not acceptor.open)
         with connected(server, tls=True) as sock:
-            ask(sock, "/health")
+            begin(sock, "/health")
             assert b"ok" in body_of(sock)
         # A handshake that was made, and no headers after it.
         with connected(server, tls=True) as sock:

@@ -14,14 +14,14 @@ import pytest
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.server import Server
-from testing.http_server import client_of, serving, wait_until
+from testing.http_server import client_of, serving, url_of, wait_until
 from testing.raw_http import (
     ASKED,
     LONG,
     SECONDS,
-    answer_of,
     connected,
-    head,
+    head_of,
+    rest_of,
     status_of,
     still_answers,
 )
@@ -55,8 +55,8 @@ def test_a_body_that_is_too_large_is_refused(server: Server) -> None:
 
 def test_a_body_that_never_ends_is_cut_in_bounded_memory(server: Server) -> None:
     most = 0
-    with connected(server) as sock:
-        sock.sendall(head(None))
+    with connected(url_of(server)) as sock:
+        sock.sendall(head_of(None))
         part = b"8000\r\n" + b"x" * 0x8000 + b"\r\n"
         try:
             for _ in range(2000):  # 64 MB
@@ -64,16 +64,16 @@ def test_a_body_that_never_ends_is_cut_in_bounded_memory(server: Server) -> None
                 most = max(most, server.service.held.taken)
         except OSError:
             pass
-        assert status_of(answer_of(sock)) in (0, 413)
+        assert status_of(rest_of(sock)) in (0, 413)
     assert most <= 3 * 2 * 400_000
     wait_until(lambda: server.service.held.taken == 0)
-    still_answers(server)
+    still_answers(url_of(server))
 
 
 @pytest.mark.parametrize("request_line", ["POST /v1/chat/completions", "GET /health"])
 def test_a_body_that_drips_after_its_answer_is_cut(server: Server, request_line: str) -> None:
     """Refused by its length, or never read: the answer comes, and the connection ends."""
-    with connected(server) as sock:
+    with connected(url_of(server)) as sock:
         lines = f"{request_line} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 500000\r\n\r\n"
         sock.sendall(lines.encode())
         assert status_of(sock.recv(4096)) in (200, 413)
@@ -82,29 +82,29 @@ def test_a_body_that_drips_after_its_answer_is_cut(server: Server, request_line:
 
 def test_bodies_together_are_bounded(omni: Qwen3Omni) -> None:
     with serving(omni, max_held_bytes=300_000) as server:
-        with connected(server) as sock:
-            sock.sendall(head(200_000) + b"x" * 90_000)
+        with connected(url_of(server)) as sock:
+            sock.sendall(head_of(200_000) + b"x" * 90_000)
             wait_until(lambda: server.service.held.taken == 270_000)
             with client_of(server) as client, pytest.raises(openai.InternalServerError) as refused:
                 more: Any = {**ASKED, "messages": [{"role": "user", "content": "x" * 20_000}]}
                 client.chat.completions.create(**more)
             assert refused.value.status_code == 503
-            still_answers(server)
+            still_answers(url_of(server))
         wait_until(lambda: server.service.held.taken == 0)
 
 
 def test_a_body_that_comes_too_slowly_is_a_408(server: Server) -> None:
-    with connected(server) as sock:
-        sock.sendall(head(100) + b"{")
-        answer = answer_of(sock)
+    with connected(url_of(server)) as sock:
+        sock.sendall(head_of(100) + b"{")
+        answer = rest_of(sock)
     assert status_of(answer) == 408
     assert b"body_timeout" in answer
 
 
 def test_connections_that_send_a_byte_at_a_time_are_cut_and_hurt_nobody(server: Server) -> None:
-    request = head(2)
+    request = head_of(2)
     with client_of(server) as client:
-        socks = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(200)]
+        socks = [connected(url_of(server)) for _ in range(200)]
         ended = 0
         start_s = time.monotonic()
         for byte in request:
@@ -126,8 +126,9 @@ def test_connections_that_send_a_byte_at_a_time_are_cut_and_hurt_nobody(server: 
 def test_one_connection_too_many_is_refused_and_the_others_go_on(omni: Qwen3Omni) -> None:
     with serving(omni, max_connections=3) as server, client_of(server) as client:
         client.chat.completions.create(**ASKED)  # its connection stays open
-        with connected(server), connected(server), connected(server) as fourth:
-            answer = answer_of(fourth)
+        url = url_of(server)
+        with connected(url), connected(url), connected(url) as fourth:
+            answer = rest_of(fourth)
             assert status_of(answer) == 503
             assert (
                 json.loads(answer.split(b"\r\n\r\n")[1])["error"]["code"] == "too_many_connections"
@@ -136,13 +137,13 @@ def test_one_connection_too_many_is_refused_and_the_others_go_on(omni: Qwen3Omni
 
 
 def test_ten_thousand_headers_are_refused(server: Server) -> None:
-    with connected(server) as sock:
+    with connected(url_of(server)) as sock:
         lines = b"".join(b"x-%d: y\r\n" % number for number in range(10_000))
         with suppress(OSError):
             request = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
             sock.sendall(request + lines + b"\r\n")
-        assert status_of(answer_of(sock)) in (0, 400, 431)  # 0: cut while it was sending
-    still_answers(server)
+        assert status_of(rest_of(sock)) in (0, 400, 431)  # 0: cut while it was sending
+    still_answers(url_of(server))
 
 
 CHUNKED = (
@@ -163,34 +164,34 @@ CHUNKED = (
 )
 def test_what_never_ends_is_cut_in_bounded_memory(server: Server, begun: bytes) -> None:
     sent = 0
-    with connected(server) as sock:
+    with connected(url_of(server)) as sock:
         with suppress(OSError):
             sock.sendall(begun)
             while sent < 50_000_000:
                 sock.sendall(b"x" * 10_000)
                 sent += 10_000
-        assert status_of(answer_of(sock)) in (0, 200, 400)
+        assert status_of(rest_of(sock)) in (0, 200, 400)
     assert sent < 10_000_000  # most of it in buffers of the system
-    still_answers(server)
+    still_answers(url_of(server))
 
 
 def test_requests_sent_before_the_answer_are_answered_in_order_or_cut(server: Server) -> None:
     request = b"GET %s HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    with connected(server) as sock:
+    with connected(url_of(server)) as sock:
         for path in (b"/health", b"/ready", b"/none") * 4:
             sock.sendall(request % path)
         sock.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-        found = re.findall(rb"HTTP/1.1 (\d+) ", answer_of(sock))
+        found = re.findall(rb"HTTP/1.1 (\d+) ", rest_of(sock))
     assert found == [*4 * [b"200", b"200", b"404"], b"200"]
-    with connected(server) as sock:
+    with connected(url_of(server)) as sock:
         with suppress(OSError):
             sock.sendall(10_000 * (request % b"/health"))
-        assert answer_of(sock).count(b"HTTP/1.1 200") < 10_000
-    still_answers(server)
+        assert rest_of(sock).count(b"HTTP/1.1 200") < 10_000
+    still_answers(url_of(server))
 
 
 def test_empty_lines_between_requests_keep_no_connection(server: Server) -> None:
-    with connected(server) as sock:
+    with connected(url_of(server)) as sock:
         sock.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert status_of(sock.recv(4096)) == 200
         assert_cut_while_it_sends(sock, b"\r\n")
@@ -211,41 +212,41 @@ def test_empty_lines_between_requests_keep_no_connection(server: Server) -> None
     ],
 )
 def test_what_is_no_request_gets_a_4xx_or_nothing(server: Server, raw: bytes) -> None:
-    with connected(server) as sock:
+    with connected(url_of(server)) as sock:
         sock.sendall(raw)
-        answer = answer_of(sock)
+        answer = rest_of(sock)
     assert status_of(answer) in (0, 400, 404, 405, 501)
     assert b"root:" not in answer
-    still_answers(server)
+    still_answers(url_of(server))
 
 
 def test_a_client_that_reads_nothing_holds_up_itself_alone_and_is_cut(omni: Qwen3Omni) -> None:
     with serving(omni, send_timeout_s=1.0) as server:
         body = json.dumps({**LONG, "wait_timeout_s": 60}).encode()
-        with connected(server, SO_RCVBUF=4096) as sock:
-            sock.sendall(head(len(body)) + body)
+        with connected(url_of(server), buffer_bytes=4096) as sock:
+            sock.sendall(head_of(len(body)) + body)
             wait_until(lambda: omni.status().running == 1)
             start_s = time.monotonic()
             for _ in range(3):
-                still_answers(server)
+                still_answers(url_of(server))
             assert time.monotonic() - start_s < SECONDS
             wait_until(lambda: omni.status().running == 0, 60)
         labels = {"path": "/v1/chat/completions", "status": "left"}
         figures = server.service.metrics.registry
         wait_until(lambda: figures.get_sample_value("qwen3_omni_requests_total", labels) == 1)
-        still_answers(server)
+        still_answers(url_of(server))
 
 
 def test_clients_that_vanish_leave_nothing(omni: Qwen3Omni, server: Server) -> None:
     body = json.dumps(LONG).encode()
     for wait_s in (0.0, 0.0, 0.02, 0.05, 0.1, 0.2, 0.3):
-        with connected(server) as sock:
-            sock.sendall(head(len(body)) + body[: None if wait_s else -5])
+        with connected(url_of(server)) as sock:
+            sock.sendall(head_of(len(body)) + body[: None if wait_s else -5])
             time.sleep(wait_s)
     wait_until(lambda: omni.status().running == 0 and omni.status().queued == 0)
     wait_until(lambda: server._gate.running == 0)
     assert server.service.held.taken == 0
-    still_answers(server)
+    still_answers(url_of(server))
 
 
 @pytest.mark.usefixtures("slow_steps")
@@ -264,7 +265,7 @@ def test_eight_vanishing_clients_at_once_do_not_slow_a_ninth(
 
     async def vanish() -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(head(len(body)) + body)
+        writer.write(head_of(len(body)) + body)
         await writer.drain()
         await asyncio.sleep(0.05)
         writer.close()
@@ -273,5 +274,5 @@ def test_eight_vanishing_clients_at_once_do_not_slow_a_ninth(
         await asyncio.gather(*(vanish() for _ in range(8)))
 
     asyncio.run(all_of_them())
-    still_answers(server)
+    still_answers(url_of(server))
     wait_until(lambda: omni.status().running == 0)

@@ -8,12 +8,13 @@ import pytest
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.server import Server
+from testing.http_client import ask
 from testing.http_server import client_of, serving, url_of
 from testing.raw_http import (
     ASKED,
     HELLO,
     connected,
-    head,
+    head_of,
     status_of,
     still_answers,
 )
@@ -25,17 +26,14 @@ def test_a_key_is_needed_where_there_are_keys(omni: Qwen3Omni) -> None:
             with client_of(server, key) as client:
                 client.chat.completions.create(**ASKED)
         with client_of(server, "three") as client:
-            for ask in (
-                lambda: client.chat.completions.create(**ASKED),
-                client.models.list,
-                lambda: client._client.get(f"{url_of(server)}/metrics").raise_for_status(),
-            ):
+            for call in (lambda: client.chat.completions.create(**ASKED), client.models.list):
                 with pytest.raises(Exception, match="401"):
-                    ask()
-            assert client._client.get(f"{url_of(server)}/ready").status_code == 200
+                    call()
+        for path, status in (("metrics", 401), ("ready", 200)):
+            assert ask(f"{url_of(server)}/{path}").status == status
         # Without a key not even the body is read.
-        with connected(server) as sock:
-            sock.sendall(head(300_000))
+        with connected(url_of(server)) as sock:
+            sock.sendall(head_of(300_000))
             assert status_of(sock.recv(1000)) == 401
 
 
@@ -88,4 +86,4 @@ def test_a_full_queue_is_a_429(checkpoint: Path) -> None:
         assert refused.value.response.headers["retry-after"] == "1"
         for stream in streams:
             stream.close()
-        still_answers(server)
+        still_answers(url_of(server))

@@ -16,7 +16,6 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import openai
 import pytest
@@ -27,14 +26,15 @@ from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.events import Status
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.server import Server
+from testing.http_client import ask
 from testing.http_server import client_of, made_certificate, serving, url_of, wait_until
 from testing.raw_http import (
     ASKED,
     LONG,
     SECONDS,
-    answer_of,
     connected,
-    head,
+    head_of,
+    rest_of,
 )
 from testing.scripted_model import ScriptedModel
 
@@ -52,8 +52,8 @@ def test_a_draining_server_ends_what_runs_and_takes_no_more(omni: Qwen3Omni) -> 
             client.chat.completions.create(**ASKED)
         assert refused.value.status_code == 503
         assert refused.value.response.headers["retry-after"] == "1"
-        ready = client._client.get(f"{url_of(server)}/ready")
-        assert (ready.status_code, ready.json()["status"]) == (503, "draining")
+        ready = ask(f"{url_of(server)}/ready")
+        assert (ready.status, ready.json()["status"]) == (503, "draining")
         pieces = list(stream)
         assert pieces[-1].choices[0].finish_reason
         wait_until(lambda: server._uvicorn.should_exit)
@@ -91,11 +91,11 @@ def test_requests_before_the_model_is_loaded_are_told_to_wait_and_how_far_it_is(
     thread.start()
     wait_until(lambda: server.port)
     with client_of(server) as client:
-        assert client._client.get(f"{url_of(server)}/health").status_code == 200
+        assert ask(f"{url_of(server)}/health").status == 200
         told = []
         for _ in range(2):
-            ready = client._client.get(f"{url_of(server)}/ready")
-            assert ready.status_code == 503
+            ready = ask(f"{url_of(server)}/ready")
+            assert ready.status == 503
             told.append(ready.json())
             time.sleep(0.2)
         assert [(one["status"], one["model"]) for one in told] == [("loading", "big")] * 2
@@ -162,15 +162,15 @@ def test_sigterm_lets_requests_end() -> None:
 
 @pytest.mark.usefixtures("slow_steps")
 def test_a_second_signal_ends_all_at_once(omni: Qwen3Omni) -> None:
-    with serving(omni) as server, connected(server) as sock:
+    with serving(omni) as server, connected(url_of(server)) as sock:
         body = json.dumps(LONG).encode()
-        sock.sendall(head(len(body)) + body)
+        sock.sendall(head_of(len(body)) + body)
         sock.recv(100)
         server.stop()
         time.sleep(0.2)
         assert omni.status().running == 1
         server.stop()
-        answer_of(sock)
+        rest_of(sock)
         wait_until(lambda: omni.status().running == 0, 3)
 
 
@@ -241,20 +241,18 @@ class DyingModel(ScriptedModel):
 
 def test_a_server_whose_model_dies_while_nothing_runs_says_so() -> None:
     model = DyingModel(["Hello."])
-    with serving(model) as server, connected(server) as slow:  # type: ignore[arg-type]
-        slow.sendall(head(10))  # what waits for its body keeps the server until it has drained
+    with serving(model) as server, connected(url_of(server)) as slow:  # type: ignore[arg-type]
+        slow.sendall(head_of(10))  # what waits for its body keeps the server until it has drained
         wait_until(lambda: server._gate.running == 1)
-        http = client_of(server)._client
-        assert [http.get(f"{url_of(server)}/{p}").status_code for p in ("ready", "health")] == [
-            *(200, 200),
-        ]
+        asked = lambda: [ask(f"{url_of(server)}/{path}") for path in ("ready", "health")]  # noqa: E731
+        assert [answer.status for answer in asked()] == [200, 200]
         model.fault = "The talker engine (process 7) was ended by SIGSEGV.\nFile /usr/secret.py"
         wait_until(lambda: not server.service.model.ready)
-        ready, health = (http.get(f"{url_of(server)}/{path}") for path in ("ready", "health"))
-        assert (ready.status_code, ready.json()["status"]) == (503, "failed")
-        assert (health.status_code, health.json()["status"]) == (503, "failed")
+        ready, health = asked()
+        assert (ready.status, ready.json()["status"]) == (503, "failed")
+        assert (health.status, health.json()["status"]) == (503, "failed")
         assert "process or thread of the model has died" in health.json()["reason"]
-        assert "secret" not in health.text and "process 7" not in health.text
+        assert b"secret" not in health.body and b"process 7" not in health.body
         with client_of(server) as client, pytest.raises(openai.InternalServerError) as refused:
             client.chat.completions.create(**ASKED)
         assert refused.value.status_code == 503 and "secret" not in str(refused.value)
@@ -317,9 +315,8 @@ def test_https_is_served_where_there_is_a_certificate(omni: Qwen3Omni, tmp_path:
     cert, key = made_certificate(tmp_path)
     context = ssl.create_default_context(cafile=str(cert))
     with serving(omni, tls_cert=cert, tls_key=key) as server:
-        url = url_of(server).replace("http://", "https://")
-        with urlopen(f"{url}/ready", context=context) as answer:
-            assert json.load(answer)["status"] == "ready"
+        answer = ask(f"{url_of(server, 'https')}/ready", tls=context)
+    assert answer.json()["status"] == "ready"
 
 
 def test_the_log_has_a_line_a_request_and_content_only_where_it_is_asked_for(

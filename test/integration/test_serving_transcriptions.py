@@ -2,9 +2,7 @@
 
 import io
 import re
-import socket
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +19,10 @@ from qwen3_omni_neuron.serving import transcriptions
 from qwen3_omni_neuron.serving.forms import MOST_PARTS, read_form
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.transcription import read_windows, stream_transcript, transcribe_windows
+from testing.http_client import HttpClient, ask, form, parts_of
 from testing.http_server import client_of, serving, url_of, wait_until
 from testing.media_cases import QUESTION_WAV
+from testing.raw_http import connected, head_of
 from testing.scripted_model import ScriptedModel
 
 MODEL = "qwen3-omni"
@@ -234,12 +234,12 @@ BAD_FORMS: list[tuple[bytes, str, str]] = [
 
 @pytest.mark.parametrize(("body", "kind", "said"), BAD_FORMS)
 def test_a_bad_form_is_a_400_that_says_why(
-    client: OpenAI, server: Server, body: bytes, kind: str, said: str
+    server: Server, body: bytes, kind: str, said: str
 ) -> None:
     kind = kind or "multipart/form-data; boundary=b"
     url = f"{url_of(server)}/v1/audio/transcriptions"
-    answer = client._client.post(url, content=body, headers={"content-type": kind})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_form")
+    answer = ask(url, body, {"content-type": kind})
+    assert (answer.status, answer.json()["error"]["code"]) == (400, "invalid_form")
     assert said in answer.json()["error"]["message"]
 
 
@@ -256,12 +256,12 @@ def test_a_form_is_read_as_it_was_sent() -> None:
 
 
 def test_a_file_that_never_ends_is_cut_and_one_that_drips_is_a_408(server: Server) -> None:
-    head = "POST /v1/audio/transcriptions HTTP/1.1\r\nhost: localhost\r\n"
-    head += "transfer-encoding: chunked\r\ncontent-type: multipart/form-data; boundary=b\r\n\r\n"
+    kind = {"content-type": "multipart/form-data; boundary=b"}
+    head = head_of(None, "/v1/audio/transcriptions", kind)
     start = form_body(*GOOD, end="")
     for part, status in ((b"x" * 0x8000, 413), (b"x", 408)):
-        with closing(socket.create_connection(("127.0.0.1", server.port), 10)) as sock:
-            sock.sendall(head.encode() + f"{len(start):x}\r\n".encode() + start + b"\r\n")
+        with connected(url_of(server)) as sock:
+            sock.sendall(head + f"{len(start):x}\r\n".encode() + start + b"\r\n")
             answer = b""
             try:
                 for _ in range(2000 if status == 413 else 1):
@@ -291,23 +291,17 @@ class Endless:
 @pytest.mark.usefixtures("slow_steps")
 @pytest.mark.parametrize("stream", ["true", "false"])
 def test_a_client_that_leaves_ends_its_transcription(omni: Qwen3Omni, stream: str) -> None:
-    data = {"model": MODEL, "max_new_tokens": "3000", "stream": stream}
-    with (
-        serving(Endless(omni)) as server,  # type: ignore[arg-type]
-        client_of(server) as client,
-    ):
-        url = f"{url_of(server)}/v1/audio/transcriptions"
-        timeout_s = 20 if stream == "true" else 0.3
-        sent: dict[str, Any] = {"data": data, "files": {"file": ("a.wav", WAV)}}
-        raw = client._client.build_request("POST", url, **sent, timeout=timeout_s)
-        if stream == "true":
-            answer = client._client.send(raw, stream=True)
-            # Between two pieces nothing runs.
-            assert any(omni.status().running for _ in answer.iter_bytes())
-            answer.close()
-        else:
-            with pytest.raises(Exception, match="timed out"):
-                client._client.send(raw)
+    fields = {"model": MODEL.encode(), "max_new_tokens": b"3000", "stream": stream.encode()}
+    request = "/v1/audio/transcriptions", *form(fields, WAV, "a.wav")
+    with serving(Endless(omni)) as server:  # type: ignore[arg-type]
+        with HttpClient(url_of(server), timeout_s=20 if stream == "true" else 0.3) as client:
+            if stream == "true":
+                answer = client.begin(*request)
+                # Between two pieces nothing runs.
+                assert any(omni.status().running for _ in parts_of(answer))
+            else:
+                with pytest.raises(TimeoutError):
+                    client.ask(*request)
         wait_until(lambda: omni.status().running == omni.status().queued == 0, 5)
 
 

@@ -15,11 +15,11 @@ from bench.common.results import load_results
 from bench.serve_soak import Run, growth_of, restart_s, summary
 from bench.soak import hostile
 from bench.soak.clients import TALKS
-from bench.soak.gate import Address, Gate
+from bench.soak.gate import Gate
 from bench.soak.hostile import HOSTILE, Hostile, flac, is_answer, png
 from bench.soak.processes import descendants, left_of, measured
 from qwen3_omni_neuron import Qwen3Omni
-from testing.http_server import serving
+from testing.http_server import serving, url_of
 
 on_linux = pytest.mark.skipif(
     not Path("/proc/self/smaps_rollup").exists(), reason="no /proc, which Linux has"
@@ -55,8 +55,7 @@ def test_what_hostile_clients_send_is_answered_or_closed(
 ) -> None:
     monkeypatch.setattr(hostile, "SLOW_S", 0.5)
     with serving(omni, model_name="load", header_timeout_s=0.5) as server:
-        address = "127.0.0.1", server.port
-        outcome = what(address, "127.0.1.1", random.Random(1))
+        outcome = what(url_of(server), "127.0.1.1", random.Random(1))
         assert is_answer(outcome), outcome
         right = {"half_open": "closed", "slow_body": "left", "slow_reader": "left"}
         assert outcome == right.get(what.__name__, outcome)
@@ -69,17 +68,17 @@ def test_bombs_are_small() -> None:
 
 def test_errors_of_a_killed_server_are_not_wrong_and_others_are() -> None:
     gate = Gate()
-    gate.open(("a", 1))
+    gate.open("http://a")
 
-    def fails(address: Address) -> str:
+    def fails(url: str) -> str:
         raise OSError("gone")
 
     assert gate.visit("asks", fails, "right".__eq__)
-    assert gate.visit("asks", lambda address: "right", "right".__eq__)
+    assert gate.visit("asks", lambda url: "right", "right".__eq__)
     assert gate.wrong == Counter({"asks: OSError: gone": 1})
     gate.killed()
     assert gate.visit("asks", fails, "right".__eq__)
-    gate.open(("a", 2))
+    gate.open("http://b")
     assert gate.visit("asks", fails, "right".__eq__)
     assert gate.wrong.total() == 2
     assert gate.counts["asks: cut by a killed stage"] == 1
@@ -91,13 +90,13 @@ def test_a_closed_gate_waits_for_those_inside_and_lets_nobody_in() -> None:
     gate, inside, leave = Gate(), threading.Event(), threading.Event()
     done: list[str] = []
 
-    def stays(address: Address) -> str:
+    def stays(url: str) -> str:
         inside.set()
         assert leave.wait(60)
         done.append("first")
         return "left"
 
-    gate.open(("a", 1))
+    gate.open("http://a")
     first = threading.Thread(target=gate.visit, args=("stays", stays, "left".__eq__))
     first.start()
     assert inside.wait(60)
@@ -109,12 +108,12 @@ def test_a_closed_gate_waits_for_those_inside_and_lets_nobody_in() -> None:
     assert closed == [True]
     assert done == ["first"]
     second = threading.Thread(
-        target=gate.visit, args=("late", lambda address: done.append("second") or "", "".__eq__)
+        target=gate.visit, args=("late", lambda url: done.append("second") or "", "".__eq__)
     )
     second.start()
     time.sleep(0.05)
     assert done == ["first"]
-    gate.open(("a", 2))
+    gate.open("http://b")
     second.join()
     assert done == ["first", "second"]
 
