@@ -193,7 +193,7 @@ def simulate(config: OmniConfig) -> Iterator[Callable[..., Simulation]]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """240 kB: three graphs of six of a tree of testing.made_trees."""
+    """240 kB: three models of six of a tree of testing.made_trees."""
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=240k", "tmpfs", str(disk)]

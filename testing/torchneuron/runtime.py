@@ -13,7 +13,7 @@ import torch
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, make_plan
+from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, make_plan
 from qwen3_omni_neuron.compilation.runner import compile_tree
 from qwen3_omni_neuron.compilation.target import EngineSpec, Target
 from qwen3_omni_neuron.compilation.tree import open_tree
@@ -22,7 +22,7 @@ from qwen3_omni_neuron.neuron.part import LoadedPart, part_spec
 from qwen3_omni_neuron.neuron.shards import write_part_shards
 from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
 from qwen3_omni_neuron.neuron.torchneuron.cache import NEFF_FOLDER
-from qwen3_omni_neuron.neuron.torchneuron.compile import compile_graph
+from qwen3_omni_neuron.neuron.torchneuron.compile import compile_model
 from qwen3_omni_neuron.neuron.torchneuron.environment import CACHE_FOLDER
 from qwen3_omni_neuron.neuron.torchneuron.runtime import Membership, make_fake_group
 from qwen3_omni_neuron.neuron.torchneuron.target import TORCHNEURON
@@ -102,7 +102,7 @@ def stand_in_target(runtime: StandIn | None = None, extends: bool = True) -> Tar
     return replace(
         TORCHNEURON,
         limits=replace(TORCHNEURON.limits, extends=extends),
-        compile_graph=partial(compile_graph, runtime=runtime),
+        compile_model=partial(compile_model, runtime=runtime),
         build_engines=partial(build_engines, runtime=runtime),
     )
 
@@ -126,13 +126,13 @@ def weights_for_stand_in(
     """Write the weights of a tree without NEFFs; see StandIn.caches."""
     config, limits = read_config(checkpoint), stand_in_target(extends=extends).limits
     plan = make_plan(checkpoint, config, limits, **(SETTINGS | settings))
-    for graph, parts in GRAPH_PARTS.items():
-        (tree / graph / NEFF_FOLDER).mkdir(parents=True)
-        (tree / graph / NEFF_FOLDER / "none").touch()
+    for model, parts in MODEL_PARTS.items():
+        (tree / model / NEFF_FOLDER).mkdir(parents=True)
+        (tree / model / NEFF_FOLDER / "none").touch()
         for part in parts:
-            (tree / graph / part).mkdir()
+            (tree / model / part).mkdir()
             spec = part_spec(config, plan, part)
-            write_part_shards(spec, Checkpoint(checkpoint), tree / graph / part)
+            write_part_shards(spec, Checkpoint(checkpoint), tree / model / part)
     return EngineSpec(plan, config, Conversation(checkpoint, config).newline_id, tree)
 
 

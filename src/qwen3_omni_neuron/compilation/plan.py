@@ -10,12 +10,12 @@ from qwen3_omni_neuron.engines.buckets import buckets_within
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS, OmniConfig
 
-HEARING_GRAPHS = ("thinker", "vision", "audio")
-SPEAKING_GRAPHS = ("talker", "code_predictor", "code2wav")
-GRAPHS = (*HEARING_GRAPHS, *SPEAKING_GRAPHS)
+HEARING_MODELS = ("thinker", "vision", "audio")
+SPEAKING_MODELS = ("talker", "code_predictor", "code2wav")
+MODELS = (*HEARING_MODELS, *SPEAKING_MODELS)
 CHUNK_FRAMES = (1, 2, 4, 8, 16, 25)
-# The parts of each graph, by their names in checkpoint.modules.Models.
-GRAPH_PARTS = {
+# The parts of each model, by their names in checkpoint.modules.Models.
+MODEL_PARTS = {
     "thinker": ("thinker",),
     "vision": ("vision_encoder",),
     "audio": ("audio_encoder",),
@@ -23,17 +23,17 @@ GRAPH_PARTS = {
     "code_predictor": ("code_predictor",),
     "code2wav": ("code2wav",),
 }
-GRAPH_STAGES = dict.fromkeys(("thinker", "vision", "audio"), "thinker") | {
+MODEL_STAGES = dict.fromkeys(("thinker", "vision", "audio"), "thinker") | {
     "talker": "talker",
     "code_predictor": "talker",
     "code2wav": "vocoder",
 }
-GRAPH_OF_PART = {part: graph for graph, parts in GRAPH_PARTS.items() for part in parts}
+MODEL_OF_PART = {part: model for model, parts in MODEL_PARTS.items() for part in parts}
 # Fields of a plan for the checkpoint's folder, and for a property of the target.
 NOT_SETTINGS = frozenset({"model", "extends"})
-_EVERY_GRAPH = ("target", "tp", "lnc", "profile", "dtype")
+_EVERY_MODEL = ("target", "tp", "lnc", "profile", "dtype")
 _DECODER = ("max_concurrency", "context_length", "prompt_buckets", "decode_buckets", "batches")
-_BY_GRAPH = {
+_BY_MODEL = {
     "thinker": _DECODER,
     "vision": ("patch_buckets",),
     "audio": ("audio_windows",),
@@ -47,8 +47,8 @@ _BY_GRAPH = {
 class CompilePlan:
     """Settings of a compile, made and checked by `make_plan`.
 
-    model: the checkpoint's folder; its path does not affect the compiled graphs. tp: number of
-    cores that share a graph's weights. lnc: number of physical cores in a logical core. profile:
+    model: the checkpoint's folder; its path does not affect what is compiled. tp: number of
+    cores that share a model's weights. lnc: number of physical cores in a logical core. profile:
     "safe" or "fast", see docs/trn2.md. max_concurrency: number of slots, the requests at a time.
     context_length: positions of a slot's KV cache. talker_context_length: the same for the talker.
     Lists of sizes, ascending. An empty list means any size, without padding:
@@ -96,9 +96,9 @@ class CompilePlan:
         settings = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
         return {name: value for name, value in settings.items() if name not in NOT_SETTINGS}
 
-    def graph_settings(self, graph: str) -> dict[str, Any]:
-        """Return the settings that one graph depends on. graph: one of GRAPHS."""
-        return {name: self.settings[name] for name in (*_EVERY_GRAPH, *_BY_GRAPH[graph])}
+    def model_settings(self, model: str) -> dict[str, Any]:
+        """Return the settings that one model depends on. model: one of MODELS."""
+        return {name: self.settings[name] for name in (*_EVERY_MODEL, *_BY_MODEL[model])}
 
     def command(self, out: Path) -> str:
         """Return the command line that compiles this plan into the folder `out`."""
@@ -112,10 +112,10 @@ class CompilePlan:
         return shlex.join(words)
 
 
-def graphs_of(config: OmniConfig) -> tuple[str, ...]:
-    """Return the names of a checkpoint's graphs; one without a talker has fewer."""
+def models_of(config: OmniConfig) -> tuple[str, ...]:
+    """Return the names of a checkpoint's models; one without a talker has fewer."""
     speaks = config.talker is not None and config.code2wav is not None
-    return GRAPHS if speaks else HEARING_GRAPHS
+    return MODELS if speaks else HEARING_MODELS
 
 
 def flag_of(setting: str) -> str:

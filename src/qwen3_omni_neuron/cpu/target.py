@@ -45,7 +45,7 @@ def faster(plan: CompilePlan, threads: int) -> list[str]:
 CPU = Target(
     LIMITS,
     decisive_versions,
-    compile_graph=LazyFunction("qwen3_omni_neuron.cpu.weights", "compile_graph"),
+    compile_model=LazyFunction("qwen3_omni_neuron.cpu.weights", "compile_model"),
     expected_bytes=LazyFunction("qwen3_omni_neuron.cpu.weights", "expected_bytes"),
     build_engines=LazyFunction("qwen3_omni_neuron.cpu.build", "build_engines"),
     environments=no_cores,

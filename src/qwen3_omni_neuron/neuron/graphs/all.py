@@ -7,8 +7,8 @@ from itertools import product
 import torch
 
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
-from qwen3_omni_neuron.compilation.manifest import CallRecord, TensorRecord
-from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, CompilePlan
+from qwen3_omni_neuron.compilation.manifest import GraphRecord, TensorRecord
+from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, CompilePlan
 from qwen3_omni_neuron.engines.buckets import buckets_within
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.graphs.decoders import (
@@ -123,18 +123,18 @@ def _extend_sizes(windows: Sequence[Axis]) -> Iterator[tuple[Axis, Axis]]:
             yield from ((rows, window) for rows in EXTEND_ROWS if rows < window)
 
 
-def graph_calls(config: OmniConfig, plan: CompilePlan, graph: str) -> tuple[CallRecord, ...]:
-    """Describe the calls of one of compilation.plan.GRAPHS, at every bucket of a plan."""
+def graph_records(config: OmniConfig, plan: CompilePlan, model: str) -> tuple[GraphRecord, ...]:
+    """Return records of one model's graphs at every bucket. model: of compilation.plan.MODELS."""
     return tuple(
-        CallRecord(
-            row.name,
-            row.bucket,
-            _records(row.inputs),
-            _records(row.outputs),
-            _records(row.state),
+        GraphRecord(
+            graph.name,
+            graph.bucket,
+            _records(graph.inputs),
+            _records(graph.outputs),
+            _records(graph.state),
         )
-        for row in all_graphs(config, plan)
-        if row.part in GRAPH_PARTS[graph]
+        for graph in all_graphs(config, plan)
+        if graph.part in MODEL_PARTS[model]
     )
 
 

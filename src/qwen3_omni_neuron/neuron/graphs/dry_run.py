@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.compilation.plan import GRAPH_OF_PART, GRAPH_STAGES, CompilePlan
+from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART, MODEL_STAGES, CompilePlan
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.cost import TRN2, Chip, Cost, CountingGroup, graph_cost
@@ -69,10 +69,10 @@ class CoreMemory:
 
         Placement "split" gives the stages different cores, "shared" the same ones.
         """
-        stages = dict.fromkeys(GRAPH_STAGES.values(), 0)
+        stages = dict.fromkeys(MODEL_STAGES.values(), 0)
         sizes = [(part.name, part.shard_bytes[tp]) for part in self.parts]
         for name, nbytes in (*sizes, *self.state_bytes[tp].items()):
-            stages[GRAPH_STAGES[GRAPH_OF_PART[name]]] += nbytes
+            stages[MODEL_STAGES[MODEL_OF_PART[name]]] += nbytes
         return stages
 
     def core_bytes(self, tp: int) -> int:

@@ -24,7 +24,7 @@ def versions() -> dict[str, str]:
 NEURON = Target(
     LIMITS,
     versions,
-    compile_graph=LazyFunction("qwen3_omni_neuron.neuron.nxdi.compile", "compile_graph"),
+    compile_model=LazyFunction("qwen3_omni_neuron.neuron.nxdi.compile", "compile_model"),
     expected_bytes=LazyFunction("qwen3_omni_neuron.neuron.nxdi.compile", "expected_bytes"),
     build_engines=LazyFunction("qwen3_omni_neuron.neuron.nxdi.build", "build_engines"),
     environments=neuron_target.environments,
