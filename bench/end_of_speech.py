@@ -46,7 +46,7 @@ SPOKEN = Path(__file__).parents[1] / "examples" / "question.wav"
 BETWEEN_S = 2.0
 OPEN_ROWS = 104 + 7  # one window of speech, and the template's rows after it
 REPLAYED = RequestLengths(MEAN_PROMPT_ROWS, MEAN_PROMPT_ROWS - 800, 30.0, 68, 200)
-EXTENDS = Behaviour("ours, adaptive", extends=True)
+CHUNKED_PREFILL = Behaviour("ours, adaptive", chunked_prefill=True)
 LIMITS: RequestArguments = {"thinker_max_new_tokens": 16, "talker_max_new_tokens": 33}
 
 
@@ -84,7 +84,7 @@ def replayed(options: argparse.Namespace) -> Iterator[Row]:
         for placement in PLACEMENTS:
             for others in options.others:
                 for held in (0, MEAN_PROMPT_ROWS - OPEN_ROWS):
-                    behaviour = EXTENDS if held else OURS
+                    behaviour = CHUNKED_PREFILL if held else OURS
                     load = [REPLAYED] * 3
                     found = replay_after_speech(profile, behaviour, placement, load, held, others)
                     yield {

@@ -132,7 +132,7 @@ def test_eight_at_once_are_the_cpus_alone_and_seeds_hold(ours: Qwen3Omni, cpu: Q
 def test_rows_of_earlier_prompts_are_reused(
     ours: Qwen3Omni, cpu: Qwen3Omni, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A turn that follows extends its slot; the same prompt twice at once copies it."""
+    """A turn that follows appends to its slot; the same prompt twice at once copies it."""
     starts: list[int] = []
     copies: list[int] = []
     prefill, copy = engines.thinker.prefill, engines.thinker.copy

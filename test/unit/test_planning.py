@@ -33,14 +33,14 @@ def test_what_a_neuron_compile_takes_by_itself() -> None:
     assert plan.predictor_top_k == 50
 
 
-def test_a_plan_extends_where_its_targets_engines_do() -> None:
-    assert {name: plan_of(MODEL, RELEASED, name).extends for name in TARGETS} == {
+def test_a_plan_has_chunked_prefill_where_its_targets_engines_do() -> None:
+    assert {name: plan_of(MODEL, RELEASED, name).chunked_prefill for name in TARGETS} == {
         "cpu": True,
         "neuron": False,
         "torchneuron": True,
     }
-    assert CPU.limits.extends == CpuThinker.extends == Slots.extends
-    assert NEURON.limits.extends == NxdiSlots.extends
+    assert CPU.limits.chunked_prefill == CpuThinker.chunked_prefill == Slots.chunked_prefill
+    assert NEURON.limits.chunked_prefill == NxdiSlots.chunked_prefill
 
 
 def test_what_would_make_the_cpu_faster(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,7 +247,7 @@ def test_verbs_and_flags() -> None:
 
 
 def test_names_in_a_manifest() -> None:
-    assert [field.name for field in fields(CompilePlan)] == ["model", *PLAN, "extends"]
+    assert [field.name for field in fields(CompilePlan)] == ["model", *PLAN, "chunked_prefill"]
     for name, expected in MANIFEST.items():
         found = [field.name for field in fields(getattr(manifest, name))]
         assert found == expected.split(), name

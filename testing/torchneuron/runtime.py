@@ -93,25 +93,25 @@ def hang_for_ever(*_: Any) -> None:
         pass
 
 
-def stand_in_target(runtime: StandIn | None = None, extends: bool = True) -> Target:
+def stand_in_target(runtime: StandIn | None = None, chunked_prefill: bool = True) -> Target:
     """Return target torchneuron over the stand-in. It can be sent to another process.
 
-    extends: False leaves out the graphs that reuse rows, where a test needs few of them.
+    chunked_prefill: False leaves out its graphs, where a test needs few of them.
     """
     runtime = runtime or StandIn()
     return replace(
         TORCHNEURON,
-        limits=replace(TORCHNEURON.limits, extends=extends),
+        limits=replace(TORCHNEURON.limits, chunked_prefill=chunked_prefill),
         compile_model=partial(compile_model, runtime=runtime),
         build_engines=partial(build_engines, runtime=runtime),
     )
 
 
 def compile_for_stand_in(
-    checkpoint: Path, tree: Path, extends: bool = True, **settings: Any
+    checkpoint: Path, tree: Path, chunked_prefill: bool = True, **settings: Any
 ) -> EngineSpec:
     """Compile a checkpoint into a tree, and open it. settings: replace those of SETTINGS."""
-    target, config = stand_in_target(extends=extends), read_config(checkpoint)
+    target, config = stand_in_target(chunked_prefill=chunked_prefill), read_config(checkpoint)
     plan = make_plan(checkpoint, config, target.limits, **(SETTINGS | settings))
     with compiled_here():
         outcome = compile_tree(plan, tree, target)
@@ -121,10 +121,13 @@ def compile_for_stand_in(
 
 
 def weights_for_stand_in(
-    checkpoint: Path, tree: Path, extends: bool = False, **settings: Any
+    checkpoint: Path, tree: Path, chunked_prefill: bool = False, **settings: Any
 ) -> EngineSpec:
     """Write the weights of a tree without NEFFs; see StandIn.caches."""
-    config, limits = read_config(checkpoint), stand_in_target(extends=extends).limits
+    config, limits = (
+        read_config(checkpoint),
+        stand_in_target(chunked_prefill=chunked_prefill).limits,
+    )
     plan = make_plan(checkpoint, config, limits, **(SETTINGS | settings))
     for model, parts in MODEL_PARTS.items():
         (tree / model / NEFF_FOLDER).mkdir(parents=True)

@@ -30,7 +30,7 @@ MODEL_STAGES = dict.fromkeys(("thinker", "vision", "audio"), "thinker") | {
 }
 MODEL_OF_PART = {part: model for model, parts in MODEL_PARTS.items() for part in parts}
 # Fields of a plan for the checkpoint's folder, and for a property of the target.
-NOT_SETTINGS = frozenset({"model", "extends"})
+NOT_SETTINGS = frozenset({"model", "chunked_prefill"})
 _EVERY_MODEL = ("target", "tp", "lnc", "profile", "dtype")
 _DECODER = ("max_concurrency", "context_length", "prompt_buckets", "decode_buckets", "batches")
 _BY_MODEL = {
@@ -57,8 +57,8 @@ class CompilePlan:
     projection_rows: rows in a call of the talker's projections. batches: slots in a step.
     chunk_frames: frames in a call of the vocoder. predictor_top_k: largest top_k of the code
     predictor's sampling; 0: any.
-    extends: whether rows can be appended to the rows of a slot, and slots copied; see Limits. It
-    follows from the target and is no setting.
+    chunked_prefill: whether rows can be appended to the rows of a slot, and slots copied; see
+    Limits. It follows from the target and is no setting.
     """
 
     model: Path
@@ -78,7 +78,7 @@ class CompilePlan:
     batches: tuple[int, ...]
     chunk_frames: tuple[int, ...]
     predictor_top_k: int
-    extends: bool
+    chunked_prefill: bool
 
     @property
     def is_static(self) -> bool:
@@ -133,11 +133,11 @@ class Limits:
     """The settings that a target allows; the first of each is the default.
 
     target: its name. degrees: degrees of tensor parallelism. profiles: by name, the allowed numbers
-    of physical cores in a logical core. extends: whether its engines can append rows to the rows of
-    a slot (see engines.protocols.Thinker); if not, each prompt is computed anew. auto: dtype that
-    "auto" means for a checkpoint's dtype, if it is another one. predictor_top_k: the default; 0:
-    any. sizes: defaults by the name of a list in CompilePlan; lists not named here may have any
-    size.
+    of physical cores in a logical core. chunked_prefill: whether its engines can append rows to the
+    rows of a slot (see engines.protocols.Thinker); if not, each prompt is computed anew. auto:
+    dtype that "auto" means for a checkpoint's dtype, if it is another one. predictor_top_k: the
+    default; 0: any. sizes: defaults by the name of a list in CompilePlan; lists not named here may
+    have any size.
     """
 
     target: str
@@ -145,7 +145,7 @@ class Limits:
     profiles: Mapping[str, tuple[int, ...]]
     dtypes: tuple[str, ...]
     predictor_top_k: int
-    extends: bool
+    chunked_prefill: bool
     sizes: Mapping[str, tuple[int, ...]]
     auto: Mapping[str, str] = field(default_factory=dict)
 
@@ -240,7 +240,7 @@ def make_plan(
         context_length=context_length,
         talker_context_length=talker_context_length,
         predictor_top_k=top_k,
-        extends=limits.extends,
+        chunked_prefill=limits.chunked_prefill,
         **chosen,
     )
 

@@ -22,7 +22,7 @@ class Slots:
     context_length: positions of a slot. dtype: type of the KV cache.
     """
 
-    extends = True
+    chunked_prefill = True
 
     def __init__(self, config: DecoderConfig, slots: int, context_length: int, dtype: torch.dtype):
         self.slots, self.context_length = slots, context_length

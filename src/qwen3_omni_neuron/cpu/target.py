@@ -15,7 +15,7 @@ LIMITS = Limits(
     dtypes=("mixed", "float32", "int8", "bfloat16", "float64"),
     auto={"bfloat16": "mixed"},
     predictor_top_k=0,
-    extends=True,
+    chunked_prefill=True,
     sizes={"prompt_buckets": (), "patch_buckets": (), "chunk_frames": CHUNK_FRAMES},
 )
 

@@ -4,13 +4,13 @@ A slot is one row of a cache: the keys and values of one conversation. Decoder l
 as `Appendable`. Its classes differ in what a call fills and where the result goes: an engine on the
 CPU writes in place, a graph for Neuron takes its state as inputs and returns it as outputs.
 
-    class        one call is                  keys and values are     used by
-    PromptCache  prefill of one slot          a KvCache, in place     cpu.eager.slots
-    SlotCache    a decode step of some slots  a KvCache, in place     cpu.eager.slots
-    PromptState  prefill of one slot          inputs and outputs      neuron.graphs.decoders
-    ExtendState  more rows of one slot        inputs and outputs      neuron.graphs.decoders
-    StepState    a decode step of some slots  inputs and outputs      neuron.graphs.decoders
-    FrameCache   a code predictor step        its own, for one frame  model.code_predictor
+    class             one call is                  keys and values are     used by
+    PromptCache       prefill of one slot          a KvCache, in place     cpu.eager.slots
+    SlotCache         a decode step of some slots  a KvCache, in place     cpu.eager.slots
+    PromptState       prefill of one slot          inputs and outputs      neuron.graphs.decoders
+    PromptChunkState  chunked prefill of one slot  inputs and outputs      neuron.graphs.decoders
+    StepState         a decode step of some slots  inputs and outputs      neuron.graphs.decoders
+    FrameCache        a code predictor step        its own, for one frame  model.code_predictor
 """
 
 import math
@@ -161,8 +161,8 @@ class PromptState:
         return keys, values
 
 
-class ExtendState:
-    """Prefill of further rows in a graph: they fill one slot from position `length` on.
+class PromptChunkState:
+    """Chunked prefill in a graph: further rows fill one slot from position `length` on.
 
     They see the first `length` positions and each other. slot, length, last: int64 [1]; rows after
     `last` are padding, which is written nowhere. rows: number of rows with padding, at most the

@@ -82,7 +82,7 @@ class Pipeline:
         )
         self._closed = False
         parts = [part for part in (engines.thinker, engines.talker) if part is not None]
-        self.reuses = reuse and all(part.extends for part in parts)
+        self.reuses = reuse and all(part.chunked_prefill for part in parts)
         shared = Shared(
             self.clock, self._lock, engines.enter_thread, self._on_release, self._on_fault
         )

@@ -164,7 +164,7 @@ class TalkerStage(Stage[TalkerTask]):
                 self._engine.prepare(task.slot, task.prompt, task.speaker_id, task.start)
                 continue
             if task.start < len(task.prompt.token_ids):
-                self._engine.extend(task.slot, task.prompt, task.start, self._accepted(task))
+                self._engine.prefill_chunk(task.slot, task.prompt, task.start, self._accepted(task))
             self._hold(task)
         return [None] * len(tasks)
 

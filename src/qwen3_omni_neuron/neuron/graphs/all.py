@@ -12,7 +12,7 @@ from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, CompilePlan
 from qwen3_omni_neuron.engines.buckets import buckets_within
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.graphs.decoders import (
-    EXTEND_ROWS,
+    PREFILL_CHUNK_ROWS,
     copy_graph,
     decode_graph,
     prompt_graph,
@@ -103,8 +103,8 @@ def _decoder_graphs(
         for visual in kinds:
             yield prompt_graph(config, part, rows, plan, visual=visual)
     windows: tuple[Axis, ...] = buckets_within(context_length, plan.decode_buckets) or ("window",)
-    if plan.extends:
-        for rows, window in _extend_sizes(windows):
+    if plan.chunked_prefill:
+        for rows, window in _prefill_chunk_sizes(windows):
             for visual in kinds:
                 yield prompt_graph(config, part, rows, plan, window, visual)
         if plan.max_concurrency > 1:
@@ -114,13 +114,13 @@ def _decoder_graphs(
         yield decode_graph(config, part, slots, window, plan)
 
 
-def _extend_sizes(windows: Sequence[Axis]) -> Iterator[tuple[Axis, Axis]]:
-    """Yield rows and window of each extend graph; without buckets, of the one graph of any size."""
+def _prefill_chunk_sizes(windows: Sequence[Axis]) -> Iterator[tuple[Axis, Axis]]:
+    """Yield rows and window of each chunked prefill graph; without buckets, of the only one."""
     for window in windows:
         if isinstance(window, str):
             yield "rows", window
         else:  # with as many rows as the window, it would be a whole prompt
-            yield from ((rows, window) for rows in EXTEND_ROWS if rows < window)
+            yield from ((rows, window) for rows in PREFILL_CHUNK_ROWS if rows < window)
 
 
 def graph_records(config: OmniConfig, plan: CompilePlan, model: str) -> tuple[GraphRecord, ...]:

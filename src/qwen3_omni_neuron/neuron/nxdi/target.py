@@ -12,7 +12,7 @@ LIMITS = replace(
     target="neuron",
     # The kernels of "fast" are written for logical cores of two physical cores.
     profiles={"safe": (2, 1), "fast": (2,)},
-    extends=False,  # NxDI's context encoding begins at position 0
+    chunked_prefill=False,  # NxDI's context encoding begins at position 0
 )
 
 
