@@ -151,7 +151,7 @@ def _slow_step(step: Callable[..., Any], *arguments: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def bare(checkpoint: Path) -> Iterator[Qwen3Omni]:
-    """Ours as `omni`, but without reuse: a test may call its engines behind the runtime's back."""
+    """Ours as `omni`, without the prefix cache: a test may call engines past the runtime."""
     with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=3, reuse=False) as omni:
         yield omni
 

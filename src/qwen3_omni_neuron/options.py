@@ -235,7 +235,7 @@ class LoadArguments(TypedDict, total=False):
     ]
     max_queued: Annotated[int, OptionDoc("requests that may wait for a slot")]
     reuse: Annotated[
-        bool, OptionDoc("compute what prompts begin with once, where an earlier one began so, too")
+        bool, OptionDoc("keep a prefix cache: what prompts begin with alike is computed once")
     ]
     placement: Annotated[
         str, OptionDoc("shared: one process; split: a process each for thinker, talker, vocoder")

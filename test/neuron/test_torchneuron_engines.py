@@ -129,7 +129,7 @@ def test_eight_at_once_are_the_cpus_alone_and_seeds_hold(ours: Qwen3Omni, cpu: Q
         assert np.array_equal(streamed, mine.audio)
 
 
-def test_rows_of_earlier_prompts_are_reused(
+def test_rows_of_earlier_prompts_are_cached(
     ours: Qwen3Omni, cpu: Qwen3Omni, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A turn that follows appends to its slot; the same prompt twice at once copies it."""

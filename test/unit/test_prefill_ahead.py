@@ -203,7 +203,7 @@ def test_a_closed_pipeline_takes_no_prefill_ahead_and_drops_those_that_wait(
         next(stream)
 
 
-def test_a_reply_is_reused_by_the_next_turn(simulate: Simulate, spoken: Any) -> None:
+def test_a_reply_is_cached_for_the_next_turn(simulate: Simulate, spoken: Any) -> None:
     """Its last token is in no row: no step has appended it."""
     simulation = simulate()
     tokens = spoken(*range(100, 110))

@@ -1,4 +1,4 @@
-"""Prefix cache: records of the rows that an engine's slots hold, for requests to reuse.
+"""Prefix cache: records of the rows that an engine's slots hold, for later prompts.
 
 A slot keeps the rows of its last request, also after that has ended. A prompt that begins with the
 same rows is computed from the first row that differs: a client that sends its whole history each

@@ -177,7 +177,7 @@ class TalkerStage(Stage[TalkerTask]):
         return [task for task in tasks if not task.live.request.ahead]
 
     def _bring(self, task: TalkerTask) -> None:
-        """Reuse the user rows that any slot holds, before the others are computed."""
+        """Bring the user rows that are in the prefix cache into the slot of a task."""
         request = task.live.request
         if request.keys is not None:
             keys, copy = request.keys.talker, self._engine.copy
@@ -185,7 +185,7 @@ class TalkerStage(Stage[TalkerTask]):
             task.start = held.count
 
     def _hold(self, task: TalkerTask) -> None:
-        """Record that a slot holds the user rows of its prompt. Later rows are not reused."""
+        """Record the user rows of a slot's prompt in the prefix cache, and no later rows."""
         request = task.live.request
         if request.keys is not None:
             keys = request.keys.talker

@@ -186,13 +186,13 @@ class ThinkerStage(Stage[ThinkerTask]):
             task.live.prefilled_rows = len(prompt)
             return self._prefilled(slot, prompt, 0, task.live.encoded)
         rows = len(prompt)
-        # The last row is never reused, because the first token is drawn from its logits.
+        # The last row is always computed, because the first token is sampled from its logits.
         most = rows if request.ahead else max(0, rows - 1)
         cache_key = request.options.cache_key
         held = self.cache.bring(slot, keys.thinker, cache_key, most, self._engine.copy)
         start = held.count
         if not task.begun:
-            task.begun, task.live.reused_rows = True, start
+            task.begun, task.live.cached_rows = True, start
         task.live.prefilled_rows = start
         rows = min(rows, start + self._chunk_rows(task))
         if request.ahead and start == rows:
