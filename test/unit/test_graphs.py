@@ -334,11 +334,11 @@ def test_a_start_reads_nothing_of_its_slot(graphs: dict[str, Graph], static: Mod
     assert all(line[2].isfinite().all() for line in left)
 
 
-def test_sampling_by_products_draws_the_same_codes(
+def test_sampling_by_products_gives_the_same_codes(
     graphs: dict[str, Graph], static: Models, models: Models
 ) -> None:
     """One graph for every top_k up to the compiled one, each row with its own. Rounded otherwise,
-    so that a draw within the last bit of an edge could differ: none of these 3600 does."""
+    so that a random number within the last bit of an edge could differ: none of these 3600 does."""
     graph = graphs["code_predictor_sampled[slots=3,top_k=50]"]
     module = graph.module(static.code_predictor)
     for seed in range(80):

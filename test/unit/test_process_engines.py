@@ -190,9 +190,9 @@ def test_engines_answer_through_their_protocols(engines: Engines) -> None:
     assert talker.prefill(0, torch.ones(0, 1), 0).tolist() == [[15613]]
     talker.copy(2, 1, 5)
     assert talker.prefill(0, torch.ones(0, 1), 0).tolist() == [[215]]
-    drawn = PredictorSampling(np.full(15, 0.5, np.float32), top_k=50, top_p=0.8)
+    sampling = PredictorSampling(np.full(15, 0.5, np.float32), top_k=50, top_p=0.8)
     greedy = PredictorSampling(None, 50, 0.8)
-    assert talker.predict([0, 1], [7, 8], [drawn, greedy]).tolist() == [
+    assert talker.predict([0, 1], [7, 8], [sampling, greedy]).tolist() == [
         [7] + 15 * [25],
         [8] + 15 * [0],
     ]

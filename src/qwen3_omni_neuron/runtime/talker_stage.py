@@ -214,21 +214,21 @@ class TalkerStage(Stage[TalkerTask]):
     def _speak(self, speaking: list[tuple[TalkerTask, Tensor]]) -> None:
         """Make frames from logits: sample code 0 here, and the others in the code predictor."""
         code0: dict[TalkerTask, int] = {}
-        draws: dict[TalkerTask, PredictorSampling] = {}
+        sampling: dict[TalkerTask, PredictorSampling] = {}
         # A request that has ended during the step needs no code predictor.
         speaking = [(task, logits) for task, logits in speaking if not task.live.ended]
         if not speaking:
             return
         samplers = [task.sampler for task, _ in speaking]
-        drawn = self._sample_ids(samplers, [logits for _, logits in speaking])
-        for (task, _), code in zip(speaking, drawn, strict=True):
+        sampled = self._sample_ids(samplers, [logits for _, logits in speaking])
+        for (task, _), code in zip(speaking, sampled, strict=True):
             task.phase, task.row = Phase.STEP, None
             ended = code == self._config.codec_eos_id
             if ended or len(task.live.codes) + 1 >= task.limit:
                 with self._lock:
                     self._finish(task, "stop" if ended else "length")
             else:
-                code0[task], draws[task] = code, task.predictor_sampling()
+                code0[task], sampling[task] = code, task.predictor_sampling()
         if not code0:
             return
 
@@ -236,7 +236,7 @@ class TalkerStage(Stage[TalkerTask]):
             frames = self._engine.predict(
                 [task.slot for task in tasks],
                 [code0[task] for task in tasks],
-                [draws[task] for task in tasks],
+                [sampling[task] for task in tasks],
             )
             return list(frames.numpy())
 
