@@ -68,14 +68,14 @@ def load_compiled_models(
     """
     models, parts = lay_out(config, stages)
     for model, names in MODEL_PARTS.items():
-        wanted = {name: parts[name] for name in names if name in parts}
-        if wanted:
+        chosen = {name: parts[name] for name in names if name in parts}
+        if chosen:
             with _open_weights(tree / model) as file:
-                _fill(tree / model, file, wanted, dtype, packed)
+                _fill(tree / model, file, chosen, dtype, packed)
     if "embedding" in parts:
         with _open_weights(tree / "thinker") as file:
-            wanted = {"embedding": parts["embedding"]}
-            _fill(tree / "thinker", file, wanted, dtype, packed, "thinker.embedding.")
+            chosen = {"embedding": parts["embedding"]}
+            _fill(tree / "thinker", file, chosen, dtype, packed, "thinker.embedding.")
     return models
 
 
@@ -129,14 +129,15 @@ def _fill(
     precision = PRECISIONS[dtype]
     widened = precision.packed and not packed
     layout = {name: _layout(precision, name, part) for name, part in parts.items()}
-    wanted = {
-        (alone or f"{name}.") + kept: expected
+    expected = {
+        (alone or f"{name}.") + kept: shape_and_dtype
         for name, kept_by_target in layout.items()
-        for expected_by_name in kept_by_target.values()
-        for kept, expected in expected_by_name.items()
+        for kept_tensors in kept_by_target.values()
+        for kept, shape_and_dtype in kept_tensors.items()
     }
     stored = set(file.keys())
-    different = sorted(wanted.keys() - stored) or ([] if alone else sorted(stored - wanted.keys()))
+    different = sorted(expected.keys() - stored)
+    different = different or ([] if alone else sorted(stored - expected.keys()))
     if different:
         raise ArtifactError(
             f"{folder / WEIGHTS_FILE} does not have the tensors of this version's modules "
@@ -144,7 +145,7 @@ def _fill(
         )
 
     def tensor_of(name: str) -> Tensor:
-        tensor, (shape, dtype) = file.get_tensor(name), wanted[name]
+        tensor, (shape, dtype) = file.get_tensor(name), expected[name]
         if tensor.shape != shape or tensor.dtype != dtype:
             raise ArtifactError(
                 f"{name} in {folder / WEIGHTS_FILE} is {tensor.dtype} {list(tensor.shape)}, and "

@@ -181,8 +181,8 @@ class TalkerStage(Stage[TalkerTask]):
         request = task.live.request
         if request.keys is not None:
             keys, copy = request.keys.talker, self._engine.copy
-            held = self._cache.bring(task.slot, keys, request.options.cache_key, len(keys), copy)
-            task.start = held.count
+            cached = self._cache.bring(task.slot, keys, request.options.cache_key, len(keys), copy)
+            task.start = cached.count
 
     def _hold(self, task: TalkerTask) -> None:
         """Record the user rows of a slot's prompt in the prefix cache, and no later rows."""

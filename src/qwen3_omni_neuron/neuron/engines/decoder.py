@@ -56,8 +56,8 @@ class GraphSlots:
         thinker the accept layer's hidden states [S, hidden].
         Raises BucketError for more rows than a graph takes or than the slot has positions left.
         """
-        held = self._lengths[slot]
-        assert start <= held, f"rows follow {start}, and slot {slot} holds {held}"
+        length = self._lengths[slot]
+        assert start <= length, f"rows follow {start}, and slot {slot} holds {length}"
         self._lengths[slot] = start  # also the length during the call, and after a call that raises
         rows, positions = rows.to(self._dtype), positions.float()
         logits, seen, begin = torch.empty(0), list[Tensor](), 0
@@ -90,8 +90,8 @@ class GraphSlots:
 
         The graph copies the whole slot. The target needs a prefill before its next step.
         """
-        held = self._lengths[source]
-        assert rows <= held, f"{rows} rows to copy, and slot {source} holds {held}"
+        length = self._lengths[source]
+        assert rows <= length, f"{rows} rows to copy, and slot {source} holds {length}"
         self._part.call(f"{self._name}_copy", torch.tensor([source]), torch.tensor([target]))
         self._lengths[target] = rows
 

@@ -170,7 +170,7 @@ def _prefill_chunk(
 def _copy(_: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outputs, State]:
     source, target = inputs
     row = target.long()  # index_copy takes no other type
-    return (), tuple(held.index_copy(0, row, held.index_select(0, source)) for held in state)
+    return (), tuple(old.index_copy(0, row, old.index_select(0, source)) for old in state)
 
 
 def _decode(

@@ -223,10 +223,14 @@ def _padding_bytes(config: OmniConfig, plan: CompilePlan, tp: int) -> int:
     dtype = getattr(torch, plan.dtype)
     decoders = [config.thinker.text, *([] if config.talker is None else [config.talker.text])]
 
-    def held(c: DecoderConfig, profile: str) -> int:
+    def expert_bytes(c: DecoderConfig, profile: str) -> int:
         return expert_widths(c, tp, profile, dtype).padded_nbytes // tp
 
-    return sum(held(c, plan.profile) - held(c, "safe") for c in decoders if c.moe is not None)
+    return sum(
+        expert_bytes(c, plan.profile) - expert_bytes(c, "safe")
+        for c in decoders
+        if c.moe is not None
+    )
 
 
 def _table(head: list[str], rows: list[list[str]]) -> Iterator[str]:

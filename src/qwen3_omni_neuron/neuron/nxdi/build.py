@@ -140,9 +140,9 @@ def _vocoder(spec: EngineSpec, loader: _Loader) -> NeuronVocoder:
 
 
 def _check_slots(stage: str, slots: int, spec: EngineSpec) -> None:
-    wanted = spec.plan.max_concurrency
-    if slots != wanted:
+    planned = spec.plan.max_concurrency
+    if slots != planned:
         raise ArtifactError(
-            f"the {stage}'s graphs have {slots} slots, and the model is loaded with {wanted}. "
+            f"the {stage}'s graphs have {slots} slots, and the model is loaded with {planned}. "
             "Every stage has the same number: compile it again."
         )
