@@ -95,7 +95,7 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help=f"compile this one of the models alone: {', '.join(MODELS)}; repeatable",
+        help=f"compile one model of the tree alone: {', '.join(MODELS)}; repeatable",
     )
     parser.add_argument(
         "--resume",

@@ -41,7 +41,7 @@ def faster(plan: CompilePlan, threads: int) -> list[str]:
     return ways + ([f"threads={cores} (now {threads})"] if threads < cores else [])
 
 
-# A graph holds weights in this package's layout, so only the package's version makes it stale.
+# Compiled models hold weights in this package's layout, so only its version makes them stale.
 CPU = Target(
     LIMITS,
     decisive_versions,
