@@ -3,7 +3,7 @@
     python -m bench.concurrency --size tiny --requests 8 --json result.json
 
 Checks that each has the same reply at once as alone before anything is timed, which also warms up;
-greedily, since a draw in float32 may lie so near the boundary of two codes that the rounding of
+greedily, since a random number may lie so near the boundary of two codes that the rounding of
 another batch size decides it. Then times sampled requests.
 """
 

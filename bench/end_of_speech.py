@@ -46,7 +46,7 @@ SPOKEN = Path(__file__).parents[1] / "examples" / "question.wav"
 BETWEEN_S = 2.0
 OPEN_ROWS = 104 + 7  # one window of speech, and the template's rows after it
 REPLAYED = RequestLengths(MEAN_PROMPT_ROWS, MEAN_PROMPT_ROWS - 800, 30.0, 68, 200)
-EXTENDS = Behaviour("ours, adaptive", extends=True)
+CHUNKED_PREFILL = Behaviour("ours, adaptive", chunked_prefill=True)
 LIMITS: RequestArguments = {"thinker_max_new_tokens": 16, "talker_max_new_tokens": 33}
 
 
@@ -84,7 +84,7 @@ def replayed(options: argparse.Namespace) -> Iterator[Row]:
         for placement in PLACEMENTS:
             for others in options.others:
                 for held in (0, MEAN_PROMPT_ROWS - OPEN_ROWS):
-                    behaviour = EXTENDS if held else OURS
+                    behaviour = CHUNKED_PREFILL if held else OURS
                     load = [REPLAYED] * 3
                     found = replay_after_speech(profile, behaviour, placement, load, held, others)
                     yield {
@@ -99,14 +99,14 @@ def replayed(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def measured(options: argparse.Namespace) -> Iterator[Row]:
-    """Measure sessions of a made checkpoint, with reuse and without."""
+    """Measure sessions of a made checkpoint, with the prefix cache and without."""
     most = max(options.others) + 2
     with made_checkpoint(options.size) as checkpoint:
         for reuse in (True, False):
             with Qwen3Omni.load(checkpoint, max_concurrency=most, reuse=reuse) as omni:
                 for others in options.others:
                     with busy(omni, others, options.speed):
-                        # Without reuse the pieces' times make no difference.
+                        # Without it the pieces' times make no difference.
                         pieces = list(options.piece_ms) if reuse else [None]
                         for seconds, piece_ms in itertools.product(options.seconds, pieces):
                             yield from sessions(omni, options, seconds, piece_ms, others)
@@ -146,7 +146,7 @@ def answer(
     """Speak a turn and take the reply.
 
     Returns the seconds from the last sample to the reply's first, the number of the prompt's rows,
-    and how many of them were reused.
+    and how many of them were in the prefix cache.
     """
     size = len(samples) if piece_ms is None else RATE * piece_ms // 1000
     start_s = time.perf_counter()

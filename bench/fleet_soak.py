@@ -57,7 +57,7 @@ def measure(options: argparse.Namespace) -> Figures:
         "answers": len(load.answers),
         "never_began": len(failed(load.answers)),
         "broke_off": len(cut(load.answers)),
-        "reused": reused(load.answers),
+        "reused": cached_share(load.answers),
         "heard": SAMPLE,
         "wrong": len(mistakes),
     }
@@ -88,13 +88,13 @@ def disturb(fleet: "Cluster", load: Load, number: int) -> Row:
         "never_began": len(failed(answers)),
         "broke_off": len(ends),
         "last_broke_off_s": max(ends, default=None),
-        "reused": reused(answers),
+        "reused": cached_share(answers),
     }
 
 
-def reused(answers: Sequence[Answer]) -> float:
-    """Return the share of the prompts' rows that the replicas already had."""
-    return sum(one.reused_rows for one in answers) / max(1, sum(one.rows for one in answers))
+def cached_share(answers: Sequence[Answer]) -> float:
+    """Return the share of the prompts' rows that were in the replicas' prefix caches."""
+    return sum(one.cached_rows for one in answers) / max(1, sum(one.rows for one in answers))
 
 
 def deploy(fleet: "Cluster", replicas: int, updates: int) -> None:

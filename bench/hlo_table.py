@@ -76,8 +76,8 @@ def lowered(folder: Path) -> Iterator[tuple[Graph, Findings, Findings]]:
         batches=(1,),
         chunk_frames=(1, 4),
     )
-    # Also the extend graphs, for target torchneuron: every graph of either target is linted.
-    for graph in all_graphs(config, replace(plan, extends=True)):
+    # With chunked prefill, for target torchneuron: every graph of either target is linted.
+    for graph in all_graphs(config, replace(plan, chunked_prefill=True)):
         hlo, stablehlo = lower(graph, getattr(models, graph.part))
         yield graph, lint_hlo(hlo), lint_stablehlo(stablehlo)
 

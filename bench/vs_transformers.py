@@ -75,7 +75,7 @@ def compare(checkpoint: Path, name: str, options: argparse.Namespace) -> list[Ro
     """Answer one prompt with both, in turn: a row for each reply."""
     messages, text_tokens = PROMPTS[name], options.text_tokens
     reference = Reference(checkpoint)
-    # Without reuse, because the prompt is repeated and transformers computes it each time.
+    # No prefix cache, because the prompt is repeated and transformers computes it each time.
     with Qwen3Omni.load(checkpoint, dtype=options.dtype, reuse=False) as omni:
         ours = omni.generate_audio(messages, **settings(options))
         # transformers does not speak the last token if the limit ends the text: one more token.

@@ -1,4 +1,4 @@
-"""Compile every graph: `python compile/all.py --model CKPT --out DIR`."""
+"""Compile every model: `python compile/all.py --model CKPT --out DIR`."""
 
 import sys
 

@@ -151,7 +151,7 @@ def _slow_step(step: Callable[..., Any], *arguments: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def bare(checkpoint: Path) -> Iterator[Qwen3Omni]:
-    """Ours as `omni`, but without reuse: a test may call its engines behind the runtime's back."""
+    """Ours as `omni`, without the prefix cache: a test may call engines past the runtime."""
     with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=3, reuse=False) as omni:
         yield omni
 
@@ -193,7 +193,7 @@ def simulate(config: OmniConfig) -> Iterator[Callable[..., Simulation]]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """240 kB: three graphs of six of a tree of testing.made_trees."""
+    """240 kB: three models of six of a tree of testing.made_trees."""
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=240k", "tmpfs", str(disk)]

@@ -40,7 +40,7 @@ class UnpicklableError(Exception):
 class FakeThinker:
     """Thinker that returns its arguments; some methods fail, each in its own way."""
 
-    extends = True
+    chunked_prefill = True
 
     def __init__(self, slots: int = 2, note: str = "") -> None:
         self.slots = slots
@@ -119,10 +119,10 @@ class FakeParent:
 class FakeTalker:
     slots = 2
     context_length = 64
-    extends = True
+    chunked_prefill = True
     prepared = 0
 
-    def extend(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
+    def prefill_chunk(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
         self.prepared = 1000 * len(prompt) + 100 * start + 10 * slot + len(accepted)
 
     def copy(self, source: int, target: int, rows: int) -> None:

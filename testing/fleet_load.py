@@ -34,7 +34,7 @@ RETRIES = 10  # retries of OpenAI's client, each after at most 8 seconds
 class Answer:
     """One answer: when it was asked, began and ended; what it said; the error that ended it.
 
-    rows: KV rows of its prompt; reused_rows: those of them that its replica already had.
+    rows: KV rows of its prompt; cached_rows: those of them in its replica's prefix cache.
     """
 
     streamed: bool
@@ -45,7 +45,7 @@ class Answer:
     text: str = ""
     samples: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     rows: int = 0
-    reused_rows: int = 0
+    cached_rows: int = 0
     error: str | None = None
 
 
@@ -136,7 +136,7 @@ def _hear(client: OpenAI, model: str, words: str, answer: Answer, cache_key: str
 
 def _count(answer: Answer, usage: Any) -> None:
     answer.rows = usage.prompt_tokens
-    answer.reused_rows = usage.prompt_tokens_details.cached_tokens
+    answer.cached_rows = usage.prompt_tokens_details.cached_tokens
 
 
 def failed(answers: Sequence[Answer]) -> list[Answer]:

@@ -25,7 +25,7 @@ TINY_PLAN = CompilePlan(
     batches=(1, 3),
     chunk_frames=(1, 4),
     predictor_top_k=50,
-    extends=True,
+    chunked_prefill=True,
 )
 
 

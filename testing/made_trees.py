@@ -1,4 +1,4 @@
-"""A target whose graphs are a few lines of text, compiled quickly and without torch."""
+"""A target whose models are a few lines of text, compiled quickly and without torch."""
 
 import errno
 import os
@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from qwen3_omni_neuron.compilation.manifest import (
-    CallRecord,
     GraphRecord,
+    ModelRecord,
     TensorRecord,
     record_files,
 )
@@ -21,7 +21,7 @@ FILE_BYTES = 20_000
 FILES = 3
 
 
-def compile_slowly(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
+def compile_slowly(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
     """Write a few files, one of them in a folder, with a pause in the middle of each."""
     started = time.monotonic()
     (folder / "deep").mkdir()
@@ -29,49 +29,52 @@ def compile_slowly(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
         name = f"deep/{number}.bin" if number else "0.bin"
         with (folder / name).open("wb") as file:
             for part in range(2):
-                file.write(f"{graph} {number} {part} {plan.dtype}\n".encode() * (FILE_BYTES // 40))
+                file.write(f"{model} {number} {part} {plan.dtype}\n".encode() * (FILE_BYTES // 40))
                 time.sleep(0.01)
     spec = {"x": TensorRecord(("rows", 3), plan.dtype)}
-    calls = (CallRecord("run", {}, spec, spec, {}), CallRecord("run", {"rows": 8}, spec, spec, {}))
-    return GraphRecord(calls, record_files(folder), time.monotonic() - started)
+    graphs = (
+        GraphRecord("run", {}, spec, spec, {}),
+        GraphRecord("run", {"rows": 8}, spec, spec, {}),
+    )
+    return ModelRecord(graphs, record_files(folder), time.monotonic() - started)
 
 
-def compile_and_die(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
-    """Crash at the second graph as a compiler would."""
-    if graph == "vision":
+def compile_and_die(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
+    """Crash at the second model as a compiler would."""
+    if model == "vision":
         os.write(1, b"internal compiler error: the wheels came off\n")
         os.abort()
-    return compile_slowly(plan, graph, folder)
+    return compile_slowly(plan, model, folder)
 
 
-def compile_for_ten_minutes(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
+def compile_for_ten_minutes(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
     """Compile for ten minutes in a program of its own, whose process id is in a file."""
     compiler = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     (folder / "begun").write_text(str(compiler.pid))
     compiler.wait()
-    return compile_slowly(plan, graph, folder)
+    return compile_slowly(plan, model, folder)
 
 
-def compile_without_compiler(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
+def compile_without_compiler(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
     """Fail because a program is missing."""
     subprocess.run(["no-compiler-of-this-name"], check=True)
-    return compile_slowly(plan, graph, folder)
+    return compile_slowly(plan, model, folder)
 
 
-def compile_without_room(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
-    """Fail at the third graph because the disk is full."""
-    record = compile_slowly(plan, graph, folder)
-    if graph == "audio":
+def compile_without_room(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
+    """Fail at the third model because the disk is full."""
+    record = compile_slowly(plan, model, folder)
+    if model == "audio":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return record
 
 
-def expected_bytes(plan: CompilePlan, graph: str) -> int:
+def expected_bytes(plan: CompilePlan, model: str) -> int:
     return FILES * FILE_BYTES
 
 
-SLOW = replace(CPU, expected_bytes=expected_bytes, compile_graph=compile_slowly)
-LONG = replace(CPU, expected_bytes=expected_bytes, compile_graph=compile_for_ten_minutes)
-DYING = replace(CPU, expected_bytes=expected_bytes, compile_graph=compile_and_die)
-ABSENT = replace(CPU, expected_bytes=expected_bytes, compile_graph=compile_without_compiler)
-FULL = replace(CPU, expected_bytes=expected_bytes, compile_graph=compile_without_room)
+SLOW = replace(CPU, expected_bytes=expected_bytes, compile_model=compile_slowly)
+LONG = replace(CPU, expected_bytes=expected_bytes, compile_model=compile_for_ten_minutes)
+DYING = replace(CPU, expected_bytes=expected_bytes, compile_model=compile_and_die)
+ABSENT = replace(CPU, expected_bytes=expected_bytes, compile_model=compile_without_compiler)
+FULL = replace(CPU, expected_bytes=expected_bytes, compile_model=compile_without_room)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.compilation.plan import GRAPH_OF_PART, CompilePlan
+from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART, CompilePlan
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
@@ -14,7 +14,7 @@ from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DECODERS
 from qwen3_omni_neuron.neuron.part import PartSpec, part_spec
 from testing.graph_cases import TINY_PLAN
 
-PLAIN_PARTS = tuple(part for part in GRAPH_OF_PART if part not in DECODERS)
+PLAIN_PARTS = tuple(part for part in MODEL_OF_PART if part not in DECODERS)
 PLAN = replace(TINY_PLAN, projection_rows=(8, 16))
 IDLE = PLAN.max_concurrency
 Call = tuple[str, tuple[Tensor, ...]]

@@ -10,9 +10,9 @@ from unittest import mock
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.compilation import runner
-from qwen3_omni_neuron.compilation.manifest import GraphRecord
+from qwen3_omni_neuron.compilation.manifest import ModelRecord
 from qwen3_omni_neuron.compilation.plan import CompilePlan, make_plan
-from qwen3_omni_neuron.compilation.target import EngineSpec, GraphCompiler
+from qwen3_omni_neuron.compilation.target import EngineSpec, ModelCompiler
 from qwen3_omni_neuron.cpu.build import build_engines
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.loading import find_target
@@ -40,21 +40,21 @@ def cpu_engines(spec: EngineSpec) -> Engines:
 
 @contextmanager
 def compiled_here() -> Iterator[None]:
-    """Compile graphs in this process: a worker process for each imports torch, two seconds each.
+    """Compile models in this process: a worker process for each imports torch, two seconds each.
 
     Changes that a compile makes to the environment end with it, as in a worker process.
     """
 
     def run(
-        compile_graph: GraphCompiler,
+        compile_model: ModelCompiler,
         plan: CompilePlan,
-        graph: str,
+        model: str,
         folder: Path,
         _lock: int,
         _tick: Callable[[], None],
-    ) -> GraphRecord:
+    ) -> ModelRecord:
         with mock.patch.dict(os.environ):
-            return compile_graph(plan, graph, folder)
+            return compile_model(plan, model, folder)
 
     with mock.patch.object(runner, "run_worker", run):
         yield

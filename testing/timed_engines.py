@@ -80,7 +80,7 @@ def timed_engines(
 class _Timed:
     """An engine over a clock. _held: token ids in each slot of the thinker or talker."""
 
-    extends = True
+    chunked_prefill = True
 
     def __init__(self, clock: VirtualClock, times: Times, script: Script, sizes: Sizes):
         self._clock, self._times, self._script, self._sizes = clock, times, script, sizes
@@ -150,9 +150,9 @@ class TimedTalker(_Timed):
         self._frames: dict[int, list[int]] = {}
         self._rows: dict[int, int] = {}
 
-    def extend(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
+    def prefill_chunk(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
         rows = len(prompt.token_ids) - start
-        self._take("talker.extend", (slot,), rows, _at(self._times.talker_prepare_s, rows))
+        self._take("talker.prefill_chunk", (slot,), rows, _at(self._times.talker_prepare_s, rows))
         self._fill(slot, prompt.token_ids, start)
 
     def copy(self, source: int, target: int, rows: int) -> None:

@@ -62,7 +62,7 @@ def load_chosen(
 ) -> Qwen3Omni:
     """Load the checkpoint with this number of slots; a compiled tree has its own number.
 
-    reuse: reuse earlier prompts' rows, which falsifies a benchmark that repeats a prompt.
+    reuse: whether there is a prefix cache, which falsifies a benchmark that repeats a prompt.
     """
     loading = model_arguments.load_arguments(options, slots)
     return Qwen3Omni.load(checkpoint, wrap_engines=wrap_engines, reuse=reuse, **loading)

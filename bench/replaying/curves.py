@@ -15,7 +15,7 @@ from bench.replaying.profiles import MEAN_PROMPT_ROWS, StageProfile
 from bench.replaying.simulation import replay
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS
 
-EXTENDS = Behaviour("ours, adaptive", extends=True)
+CHUNKED_PREFILL = Behaviour("ours, adaptive", chunked_prefill=True)
 FEWEST_ROWS = 64
 FRAME_S = 0.08
 RANKS = np.linspace(0, 1, 11)
@@ -77,7 +77,7 @@ def replayed_curves(
         for count in rows:
             talker_rows = max(count // 2, ASSISTANT_ROWS + 1)
             same = [replace(r, prompt_rows=count, talker_rows=talker_rows) for r in load]
-            found = replay(profile, EXTENDS, placement, at_once[-1], same).replies
+            found = replay(profile, CHUNKED_PREFILL, placement, at_once[-1], same).replies
             timings = [reply.result.timings for reply in found]
             ttfb_s = [t.ttfb_s for t in timings if t.ttfb_s is not None]
             first[-1].append(np.quantile(ttfb_s, RANKS))

@@ -20,7 +20,7 @@ STAGE_OF = {
     "thinker.prefill": "thinker_prefill",
     "thinker.step": "thinker_decode",
     "talker.prefill": "talker_prefill",
-    "talker.extend": "talker_prefill",
+    "talker.prefill_chunk": "talker_prefill",
     "talker.step": "talker_step",
     "talker.predict": "code_predictor",
     "vocoder.start": "code2wav_start",
@@ -94,8 +94,8 @@ class Behaviour:
     after every inline_frames frames the talker waits until the vocoder has decoded them; 0: they
     run concurrently. context_frames: earlier frames that are decoded again with each chunk. driver:
     whether the profile's driver_start and driver_frame are spent. policy: whether the
-    knows which stages share cores. extends: whether a prefill costs the time of its own rows, see
-    StageProfile.prefill_by_rows_s; otherwise every prompt is padded to a bucket.
+    knows which stages share cores. chunked_prefill: whether a prefill costs the time of its own
+    rows, see StageProfile.prefill_by_rows_s; otherwise every prompt is padded to a bucket.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Behaviour:
     context_frames: int = 0
     driver: bool = False
     knows_cores: bool = True
-    extends: bool = False
+    chunked_prefill: bool = False
 
 
 @dataclass
@@ -138,7 +138,7 @@ class Device:
         if name.endswith(".copy"):
             self._cores.run(name, COPY_S)
             return
-        if name == "talker.extend":
+        if name == "talker.prefill_chunk":
             self._cores.run(name, self._profile.seconds(STAGE_OF[name], size))
             return
         if name == "thinker.prefill":
@@ -146,7 +146,7 @@ class Device:
         self._drive(name, slots)
         if name.startswith("vocoder"):
             size += len(slots) * self._behaviour.context_frames
-        if name == "thinker.prefill" and self._behaviour.extends:
+        if name == "thinker.prefill" and self._behaviour.chunked_prefill:
             seconds = self._profile.prefill_by_rows_s(size)
         else:
             seconds = self._profile.seconds(STAGE_OF[name], size)

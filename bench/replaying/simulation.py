@@ -226,7 +226,7 @@ class _Clients:
     def ask(
         self, number: int, lengths: RequestLengths, behaviour: Behaviour, keyed: bool = False
     ) -> Reply:
-        """Send a request and take its reply. keyed: whether it may reuse rows."""
+        """Send a request and take its reply. keyed: whether it uses the prefix cache."""
         arrived_s = self._clock.now()
         self._clock.sleep(self._profile.seconds("preprocessing", lengths.audio_s))
         rows = lengths.prompt_rows if keyed else 0

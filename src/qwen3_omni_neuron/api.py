@@ -79,7 +79,7 @@ class Qwen3Omni:
             engines,
             config,
             max_queued,
-            reuse=reuse,
+            prefix_cache=reuse,
             sample_ids=host_sampler(),
             defaults=defaults,
             faster=faster,
@@ -111,9 +111,9 @@ class Qwen3Omni:
         max_concurrency: number of slots, the requests that run at a time (8).
         context_length: positions that a slot's KV cache holds (8192, or the model's own limit
         where that is less); prompt and reply must fit. max_queued: number of requests that may wait
-        for a slot, in the order they came; a further one gets a BusyError. reuse: see
-        docs/reuse.md. placement: "shared" runs all engines in this process, "split" runs thinker,
-        talker and vocoder each in a process of its own.
+        for a slot, in the order they came; a further one gets a BusyError. reuse: whether
+        there is a prefix cache, see docs/prefix_cache.md. placement: "shared" runs all engines in
+        this process, "split" runs thinker, talker and vocoder each in a process of its own.
         compiled_path: a tree that `qwen3-omni-neuron compile` wrote, or the address that `push`
         printed, from which the tree is pulled first (see compilation.storage). The tree then gives
         weights, target, dtype, slots, context length and buckets, and the checkpoint gives config,
@@ -337,7 +337,7 @@ class Qwen3Omni:
             options.speaker_id(self._config)
         if options.seed is None:
             options = replace(options, seed=secrets.randbits(32))
-        keys = prompt_keys(prompt, self._config) if self._pipeline.reuses else None
+        keys = prompt_keys(prompt, self._config) if self._pipeline.caches_prefixes else None
         return Request(prompt, options, speak, arrived_s, self.conversation, keys)
 
     def _check_length(self, prompt: Prompt) -> None:

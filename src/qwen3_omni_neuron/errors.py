@@ -4,7 +4,7 @@
     ├── CheckpointError          config.json, shards or parameter names don't fit
     ├── ArtifactError            a compiled tree is missing, incomplete, or doesn't fit
     ├── NotInstalledError        what a target needs is not installed
-    ├── CompileError             a graph's compile ended by itself, or another run has the tree
+    ├── CompileError             a model's compile ended by itself, or another run has the tree
     ├── InputError (ValueError)  the caller's input
     │   ├── MessageError         conversation: roles, content, media kinds, turns
     │   ├── AudioError           a clip that can't be read, or is empty
@@ -40,7 +40,7 @@ class NotInstalledError(Qwen3OmniError):
 
 
 class CompileError(Qwen3OmniError):
-    """The compile of a graph ended by itself, or another run is writing into the same folder."""
+    """The compile of a model ended by itself, or another run is writing into the same folder."""
 
 
 class InputError(Qwen3OmniError, ValueError):

@@ -202,6 +202,6 @@ def host_sampler() -> "SampleIds":
     library = find_library()
     if library is None:
         return sample_ids
-    from qwen3_omni_neuron.cpu.native.draws import NativeDraws
+    from qwen3_omni_neuron.cpu.native.sampler import NativeSampler
 
-    return NativeDraws(library)
+    return NativeSampler(library)

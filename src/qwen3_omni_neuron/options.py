@@ -125,7 +125,7 @@ class SpeechArguments(TypedDict, total=False):
     ]
     talker_temperature: Annotated[float, OptionDoc("temperature of the first code", _FACTOR)]
     talker_top_k: Annotated[
-        int, OptionDoc("likeliest codes that the first code is drawn from, 0: all", _TOP_K)
+        int, OptionDoc("likeliest codes that the first code is sampled from, 0: all", _TOP_K)
     ]
     talker_top_p: Annotated[
         float, OptionDoc("probability that these codes add up to", _PROBABILITY)
@@ -137,7 +137,7 @@ class SpeechArguments(TypedDict, total=False):
         bool, OptionDoc("sample the other codes of a frame; greedy where false", _FLAG)
     ]
     predictor_top_k: Annotated[
-        int, OptionDoc("likeliest codes that each of them is drawn from, 0: all", _TOP_K)
+        int, OptionDoc("likeliest codes that each of them is sampled from, 0: all", _TOP_K)
     ]
     predictor_top_p: Annotated[
         float, OptionDoc("probability that these codes add up to", _PROBABILITY)
@@ -196,7 +196,7 @@ class RequestArguments(SpeechArguments, total=False):
     ]
     thinker_top_k: Annotated[
         int | None,
-        OptionDoc("likeliest tokens that the text is drawn from, 0: all", _TOP_K, _CHECKPOINT),
+        OptionDoc("likeliest tokens that the text is sampled from, 0: all", _TOP_K, _CHECKPOINT),
     ]
     thinker_top_p: Annotated[
         float | None,
@@ -235,7 +235,7 @@ class LoadArguments(TypedDict, total=False):
     ]
     max_queued: Annotated[int, OptionDoc("requests that may wait for a slot")]
     reuse: Annotated[
-        bool, OptionDoc("compute what prompts begin with once, where an earlier one began so, too")
+        bool, OptionDoc("keep a prefix cache: what prompts begin with alike is computed once")
     ]
     placement: Annotated[
         str, OptionDoc("shared: one process; split: a process each for thinker, talker, vocoder")

@@ -212,7 +212,7 @@ class Session:
         with self._lock, one_torch_thread():
             self._check_open()
             model = self._model
-            if self._turn is None or not model.pipeline.reuses or self._streaming():
+            if self._turn is None or not model.pipeline.caches_prefixes or self._streaming():
                 return
             options = self._options
             try:
@@ -428,7 +428,7 @@ class Session:
         """
         model, windows = self._model, self._model.conversation.whole_windows(clip)
         state = windows, clip.peak if windows else 0.0
-        if not model.pipeline.reuses or state == self._ahead_of or self._streaming():
+        if not model.pipeline.caches_prefixes or state == self._ahead_of or self._streaming():
             return
         self._ahead_of = state
         options = self._options

@@ -26,7 +26,7 @@ from qwen3_omni_neuron.compilation.manifest import (
     read_record,
     verify_files,
 )
-from qwen3_omni_neuron.compilation.plan import GRAPHS, HEARING_GRAPHS, CompilePlan
+from qwen3_omni_neuron.compilation.plan import HEARING_MODELS, MODELS, CompilePlan
 from qwen3_omni_neuron.compilation.runner import compile_tree, tree_lock
 from qwen3_omni_neuron.errors import ArtifactError, CompileError, OptionError, OutputError
 from testing.made_trees import ABSENT, DYING, FULL, SLOW
@@ -46,7 +46,7 @@ def clean(plan: CompilePlan, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tree that was compiled in one go."""
     tree = tmp_path_factory.mktemp("clean") / "tree"
     outcome = compile_tree(plan, tree, SLOW)
-    assert outcome.compiled == GRAPHS
+    assert outcome.compiled == MODELS
     assert not outcome.missing
     return tree
 
@@ -99,9 +99,9 @@ def start(plan: CompilePlan, tree: Path, target: str = "SLOW") -> "subprocess.Po
 def test_interrupted_at_any_moment_and_resumed_it_is_the_same_tree(
     plan: CompilePlan, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After each interruption a folder with a graph's name is complete.
+    """After each interruption a folder with a model's name is complete.
 
-    A manifest is only there where every graph is.
+    A manifest is only there where every model is.
     """
     monkeypatch.setattr(runner, "WAIT_S", PATIENCE_S)
     expected, moments = content(clean), random.Random(5)
@@ -110,7 +110,7 @@ def test_interrupted_at_any_moment_and_resumed_it_is_the_same_tree(
     statuses: list[int] = []
     while cut < MOMENTS:
         if (tree / MANIFEST_FILE).exists():  # something to interrupt
-            shutil.rmtree(tree / moments.choice(GRAPHS), ignore_errors=True)
+            shutil.rmtree(tree / moments.choice(MODELS), ignore_errors=True)
             shutil.rmtree(tree / "audio", ignore_errors=True)
         process = start(plan, tree)
         time.sleep(moments.uniform(0.0, longest_s))
@@ -121,16 +121,16 @@ def test_interrupted_at_any_moment_and_resumed_it_is_the_same_tree(
         else:
             cut += 1
             statuses.append(status)
-        graphs = [tree / graph for graph in GRAPHS if (tree / graph).exists()]
-        for folder in graphs:
+        models = [tree / model for model in MODELS if (tree / model).exists()]
+        for folder in models:
             assert content(folder) == content(clean / folder.name), cut
-        if (tree / MANIFEST_FILE).exists() and len(graphs) == len(GRAPHS):
+        if (tree / MANIFEST_FILE).exists() and len(models) == len(MODELS):
             verify_files(tree, read_manifest(tree))
     by_signal = [status for status in statuses if status in (-signal.SIGINT, -signal.SIGKILL)]
     assert len(by_signal) > MOMENTS // 2, f"runs ended by themselves: {statuses}"
-    kept = [graph for graph in GRAPHS if (tree / graph).exists()]
+    kept = [model for model in MODELS if (tree / model).exists()]
     outcome = compile_tree(plan, tree, SLOW)
-    assert set(outcome.compiled) == set(GRAPHS) - set(kept)
+    assert set(outcome.compiled) == set(MODELS) - set(kept)
     assert content(tree) == expected
 
 
@@ -151,7 +151,7 @@ def test_what_an_interrupted_run_was_compiling_ends_with_it_and_the_folder_is_fr
     while runs(compiler):
         assert time.monotonic() < until_s, "the compiler goes on"
         time.sleep(0.01)
-    assert compile_tree(plan, tmp_path, SLOW).compiled == GRAPHS
+    assert compile_tree(plan, tmp_path, SLOW).compiled == MODELS
     assert content(tmp_path) == content(clean)
 
 
@@ -180,18 +180,18 @@ def test_folders_that_a_compiler_removes_while_they_are_counted_do_no_harm(
     assert not (tmp_path / "work").exists()
 
 
-def test_a_graph_appears_in_one_piece(plan: CompilePlan, clean: Path, tmp_path: Path) -> None:
+def test_a_model_appears_in_one_piece(plan: CompilePlan, clean: Path, tmp_path: Path) -> None:
     """Looked at all the time while it is compiled."""
-    whole = {graph: len(content(clean / graph)) for graph in GRAPHS}
+    whole = {model: len(content(clean / model)) for model in MODELS}
     seen: set[tuple[str, int]] = set()
     done = threading.Event()
 
     def watch() -> None:
         while not done.is_set():
-            for graph in GRAPHS:
-                folder = tmp_path / graph
+            for model in MODELS:
+                folder = tmp_path / model
                 if folder.exists():
-                    seen.add((graph, sum(p.is_file() for p in folder.rglob("*"))))
+                    seen.add((model, sum(p.is_file() for p in folder.rglob("*"))))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -217,7 +217,7 @@ def test_two_runs_on_one_folder_refuse_each_other(plan: CompilePlan, tree: Path)
 def test_a_whole_tree_is_left_as_it_is(plan: CompilePlan, tree: Path) -> None:
     before = {p: p.read_bytes() for p in tree.rglob("*") if p.is_file()}
     outcome = compile_tree(plan, tree, SLOW)
-    assert (outcome.compiled, list(outcome.records)) == ((), list(GRAPHS))
+    assert (outcome.compiled, list(outcome.records)) == ((), list(MODELS))
     assert {p: p.read_bytes() for p in tree.rglob("*") if p.is_file()} == before
 
 
@@ -228,11 +228,11 @@ def test_a_whole_tree_is_left_as_it_is(plan: CompilePlan, tree: Path) -> None:
         ({"patch_buckets": (64,)}, ("vision",)),
         ({"chunk_frames": (1, 25)}, ("code2wav",)),
         ({"max_concurrency": 2}, ("thinker", "talker", "code_predictor", "code2wav")),
-        ({"dtype": "float32"}, GRAPHS),
+        ({"dtype": "float32"}, MODELS),
     ],
     ids=str,
 )
-def test_another_plan_recompiles_the_graphs_it_changes(
+def test_another_plan_recompiles_the_models_it_changes(
     plan: CompilePlan, tree: Path, change: dict[str, object], stale: tuple[str, ...]
 ) -> None:
     changed = replace(plan, **change)
@@ -254,7 +254,7 @@ def test_another_checkpoint_recompiles_everything(
     begin, end = json.loads(raw[8 : 8 + length])["thinker.lm_head.weight"]["data_offsets"]
     raw[8 + length + (begin + end) // 2] ^= 1
     shard.write_bytes(raw)
-    assert compile_tree(replace(plan, model=model), tree, SLOW).compiled == GRAPHS
+    assert compile_tree(replace(plan, model=model), tree, SLOW).compiled == MODELS
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -283,14 +283,14 @@ def broken_record(tree: Path) -> None:
     (tree / "audio" / "record.json").write_text("{")
 
 
-def lost_graph(tree: Path) -> None:
+def lost_model(tree: Path) -> None:
     shutil.rmtree(tree / "audio")
 
 
 @pytest.mark.parametrize(
-    "harm", [other_version, other_target, lost_file, short_file, broken_record, lost_graph]
+    "harm", [other_version, other_target, lost_file, short_file, broken_record, lost_model]
 )
-def test_a_graph_that_does_not_fit_is_the_only_one_compiled(
+def test_a_model_that_does_not_fit_is_the_only_one_compiled(
     plan: CompilePlan, clean: Path, tree: Path, harm: object
 ) -> None:
     assert callable(harm)
@@ -307,14 +307,14 @@ def test_a_lost_manifest_is_written_without_compiling(
     assert content(tree) == content(clean)
 
 
-def test_graph_by_graph_the_last_one_makes_it_whole(
+def test_model_by_model_the_last_one_makes_it_whole(
     plan: CompilePlan, clean: Path, tmp_path: Path
 ) -> None:
-    for graph in reversed(GRAPHS):
+    for model in reversed(MODELS):
         assert not (tmp_path / MANIFEST_FILE).exists()
-        outcome = compile_tree(plan, tmp_path, SLOW, only=(graph,))
-        assert outcome.compiled == (graph,)
-        assert set(outcome.missing) == set(GRAPHS[: GRAPHS.index(graph)])
+        outcome = compile_tree(plan, tmp_path, SLOW, only=(model,))
+        assert outcome.compiled == (model,)
+        assert set(outcome.missing) == set(MODELS[: MODELS.index(model)])
     assert content(tmp_path) == content(clean)
 
 
@@ -325,8 +325,8 @@ def test_a_tree_that_no_longer_fits_its_manifest_has_none(plan: CompilePlan, tre
         read_manifest(tree)
 
 
-def test_an_unknown_graph_is_refused(plan: CompilePlan, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"unknown graph 'vocoder'\. This .* thinker,"):
+def test_an_unknown_model_is_refused(plan: CompilePlan, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"unknown model 'vocoder'\. This .* thinker,"):
         compile_tree(plan, tmp_path / "tree", SLOW, only=("vocoder",))
     assert not (tmp_path / "tree").exists()
 
@@ -334,21 +334,21 @@ def test_an_unknown_graph_is_refused(plan: CompilePlan, tmp_path: Path) -> None:
 def test_a_folder_of_somebody_else_is_not_replaced(plan: CompilePlan, tmp_path: Path) -> None:
     (tmp_path / "audio").mkdir()
     (tmp_path / "audio" / "song.wav").write_bytes(b"la")
-    with pytest.raises(ArtifactError, match="audio is there, and no compiled graph"):
+    with pytest.raises(ArtifactError, match="audio is there, and no compiled model"):
         compile_tree(plan, tmp_path, SLOW)
     assert (tmp_path / "audio" / "song.wav").read_bytes() == b"la"
 
 
-def test_a_text_only_checkpoint_has_fewer_graphs(
+def test_a_text_only_checkpoint_has_fewer_models(
     plan: CompilePlan, tree: Path, tmp_path: Path
 ) -> None:
     """Those of the earlier one go with its manifest."""
     model = Path(shutil.copytree(plan.model, tmp_path / "text-only"))
     raw = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**raw, "enable_audio_output": False}))
-    assert compile_tree(replace(plan, model=model), tree, SLOW).compiled == HEARING_GRAPHS
+    assert compile_tree(replace(plan, model=model), tree, SLOW).compiled == HEARING_MODELS
     assert sorted(p.name for p in tree.iterdir()) == sorted(
-        (*HEARING_GRAPHS, MANIFEST_FILE, ".lock")
+        (*HEARING_MODELS, MANIFEST_FILE, ".lock")
     )
 
 
@@ -379,7 +379,7 @@ def test_a_compiler_that_crashes_is_quoted_and_the_rest_is_kept(
     with pytest.raises(CompileError, match=r"(?s)vision: .* SIGABRT.*the wheels came off"):
         compile_tree(plan, tmp_path, DYING)
     assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "thinker"]
-    assert compile_tree(plan, tmp_path, SLOW).compiled == GRAPHS[1:]
+    assert compile_tree(plan, tmp_path, SLOW).compiled == MODELS[1:]
     assert content(tmp_path) == content(clean)
 
 
@@ -400,12 +400,12 @@ def test_a_disk_that_is_really_full(plan: CompilePlan, clean: Path, small_disk: 
     with pytest.raises(OutputError, match="no space is left for"):
         compile_tree(plan, small_disk, SLOW)
     there = sorted(p.name for p in small_disk.iterdir() if p.name != ".lock")
-    assert 0 < len(there) < len(GRAPHS)
-    for graph in there:
-        assert read_record(small_disk / graph)[1].files
-        assert content(small_disk / graph) == content(clean / graph)
+    assert 0 < len(there) < len(MODELS)
+    for model in there:
+        assert read_record(small_disk / model)[1].files
+        assert content(small_disk / model) == content(clean / model)
     subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
-    assert len(compile_tree(plan, small_disk, SLOW).compiled) == len(GRAPHS) - len(there)
+    assert len(compile_tree(plan, small_disk, SLOW).compiled) == len(MODELS) - len(there)
     assert content(small_disk) == content(clean)
 
 

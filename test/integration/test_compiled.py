@@ -23,7 +23,7 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.compilation.manifest import read_manifest
-from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPHS
+from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODELS
 from qwen3_omni_neuron.compilation.storage import push_tree
 from qwen3_omni_neuron.cpu import precision
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models, load_compiled_models
@@ -158,9 +158,9 @@ def test_the_weights_are_the_checkpoints_converted(
     loaded = load_checkpoint_models(Checkpoint(checkpoint), config, dtype, STAGES, packed)
     compiled = load_compiled_models(tree, config, dtype, STAGES, packed)
     uncopied = packed or dtype in ("bfloat16", "float64")
-    files = [tree / graph / "weights.safetensors" for graph in GRAPHS] if MAPS.exists() else []
+    files = [tree / model / "weights.safetensors" for model in MODELS] if MAPS.exists() else []
     ranges = [pair for file in files for pair in mapped_ranges(file)]
-    for parts in GRAPH_PARTS.values():
+    for parts in MODEL_PARTS.values():
         for name in parts:
             ours, theirs = (vars(models)[name] for models in (compiled, loaded))
             expected = dict(theirs.named_parameters()) | dict(theirs.named_buffers())
@@ -262,8 +262,8 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     "half a manifest": (lambda t: os.truncate(t / "manifest.json", 99), "manifest.json can't be"),
     "a list": (lambda t: (t / "manifest.json").write_text("[]"), "holds a list"),
     "schema": (edit_manifest(lambda m: m.update(schema=99)), "is of schema 99, this version reads"),
-    "no graphs": (edit_manifest(lambda m: m.pop("graphs")), "is no manifest"),
-    "a graph": (edit_manifest(lambda m: m["graphs"].pop("talker")), "lacks talker. Compile again"),
+    "no models": (edit_manifest(lambda m: m.pop("graphs")), "is no manifest"),
+    "a model": (edit_manifest(lambda m: m["graphs"].pop("talker")), "lacks talker. Compile again"),
     "tp": (edit_manifest(lambda m: m["plan"].update(tp=8)), "tp is 1 for target cpu, got 8"),
     "target": (
         edit_manifest(lambda m: m["plan"].update(target="gpu")),
@@ -321,14 +321,14 @@ def test_where_there_is_no_tree_it_says_so(checkpoint: Path) -> None:
         Qwen3Omni.load(checkpoint, compiled_path="/nowhere")
 
 
-# Memory: compile the largest graph, and watch.
+# Memory: compile the largest model, and watch.
 PEAK_SCRIPT = """
 import sys
 from dataclasses import replace
 from pathlib import Path
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.compilation.plan import graphs_of
-from qwen3_omni_neuron.cpu.weights import compile_graph, expected_bytes
+from qwen3_omni_neuron.compilation.plan import models_of
+from qwen3_omni_neuron.cpu.weights import compile_model, expected_bytes
 from testing.peak_memory import watched
 from testing.specs import plan_of
 
@@ -336,18 +336,18 @@ small, tiny, out = map(Path, sys.argv[1:])
 config = read_config(small)
 plan = plan_of(small, config, dtype="float32")
 (out / "warm").mkdir()  # what the libraries themselves take
-compile_graph(replace(plan, model=tiny), "thinker", out / "warm")
+compile_model(replace(plan, model=tiny), "thinker", out / "warm")
 
 with watched() as peak:
-    graph = max(graphs_of(config), key=lambda graph: expected_bytes(plan, graph))
-    (out / graph).mkdir()
-    record = compile_graph(plan, graph, out / graph)
+    model = max(models_of(config), key=lambda model: expected_bytes(plan, model))
+    (out / model).mkdir()
+    record = compile_model(plan, model, out / model)
 print(peak.nbytes / record.bytes)
 """
 
 
 @needs_proc
-def test_compiling_peaks_below_half_of_the_largest_graph(checkpoint: Path, tmp_path: Path) -> None:
+def test_compiling_peaks_below_half_of_the_largest_model(checkpoint: Path, tmp_path: Path) -> None:
     """Far below the 1.5 that was asked for: a parameter at a time, and its packed form."""
     small = write_tiny_checkpoint(tmp_path / "small", size="small")
     assert float(run_python("-c", PEAK_SCRIPT, small, checkpoint, tmp_path)) < 0.5
@@ -364,17 +364,17 @@ def test_compile_prints_a_table_and_goes_on(
     assert cli.main(words) == 0
     printed = capsys.readouterr()
     rows = [re.split(r" {2,}", line) for line in printed.out.splitlines()]
-    assert rows[0] == ["graph", "bucket", "seconds", "MB"]
-    assert [row[0] for row in rows[1:]] == list(GRAPHS)
+    assert rows[0] == ["model", "bucket", "seconds", "MB"]
+    assert [row[0] for row in rows[1:]] == list(MODELS)
     assert rows[2][1:] == ["any", rows[2][2], "1.6"]
-    assert [row[2] == "kept" for row in rows[1:]] == [graph != "vision" for graph in GRAPHS]
+    assert [row[2] == "kept" for row in rows[1:]] == [model != "vision" for model in MODELS]
     assert "vision: to be compiled, missing" in printed.err
     assert "100%" in printed.err
 
 
 def test_ctrl_c_is_130_and_the_next_run_goes_on(checkpoint: Path, tree: Path, copy: Path) -> None:
-    for graph in ("vision", "audio", "code2wav"):
-        shutil.rmtree(copy / graph)
+    for model in ("vision", "audio", "code2wav"):
+        shutil.rmtree(copy / model)
     words = compile_words(checkpoint, copy, *SETTINGS, *BUCKETS)
     code = (
         # Tests that were started in the background inherit that SIGINT is ignored.
@@ -393,12 +393,12 @@ def test_ctrl_c_is_130_and_the_next_run_goes_on(checkpoint: Path, tree: Path, co
     assert "interrupted" in said
     assert "Traceback" not in said
     there = {path.name for path in copy.iterdir()}
-    assert {"thinker", "vision", ".lock"} <= there <= {*GRAPHS, ".lock"}
+    assert {"thinker", "vision", ".lock"} <= there <= {*MODELS, ".lock"}
     with compiled_here():
         assert cli.main(words) == 0
     ours, theirs = read_manifest(copy), read_manifest(tree)
-    assert {g: r.files for g, r in ours.graphs.items()} == {
-        g: r.files for g, r in theirs.graphs.items()
+    assert {name: r.files for name, r in ours.models.items()} == {
+        name: r.files for name, r in theirs.models.items()
     }
 
 
@@ -432,7 +432,7 @@ def test_without_a_folder_it_says_so(checkpoint: Path, capsys: pytest.CaptureFix
     assert "give --out DIR, or --dry-run" in capsys.readouterr().err
 
 
-def test_a_script_compiles_its_graph(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_script_compiles_its_model(checkpoint: Path, tmp_path: Path) -> None:
     words = compile_words(checkpoint, tmp_path)[1:]
     script = ROOT / "compile" / "audio.py"
     done = subprocess.run(
@@ -443,11 +443,11 @@ def test_a_script_compiles_its_graph(checkpoint: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "audio"]
 
 
-def test_there_is_a_script_for_every_graph() -> None:
+def test_there_is_a_script_for_every_model() -> None:
     scripts = {path.stem: path.read_text() for path in (ROOT / "compile").glob("*.py")}
-    assert set(scripts) == {*GRAPHS, "all"}
-    for graph in GRAPHS:
-        assert f'"--only", "{graph}"' in scripts[graph]
+    assert set(scripts) == {*MODELS, "all"}
+    for model in MODELS:
+        assert f'"--only", "{model}"' in scripts[model]
     assert "--only" not in scripts["all"]
 
 
@@ -461,7 +461,7 @@ def test_there_is_a_script_for_every_graph() -> None:
         (["--buckets", "48,9999"], "prompt_buckets has 9999, and the KV cache 4096"),
         (["--patch-buckets", "30"], "patch_buckets has 30; a size is a multiple of 4"),
         (["--chunk-frames", "0,4"], "chunk_frames is a list of ascending sizes"),
-        (["--only", "vocoder"], "unknown graph 'vocoder'"),
+        (["--only", "vocoder"], "unknown model 'vocoder'"),
         (["--dtype", "int4"], "dtype is auto or one of mixed, float32, int8, bfloat16, float64"),
     ],
 )

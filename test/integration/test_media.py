@@ -58,7 +58,7 @@ def reference(checkpoint: Path) -> Reference:
 
 @pytest.fixture(scope="module")
 def omni(checkpoint: Path) -> Iterator[Qwen3Omni]:
-    """Without reuse, since a test calls its engines behind the runtime's back."""
+    """Without the prefix cache, since a test calls its engines behind the runtime's back."""
     with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=2, reuse=False) as omni:
         yield omni
 

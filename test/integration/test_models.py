@@ -303,15 +303,15 @@ def test_code_predictor_codes_and_feedback(deep_checkpoint: Path) -> None:
 
 
 @torch.no_grad()
-def test_code_predictor_draws_are_its_inputs(models: Models) -> None:
+def test_random_numbers_of_the_code_predictor_are_its_inputs(models: Models) -> None:
     """The same uniforms give the same codes; top_k 1 is greedy whatever they are."""
     assert models.code_predictor is not None
     hidden, code0 = torch.randn(2, 64), torch.tensor([1, 2])
     uniforms, top_p = torch.rand(2, 15), torch.full((2,), 0.8)
-    drawn = [models.code_predictor(hidden, code0, uniforms, top_p)[0] for _ in range(2)]
-    assert drawn[0].tolist() == drawn[1].tolist()
+    sampled = [models.code_predictor(hidden, code0, uniforms, top_p)[0] for _ in range(2)]
+    assert sampled[0].tolist() == sampled[1].tolist()
     other, _ = models.code_predictor(hidden, code0, torch.rand(2, 15), top_p)
-    assert other.tolist() != drawn[0].tolist()
+    assert other.tolist() != sampled[0].tolist()
     likeliest, _ = models.code_predictor(hidden, code0, uniforms, top_p, top_k=1)
     greedy, _ = models.code_predictor(hidden, code0)
     assert likeliest.tolist() == greedy.tolist()

@@ -59,11 +59,11 @@ REQUESTS: list[tuple[Any, dict[str, Any]]] = [
 
 
 # How frames of three slots are chosen in one call: from 50 codes, greedily, and from 7 codes.
-DRAWN = np.linspace(0.02, 0.98, 15, dtype=np.float32)
+UNIFORMS = np.linspace(0.02, 0.98, 15, dtype=np.float32)
 HOW = [
-    PredictorSampling(DRAWN, 50, 0.8),
+    PredictorSampling(UNIFORMS, 50, 0.8),
     GREEDY_FRAME,
-    PredictorSampling(DRAWN[::-1].copy(), 7, 1.0),
+    PredictorSampling(UNIFORMS[::-1].copy(), 7, 1.0),
 ]
 
 

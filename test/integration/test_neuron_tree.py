@@ -22,7 +22,7 @@ from qwen3_omni_neuron.compilation.manifest import (
     read_manifest,
     verify_files,
 )
-from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPHS, CompilePlan
+from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODELS, CompilePlan
 from qwen3_omni_neuron.compilation.runner import compile_tree
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.compilation.tree import open_tree
@@ -37,7 +37,7 @@ from qwen3_omni_neuron.loading import TARGETS
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs
 from qwen3_omni_neuron.neuron.nxdi.build import build_engines
-from qwen3_omni_neuron.neuron.nxdi.compile import compile_graph, expected_bytes
+from qwen3_omni_neuron.neuron.nxdi.compile import compile_model, expected_bytes
 from qwen3_omni_neuron.neuron.nxdi.target import NEURON
 from qwen3_omni_neuron.prompt.template import Conversation
 from testing.eager_neuron import SETTINGS
@@ -46,9 +46,9 @@ from testing.simulated_toolchain import SimulatedToolchain
 from testing.specs import compiled_here, cpu_engines, plan_of
 
 TOOLCHAIN = SimulatedToolchain()
-SIMULATED = replace(NEURON, compile_graph=partial(compile_graph, toolchain=TOOLCHAIN))
+SIMULATED = replace(NEURON, compile_model=partial(compile_model, toolchain=TOOLCHAIN))
 LIMITS = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
-HEADER_BYTES = 200_000  # of the files of a graph, and a description of its graphs
+HEADER_BYTES = 200_000  # of the files of a model, and a description of its graphs
 WITHOUT_SDK = importlib.util.find_spec("neuronx_distributed") is None
 
 
@@ -73,7 +73,7 @@ def tree(plan: CompilePlan, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("neuron") / "tree"
     with compiled_here():
         outcome = compile_tree(plan, folder, SIMULATED)
-    assert outcome.compiled == GRAPHS
+    assert outcome.compiled == MODELS
     assert not outcome.missing
     return folder
 
@@ -117,8 +117,8 @@ def test_a_reply_from_the_tree_is_the_cpus(both: tuple[Qwen3Omni, Qwen3Omni], na
 
 def test_every_part_has_a_folder_with_a_file_a_core(tree: Path) -> None:
     manifest = read_manifest(tree)
-    for graph, parts in GRAPH_PARTS.items():
-        files = manifest.graphs[graph].files
+    for model, parts in MODEL_PARTS.items():
+        files = manifest.models[model].files
         for part in parts:
             for rank in range(2):
                 assert f"{part}/weights/tp{rank}_sharded_checkpoint.safetensors" in files
@@ -127,31 +127,31 @@ def test_every_part_has_a_folder_with_a_file_a_core(tree: Path) -> None:
 
 def test_the_manifest_says_what_every_graph_takes(tree: Path) -> None:
     manifest: Manifest = read_manifest(tree)
-    thinker = {call.name: call for call in manifest.graphs["thinker"].calls}
-    assert thinker.keys() == {"thinker_prefill", "thinker_decode"}
-    assert manifest.graphs["thinker"].buckets["window"] == [64, 128, 256]
-    prefill = next(c for c in manifest.graphs["thinker"].calls if c.bucket == {"rows": 48})
+    thinker = {graph.name for graph in manifest.models["thinker"].graphs}
+    assert thinker == {"thinker_prefill", "thinker_decode"}
+    assert manifest.models["thinker"].buckets["window"] == [64, 128, 256]
+    prefill = next(g for g in manifest.models["thinker"].graphs if g.bucket == {"rows": 48})
     assert prefill.inputs["rotary_position_ids"].shape == (3, 1, 48)
     assert prefill.outputs["hidden"].shape[:2] == (1, 48)
-    talker = {call.name for call in manifest.graphs["talker"].calls}
+    talker = {graph.name for graph in manifest.models["talker"].graphs}
     assert talker == {"talker_prefill", "talker_decode", "text_projection", "hidden_projection"}
-    assert manifest.graphs["code2wav"].buckets == {"streams": [1, 3], "frames": [1, 2, 4, 8]}
-    assert all(call.state for call in manifest.graphs["code2wav"].calls)
+    assert manifest.models["code2wav"].buckets == {"streams": [1, 3], "frames": [1, 2, 4, 8]}
+    assert all(graph.state for graph in manifest.models["code2wav"].graphs)
 
 
-@pytest.mark.parametrize("graph", sorted(set(GRAPHS) - {"thinker", "talker"}))
-def test_the_manifest_has_the_rows_of_a_traced_graph(
-    spec: EngineSpec, tree: Path, graph: str
+@pytest.mark.parametrize("model", sorted(set(MODELS) - {"thinker", "talker"}))
+def test_the_manifest_has_a_record_of_every_graph_of_a_model(
+    spec: EngineSpec, tree: Path, model: str
 ) -> None:
     """The unit tests of graphs hold these against the modules."""
-    rows = [row for row in all_graphs(spec.config, spec.plan) if row.part in GRAPH_PARTS[graph]]
-    assert rows
-    for call, row in zip(read_manifest(tree).graphs[graph].calls, rows, strict=True):
-        assert (call.name, call.bucket) == (row.name, row.bucket)
+    graphs = [g for g in all_graphs(spec.config, spec.plan) if g.part in MODEL_PARTS[model]]
+    assert graphs
+    for record, graph in zip(read_manifest(tree).models[model].graphs, graphs, strict=True):
+        assert (record.name, record.bucket) == (graph.name, graph.bucket)
         for said, specs in (
-            (call.inputs, row.inputs),
-            (call.outputs, row.outputs),
-            (call.state, row.state),
+            (record.inputs, graph.inputs),
+            (record.outputs, graph.outputs),
+            (record.state, graph.state),
         ):
             wanted = [(s.name, s.shape, f"torch.{said[s.name].dtype}") for s in specs]
             assert [
@@ -160,9 +160,9 @@ def test_the_manifest_has_the_rows_of_a_traced_graph(
 
 
 def test_the_expected_bytes_are_those_of_the_weights(plan: CompilePlan, tree: Path) -> None:
-    for graph, record in read_manifest(tree).graphs.items():
-        expected = expected_bytes(plan, graph)
-        assert expected <= record.bytes <= expected + HEADER_BYTES, graph
+    for model, record in read_manifest(tree).models.items():
+        expected = expected_bytes(plan, model)
+        assert expected <= record.bytes <= expected + HEADER_BYTES, model
 
 
 def test_what_a_compiler_left_is_kept_until_the_next_run_which_compiles_that_alone(
@@ -170,7 +170,7 @@ def test_what_a_compiler_left_is_kept_until_the_next_run_which_compiles_that_alo
 ) -> None:
     copy = Path(shutil.copytree(tree, tmp_path / "tree"))
     (copy / "vision" / "vision_encoder" / "graphs.json").unlink()
-    failing = replace(SIMULATED, compile_graph=partial(compile_graph, toolchain=FailingToolchain()))
+    failing = replace(SIMULATED, compile_model=partial(compile_model, toolchain=FailingToolchain()))
     with pytest.raises(CompileError, match="vision_encoder was not compiled"):
         compile_tree(plan, copy, failing)
     kept = copy / ".vision.failed" / "vision_encoder" / "log-neuron-cc.txt"

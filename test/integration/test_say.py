@@ -34,7 +34,7 @@ class Idle:
 
     def __init__(self, engine: Any):
         self.slots, self.context_length = engine.slots, engine.context_length
-        self.extends, self.close = engine.extends, engine.close
+        self.chunked_prefill, self.close = engine.chunked_prefill, engine.close
 
 
 class Written:

@@ -137,7 +137,7 @@ def test_any_session_is_its_messages_given_at_once(omni: Qwen3Omni) -> None:
                 if turn.heard is not None:
                     assert session._reply is not None
                     session.heard(turn.heard * session._reply.audio_s)
-            # Whatever the last turn left: an answer to it, without reuse.
+            # Whatever the last turn left: an answer to it, without the prefix cache.
             session.append("Well?")
             assert_same_reply(
                 last(session.respond()), omni.generate_audio(session.messages[:-1], **LIMITS)

@@ -22,7 +22,7 @@ from qwen3_omni_neuron import cli
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.compilation import storage
 from qwen3_omni_neuron.compilation.manifest import MANIFEST_FILE, RECORD_FILE, read_manifest
-from qwen3_omni_neuron.compilation.plan import GRAPHS
+from qwen3_omni_neuron.compilation.plan import MODELS
 from qwen3_omni_neuron.compilation.runner import LOCK_FILE, compile_tree, tree_lock
 from qwen3_omni_neuron.compilation.storage import local_tree, pull_tree, push_tree, tree_cache
 from qwen3_omni_neuron.errors import ArtifactError, NotInstalledError, OptionError, OutputError
@@ -60,7 +60,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Every file but the lock and the records of single graphs."""
+    """Every file but the lock and the records of single models."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -106,7 +106,7 @@ def test_a_tree_comes_back_as_it_was(tree: Path, url: str, tmp_path: Path) -> No
     callback = Callback(hooks={"tell": lambda total, done: told.append((done, total))})
     folder = pull_tree(address, tmp_path / "pulled", callback)
     assert content(folder) == content(tree)
-    total = sum(record.bytes for record in read_manifest(tree).graphs.values())
+    total = sum(record.bytes for record in read_manifest(tree).models.values())
     assert told[-1] == (total, total)
     assert told == sorted(told)
 
@@ -170,25 +170,25 @@ def test_of_several_processes_one_copies(tree: Path, store: Path, cache: Path) -
 def test_what_was_changed_in_the_store_is_named_and_not_taken(
     tree: Path, store: Path, tmp_path: Path
 ) -> None:
-    damaged = store / GRAPHS[2] / "deep" / "1.bin"
+    damaged = store / MODELS[2] / "deep" / "1.bin"
     flip(damaged)
     target = tmp_path / "pulled"
     with pytest.raises(ArtifactError, match=rf"{damaged} is not what was compiled: .* push the tr"):
         pull_tree(str(store), target)
     found = content(target)
-    assert len(found) == 2 * FILES + 1  # of two graphs, and of the third the file before
+    assert len(found) == 2 * FILES + 1  # of two models, and of the third the file before
     assert found.items() <= content(tree).items()
     flip(damaged)
     assert content(pull_tree(str(store), target)) == content(tree)
 
 
 def test_a_file_cut_short_in_the_store_is_pushed_again(tree: Path, store: Path) -> None:
-    short = store / GRAPHS[0] / "0.bin"
+    short = store / MODELS[0] / "0.bin"
     os.truncate(short, 5)
     with pytest.raises(ArtifactError, match="the sha256 of its 5 bytes"):
         pull_tree(str(store))
     short.unlink()
-    with pytest.raises(ArtifactError, match=rf"it has no {GRAPHS[0]}/0.bin. Push the tree again"):
+    with pytest.raises(ArtifactError, match=rf"it has no {MODELS[0]}/0.bin. Push the tree again"):
         pull_tree(str(store))
     (store / MANIFEST_FILE).unlink()
     push_tree(tree, str(store.parent))
@@ -198,16 +198,16 @@ def test_a_file_cut_short_in_the_store_is_pushed_again(tree: Path, store: Path) 
 def test_what_was_changed_here_meanwhile_is_copied_again(tree: Path, store: Path) -> None:
     folder = pull_tree(str(store))
     (folder / MANIFEST_FILE).unlink()
-    flip(folder / GRAPHS[1] / "0.bin")
+    flip(folder / MODELS[1] / "0.bin")
     assert content(pull_tree(str(store))) == content(tree)
-    (folder / GRAPHS[1] / "0.bin").unlink()  # beside its manifest
+    (folder / MODELS[1] / "0.bin").unlink()  # beside its manifest
     assert content(pull_tree(str(store))) == content(tree)
 
 
 def test_a_changed_tree_is_not_pushed(tree: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(tree, tmp_path / "copy"))
-    flip(copy / GRAPHS[3] / "0.bin")
-    with pytest.raises(ArtifactError, match=rf"{GRAPHS[3]}/0.bin has changed"):
+    flip(copy / MODELS[3] / "0.bin")
+    with pytest.raises(ArtifactError, match=rf"{MODELS[3]}/0.bin has changed"):
         push_tree(copy, str(tmp_path / "trees"))
     assert not (tmp_path / "trees").exists()
     (copy / MANIFEST_FILE).unlink()
@@ -275,7 +275,7 @@ def test_a_tree_that_came_while_it_waited_for_the_folder_is_not_overwritten(
 @pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../../outside", "a//b"])
 def test_no_file_is_written_outside_of_the_tree(name: str, store: Path, tmp_path: Path) -> None:
     manifest = json.loads((store / MANIFEST_FILE).read_text())
-    files = manifest["graphs"][GRAPHS[0]]["files"]
+    files = manifest["graphs"][MODELS[0]]["files"]
     files[name] = files.pop("0.bin")
     (store / MANIFEST_FILE).write_text(json.dumps(manifest))
     plain = Path(shutil.move(store, store.with_name("latest")))

@@ -75,6 +75,6 @@ def test_its_limits_are_its_own(checkpoint: Path) -> None:
 @pytest.mark.parametrize("name", ["cpu", "neuron", "torchneuron"])
 def test_the_functions_of_an_entry_exist(name: str) -> None:
     target = TARGETS[name]
-    for function in (target.compile_graph, target.expected_bytes, target.build_engines):
+    for function in (target.compile_model, target.expected_bytes, target.build_engines):
         assert isinstance(function, LazyFunction)
         assert callable(getattr(import_module(function.module), function.name))

@@ -20,7 +20,7 @@ from torch import Tensor
 from qwen3_omni_neuron import Qwen3Omni, cli
 from qwen3_omni_neuron.checkpoint.modules import STAGES
 from qwen3_omni_neuron.compilation.manifest import read_manifest, verify_files
-from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPHS
+from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODELS
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.compilation.versions import installed_version
 from qwen3_omni_neuron.engines.protocols import Engines
@@ -34,7 +34,7 @@ from qwen3_omni_neuron.errors import (
 from qwen3_omni_neuron.events import AudioChunk
 from qwen3_omni_neuron.neuron.torchneuron.build import ModelRanks, build_engines
 from qwen3_omni_neuron.neuron.torchneuron.cache import NEFF_FOLDER, NeffCache
-from qwen3_omni_neuron.neuron.torchneuron.graph_folder import expected_bytes
+from qwen3_omni_neuron.neuron.torchneuron.model_folder import expected_bytes
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from testing.media_cases import CASES, text, user
 from testing.oracle import Reference
@@ -129,10 +129,10 @@ def test_eight_at_once_are_the_cpus_alone_and_seeds_hold(ours: Qwen3Omni, cpu: Q
         assert np.array_equal(streamed, mine.audio)
 
 
-def test_rows_of_earlier_prompts_are_reused(
+def test_rows_of_earlier_prompts_are_cached(
     ours: Qwen3Omni, cpu: Qwen3Omni, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A turn that follows extends its slot; the same prompt twice at once copies it."""
+    """A turn that follows appends to its slot; the same prompt twice at once copies it."""
     starts: list[int] = []
     copies: list[int] = []
     prefill, copy = engines.thinker.prefill, engines.thinker.copy
@@ -184,22 +184,22 @@ def test_a_slot_that_is_full_is_refused(engines: Engines, ours: Qwen3Omni) -> No
 
 def test_every_graph_was_compiled_once_and_none_while_loading(tree: Path) -> None:
     manifest = read_manifest(tree)
-    assert tuple(manifest.graphs) == GRAPHS
-    for graph, record in manifest.graphs.items():
+    assert tuple(manifest.models) == MODELS
+    for model, record in manifest.models.items():
         neffs = [name for name in record.files if name.startswith(NEFF_FOLDER)]
         # The two projections are one graph: weights are its inputs.
-        assert len(neffs) == len(record.calls) - (graph == "talker"), graph
-        for part in GRAPH_PARTS[graph]:
+        assert len(neffs) == len(record.graphs) - (model == "talker"), model
+        for part in MODEL_PARTS[model]:
             assert f"{part}/weights/tp0_sharded_checkpoint.safetensors" in record.files
-    assert {"thinker_extend", "thinker_copy"} < {c.name for c in manifest.graphs["thinker"].calls}
+    assert {"thinker_extend", "thinker_copy"} < {g.name for g in manifest.models["thinker"].graphs}
     verify_files(tree, manifest)
 
 
 def test_the_expected_bytes_are_those_of_the_weights(spec: EngineSpec, tree: Path) -> None:
-    for graph, record in read_manifest(tree).graphs.items():
+    for model, record in read_manifest(tree).models.items():
         weights = sum(f.bytes for n, f in record.files.items() if not n.startswith(NEFF_FOLDER))
-        expected = expected_bytes(spec.plan, graph)
-        assert expected <= weights <= expected + 100_000, graph
+        expected = expected_bytes(spec.plan, model)
+        assert expected <= weights <= expected + 100_000, model
 
 
 def test_a_graph_that_has_to_be_compiled_anew_fails_the_load(

@@ -53,7 +53,8 @@ def reference(checkpoint: Path) -> Reference:
 
 @pytest.fixture(scope="module")
 def two(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
-    return weights_for_stand_in(checkpoint, tmp_path_factory.mktemp("two"), extends=True, tp=2)
+    folder = tmp_path_factory.mktemp("two")
+    return weights_for_stand_in(checkpoint, folder, chunked_prefill=True, tp=2)
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def test_two_ranks_find_what_one_process_has_compiled_and_one_that_hangs_is_name
 
     Then one loops before the graph, and the other waits for it in the graph's first collective.
     """
-    target = stand_in_target(extends=False)
+    target = stand_in_target(chunked_prefill=False)
     compile_tree(two.plan, tmp_path, target, only=("audio",))
     ranks = ModelRanks(replace(two, compiled=tmp_path), StandIn(), hangs_s=1.0)
     part = ranks.part("audio_encoder")

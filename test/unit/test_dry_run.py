@@ -42,7 +42,7 @@ PLAN = replace(
     projection_rows=(512,),
     batches=(1,),
     chunk_frames=(1,),
-    extends=False,
+    chunked_prefill=False,
 )
 TRN2_PAGE = (Path(__file__).parents[2] / "docs" / "trn2.md").read_text(encoding="utf-8")
 TWO_CHIPS = 2 * TRN2.bytes_per_s
@@ -74,7 +74,7 @@ def whole() -> Models:
 @pytest.fixture(scope="module")
 def shallow() -> DryRun:
     few = replace(PLAN, context_length=512, talker_context_length=512, prompt_buckets=(256,))
-    return dry_run(SHALLOW, replace(few, max_concurrency=2, extends=True), degrees=(8,))
+    return dry_run(SHALLOW, replace(few, max_concurrency=2, chunked_prefill=True), degrees=(8,))
 
 
 def planned(plan: DryRun, name: str, tp: int) -> PlannedGraph:
@@ -183,7 +183,7 @@ def test_the_cost_table_of_the_document_is_what_is_counted(cores: Models) -> Non
         "talker_extend[rows=128,window=2048]",
     ]
     plan = replace(PLAN, tp=8, max_concurrency=8, prompt_buckets=(1536,))
-    plan = replace(plan, decode_buckets=(2048, 8192), extends=True)
+    plan = replace(plan, decode_buckets=(2048, 8192), chunked_prefill=True)
     graphs = {graph.label: graph for graph in all_graphs(RELEASED, plan)}
     for label, *said in rows:
         cost = graph_cost(graphs[label], getattr(cores, graphs[label].part))
@@ -192,12 +192,12 @@ def test_the_cost_table_of_the_document_is_what_is_counted(cores: Models) -> Non
         assert said == [*(f"{count:.0f}" for count in counts), f"{floor * 1e3:.1f}"], label
 
 
-def test_a_plan_that_extends_has_its_graphs_in_the_text(shallow: DryRun) -> None:
+def test_a_plan_with_chunked_prefill_has_its_graphs_in_the_text(shallow: DryRun) -> None:
     text = dry_run_text(shallow)
     for name in ("thinker_extend", "thinker_extend_visual", "talker_extend"):
         assert f"| {name}[rows=16,window=256] | 8 |" in text
     assert planned(shallow, "thinker_copy", 8).floor_s > 0
-    without = {g.name for g in all_graphs(SHALLOW, replace(shallow.plan, extends=False))}
+    without = {g.name for g in all_graphs(SHALLOW, replace(shallow.plan, chunked_prefill=False))}
     assert {graph.graph.name for graph in shallow.graphs} - without == {
         *("thinker_extend", "thinker_extend_visual", "thinker_copy"),
         *("talker_extend", "talker_copy"),
@@ -344,7 +344,7 @@ def test_state_that_a_step_reads_and_writes(config: OmniConfig) -> None:
     assert cost.state_bytes == tensors * row * (graph.bucket["window"] + 2)
 
 
-def test_extending_reads_its_window_and_its_experts(config: OmniConfig) -> None:
+def test_a_chunk_of_a_prefill_reads_its_window_and_its_experts(config: OmniConfig) -> None:
     """And the rows' own places, which are looked at before they are written. Every row attends to
     the whole window, masked or not."""
     models = static_models(config, torch.float32)

@@ -18,7 +18,7 @@ from qwen3_omni_neuron.model.kv_cache import (
 )
 from qwen3_omni_neuron.model.moe import FEW_ROWS, MoeFeedForward
 from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
-from qwen3_omni_neuron.neuron.graphs.decoders import EXTEND_ROWS
+from qwen3_omni_neuron.neuron.graphs.decoders import PREFILL_CHUNK_ROWS
 from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
 from qwen3_omni_neuron.prompt.positions import rope_positions
 from testing.export import export_graph, open_shapes, rejected_ops
@@ -67,10 +67,10 @@ def test_every_kind_of_graph_is_there_at_every_bucket(graphs: dict[str, Graph]) 
         == counts["talker_decode"]
         == len(plan.batches) * len(plan.decode_buckets)
     )
-    sizes = [(rows, window) for window in plan.decode_buckets for rows in EXTEND_ROWS]
-    extending = sum(rows < window for rows, window in sizes)
-    assert counts["thinker_extend"] == counts["thinker_extend_visual"] == extending > 0
-    assert counts["talker_extend"] == extending
+    sizes = [(rows, window) for window in plan.decode_buckets for rows in PREFILL_CHUNK_ROWS]
+    chunks = sum(rows < window for rows, window in sizes)
+    assert counts["thinker_extend"] == counts["thinker_extend_visual"] == chunks > 0
+    assert counts["talker_extend"] == chunks
     assert counts["thinker_copy"] == counts["talker_copy"] == 1
     assert counts["code2wav_step"] == len(plan.batches) * len(plan.chunk_frames)
     assert {g.part for g in graphs.values()} == set(PARTS)
@@ -334,11 +334,11 @@ def test_a_start_reads_nothing_of_its_slot(graphs: dict[str, Graph], static: Mod
     assert all(line[2].isfinite().all() for line in left)
 
 
-def test_sampling_by_products_draws_the_same_codes(
+def test_sampling_by_products_gives_the_same_codes(
     graphs: dict[str, Graph], static: Models, models: Models
 ) -> None:
     """One graph for every top_k up to the compiled one, each row with its own. Rounded otherwise,
-    so that a draw within the last bit of an edge could differ: none of these 3600 does."""
+    so that a random number within the last bit of an edge could differ: none of these 3600 does."""
     graph = graphs["code_predictor_sampled[slots=3,top_k=50]"]
     module = graph.module(static.code_predictor)
     for seed in range(80):

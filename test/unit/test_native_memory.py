@@ -11,9 +11,9 @@ from torch import nn
 from qwen3_omni_neuron.cpu.native.audio_convolutions import NativeAudioConvolutions
 from qwen3_omni_neuron.cpu.native.binding import Library
 from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav
-from qwen3_omni_neuron.cpu.native.draws import NativeDraws
 from qwen3_omni_neuron.cpu.native.linear import NativeLinear
 from qwen3_omni_neuron.cpu.native.matrix import pack_in_c
+from qwen3_omni_neuron.cpu.native.sampler import NativeSampler
 from qwen3_omni_neuron.engines.sampling import (
     RequestRandom,
     Sampler,
@@ -80,9 +80,9 @@ def every_call(config: OmniConfig, library: Library) -> dict[str, Callable[[], o
     convolve = NativeAudioConvolutions(AudioEncoder(audio), library, 4)
     chunks = torch.randn(2, audio.mel_bins, audio.chunk_mel_frames)
     sampler = Sampler(SamplingParams(True), 3000, RequestRandom(0).talker)
-    draws, tokens_logits = NativeDraws(library), torch.randn(1, 3000)
+    sample, tokens_logits = NativeSampler(library), torch.randn(1, 3000)
     return {
-        "draw_rows": lambda: draws([sampler], [tokens_logits]),
+        "draw_rows": lambda: sample([sampler], [tokens_logits]),
         "decode_step": lambda: decode(steps, [0, 1], [3, 4], [3.0, 4.0], tokens),
         "prefill": lambda: steps.prefill(0, 0, rows, at, visual, features),
         "predict_frame": lambda: native(hidden, code0, uniforms, torch.full((2,), 0.8)),

@@ -102,11 +102,11 @@ def test_a_frame_of_an_odd_vocabulary_is_the_modules(
     ("top_k", "top_p"),
     [(50, 0.8), (50, 1.0), (0, 0.9), (0, 1.0), (5, 0.3), (1, 0.8), (270, 0.9), (999, 0.8)],
 )
-def test_draws_are_the_samplers(
+def test_sampled_codes_are_those_of_sample_top(
     config: OmniConfig, library: Library, top_k: int, top_p: float, vocab_size: int
 ) -> None:
-    """3000 draws each: the same code for the same logits and uniform. The module's own logits are
-    other by a rounding, which swapped two neighbours in 1 draw of 300,000."""
+    """3000 samples each: the same code for the same logits and uniform. The module's own logits are
+    other by a rounding, which swapped two neighbours in 1 sample of 300,000."""
     c = talker_config(config, layers=2, vocab_size=vocab_size)
     hidden, code0, uniforms = frames(c, 200)
     uniforms[0], uniforms[1] = 0, 1 - 2**-24

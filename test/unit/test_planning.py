@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qwen3_omni_neuron.cli import compile as verb
-from qwen3_omni_neuron.compilation.plan import GRAPHS, flag_of, graphs_of
+from qwen3_omni_neuron.compilation.plan import MODELS, flag_of, models_of
 from qwen3_omni_neuron.cpu.slots import Slots
 from qwen3_omni_neuron.cpu.target import CPU
 from qwen3_omni_neuron.cpu.thinker import CpuThinker
@@ -33,14 +33,14 @@ def test_what_a_neuron_compile_takes_by_itself() -> None:
     assert plan.predictor_top_k == 50
 
 
-def test_a_plan_extends_where_its_targets_engines_do() -> None:
-    assert {name: plan_of(MODEL, RELEASED, name).extends for name in TARGETS} == {
+def test_a_plan_has_chunked_prefill_where_its_targets_engines_do() -> None:
+    assert {name: plan_of(MODEL, RELEASED, name).chunked_prefill for name in TARGETS} == {
         "cpu": True,
         "neuron": False,
         "torchneuron": True,
     }
-    assert CPU.limits.extends == CpuThinker.extends == Slots.extends
-    assert NEURON.limits.extends == NxdiSlots.extends
+    assert CPU.limits.chunked_prefill == CpuThinker.chunked_prefill == Slots.chunked_prefill
+    assert NEURON.limits.chunked_prefill == NxdiSlots.chunked_prefill
 
 
 def test_what_would_make_the_cpu_faster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,17 +101,17 @@ def parse() -> Any:
     return parser.parse_args
 
 
-def test_every_setting_is_one_of_some_graph() -> None:
+def test_every_setting_is_one_of_some_model() -> None:
     """Else a tree would be taken for fresh that was compiled with another one."""
     plan = plan_of(MODEL, RELEASED, "neuron")
-    seen = {name for graph in GRAPHS for name in plan.graph_settings(graph)}
+    seen = {name for model in MODELS for name in plan.model_settings(model)}
     assert seen == plan.settings.keys()
 
 
 def test_a_checkpoint_that_cannot_speak_has_no_talker_to_plan(config: OmniConfig) -> None:
     mute = replace(config, talker=None, code2wav=None)
     plan = plan_of(MODEL, mute)
-    assert graphs_of(mute) == ("thinker", "vision", "audio")
+    assert models_of(mute) == ("thinker", "vision", "audio")
     assert plan.talker_context_length == 0
     assert plan_of(MODEL, mute, **plan.settings) == plan
 

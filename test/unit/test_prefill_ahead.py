@@ -56,7 +56,7 @@ def test_a_request_computes_what_was_not_prefilled_ahead(simulate: Simulate, spo
     prefill_ahead(simulation, tokens[:30])
     simulation.clock.sleep(1.0)
     assert sizes_of(simulation, "thinker.prefill") == [30]
-    assert sizes_of(simulation, "talker.extend") == [30]
+    assert sizes_of(simulation, "talker.prefill_chunk") == [30]
     simulation.assert_idle()
     result = finish(simulation.start(tokens))
     simulation.assert_right(result, tokens, 20)
@@ -76,7 +76,7 @@ def test_nothing_is_computed_twice_for_prefills_ahead_in_a_row(
         prefill_ahead(simulation, tokens[:rows])
         simulation.clock.sleep(1.0)
     assert sizes_of(simulation, "thinker.prefill") == [10, 15, 17]
-    assert sizes_of(simulation, "talker.extend") == [10, 15, 17]
+    assert sizes_of(simulation, "talker.prefill_chunk") == [10, 15, 17]
     assert not simulation.called("thinker.copy")
 
 
@@ -86,7 +86,7 @@ def test_a_prefill_ahead_without_speech_leaves_the_talker_alone(
     simulation = simulate()
     prefill_ahead(simulation, spoken(1, 2, 3), speak=False)
     simulation.clock.sleep(1.0)
-    assert not simulation.called("talker.extend")
+    assert not simulation.called("talker.prefill_chunk")
     assert not simulation.called("talker.prepare")
     simulation.assert_idle()
 
@@ -115,7 +115,7 @@ def test_a_request_takes_the_slot_of_a_prefill_ahead(simulate: Simulate, spoken:
     result = finish(simulation.start(tokens))
     simulation.assert_right(result, tokens, 20)
     assert result.timings.reused_tokens == 30
-    assert not simulation.called("talker.extend")
+    assert not simulation.called("talker.prefill_chunk")
     simulation.assert_idle()
 
 
@@ -156,7 +156,7 @@ def test_ending_a_prefill_ahead_waits_for_its_call_and_drops_the_rest(
     assert simulation.clock.now() == pytest.approx(0.3)
     simulation.clock.sleep(5.0)
     assert sizes_of(simulation, "thinker.prefill") == [30]
-    assert not simulation.called("talker.extend")
+    assert not simulation.called("talker.prefill_chunk")
     simulation.assert_idle()
 
 
@@ -170,7 +170,7 @@ def test_ending_a_prefill_ahead_does_not_wait_longer_than_said(
     assert simulation.clock.now() == pytest.approx(0.15)
 
 
-@pytest.mark.parametrize("failing", ["thinker.prefill", "talker.extend"])
+@pytest.mark.parametrize("failing", ["thinker.prefill", "talker.prefill_chunk"])
 def test_a_prefill_ahead_that_fails_harms_nobody(
     simulate: Simulate, spoken: Any, failing: str
 ) -> None:
@@ -203,7 +203,7 @@ def test_a_closed_pipeline_takes_no_prefill_ahead_and_drops_those_that_wait(
         next(stream)
 
 
-def test_a_reply_is_reused_by_the_next_turn(simulate: Simulate, spoken: Any) -> None:
+def test_a_reply_is_cached_for_the_next_turn(simulate: Simulate, spoken: Any) -> None:
     """Its last token is in no row: no step has appended it."""
     simulation = simulate()
     tokens = spoken(*range(100, 110))
@@ -266,7 +266,7 @@ def test_a_request_goes_before_the_next_piece_of_a_prefill_ahead(
     assert [call.size for call in prefills] == [128, 12, 128, 44]
     assert prefills[1].at_s == pytest.approx(1.28)
     assert prefills[2].at_s > first_sample_s
-    assert sizes_of(simulation, "talker.extend") == [300]
+    assert sizes_of(simulation, "talker.prefill_chunk") == [300]
     simulation.assert_idle()
     assert finish(simulation.start([*tokens, 7])).timings.reused_tokens == 300
 

@@ -181,18 +181,18 @@ def test_engines_answer_through_their_protocols(engines: Engines) -> None:
     assert torch.equal(thinker.prefill(2, prompt, 4)[0], 2 * ids[None, 4:])
     with pytest.raises(CheckpointError, match="copied 3 1 5"):
         thinker.copy(3, 1, 5)
-    assert thinker.extends and talker.extends
+    assert thinker.chunked_prefill and talker.chunked_prefill
     talker.prepare(0, prompt.talker, 1000)  # 15 rows
     assert talker.prefill(0, torch.ones(2, 3), 4).tolist() == [[1021, 1021, 1021]]
     talker.prepare(0, prompt.talker, 1000, 7)
     assert talker.prefill(0, torch.ones(2, 3), 4).tolist() == [[1721, 1721, 1721]]
-    talker.extend(1, prompt.talker, 6, torch.ones(3, 3))
+    talker.prefill_chunk(1, prompt.talker, 6, torch.ones(3, 3))
     assert talker.prefill(0, torch.ones(0, 1), 0).tolist() == [[15613]]
     talker.copy(2, 1, 5)
     assert talker.prefill(0, torch.ones(0, 1), 0).tolist() == [[215]]
-    drawn = PredictorSampling(np.full(15, 0.5, np.float32), top_k=50, top_p=0.8)
+    sampling = PredictorSampling(np.full(15, 0.5, np.float32), top_k=50, top_p=0.8)
     greedy = PredictorSampling(None, 50, 0.8)
-    assert talker.predict([0, 1], [7, 8], [drawn, greedy]).tolist() == [
+    assert talker.predict([0, 1], [7, 8], [sampling, greedy]).tolist() == [
         [7] + 15 * [25],
         [8] + 15 * [0],
     ]

@@ -5,6 +5,7 @@ A change here is a change of the public interface: it belongs into CHANGELOG.md,
 
 import argparse
 import inspect
+import json
 from dataclasses import fields
 from pathlib import Path
 
@@ -195,9 +196,9 @@ PLAN = [
     "predictor_top_k",
 ]
 MANIFEST = {
-    "Manifest": "fingerprint plan versions graphs",
-    "GraphRecord": "calls files seconds",
-    "CallRecord": "name bucket inputs outputs state",
+    "Manifest": "fingerprint plan versions models",
+    "ModelRecord": "graphs files seconds",
+    "GraphRecord": "name bucket inputs outputs state",
     "TensorRecord": "shape dtype",
     "FileRecord": "bytes sha256",
 }
@@ -246,12 +247,26 @@ def test_verbs_and_flags() -> None:
 
 
 def test_names_in_a_manifest() -> None:
-    assert [field.name for field in fields(CompilePlan)] == ["model", *PLAN, "extends"]
+    assert [field.name for field in fields(CompilePlan)] == ["model", *PLAN, "chunked_prefill"]
     for name, expected in MANIFEST.items():
         found = [field.name for field in fields(getattr(manifest, name))]
         assert found == expected.split(), name
     assert (manifest.SCHEMA, manifest.MANIFEST_FILE) == (2, "manifest.json")
     assert manifest.RECORD_FILE == "record.json"
+
+
+def test_keys_of_a_manifest_and_of_a_record(tmp_path: Path) -> None:
+    """The files' keys are older than the names of the fields."""
+    graph = manifest.GraphRecord("run", {}, {}, {}, {})
+    model = manifest.ModelRecord((graph,), {"a": manifest.FileRecord(1, "0")}, 0.5)
+    manifest.write_manifest(tmp_path, manifest.Manifest("f", {}, {}, {"audio": model}))
+    manifest.write_record(tmp_path, manifest.Origin("f", {}, {}), model)
+    written = json.loads((tmp_path / manifest.MANIFEST_FILE).read_text())
+    record = json.loads((tmp_path / manifest.RECORD_FILE).read_text())
+    assert list(written) == ["schema", "fingerprint", "plan", "versions", "graphs"]
+    assert list(written["graphs"]["audio"]) == ["calls", "files", "seconds"]
+    assert list(written["graphs"]["audio"]["calls"][0]) == MANIFEST["GraphRecord"].split()
+    assert list(record) == ["made_from", "calls", "files", "seconds"]
 
 
 def test_the_package_is_typed() -> None:

@@ -157,10 +157,10 @@ def test_rows_behind_others_cost_what_their_number_says(port: StageProfile) -> N
 def test_only_rows_that_are_not_held_are_prefilled(port: StageProfile) -> None:
     """The thinker's share of its time, the talker's prefill, one or two frames, the vocoder."""
     load = [replace(FEW[0], prompt_rows=1294, talker_rows=494)] * 3
-    found = replay_after_speech(port, replace(OURS, extends=True), "split", load, 1200, 0)
+    found = replay_after_speech(port, replace(OURS, chunked_prefill=True), "split", load, 1200, 0)
     expected_s = 0.668 * 94 / 1294 + 0.027 + 0.009 + 0.003 + 0.119 / 30
     assert expected_s - 1e-6 < found[1] < expected_s + 0.02
-    cold = replay_after_speech(port, replace(OURS, extends=True), "split", load, 0, 0)
+    cold = replay_after_speech(port, replace(OURS, chunked_prefill=True), "split", load, 0, 0)
     assert cold[0] - found[0] == pytest.approx(0.668 * 1200 / 1294)
 
 

@@ -15,8 +15,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from qwen3_omni_neuron.cpu.native.draws import NativeDraws
 from qwen3_omni_neuron.cpu.native.installed import find_library
+from qwen3_omni_neuron.cpu.native.sampler import NativeSampler
 from qwen3_omni_neuron.engines.sampling import (
     UNIFORMS_AT_ONCE,
     Floats,
@@ -40,14 +40,14 @@ CASES = [(50, 1.0), (50, 0.8), (5, 0.5), (1, 1.0), (0, 0.9), (0, 1.0), (7, 0.01)
 
 
 @pytest.fixture(params=["numpy", "C"])
-def draws(request: pytest.FixtureRequest) -> SampleIds:
-    """Both functions that draw: numpy's, and that of the compiled library."""
+def sample(request: pytest.FixtureRequest) -> SampleIds:
+    """Both functions that sample: numpy's, and that of the compiled library."""
     if request.param == "numpy":
         return sample_ids
     library = find_library()
     if library is None:
         pytest.skip("no C compiler, so nothing in C")
-    return NativeDraws(library)
+    return NativeSampler(library)
 
 
 def random_logits(seed: int) -> torch.Tensor:
@@ -55,14 +55,14 @@ def random_logits(seed: int) -> torch.Tensor:
 
 
 def in_graph(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    """Probabilities [1, VOCAB] that sample_top draws with."""
+    """Probabilities [1, VOCAB] that sample_top samples with."""
     values, ids = logits.topk(min(top_k, VOCAB) or VOCAB)
     kept = kept_probabilities(values, top_p_limits([top_p]))
     return torch.zeros(1, VOCAB).scatter(1, ids, kept / kept.sum())
 
 
 def ours(logits: torch.Tensor, top_k: int, top_p: float, ids: Ids | None = None) -> torch.Tensor:
-    """Probabilities [1, VOCAB] that sample_ids draws with; ids: those of the logits."""
+    """Probabilities [1, VOCAB] that sample_ids samples with; ids: those of the logits."""
     places, probabilities = kept(logits.numpy(), top_k, np.array([top_p], dtype=np.float32))
     found = torch.zeros(1, VOCAB)
     found[0, places[0] if ids is None else ids[places[0]]] = torch.from_numpy(probabilities[0])
@@ -114,27 +114,27 @@ def test_the_order_is_penalty_suppression_temperature_top_k_top_p(seed: int) -> 
 @pytest.mark.parametrize(("top_k", "top_p"), [(50, 0.8), (8, 1.0), (0, 0.9)])
 def test_frequencies_follow_the_probabilities(top_k: int, top_p: float) -> None:
     logits = random_logits(1)
-    draws = 20000
-    uniforms = torch.rand(draws, generator=torch.Generator().manual_seed(2))
-    drawn = sample_top(
-        logits.expand(draws, -1), uniforms, top_k, top_p_limits([top_p]).expand(draws)
+    count = 20000
+    uniforms = torch.rand(count, generator=torch.Generator().manual_seed(2))
+    sampled = sample_top(
+        logits.expand(count, -1), uniforms, top_k, top_p_limits([top_p]).expand(count)
     )
     expected = ours(logits, top_k, top_p)[0]
-    counts = torch.bincount(drawn, minlength=VOCAB)
-    assert not counts[expected == 0].any(), "an id outside the kept set was drawn"
-    likely = expected * draws >= 5  # chi-square wants no emptier cells
+    counts = torch.bincount(sampled, minlength=VOCAB)
+    assert not counts[expected == 0].any(), "an id outside the kept set was sampled"
+    likely = expected * count >= 5  # chi-square wants no emptier cells
     observed = torch.cat((counts[likely], counts[~likely].sum()[None])).double()
-    wanted = torch.cat((expected[likely], expected[~likely].sum()[None])).double() * draws
+    wanted = torch.cat((expected[likely], expected[~likely].sum()[None])).double() * count
     keep = wanted > 0
-    result = chisquare(observed[keep].numpy(), (wanted[keep] * draws / wanted[keep].sum()).numpy())
+    result = chisquare(observed[keep].numpy(), (wanted[keep] * count / wanted[keep].sum()).numpy())
     assert result.pvalue > 0.001
 
 
-def test_a_sampler_draws_with_temperature_top_k_and_top_p(draws: SampleIds) -> None:
+def test_a_sampler_samples_with_temperature_top_k_and_top_p(sample: SampleIds) -> None:
     logits = random_logits(4)
     sampler = Sampler(SamplingParams(True, 0.5, 12, 0.9), VOCAB, RequestRandom(11).thinker)
     count = 4000
-    counts = np.bincount([draws([sampler], [logits])[0] for _ in range(count)], minlength=VOCAB)
+    counts = np.bincount([sample([sampler], [logits])[0] for _ in range(count)], minlength=VOCAB)
     expected = ours(logits / 0.5, 12, 0.9)[0].double().numpy()
     kept = expected * count >= 5
     rest = max(1 - expected[kept].sum(), 1e-9)
@@ -147,12 +147,12 @@ def test_a_sampler_draws_with_temperature_top_k_and_top_p(draws: SampleIds) -> N
     assert result.pvalue > 0.001
 
 
-def test_the_ends_of_the_unit_interval_draw_kept_ids() -> None:
+def test_the_ends_of_the_unit_interval_sample_kept_ids() -> None:
     logits = random_logits(3)
     ends = torch.tensor([0.0, np.nextafter(np.float32(1), np.float32(0))])
-    drawn = sample_top(logits.expand(2, -1), ends, 20, top_p_limits([0.9, 0.9]))
-    assert (ours(logits, 20, 0.9)[0, drawn] > 0).all()
-    assert int(drawn[0]) == int(logits.argmax()), "the likeliest comes first"
+    sampled = sample_top(logits.expand(2, -1), ends, 20, top_p_limits([0.9, 0.9]))
+    assert (ours(logits, 20, 0.9)[0, sampled] > 0).all()
+    assert int(sampled[0]) == int(logits.argmax()), "the likeliest comes first"
 
 
 class Always(Uniforms):
@@ -167,39 +167,39 @@ class Always(Uniforms):
 
 
 @pytest.mark.parametrize(("uniform", "rank"), [(0.0, 0), (1 - 2**-24, -1)])
-def test_the_ends_of_the_unit_interval_draw_the_first_and_the_last_kept(
-    uniform: float, rank: int, draws: SampleIds
+def test_the_ends_of_the_unit_interval_sample_the_first_and_the_last_kept(
+    uniform: float, rank: int, sample: SampleIds
 ) -> None:
-    """Beside the models, too; what top-p drops is never drawn."""
+    """Beside the models, too; what top-p drops is never sampled."""
     logits = random_logits(3)
     sampler = Sampler(SamplingParams(True, 1.0, 20, 0.9), VOCAB, Always(uniform))
     likeliest_first = logits[0].argsort(descending=True)
     held = int((ours(logits, 20, 0.9)[0] > 0).sum())
-    assert draws([sampler], [logits]) == [int(likeliest_first[:held][rank])]
+    assert sample([sampler], [logits]) == [int(likeliest_first[:held][rank])]
 
 
-def test_without_top_p_the_least_likely_can_be_drawn(draws: SampleIds) -> None:
+def test_without_top_p_the_least_likely_can_be_sampled(sample: SampleIds) -> None:
     """Also where the likelier ones add up to 1, as far as float32 can tell."""
     logits = torch.full((1, VOCAB), -20.0)
     logits[0, 7] = 0.0
     sampler = Sampler(SamplingParams(True, 1.0, 0, 1.0), VOCAB, Always(1 - 2**-24))
-    assert draws([sampler], [logits]) != [7]
+    assert sample([sampler], [logits]) != [7]
 
 
-def test_greedy_takes_the_likeliest_after_penalty_and_suppression(draws: SampleIds) -> None:
+def test_greedy_takes_the_likeliest_after_penalty_and_suppression(sample: SampleIds) -> None:
     logits = torch.tensor([[5.0, 4.9, 4.8, -1.0]])
     params = SamplingParams(False, repetition_penalty=1.05)
     sampler = Sampler(params, 4, RequestRandom(0).talker, allowed=allowed_ids(4, [2]))
-    assert [draws([sampler], [logits])[0] for _ in range(3)] == [0, 1, 0]
+    assert [sample([sampler], [logits])[0] for _ in range(3)] == [0, 1, 0]
 
 
-def test_token_0_is_a_token_like_any_other(draws: SampleIds) -> None:
+def test_token_0_is_a_token_like_any_other(sample: SampleIds) -> None:
     logits = torch.tensor([[9.0, 1.0]])
     sampler = Sampler(SamplingParams(False, repetition_penalty=20.0), 2, RequestRandom(0).thinker)
-    assert [draws([sampler], [logits])[0] for _ in range(2)] == [0, 1]
+    assert [sample([sampler], [logits])[0] for _ in range(2)] == [0, 1]
 
 
-def test_sequences_drawn_together_draw_what_each_draws_alone(draws: SampleIds) -> None:
+def test_sequences_sampled_together_get_the_ids_that_each_gets_alone(sample: SampleIds) -> None:
     """Greedy and sampled, of several temperatures, limits and penalties, with their histories."""
     kinds = [
         SamplingParams(True, 0.9, 50, 1.0, 1.05),
@@ -220,13 +220,13 @@ def test_sequences_drawn_together_draw_what_each_draws_alone(draws: SampleIds) -
 
     logits = [torch.cat([random_logits(100 * s + n) for n in range(len(kinds))]) for s in range(40)]
     group = samplers()
-    together = [draws(group, rows.split(1)) for rows in logits]
+    together = [sample(group, rows.split(1)) for rows in logits]
     apart = [
-        [draws([one], [rows[n : n + 1]])[0] for rows in logits] for n, one in enumerate(samplers())
+        [sample([one], [rows[n : n + 1]])[0] for rows in logits] for n, one in enumerate(samplers())
     ]
     assert together == [list(step) for step in zip(*apart, strict=True)]
-    drawn = {drawn_id for step in together for drawn_id in step}
-    assert drawn <= set(allowed.tolist()) and max(drawn) > 100
+    sampled = {token_id for step in together for token_id in step}
+    assert sampled <= set(allowed.tolist()) and max(sampled) > 100
 
 
 def test_a_request_draws_thinker_and_talker_numbers_apart() -> None:

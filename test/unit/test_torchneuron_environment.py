@@ -65,7 +65,7 @@ def test_the_settings_are_made_before_torch_is_imported(tmp_path: Path) -> None:
     script = """
 import os, sys
 from pathlib import Path
-from qwen3_omni_neuron.neuron.torchneuron.compile import compile_graph
+from qwen3_omni_neuron.neuron.torchneuron.compile import compile_model
 
 class Finder:
     def find_spec(self, name, *_):
@@ -76,7 +76,7 @@ class Finder:
 assert "torch" not in sys.modules
 sys.meta_path.insert(0, Finder())
 plan = type("Plan", (), {"lnc": 2})
-compile_graph(plan, "audio", Path(sys.argv[1]))
+compile_model(plan, "audio", Path(sys.argv[1]))
 """
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False

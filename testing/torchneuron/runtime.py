@@ -13,7 +13,7 @@ import torch
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, make_plan
+from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, make_plan
 from qwen3_omni_neuron.compilation.runner import compile_tree
 from qwen3_omni_neuron.compilation.target import EngineSpec, Target
 from qwen3_omni_neuron.compilation.tree import open_tree
@@ -22,7 +22,7 @@ from qwen3_omni_neuron.neuron.part import LoadedPart, part_spec
 from qwen3_omni_neuron.neuron.shards import write_part_shards
 from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
 from qwen3_omni_neuron.neuron.torchneuron.cache import NEFF_FOLDER
-from qwen3_omni_neuron.neuron.torchneuron.compile import compile_graph
+from qwen3_omni_neuron.neuron.torchneuron.compile import compile_model
 from qwen3_omni_neuron.neuron.torchneuron.environment import CACHE_FOLDER
 from qwen3_omni_neuron.neuron.torchneuron.runtime import Membership, make_fake_group
 from qwen3_omni_neuron.neuron.torchneuron.target import TORCHNEURON
@@ -93,25 +93,25 @@ def hang_for_ever(*_: Any) -> None:
         pass
 
 
-def stand_in_target(runtime: StandIn | None = None, extends: bool = True) -> Target:
+def stand_in_target(runtime: StandIn | None = None, chunked_prefill: bool = True) -> Target:
     """Return target torchneuron over the stand-in. It can be sent to another process.
 
-    extends: False leaves out the graphs that reuse rows, where a test needs few of them.
+    chunked_prefill: False leaves out its graphs, where a test needs few of them.
     """
     runtime = runtime or StandIn()
     return replace(
         TORCHNEURON,
-        limits=replace(TORCHNEURON.limits, extends=extends),
-        compile_graph=partial(compile_graph, runtime=runtime),
+        limits=replace(TORCHNEURON.limits, chunked_prefill=chunked_prefill),
+        compile_model=partial(compile_model, runtime=runtime),
         build_engines=partial(build_engines, runtime=runtime),
     )
 
 
 def compile_for_stand_in(
-    checkpoint: Path, tree: Path, extends: bool = True, **settings: Any
+    checkpoint: Path, tree: Path, chunked_prefill: bool = True, **settings: Any
 ) -> EngineSpec:
     """Compile a checkpoint into a tree, and open it. settings: replace those of SETTINGS."""
-    target, config = stand_in_target(extends=extends), read_config(checkpoint)
+    target, config = stand_in_target(chunked_prefill=chunked_prefill), read_config(checkpoint)
     plan = make_plan(checkpoint, config, target.limits, **(SETTINGS | settings))
     with compiled_here():
         outcome = compile_tree(plan, tree, target)
@@ -121,18 +121,21 @@ def compile_for_stand_in(
 
 
 def weights_for_stand_in(
-    checkpoint: Path, tree: Path, extends: bool = False, **settings: Any
+    checkpoint: Path, tree: Path, chunked_prefill: bool = False, **settings: Any
 ) -> EngineSpec:
     """Write the weights of a tree without NEFFs; see StandIn.caches."""
-    config, limits = read_config(checkpoint), stand_in_target(extends=extends).limits
+    config, limits = (
+        read_config(checkpoint),
+        stand_in_target(chunked_prefill=chunked_prefill).limits,
+    )
     plan = make_plan(checkpoint, config, limits, **(SETTINGS | settings))
-    for graph, parts in GRAPH_PARTS.items():
-        (tree / graph / NEFF_FOLDER).mkdir(parents=True)
-        (tree / graph / NEFF_FOLDER / "none").touch()
+    for model, parts in MODEL_PARTS.items():
+        (tree / model / NEFF_FOLDER).mkdir(parents=True)
+        (tree / model / NEFF_FOLDER / "none").touch()
         for part in parts:
-            (tree / graph / part).mkdir()
+            (tree / model / part).mkdir()
             spec = part_spec(config, plan, part)
-            write_part_shards(spec, Checkpoint(checkpoint), tree / graph / part)
+            write_part_shards(spec, Checkpoint(checkpoint), tree / model / part)
     return EngineSpec(plan, config, Conversation(checkpoint, config).newline_id, tree)
 
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwen3_omni_neuron.cli.inspect import MB, aligned, graph_row
+from qwen3_omni_neuron.cli.inspect import MB, aligned, model_row
 from qwen3_omni_neuron.cli.model_arguments import add_checkpoint_argument, chosen_model, sizes
 from qwen3_omni_neuron.compilation.plan import (
     DEFAULT_CONCURRENCY,
-    GRAPHS,
+    MODELS,
     Limits,
     flag_of,
     make_plan,
@@ -20,7 +20,7 @@ from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.loading import DEFAULT_TARGET, TARGETS, find_target
 
 if TYPE_CHECKING:
-    from qwen3_omni_neuron.compilation.manifest import GraphRecord
+    from qwen3_omni_neuron.compilation.manifest import ModelRecord
     from qwen3_omni_neuron.compilation.plan import CompilePlan
 
 DRY_RUN_TARGETS = ("neuron", "torchneuron")  # the first is the default
@@ -54,7 +54,7 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
         "--dry-run",
     )
     degrees = ", ".join(f"{limit.target}: {limit.degrees[0]}" for limit in limits)
-    parser.add_argument("--tp", type=int, help=f"cores that share a graph; {degrees}")
+    parser.add_argument("--tp", type=int, help=f"cores that share a model; {degrees}")
     core_sizes = ", ".join(f"{limit.target}: {limit.core_sizes[0]}" for limit in limits)
     parser.add_argument("--lnc", type=int, help=f"physical cores a logical one; {core_sizes}")
     parser.add_argument(
@@ -94,8 +94,8 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
         "--only",
         action="append",
         default=[],
-        metavar="GRAPH",
-        help=f"compile this graph alone: {', '.join(GRAPHS)}; repeatable",
+        metavar="NAME",
+        help=f"compile one model of the tree alone: {', '.join(MODELS)}; repeatable",
     )
     parser.add_argument(
         "--resume",
@@ -138,7 +138,7 @@ def _compile(parsed: argparse.Namespace) -> int:
         bar.close()
     print(_table(outcome))
     if outcome.missing:
-        reasons = "; ".join(f"{graph}: {reason}" for graph, reason in outcome.missing.items())
+        reasons = "; ".join(f"{model}: {reason}" for model, reason in outcome.missing.items())
         print(
             f"{parsed.out} is not complete yet ({reasons}). Run the command again without --only.",
             file=sys.stderr,
@@ -180,8 +180,8 @@ class _Bar(Progress):
     def begins(self, expected_bytes: Mapping[str, int], reasons: Mapping[str, str]) -> None:
         from tqdm import tqdm
 
-        for graph, reason in reasons.items():
-            print(f"{graph}: to be compiled, {reason}", file=sys.stderr)
+        for model, reason in reasons.items():
+            print(f"{model}: to be compiled, {reason}", file=sys.stderr)
         self._expected = expected_bytes
         self._bar = tqdm(
             total=sum(expected_bytes.values()),
@@ -192,15 +192,15 @@ class _Bar(Progress):
             disable=not expected_bytes,
         )
 
-    def advances(self, graph: str, written_bytes: int) -> None:
-        self._bar.set_description(graph, refresh=False)
-        self._show(min(written_bytes, self._expected[graph]))
+    def advances(self, model: str, written_bytes: int) -> None:
+        self._bar.set_description(model, refresh=False)
+        self._show(min(written_bytes, self._expected[model]))
 
-    def compiled(self, graph: str, record: "GraphRecord") -> None:
-        self._done += self._expected[graph]
+    def compiled(self, model: str, record: "ModelRecord") -> None:
+        self._done += self._expected[model]
         self._show(0)
         self._bar.write(
-            f"{graph}: {record.bytes / MB:.1f} MB in {record.seconds:.2f} s", file=sys.stderr
+            f"{model}: {record.bytes / MB:.1f} MB in {record.seconds:.2f} s", file=sys.stderr
         )
 
     def close(self) -> None:
@@ -212,8 +212,8 @@ class _Bar(Progress):
 
 
 def _table(outcome: Outcome) -> str:
-    rows = [("graph", "bucket", "seconds", "MB")]
-    for graph, record in outcome.records.items():
-        seconds = f"{record.seconds:.2f}" if graph in outcome.compiled else "kept"
-        rows.append(graph_row(graph, record, seconds))
+    rows = [("model", "bucket", "seconds", "MB")]
+    for model, record in outcome.records.items():
+        seconds = f"{record.seconds:.2f}" if model in outcome.compiled else "kept"
+        rows.append(model_row(model, record, seconds))
     return aligned(rows)

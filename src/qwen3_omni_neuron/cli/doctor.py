@@ -96,9 +96,9 @@ def _neuron() -> list[str]:
 
 
 def _prompts() -> list[str]:
-    """Return a table of the targets that reuse KV rows of an earlier prompt."""
-    reused = {True: "reused", False: "none: each prompt is computed anew"}
-    rows = [(name, reused[target.limits.extends]) for name, target in TARGETS.items()]
+    """Return a table of the targets and whether they have a prefix cache."""
+    cached = {True: "reused", False: "none: each prompt is computed anew"}
+    rows = [(name, cached[target.limits.chunked_prefill]) for name, target in TARGETS.items()]
     return [
         "| target | rows of an earlier prompt |",
         "| --- | --- |",

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from qwen3_omni_neuron.compilation.manifest import (
-    CallRecord,
     GraphRecord,
     Manifest,
+    ModelRecord,
     TensorRecord,
     check_files,
     read_manifest,
@@ -28,10 +28,10 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def graph_row(graph: str, record: GraphRecord, seconds: str) -> tuple[str, str, str, str]:
-    """Return a graph's row: graph, buckets, seconds, MB."""
+def model_row(model: str, record: ModelRecord, seconds: str) -> tuple[str, str, str, str]:
+    """Return a model's row: model, buckets, seconds, MB."""
     buckets = [f"{name} {','.join(map(str, sizes))}" for name, sizes in record.buckets.items()]
-    return graph, "; ".join(buckets) or "any", seconds, f"{record.bytes / MB:.1f}"
+    return model, "; ".join(buckets) or "any", seconds, f"{record.bytes / MB:.1f}"
 
 
 def add_inspect(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def _inspect(parsed: argparse.Namespace) -> int:
     print(_format(manifest))
     if parsed.verify:
         verify_files(parsed.folder, manifest)
-        files = [file for record in manifest.graphs.values() for file in record.files.values()]
+        files = [file for record in manifest.models.values() for file in record.files.values()]
         total = sum(file.bytes for file in files)
         print(f"\nverified: {len(files)} files, {total / MB:.1f} MB, every hash as it was")
     else:
@@ -63,20 +63,20 @@ def _format(manifest: Manifest) -> str:
         text = (",".join(map(str, value)) or "any") if isinstance(value, list) else value
         lines.append(f"{name}: {text}")
     lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in manifest.versions.items()))
-    rows = [("graph", "bucket", "seconds", "MB")]
-    for graph, record in manifest.graphs.items():
-        rows.append(graph_row(graph, record, f"{record.seconds:.2f}"))
+    rows = [("model", "bucket", "seconds", "MB")]
+    for model, record in manifest.models.items():
+        rows.append(model_row(model, record, f"{record.seconds:.2f}"))
     lines += ["", aligned(rows)]
-    for graph, record in manifest.graphs.items():
-        if record.calls:  # on a CPU nothing is traced
-            lines += ["", f"{graph}:", *(f"  {_call(call)}" for call in record.calls)]
+    for model, record in manifest.models.items():
+        if record.graphs:  # on a CPU nothing is traced
+            lines += ["", f"{model}:", *(f"  {_graph(graph)}" for graph in record.graphs)]
     return "\n".join(lines)
 
 
-def _call(call: CallRecord) -> str:
-    sizes = ",".join(f"{name}={size}" for name, size in call.bucket.items())
-    state = f", state of {len(call.state)} tensors" if call.state else ""
-    return f"{call.name}[{sizes}]: {_tensors(call.inputs)}{state} -> {_tensors(call.outputs)}"
+def _graph(graph: GraphRecord) -> str:
+    sizes = ",".join(f"{name}={size}" for name, size in graph.bucket.items())
+    state = f", state of {len(graph.state)} tensors" if graph.state else ""
+    return f"{graph.name}[{sizes}]: {_tensors(graph.inputs)}{state} -> {_tensors(graph.outputs)}"
 
 
 def _tensors(specs: Mapping[str, TensorRecord]) -> str:

@@ -2,11 +2,13 @@
 
     compiled/
       manifest.json             written last: a tree that has one is whole
-      thinker/record.json       what the graph was made from, and its part of the manifest
+      thinker/record.json       what the model was made from, and its part of the manifest
       thinker/...               whatever the target writes
       vision/ audio/ talker/ code_predictor/ code2wav/
 
-A graph's folder appears complete, by a rename, and its content never changes after that.
+A model's folder appears complete, by a rename, and its content never changes after that.
+
+In the files a model stands under "graphs", and its graphs under "calls".
 """
 
 import hashlib
@@ -14,7 +16,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -38,8 +40,8 @@ class TensorRecord:
 
 
 @dataclass(frozen=True)
-class CallRecord:
-    """One way to call a graph.
+class GraphRecord:
+    """One graph of a model, at one bucket.
 
     bucket: the compiled sizes by name; a string if any size is allowed. state: tensors that a call
     takes from the previous call and updates.
@@ -61,13 +63,14 @@ class FileRecord:
 
 
 @dataclass(frozen=True)
-class GraphRecord:
-    """A compiled graph.
+class ModelRecord:
+    """One compiled model.
 
-    files: files by path inside the graph's folder. seconds: duration of the compile.
+    graphs: its graphs at every bucket; none on a CPU, which traces nothing. files: files by path
+    inside the model's folder. seconds: duration of the compile.
     """
 
-    calls: tuple[CallRecord, ...]
+    graphs: tuple[GraphRecord, ...]
     files: Mapping[str, FileRecord]
     seconds: float
 
@@ -80,8 +83,8 @@ class GraphRecord:
     def buckets(self) -> dict[str, list[int]]:
         """All compiled sizes by name, ascending, without names that allow any size."""
         found: dict[str, set[int]] = {}
-        for call in self.calls:
-            for name, size in call.bucket.items():
+        for graph in self.graphs:
+            for name, size in graph.bucket.items():
                 if isinstance(size, int):
                     found.setdefault(name, set()).add(size)
         return {name: sorted(sizes) for name, sizes in found.items()}
@@ -92,21 +95,21 @@ class Manifest:
     """The content of manifest.json.
 
     fingerprint: fingerprint of the checkpoint (see checkpoint.files). plan: CompilePlan.settings
-    (see compilation.plan). versions: package versions in the run that wrote it. graphs: graphs by
+    (see compilation.plan). versions: package versions in the run that wrote it. models: models by
     name.
     """
 
     fingerprint: str
     plan: Mapping[str, Any]
     versions: Mapping[str, str]
-    graphs: Mapping[str, GraphRecord]
+    models: Mapping[str, ModelRecord]
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The inputs of a graph's compile; if any of them differs now, the graph is stale.
+    """The inputs of a model's compile; if any of them differs now, the model is stale.
 
-    settings: CompilePlan.graph_settings (see compilation.plan). versions: Target.versions (see
+    settings: CompilePlan.model_settings (see compilation.plan). versions: Target.versions (see
     compilation.target).
     """
 
@@ -144,23 +147,26 @@ def record_files(folder: Path) -> dict[str, FileRecord]:
     return found
 
 
-def write_record(folder: Path, origin: Origin, record: GraphRecord) -> None:
-    """Write a graph's record beside its files."""
-    write_json(folder / RECORD_FILE, {"made_from": asdict(origin), **asdict(record)})
+def write_record(folder: Path, origin: Origin, record: ModelRecord) -> None:
+    """Write a model's record beside its files."""
+    write_json(folder / RECORD_FILE, {"made_from": asdict(origin), **_model_json(record)})
 
 
-def read_record(folder: Path) -> tuple[Origin, GraphRecord]:
-    """Read a graph's record. Raises ArtifactError if it is missing or can't be read."""
+def read_record(folder: Path) -> tuple[Origin, ModelRecord]:
+    """Read a model's record. Raises ArtifactError if it is missing or can't be read."""
     raw = _read_json(folder / RECORD_FILE)
     try:
-        return Origin(**raw.pop("made_from")), _graph_record(raw)
+        return Origin(**raw.pop("made_from")), _model_record(raw)
     except (AttributeError, KeyError, TypeError) as error:
         raise ArtifactError(f"{folder / RECORD_FILE} is no record: {error!r}.") from error
 
 
 def write_manifest(tree: Path, manifest: Manifest) -> None:
     """Write the manifest. It is written last: a tree that has one is complete."""
-    write_json(tree / MANIFEST_FILE, {"schema": SCHEMA, **asdict(manifest)})
+    raw = {"schema": SCHEMA, **asdict(replace(manifest, models={}))}
+    del raw["models"]
+    raw["graphs"] = {name: _model_json(model) for name, model in manifest.models.items()}
+    write_json(tree / MANIFEST_FILE, raw)
 
 
 def read_manifest(tree: Path) -> Manifest:
@@ -194,17 +200,17 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
             "compile command again for this folder, or use the version that wrote it."
         )
     try:
-        graphs = {name: _graph_record(graph) for name, graph in raw["graphs"].items()}
-        return Manifest(raw["fingerprint"], raw["plan"], raw["versions"], graphs)
+        models = {name: _model_record(model) for name, model in raw["graphs"].items()}
+        return Manifest(raw["fingerprint"], raw["plan"], raw["versions"], models)
     except (AttributeError, KeyError, TypeError) as error:
         raise ArtifactError(
-            f"{path} is no manifest ({error!r}). Delete it and compile again: graphs that are "
+            f"{path} is no manifest ({error!r}). Delete it and compile again: models that are "
             "whole are kept."
         ) from error
 
 
-def file_problem(folder: Path, record: GraphRecord) -> str:
-    """Describe the first file of a graph that is missing or of another size; "" for none."""
+def file_problem(folder: Path, record: ModelRecord) -> str:
+    """Describe the first file of a model that is missing or of another size; "" for none."""
     for name, file in record.files.items():
         path = folder / name
         if not path.is_file():
@@ -219,10 +225,10 @@ def check_files(tree: Path, manifest: Manifest) -> None:
 
     Raises ArtifactError that names the first file that is missing or of another size.
     """
-    for graph, record in manifest.graphs.items():
-        if problem := file_problem(tree / graph, record):
+    for model, record in manifest.models.items():
+        if problem := file_problem(tree / model, record):
             raise ArtifactError(
-                f"{problem}. It belongs to {graph}: only that graph will be compiled again."
+                f"{problem}. It belongs to {model}: only that model will be compiled again."
             )
 
 
@@ -232,28 +238,33 @@ def verify_files(tree: Path, manifest: Manifest) -> None:
     Raises ArtifactError that names the first file that differs.
     """
     check_files(tree, manifest)
-    for graph, record in manifest.graphs.items():
+    for model, record in manifest.models.items():
         for name, file in record.files.items():
-            if (found := file_sha256(tree / graph / name)) != file.sha256:
+            if (found := file_sha256(tree / model / name)) != file.sha256:
                 raise ArtifactError(
-                    f"{tree / graph / name} has changed: its sha256 is {found}, it was "
-                    f"{file.sha256}. Delete {tree / graph} and compile again: only it will be."
+                    f"{tree / model / name} has changed: its sha256 is {found}, it was "
+                    f"{file.sha256}. Delete {tree / model} and compile again: only it will be."
                 )
 
 
-def _graph_record(raw: Mapping[str, Any]) -> GraphRecord:
-    calls = tuple(
-        CallRecord(
-            call["name"],
-            call["bucket"],
-            _specs(call["inputs"]),
-            _specs(call["outputs"]),
-            _specs(call["state"]),
+def _model_json(record: ModelRecord) -> dict[str, Any]:
+    raw = asdict(record)
+    return {"calls": raw.pop("graphs"), **raw}
+
+
+def _model_record(raw: Mapping[str, Any]) -> ModelRecord:
+    graphs = tuple(
+        GraphRecord(
+            graph["name"],
+            graph["bucket"],
+            _specs(graph["inputs"]),
+            _specs(graph["outputs"]),
+            _specs(graph["state"]),
         )
-        for call in raw["calls"]
+        for graph in raw["calls"]
     )
     files = {name: FileRecord(**file) for name, file in raw["files"].items()}
-    return GraphRecord(calls, files, raw["seconds"])
+    return ModelRecord(graphs, files, raw["seconds"])
 
 
 def _specs(raw: Mapping[str, Any]) -> dict[str, TensorRecord]:

@@ -10,12 +10,12 @@ from qwen3_omni_neuron.engines.buckets import buckets_within
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS, OmniConfig
 
-HEARING_GRAPHS = ("thinker", "vision", "audio")
-SPEAKING_GRAPHS = ("talker", "code_predictor", "code2wav")
-GRAPHS = (*HEARING_GRAPHS, *SPEAKING_GRAPHS)
+HEARING_MODELS = ("thinker", "vision", "audio")
+SPEAKING_MODELS = ("talker", "code_predictor", "code2wav")
+MODELS = (*HEARING_MODELS, *SPEAKING_MODELS)
 CHUNK_FRAMES = (1, 2, 4, 8, 16, 25)
-# The parts of each graph, by their names in checkpoint.modules.Models.
-GRAPH_PARTS = {
+# The parts of each model, by their names in checkpoint.modules.Models.
+MODEL_PARTS = {
     "thinker": ("thinker",),
     "vision": ("vision_encoder",),
     "audio": ("audio_encoder",),
@@ -23,17 +23,17 @@ GRAPH_PARTS = {
     "code_predictor": ("code_predictor",),
     "code2wav": ("code2wav",),
 }
-GRAPH_STAGES = dict.fromkeys(("thinker", "vision", "audio"), "thinker") | {
+MODEL_STAGES = dict.fromkeys(("thinker", "vision", "audio"), "thinker") | {
     "talker": "talker",
     "code_predictor": "talker",
     "code2wav": "vocoder",
 }
-GRAPH_OF_PART = {part: graph for graph, parts in GRAPH_PARTS.items() for part in parts}
+MODEL_OF_PART = {part: model for model, parts in MODEL_PARTS.items() for part in parts}
 # Fields of a plan for the checkpoint's folder, and for a property of the target.
-NOT_SETTINGS = frozenset({"model", "extends"})
-_EVERY_GRAPH = ("target", "tp", "lnc", "profile", "dtype")
+NOT_SETTINGS = frozenset({"model", "chunked_prefill"})
+_EVERY_MODEL = ("target", "tp", "lnc", "profile", "dtype")
 _DECODER = ("max_concurrency", "context_length", "prompt_buckets", "decode_buckets", "batches")
-_BY_GRAPH = {
+_BY_MODEL = {
     "thinker": _DECODER,
     "vision": ("patch_buckets",),
     "audio": ("audio_windows",),
@@ -47,8 +47,8 @@ _BY_GRAPH = {
 class CompilePlan:
     """Settings of a compile, made and checked by `make_plan`.
 
-    model: the checkpoint's folder; its path does not affect the compiled graphs. tp: number of
-    cores that share a graph's weights. lnc: number of physical cores in a logical core. profile:
+    model: the checkpoint's folder; its path does not affect what is compiled. tp: number of
+    cores that share a model's weights. lnc: number of physical cores in a logical core. profile:
     "safe" or "fast", see docs/trn2.md. max_concurrency: number of slots, the requests at a time.
     context_length: positions of a slot's KV cache. talker_context_length: the same for the talker.
     Lists of sizes, ascending. An empty list means any size, without padding:
@@ -57,8 +57,8 @@ class CompilePlan:
     projection_rows: rows in a call of the talker's projections. batches: slots in a step.
     chunk_frames: frames in a call of the vocoder. predictor_top_k: largest top_k of the code
     predictor's sampling; 0: any.
-    extends: whether rows can be appended to the rows of a slot, and slots copied; see Limits. It
-    follows from the target and is no setting.
+    chunked_prefill: whether rows can be appended to the rows of a slot, and slots copied; see
+    Limits. It follows from the target and is no setting.
     """
 
     model: Path
@@ -78,7 +78,7 @@ class CompilePlan:
     batches: tuple[int, ...]
     chunk_frames: tuple[int, ...]
     predictor_top_k: int
-    extends: bool
+    chunked_prefill: bool
 
     @property
     def is_static(self) -> bool:
@@ -96,9 +96,9 @@ class CompilePlan:
         settings = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
         return {name: value for name, value in settings.items() if name not in NOT_SETTINGS}
 
-    def graph_settings(self, graph: str) -> dict[str, Any]:
-        """Return the settings that one graph depends on. graph: one of GRAPHS."""
-        return {name: self.settings[name] for name in (*_EVERY_GRAPH, *_BY_GRAPH[graph])}
+    def model_settings(self, model: str) -> dict[str, Any]:
+        """Return the settings that one model depends on. model: one of MODELS."""
+        return {name: self.settings[name] for name in (*_EVERY_MODEL, *_BY_MODEL[model])}
 
     def command(self, out: Path) -> str:
         """Return the command line that compiles this plan into the folder `out`."""
@@ -112,10 +112,10 @@ class CompilePlan:
         return shlex.join(words)
 
 
-def graphs_of(config: OmniConfig) -> tuple[str, ...]:
-    """Return the names of a checkpoint's graphs; one without a talker has fewer."""
+def models_of(config: OmniConfig) -> tuple[str, ...]:
+    """Return the names of a checkpoint's models; one without a talker has fewer."""
     speaks = config.talker is not None and config.code2wav is not None
-    return GRAPHS if speaks else HEARING_GRAPHS
+    return MODELS if speaks else HEARING_MODELS
 
 
 def flag_of(setting: str) -> str:
@@ -133,11 +133,11 @@ class Limits:
     """The settings that a target allows; the first of each is the default.
 
     target: its name. degrees: degrees of tensor parallelism. profiles: by name, the allowed numbers
-    of physical cores in a logical core. extends: whether its engines can append rows to the rows of
-    a slot (see engines.protocols.Thinker); if not, each prompt is computed anew. auto: dtype that
-    "auto" means for a checkpoint's dtype, if it is another one. predictor_top_k: the default; 0:
-    any. sizes: defaults by the name of a list in CompilePlan; lists not named here may have any
-    size.
+    of physical cores in a logical core. chunked_prefill: whether its engines can append rows to the
+    rows of a slot (see engines.protocols.Thinker); if not, each prompt is computed anew. auto:
+    dtype that "auto" means for a checkpoint's dtype, if it is another one. predictor_top_k: the
+    default; 0: any. sizes: defaults by the name of a list in CompilePlan; lists not named here may
+    have any size.
     """
 
     target: str
@@ -145,7 +145,7 @@ class Limits:
     profiles: Mapping[str, tuple[int, ...]]
     dtypes: tuple[str, ...]
     predictor_top_k: int
-    extends: bool
+    chunked_prefill: bool
     sizes: Mapping[str, tuple[int, ...]]
     auto: Mapping[str, str] = field(default_factory=dict)
 
@@ -240,7 +240,7 @@ def make_plan(
         context_length=context_length,
         talker_context_length=talker_context_length,
         predictor_top_k=top_k,
-        extends=limits.extends,
+        chunked_prefill=limits.chunked_prefill,
         **chosen,
     )
 

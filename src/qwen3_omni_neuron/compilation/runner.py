@@ -1,4 +1,4 @@
-"""The compile run: compiles the missing or stale graphs of a tree, one after another.
+"""The compile run: compiles the missing or stale models of a tree, one after another.
 
 Only one run at a time writes into a tree, because it holds the tree's lock.
 """
@@ -18,8 +18,8 @@ from qwen3_omni_neuron.checkpoint.files import fingerprint
 from qwen3_omni_neuron.compilation.manifest import (
     MANIFEST_FILE,
     RECORD_FILE,
-    GraphRecord,
     Manifest,
+    ModelRecord,
     Origin,
     file_problem,
     read_record,
@@ -27,7 +27,7 @@ from qwen3_omni_neuron.compilation.manifest import (
     write_manifest,
     write_record,
 )
-from qwen3_omni_neuron.compilation.plan import GRAPHS, CompilePlan, graphs_of
+from qwen3_omni_neuron.compilation.plan import MODELS, CompilePlan, models_of
 from qwen3_omni_neuron.compilation.target import Target
 from qwen3_omni_neuron.compilation.versions import installed_versions
 from qwen3_omni_neuron.compilation.worker import is_full, run_worker
@@ -79,28 +79,28 @@ MB = 1e6
 
 
 class Progress:
-    """Receiver of a run's progress; this base class ignores it. Bytes: size of a graph's folder."""
+    """Receiver of a run's progress; this base class ignores it. Bytes: size of a model's folder."""
 
     def begins(self, expected_bytes: Mapping[str, int], reasons: Mapping[str, str]) -> None:
-        """Receive the graphs to compile: their expected sizes and the reasons."""
+        """Receive the models to compile: their expected sizes and the reasons."""
 
-    def advances(self, graph: str, written_bytes: int) -> None:
-        """Receive the number of bytes written of a graph; called a few times a second."""
+    def advances(self, model: str, written_bytes: int) -> None:
+        """Receive the number of bytes written of a model; called a few times a second."""
 
-    def compiled(self, graph: str, record: GraphRecord) -> None:
-        """Receive the record of a graph that is finished."""
+    def compiled(self, model: str, record: ModelRecord) -> None:
+        """Receive the record of a model that is finished."""
 
 
 @dataclass(frozen=True)
 class Outcome:
     """Result of a run.
 
-    records: records of all graphs that exist and fit the plan, in the plan's order. compiled:
-    graphs that this run compiled. missing: the plan's graphs that are still missing, with the
+    records: records of all models that exist and fit the plan, in the plan's order. compiled:
+    models that this run compiled. missing: the plan's models that are still missing, with the
     reason; if it is empty, the tree is complete and has its manifest.
     """
 
-    records: Mapping[str, GraphRecord]
+    records: Mapping[str, ModelRecord]
     compiled: tuple[str, ...]
     missing: Mapping[str, str]
 
@@ -112,24 +112,24 @@ def compile_tree(
     only: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Outcome:
-    """Compile the graphs of a plan that the tree lacks or that are stale.
+    """Compile the models of a plan that the tree lacks or that are stale.
 
-    Each graph is compiled in a process of its own, into a temporary folder, which gets the graph's
-    name when it is complete. An interrupted run leaves the graphs that it finished, and the next
-    run continues there. The manifest is removed before the first graph changes, and written when
-    all graphs fit the plan. only: the graphs that this run may compile; empty: all.
-    Raises OptionError for an unknown graph, CheckpointError, ArtifactError if the folder has
-    something else under a graph's name, CompileError (see compilation.runner and
-    compilation.worker), OutputError if the tree can't be written; finished graphs are kept.
+    Each model is compiled in a process of its own, into a temporary folder, which gets the model's
+    name when it is complete. An interrupted run leaves the models that it finished, and the next
+    run continues there. The manifest is removed before the first model changes, and written when
+    all models fit the plan. only: the models that this run may compile; empty: all.
+    Raises OptionError for an unknown model, CheckpointError, ArtifactError if the folder has
+    something else under a model's name, CompileError (see compilation.runner and
+    compilation.worker), OutputError if the tree can't be written; finished models are kept.
     """
-    graphs = graphs_of(read_config(plan.model))
-    if unknown := [name for name in only if name not in graphs]:
-        raise OptionError(f"unknown graph {unknown[0]!r}. This checkpoint has {', '.join(graphs)}.")
+    models = models_of(read_config(plan.model))
+    if unknown := [name for name in only if name not in models]:
+        raise OptionError(f"unknown model {unknown[0]!r}. This checkpoint has {', '.join(models)}.")
     try:
         tree.mkdir(parents=True, exist_ok=True)
         with tree_lock(tree) as lock:
             _sweep(tree)
-            return _compile(plan, tree, target, graphs, only, progress or Progress(), lock)
+            return _compile(plan, tree, target, models, only, progress or Progress(), lock)
     except OSError as error:
         if isinstance(error, OutputError):
             raise
@@ -140,60 +140,60 @@ def _compile(
     plan: CompilePlan,
     tree: Path,
     target: Target,
-    graphs: tuple[str, ...],
+    models: tuple[str, ...],
     only: Collection[str],
     progress: Progress,
     lock: int,
 ) -> Outcome:
     checkpoint, versions = fingerprint(plan.model), target.versions()
-    origins = {g: Origin(checkpoint, plan.graph_settings(g), versions) for g in graphs}
-    records: dict[str, GraphRecord] = {}
+    origins = {m: Origin(checkpoint, plan.model_settings(m), versions) for m in models}
+    records: dict[str, ModelRecord] = {}
     missing: dict[str, str] = {}
-    for graph, origin in origins.items():
-        reason, record = _inspect(tree / graph, origin)
+    for model, origin in origins.items():
+        reason, record = _inspect(tree / model, origin)
         if record is None:
-            missing[graph] = reason
+            missing[model] = reason
         else:
-            records[graph] = record
-    chosen = [graph for graph in missing if not only or graph in only]
-    expected = {graph: target.expected_bytes(plan, graph) for graph in chosen}
-    progress.begins(expected, {graph: missing[graph] for graph in chosen})
-    for graph in chosen:
-        part = tree / f".{graph}.part"
+            records[model] = record
+    chosen = [model for model in missing if not only or model in only]
+    expected = {model: target.expected_bytes(plan, model) for model in chosen}
+    progress.begins(expected, {model: missing[model] for model in chosen})
+    for model in chosen:
+        part = tree / f".{model}.part"
         part.mkdir()
         try:
-            tick = partial(_advance, progress, graph, part)
-            record = run_worker(target.compile_graph, plan, graph, part, lock, tick)
-            write_record(part, origins[graph], record)
+            tick = partial(_advance, progress, model, part)
+            record = run_worker(target.compile_model, plan, model, part, lock, tick)
+            write_record(part, origins[model], record)
         except BaseException as error:
             written = _folder_bytes(part)
             if target.keeps_failed and isinstance(error, CompileError):
-                part.rename(tree / f".{graph}.failed")
+                part.rename(tree / f".{model}.failed")
             shutil.rmtree(part, ignore_errors=True)
             if isinstance(error, OSError) and is_full(error):
-                raise _full(tree, graph, expected[graph], written) from error
+                raise _full(tree, model, expected[model], written) from error
             raise
-        _swap(tree, graph, part)
-        records[graph] = record
-        del missing[graph]
-        progress.compiled(graph, record)
-    ordered = {graph: records[graph] for graph in graphs if graph in records}
+        _swap(tree, model, part)
+        records[model] = record
+        del missing[model]
+        progress.compiled(model, record)
+    ordered = {model: records[model] for model in models if model in records}
     if not missing:
-        for graph in set(GRAPHS) - set(graphs):  # left by an earlier checkpoint with a talker
-            if (tree / graph / RECORD_FILE).exists():
+        for model in set(MODELS) - set(models):  # left by an earlier checkpoint with a talker
+            if (tree / model / RECORD_FILE).exists():
                 (tree / MANIFEST_FILE).unlink(missing_ok=True)
-                _discard(tree, graph)
+                _discard(tree, model)
         present = installed_versions() | versions
         write_manifest(tree, Manifest(checkpoint, plan.settings, present, ordered))
     return Outcome(ordered, tuple(chosen), missing)
 
 
-def _advance(progress: Progress, graph: str, part: Path) -> None:
-    progress.advances(graph, _folder_bytes(part))
+def _advance(progress: Progress, model: str, part: Path) -> None:
+    progress.advances(model, _folder_bytes(part))
 
 
-def _inspect(folder: Path, wanted: Origin) -> tuple[str, GraphRecord | None]:
-    """Return the reason why a graph has to be compiled, or its record if it exists and fits.
+def _inspect(folder: Path, wanted: Origin) -> tuple[str, ModelRecord | None]:
+    """Return the reason why a model has to be compiled, or its record if it exists and fits.
 
     Raises ArtifactError for a folder that no run has written, which must not be replaced.
     """
@@ -201,7 +201,7 @@ def _inspect(folder: Path, wanted: Origin) -> tuple[str, GraphRecord | None]:
         return "missing", None
     if not (folder / RECORD_FILE).exists():
         raise ArtifactError(
-            f"{folder} is there, and no compiled graph: it has no {RECORD_FILE}. Compile into "
+            f"{folder} is there, and no compiled model: it has no {RECORD_FILE}. Compile into "
             "another folder, or delete it."
         )
     try:
@@ -215,26 +215,26 @@ def _inspect(folder: Path, wanted: Origin) -> tuple[str, GraphRecord | None]:
     return "", record
 
 
-def _swap(tree: Path, graph: str, part: Path) -> None:
-    """Move a complete graph's folder to its final name."""
+def _swap(tree: Path, model: str, part: Path) -> None:
+    """Move a complete model's folder to its final name."""
     (tree / MANIFEST_FILE).unlink(missing_ok=True)
-    if (tree / graph).exists():
-        _discard(tree, graph)
-    part.rename(tree / graph)
+    if (tree / model).exists():
+        _discard(tree, model)
+    part.rename(tree / model)
     sync_folder(tree)
 
 
-def _discard(tree: Path, graph: str) -> None:
-    """Delete a graph, renamed first so that a folder with a graph's name is always complete."""
-    old = tree / f".{graph}.old"
-    (tree / graph).rename(old)
+def _discard(tree: Path, model: str) -> None:
+    """Delete a model, renamed first so that a folder with a model's name is always complete."""
+    old = tree / f".{model}.old"
+    (tree / model).rename(old)
     shutil.rmtree(old)
 
 
 def _sweep(tree: Path) -> None:
     """Delete temporary files and folders of an interrupted run."""
-    for graph in GRAPHS:
-        for leftover in (tree / f".{graph}.{what}" for what in ("part", "old", "failed")):
+    for model in MODELS:
+        for leftover in (tree / f".{model}.{what}" for what in ("part", "old", "failed")):
             if leftover.exists():
                 shutil.rmtree(leftover)
     (tree / f".{MANIFEST_FILE}.part").unlink(missing_ok=True)
@@ -250,19 +250,19 @@ def _folder_bytes(folder: Path) -> int:
     return total
 
 
-def _full(tree: Path, graph: str, expected: int, written: int) -> OutputError:
+def _full(tree: Path, model: str, expected: int, written: int) -> OutputError:
     free = shutil.disk_usage(tree).free
     return OutputError(
-        f"no space is left for {graph}: it takes about {expected / MB:.1f} MB, {written / MB:.1f} "
+        f"no space is left for {model}: it takes about {expected / MB:.1f} MB, {written / MB:.1f} "
         f"MB of it went onto the disk of {tree}, which has {free / MB:.1f} MB free now. Make room "
-        "and run it again: the graphs that are finished are kept."
+        "and run it again: the models that are finished are kept."
     )
 
 
 def _output_error(tree: Path, error: OSError) -> OutputError:
     if is_full(error):
         return OutputError(
-            f"no space is left on the disk of {tree}. Make room and run it again: the graphs that "
+            f"no space is left on the disk of {tree}. Make room and run it again: the models that "
             "are finished are kept."
         )
     return OutputError(f"{tree} can't be written: {error}. Choose a folder that you may write to.")

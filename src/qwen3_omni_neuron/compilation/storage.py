@@ -1,11 +1,11 @@
 """Compiled trees on shared storage: pushed under a hash of their content, pulled once a machine.
 
-    URL/HASH/DIR/FILE          the files of each graph, as they are in the tree
+    URL/HASH/DIR/FILE          the files of each model, as they are in the tree
     URL/HASH/manifest.json     written last: a tree that has one is whole
 
 HASH is the sha256 of manifest.json, which has the sha256 of every file, so an address always names
 the same content: another tree has another address. A URL is any address that fsspec opens: a
-folder, s3://, gs://, hf://, https:// (for pull only). The records of single graphs, with which a
+folder, s3://, gs://, hf://, https:// (for pull only). The records of single models, with which a
 compile continues, are not copied.
 """
 
@@ -295,8 +295,8 @@ def _files(manifest: Manifest) -> list[tuple[str, FileRecord]]:
     Raises ArtifactError for a path outside the tree, because others may write to the storage.
     """
     found = [
-        (f"{graph}/{name}", file)
-        for graph, record in manifest.graphs.items()
+        (f"{model}/{name}", file)
+        for model, record in manifest.models.items()
         for name, file in record.files.items()
     ]
     for name, _ in found:

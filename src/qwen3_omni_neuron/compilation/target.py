@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwen3_omni_neuron.compilation.manifest import GraphRecord
+from qwen3_omni_neuron.compilation.manifest import ModelRecord
 from qwen3_omni_neuron.compilation.plan import CompilePlan, Limits
 from qwen3_omni_neuron.model.config import OmniConfig
 
@@ -64,8 +64,8 @@ If it raises, everything that it had loaded is closed. Raises CheckpointError, A
 NotInstalledError, and the error of a graph's first call.
 """
 
-GraphCompiler = Callable[[CompilePlan, str, Path], GraphRecord]
-"""(plan, graph, folder) -> record. The folder exists and is empty. It runs in a process of its own,
+ModelCompiler = Callable[[CompilePlan, str, Path], ModelRecord]
+"""(plan, model, folder) -> record. The folder exists and is empty. It runs in a process of its own,
 so it must be importable: a function of a module, or a partial of one."""
 
 
@@ -89,13 +89,13 @@ class Target:
     """One entry of `loading.TARGETS`.
 
     limits: the settings that a plan may have, and their defaults.
-    versions: returns the versions that a compiled graph depends on, by package; if one differs,
-        the graph is compiled again.
-    compile_graph: compiles one graph of a plan.
-    expected_bytes: returns the approximate size in bytes of a graph's folder, for the progress bar
+    versions: returns the versions that a compiled model depends on, by package; if one differs,
+        the model is compiled again.
+    compile_model: compiles one model of a plan.
+    expected_bytes: returns the approximate size in bytes of a model's folder, for the progress bar
         and the error about a full disk.
     build_engines: builds the engines of some stages. It is sent to other processes, so it must be
-        importable, like `compile_graph`.
+        importable, like `compile_model`.
     environments: returns, by stage, the environment variables that give its process its cores.
         Raises OptionError, with the numbers, if the request can't be met.
     faster: returns what would make a model of a plan faster that has so many CPU threads, such as
@@ -106,7 +106,7 @@ class Target:
 
     limits: Limits
     versions: Callable[[], dict[str, str]]
-    compile_graph: GraphCompiler
+    compile_model: ModelCompiler
     expected_bytes: Callable[[CompilePlan, str], int]
     build_engines: EngineBuilder
     environments: Callable[[CompilePlan, CoreRequest], Mapping[str, Mapping[str, str]]]

@@ -7,7 +7,7 @@ from typing import Any
 
 from qwen3_omni_neuron.checkpoint.files import fingerprint
 from qwen3_omni_neuron.compilation.manifest import check_files, read_manifest
-from qwen3_omni_neuron.compilation.plan import NOT_SETTINGS, CompilePlan, graphs_of, make_plan
+from qwen3_omni_neuron.compilation.plan import NOT_SETTINGS, CompilePlan, make_plan, models_of
 from qwen3_omni_neuron.compilation.target import Target
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -50,7 +50,7 @@ def open_tree(
             raise ArtifactError(
                 f"{folder} was compiled with {name} {theirs}, and here is {version}. {again}"
             )
-    if absent := [graph for graph in graphs_of(config) if graph not in manifest.graphs]:
+    if absent := [model for model in models_of(config) if model not in manifest.models]:
         raise ArtifactError(f"{folder} lacks {', '.join(absent)}. {again}")
     try:
         check_files(folder, manifest)

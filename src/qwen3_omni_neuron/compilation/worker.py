@@ -1,4 +1,4 @@
-"""The worker process that compiles one graph.
+"""The worker process that compiles one model.
 
 A separate process returns its memory when it ends, can crash without ending the run, and can change
 its environment variables.
@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from qwen3_omni_neuron.compilation.manifest import GraphRecord
+from qwen3_omni_neuron.compilation.manifest import ModelRecord
 from qwen3_omni_neuron.compilation.plan import CompilePlan
-from qwen3_omni_neuron.compilation.target import GraphCompiler
+from qwen3_omni_neuron.compilation.target import ModelCompiler
 from qwen3_omni_neuron.engines.process.child import (
     Failure,
     OutputTail,
@@ -33,14 +33,14 @@ _PIPE_BYTES = 1 << 16
 
 
 def run_worker(
-    compile_graph: GraphCompiler,
+    compile_model: ModelCompiler,
     plan: CompilePlan,
-    graph: str,
+    model: str,
     folder: Path,
     lock: int,
     tick: Callable[[], None],
-) -> GraphRecord:
-    """Compile one graph into `folder` in a new process, and wait for it.
+) -> ModelRecord:
+    """Compile one model into `folder` in a new process, and wait for it.
 
     lock: a descriptor that the process keeps open until it ends. tick: called while waiting.
     The process, and the compilers that it has started, are killed when this function ends in any
@@ -61,7 +61,7 @@ def run_worker(
         try:
             os.close(answers)
             answers = -1
-            job = pickle.dumps((compile_graph, plan, graph, folder))
+            job = pickle.dumps((compile_model, plan, model, folder))
             answer = _exchange(process, job, results, tick)
             status = process.wait()
         finally:
@@ -70,14 +70,14 @@ def run_worker(
             process.wait()
         if not answer:
             raise CompileError(
-                f"{graph}: its compile {describe_exit(status)}. The end of its output:\n"
+                f"{model}: its compile {describe_exit(status)}. The end of its output:\n"
                 f"{output.read() or '(none)'}"
             )
         done, value = pickle.loads(answer)
         if not done:
             error = value.exception()
             if isinstance(error, OSError) and not is_full(error):
-                raise CompileError(f"{graph}: its compile failed: {error}") from error
+                raise CompileError(f"{model}: its compile failed: {error}") from error
             raise error
         return value
     finally:
@@ -97,10 +97,10 @@ def main(answers: int, lock: int, parent: int) -> None:
     follow_parent(parent)
     for descriptor in (answers, lock):  # child processes of a compiler must not inherit them
         os.set_inheritable(descriptor, False)
-    compile_graph, plan, graph, folder = pickle.load(sys.stdin.buffer)
+    compile_model, plan, model, folder = pickle.load(sys.stdin.buffer)
     outcome: tuple[bool, Any]
     try:
-        outcome = True, compile_graph(plan, graph, folder)
+        outcome = True, compile_model(plan, model, folder)
     except Exception as error:
         outcome = False, Failure.of(error)
     with os.fdopen(answers, "wb") as pipe:

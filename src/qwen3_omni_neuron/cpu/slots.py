@@ -22,7 +22,7 @@ class Slots:
     context_length: positions of a slot. dtype: type of the KV cache.
     """
 
-    extends = True
+    chunked_prefill = True
 
     def __init__(self, config: DecoderConfig, slots: int, context_length: int, dtype: torch.dtype):
         self.slots, self.context_length = slots, context_length
@@ -48,8 +48,8 @@ class Slots:
 
         The target can't take a step before its next prefill, which sets its rope position.
         """
-        held = self._lengths[source]
-        assert rows <= held, f"{rows} rows to copy, and slot {source} holds {held}"
+        length = self._lengths[source]
+        assert rows <= length, f"{rows} rows to copy, and slot {source} holds {length}"
         for cache in (self._cache.keys, self._cache.values):
             cache[:, target, :, :rows] = cache[:, source, :, :rows]
         self._lengths[target] = rows
@@ -61,8 +61,8 @@ class Slots:
         raise NotImplementedError
 
     def _begin(self, slot: int, start: int) -> None:
-        held = self._lengths[slot]
-        assert start <= held, f"rows follow {start}, and slot {slot} holds {held}"
+        length = self._lengths[slot]
+        assert start <= length, f"rows follow {start}, and slot {slot} holds {length}"
         # Only these rows are valid during the call, and after a call that raises.
         self._lengths[slot] = start
 

@@ -15,7 +15,7 @@ LIMITS = Limits(
     dtypes=("mixed", "float32", "int8", "bfloat16", "float64"),
     auto={"bfloat16": "mixed"},
     predictor_top_k=0,
-    extends=True,
+    chunked_prefill=True,
     sizes={"prompt_buckets": (), "patch_buckets": (), "chunk_frames": CHUNK_FRAMES},
 )
 
@@ -41,11 +41,11 @@ def faster(plan: CompilePlan, threads: int) -> list[str]:
     return ways + ([f"threads={cores} (now {threads})"] if threads < cores else [])
 
 
-# A graph holds weights in this package's layout, so only the package's version makes it stale.
+# Compiled models hold weights in this package's layout, so only its version makes them stale.
 CPU = Target(
     LIMITS,
     decisive_versions,
-    compile_graph=LazyFunction("qwen3_omni_neuron.cpu.weights", "compile_graph"),
+    compile_model=LazyFunction("qwen3_omni_neuron.cpu.weights", "compile_model"),
     expected_bytes=LazyFunction("qwen3_omni_neuron.cpu.weights", "expected_bytes"),
     build_engines=LazyFunction("qwen3_omni_neuron.cpu.build", "build_engines"),
     environments=no_cores,

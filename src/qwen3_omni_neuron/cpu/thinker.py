@@ -19,7 +19,7 @@ class CpuThinker:
     thinker: has the table of embeddings, and the type of the rows.
     """
 
-    extends = True
+    chunked_prefill = True
 
     def __init__(self, config: OmniConfig, thinker: Thinker, media: MediaEncoders, slots: Slots):
         self.slots, self.context_length = slots.slots, slots.context_length

@@ -1,6 +1,6 @@
 """Load weights from a checkpoint, write them to a compiled tree, and load them from it.
 
-A tree has one file a graph, with our modules' parameters in the forms of cpu.precision. A loaded
+A tree has one file a model, with our modules' parameters in the forms of cpu.precision. A loaded
 file is mapped into memory, without a copy: pages are read from the disk when they are first used,
 and all processes of one tree share them.
 """
@@ -19,8 +19,8 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
 from qwen3_omni_neuron.checkpoint.parameters import Part, check_names, converted, put_parameter
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout, layout_bytes, write_tensors
-from qwen3_omni_neuron.compilation.manifest import GraphRecord, record_files
-from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPH_STAGES, CompilePlan
+from qwen3_omni_neuron.compilation.manifest import ModelRecord, record_files
+from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODEL_STAGES, CompilePlan
 from qwen3_omni_neuron.cpu.precision import (
     PRECISIONS,
     SCALE,
@@ -67,15 +67,15 @@ def load_compiled_models(
     tensors are not those of the modules.
     """
     models, parts = lay_out(config, stages)
-    for graph, names in GRAPH_PARTS.items():
-        wanted = {name: parts[name] for name in names if name in parts}
-        if wanted:
-            with _open_weights(tree / graph) as file:
-                _fill(tree / graph, file, wanted, dtype, packed)
+    for model, names in MODEL_PARTS.items():
+        chosen = {name: parts[name] for name in names if name in parts}
+        if chosen:
+            with _open_weights(tree / model) as file:
+                _fill(tree / model, file, chosen, dtype, packed)
     if "embedding" in parts:
         with _open_weights(tree / "thinker") as file:
-            wanted = {"embedding": parts["embedding"]}
-            _fill(tree / "thinker", file, wanted, dtype, packed, "thinker.embedding.")
+            chosen = {"embedding": parts["embedding"]}
+            _fill(tree / "thinker", file, chosen, dtype, packed, "thinker.embedding.")
     return models
 
 
@@ -102,14 +102,14 @@ def _put(part: Part, target: str, kept: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def _open_weights(folder: Path) -> Iterator[Any]:
-    """Open the weights in a graph's folder."""
+    """Open the weights in a model's folder."""
     try:
         with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
         raise ArtifactError(
             f"{folder / WEIGHTS_FILE} can't be read ({error}). Delete {folder} and compile again: "
-            "only that graph is compiled."
+            "only that model is compiled."
         ) from error
 
 
@@ -129,14 +129,15 @@ def _fill(
     precision = PRECISIONS[dtype]
     widened = precision.packed and not packed
     layout = {name: _layout(precision, name, part) for name, part in parts.items()}
-    wanted = {
-        (alone or f"{name}.") + kept: expected
+    expected = {
+        (alone or f"{name}.") + kept: shape_and_dtype
         for name, kept_by_target in layout.items()
-        for expected_by_name in kept_by_target.values()
-        for kept, expected in expected_by_name.items()
+        for kept_tensors in kept_by_target.values()
+        for kept, shape_and_dtype in kept_tensors.items()
     }
     stored = set(file.keys())
-    different = sorted(wanted.keys() - stored) or ([] if alone else sorted(stored - wanted.keys()))
+    different = sorted(expected.keys() - stored)
+    different = different or ([] if alone else sorted(stored - expected.keys()))
     if different:
         raise ArtifactError(
             f"{folder / WEIGHTS_FILE} does not have the tensors of this version's modules "
@@ -144,7 +145,7 @@ def _fill(
         )
 
     def tensor_of(name: str) -> Tensor:
-        tensor, (shape, dtype) = file.get_tensor(name), wanted[name]
+        tensor, (shape, dtype) = file.get_tensor(name), expected[name]
         if tensor.shape != shape or tensor.dtype != dtype:
             raise ArtifactError(
                 f"{name} in {folder / WEIGHTS_FILE} is {tensor.dtype} {list(tensor.shape)}, and "
@@ -162,45 +163,45 @@ def _fill(
             _put(part, target, tensors)
 
 
-def compile_graph(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
-    """Write a graph's weights into `folder`, one parameter at a time.
+def compile_model(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
+    """Write a model's weights into `folder`, one parameter at a time.
 
     Raises OSError, and CheckpointError (see checkpoint.parameters.load_parts), also for parameters
-    of the other graphs of its stage.
+    of the other models of its stage.
     """
     started = time.monotonic()
     precision = PRECISIONS[plan.dtype]
     checkpoint = Checkpoint(plan.model)
-    parts = _stage_parts(plan, graph)
+    parts = _stage_parts(plan, model)
     check_names(list(parts.values()), checkpoint)
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
-        for name in GRAPH_PARTS[graph]:
+        for name in MODEL_PARTS[model]:
             forms = _forms(precision, name, parts[name])
             for target, tensor in _read(parts[name], checkpoint, forms):
                 for kept, part_of_it in forms[target].keep(target, tensor).items():
                     yield f"{name}.{kept}", part_of_it
 
-    write_tensors(folder / WEIGHTS_FILE, _file_layout(plan, graph), tensors())
-    return GraphRecord((), record_files(folder), round(time.monotonic() - started, 3))
+    write_tensors(folder / WEIGHTS_FILE, _file_layout(plan, model), tensors())
+    return ModelRecord((), record_files(folder), round(time.monotonic() - started, 3))
 
 
-def expected_bytes(plan: CompilePlan, graph: str) -> int:
-    """Return the size in bytes of a graph's weights in the plan's dtype."""
-    return layout_bytes(_file_layout(plan, graph))
+def expected_bytes(plan: CompilePlan, model: str) -> int:
+    """Return the size in bytes of a model's weights in the plan's dtype."""
+    return layout_bytes(_file_layout(plan, model))
 
 
-def _stage_parts(plan: CompilePlan, graph: str) -> dict[str, Part]:
-    """Return all parts of a graph's stage."""
-    return lay_out(read_config(plan.model), (GRAPH_STAGES[graph],))[1]
+def _stage_parts(plan: CompilePlan, model: str) -> dict[str, Part]:
+    """Return all parts of a model's stage."""
+    return lay_out(read_config(plan.model), (MODEL_STAGES[model],))[1]
 
 
-def _file_layout(plan: CompilePlan, graph: str) -> Layout:
-    """Return shape and dtype of every tensor in a graph's file by name."""
-    parts = _stage_parts(plan, graph)
+def _file_layout(plan: CompilePlan, model: str) -> Layout:
+    """Return shape and dtype of every tensor in a model's file by name."""
+    parts = _stage_parts(plan, model)
     return {
         f"{name}.{kept}": expected
-        for name in GRAPH_PARTS[graph]
+        for name in MODEL_PARTS[model]
         for by_name in _layout(PRECISIONS[plan.dtype], name, parts[name]).values()
         for kept, expected in by_name.items()
     }

@@ -3,5 +3,5 @@
 engines.protocols declares what the runtime calls; engines.talker is the one talker engine, over the
 parts of any target; engines.remote has engines that run in processes of their own; engines.media
 and engines.inputs prepare calls; engines.buckets chooses the compiled length; engines.sampling
-draws tokens from the engines' logits.
+samples tokens from the engines' logits.
 """

@@ -49,13 +49,13 @@ class Encoder(Protocol):
 class Thinker(Protocol):
     """Engine that reads prompts and writes text tokens.
 
-    extends: whether a prefill may start after rows that a slot holds already, and rows can be
-    copied. Where it is False, `start` is always 0 and `copy` is not called.
+    chunked_prefill: whether a prefill may start after rows that a slot holds already, and rows can
+    be copied. Where it is False, `start` is always 0 and `copy` is not called.
     """
 
     slots: int
     context_length: int
-    extends: bool
+    chunked_prefill: bool
 
     def prefill(
         self, slot: int, prompt: Prompt, start: int = 0, media: PromptMedia | None = None
@@ -101,14 +101,14 @@ class Talker(Protocol):
     """Engine that reads text tokens and writes codec frames, the code predictor included.
 
     It keeps for each slot the KV cache, the last hidden state and the last frame's feedback row.
-    extends: see Thinker; if it is False, `extend` is not called either.
+    chunked_prefill: see Thinker; if it is False, `prefill_chunk` is not called either.
     """
 
     slots: int
     context_length: int
-    extends: bool
+    chunked_prefill: bool
 
-    def extend(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
+    def prefill_chunk(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
         """Compute the user rows of a prompt from `start` on, and none of the assistant's.
 
         start, accepted: see `prepare` and `prefill`. Raises PromptTooLongError, as `prepare`.
@@ -222,11 +222,14 @@ class Engines:
 
 
 class DecoderSlots(Protocol):
-    """Decoder of a target, with one row of its KV cache for each slot. extends: see Thinker."""
+    """Decoder of a target, with one row of its KV cache for each slot.
+
+    chunked_prefill: see Thinker.
+    """
 
     slots: int
     context_length: int
-    extends: bool
+    chunked_prefill: bool
 
     def prefill(
         self, slot: int, rows: Tensor, positions: Tensor, *, start: int = 0

@@ -61,7 +61,7 @@ class RemoteThinker(RemoteEngine):
     def __init__(self, process: EngineProcess, timeout_s: float) -> None:
         super().__init__(process, timeout_s)
         self.context_length: int = process.read("context_length")
-        self.extends: bool = process.read("extends")
+        self.chunked_prefill: bool = process.read("chunked_prefill")
 
     def prefill(
         self, slot: int, prompt: Prompt, start: int = 0, media: PromptMedia | None = None
@@ -85,11 +85,11 @@ class RemoteTalker(RemoteEngine):
     def __init__(self, process: EngineProcess, timeout_s: float) -> None:
         super().__init__(process, timeout_s)
         self.context_length: int = process.read("context_length")
-        self.extends: bool = process.read("extends")
+        self.chunked_prefill: bool = process.read("chunked_prefill")
 
-    def extend(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
-        """Compute the user rows of a prompt from `start` on; see Talker.extend."""
-        self.process.call("extend", slot, prompt, start, accepted)
+    def prefill_chunk(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
+        """Compute the user rows of a prompt from `start` on; see Talker.prefill_chunk."""
+        self.process.call("prefill_chunk", slot, prompt, start, accepted)
 
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of one slot to another one; see Talker.copy."""

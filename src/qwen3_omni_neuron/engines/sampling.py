@@ -1,13 +1,13 @@
-"""Sampling on the host: text tokens and code 0 of a frame, drawn from a step's logits.
+"""Sampling on the host: text tokens and code 0 of a frame, sampled from a step's logits.
 
 The operations are those of transformers' logits processors in their order: repetition penalty,
 suppression, temperature, top-k, top-p. Each request has random numbers of its own.
-Codes 1 to 15 are drawn on the device by model.code_predictor, a part of the code predictor's graph,
-from uniform numbers that `Uniforms` here makes.
+Codes 1 to 15 are sampled on the device by model.code_predictor, a part of the code predictor's
+graph, from uniform numbers that `Uniforms` here makes.
 
-It uses numpy and not torch, whose every operation releases Python's interpreter lock: a stage draws
-between two steps, and would wait for the lock each time. cpu.native.draws does the same in one
-call, wherever the C was compiled.
+It uses numpy and not torch, whose every operation releases Python's interpreter lock: a stage
+samples between two steps, and would wait for the lock each time. cpu.native.sampler does the same
+in one call, wherever the C was compiled.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ UNIFORMS_AT_ONCE = 256  # random numbers, enough for 16 frames
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Parameters of one kind of draw.
+    """Parameters of the sampling of one kind of id.
 
     do_sample: False takes the likeliest id after penalty and suppression. top_k: 0 means no limit.
     """
@@ -75,7 +75,7 @@ class RequestRandom:
 
 
 def allowed_ids(vocab_size: int, suppressed: Sequence[int]) -> Ids:
-    """Return the ids of a vocabulary that may be drawn, ascending."""
+    """Return the ids of a vocabulary that may be sampled, ascending."""
     allowed = np.ones(vocab_size, dtype=bool)
     allowed[[i for i in suppressed if 0 <= i < vocab_size]] = False
     return allowed.nonzero()[0]
@@ -84,7 +84,7 @@ def allowed_ids(vocab_size: int, suppressed: Sequence[int]) -> Ids:
 class Sampler:
     """Sampling state of one sequence: parameters, random numbers, and the ids it contains.
 
-    allowed: the ids that may be drawn, ascending, or None for all of `vocab_size`. history: ids
+    allowed: the ids that may be sampled, ascending, or None for all of `vocab_size`. history: ids
     that the sequence contains from the start, all of them allowed.
     penalties: float32, one for each allowed id, 1 where the sequence does not contain it. None
     where repetition is not penalized. prepared: data that a `SampleIds` caches for it.
@@ -167,7 +167,7 @@ def kept(scores: Floats, top_k: int, top_p: Floats) -> tuple[Ids, Floats]:
 
 
 def _rows_by_top_k(samplers: Sequence[Sampler]) -> dict[int | None, list[int]]:
-    """Group the rows that one operation can draw: by top_k, which is a shape; None: greedy."""
+    """Group the rows that one operation can sample: by top_k, which is a shape; None: greedy."""
     rows: dict[int | None, list[int]] = {}
     for row, sampler in enumerate(samplers):
         key = sampler.params.top_k if sampler.params.do_sample else None

@@ -50,7 +50,7 @@ class TalkerEngine:
         assert config.talker is not None
         self._codec_bos = config.talker.codec_bos_id
         self.slots, self.context_length = decoder.slots, decoder.context_length
-        self.extends = decoder.extends
+        self.chunked_prefill = decoder.chunked_prefill
         self._config, self._decoder, self._predictor = config, decoder, predictor
         self._codec_rows, self._text_rows = codec_rows, text_rows
         self._project_hidden, self._release, self.fault = project_hidden, release, fault
@@ -65,8 +65,8 @@ class TalkerEngine:
         self._assistant_rows: dict[int, Tensor] = {}  # by speaker
 
     @torch.inference_mode()
-    def extend(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
-        """Compute the user rows from `start` on; see Talker.extend."""
+    def prefill_chunk(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
+        """Compute the user rows from `start` on; see Talker.prefill_chunk."""
         self._check_length(prompt)
         token_ids = prompt.token_ids[start:]
         if len(token_ids):

@@ -40,7 +40,7 @@ def sample_top(
     running_sum: RunningSum = running_sum,
     limits: Tensor | None = None,
 ) -> Tensor:
-    """Draw one id a row from the top-k, then top-p, part of softmax(logits).
+    """Sample one id a row from the top-k, then top-p, part of softmax(logits).
 
     logits: [rows, vocab]; uniforms: float32 [rows] in [0, 1); top_p: float32 [rows], see
     `top_p_limits`; limits: int64 [rows], each row's own top-k, 1 to `top_k`, or None where it is
@@ -115,7 +115,7 @@ class CodePredictor(nn.Module):
         """Predict codes 1 to 15 of one frame a slot.
 
         hidden: [slots, hidden]; code0: int64 [slots]; uniforms: float32 [slots, 15] in [0, 1),
-        the random numbers of the 15 draws, or None for greedy; top_p: float32 [slots], see
+        a random number for each code, or None for greedy; top_p: float32 [slots], see
         model.code_predictor.top_p_limits; top_k, running_sum, top_k_limits (int64 [slots]): see
         model.code_predictor.sample_top.
         Returns codes int64 [slots, 16], code 0 first, and the feedback [slots, hidden]: the sum
@@ -130,8 +130,8 @@ class CodePredictor(nn.Module):
             if uniforms is None or top_p is None:
                 code = logits.argmax(-1)
             else:
-                draws = uniforms[:, step]
-                code = sample_top(logits, draws, top_k, top_p, running_sum, top_k_limits)
+                of_step = uniforms[:, step]
+                code = sample_top(logits, of_step, top_k, top_p, running_sum, top_k_limits)
             code = code.to(code0.dtype)
             rows = F.embedding(code, self.embedding[step])
             codes.append(code)

@@ -4,13 +4,13 @@ A slot is one row of a cache: the keys and values of one conversation. Decoder l
 as `Appendable`. Its classes differ in what a call fills and where the result goes: an engine on the
 CPU writes in place, a graph for Neuron takes its state as inputs and returns it as outputs.
 
-    class        one call is                  keys and values are     used by
-    PromptCache  prefill of one slot          a KvCache, in place     cpu.eager.slots
-    SlotCache    a decode step of some slots  a KvCache, in place     cpu.eager.slots
-    PromptState  prefill of one slot          inputs and outputs      neuron.graphs.decoders
-    ExtendState  more rows of one slot        inputs and outputs      neuron.graphs.decoders
-    StepState    a decode step of some slots  inputs and outputs      neuron.graphs.decoders
-    FrameCache   a code predictor step        its own, for one frame  model.code_predictor
+    class             one call is                  keys and values are     used by
+    PromptCache       prefill of one slot          a KvCache, in place     cpu.eager.slots
+    SlotCache         a decode step of some slots  a KvCache, in place     cpu.eager.slots
+    PromptState       prefill of one slot          inputs and outputs      neuron.graphs.decoders
+    PromptChunkState  chunked prefill of one slot  inputs and outputs      neuron.graphs.decoders
+    StepState         a decode step of some slots  inputs and outputs      neuron.graphs.decoders
+    FrameCache        a code predictor step        its own, for one frame  model.code_predictor
 """
 
 import math
@@ -99,10 +99,10 @@ class PromptCache:
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Fill the positions from `start` on; see Appendable.append."""
         stop = self._start + keys.shape[2]
-        held_keys, held_values = self._cache.keys[layer], self._cache.values[layer]
-        held_keys[:, :, self._start : stop] = keys
-        held_values[:, :, self._start : stop] = values
-        return (held_keys, held_values) if self._start else (keys, values)
+        cached_keys, cached_values = self._cache.keys[layer], self._cache.values[layer]
+        cached_keys[:, :, self._start : stop] = keys
+        cached_values[:, :, self._start : stop] = values
+        return (cached_keys, cached_values) if self._start else (keys, values)
 
 
 class SlotCache:
@@ -124,13 +124,13 @@ class SlotCache:
             self._put(self._cache.values[layer], values),
         )
 
-    def _put(self, held: Tensor, rows: Tensor) -> Tensor:
-        """Write rows [n, kv_heads, 1, head_dim] into held [slots, kv_heads, window, head_dim].
+    def _put(self, cache: Tensor, rows: Tensor) -> Tensor:
+        """Write rows [n, kv_heads, 1, head_dim] into cache [slots, kv_heads, window, head_dim].
 
         Returns [n, kv_heads, window, head_dim] of the slots in use.
         """
-        held[self._slots, :, self._lengths] = rows.squeeze(2)
-        return held.index_select(0, self._slots)
+        cache[self._slots, :, self._lengths] = rows.squeeze(2)
+        return cache.index_select(0, self._slots)
 
 
 KvTensors = tuple[Tensor, ...]
@@ -155,14 +155,14 @@ class PromptState:
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Fill the slot; see Appendable.append. keys, values: [1, kv_heads, rows, head_dim]."""
-        for held, new in zip(self._state[2 * layer :], (keys, values), strict=False):
-            filled = F.pad(new, (0, 0, 0, held.shape[2] - new.shape[2]))
-            self.new_state.append(held.index_copy(0, self._slot.long(), filled))
+        for cache, new in zip(self._state[2 * layer :], (keys, values), strict=False):
+            filled = F.pad(new, (0, 0, 0, cache.shape[2] - new.shape[2]))
+            self.new_state.append(cache.index_copy(0, self._slot.long(), filled))
         return keys, values
 
 
-class ExtendState:
-    """Prefill of further rows in a graph: they fill one slot from position `length` on.
+class PromptChunkState:
+    """Chunked prefill in a graph: further rows fill one slot from position `length` on.
 
     They see the first `length` positions and each other. slot, length, last: int64 [1]; rows after
     `last` are padding, which is written nowhere. rows: number of rows with padding, at most the
@@ -190,18 +190,18 @@ class ExtendState:
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write the rows; see Appendable.append. keys, values: [1, kv_heads, rows, head_dim]."""
-        held_keys, held_values = self._state[2 * layer : 2 * layer + 2]
-        return self._put(held_keys, keys), self._put(held_values, values)
+        cached_keys, cached_values = self._state[2 * layer : 2 * layer + 2]
+        return self._put(cached_keys, keys), self._put(cached_values, values)
 
-    def _put(self, held: Tensor, rows: Tensor) -> Tensor:
-        """Write rows [1, kv_heads, rows, head_dim] into a copy of held, which joins the new state.
+    def _put(self, cache: Tensor, rows: Tensor) -> Tensor:
+        """Write rows [1, kv_heads, rows, head_dim] into a copy of cache, for the new state.
 
         Returns [1, kv_heads, window, head_dim] of the slot.
         """
-        head = torch.arange(held.shape[1], dtype=self._at.dtype, device=held.device)[:, None]
+        head = torch.arange(cache.shape[1], dtype=self._at.dtype, device=cache.device)[:, None]
         where = self._slot[:, None], head, self._at[None]
-        new = torch.where(self._is_new, rows[0].index_select(1, self._row), held[where])
-        written = held.index_put(where, new)
+        new = torch.where(self._is_new, rows[0].index_select(1, self._row), cache[where])
+        written = cache.index_put(where, new)
         self.new_state.append(written)
         read = written[:, :, : self._window].index_select(0, self._slot)
         return read.masked_fill(self._is_unused, 0)
@@ -227,18 +227,18 @@ class StepState:
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write one position a slot; see Appendable.append. keys, values: T is 1."""
-        held_keys, held_values = self._state[2 * layer : 2 * layer + 2]
-        return self._put(held_keys, keys), self._put(held_values, values)
+        cached_keys, cached_values = self._state[2 * layer : 2 * layer + 2]
+        return self._put(cached_keys, keys), self._put(cached_values, values)
 
-    def _put(self, held: Tensor, rows: Tensor) -> Tensor:
-        """Write rows [n, kv_heads, 1, head_dim] into a copy of held, which joins the new state.
+    def _put(self, cache: Tensor, rows: Tensor) -> Tensor:
+        """Write rows [n, kv_heads, 1, head_dim] into a copy of cache, for the new state.
 
         Returns [n, kv_heads, window, head_dim] of the slots.
         """
-        head = torch.arange(held.shape[1], dtype=self._at.dtype, device=held.device)[None]
+        head = torch.arange(cache.shape[1], dtype=self._at.dtype, device=cache.device)[None]
         where = self._slots[:, None], head, self._at[:, None]
-        new = torch.where(self._idle, held[where], rows.squeeze(2))
-        written = held.index_put(where, new)
+        new = torch.where(self._idle, cache[where], rows.squeeze(2))
+        written = cache.index_put(where, new)
         self.new_state.append(written)
         return written[:, :, : self._window].index_select(0, self._slots)
 
@@ -253,8 +253,8 @@ class FrameCache:
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add positions after those that the cache holds; see Appendable.append."""
         if layer in self._held:
-            held_keys, held_values = self._held[layer]
-            keys = torch.cat((held_keys, keys), 2)
-            values = torch.cat((held_values, values), 2)
+            cached_keys, cached_values = self._held[layer]
+            keys = torch.cat((cached_keys, keys), 2)
+            values = torch.cat((cached_values, values), 2)
         self._held[layer] = keys, values
         return keys, values

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.checkpoint.modules import lay_out
 from qwen3_omni_neuron.checkpoint.names import codec_embedding_pieces
 from qwen3_omni_neuron.checkpoint.parameters import Part
-from qwen3_omni_neuron.compilation.plan import GRAPH_OF_PART, GRAPH_STAGES, CompilePlan
+from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART, MODEL_STAGES, CompilePlan
 from qwen3_omni_neuron.errors import ArtifactError, BucketError, ClosedError, InputError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_config
@@ -92,7 +92,7 @@ def part_spec(config: OmniConfig, plan: CompilePlan, name: str) -> PartSpec:
 
 
 def _laid_out(config: OmniConfig, name: str, dtype: torch.dtype) -> tuple[nn.Module, Part]:
-    models, parts = lay_out(static_config(config), (GRAPH_STAGES[GRAPH_OF_PART[name]],))
+    models, parts = lay_out(static_config(config), (MODEL_STAGES[MODEL_OF_PART[name]],))
     module: nn.Module = getattr(models, name)
     for parameter in module.parameters():
         # Not Module.to, which would round the constants, too.

@@ -86,8 +86,8 @@ def write_part_shards(spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> N
     write_tensor_files([folder / rank_file(rank) for rank in range(spec.tp)], layout, shards())
 
 
-def read_part_shard(folder: Path, rank: int, wanted: Layout) -> dict[str, Tensor]:
-    """Map a rank's weights into memory. wanted: PartShare.weights.
+def read_part_shard(folder: Path, rank: int, layout: Layout) -> dict[str, Tensor]:
+    """Map a rank's weights into memory. layout: PartShare.weights.
 
     Raises ArtifactError where the file can't be read or has other tensors.
     """
@@ -98,12 +98,12 @@ def read_part_shard(folder: Path, rank: int, wanted: Layout) -> dict[str, Tensor
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ArtifactError(f"{path} can't be read ({error}). {again}") from error
-    if different := sorted(tensors.keys() ^ wanted.keys()):
+    if different := sorted(tensors.keys() ^ layout.keys()):
         raise ArtifactError(
             f"{path} does not have the tensors of this version's module ({len(different)} differ, "
             f"{different[0]} first). {again}"
         )
-    for name, (shape, dtype) in wanted.items():
+    for name, (shape, dtype) in layout.items():
         tensor = tensors[name]
         if tuple(tensor.shape) != tuple(shape) or tensor.dtype != dtype:
             raise ArtifactError(

@@ -11,7 +11,7 @@ LIMITS = Limits(
     profiles={"safe": (2, 1)},
     dtypes=("bfloat16", "float32"),
     predictor_top_k=50,
-    extends=True,
+    chunked_prefill=True,
     sizes={
         # A spoken question has 100 to 1500 rows: padding to the next of these is cheap.
         "prompt_buckets": (256, 512, 1024, 1536, 2048, 4096),

@@ -144,7 +144,7 @@ class JoinedEvents:
             audio_s=audio_s,
             rtf=None if last is None else (last - arrived_s) / audio_s,
             prompt_tokens=0 if request.written else len(request.prompt),
-            reused_tokens=live.reused_rows,
+            reused_tokens=live.cached_rows,
             text_tokens=sum(len(live.token_ids) for live in lives),
             frames=sum(len(live.codes) for live in lives),
             prompt_audio_tokens=request.prompt.audio_tokens,

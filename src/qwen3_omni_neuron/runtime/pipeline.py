@@ -50,15 +50,15 @@ class Pipeline:
         config: OmniConfig,
         max_queued: int,
         clock: Clock | None = None,
-        reuse: bool = True,
+        prefix_cache: bool = True,
         sample_ids: SampleIds = sample_ids,
         defaults: GenerationDefaults = GREEDY,
         faster: Sequence[str] = (),
     ):
         """Start the stages.
 
-        max_queued: number of requests that may wait for a slot. reuse: whether there is a prefix
-        cache, if the engines can have one. sample_ids: samples tokens from logits. defaults: the
+        max_queued: number of requests that may wait for a slot. prefix_cache: whether there
+        is one, if the engines can have it. sample_ids: samples tokens from logits. defaults: the
         checkpoint's sampling of the text, for requests that have no other. faster: what
         would make this model faster, for the log.
         """
@@ -82,7 +82,7 @@ class Pipeline:
         )
         self._closed = False
         parts = [part for part in (engines.thinker, engines.talker) if part is not None]
-        self.reuses = reuse and all(part.extends for part in parts)
+        self.caches_prefixes = prefix_cache and all(part.chunked_prefill for part in parts)
         shared = Shared(
             self.clock, self._lock, engines.enter_thread, self._on_release, self._on_fault
         )
@@ -324,8 +324,8 @@ class Pipeline:
         if request.keys is not None:
             keys, cache = request.keys.thinker, self._thinker.cache
             free = sorted(self._free_slots, key=lambda slot: self._awaited_until_s[slot] > now)
-            slot, live.reused_rows = cache.choose(free, keys, request.options.cache_key)
-            live.prefilled_rows = live.reused_rows
+            slot, live.cached_rows = cache.choose(free, keys, request.options.cache_key)
+            live.prefilled_rows = live.cached_rows
         self._free_slots.remove(slot)
         self._awaited_until_s[slot] = now + AWAITED_S if request.ahead else -math.inf
         self._start_in(slot, live, tasks)

@@ -1,4 +1,4 @@
-"""Prefix cache: records of the rows that an engine's slots hold, for requests to reuse.
+"""Prefix cache: records of the rows that an engine's slots hold, for later prompts.
 
 A slot keeps the rows of its last request, also after that has ended. A prompt that begins with the
 same rows is computed from the first row that differs: a client that sends its whole history each
@@ -59,14 +59,14 @@ class PrefixCache:
         """Choose one of the free slots for a prompt. free: the least recently used one first.
 
         It is the slot that shares the most rows with the prompt, if these are at least half of what
-        the slot holds. Otherwise the slot's other rows may still be reused by their own
+        the slot holds. Otherwise the slot's other rows may still serve their own
         conversation, and the choice is the least recently used slot, to which `bring` copies the
         shared rows. Returns the slot, and how many of the prompt's first rows any slot holds.
         """
         counts = self._counts(keys, cache_key)
         best = max(free, key=lambda slot: counts[slot])
-        held = self._rows[best]
-        in_place = held is not None and 2 * counts[best] >= held.count
+        cached = self._rows[best]
+        in_place = cached is not None and 2 * counts[best] >= cached.count
         return best if in_place else free[0], max(counts)
 
     def count(self, keys: RowKeys, cache_key: str | None) -> int:
@@ -90,8 +90,8 @@ class PrefixCache:
         source = counts.index(max(counts))
         if counts[source] < counts[slot] + COPY_ROWS:
             source = slot
-        count, held = min(counts[source], most), self._rows[source]
-        accepted = NO_ACCEPTED if held is None else held.accepted
+        count, cached = min(counts[source], most), self._rows[source]
+        accepted = NO_ACCEPTED if cached is None else cached.accepted
         if len(accepted):
             accepted = accepted[: keys.media_rows(count)]
         rows = CachedRows(keys, count, cache_key, accepted)
@@ -103,4 +103,4 @@ class PrefixCache:
 
     def _counts(self, keys: RowKeys, cache_key: str | None) -> list[int]:
         """Return how many of a prompt's first rows each slot holds."""
-        return [0 if held is None else held.shared(keys, cache_key) for held in self._rows]
+        return [0 if rows is None else rows.shared(keys, cache_key) for rows in self._rows]

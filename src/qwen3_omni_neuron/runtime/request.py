@@ -52,7 +52,7 @@ class Request:
 
     options: with a seed. speak: False where the caller wants text alone. arrived_s: time by the
     clock when the request came, before its conversation was read. codec: decodes its reply. keys:
-    keys of the prompt's rows in the prefix cache; None: rows are not reused. ahead: see
+    keys of the prompt's rows in the prefix cache; None: it is not used. ahead: see
     `Pipeline.prefill_ahead`. written: reply to speak without a call of the thinker's engine; the
     talker's prompt was made from `prompt`.
     """
@@ -102,8 +102,8 @@ class LiveRequest:
         self.error: BaseException | None = None
         self.token_ids: list[int] = []
         self.accepted: Tensor | None = None  # hidden states of the accept layer, for the talker
-        self.reused_rows = 0  # prompt rows that the thinker reused; an estimate before prefill
-        self.prefilled_rows = 0  # prompt rows that were reused or computed so far
+        self.cached_rows = 0  # prompt rows in the prefix cache; an estimate before prefill
+        self.prefilled_rows = 0  # prompt rows that were cached or computed so far
         self.encoding = False  # whether its prefill waits for the encoder stage
         self.encoded: PromptMedia | None = None  # media that the encoder stage has encoded
         self.codes: list[NDArray[np.int64]] = []  # [16] a frame

@@ -164,7 +164,7 @@ class TalkerStage(Stage[TalkerTask]):
                 self._engine.prepare(task.slot, task.prompt, task.speaker_id, task.start)
                 continue
             if task.start < len(task.prompt.token_ids):
-                self._engine.extend(task.slot, task.prompt, task.start, self._accepted(task))
+                self._engine.prefill_chunk(task.slot, task.prompt, task.start, self._accepted(task))
             self._hold(task)
         return [None] * len(tasks)
 
@@ -177,15 +177,15 @@ class TalkerStage(Stage[TalkerTask]):
         return [task for task in tasks if not task.live.request.ahead]
 
     def _bring(self, task: TalkerTask) -> None:
-        """Reuse the user rows that any slot holds, before the others are computed."""
+        """Bring the user rows that are in the prefix cache into the slot of a task."""
         request = task.live.request
         if request.keys is not None:
             keys, copy = request.keys.talker, self._engine.copy
-            held = self._cache.bring(task.slot, keys, request.options.cache_key, len(keys), copy)
-            task.start = held.count
+            cached = self._cache.bring(task.slot, keys, request.options.cache_key, len(keys), copy)
+            task.start = cached.count
 
     def _hold(self, task: TalkerTask) -> None:
-        """Record that a slot holds the user rows of its prompt. Later rows are not reused."""
+        """Record the user rows of a slot's prompt in the prefix cache, and no later rows."""
         request = task.live.request
         if request.keys is not None:
             keys = request.keys.talker
@@ -214,21 +214,21 @@ class TalkerStage(Stage[TalkerTask]):
     def _speak(self, speaking: list[tuple[TalkerTask, Tensor]]) -> None:
         """Make frames from logits: sample code 0 here, and the others in the code predictor."""
         code0: dict[TalkerTask, int] = {}
-        draws: dict[TalkerTask, PredictorSampling] = {}
+        sampling: dict[TalkerTask, PredictorSampling] = {}
         # A request that has ended during the step needs no code predictor.
         speaking = [(task, logits) for task, logits in speaking if not task.live.ended]
         if not speaking:
             return
         samplers = [task.sampler for task, _ in speaking]
-        drawn = self._sample_ids(samplers, [logits for _, logits in speaking])
-        for (task, _), code in zip(speaking, drawn, strict=True):
+        sampled = self._sample_ids(samplers, [logits for _, logits in speaking])
+        for (task, _), code in zip(speaking, sampled, strict=True):
             task.phase, task.row = Phase.STEP, None
             ended = code == self._config.codec_eos_id
             if ended or len(task.live.codes) + 1 >= task.limit:
                 with self._lock:
                     self._finish(task, "stop" if ended else "length")
             else:
-                code0[task], draws[task] = code, task.predictor_sampling()
+                code0[task], sampling[task] = code, task.predictor_sampling()
         if not code0:
             return
 
@@ -236,7 +236,7 @@ class TalkerStage(Stage[TalkerTask]):
             frames = self._engine.predict(
                 [task.slot for task in tasks],
                 [code0[task] for task in tasks],
-                [draws[task] for task in tasks],
+                [sampling[task] for task in tasks],
             )
             return list(frames.numpy())
 

@@ -186,17 +186,17 @@ class ThinkerStage(Stage[ThinkerTask]):
             task.live.prefilled_rows = len(prompt)
             return self._prefilled(slot, prompt, 0, task.live.encoded)
         rows = len(prompt)
-        # The last row is never reused, because the first token is drawn from its logits.
+        # The last row is always computed, because the first token is sampled from its logits.
         most = rows if request.ahead else max(0, rows - 1)
         cache_key = request.options.cache_key
-        held = self.cache.bring(slot, keys.thinker, cache_key, most, self._engine.copy)
-        start = held.count
+        cached = self.cache.bring(slot, keys.thinker, cache_key, most, self._engine.copy)
+        start = cached.count
         if not task.begun:
-            task.begun, task.live.reused_rows = True, start
+            task.begun, task.live.cached_rows = True, start
         task.live.prefilled_rows = start
         rows = min(rows, start + self._chunk_rows(task))
         if request.ahead and start == rows:
-            return torch.empty(0), held.accepted
+            return torch.empty(0), cached.accepted
         if rows < len(prompt):
             token_ids, positions = prompt.token_ids[:rows], prompt.positions[:, :rows]
             prompt = replace(prompt, token_ids=token_ids, positions=positions)
@@ -205,8 +205,8 @@ class ThinkerStage(Stage[ThinkerTask]):
             encoded = None  # the slot has since lost rows that it leaves out
         logits, accepted = self._prefilled(slot, prompt, start, encoded)
         task.live.prefilled_rows = rows
-        if len(held.accepted):
-            accepted = torch.cat((held.accepted, accepted))
+        if len(cached.accepted):
+            accepted = torch.cat((cached.accepted, accepted))
         self.cache.put(slot, CachedRows(keys.thinker, rows, cache_key, accepted))
         return logits, accepted
 
@@ -222,10 +222,11 @@ class ThinkerStage(Stage[ThinkerTask]):
 
     def _release(self, task: ThinkerTask) -> None:
         """Drop a request. Its slot holds the reply but for the last token. The lock is held."""
-        held, appended = self.cache[task.slot], task.live.token_ids[:-1]
-        if held is not None and task.last is not None and appended:
-            keys = held.keys.followed_by(appended)
-            self.cache.put(task.slot, CachedRows(keys, len(keys), held.cache_key, held.accepted))
+        cached, appended = self.cache[task.slot], task.live.token_ids[:-1]
+        if cached is not None and task.last is not None and appended:
+            keys = cached.keys.followed_by(appended)
+            rows = CachedRows(keys, len(keys), cached.cache_key, cached.accepted)
+            self.cache.put(task.slot, rows)
         super()._release(task)
 
     def _end_ahead(self, task: ThinkerTask, accepted: Tensor) -> None:

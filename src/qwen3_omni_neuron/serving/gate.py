@@ -56,9 +56,9 @@ class Gate:
         watched = scope["path"] in _WATCHED
         self.running += not watched
         self._service.metrics.in_progress.inc(not watched)
-        held = ExitStack()
+        releases = ExitStack()
         try:
-            await self._admit(scope, receive, context, held)
+            await self._admit(scope, receive, context, releases)
             if scope["type"] == "websocket":
                 await self._open(scope, receive, answer)
             else:
@@ -70,14 +70,14 @@ class Gate:
                 await answer.refuse(ApiError(503, message, "cancelled", retry_after_s=RETRY_S))
             raise
         except Exception as error:
-            held.close()
+            releases.close()
             if context.error is None:  # otherwise the application has answered it
                 refusal = self._service.failed(error, context)
                 context.error = refusal.code
                 await answer.refuse(refusal)
         finally:
             del scope["answer"]  # breaks its reference cycle with the connection
-            held.close()
+            releases.close()
             context.body = b""
             self.running -= not watched
             self._service.metrics.in_progress.dec(not watched)
@@ -91,11 +91,11 @@ class Gate:
         await self._sockets(scope, receive, answer.send)
 
     async def _admit(
-        self, scope: Scope, receive: Receive, context: Context, held: ExitStack
+        self, scope: Scope, receive: Receive, context: Context, releases: ExitStack
     ) -> None:
         """Check key, rate and state, and read the body. Raises ApiError.
 
-        held: stack that releases the request's account and place at its end.
+        releases: stack that frees the request's account and place at its end.
         """
         raw = scope["headers"]
         if len(raw) > MOST_HEADERS or sum(len(n) + len(v) for n, v in raw) > MOST_HEADER_BYTES:
@@ -120,10 +120,10 @@ class Gate:
             # Once per request, since it waits for a lock that the stages take for every call.
             context.omni = self._service.model.take()
             context.account = self._service.account_of_request(context.owner)
-            held.callback(context.account.close)
+            releases.callback(context.account.close)
             await self._read_body(headers, receive, context)
             # After the body: a client that sends slowly must not keep others from the model.
-            context.place = held.enter_context(self._service.requests.place(context.owner))
+            context.place = releases.enter_context(self._service.requests.place(context.owner))
 
     async def _read_body(
         self, headers: dict[bytes, bytes], receive: Receive, context: Context

@@ -71,14 +71,14 @@ class NativeCode2Wav:
         """Join the states of single streams into one state, without a copy if there is only one."""
         if len(states) == 1:
             return states[0]
-        positions, held = zip(*states, strict=True)
-        return np.concatenate(positions), np.concatenate(held)
+        positions, buffers = zip(*states, strict=True)
+        return np.concatenate(positions), np.concatenate(buffers)
 
     @staticmethod
     def split(state: NativeState) -> list[NativeState]:
         """Split a state into those of single streams: the reverse of `join`."""
-        positions, held = state
-        return [(positions[i : i + 1], held[i : i + 1]) for i in range(len(held))]
+        positions, buffers = state
+        return [(positions[i : i + 1], buffers[i : i + 1]) for i in range(len(buffers))]
 
     def _advance(self, codes: Tensor, state: NativeState | None) -> tuple[Tensor, NativeState]:
         c, size = self.config, self._state_size
@@ -86,7 +86,7 @@ class NativeCode2Wav:
         missing = c.latency_samples if state is None else 0
         samples = np.empty((streams, frames * c.frame_samples - missing), np.float32)
         new_state = np.empty((streams, size), np.float32)
-        positions, held = (None, None) if state is None else state
+        positions, buffers = (None, None) if state is None else state
         codes = codes.contiguous()
         status = self._run(
             self._described,
@@ -94,7 +94,7 @@ class NativeCode2Wav:
             pointer_to(codes, torch.int64, streams, c.code_groups, frames),
             frames,
             ffi.NULL if positions is None else _address(positions, "int64", streams),
-            ffi.NULL if held is None else _address(held, "float32", streams, size),
+            ffi.NULL if buffers is None else _address(buffers, "float32", streams, size),
             _address(new_state, "float32", streams, size),
             _address(samples, "float32", *samples.shape),
         )

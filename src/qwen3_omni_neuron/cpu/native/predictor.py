@@ -26,9 +26,10 @@ class NativePredictor:
     """CodePredictor.forward in C over the module's own weights, in float32.
 
     The results differ from the module's only because float32 sums are added up in another order:
-    where two logits, or a draw and a boundary, are as close as such a rounding error, either code
-    may be chosen. Among equal logits the smaller id ranks first; torch's topk does not define this
-    order. A slot's result does not depend on the other slots. Several threads may call it at once.
+    where two logits, or a random number and a boundary, are as close as such a rounding error,
+    either code may be chosen. Among equal logits the smaller id ranks first; torch's topk does not
+    define this order. A slot's result does not depend on the other slots. Several threads may call
+    it at once.
     Raises UnsuitedError where the C can't take the weights.
     """
 
@@ -75,13 +76,13 @@ class NativePredictor:
         slots, feedback = len(code0), torch.empty_like(hidden)
         check_dense(hidden, torch.float32, slots, self._hidden)
         check_dense(code0, torch.int64, slots)
-        draws, limits = None, list[float]()
+        numbers, limits = None, list[float]()
         if uniforms is not None and top_p is not None:
             check_dense(uniforms, torch.float32, slots, self._steps)
             check_dense(top_p, torch.float32, slots)
-            draws, limits = uniforms.numpy(), top_p.tolist()
+            numbers, limits = uniforms.numpy(), top_p.tolist()
         rows, ids = range(slots), code0.tolist()
-        return self.frames(rows, ids, hidden, feedback, draws, limits, top_k, logits), feedback
+        return self.frames(rows, ids, hidden, feedback, numbers, limits, top_k, logits), feedback
 
     def frames(
         self,

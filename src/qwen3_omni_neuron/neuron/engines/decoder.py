@@ -10,6 +10,7 @@ from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.neuron.engines.encoders import pad_rows
+from qwen3_omni_neuron.neuron.graphs.decoders import CHUNK_KIND
 from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
 
 IDLE = -1  # length that a decode graph gets for a row without a slot
@@ -18,20 +19,20 @@ IDLE = -1  # length that a decode graph gets for a row without a slot
 class GraphSlots:
     """The slots of a decoder's KV cache (see engines.protocols.DecoderSlots) over a loaded part.
 
-    name: "thinker" or "talker". extends: whether the part has graphs that append rows.
+    name: "thinker" or "talker". chunked_prefill: whether the part has the graphs for it.
     """
 
-    def __init__(self, part: LoadedPart, name: str, extends: bool):
-        self.extends = extends
+    def __init__(self, part: LoadedPart, name: str, chunked_prefill: bool):
+        self.chunked_prefill = chunked_prefill
         self._part, self._name = part, name
         self._prompts = sorted(rows for (rows,) in graphs_by_size(part, f"{name}_prefill", "rows"))
         self._steps = graphs_by_size(part, f"{name}_decode", "slots", "window")
         self._batches = sorted({slots for slots, _ in self._steps})
         self._windows = sorted({window for _, window in self._steps})
-        self._extends: list[tuple[int, int]] = []  # (window, rows), ascending
-        if extends:
-            sizes = graphs_by_size(part, f"{name}_extend", "window", "rows")
-            self._extends = [(window, rows) for window, rows in sizes]
+        self._prefill_chunks: list[tuple[int, int]] = []  # (window, rows), ascending
+        if chunked_prefill:
+            sizes = graphs_by_size(part, f"{name}_{CHUNK_KIND}", "window", "rows")
+            self._prefill_chunks = [(window, rows) for window, rows in sizes]
         state = next(iter(self._steps.values())).state[0].lengths
         self.slots, self.context_length = state[0], state[2]
         self._dtype = next(iter(self._steps.values())).outputs[0].dtype
@@ -55,8 +56,8 @@ class GraphSlots:
         thinker the accept layer's hidden states [S, hidden].
         Raises BucketError for more rows than a graph takes or than the slot has positions left.
         """
-        held = self._lengths[slot]
-        assert start <= held, f"rows follow {start}, and slot {slot} holds {held}"
+        length = self._lengths[slot]
+        assert start <= length, f"rows follow {start}, and slot {slot} holds {length}"
         self._lengths[slot] = start  # also the length during the call, and after a call that raises
         rows, positions = rows.to(self._dtype), positions.float()
         logits, seen, begin = torch.empty(0), list[Tensor](), 0
@@ -71,7 +72,7 @@ class GraphSlots:
             ]
             kind, sizes = "prefill", f"rows={size}"
             if window:
-                kind, sizes = "extend", f"rows={size},window={window}"
+                kind, sizes = CHUNK_KIND, f"rows={size},window={window}"
                 inputs.append(torch.tensor([start + begin]))
             if visual is not None and deepstack is not None:
                 kind += "_visual"
@@ -89,8 +90,8 @@ class GraphSlots:
 
         The graph copies the whole slot. The target needs a prefill before its next step.
         """
-        held = self._lengths[source]
-        assert rows <= held, f"{rows} rows to copy, and slot {source} holds {held}"
+        length = self._lengths[source]
+        assert rows <= length, f"{rows} rows to copy, and slot {source} holds {length}"
         self._part.call(f"{self._name}_copy", torch.tensor([source]), torch.tensor([target]))
         self._lengths[target] = rows
 
@@ -127,7 +128,9 @@ class GraphSlots:
         if not start:
             return bucket_of(rows, self._prompts, "prompt rows"), 0
         fitting = [
-            (window, size) for window, size in self._extends if start + min(size, rows) <= window
+            (window, size)
+            for window, size in self._prefill_chunks
+            if start + min(size, rows) <= window
         ]
         if not fitting:
             raise BucketError(
@@ -146,8 +149,8 @@ class GraphThinkerSlots(GraphSlots):
     embedding: the token embedding [vocab, hidden], on the host: a prompt's rows are looked up here.
     """
 
-    def __init__(self, part: LoadedPart, extends: bool, embedding: Tensor):
-        super().__init__(part, "thinker", extends)
+    def __init__(self, part: LoadedPart, chunked_prefill: bool, embedding: Tensor):
+        super().__init__(part, "thinker", chunked_prefill)
         self._embedding = embedding
 
     def prefill_tokens(

@@ -14,11 +14,11 @@ from qwen3_omni_neuron.prompt.prompt import Prompt
 
 
 class ThinkerSlots(Protocol):
-    """The thinker's decoder over KV cache slots. extends: see engines.protocols.Thinker."""
+    """The thinker's decoder over KV cache slots. chunked_prefill: see engines.protocols.Thinker."""
 
     slots: int
     context_length: int
-    extends: bool
+    chunked_prefill: bool
 
     def prefill_tokens(
         self,
@@ -60,7 +60,7 @@ class NeuronThinker:
         fault: Fault | None = None,
     ):
         self.slots, self.context_length = decoder.slots, decoder.context_length
-        self.extends = decoder.extends
+        self.chunked_prefill = decoder.chunked_prefill
         self._config, self._decoder, self._media = config, decoder, media
         self._release, self.fault = release, fault
 

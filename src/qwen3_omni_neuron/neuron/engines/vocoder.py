@@ -48,8 +48,8 @@ class NeuronVocoder:
         self.frame_samples = config.frame_samples
         self.latency_samples = config.latency_samples
         self._live: set[int] = set()  # slots whose stream can go on
-        wanted = set(product({*self._batches, self.slots}, self.chunk_frames))
-        if missing := sorted((wanted - self._starts.keys()) | (wanted - self._steps.keys())):
+        needed = set(product({*self._batches, self.slots}, self.chunk_frames))
+        if missing := sorted((needed - self._starts.keys()) | (needed - self._steps.keys())):
             streams, frames = missing[0]
             raise ArtifactError(
                 f"code2wav has no graphs for the first or the later chunks of {frames} frames of "

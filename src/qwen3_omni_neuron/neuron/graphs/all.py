@@ -7,12 +7,12 @@ from itertools import product
 import torch
 
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
-from qwen3_omni_neuron.compilation.manifest import CallRecord, TensorRecord
-from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, CompilePlan
+from qwen3_omni_neuron.compilation.manifest import GraphRecord, TensorRecord
+from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, CompilePlan
 from qwen3_omni_neuron.engines.buckets import buckets_within
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.graphs.decoders import (
-    EXTEND_ROWS,
+    PREFILL_CHUNK_ROWS,
     copy_graph,
     decode_graph,
     prompt_graph,
@@ -103,8 +103,8 @@ def _decoder_graphs(
         for visual in kinds:
             yield prompt_graph(config, part, rows, plan, visual=visual)
     windows: tuple[Axis, ...] = buckets_within(context_length, plan.decode_buckets) or ("window",)
-    if plan.extends:
-        for rows, window in _extend_sizes(windows):
+    if plan.chunked_prefill:
+        for rows, window in _prefill_chunk_sizes(windows):
             for visual in kinds:
                 yield prompt_graph(config, part, rows, plan, window, visual)
         if plan.max_concurrency > 1:
@@ -114,27 +114,27 @@ def _decoder_graphs(
         yield decode_graph(config, part, slots, window, plan)
 
 
-def _extend_sizes(windows: Sequence[Axis]) -> Iterator[tuple[Axis, Axis]]:
-    """Yield rows and window of each extend graph; without buckets, of the one graph of any size."""
+def _prefill_chunk_sizes(windows: Sequence[Axis]) -> Iterator[tuple[Axis, Axis]]:
+    """Yield rows and window of each chunked prefill graph; without buckets, of the only one."""
     for window in windows:
         if isinstance(window, str):
             yield "rows", window
         else:  # with as many rows as the window, it would be a whole prompt
-            yield from ((rows, window) for rows in EXTEND_ROWS if rows < window)
+            yield from ((rows, window) for rows in PREFILL_CHUNK_ROWS if rows < window)
 
 
-def graph_calls(config: OmniConfig, plan: CompilePlan, graph: str) -> tuple[CallRecord, ...]:
-    """Describe the calls of one of compilation.plan.GRAPHS, at every bucket of a plan."""
+def graph_records(config: OmniConfig, plan: CompilePlan, model: str) -> tuple[GraphRecord, ...]:
+    """Return records of one model's graphs at every bucket. model: of compilation.plan.MODELS."""
     return tuple(
-        CallRecord(
-            row.name,
-            row.bucket,
-            _records(row.inputs),
-            _records(row.outputs),
-            _records(row.state),
+        GraphRecord(
+            graph.name,
+            graph.bucket,
+            _records(graph.inputs),
+            _records(graph.outputs),
+            _records(graph.state),
         )
-        for row in all_graphs(config, plan)
-        if row.part in GRAPH_PARTS[graph]
+        for graph in all_graphs(config, plan)
+        if graph.part in MODEL_PARTS[model]
     )
 
 

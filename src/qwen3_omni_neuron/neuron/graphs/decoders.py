@@ -1,4 +1,4 @@
-"""The graphs of thinker and talker: prefill, extend and decode, with the KV cache as state."""
+"""The graphs of thinker and talker: prefill, chunked prefill, copy and decode of KV cache slots."""
 
 from dataclasses import replace
 from functools import partial
@@ -8,14 +8,16 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
-from qwen3_omni_neuron.model.kv_cache import ExtendState, PromptState, StepState
+from qwen3_omni_neuron.model.kv_cache import PromptChunkState, PromptState, StepState
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
 from qwen3_omni_neuron.neuron.graphs.graph import Axis, Graph, Outputs, State, TensorSpec
 from qwen3_omni_neuron.neuron.graphs.parallel.cut import local_kv_heads
 
-EXTEND_ROWS = (16, 128, 512)
-"""Row counts that an extend graph pads to.
+# A chunked prefill in the names of graphs: compiled trees have "thinker_extend" in their manifests.
+CHUNK_KIND = "extend"
+PREFILL_CHUNK_ROWS = (16, 128, 512)
+"""Row counts that a chunk of a prefill is padded to.
 
 16: the few template rows between a question and its answer, or a short turn of text. 128: a window
 of 8 s of speech (104 rows) with the template around it. 512: a long text or an image. More rows
@@ -36,10 +38,11 @@ def prompt_graph(
     """Describe the prefill of a prompt's rows, padded to `rows`, in one slot.
 
     part: "thinker" or "talker". window: None for a whole prompt, from position 0 on ("prefill");
-    else the rows follow the first `length` positions of the slot and attend to `window` positions
-    ("extend"; see model.kv_cache.ExtendState). visual: whether the graph also takes the indices of
-    the rows that images and video fill, and the deepstack rows to add there. There is one index for
-    each row; unused indices may have any value, and their deepstack rows are zeros.
+    else the rows are a chunk of a prefill: they follow the first `length` positions of the slot and
+    attend to `window` positions (see model.kv_cache.PromptChunkState). visual: whether the graph
+    also takes the indices of the rows that images and video fill, and the deepstack rows to add
+    there. There is one index for each row; unused indices may have any value, and their deepstack
+    rows are zeros.
     """
     c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
     inputs = [
@@ -62,12 +65,12 @@ def prompt_graph(
             TensorSpec("deepstack", (layers, rows, c.hidden_size), dtype),
         ]
     seen = (rows, c.hidden_size) if part == "thinker" else (1, c.hidden_size)
-    kind = "prefill" if window is None else "extend"
+    kind = "prefill" if window is None else CHUNK_KIND
     return Graph(
         f"{part}_{kind}{'_visual' if visual else ''}",
         bucket,
         part,
-        _prefill if window is None else partial(_extend, window=window),
+        _prefill if window is None else partial(_prefill_chunk, window=window),
         tuple(inputs),
         (TensorSpec("logits", (1, c.vocab_size), dtype), TensorSpec("hidden", seen, dtype)),
         kv_cache_state(config, part, plan),
@@ -154,20 +157,20 @@ def _prefill(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tupl
     return owner.prefill(rows, positions, last, cache, *visual), tuple(cache.new_state)
 
 
-def _extend(
+def _prefill_chunk(
     owner: nn.Module, inputs: tuple[Tensor, ...], state: State, window: Axis
 ) -> tuple[Outputs, State]:
     assert isinstance(owner, Thinker | Talker)
     assert isinstance(window, int)
     rows, positions, last, slot, length, *visual = inputs
-    cache = ExtendState(state, slot, length, last, len(rows), window)
+    cache = PromptChunkState(state, slot, length, last, len(rows), window)
     return owner.prefill(rows, positions, last, cache, *visual), tuple(cache.new_state)
 
 
 def _copy(_: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outputs, State]:
     source, target = inputs
     row = target.long()  # index_copy takes no other type
-    return (), tuple(held.index_copy(0, row, held.index_select(0, source)) for held in state)
+    return (), tuple(old.index_copy(0, row, old.index_select(0, source)) for old in state)
 
 
 def _decode(

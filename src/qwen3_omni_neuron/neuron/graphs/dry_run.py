@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.compilation.plan import GRAPH_OF_PART, GRAPH_STAGES, CompilePlan
+from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART, MODEL_STAGES, CompilePlan
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.cost import TRN2, Chip, Cost, CountingGroup, graph_cost
@@ -69,10 +69,10 @@ class CoreMemory:
 
         Placement "split" gives the stages different cores, "shared" the same ones.
         """
-        stages = dict.fromkeys(GRAPH_STAGES.values(), 0)
+        stages = dict.fromkeys(MODEL_STAGES.values(), 0)
         sizes = [(part.name, part.shard_bytes[tp]) for part in self.parts]
         for name, nbytes in (*sizes, *self.state_bytes[tp].items()):
-            stages[GRAPH_STAGES[GRAPH_OF_PART[name]]] += nbytes
+            stages[MODEL_STAGES[MODEL_OF_PART[name]]] += nbytes
         return stages
 
     def core_bytes(self, tp: int) -> int:
@@ -223,10 +223,14 @@ def _padding_bytes(config: OmniConfig, plan: CompilePlan, tp: int) -> int:
     dtype = getattr(torch, plan.dtype)
     decoders = [config.thinker.text, *([] if config.talker is None else [config.talker.text])]
 
-    def held(c: DecoderConfig, profile: str) -> int:
+    def expert_bytes(c: DecoderConfig, profile: str) -> int:
         return expert_widths(c, tp, profile, dtype).padded_nbytes // tp
 
-    return sum(held(c, plan.profile) - held(c, "safe") for c in decoders if c.moe is not None)
+    return sum(
+        expert_bytes(c, plan.profile) - expert_bytes(c, "safe")
+        for c in decoders
+        if c.moe is not None
+    )
 
 
 def _table(head: list[str], rows: list[list[str]]) -> Iterator[str]:

@@ -1,4 +1,7 @@
-"""The description of one graph: a call of a module at fixed shapes, state passed in and out."""
+"""The description of one graph: a function traced from a module at one bucket.
+
+Its state is passed in and out.
+"""
 
 import math
 from collections.abc import Callable, Mapping

@@ -175,7 +175,7 @@ def _start(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[
 def _step(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outputs, State]:
     assert isinstance(owner, Code2Wav)
     codes, slots = inputs
-    samples, new = owner.step(codes, tuple(held.index_select(0, slots) for held in state))
+    samples, new = owner.step(codes, tuple(old.index_select(0, slots) for old in state))
     return (samples,), _update_slots(state, slots, new)
 
 
@@ -185,12 +185,12 @@ def _update_slots(state: State, slots: Tensor, new: State) -> State:
     Several rows may name the last slot, which is idle: it gets the values of any of them, and its
     position is not changed.
     """
-    position, *held = state
+    position, *others = state
     every_slot = torch.arange(len(position), dtype=slots.dtype, device=slots.device)
     # [streams, slots], made by comparison because the compiler scatters no integers.
     named = (slots[:, None] == every_slot) & (every_slot < len(position) - 1)
     given = torch.where(named, new[0][:, None], 0).amax(0)
     position = torch.where(named.any(0), given, position)
     rows = slots.long()  # index_copy takes no other type
-    renewed = (old.index_copy(0, rows, n) for old, n in zip(held, new[1:], strict=True))
+    renewed = (old.index_copy(0, rows, n) for old, n in zip(others, new[1:], strict=True))
     return (position, *renewed)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES, load_tables
-from qwen3_omni_neuron.compilation.plan import GRAPH_OF_PART
+from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.media import MediaEncoders
 from qwen3_omni_neuron.engines.protocols import StageEngines
@@ -89,7 +89,7 @@ class _Loader:
         return graphs
 
     def _folder(self, name: str) -> Path:
-        return self._tree / GRAPH_OF_PART[name] / name
+        return self._tree / MODEL_OF_PART[name] / name
 
 
 def _thinker(spec: EngineSpec, loader: _Loader) -> NeuronThinker:
@@ -140,9 +140,9 @@ def _vocoder(spec: EngineSpec, loader: _Loader) -> NeuronVocoder:
 
 
 def _check_slots(stage: str, slots: int, spec: EngineSpec) -> None:
-    wanted = spec.plan.max_concurrency
-    if slots != wanted:
+    planned = spec.plan.max_concurrency
+    if slots != planned:
         raise ArtifactError(
-            f"the {stage}'s graphs have {slots} slots, and the model is loaded with {wanted}. "
+            f"the {stage}'s graphs have {slots} slots, and the model is loaded with {planned}. "
             "Every stage has the same number: compile it again."
         )

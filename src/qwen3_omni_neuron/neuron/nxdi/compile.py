@@ -1,4 +1,4 @@
-"""Compiles one graph of a plan for Neuron: each of its parts into a folder of its own."""
+"""Compiles one model of a plan for Neuron: each of its parts into a folder of its own."""
 
 import os
 import time
@@ -12,14 +12,14 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import lay_out
 from qwen3_omni_neuron.checkpoint.parameters import check_names
 from qwen3_omni_neuron.compilation.manifest import (
-    CallRecord,
     GraphRecord,
+    ModelRecord,
     TensorRecord,
     record_files,
 )
-from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPH_STAGES, CompilePlan
+from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODEL_STAGES, CompilePlan
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.graphs.all import graph_calls
+from qwen3_omni_neuron.neuron.graphs.all import graph_records
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DECODERS, DecoderSpec, decoder_spec
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import decoder_shard_bytes
 from qwen3_omni_neuron.neuron.nxdi.inputs import NAMES, decoder_examples
@@ -29,12 +29,12 @@ from qwen3_omni_neuron.neuron.part import part_spec
 from qwen3_omni_neuron.neuron.shards import part_shard_bytes
 
 
-def compile_graph(
-    plan: CompilePlan, graph: str, folder: Path, toolchain: Toolchain | None = None
-) -> GraphRecord:
-    """Compile a graph's parts into `folder`, which exists and is empty.
+def compile_model(
+    plan: CompilePlan, model: str, folder: Path, toolchain: Toolchain | None = None
+) -> ModelRecord:
+    """Compile a model's parts into `folder`, which exists and is empty.
 
-    It changes environment variables, and NxD's state in this process, so each graph is compiled in
+    It changes environment variables, and NxD's state in this process, so each model is compiled in
     a process of its own. toolchain: None for the Neuron SDK's toolchain.
     Raises CheckpointError, CompileError, OSError, NotInstalledError without the SDK.
     """
@@ -43,8 +43,8 @@ def compile_graph(
     toolchain = toolchain or NxdToolchain()
     config, checkpoint = read_config(plan.model), Checkpoint(plan.model)
     # Check the names before hours of compiling, not after.
-    check_names(list(lay_out(config, (GRAPH_STAGES[graph],))[1].values()), checkpoint)
-    for part in GRAPH_PARTS[graph]:
+    check_names(list(lay_out(config, (MODEL_STAGES[model],))[1].values()), checkpoint)
+    for part in MODEL_PARTS[model]:
         (folder / part).mkdir()
         if part in DECODERS:
             decoder = decoder_spec(config, plan, part)
@@ -53,16 +53,16 @@ def compile_graph(
             toolchain.compile_part(part_spec(config, plan, part), checkpoint, folder / part)
     files = record_files(folder)
     seconds = round(time.monotonic() - started, 3)
-    return GraphRecord(tuple(_calls(config, plan, graph)), files, seconds)
+    return ModelRecord(tuple(_graph_records(config, plan, model)), files, seconds)
 
 
-def expected_bytes(plan: CompilePlan, graph: str) -> int:
-    """Return the size in bytes of the weights of a graph's parts, as the cores hold them.
+def expected_bytes(plan: CompilePlan, model: str) -> int:
+    """Return the size in bytes of the weights of a model's parts, as the cores hold them.
 
     The size of the compiled NEFFs is not known in advance.
     """
     config, total = read_config(plan.model), 0
-    for part in GRAPH_PARTS[graph]:
+    for part in MODEL_PARTS[model]:
         if part in DECODERS:
             total += decoder_shard_bytes(decoder_spec(config, plan, part))
         else:
@@ -70,17 +70,19 @@ def expected_bytes(plan: CompilePlan, graph: str) -> int:
     return total
 
 
-def _calls(config: OmniConfig, plan: CompilePlan, graph: str) -> Iterator[CallRecord]:
-    for part in GRAPH_PARTS[graph]:
+def _graph_records(config: OmniConfig, plan: CompilePlan, model: str) -> Iterator[GraphRecord]:
+    for part in MODEL_PARTS[model]:
         if part in DECODERS:
-            yield from _decoder_calls(decoder_spec(config, plan, part))
+            yield from _decoder_graphs(decoder_spec(config, plan, part))
     yield from (
-        call for call in graph_calls(config, plan, graph) if not call.name.startswith(DECODERS)
+        record
+        for record in graph_records(config, plan, model)
+        if not record.name.startswith(DECODERS)
     )
 
 
-def _decoder_calls(spec: DecoderSpec) -> Iterator[CallRecord]:
-    """Yield records of a decoder's calls on NxDI, without the KV cache, which NxDI makes itself."""
+def _decoder_graphs(spec: DecoderSpec) -> Iterator[GraphRecord]:
+    """Yield records of a decoder's graphs, without the KV cache, which NxDI makes itself."""
     c, dtype = spec.decoder, str(spec.plan.dtype).removeprefix("torch.")
     for name, sizes, inputs in decoder_examples(spec):
         rows = sizes.get("slots", 1)
@@ -90,7 +92,7 @@ def _decoder_calls(spec: DecoderSpec) -> Iterator[CallRecord]:
             "hidden": TensorRecord((rows, captured, c.hidden_size), dtype),
         }
         given = {NAMES[i]: _tensor_record(x) for i, x in enumerate(inputs) if x.numel()}
-        yield CallRecord(f"{spec.part}_{name}", sizes, given, outputs, {})
+        yield GraphRecord(f"{spec.part}_{name}", sizes, given, outputs, {})
 
 
 def _tensor_record(tensor: Tensor) -> TensorRecord:

@@ -59,8 +59,8 @@ class NxdToolchain:
 
     def load_part(self, spec: PartSpec, folder: Path) -> LoadedPart:
         """Load a part; see Toolchain.load_part."""
-        wanted = PartShare(spec, Alone()).weights
-        shards = [read_part_shard(folder, rank, wanted) for rank in range(spec.tp)]
+        layout = PartShare(spec, Alone()).weights
+        shards = [read_part_shard(folder, rank, layout) for rank in range(spec.tp)]
         model = self._loaded(folder / EXECUTABLE_FILE)
         compiled, labels = model.get_available_keys(), {graph.label for graph in spec.graphs}
         if different := sorted(compiled ^ labels):

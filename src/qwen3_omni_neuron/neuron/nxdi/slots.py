@@ -12,13 +12,13 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.inputs import IDLE, Media, decode_inputs, prefill_inputs
 from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs, Outputs
 
-CANNOT_EXTEND = "NxDI computes each prompt anew, and this call needs rows of an earlier one"
+NO_CHUNKED_PREFILL = "NxDI computes each prompt anew, and this call needs rows of an earlier one"
 
 
 class NxdiSlots:
     """The slots of a decoder's KV cache (see engines.protocols.DecoderSlots)."""
 
-    extends = False  # NxDI's prompt graphs begin at position 0
+    chunked_prefill = False  # NxDI's prompt graphs begin at position 0
 
     def __init__(self, graphs: DecoderGraphs):
         self.slots, self.context_length = graphs.plan.slots, graphs.plan.context_length
@@ -30,14 +30,14 @@ class NxdiSlots:
         self, slot: int, rows: Tensor, positions: Tensor, *, start: int = 0
     ) -> tuple[Tensor, Tensor]:
         """Fill a slot from position 0; see DecoderSlots.prefill."""
-        assert not start, CANNOT_EXTEND
+        assert not start, NO_CHUNKED_PREFILL
         inputs = prefill_inputs(slot, self._prompt_bucket(positions), positions, rows=rows)
         logits, hidden = self._fill(slot, inputs, positions)
         return logits, hidden[:, 0]
 
     def copy(self, source: int, target: int, rows: int) -> None:
         """Refuse: see engines.protocols.Thinker."""
-        raise AssertionError(CANNOT_EXTEND)
+        raise AssertionError(NO_CHUNKED_PREFILL)
 
     def step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, Tensor]:
         """Append one row to each slot; see DecoderSlots.step."""
@@ -114,7 +114,7 @@ class NxdiThinkerSlots(NxdiSlots):
         start: int = 0,
     ) -> tuple[Tensor, Tensor]:
         """Fill a slot from position 0; see ThinkerSlots.prefill_tokens."""
-        assert not start, CANNOT_EXTEND
+        assert not start, NO_CHUNKED_PREFILL
         laid_out, bucket = self._laid_out(len(token_ids), media), self._prompt_bucket(positions)
         inputs = prefill_inputs(slot, bucket, positions, token_ids, media=laid_out)
         logits, hidden = self._fill(slot, inputs, positions)

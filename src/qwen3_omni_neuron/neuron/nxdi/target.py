@@ -12,7 +12,7 @@ LIMITS = replace(
     target="neuron",
     # The kernels of "fast" are written for logical cores of two physical cores.
     profiles={"safe": (2, 1), "fast": (2,)},
-    extends=False,  # NxDI's context encoding begins at position 0
+    chunked_prefill=False,  # NxDI's context encoding begins at position 0
 )
 
 
@@ -24,7 +24,7 @@ def versions() -> dict[str, str]:
 NEURON = Target(
     LIMITS,
     versions,
-    compile_graph=LazyFunction("qwen3_omni_neuron.neuron.nxdi.compile", "compile_graph"),
+    compile_model=LazyFunction("qwen3_omni_neuron.neuron.nxdi.compile", "compile_model"),
     expected_bytes=LazyFunction("qwen3_omni_neuron.neuron.nxdi.compile", "expected_bytes"),
     build_engines=LazyFunction("qwen3_omni_neuron.neuron.nxdi.build", "build_engines"),
     environments=neuron_target.environments,

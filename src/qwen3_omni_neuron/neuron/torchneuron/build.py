@@ -161,7 +161,7 @@ def _thinker(spec: EngineSpec, ranks: ModelRanks) -> NeuronThinker:
     tables = load_tables(Checkpoint(spec.plan.model), config, dtype)
     assert tables.embedding is not None
     table = tables.embedding.weight.detach()
-    slots = GraphThinkerSlots(ranks.part("thinker"), spec.plan.extends, table)
+    slots = GraphThinkerSlots(ranks.part("thinker"), spec.plan.chunked_prefill, table)
     audio = NeuronAudio(ranks.part("audio_encoder"), config.thinker.audio)
     vision = NeuronVision(ranks.part("vision_encoder"), config.thinker.vision)
     media = MediaEncoders(config, audio, vision, dtype)
@@ -180,7 +180,7 @@ def _talker(spec: EngineSpec, ranks: ModelRanks) -> TalkerEngine:
     ranks.unload("text_projection")
     return TalkerEngine(
         config,
-        GraphSlots(ranks.part("talker"), "talker", spec.plan.extends),
+        GraphSlots(ranks.part("talker"), "talker", spec.plan.chunked_prefill),
         NeuronPredictor(ranks.part("code_predictor"), config.talker.predictor.vocab_size),
         tables.codec_embedding.weight,
         text_rows,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from qwen3_omni_neuron.errors import ArtifactError
 
-NEFF_FOLDER = "neff"  # in a graph's folder of the tree
+NEFF_FOLDER = "neff"  # in a model's folder of the tree
 
 
 class NeffCache:

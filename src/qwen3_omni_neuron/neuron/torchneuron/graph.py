@@ -87,8 +87,8 @@ class CompiledGraph:
         """
         # Every call uses the same mode, because Dynamo compiles again for another one.
         with torch.inference_mode(False), torch.no_grad():
-            for name, held in self._inputs.items():
-                held.copy_(given[name])
+            for name, buffer in self._inputs.items():
+                buffer.copy_(given[name])
             entering()
             outputs = self._run(*self._inputs.values())
             return tuple(output.to("cpu", copy=True) for output in outputs)
@@ -107,9 +107,9 @@ class _Renewing(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run the graph once. Returns its outputs in the device's types."""
-        held = [getattr(self, name) for name in self._names]
-        results = self.traced(*inputs, *held)
-        for old, new in zip(held, results[self._outputs :], strict=True):
+        state = [getattr(self, name) for name in self._names]
+        results = self.traced(*inputs, *state)
+        for old, new in zip(state, results[self._outputs :], strict=True):
             old.copy_(new)
         return tuple(map(to_device_type, results[: self._outputs]))
 

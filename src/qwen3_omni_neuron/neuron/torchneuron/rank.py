@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import Tensor
 from torch._dynamo.callback import on_compile_start
 
-from qwen3_omni_neuron.compilation.plan import GRAPH_OF_PART
+from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.process.progress import Progress
 from qwen3_omni_neuron.neuron.part import part_spec
@@ -59,7 +59,7 @@ class Rank:
 
         Raises ArtifactError for a tree that does not fit.
         """
-        folder = self._tree / GRAPH_OF_PART[name]
+        folder = self._tree / MODEL_OF_PART[name]
         self._cache.restore([folder / NEFF_FOLDER])
         self._parts[name] = PartGraphs(
             part_spec(self._spec.config, self._spec.plan, name),

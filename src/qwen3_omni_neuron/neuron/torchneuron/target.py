@@ -14,9 +14,9 @@ def versions() -> dict[str, str]:
 TORCHNEURON = Target(
     LIMITS,
     versions,
-    compile_graph=LazyFunction("qwen3_omni_neuron.neuron.torchneuron.compile", "compile_graph"),
+    compile_model=LazyFunction("qwen3_omni_neuron.neuron.torchneuron.compile", "compile_model"),
     expected_bytes=LazyFunction(
-        "qwen3_omni_neuron.neuron.torchneuron.graph_folder", "expected_bytes"
+        "qwen3_omni_neuron.neuron.torchneuron.model_folder", "expected_bytes"
     ),
     build_engines=LazyFunction("qwen3_omni_neuron.neuron.torchneuron.build", "build_engines"),
     environments=environments,

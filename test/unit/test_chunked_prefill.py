@@ -313,7 +313,7 @@ def test_a_talkers_prompt_in_pieces_is_the_whole(
         for start, stop in pairwise(cuts):
             piece = accepted[: made.media_before(prompt.talker, stop)]
             piece = piece[made.media_before(prompt.talker, start) :]
-            made.talker.extend(1, first_user_rows(prompt, stop), start, piece)
+            made.talker.prefill_chunk(1, first_user_rows(prompt, stop), start, piece)
         made.assert_alike(answered(made, 1, prompt, cuts[-1]), expected)
 
 
@@ -345,14 +345,14 @@ def test_accepted_rows_of_another_number_than_the_medias_are_refused(
     prompt = prompts["everything"]
     accepted = accepted_of(made, prompt)
     with pytest.raises(AssertionError, match="accepted rows for"):
-        made.talker.extend(0, prompt.talker, 0, accepted[1:])
+        made.talker.prefill_chunk(0, prompt.talker, 0, accepted[1:])
     made.talker.prepare(0, prompt.talker, SPEAKER)
     with pytest.raises(AssertionError, match="accepted rows for"):
         made.talker.prefill(0, torch.cat((accepted, accepted[:1])), 65)
 
 
-def test_a_prompt_that_is_too_long_is_not_extended(made: Made) -> None:
+def test_a_chunk_of_a_prompt_that_is_too_long_is_refused(made: Made) -> None:
     rows = made.talker.context_length
     prompt = TalkerPrompt(torch.full((rows,), 65), torch.arange(rows + 9.0).expand(3, -1))
     with pytest.raises(PromptTooLongError):
-        made.talker.extend(0, prompt, 0, torch.zeros(0, 1))
+        made.talker.prefill_chunk(0, prompt, 0, torch.zeros(0, 1))

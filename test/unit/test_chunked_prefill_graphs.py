@@ -11,7 +11,7 @@ from torch import Tensor
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.model.kv_cache import ExtendState, KvCache, PromptCache
+from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, PromptChunkState
 from qwen3_omni_neuron.neuron.graphs.all import static_models
 from qwen3_omni_neuron.neuron.graphs.decoders import (
     copy_graph,
@@ -26,7 +26,7 @@ from testing.models import load_models
 EXACT = {"atol": 0.0, "rtol": 0.0, "equal_nan": True}
 CLOSE = {"atol": 1e-9, "rtol": 1e-9}  # float64: sums in another order
 POSITIONS = 32  # of a slot
-ROWS, SLOT = 8, 1  # padded rows of an extend graph; the slot that is filled
+ROWS, SLOT = 8, 1  # padded rows of a chunk; the slot that is filled
 NAN = float("nan")
 PLAN = replace(
     TINY_PLAN, dtype="float64", context_length=POSITIONS, talker_context_length=POSITIONS
@@ -67,7 +67,7 @@ class Slot:
         self.length = 0
 
     def add(self, rows: Tensor, positions: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-        """Prefill the rows where `window` is None, else extend with NaN as padding.
+        """Prefill the rows where `window` is None, else append them with NaN as padding.
 
         Returns the logits and the hidden states of the rows that are no padding.
         """
@@ -171,7 +171,7 @@ def test_appended_rows_are_those_of_one_prefill(
 
 @pytest.mark.parametrize("part", ["thinker", "talker"])
 def test_decode_goes_on_after_appended_rows(config: OmniConfig, models: Models, part: str) -> None:
-    """In the slot that was extended, and in one that its rows were copied to, over garbage."""
+    """In the slot that was appended to, and in one that its rows were copied to, over garbage."""
     rows, positions = prompt_of(config, part, 21)
     whole, pieces, copied = (Slot(config, models, part) for _ in range(3))
     whole.add(rows, positions, None)
@@ -222,7 +222,7 @@ def test_the_cache_is_that_of_the_cpu_to_the_bit() -> None:
     cache = KvCache(torch.stack(state[::2]).clone(), torch.stack(state[1::2]).clone())
     start, rows = 6, 5
     placed = PromptCache(cache.slots(1, 2).window(start + rows), start)
-    pure = ExtendState(
+    pure = PromptChunkState(
         state, torch.tensor([1]), torch.tensor([start]), torch.tensor([rows - 1]), rows, 11
     )
     torch.testing.assert_close(pure.mask, placed.mask, **EXACT)

@@ -1,4 +1,4 @@
-"""Draws of text tokens and of code 0 in C."""
+"""Sampling of text tokens and of code 0 in C."""
 
 import ctypes
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ MOST_HELD = 1 << 16  # most logits of a call that holds the interpreter lock: ab
 ADDRESS = ffi.typeof("intptr_t")
 
 
-class NativeDraws:
-    """`engines.sampling.sample_ids` in C: one call draws the ids of all sequences.
+class NativeSampler:
+    """`engines.sampling.sample_ids` in C: one call samples the ids of all sequences.
 
-    An id differs from numpy's only where a draw and a boundary, or two logits at the edge of top-k,
-    are as close as a rounding error of float32. A call with few logits holds Python's interpreter
-    lock, because getting it back would take longer than the call. Every call of cffi gives it up,
-    so ctypes calls this function, with the types of library.h.
+    An id differs from numpy's only where a random number and a boundary, or two logits at the edge
+    of top-k, are as close as a rounding error of float32. A call with few logits holds Python's
+    interpreter lock, because getting it back would take longer than the call. Every call of cffi
+    gives it up, so ctypes calls this function, with the types of library.h.
     """
 
     def __init__(self, library: Library):
@@ -34,7 +34,7 @@ class NativeDraws:
         )
 
     def __call__(self, samplers: Sequence[Sampler], logits: Sequence[Tensor]) -> list[int]:
-        """Draw the next id of each sequence; see engines.sampling.sample_ids."""
+        """Sample the next id of each sequence; see engines.sampling.sample_ids."""
         count, vocab = len(samplers), samplers[0].vocab_size
         rows = [row if row.dtype is torch.float32 else row.float() for row in logits]
         for row in rows:

@@ -1,11 +1,11 @@
-"""Draws of tokens and of code 0 in C are numpy's."""
+"""Sampled tokens and codes 0 in C are numpy's."""
 
 import numpy as np
 import pytest
 import torch
 
 from qwen3_omni_neuron.cpu.native.binding import Library
-from qwen3_omni_neuron.cpu.native.draws import NativeDraws
+from qwen3_omni_neuron.cpu.native.sampler import NativeSampler
 from qwen3_omni_neuron.engines.sampling import (
     RequestRandom,
     Sampler,
@@ -31,7 +31,7 @@ SAMPLINGS = [
 
 @pytest.mark.parametrize("suppressed", [(), range(40, 90)], ids=["all", "some"])
 @pytest.mark.parametrize(("vocab", "steps"), [(5, 50), (200, 200), (3000, 50), (151_936, 2)])
-def test_draws_are_those_of_numpy(
+def test_sampled_ids_are_those_of_numpy(
     library: Library, vocab: int, steps: int, suppressed: range
 ) -> None:
     """With the interpreter's lock held and without, by the number of logits."""
@@ -44,10 +44,10 @@ def test_draws_are_those_of_numpy(
         ]
 
     generator, ours, numpys = torch.Generator().manual_seed(vocab), samplers(), samplers()
-    draws = NativeDraws(library)
+    sample = NativeSampler(library)
     for _ in range(steps):
         logits = 3 * torch.randn(len(SAMPLINGS), vocab, generator=generator)
-        assert draws(ours, logits.split(1)) == sample_ids(numpys, logits.split(1))
+        assert sample(ours, logits.split(1)) == sample_ids(numpys, logits.split(1))
     for one, other in zip(ours, numpys, strict=True):
         assert (one.penalties is None) == (other.penalties is None)
         np.testing.assert_array_equal(one.penalties, other.penalties)
@@ -57,10 +57,12 @@ def test_logits_of_another_type_are_widened(library: Library) -> None:
     logits = torch.randperm(100, generator=torch.Generator().manual_seed(0)).bfloat16() / 16
     first, second = (Sampler(SAMPLINGS[1], 100, RequestRandom(0).talker) for _ in range(2))
     for _ in range(20):
-        assert NativeDraws(library)([first], [logits[None]]) == sample_ids([second], [logits[None]])
+        assert NativeSampler(library)([first], [logits[None]]) == sample_ids(
+            [second], [logits[None]]
+        )
 
 
 def test_logits_of_another_vocabulary_are_refused(library: Library) -> None:
     sampler = Sampler(SAMPLINGS[0], 10, RequestRandom(0).talker)
     with pytest.raises(ValueError, match=r"\[1, 10\]"):
-        NativeDraws(library)([sampler], [torch.zeros(1, 9)])
+        NativeSampler(library)([sampler], [torch.zeros(1, 9)])

@@ -1,4 +1,4 @@
-"""Rows of earlier requests reused: what is computed is only what is new, and no reply changes."""
+"""The prefix cache: what is computed is only what is new, and no reply changes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ def calls() -> Calls:
 
 
 @pytest.fixture
-def reusing(checkpoint: Path, calls: Calls) -> Iterator[Qwen3Omni]:
+def caching(checkpoint: Path, calls: Calls) -> Iterator[Qwen3Omni]:
     """A model of three slots whose engine calls are recorded."""
     with Qwen3Omni.load(checkpoint, max_concurrency=3, wrap_engines=watching(calls)) as omni:
         yield omni
@@ -52,40 +52,40 @@ def reply(result: SpeechResult) -> dict[str, Any]:
 
 
 def test_a_second_turn_computes_only_what_is_new(
-    reusing: Qwen3Omni, anew: Qwen3Omni, calls: Calls
+    caching: Qwen3Omni, anew: Qwen3Omni, calls: Calls
 ) -> None:
     messages: Messages = [SYSTEM, user(text("Look and listen."), image(64, 64), audio(9.0))]
-    first = reusing.generate_audio(messages, seed=1, **LIMITS)
+    first = caching.generate_audio(messages, seed=1, **LIMITS)
     assert first.timings.reused_tokens == 0
     messages += [reply(first), user(text("And this?"), audio(1.0))]
-    second = reusing.generate_audio(messages, seed=2, **LIMITS)
+    second = caching.generate_audio(messages, seed=2, **LIMITS)
     assert_equal(second, anew.generate_audio(messages, seed=2, **LIMITS))
     prompt, talker_rows = second.timings.prompt_tokens, calls.rows("talker.prepare")
     # The reply's text may be read as other tokens than it was written in.
     assert second.timings.reused_tokens >= first.timings.prompt_tokens - 3
     assert calls.rows("thinker.prefill")[1] == prompt - second.timings.reused_tokens
     assert talker_rows[1] < talker_rows[0]
-    new = reusing.conversation.prompt([user(text("And this?"), audio(1.0))])
+    new = caching.conversation.prompt([user(text("And this?"), audio(1.0))])
     assert talker_rows[1] == len(new.talker.token_ids)
     assert not calls.rows("thinker.copy")
-    third = reusing.generate_audio(messages, seed=2, **LIMITS)
+    third = caching.generate_audio(messages, seed=2, **LIMITS)
     assert calls.rows("thinker.prefill")[2] == 1
     assert calls.rows("talker.prepare")[2] == 0
     assert_equal(second, third)
 
 
 def test_a_system_prompt_is_computed_once_for_requests_at_the_same_time(
-    reusing: Qwen3Omni, anew: Qwen3Omni, calls: Calls
+    caching: Qwen3Omni, anew: Qwen3Omni, calls: Calls
 ) -> None:
     """The second is admitted while the first is at its prompt; its rows are copied then."""
     questions = [[SYSTEM, user(text(words))] for words in ("Who are you?", "What time is it?")]
     calls.gate.clear()
-    streams = [reusing.stream(question, seed=3, **LIMITS) for question in questions]
+    streams = [caching.stream(question, seed=3, **LIMITS) for question in questions]
     assert calls.entered.wait(30)
     calls.gate.set()
     results = [next(e.result for e in s if hasattr(e, "result")) for s in streams]
     copied = calls.rows("thinker.copy")
-    ids = [reusing.conversation.prompt(question).token_ids for question in questions]
+    ids = [caching.conversation.prompt(question).token_ids for question in questions]
     shared = int((ids[0][: len(ids[1])] != ids[1][: len(ids[0])]).int().argmax())
     assert copied == [shared]
     assert shared > 10
@@ -94,48 +94,48 @@ def test_a_system_prompt_is_computed_once_for_requests_at_the_same_time(
         assert_equal(result, anew.generate_audio(question, seed=3, **LIMITS))
 
 
-def test_a_cache_key_keeps_callers_apart(reusing: Qwen3Omni, calls: Calls) -> None:
+def test_a_cache_key_keeps_callers_apart(caching: Qwen3Omni, calls: Calls) -> None:
     question = [SYSTEM, user(text("Who are you?"))]
     for key in ("one", "other", None):
-        result = reusing.generate_audio(question, seed=1, cache_key=key, **LIMITS)
+        result = caching.generate_audio(question, seed=1, cache_key=key, **LIMITS)
         assert result.timings.reused_tokens == 0
-    again = reusing.generate_audio(question, seed=1, cache_key="other", **LIMITS)
+    again = caching.generate_audio(question, seed=1, cache_key="other", **LIMITS)
     assert again.timings.reused_tokens == again.timings.prompt_tokens - 1
     assert not calls.rows("thinker.copy")
 
 
 def test_an_idle_conversation_keeps_its_slot_beside_another(
-    reusing: Qwen3Omni, calls: Calls
+    caching: Qwen3Omni, calls: Calls
 ) -> None:
     """A request that shares little with it takes the least recently used slot instead."""
     mine: Messages = [SYSTEM, user(text("Tell me of " + "mountains and rivers " * 9))]
-    result = reusing.generate_audio(mine, seed=1, **LIMITS)
+    result = caching.generate_audio(mine, seed=1, **LIMITS)
     for words in ("Hello", "Goodbye"):
-        reusing.generate_audio([SYSTEM, user(text(words))], seed=1, **LIMITS)
+        caching.generate_audio([SYSTEM, user(text(words))], seed=1, **LIMITS)
     mine += [reply(result), user(text("More."))]
-    assert reusing.generate_audio(mine, seed=1, **LIMITS).timings.reused_tokens > 60
+    assert caching.generate_audio(mine, seed=1, **LIMITS).timings.reused_tokens > 60
     slots = [slot for name, slot, _ in calls.made if name == "thinker.prefill"]
     assert len(set(slots[:3])) == 3
     assert slots[3] == slots[0]
 
 
 def test_after_a_cancel_within_a_prompt_its_rows_serve_the_next_request(
-    reusing: Qwen3Omni, anew: Qwen3Omni, calls: Calls
+    caching: Qwen3Omni, anew: Qwen3Omni, calls: Calls
 ) -> None:
     question: Messages = [SYSTEM, user(text("Listen:"), audio(1.5), text("Well?"))]
     calls.gate.clear()
-    stream = reusing.stream(question, seed=1, **LIMITS)
+    stream = caching.stream(question, seed=1, **LIMITS)
     assert calls.entered.wait(30)
     stream.close()
     calls.gate.set()
     for end in ("Well?", "Why?"):
         question = [SYSTEM, user(text("Listen:"), audio(1.5), text(end))]
-        result = reusing.generate_audio(question, seed=1, **LIMITS)
+        result = caching.generate_audio(question, seed=1, **LIMITS)
         assert_equal(result, anew.generate_audio(question, seed=1, **LIMITS))
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_a_prompt_that_fails_leaves_no_rows_to_reuse(
+def test_a_prompt_that_fails_leaves_no_rows_in_the_cache(
     checkpoint: Path, anew: Qwen3Omni, monkeypatch: pytest.MonkeyPatch, slots: int
 ) -> None:
     """Nor of what its slot held before in the places of its own rows."""
@@ -160,7 +160,7 @@ def test_a_prompt_that_fails_leaves_no_rows_to_reuse(
                 assert_equal(again, anew.generate_audio(messages, seed=1, **LIMITS))
 
 
-def test_a_copy_that_fails_leaves_no_rows_to_reuse(
+def test_a_copy_that_fails_leaves_no_rows_in_the_cache(
     checkpoint: Path, anew: Qwen3Omni, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first: Messages = [user(text("Some other words, many of them. " * 9))]
@@ -216,19 +216,19 @@ TURNS = st.builds(
 )
 
 
-def test_any_conversations_are_the_same_with_and_without_reuse(
+def test_any_conversations_are_the_same_with_and_without_the_cache(
     checkpoint: Path, anew: Qwen3Omni
 ) -> None:
     """Four conversations over three slots that branch, are cancelled, and lose their slots.
 
-    Drawn codes and tokens show that logits are the same to the bit.
+    Sampled codes and tokens show that logits are the same to the bit.
     """
-    reused = 0
+    cached = 0
 
     @settings(max_examples=12)
     @given(st.lists(TURNS, min_size=4, max_size=14))
     def answer(turns: list[Turn]) -> None:
-        nonlocal reused
+        nonlocal cached
         conversations: list[Messages] = [[SYSTEM], [], [SYSTEM], []]
         with Qwen3Omni.load(checkpoint, max_concurrency=3) as omni:
             for number, turn in enumerate(turns):
@@ -244,11 +244,11 @@ def test_any_conversations_are_the_same_with_and_without_reuse(
                             pass
                 result = omni.generate_audio(messages, **options)
                 assert_equal(result, anew.generate_audio(messages, **options))
-                reused += result.timings.reused_tokens
+                cached += result.timings.reused_tokens
                 messages.append(reply(result))
 
     answer()
-    assert reused > 3000
+    assert cached > 3000
 
 
 def test_several_at_once_are_what_each_is_alone(checkpoint: Path, anew: Qwen3Omni) -> None:

@@ -1,4 +1,4 @@
-"""The folder of one compiled graph of a plan: weights by rank, and NEFFs."""
+"""The folder of one compiled model of a plan: weights by rank, and NEFFs."""
 
 import time
 from pathlib import Path
@@ -7,10 +7,10 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import lay_out
 from qwen3_omni_neuron.checkpoint.parameters import check_names
-from qwen3_omni_neuron.compilation.manifest import GraphRecord, record_files
-from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPH_STAGES, CompilePlan
+from qwen3_omni_neuron.compilation.manifest import ModelRecord, record_files
+from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODEL_STAGES, CompilePlan
 from qwen3_omni_neuron.errors import CompileError
-from qwen3_omni_neuron.neuron.graphs.all import graph_calls
+from qwen3_omni_neuron.neuron.graphs.all import graph_records
 from qwen3_omni_neuron.neuron.part import PartSpec, part_spec, to_device_type
 from qwen3_omni_neuron.neuron.shards import part_shard_bytes, write_part_shards
 from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations
@@ -19,9 +19,9 @@ from qwen3_omni_neuron.neuron.torchneuron.runtime import Runtime, TorchNeuron
 
 
 def fill_folder(
-    plan: CompilePlan, graph: str, folder: Path, runtime: Runtime | None = None
-) -> GraphRecord:
-    """Compile a graph's parts into `folder`, which exists and has an empty folder for NEFFs.
+    plan: CompilePlan, model: str, folder: Path, runtime: Runtime | None = None
+) -> ModelRecord:
+    """Compile a model's parts into `folder`, which exists and has an empty folder for NEFFs.
 
     neff             the compiled graphs of all its parts, as TorchNeuron's cache has them
     PART/weights     a file for each rank, as for target neuron
@@ -33,24 +33,24 @@ def fill_folder(
     started = time.monotonic()
     config, checkpoint = read_config(plan.model), Checkpoint(plan.model)
     # Check the names before hours of compiling, not after.
-    check_names(list(lay_out(config, (GRAPH_STAGES[graph],))[1].values()), checkpoint)
+    check_names(list(lay_out(config, (MODEL_STAGES[model],))[1].values()), checkpoint)
     device = (runtime or TorchNeuron()).start_compiling(plan.tp)
-    for name in GRAPH_PARTS[graph]:
+    for name in MODEL_PARTS[model]:
         spec = part_spec(config, plan, name)
         (folder / name).mkdir()
         write_part_shards(spec, checkpoint, folder / name)
         _compile_part(spec, PartGraphs(spec, device, Compilations()))
     seconds = round(time.monotonic() - started, 3)
-    return GraphRecord(graph_calls(config, plan, graph), record_files(folder), seconds)
+    return ModelRecord(graph_records(config, plan, model), record_files(folder), seconds)
 
 
-def expected_bytes(plan: CompilePlan, graph: str) -> int:
-    """Return the size in bytes of the weights of a graph's parts, as the ranks hold them.
+def expected_bytes(plan: CompilePlan, model: str) -> int:
+    """Return the size in bytes of the weights of a model's parts, as the ranks hold them.
 
     The size of the NEFFs is not known in advance.
     """
     config = read_config(plan.model)
-    return sum(part_shard_bytes(part_spec(config, plan, name)) for name in GRAPH_PARTS[graph])
+    return sum(part_shard_bytes(part_spec(config, plan, name)) for name in MODEL_PARTS[model])
 
 
 def _compile_part(spec: PartSpec, part: PartGraphs) -> None:
