@@ -16,7 +16,7 @@
 # make bench             every benchmark over checkpoints of random weights: .venv/bench/*.json
 # make bench-openvino    OpenVINO's Qwen3-Omni beside ours: .venv/bench/vs_openvino-*.json. An
 #                        environment of its own, which keeps its exports (4 GB of disk)
-# make test-nxdi         test/neuron over NxDI's CPU mode: NXDI_SOURCES=.../src:.../src, the src
+# make test-nxdi         target neuron over NxDI's CPU mode: NXDI_SOURCES=.../src:.../src, the src
 #                        folders of aws-neuron/neuronx-distributed-inference and
 #                        aws-neuron/neuronx-distributed
 # make test-hlo          the graphs lowered to HLO and StableHLO, in an environment with torch_xla (7 GB of disk)
@@ -107,8 +107,11 @@ test-wide: $(VENV)/installed
 test-oracle: $(NXDI_VENV)/installed
 	$(NXDI_VENV)/bin/$(PYTEST) $(WITH_TRANSFORMERS)
 
+# Without the tests of target torchneuron, which `make test` runs: they need a process in which NxDI's
+# stand-in for torch_neuronx was not imported.
 test-nxdi: nxdi-sources $(NXDI_VENV)/nxdi-imports
-	NXDI_SOURCES="$(NXDI_SOURCES)" $(NXDI_VENV)/bin/python -m pytest test/neuron
+	NXDI_SOURCES="$(NXDI_SOURCES)" $(NXDI_VENV)/bin/python -m pytest \
+	    $(filter-out test/neuron/test_torchneuron%,$(wildcard test/neuron/test_*.py))
 
 # torch_xla has wheels for Linux on x86-64 alone. What `lower` needs, too, is made before it is asked
 # for: it is a run of make of its own, beside which the first may go on.
