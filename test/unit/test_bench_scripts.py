@@ -378,6 +378,11 @@ def test_the_work_of_a_call_is_that_of_the_released_sizes() -> None:
     scales = 40 * 128 + 2048 + 8 * (2 * 768 + 2048)
     int8 = work_of("thinker", thinker, text, "int8", 1)
     assert int8.weight_bytes == bytes_of(1, scales) + 4 * 152064
+    int4 = work_of("thinker", thinker, text, "int4", 1)
+    # The head stays int8. A group of 32 numbers takes 16 bytes, and its scale 2.
+    in_groups = 48 * (attention + 8 * expert) * 18 // 32
+    others = 48 * (router * 2 + 4 * norms) + 4 * 2048
+    assert int4.weight_bytes == in_groups + others + head + 4 * 152064
 
 
 @needs_library
