@@ -12,10 +12,13 @@ from qwen3_omni_neuron.cpu.packing import Groups, quantise, quantise_groups
 # By released names. The rows of a matrix, and the groups of a row, are rounded alone: it doesn't
 # matter which of them are one matrix in our modules.
 LAYER = (
-    r"model\.layers\.\d+\.(self_attn\..*_proj|mlp\.(experts\.\d+|shared_expert)\..*_proj)\.weight"
+    r"model\.layers\.\d+\.(self_attn|mlp|mlp\.experts\.\d+|mlp\.shared_expert)\.\w+_proj\.weight"
 )
 INT4 = re.compile(rf"thinker\.{LAYER}")
-INT8 = re.compile(rf"thinker\.lm_head\.weight|talker\.(codec_head\.weight|{LAYER})")
+INT8 = re.compile(
+    r"thinker\.lm_head\.weight|talker\.codec_head\.weight"
+    rf"|talker\.(code_predictor\.)?{LAYER}|talker\.code_predictor\.lm_head\.\d+\.weight"
+)
 
 
 def write_rounded_checkpoint(folder: Path, to: Path) -> Path:

@@ -308,7 +308,7 @@ def test_weights_in_bfloat16_answer_as_the_reference_in_float32(
     both_of_seed: BothMaker, checkpoint_of_seed: CheckpointMaker, seed: int, dtype: str
 ) -> None:
     """The tiny checkpoint is in bfloat16: the reference widens it, `auto` computes as if it had.
-    int8 rounds the weights of thinker and talker: it speaks, and is not held to the reference."""
+    int8 rounds the weights of the decoders: it speaks, and is not held to the reference."""
     _, reference = both_of_seed(seed)
     picture = [user(text("See"), IMAGE, audio(1.2), text("and tell."))]
     with Qwen3Omni.load(checkpoint_of_seed(seed), dtype=dtype, max_concurrency=1) as omni:

@@ -390,12 +390,16 @@ def test_a_frame_reads_the_code_predictor_fifteen_times() -> None:
     models, _ = lay_out(RELEASED, ("talker",))
     assert models.code_predictor is not None and RELEASED.talker is not None
     c, predictor = RELEASED.talker.predictor, models.code_predictor
-    frame = work_of("code_predictor", predictor, c, "int8", 16, passes=15)
+    frame, int8 = (
+        work_of("code_predictor", predictor, c, dtype, 16, passes=15) for dtype in ("mixed", "int8")
+    )
     layer = 1024 * (32 + 16) * 128 + 3 * 1024 * 3072
     norms = 5 * (2 * 1024 + 24 * 128) + 1024
     heads = 15 * 2048 * 1024
     assert frame.weight_bytes == 15 * (5 * layer * 2 + norms * 4) + heads * 2
     assert frame.distinct_bytes == 5 * layer * 2 + norms * 4 + heads * 2
+    scales = 5 * (32 * 128 + 1024 + 2 * 3072 + 1024) * 4
+    assert int8.weight_bytes == 15 * (5 * layer + scales + norms * 4) + heads + 15 * 2048 * 4
     assert frame.multiply_adds == 16 * 5 * layer + heads + 5 * 2 * 16 * 128 * (16 * 17 // 2)
 
 

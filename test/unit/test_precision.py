@@ -132,8 +132,8 @@ FORMS: dict[str, dict[str, str]] = {
         "head.weight": "d",
     },
     "code_predictor": {
-        "norm.weight": "o", "embedding.weight": "t", "embedding": "t", "head": "m",
-        "gate_up.weight": "m", "down.weight": "m", "qkv.weight": "m", "out.weight": "m",
+        "norm.weight": "o", "embedding.weight": "t", "embedding": "t", "head": "d",
+        "gate_up.weight": "d", "down.weight": "d", "qkv.weight": "d", "out.weight": "d",
     },
     "text_projection": {".bias": "o", ".weight": "m"},
     "hidden_projection": {".bias": "o", ".weight": "m"},

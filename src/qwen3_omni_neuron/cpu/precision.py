@@ -3,7 +3,7 @@
     dtype      weights                                            arithmetic  computed by
     mixed      matrices and tables bfloat16, the others float32   float32     C
     float32    float32                                            float32     C
-    int8       as mixed; thinker's and talker's matrices int8     float32     C
+    int8       as mixed; the decoders' matrices int8              float32     C
     int4       as int8; thinker's attention and experts int4      float32     C
     bfloat16   bfloat16                                           bfloat16    torch
     float64    float64                                            float64     torch
@@ -45,10 +45,10 @@ GROUPS = "_groups"
 class Precision:
     """Weight types of one dtype.
 
-    matrices: type of matrices and tables of rows. decoders: type of thinker's and talker's
-    matrices. others: type of norms, biases, convolutions and all arithmetic. packed: whether
-    they are laid out for the C. groups: format of the matrices in the thinker's layers, None where
-    they are as the other matrices of decoders.
+    matrices: type of matrices and tables of rows. decoders: type of the matrices of thinker,
+    talker and code predictor. others: type of norms, biases, convolutions and all arithmetic.
+    packed: whether they are laid out for the C. groups: format of the matrices in the thinker's
+    layers, None where they are as the other matrices of decoders.
     """
 
     matrices: torch.dtype
@@ -175,7 +175,7 @@ def weight_form(precision: Precision, part: str, module: nn.Module, target: str)
             shape = (*stack, 2, out // 2, into)
         kept_as = precision.matrices
         routes = "router" in target or shape[-2] == 1  # a router, or a shared expert's gate
-        if part in ("thinker", "talker") and not routes:
+        if part in ("thinker", "talker", "code_predictor") and not routes:
             kept_as = precision.decoders
             if precision.groups is not None and part == "thinker" and owner_name != "head":
                 return WeightForm(precision.matrices, torch.uint8, shape, precision.groups)
