@@ -155,7 +155,7 @@ bench: $(VENV)/installed
 	$(VENV)/bin/python -m bench.thinker_ttft --json $(BENCH_RESULTS)/thinker_ttft.json
 	$(VENV)/bin/python -m bench.stages --json $(BENCH_RESULTS)/stages.json
 	$(VENV)/bin/python -m bench.leak --json $(BENCH_RESULTS)/leak.json
-	$(VENV)/bin/python -m bench.bandwidth --size small --dtype mixed --dtype int8 \
+	$(VENV)/bin/python -m bench.bandwidth --size small --dtype mixed --dtype int8 --dtype int4 \
 	    --json $(BENCH_RESULTS)/bandwidth.json
 	$(VENV)/bin/python -m bench.end_of_speech --json $(BENCH_RESULTS)/end_of_speech-tiny.json
 	$(VENV)/bin/python -m bench.end_of_speech --size small --json $(BENCH_RESULTS)/end_of_speech-small.json

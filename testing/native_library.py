@@ -1,7 +1,9 @@
 """The compiled library in tests, and other libraries or none in its place."""
 
+import ctypes
 import shutil
 from collections.abc import Callable, Iterator
+from ctypes import CDLL
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ needs_c = pytest.mark.skipif(
     find_library() is None and not shutil.which("cc"), reason="no C compiler, so nothing in C"
 )
 
+KINDS = ("_avx512", "_avx2", "_plain")
+"""Names of the kernels of each kind of processor."""
+
 
 @pytest.fixture(scope="module")
 def library() -> Any:
@@ -23,6 +28,33 @@ def library() -> Any:
     assert found is not None, "a compiler is there, and the library is not: pip install -e . -v"
     found.grow_pool(4)
     return found
+
+
+@pytest.fixture(scope="module")
+def exported(library: Any) -> CDLL:
+    """The same library, with what it exports beside library.h."""
+    return CDLL(str(installed.library_path()))
+
+
+def kind_in_use(exported: CDLL) -> bytes:
+    """The first field of the structure that `kernels` points to."""
+    name = ctypes.POINTER(ctypes.c_char_p).in_dll(exported, "kernels").contents.value
+    assert name is not None
+    return name
+
+
+@pytest.fixture
+def use_kind(exported: CDLL) -> Iterator[Callable[[str], None]]:
+    """Take the kernels of another kind; the test is skipped where the processor lacks them."""
+    usual = kind_in_use(exported)
+
+    def use(name: str) -> None:
+        if not exported.use_kernels(name.encode()):
+            pytest.skip(f"this processor has no kernels {name}")
+        assert kind_in_use(exported) == name.encode()
+
+    yield use
+    assert exported.use_kernels(usual)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
 from testing.packed import packed_and_widened, randomize
 
-DTYPES = ("mixed", "float32", "int8")
+DTYPES = ("mixed", "float32", "int8", "int4")
 POSITIONS = 40
 BLOCK = 512  # rows of a prompt that go through the layers together: see steps.c
 LONG = BLOCK + 90

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from qwen3_omni_neuron.checkpoint.parameters import put_parameter
-from qwen3_omni_neuron.cpu.precision import PRECISIONS, SCALE, weight_form
+from qwen3_omni_neuron.cpu.precision import PRECISIONS, weight_form
+from qwen3_omni_neuron.cpu.weights import put_kept
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -39,10 +40,6 @@ def packed_and_widened(module: Module, part: str, dtype: str) -> tuple[Module, M
     for target, parameter in module.named_parameters():
         form = weight_form(PRECISIONS[dtype], part, module, target)
         read = parameter.detach().to(form.read_as)
-        kept = form.keep(target, read)
-        put_parameter(packed, target, kept[target])
-        if target + SCALE in kept:
-            owner, _, name = target.rpartition(".")
-            packed.get_submodule(owner).register_buffer(name + SCALE, kept[target + SCALE])
+        put_kept(packed, target, form, form.keep(target, read))
         put_parameter(widened, target, form.rounded(read))
     return packed, widened

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult, cli
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
@@ -122,7 +122,7 @@ def test_the_engines_are_those_of_the_plan(checkpoint: Path, tree: Path) -> None
             omni.stream(MESSAGES, chunk_frames=[8])
 
 
-DTYPES = ("mixed", "float32", "int8", "bfloat16", "float64")
+DTYPES = ("mixed", "float32", "int8", "int4", "bfloat16", "float64")
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ def test_a_tree_of_every_dtype_says_what_its_checkpoint_says(
     assert np.array_equal(got.audio, expected.audio)
 
 
-@pytest.mark.parametrize("dtype", ["mixed", "int8", "float32"])
+@pytest.mark.parametrize("dtype", ["mixed", "int8", "int4", "float32"])
 def test_a_tree_speaks_where_there_is_no_library(
     checkpoint: Path,
     tree_of: Callable[[str], Path],
@@ -314,6 +314,28 @@ def test_a_file_of_the_right_size_with_other_tensors_is_named(
         load_compiled_models(copy, config, "mixed", ("talker",), packed=True)
     with pytest.raises(ArtifactError, match=r"differ, thinker.*_scale first"):
         load_compiled_models(copy, config, "int8", ("thinker",), packed=True)
+
+
+def test_int4_blocks_of_another_format_are_refused(
+    checkpoint: Path, tree_of: Callable[[str], Path], config: OmniConfig, tmp_path: Path
+) -> None:
+    """With scales of another type or number; their bytes follow from the shape."""
+    file = Path("thinker", "weights.safetensors")
+    tensors = load_file(tree_of("int4") / file)
+    name = "thinker.decoder.layers.0.attention.qkv.weight"
+    assert (tensors[name].dtype, tensors[name].shape[-1]) == (torch.uint8, 16 * 32 + 2 * 32)
+    more = torch.zeros(*tensors[name].shape[:-1], 2 * 32, dtype=torch.uint8)
+    (tmp_path / file).parent.mkdir()
+    for wrong in (
+        torch.cat([tensors[name], more], -1),
+        tensors[name][..., :-1].contiguous(),
+        tensors[name][..., :1, :].contiguous(),
+        tensors[name].view(torch.int8),
+    ):
+        save_file({**tensors, name: wrong}, tmp_path / file)
+        for packed in (True, False):
+            with pytest.raises(ArtifactError, match=rf"{name} in .* torch.uint8 .* was expected"):
+                load_compiled_models(tmp_path, config, "int4", ("thinker",), packed)
 
 
 def test_where_there_is_no_tree_it_says_so(checkpoint: Path) -> None:
@@ -462,7 +484,7 @@ def test_there_is_a_script_for_every_model() -> None:
         (["--patch-buckets", "30"], "patch_buckets has 30; a size is a multiple of 4"),
         (["--chunk-frames", "0,4"], "chunk_frames is a list of ascending sizes"),
         (["--only", "vocoder"], "unknown model 'vocoder'"),
-        (["--dtype", "int4"], "dtype is auto or one of mixed, float32, int8, bfloat16, float64"),
+        (["--dtype", "int3"], "dtype is auto or one of mixed, float32, int8, int4, bfloat16"),
     ],
 )
 def test_a_wrong_plan_is_one_line(

@@ -24,6 +24,7 @@ from testing.media_cases import IMAGE, QUESTION_WAV, audio, text, user
 from testing.oracle import Reference
 from testing.prompts import prompt_of
 from testing.replies import GREEDY, assert_same, reply_to_the_limit
+from testing.rounded_checkpoint import write_rounded_checkpoint
 
 TRANSFORMERS_5 = Version(transformers.__version__) >= Version("5")
 INDEX = "model.safetensors.index.json"
@@ -307,7 +308,7 @@ def test_weights_in_bfloat16_answer_as_the_reference_in_float32(
     both_of_seed: BothMaker, checkpoint_of_seed: CheckpointMaker, seed: int, dtype: str
 ) -> None:
     """The tiny checkpoint is in bfloat16: the reference widens it, `auto` computes as if it had.
-    int8 rounds the weights of thinker and talker: it speaks, and is not held to the reference."""
+    int8 rounds the weights of the decoders: it speaks, and is not held to the reference."""
     _, reference = both_of_seed(seed)
     picture = [user(text("See"), IMAGE, audio(1.2), text("and tell."))]
     with Qwen3Omni.load(checkpoint_of_seed(seed), dtype=dtype, max_concurrency=1) as omni:
@@ -323,6 +324,21 @@ def test_weights_in_bfloat16_answer_as_the_reference_in_float32(
             # 4.57 hands out hidden states that deepstack was added to: see test_media.
             if TRANSFORMERS_5 or messages is not picture:
                 assert_same(ours, theirs, reference)
+            assert len(ours.codes) == 15
+
+
+def test_int4_answers_as_the_reference_over_its_weights(
+    checkpoint_of_seed: CheckpointMaker, tmp_path: Path
+) -> None:
+    """In float32, over a checkpoint whose matrices are rounded as int4 rounds them."""
+    folder = checkpoint_of_seed(2)
+    reference = Reference(write_rounded_checkpoint(folder, tmp_path / "rounded"))
+    with Qwen3Omni.load(folder, dtype="int4", max_concurrency=1) as omni:
+        for messages in (TEXT, SPOKEN, SYSTEM + EARLIER):
+            ours, theirs = reply_to_the_limit(
+                omni, reference, messages, AUTO_TOKENS, talker_max_new_tokens=16
+            )
+            assert_same(ours, theirs, reference)
             assert len(ours.codes) == 15
 
 
@@ -342,7 +358,7 @@ def test_mixed_rounds_a_float32_checkpoint_to_bfloat16(
     assert replies["mixed"].codes.tolist() == rounded.codes.tolist()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64", "int8", "mixed"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64", "int8", "int4", "mixed"])
 def test_other_precisions_speak(checkpoint: Path, dtype: str) -> None:
     with Qwen3Omni.load(checkpoint, dtype=dtype, max_concurrency=1) as omni:
         result = omni.generate_audio(

@@ -48,7 +48,7 @@ def heard(judge: Judge, result: SpeechResult) -> str:
     return " ".join(word.word for word in judge.hear(result.audio))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
 def test_questions_it_never_met_are_answered_in_the_asked_voice(judge: Judge, dtype: str) -> None:
     """At the released sampling settings. All of them are train/assess.py's, whose figures README
     and the model card give."""

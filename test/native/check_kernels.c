@@ -80,6 +80,45 @@ typedef struct {
     double *dense; /* [out, into], without scale and bias */
 } Weights;
 
+/* A random INT4 matrix, packed here by library.h's description and not by the code under test. */
+static Weights int4_weights(int64_t out, int64_t into, int64_t group, int64_t scale_type,
+                            int zero_points)
+{
+    Matrix m = {.into = into, .out = out, .type = INT4, .group = group, .scale_type = scale_type,
+                .zero_points = zero_points};
+    int64_t groups = (into + group - 1) / group, scale_bytes = scale_type == FLOAT32 ? 4 : 2;
+    int64_t block = group / 2 * PANEL + (scale_bytes + zero_points) * PANEL;
+    char *panels = memory(panels_of(out) * groups * block);
+    double *dense = memory(out * into * 8);
+    for (int64_t o = 0; o < out; o++)
+        for (int64_t g = 0; g < groups; g++) {
+            char *to = panels + (o / PANEL * groups + g) * block;
+            char *scales = to + group / 2 * PANEL;
+            float scale = uniform() < 0 ? -0.0078125f : 0.01171875f; /* -2^-7, 1.5 * 2^-7 */
+            uint32_t bits, *words = (uint32_t *)(void *)to;
+            uint16_t half;
+            memcpy(&bits, &scale, 4);
+            half = (uint16_t)(bits >> 16);
+            if (scale_type == FLOAT16) /* sign, exponent 8 and the first bit of the fraction */
+                half = scale < 0 ? 0xa000 : 0x2200;
+            if (scale_type == FLOAT32)
+                memcpy(scales + 4 * (o % PANEL), &scale, 4);
+            else
+                memcpy(scales + 2 * (o % PANEL), &half, 2);
+            int zero = zero_points ? (int)(uniform() * 8) : 0;
+            if (zero_points)
+                scales[scale_bytes * PANEL + o % PANEL] = (char)zero;
+            for (int64_t k = g * group; k < into && k < (g + 1) * group; k++) {
+                int number = (int)floorf(uniform() * 8);
+                int64_t at = k - g * group;
+                words[at / 8 * PANEL + o % PANEL] |= ((uint32_t)number & 15) << (4 * (at % 8));
+                dense[o * into + k] = (double)scale * (number - zero);
+            }
+        }
+    m.panels = panels;
+    return (Weights){m, dense};
+}
+
 /* A random matrix, packed here by matrix.h's description and not by the code under test. */
 static Weights weights(int64_t out, int64_t into, int64_t type, int with_scale, int with_bias)
 {
@@ -106,7 +145,7 @@ static Weights weights(int64_t out, int64_t into, int64_t type, int with_scale, 
             }
             dense[o * into + k] = value;
         }
-    Weights made = {{panels, NULL, NULL, into, out, type}, dense};
+    Weights made = {{.panels = panels, .into = into, .out = out, .type = type}, dense};
     if (with_scale)
         made.matrix.scale = numbers(out, 0.01f);
     if (with_bias)
@@ -142,6 +181,41 @@ static void check_product(const Weights *w, const float *y, const float *before,
         }
 }
 
+/* Multiply `rows` rows by a matrix, in calls of several panels and each row alone. */
+static void check_rows(const Weights *w, int64_t rows, int add)
+{
+    const Matrix *m = &w->matrix;
+    int64_t out = m->out, into = m->into, panels = panels_of(out);
+    int64_t x_stride = row_stride(into), y_stride = out + 3;
+    float *x = numbers(rows * x_stride, 1.0f), *scratch = numbers(PANEL * into, 1.0f);
+    float *y = numbers(rows * y_stride, 1.0f), *before = memory(rows * y_stride * 4);
+    memcpy(before, y, (size_t)(rows * y_stride) * 4);
+    for (int64_t p = 0; p < panels; p += PANELS_AT_ONCE)
+        kernels->multiply(y + p * PANEL, y_stride, x, x_stride, rows, m, p,
+                          smaller(PANELS_AT_ONCE, panels - p), add, scratch);
+    check_product(w, y, before, y_stride, x, x_stride, rows, add);
+    guarded("memory after y of multiply", y, rows * y_stride);
+    guarded("scratch of multiply", scratch, PANEL * into);
+    for (int64_t r = 0; r < rows; r++) {
+        for (int64_t o = out; o < y_stride; o++)
+            if (y[r * y_stride + o] != before[r * y_stride + o])
+                fail("memory between rows of multiply", r, y[r * y_stride + o], 0);
+        /* A row alone, a panel at a time, has the same bits. */
+        float *alone = numbers(out, 1.0f);
+        memcpy(alone, before + r * y_stride, (size_t)out * 4);
+        for (int64_t p = 0; p < panels; p++)
+            kernels->multiply(alone + p * PANEL, out, x + r * x_stride, x_stride, 1, m, p, 1, add,
+                              scratch);
+        for (int64_t o = 0; o < out; o++)
+            if (memcmp(alone + o, y + r * y_stride + o, 4) != 0) {
+                fail("a row alone", r * y_stride + o, y[r * y_stride + o], alone[o]);
+                break;
+            }
+        free(alone);
+    }
+    free(x), free(y), free(before), free(scratch);
+}
+
 static void check_multiply(void)
 {
     static const int64_t shapes[][2] = {{32, 1}, {5, 7}, {33, 256}, {128, 300}, {161, 515}};
@@ -153,35 +227,18 @@ static void check_multiply(void)
         snprintf(about, sizeof about, " [%d x %d of type %d, %d rows%s%s%s]", (int)out, (int)into,
                  (int)w.matrix.type, (int)rows, w.matrix.scale ? ", scale" : "",
                  w.matrix.bias ? ", bias" : "", add ? ", add" : "");
-        int64_t x_stride = row_stride(into), y_stride = out + 3;
-        float *x = numbers(rows * x_stride, 1.0f), *scratch = numbers(PANEL * into, 1.0f);
-        float *y = numbers(rows * y_stride, 1.0f), *before = memory(rows * y_stride * 4);
-        memcpy(before, y, (size_t)(rows * y_stride) * 4);
-        int64_t panels = panels_of(out);
-        for (int64_t p = 0; p < panels; p += PANELS_AT_ONCE)
-            kernels->multiply(y + p * PANEL, y_stride, x, x_stride, rows, &w.matrix, p,
-                              smaller(PANELS_AT_ONCE, panels - p), add, scratch);
-        check_product(&w, y, before, y_stride, x, x_stride, rows, add);
-        guarded("memory after y of multiply", y, rows * y_stride);
-        guarded("scratch of multiply", scratch, PANEL * into);
-        for (int64_t r = 0; r < rows; r++) {
-            for (int64_t o = out; o < y_stride; o++)
-                if (y[r * y_stride + o] != before[r * y_stride + o])
-                    fail("memory between rows of multiply", r, y[r * y_stride + o], 0);
-            /* A row alone, a panel at a time, has the same bits. */
-            float *alone = numbers(out, 1.0f);
-            memcpy(alone, before + r * y_stride, (size_t)out * 4);
-            for (int64_t p = 0; p < panels; p++)
-                kernels->multiply(alone + p * PANEL, out, x + r * x_stride, x_stride, 1, &w.matrix,
-                                  p, 1, add, scratch);
-            for (int64_t o = 0; o < out; o++)
-                if (memcmp(alone + o, y + r * y_stride + o, 4) != 0) {
-                    fail("a row alone", r * y_stride + o, y[r * y_stride + o], alone[o]);
-                    break;
-                }
-            free(alone);
-        }
-        free(x), free(y), free(before), free(scratch);
+        check_rows(&w, rows, add);
+        free_weights(&w);
+    }
+    static const int64_t scale_types[] = {FLOAT32, BFLOAT16, FLOAT16};
+    for (int64_t n = 0; n < 5 * 9 * 6; n++) {
+        int64_t out = shapes[n % 5][0], into = shapes[n % 5][1], rows = row_counts[n / 5 % 9];
+        int64_t group = 32 << n % 3, scale_type = scale_types[n / 45 % 3];
+        Weights w = int4_weights(out, into, group, scale_type, n >= 135);
+        snprintf(about, sizeof about, " [%d x %d in groups of %d, scales of type %d%s, %d rows]",
+                 (int)out, (int)into, (int)group, (int)scale_type,
+                 n >= 135 ? ", zero points" : "", (int)rows);
+        check_rows(&w, rows, (int)(n % 2));
         free_weights(&w);
     }
     about[0] = 0;

@@ -378,6 +378,11 @@ def test_the_work_of_a_call_is_that_of_the_released_sizes() -> None:
     scales = 40 * 128 + 2048 + 8 * (2 * 768 + 2048)
     int8 = work_of("thinker", thinker, text, "int8", 1)
     assert int8.weight_bytes == bytes_of(1, scales) + 4 * 152064
+    int4 = work_of("thinker", thinker, text, "int4", 1)
+    # The head stays int8. A group of 32 numbers takes 16 bytes, and its scale 2.
+    in_groups = 48 * (attention + 8 * expert) * 18 // 32
+    others = 48 * (router * 2 + 4 * norms) + 4 * 2048
+    assert int4.weight_bytes == in_groups + others + head + 4 * 152064
 
 
 @needs_library
@@ -385,12 +390,16 @@ def test_a_frame_reads_the_code_predictor_fifteen_times() -> None:
     models, _ = lay_out(RELEASED, ("talker",))
     assert models.code_predictor is not None and RELEASED.talker is not None
     c, predictor = RELEASED.talker.predictor, models.code_predictor
-    frame = work_of("code_predictor", predictor, c, "int8", 16, passes=15)
+    frame, int8 = (
+        work_of("code_predictor", predictor, c, dtype, 16, passes=15) for dtype in ("mixed", "int8")
+    )
     layer = 1024 * (32 + 16) * 128 + 3 * 1024 * 3072
     norms = 5 * (2 * 1024 + 24 * 128) + 1024
     heads = 15 * 2048 * 1024
     assert frame.weight_bytes == 15 * (5 * layer * 2 + norms * 4) + heads * 2
     assert frame.distinct_bytes == 5 * layer * 2 + norms * 4 + heads * 2
+    scales = 5 * (32 * 128 + 1024 + 2 * 3072 + 1024) * 4
+    assert int8.weight_bytes == 15 * (5 * layer + scales + norms * 4) + heads + 15 * 2048 * 4
     assert frame.multiply_adds == 16 * 5 * layer + heads + 5 * 2 * 16 * 128 * (16 * 17 // 2)
 
 

@@ -2,7 +2,7 @@
 
 import ctypes
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from ctypes import CDLL
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from qwen3_omni_neuron.cpu.native.binding import Library
 from qwen3_omni_neuron.cpu.native.linear import NativeLinear
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import PromptCache, SlotCache
-from testing.native_library import needs_c
+from testing.native_library import KINDS, needs_c
 from testing.native_modules import (
     DTYPES,
     assert_equal,
@@ -31,37 +31,7 @@ from testing.packed import packed_and_widened
 
 pytestmark = needs_c
 NATIVE = Path(installed.__file__).parent
-
-
-KINDS = ("_avx512", "_avx2", "_plain")
 Number, Pointer = ctypes.c_int64, ctypes.c_void_p
-
-
-@pytest.fixture(scope="module")
-def exported(library: Library) -> CDLL:
-    """The same library, with what it exports beside library.h."""
-    return CDLL(str(installed.library_path()))
-
-
-def kind_in_use(exported: CDLL) -> bytes:
-    """The first field of the structure that `kernels` points to."""
-    name = ctypes.POINTER(ctypes.c_char_p).in_dll(exported, "kernels").contents.value
-    assert name is not None
-    return name
-
-
-@pytest.fixture
-def use_kind(exported: CDLL) -> Iterator[Callable[[str], None]]:
-    """Take the kernels of another kind; the test is skipped where the processor lacks them."""
-    usual = kind_in_use(exported)
-
-    def use(name: str) -> None:
-        if not exported.use_kernels(name.encode()):
-            pytest.skip(f"this processor has no kernels {name}")
-        assert kind_in_use(exported) == name.encode()
-
-    yield use
-    assert exported.use_kernels(usual)
 
 
 @torch.no_grad()

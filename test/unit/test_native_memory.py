@@ -12,8 +12,9 @@ from qwen3_omni_neuron.cpu.native.audio_convolutions import NativeAudioConvoluti
 from qwen3_omni_neuron.cpu.native.binding import Library
 from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav
 from qwen3_omni_neuron.cpu.native.linear import NativeLinear
-from qwen3_omni_neuron.cpu.native.matrix import pack_in_c
+from qwen3_omni_neuron.cpu.native.matrix import pack_in_c, quantise_in_c
 from qwen3_omni_neuron.cpu.native.sampler import NativeSampler
+from qwen3_omni_neuron.cpu.packing import Groups
 from qwen3_omni_neuron.engines.sampling import (
     RequestRandom,
     Sampler,
@@ -59,7 +60,7 @@ def allocated_bytes() -> int:
 
 CALLS = [
     "decode_step", "draw_rows", "prefill", "predict_frame", "multiply_rows", "pack_matrices",
-    "run_code2wav", "convolve_audio",
+    "quantise_matrices", "run_code2wav", "convolve_audio",
 ]  # fmt: skip
 
 
@@ -68,7 +69,7 @@ def every_call(config: OmniConfig, library: Library) -> dict[str, Callable[[], o
     c = talker_config(config)
     native = native_predictor(c, library)
     hidden, code0, uniforms = frames(c, 2)
-    m = made(config, "thinker", "tiny", "int8")
+    m = made(config, "thinker", "tiny", "int4")
     steps, tokens, (rows, at) = m.native(library, 4), torch.tensor([5, 6]), prompt_rows(m.c, 21)
     visual, features = torch.tensor([1, 3]), torch.randn(2, 2, m.c.hidden_size)
     layer = NativeLinear(packed_and_widened(nn.Linear(64, 99), "talker", "mixed")[0], library, 4)
@@ -88,6 +89,7 @@ def every_call(config: OmniConfig, library: Library) -> dict[str, Callable[[], o
         "predict_frame": lambda: native(hidden, code0, uniforms, torch.full((2,), 0.8)),
         "multiply_rows": lambda: layer(rows),
         "pack_matrices": lambda: pack_in_c(hidden, library),
+        "quantise_matrices": lambda: quantise_in_c(hidden.bfloat16(), library, Groups()),
         "run_code2wav": lambda: (vocoder.start(codes), vocoder.step(codes, state)),
         "convolve_audio": lambda: convolve(chunks, audio.chunk_mel_frames),
     }

@@ -92,7 +92,7 @@ class CountedLibrary:
         return call
 
 
-@pytest.mark.parametrize("dtype", ["auto", "float32", "int8"])
+@pytest.mark.parametrize("dtype", ["auto", "float32", "int8", "int4"])
 def test_a_reply_runs_in_c(
     checkpoint: Path, library: Library, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:

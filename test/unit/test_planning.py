@@ -72,7 +72,8 @@ def test_auto_keeps_the_checkpoints_weights(
 ) -> None:
     plan = plan_of(MODEL, replace(RELEASED, dtype=stored), target)
     assert (plan.dtype, plan.arithmetic) == (dtype, arithmetic)
-    assert plan_of(MODEL, RELEASED, dtype="int8").arithmetic == "float32"
+    for rounded in ("int8", "int4"):
+        assert plan_of(MODEL, RELEASED, dtype=rounded).arithmetic == "float32"
     assert plan_of(MODEL, RELEASED, dtype="bfloat16").arithmetic == "bfloat16"
 
 
@@ -130,7 +131,7 @@ def test_a_checkpoint_that_cannot_speak_has_no_talker_to_plan(config: OmniConfig
         ({"dtype": "mixed"}, "dtype is auto or one of bfloat16, float32 for target neuron"),
         (
             {"dtype": "float16", "target": "cpu"},
-            "dtype is auto or one of mixed, float32, int8, bfloat16, float64 for target cpu",
+            "dtype is auto or one of mixed, float32, int8, int4, bfloat16, float64 for target cpu",
         ),
         ({"max_concurrency": 0}, "max_concurrency is 1 or more, got 0"),
         ({"context_length": 1}, "context_length is 2 to 65536"),

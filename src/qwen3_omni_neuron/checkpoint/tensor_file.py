@@ -19,6 +19,7 @@ _DTYPE_NAMES = {
     torch.float64: "F64",
     torch.int32: "I32",
     torch.int8: "I8",
+    torch.uint8: "U8",
 }
 # A reader maps the file into memory, so data is aligned as torch aligns its own tensors.
 _ALIGNMENT = 64
@@ -26,7 +27,7 @@ _ALIGNMENT = 64
 Layout = Mapping[str, tuple[Sequence[int], torch.dtype]]
 """Shape and dtype of each tensor of a file by its name, in the file's order.
 
-The dtype is float32, bfloat16, float64, int32 or int8.
+The dtype is float32, bfloat16, float64, int32, int8 or uint8.
 """
 
 

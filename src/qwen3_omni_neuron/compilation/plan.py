@@ -88,7 +88,7 @@ class CompilePlan:
     @property
     def arithmetic(self) -> str:
         """Dtype of activations: the CPU's mixed types compute in float32, see cpu.precision."""
-        return "float32" if self.dtype in ("mixed", "int8") else self.dtype
+        return "float32" if self.dtype in ("mixed", "int8", "int4") else self.dtype
 
     @property
     def settings(self) -> dict[str, Any]:

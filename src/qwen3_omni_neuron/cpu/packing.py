@@ -1,9 +1,16 @@
-"""Matrices in the C's layout: panels of 32 outputs, in float32, bfloat16 or int8.
+"""Matrices in the C's layout: panels of 32 outputs, in float32, bfloat16, int8 or int4.
 
 [..., out, into] becomes [..., ceil(out / 32), into, 32], with zeros after the last output. A
 gate_up matrix [..., 2 width, into] is packed as two, [..., 2, width, into]. An int8 matrix has a
 float32 scale for each output: the largest weight of a row is 127.
+
+An int4 matrix has a scale of either sign for each output and each group of its inputs, and may have
+zero points: a weight is scale * (number - zero point), number from -8 to 7. A panel is one block of
+bytes a group, uint8 [..., ceil(out / 32), ceil(into / group), bytes of a block]; library.h
+describes a block.
 """
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +18,35 @@ from torch import Tensor
 
 PANEL = 32  # as in library.h
 LARGEST_INT8 = 127
+INT4_STEPS = tuple(-7 - n / 8 for n in range(22))
+"""Numbers that `quantise_groups` gives to a group's largest weight: steps of other sizes."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Format of an int4 matrix.
+
+    size: inputs of a group, a multiple of 32. scale: type of the scales, float32, bfloat16 or
+    float16. zero_points: whether there are any.
+    """
+
+    size: int = 32
+    scale: torch.dtype = torch.bfloat16
+    zero_points: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.size > 0 and self.size % 32 == 0
+        assert self.scale in (torch.float32, torch.bfloat16, torch.float16)
+
+    @property
+    def number_bytes(self) -> int:
+        """Bytes of the numbers of a block."""
+        return self.size * PANEL // 2
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block: numbers, scales and zero points."""
+        return self.number_bytes + PANEL * (self.scale.itemsize + self.zero_points)
 
 
 def packed_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -56,3 +92,84 @@ def quantise(matrix: Tensor) -> tuple[Tensor, Tensor]:
         # The clamp keeps a row of zeros at zero.
         to.copy_(wide.div(by.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round_())
     return rounded, scale
+
+
+def grouped_shape(shape: tuple[int, ...], groups: Groups) -> tuple[int, ...]:
+    """Return the shape of a packed int4 matrix [..., out, into]."""
+    *stack, out, into = shape
+    return (*stack, -(-out // PANEL), -(-into // groups.size), groups.block_bytes)
+
+
+def quantise_groups(matrix: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+    """Round a bfloat16 matrix [..., out, into] to int4.
+
+    Returns its numbers, int8 [..., out, into], and its scales [..., out, ceil(into / size)]. The
+    largest weight of a group is given each of INT4_STEPS in turn, the others the nearest numbers.
+    Of each step's numbers and the scale that fits them best, those with the least squared error are
+    taken. A stack is rounded one matrix at a time, which bounds the memory.
+    """
+    assert matrix.dtype == torch.bfloat16 and groups.scale == torch.bfloat16
+    if matrix.ndim > 2:
+        parts = [quantise_groups(one, groups) for one in matrix]
+        return torch.stack([n for n, _ in parts]), torch.stack([s for _, s in parts])
+    into = matrix.shape[-1]
+    padded = F.pad(matrix.float(), (0, -into % groups.size)).unflatten(-1, (-1, groups.size))
+    most, least = padded.amax(-1), padded.amin(-1)
+    largest = torch.where(most > -least, most, least)
+    best, scale = torch.zeros_like(largest), torch.zeros_like(largest)
+    for step in INT4_STEPS:
+        # A number divided by a tensor is its product with reciprocals, which differs from the C.
+        per_step = torch.tensor(step) / largest
+        # NaN where all weights are zero: its comparison below is false.
+        numbers = _nearest(padded * per_step.unsqueeze(-1))
+        # These sums are exact in any order: see quantise of vector_kernels.h.
+        products, squares = (padded * numbers).sum(-1), numbers.square().sum(-1)
+        gain = products * products / squares
+        scale = torch.where(gain > best, products / squares, scale)
+        best = torch.where(gain > best, gain, best)
+    kept = scale.to(groups.scale)
+    numbers = _nearest(padded / kept.float().unsqueeze(-1))
+    numbers = torch.where(kept.unsqueeze(-1) == 0, 0, numbers)
+    return numbers.to(torch.int8).flatten(-2)[..., :into].contiguous(), kept
+
+
+def _nearest(x: Tensor) -> Tensor:
+    return x.round_().clamp_(-8, 7)
+
+
+def pack_groups(
+    numbers: Tensor, scale: Tensor, groups: Groups, zero_points: Tensor | None = None
+) -> Tensor:
+    """Pack an int4 matrix in torch.
+
+    numbers: int8 [..., out, into], -8 to 7; scale: [..., out, ceil(into / size)]; zero_points:
+    int8, as scale. Returns uint8 of `grouped_shape`.
+    """
+    assert scale.dtype == groups.scale and (zero_points is not None) == groups.zero_points
+    outs, inputs = -numbers.shape[-2] % PANEL, -numbers.shape[-1] % groups.size
+    padded = F.pad(numbers, (0, inputs, 0, outs)).to(torch.int32) & 15
+    # [..., panels, groups, words of a group, PANEL, 8]
+    eights = padded.unflatten(-2, (-1, PANEL)).unflatten(-1, (-1, groups.size // 8, 8))
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32)
+    words = (eights.movedim(-4, -2) << shifts).sum(-1, dtype=torch.int32)
+    pieces = [words.flatten(-2).view(torch.uint8)]
+    for values in (scale, zero_points):
+        if values is not None:
+            padded = F.pad(values, (0, 0, 0, outs)).unflatten(-2, (-1, PANEL))
+            pieces.append(padded.transpose(-1, -2).contiguous().view(torch.uint8))
+    return torch.cat(pieces, -1)
+
+
+def unpack_groups(packed: Tensor, out: int, into: int, groups: Groups) -> Tensor:
+    """Return the weights of a packed int4 matrix, float32 [..., out, into]."""
+    numbers, scales, zeros = packed.split(
+        [groups.number_bytes, PANEL * groups.scale.itemsize, PANEL * groups.zero_points], -1
+    )
+    words = numbers.contiguous().view(torch.int32).unflatten(-1, (-1, PANEL, 1))
+    shifts = torch.arange(28, -1, -4, dtype=torch.int32)
+    wide = (words << shifts) >> 28  # [..., panels, groups, words of a group, PANEL, 8]
+    wide = wide.movedim(-2, -4).flatten(-2).float()  # [..., panels, PANEL, groups, size]
+    if groups.zero_points:
+        wide -= zeros.contiguous().view(torch.int8).transpose(-1, -2).unsqueeze(-1)
+    wide *= scales.contiguous().view(groups.scale).float().transpose(-1, -2).unsqueeze(-1)
+    return wide.flatten(-2).flatten(-3, -2)[..., :out, :into].contiguous()

@@ -3,7 +3,8 @@
     dtype      weights                                            arithmetic  computed by
     mixed      matrices and tables bfloat16, the others float32   float32     C
     float32    float32                                            float32     C
-    int8       as mixed; thinker's and talker's matrices int8     float32     C
+    int8       as mixed; the decoders' matrices int8              float32     C
+    int4       as int8; thinker's attention and experts int4      float32     C
     bfloat16   bfloat16                                           bfloat16    torch
     float64    float64                                            float64     torch
 
@@ -20,33 +21,48 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout
 from qwen3_omni_neuron.cpu.native.installed import find_library
-from qwen3_omni_neuron.cpu.packing import pack, packed_shape, quantise, unpack
+from qwen3_omni_neuron.cpu.packing import (
+    Groups,
+    grouped_shape,
+    pack,
+    pack_groups,
+    packed_shape,
+    quantise,
+    quantise_groups,
+    unpack,
+    unpack_groups,
+)
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
 from qwen3_omni_neuron.model.moe import MoeFeedForward
 
 SCALE = "_scale"
 """Ending of the name of an int8 parameter's scale."""
+GROUPS = "_groups"
+"""Ending of the name of an int4 parameter's format, an attribute of its module."""
 
 
 @dataclass(frozen=True)
 class Precision:
     """Weight types of one dtype.
 
-    matrices: type of matrices and tables of rows. decoders: type of thinker's and talker's
-    matrices. others: type of norms, biases, convolutions and all arithmetic. packed: whether
-    they are laid out for the C.
+    matrices: type of matrices and tables of rows. decoders: type of the matrices of thinker,
+    talker and code predictor. others: type of norms, biases, convolutions and all arithmetic.
+    packed: whether they are laid out for the C. groups: format of the matrices in the thinker's
+    layers, None where they are as the other matrices of decoders.
     """
 
     matrices: torch.dtype
     decoders: torch.dtype
     others: torch.dtype
     packed: bool
+    groups: Groups | None = None
 
 
 PRECISIONS = {
     "mixed": Precision(torch.bfloat16, torch.bfloat16, torch.float32, packed=True),
     "float32": Precision(torch.float32, torch.float32, torch.float32, packed=True),
     "int8": Precision(torch.bfloat16, torch.int8, torch.float32, packed=True),
+    "int4": Precision(torch.bfloat16, torch.int8, torch.float32, packed=True, groups=Groups()),
     "bfloat16": Precision(torch.bfloat16, torch.bfloat16, torch.bfloat16, packed=False),
     "float64": Precision(torch.float64, torch.float64, torch.float64, packed=False),
 }
@@ -57,12 +73,14 @@ class WeightForm:
     """Form of one parameter.
 
     read_as: type that the checkpoint's values are rounded to; see also `read`. kept_as: type in
-    memory. matrix: shape [..., out, into] before packing; None: kept in the module's shape.
+    memory. matrix: shape [..., out, into] before packing; None: kept in the module's shape. groups:
+    format of an int4 matrix, which is kept as bytes.
     """
 
     read_as: torch.dtype
     kept_as: torch.dtype
     matrix: tuple[int, ...] | None
+    groups: Groups | None = None
 
     def read(self, stored: torch.dtype) -> torch.dtype:
         """Return the type that `keep` takes for a parameter stored in the checkpoint as `stored`.
@@ -76,6 +94,8 @@ class WeightForm:
         """Return shape and type of the tensors kept for a parameter, by name."""
         if self.matrix is None:
             return {target: (tuple(shape), self.kept_as)}
+        if self.groups is not None:
+            return {target: (grouped_shape(self.matrix, self.groups), self.kept_as)}
         kept: dict[str, tuple[Sequence[int], torch.dtype]] = {
             target: (packed_shape(self.matrix), self.kept_as)
         }
@@ -88,6 +108,8 @@ class WeightForm:
         if self.matrix is None:
             return {target: tensor}
         matrix = tensor.view(self.matrix)
+        if self.groups is not None:
+            return {target: _packed_groups(matrix, self.groups)}
         if self.kept_as != torch.int8:
             return {target: _packed(matrix, self.kept_as)}
         rounded, scale = quantise(matrix)
@@ -95,7 +117,11 @@ class WeightForm:
 
     def rounded(self, tensor: Tensor) -> Tensor:
         """Return a parameter in float32 with the rounding of `keep`."""
-        if self.matrix is None or self.kept_as != torch.int8:
+        if self.matrix is None:
+            return tensor.float()
+        if self.groups is not None:
+            return self.widen(self.keep("", tensor), "", tensor.shape)
+        if self.kept_as != torch.int8:
             return tensor.float()
         whole, scale = quantise(tensor.view(self.matrix))
         return whole.float().mul_(scale.unsqueeze(-1)).view(tensor.shape)
@@ -104,6 +130,9 @@ class WeightForm:
         """Return a parameter in float32 and in the module's shape, from the tensors kept for it."""
         if self.matrix is None:
             return kept[target].float()
+        if self.groups is not None:
+            out, into = self.matrix[-2:]
+            return unpack_groups(kept[target], out, into, self.groups).view(shape)
         wide = unpack(kept[target], self.matrix[-2]).float()
         if target + SCALE in kept:
             wide *= kept[target + SCALE].unsqueeze(-1)
@@ -125,6 +154,16 @@ def _packed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     return pack_in_c(matrix, library, dtype)
 
 
+def _packed_groups(matrix: Tensor, groups: Groups) -> Tensor:
+    """Round a matrix to int4 and pack it, in C or in torch: the bytes are the same."""
+    library = find_library()
+    if library is None:
+        return pack_groups(*quantise_groups(matrix, groups), groups)
+    from qwen3_omni_neuron.cpu.native.matrix import quantise_in_c
+
+    return quantise_in_c(matrix, library, groups)
+
+
 def weight_form(precision: Precision, part: str, module: nn.Module, target: str) -> WeightForm:
     """Return the form of a parameter. part: the module's name in checkpoint.modules.Models."""
     owner_name, _, name = target.rpartition(".")
@@ -136,8 +175,10 @@ def weight_form(precision: Precision, part: str, module: nn.Module, target: str)
             shape = (*stack, 2, out // 2, into)
         kept_as = precision.matrices
         routes = "router" in target or shape[-2] == 1  # a router, or a shared expert's gate
-        if part in ("thinker", "talker") and not routes:
+        if part in ("thinker", "talker", "code_predictor") and not routes:
             kept_as = precision.decoders
+            if precision.groups is not None and part == "thinker" and owner_name != "head":
+                return WeightForm(precision.matrices, torch.uint8, shape, precision.groups)
         read_as = precision.matrices
         return WeightForm(read_as, kept_as, shape if precision.packed else None)
     is_table = isinstance(owner, nn.Embedding) or name == "embedding"

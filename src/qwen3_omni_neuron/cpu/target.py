@@ -12,7 +12,7 @@ LIMITS = Limits(
     target="cpu",
     degrees=(1,),
     profiles={"safe": (1,)},
-    dtypes=("mixed", "float32", "int8", "bfloat16", "float64"),
+    dtypes=("mixed", "float32", "int8", "int4", "bfloat16", "float64"),
     auto={"bfloat16": "mixed"},
     predictor_top_k=0,
     chunked_prefill=True,
@@ -37,7 +37,7 @@ def no_cores(plan: CompilePlan, request: CoreRequest) -> Mapping[str, Mapping[st
 def faster(plan: CompilePlan, threads: int) -> list[str]:
     """Return what would make a model of this plan faster; threads: that it has."""
     cores = os.cpu_count() or 1
-    ways = [] if plan.dtype == "int8" else [f"dtype int8 (now {plan.dtype})"]
+    ways = [] if plan.dtype in ("int8", "int4") else [f"dtype int8 (now {plan.dtype})"]
     return ways + ([f"threads={cores} (now {threads})"] if threads < cores else [])
 
 

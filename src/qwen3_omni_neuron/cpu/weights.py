@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
@@ -22,6 +22,7 @@ from qwen3_omni_neuron.checkpoint.tensor_file import Layout, layout_bytes, write
 from qwen3_omni_neuron.compilation.manifest import ModelRecord, record_files
 from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODEL_STAGES, CompilePlan
 from qwen3_omni_neuron.cpu.precision import (
+    GROUPS,
     PRECISIONS,
     SCALE,
     Precision,
@@ -52,8 +53,10 @@ def load_checkpoint_models(
             forms = _forms(PRECISIONS[dtype], name, part)
             for target, tensor in _read(part, checkpoint, forms):
                 form = forms[target]
-                kept = {target: form.rounded(tensor)} if widened else form.keep(target, tensor)
-                _put(part, target, kept)
+                if widened:
+                    put_parameter(part.module, target, form.rounded(tensor))
+                else:
+                    put_kept(part.module, target, form, form.keep(target, tensor))
     return models
 
 
@@ -91,13 +94,19 @@ def _read(
     return converted(part, checkpoint, lambda target, stored: forms[target].read(stored))
 
 
-def _put(part: Part, target: str, kept: Mapping[str, Tensor]) -> None:
-    """Set a module's parameter to the tensors kept for it."""
-    put_parameter(part.module, target, kept[target])
+def put_kept(module: nn.Module, target: str, form: WeightForm, kept: Mapping[str, Tensor]) -> None:
+    """Set a module's parameter to the tensors kept for it.
+
+    What belongs to it goes beside it, for cpu.native.binding.Weights.matrix: the scale of an int8
+    matrix, and the format of an int4 one.
+    """
+    put_parameter(module, target, kept[target])
+    owner_name, _, name = target.rpartition(".")
+    owner = module.get_submodule(owner_name)
+    if form.groups is not None:
+        setattr(owner, name + GROUPS, form.groups)
     if target + SCALE in kept:
-        owner, _, name = target.rpartition(".")
-        scale = kept[target + SCALE]
-        part.module.get_submodule(owner).register_buffer(name + SCALE, scale, persistent=False)
+        owner.register_buffer(name + SCALE, kept[target + SCALE], persistent=False)
 
 
 @contextmanager
@@ -159,8 +168,9 @@ def _fill(
             tensors = {k: tensor_of((alone or f"{name}.") + k) for k in kept}
             if widened:
                 shape = part.module.get_parameter(target).shape
-                tensors = {target: forms[target].widen(tensors, target, shape)}
-            _put(part, target, tensors)
+                put_parameter(part.module, target, forms[target].widen(tensors, target, shape))
+            else:
+                put_kept(part.module, target, forms[target], tensors)
 
 
 def compile_model(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:

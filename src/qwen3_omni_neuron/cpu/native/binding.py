@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.cpu.native._declarations import ffi
-from qwen3_omni_neuron.cpu.packing import PANEL, packed_shape
+from qwen3_omni_neuron.cpu.packing import PANEL, Groups, grouped_shape, packed_shape
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.decoder import Decoder
 from qwen3_omni_neuron.model.layers import FeedForward
@@ -22,6 +22,12 @@ TYPES = {
     torch.float32: ffi.integer_const("FLOAT32"),
     torch.bfloat16: ffi.integer_const("BFLOAT16"),
     torch.int8: ffi.integer_const("INT8"),
+}
+INT4 = ffi.integer_const("INT4")
+SCALE_TYPES = {
+    torch.float32: ffi.integer_const("FLOAT32"),
+    torch.bfloat16: ffi.integer_const("BFLOAT16"),
+    torch.float16: ffi.integer_const("FLOAT16"),
 }
 assert ffi.integer_const("PANEL") == PANEL
 
@@ -69,9 +75,21 @@ class Weights:
         """
         packed: Tensor = getattr(owner, name)
         scale: Tensor | None = getattr(owner, f"{name}_scale", None)
+        groups: Groups | None = getattr(owner, f"{name}_groups", None)
+        out, into = shape[-2:]
+        if groups is not None:
+            return {
+                "panels": self(packed, *grouped_shape(shape, groups), dtype=torch.uint8),
+                "bias": ffi.NULL if bias is None else self(bias, out),
+                "into": into,
+                "out": out,
+                "type": INT4,
+                "group": groups.size,
+                "scale_type": SCALE_TYPES[groups.scale],
+                "zero_points": groups.zero_points,
+            }
         if packed.dtype not in TYPES:
             raise UnsuitedError(f"the C takes no weights of {packed.dtype}")
-        out, into = shape[-2:]
         return {
             "panels": self(packed, *packed_shape(shape), dtype=packed.dtype),
             "scale": ffi.NULL if scale is None else self(scale, *shape[:-1]),

@@ -30,6 +30,8 @@ static inline int64_t row_stride(int64_t width)
 
 /* Rows up to which panels are multiplied as they are; more take them widened, see multiply. */
 enum { FEW_ROWS = 12 };
+/* Steps that `quantise` tries for a group. */
+enum { QUANTISED_STEPS = 22 };
 /* Panels that one call of multiply takes. */
 enum { PANELS_AT_ONCE = 4 };
 /* Queries that one call of attend takes, which share their keys. */
@@ -48,6 +50,9 @@ typedef struct {
      * floats. */
     void (*multiply)(float *y, int64_t y_stride, const float *x, int64_t x_stride, int64_t rows,
                      const Matrix *w, int64_t first, int64_t panels, int add, float *scratch);
+    /* Round a group of a panel, w [group, PANEL], to an INT4 block with bfloat16 scales. The weights
+     * are bfloat16 numbers. */
+    void (*quantise)(void *block, const float *w, int64_t group);
     /* y = x / rms(x) * weight for one row; y may be x. */
     void (*rms_norm)(float *y, const float *x, const float *weight, int64_t width, float eps);
     /* y = (x - mean) / deviation * weight + bias for one row; y may be x. */

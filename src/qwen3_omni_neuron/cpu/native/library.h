@@ -19,18 +19,27 @@ enum { DONE = 0, NO_MEMORY = 1, NO_SUCH_ROW = 2 };
 /* Outputs of a matrix that lie side by side: see Matrix. */
 enum { PANEL = 32 };
 
-/* Types of weights. They are widened to float32 when they are used. */
-enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
+/* Types of weights, and FLOAT16 of scales. They are widened to float32 when they are used. */
+enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, FLOAT16 = 4 };
 
 /* A matrix [out, into] in panels: [ceil(out / PANEL), into, PANEL], zeros after the last output. The
  * products of a panel are sums side by side, each over `into` in order: whatever the processor, the
- * number of rows and of threads, a row's result is the same. */
+ * number of rows and of threads, a row's result is the same.
+ *
+ * An INT4 panel is a block for each `group` inputs, the last filled up with zeros. A block holds
+ *   uint32 [group / 8, PANEL]: the signed numbers of 8 inputs, the first in the lowest 4 bits;
+ *   [PANEL] scales of scale_type, of either sign;
+ *   int8 [PANEL] zero points, where zero_points is set.
+ * A weight is scale * (number - zero point). Numbers are summed up over a group, and then scaled. */
 typedef struct {
     const void *panels;
     const float *scale; /* [out], what each output is multiplied by; NULL for 1 */
     const float *bias;  /* [out], added to each output; NULL for none */
     int64_t into, out;
     int64_t type;
+    int64_t group;       /* of INT4, as all below: inputs with one scale, a multiple of 32 */
+    int64_t scale_type;  /* FLOAT32, BFLOAT16 or FLOAT16 */
+    int64_t zero_points; /* 0 or 1 */
 } Matrix;
 
 /* A table of rows [count, width], for lookups. */
@@ -44,6 +53,11 @@ typedef struct {
  * widen: bfloat16 (bytes is 2) to float32. */
 int pack_matrices(void *to, const void *from, int64_t count, int64_t out, int64_t into,
                   int64_t bytes, int widen);
+
+/* Round `count` dense bfloat16 matrices [out, into] to INT4 panels with bfloat16 scales, with all
+ * threads of the pool: cpu.packing.quantise_groups. */
+int quantise_matrices(void *to, const void *from, int64_t count, int64_t out, int64_t into,
+                      int64_t group);
 
 /* y = w x + bias for rows [rows, into], which lie x_stride floats apart. */
 int multiply_rows(const Matrix *w, int64_t rows, const float *x, int64_t x_stride, float *y,

@@ -14,15 +14,34 @@ static inline int64_t panels_of(int64_t out)
 
 static inline int64_t bytes_of(int64_t type)
 {
-    return type == FLOAT32 ? 4 : type == BFLOAT16 ? 2 : 1;
+    return type == FLOAT32 ? 4 : type == BFLOAT16 || type == FLOAT16 ? 2 : 1;
+}
+
+/* Bytes of the numbers of an INT4 block, which its scales follow. */
+static inline int64_t number_bytes(int64_t group)
+{
+    return group / 2 * PANEL;
+}
+
+/* Bytes of an INT4 block. */
+static inline int64_t block_bytes(const Matrix *w)
+{
+    return number_bytes(w->group) + (bytes_of(w->scale_type) + (w->zero_points != 0)) * PANEL;
+}
+
+static inline int64_t panel_bytes(const Matrix *w)
+{
+    if (w->type == INT4)
+        return (w->into + w->group - 1) / w->group * block_bytes(w);
+    return PANEL * w->into * bytes_of(w->type);
 }
 
 /* Matrix number `index` of several that follow each other, each of this shape; all have one bias. */
 static inline Matrix matrix_at(const Matrix *stack, int64_t index)
 {
     Matrix one = *stack;
-    one.panels = (const char *)stack->panels +
-                 index * panels_of(stack->out) * PANEL * stack->into * bytes_of(stack->type);
+    one.panels =
+        (const char *)stack->panels + index * panels_of(stack->out) * panel_bytes(stack);
     if (stack->scale != 0)
         one.scale = stack->scale + index * stack->out;
     return one;

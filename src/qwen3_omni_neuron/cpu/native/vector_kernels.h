@@ -8,6 +8,7 @@ typedef uint16_t KIND(Halves) __attribute__((vector_size(2 * LANES), aligned(2),
 typedef int8_t KIND(Bytes) __attribute__((vector_size(LANES), aligned(1), may_alias));
 #define Vector KIND(Vector)
 #define Bits KIND(Bits)
+#define Words KIND(Words)
 #define AT(p) (*(Vector *)(p))
 #define READ(p) (*(const Vector *)(p))
 #define INLINE static inline __attribute__((always_inline))
@@ -23,6 +24,12 @@ typedef int8_t KIND(Bytes) __attribute__((vector_size(LANES), aligned(1), may_al
 #define DOTS 16
 
 /* ---- products ---- */
+
+#ifndef TILE_TYPES
+#define TILE_TYPES
+/* Types of a tile beside those of weights: see sum_groups. */
+enum { INT4_ZEROS = INT4 + 10, INT4_WIDE };
+#endif
 
 /* Weights i to i + LANES - 1, widened. */
 INLINE Vector KIND(widened)(const void *w, int64_t i, int type)
@@ -46,7 +53,7 @@ INLINE Vector KIND(widened)(const void *w, int64_t i, int type)
         _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)bytes)));
 #else
     if (type == BFLOAT16)
-        return (Vector)(__builtin_convertvector(*(const KIND(Halves) *)halves, KIND(Words)) << 16);
+        return (Vector)(__builtin_convertvector(*(const KIND(Halves) *)halves, Words) << 16);
     return __builtin_convertvector(
         __builtin_convertvector(*(const KIND(Bytes) *)bytes, Bits), Vector);
 #endif
@@ -69,17 +76,12 @@ INLINE Vector KIND(fused)(Vector a, Vector b, Vector c)
 #endif
 }
 
-/* Compute `rows` by `vectors` * LANES sums side by side: they don't depend on each other, so that the
- * processor overlaps them. Counts and type are constants after inlining: the sums are registers.
- * w: the first of the weights; a panel is `size` weights. */
-INLINE void KIND(tile)(float *y, int64_t y_stride, const float *x, int64_t x_stride, int rows,
-                       const void *w, int type, int64_t size, int64_t into, int vectors,
-                       const float *scale, const float *bias, int add)
+/* Add `rows` by `vectors` * LANES sums to total: they don't depend on each other, so that the processor
+ * overlaps them. Counts and type are constants after inlining: the sums are registers. w: the first of
+ * the weights; a panel is `size` weights. */
+INLINE void KIND(sum_chunks)(Vector (*total)[8], const float *x, int64_t x_stride, int rows,
+                             const void *w, int type, int64_t size, int64_t into, int vectors)
 {
-    Vector total[12][8];
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vectors; v++)
-            total[r][v] = (Vector){0};
     for (int64_t start = 0; start < into; start += CHUNK) {
         int64_t end = into < start + CHUNK ? into : start + CHUNK;
         Vector sums[12][8];
@@ -104,13 +106,135 @@ INLINE void KIND(tile)(float *y, int64_t y_stride, const float *x, int64_t x_str
             for (int v = 0; v < vectors; v++)
                 total[r][v] += sums[r][v];
     }
+}
+
+/* Scales i to i + LANES - 1, widened. */
+INLINE Vector KIND(scales)(const char *scales, int64_t i, int64_t type)
+{
+    if (type == FLOAT32)
+        return READ((const float *)(const void *)scales + i);
+    if (type == BFLOAT16)
+        return KIND(widened)(scales, i, BFLOAT16);
+    /* The exponent moves to its place, and 2^112 adds the difference of the two types' biases. */
+    Words bits = (Words)KIND(widened)(scales, i, BFLOAT16) >> 16;
+    Vector size = (Vector)((bits & 0x7fff) << 13) * 0x1p112f;
+    return (Vector)((Words)size | (bits & 0x8000) << 16);
+}
+
+/* Number i of 8 in each word: those of INT4 weights. */
+INLINE Vector KIND(number)(Words words, int64_t i)
+{
+#if LANES == 16 /* the table is read by the lowest 4 bits */
+    return (Vector)_mm512_permutexvar_ps(
+        (__m512i)(words >> (uint32_t)(4 * i)),
+        _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1));
+#else
+    Bits number = (Bits)(words << (uint32_t)(28 - 4 * i)) >> 28;
+#if LANES == 8
+    return (Vector)_mm256_cvtepi32_ps((__m256i)number);
+#else
+    return __builtin_convertvector(number, Vector);
+#endif
+#endif
+}
+
+/* Zero points i to i + LANES - 1 of an INT4 block. */
+INLINE Vector KIND(zero_points)(const char *block, int64_t i, const Matrix *m)
+{
+    return KIND(widened)(block + number_bytes(m->group) + bytes_of(m->scale_type) * PANEL, i, INT8);
+}
+
+/* Add the products of `count` inputs to sums: a constant 8, but for the last. words: their numbers;
+ * wide: where those of INT4_WIDE are. See sum_groups. */
+INLINE void KIND(add_numbers)(Vector (*sums)[8], const float *x, int64_t x_stride, int rows,
+                              const Words *words, const float *wide, const Vector *zero, int type,
+                              int vectors, int64_t count)
+{
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < count; i++) {
+        Vector some[8];
+        for (int v = 0; v < vectors; v++) {
+            if (type == INT4_WIDE)
+                some[v] = READ(wide + i * PANEL + v * LANES);
+            else
+                some[v] = KIND(number)(words[v], i);
+            if (type == INT4_ZEROS)
+                some[v] -= zero[v];
+        }
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < vectors; v++)
+                sums[r][v] += x[r * x_stride + i] * some[v];
+    }
+}
+
+/* sum_chunks for INT4 weights, a group at a time. type: INT4; INT4_ZEROS where the matrix has zero
+ * points; or INT4_WIDE, a single panel whose numbers less zero points are in `wide`. blocks: of the
+ * first panel; lane: first output there. */
+INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, int64_t x_stride, int rows,
+                             const float *wide, int type, const Matrix *m, const char *blocks,
+                             int64_t lane, int vectors)
+{
+    int64_t size = panel_bytes(m), group = m->group, into = m->into;
+    for (int64_t start = 0; start < into; start += group, blocks += block_bytes(m)) {
+        int64_t end = smaller(into, start + group);
+        Vector sums[12][8], zero[8];
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < vectors; v++)
+                sums[r][v] = (Vector){0};
+        for (int v = 0; v < vectors && type == INT4_ZEROS; v++)
+            zero[v] =
+                KIND(zero_points)(blocks + v * LANES / PANEL * size, lane + v * LANES % PANEL, m);
+        for (int64_t k = start; k < end; k += 8) {
+            const float *at = type == INT4_WIDE ? wide + k * PANEL + lane : 0;
+            Words words[8];
+            for (int v = 0; v < vectors && type != INT4_WIDE; v++) {
+                const char *from = blocks + v * LANES / PANEL * size +
+                                   ((k - start) / 8 * PANEL + lane + v * LANES % PANEL) * 4;
+                words[v] = *(const Words *)(const void *)from;
+                if (rows > 1 && rows < TILE_ROWS) /* as in sum_chunks */
+                    __builtin_prefetch(from + PREFETCH);
+            }
+            if (k + 8 <= end)
+                KIND(add_numbers)(sums, x + k, x_stride, rows, words, at, zero, type, vectors, 8);
+            else
+                KIND(add_numbers)(sums, x + k, x_stride, rows, words, at, zero, type, vectors,
+                                  end - k);
+        }
+        for (int v = 0; v < vectors; v++) {
+            Vector scale = KIND(scales)(blocks + v * LANES / PANEL * size + number_bytes(group),
+                                        lane + v * LANES % PANEL, m->scale_type);
+            for (int r = 0; r < rows; r++)
+                total[r][v] = KIND(fused)(sums[r][v], scale, total[r][v]);
+        }
+    }
+}
+
+/* Compute `rows` by `vectors` * LANES outputs of some panels, from output `at` on. w: the weights, or
+ * those of INT4_WIDE; blocks: the panels of INT4 types, see sum_groups. */
+INLINE void KIND(tile)(float *y, int64_t y_stride, const float *x, int64_t x_stride, int rows,
+                       const void *w, int type, const Matrix *m, const char *blocks, int64_t at,
+                       int vectors, const float *scale, const float *bias, int add)
+{
+    int64_t size = m->into * PANEL;
+    Vector total[12][8];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++)
+            total[r][v] = (Vector){0};
+    if (type >= INT4)
+        KIND(sum_groups)(total, x, x_stride, rows, w, type, m, blocks + at / PANEL * panel_bytes(m),
+                         at % PANEL, vectors);
+    else
+        KIND(sum_chunks)(total, x, x_stride, rows,
+                         (const char *)w + (at / PANEL * size + at % PANEL) * bytes_of(type), type,
+                         size, m->into, vectors);
+    y += at;
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) {
             Vector factor = (Vector){0} + 1.0f, more = {0};
             if (scale != 0)
-                factor = READ(scale + v * LANES);
+                factor = READ(scale + at + v * LANES);
             if (bias != 0)
-                more = READ(bias + v * LANES);
+                more = READ(bias + at + v * LANES);
             Vector result = KIND(fused)(total[r][v], factor, more);
             if (add)
                 result += READ(y + r * y_stride + v * LANES);
@@ -124,15 +248,16 @@ INLINE void KIND(tile)(float *y, int64_t y_stride, const float *x, int64_t x_str
 /* Multiply rows by a few panels. Tiles of few rows are wider, so that there are sums enough to overlap
  * and each weight is read and widened once. */
 INLINE void KIND(rows_by_panels)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
-                                 int64_t rows, const void *w, int type, int64_t into,
-                                 int64_t panels, const float *scale, const float *bias, int add)
+                                 int64_t rows, const void *w, int type, const Matrix *m,
+                                 const char *blocks, int64_t panels, const float *scale,
+                                 const float *bias, int add)
 {
-    int64_t size = into * PANEL, width = bytes_of(type), outs = panels * PANEL;
+    int64_t outs = panels * PANEL;
+    /* Of one row: INT4 numbers take registers, too, of which other processors have 16. */
+    enum { ALONE = LANES == 16 ? 8 : 4 };
 #define TILES(count, vectors)                                                                    \
     for (int64_t at = 0; at < outs; at += (vectors) * LANES)                                     \
-    KIND(tile)(y + at, y_stride, x, x_stride, count,                                             \
-               (const char *)w + (at / PANEL * size + at % PANEL) * width, type, size, into,     \
-               vectors, scale == 0 ? 0 : scale + at, bias == 0 ? 0 : bias + at, add)
+    KIND(tile)(y, y_stride, x, x_stride, count, w, type, m, blocks, at, vectors, scale, bias, add)
 /* The widest of three that divides the outputs. */
 #define WIDE_TILES(count, most, fewer, least)                                                    \
     if (outs % ((most) * LANES) == 0)                                                            \
@@ -166,6 +291,8 @@ INLINE void KIND(rows_by_panels)(float *y, int64_t y_stride, const float *x, int
             WIDE_TILES(3, 4, 2, 2);
         } else if (now == 2) {
             WIDE_TILES(2, 4, 2, 2);
+        } else if (type >= INT4) {
+            WIDE_TILES(1, ALONE, 4, 2);
         } else {
             WIDE_TILES(1, 8, 4, 2);
         }
@@ -177,28 +304,50 @@ INLINE void KIND(rows_by_panels)(float *y, int64_t y_stride, const float *x, int
 #undef WIDE_TILES
 }
 
+/* Write the weights of one panel of a type, widened; of INT4 the numbers less the zero points. */
+INLINE void KIND(widen_panel)(float *to, const char *panel, int type, const Matrix *w)
+{
+    if (type < INT4) {
+        for (int64_t i = 0; i < w->into * PANEL; i += LANES)
+            AT(to + i) = KIND(widened)(panel, i, type);
+        return;
+    }
+    for (int64_t start = 0; start < w->into; start += w->group, panel += block_bytes(w))
+        for (int64_t k = start; k < smaller(w->into, start + w->group); k += 8)
+            for (int64_t lane = 0; lane < PANEL; lane += LANES) {
+                Words words =
+                    *(const Words *)(const void *)(panel + ((k - start) / 8 * PANEL + lane) * 4);
+                Vector zero = {0};
+                if (type == INT4_ZEROS)
+                    zero = KIND(zero_points)(panel, lane, w);
+                for (int64_t i = 0; i < smaller(w->into - k, 8); i++)
+                    AT(to + (k + i) * PANEL + lane) = KIND(number)(words, i) - zero;
+            }
+}
+
 /* multiply for weights of one type. */
 INLINE void KIND(multiply_type)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
                                 int64_t rows, const Matrix *w, int type, int64_t first,
                                 int64_t panels, int add, float *scratch)
 {
-    int64_t size = w->into * PANEL;
-    const char *from = (const char *)w->panels + first * size * bytes_of(type);
+    int64_t size = panel_bytes(w);
+    const char *from = (const char *)w->panels + first * size;
     const float *scale = w->scale == 0 ? 0 : w->scale + first * PANEL;
     const float *bias = w->bias == 0 ? 0 : w->bias + first * PANEL;
     if (rows <= FEW_ROWS) {
-        KIND(rows_by_panels)(y, y_stride, x, x_stride, rows, from, type, w->into, panels, scale,
+        KIND(rows_by_panels)(y, y_stride, x, x_stride, rows, from, type, w, from, panels, scale,
                              bias, add);
         return;
     }
     for (int64_t p = 0; p < panels; p++) {
-        const float *wide = (const float *)(from + p * size * bytes_of(type));
+        const char *panel = from + p * size;
+        const float *wide = (const float *)(const void *)panel;
         if (type != FLOAT32) {
-            for (int64_t i = 0; i < size; i += LANES)
-                AT(scratch + i) = KIND(widened)(from + p * size * bytes_of(type), i, type);
+            KIND(widen_panel)(scratch, panel, type, w);
             wide = scratch;
         }
-        KIND(rows_by_panels)(y + p * PANEL, y_stride, x, x_stride, rows, wide, FLOAT32, w->into, 1,
+        KIND(rows_by_panels)(y + p * PANEL, y_stride, x, x_stride, rows, wide,
+                             type < INT4 ? FLOAT32 : INT4_WIDE, w, panel, 1,
                              scale == 0 ? 0 : scale + p * PANEL, bias == 0 ? 0 : bias + p * PANEL,
                              add);
     }
@@ -209,13 +358,19 @@ static void KIND(multiply_whole)(float *y, int64_t y_stride, const float *x, int
                                  int64_t rows, const Matrix *w, int64_t first, int64_t panels,
                                  int add, float *scratch)
 {
+#define MULTIPLY(type)                                                                           \
+    KIND(multiply_type)(y, y_stride, x, x_stride, rows, w, type, first, panels, add, scratch)
     if (w->type == FLOAT32)
-        KIND(multiply_type)(y, y_stride, x, x_stride, rows, w, FLOAT32, first, panels, add, scratch);
+        MULTIPLY(FLOAT32);
     else if (w->type == BFLOAT16)
-        KIND(multiply_type)(y, y_stride, x, x_stride, rows, w, BFLOAT16, first, panels, add,
-                            scratch);
+        MULTIPLY(BFLOAT16);
+    else if (w->type == INT8)
+        MULTIPLY(INT8);
+    else if (w->zero_points)
+        MULTIPLY(INT4_ZEROS);
     else
-        KIND(multiply_type)(y, y_stride, x, x_stride, rows, w, INT8, first, panels, add, scratch);
+        MULTIPLY(INT4);
+#undef MULTIPLY
 }
 
 static void KIND(multiply)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
@@ -228,9 +383,10 @@ static void KIND(multiply)(float *y, int64_t y_stride, const float *x, int64_t x
     if (whole == panels)
         return;
     /* The last panel is longer than what is left of y, of scale and of bias. */
-    Matrix last = {.panels = (const char *)w->panels +
-                             (first + whole) * w->into * PANEL * bytes_of(w->type),
-                   .into = w->into, .out = PANEL, .type = w->type};
+    Matrix last = *w;
+    last.panels = (const char *)w->panels + (first + whole) * panel_bytes(w);
+    last.out = PANEL;
+    last.scale = last.bias = 0;
     float some[FEW_ROWS * PANEL];
     outs -= whole * PANEL;
     y += whole * PANEL;
@@ -682,11 +838,75 @@ static void KIND(places)(int32_t *places, const float *logits, const int32_t *id
     }
 }
 
+/* ---- rounding ---- */
+
+/* The nearest of the numbers -8 to 7; halves go to the even one. */
+INLINE Vector KIND(nearest)(Vector x)
+{
+    const Vector low = (Vector){0} - 8.0f, high = (Vector){0} + 7.0f;
+#if LANES == 16
+    x = (Vector)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return (Vector)_mm512_max_ps(_mm512_min_ps((__m512)x, (__m512)high), (__m512)low);
+#elif LANES == 8
+    x = (Vector)_mm256_round_ps((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return (Vector)_mm256_max_ps(_mm256_min_ps((__m256)x, (__m256)high), (__m256)low);
+#else
+    for (int i = 0; i < LANES; i++)
+        x[i] = rintf(x[i]);
+    return KIND(pick)(x < low, low, KIND(pick)(x > high, high, x));
+#endif
+}
+
+/* See cpu.packing.quantise_groups, whose result has the same bits: the sums are exact, because a
+ * weight whose number is not 0 is at least a 32nd of the largest. */
+static void KIND(quantise)(void *block, const float *w, int64_t group)
+{
+    uint32_t *numbers = block;
+    uint16_t *scales = (uint16_t *)((char *)block + number_bytes(group));
+    for (int64_t o = 0; o < PANEL; o += LANES) {
+        Vector most = READ(w + o), least = most, best = {0}, scale = {0};
+        for (int64_t k = 1; k < group; k++) {
+            Vector x = READ(w + k * PANEL + o);
+            most = KIND(pick)(x > most, x, most);
+            least = KIND(pick)(x < least, x, least);
+        }
+        most = KIND(pick)(most > -least, most, least);
+        for (int step = 0; step < QUANTISED_STEPS; step++) {
+            Vector per_step = ((Vector){0} - (7.0f + (float)step * 0.125f)) / most;
+            Vector products = {0}, squares = {0};
+            for (int64_t k = 0; k < group; k++) {
+                Vector x = READ(w + k * PANEL + o), number = KIND(nearest)(x * per_step);
+                products += x * number;
+                squares += number * number;
+            }
+            Vector gain = products * products / squares;
+            scale = KIND(pick)(gain > best, products / squares, scale);
+            best = KIND(pick)(gain > best, gain, best);
+        }
+        Words bits = (Words)scale;
+        bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000; /* to bfloat16 */
+        scale = (Vector)bits;
+        for (int lane = 0; lane < LANES; lane++)
+            scales[o + lane] = (uint16_t)(bits[lane] >> 16);
+        for (int64_t k = 0; k < group; k += 8) {
+            Words packed = {0};
+            for (int64_t i = 0; i < 8; i++) {
+                Vector number = KIND(nearest)(READ(w + (k + i) * PANEL + o) / scale);
+                number = KIND(pick)(scale == 0, (Vector){0}, number);
+                packed |= ((Words)__builtin_convertvector(number, Bits) & 15)
+                          << (uint32_t)(4 * i);
+            }
+            *(Words *)(numbers + k / 8 * PANEL + o) = packed;
+        }
+    }
+}
+
 #define NAME_OF(kind) #kind
 #define NAME(kind) NAME_OF(kind)
 static const Kernels KIND(kernels) = {
     .name = NAME(KIND()),
     .multiply = KIND(multiply),
+    .quantise = KIND(quantise),
     .rms_norm = KIND(rms_norm),
     .layer_norm = KIND(layer_norm),
     .gate = KIND(gate),
@@ -711,6 +931,7 @@ static const Kernels KIND(kernels) = {
 #undef READ
 #undef AT
 #undef Bits
+#undef Words
 #undef Vector
 #undef TILE_ROWS
 #undef LANES

@@ -1,0 +1,134 @@
+"""Products with int4 matrices: of any group, type of scales and zero points, as files have them."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from qwen3_omni_neuron.cpu.native.binding import Library, UnsuitedError
+from qwen3_omni_neuron.cpu.native.linear import NativeLinear
+from qwen3_omni_neuron.cpu.native.matrix import quantise_in_c
+from qwen3_omni_neuron.cpu.packing import Groups, pack_groups, quantise_groups, unpack_groups
+from testing.native_library import KINDS, needs_c
+from testing.native_modules import assert_equal
+
+pytestmark = needs_c
+FORMATS = [
+    Groups(size, scale, zero_points)
+    for size, scale, zero_points in itertools.product(
+        (32, 64, 128), (torch.float32, torch.bfloat16, torch.float16), (False, True)
+    )
+]
+
+
+def name_of(groups: Groups) -> str:
+    zeros = " with zero points" if groups.zero_points else ""
+    return f"{groups.size} of {groups.scale}{zeros}"
+
+
+EVERY_FORMAT = pytest.mark.parametrize("groups", FORMATS, ids=name_of)
+
+
+def int4_linear(out: int, into: int, groups: Groups, seed: int = 0) -> tuple[nn.Linear, nn.Linear]:
+    """A layer for the C with every number from -8 to 7, and one for torch with the same weights."""
+    generator = torch.Generator().manual_seed(seed)
+    count = -(-into // groups.size)
+    numbers = torch.randint(-8, 8, (out, into), generator=generator, dtype=torch.int8)
+    scale = (torch.randn(out, count, generator=generator) * 0.01).to(groups.scale)
+    assert (scale < 0).any() or scale.numel() < 9
+    zero_points = None
+    if groups.zero_points:
+        zero_points = torch.randint(-8, 9, (out, count), generator=generator, dtype=torch.int8)
+    wide = numbers.double()
+    if zero_points is not None:
+        wide -= zero_points.repeat_interleave(groups.size, 1)[:, :into]
+    wide *= scale.double().repeat_interleave(groups.size, 1)[:, :into]
+    packed, widened = nn.Linear(into, out), nn.Linear(into, out).double()
+    packed.bias.data = torch.randn(out, generator=generator)
+    widened.weight.data, widened.bias.data = wide, packed.bias.double()
+    blocks = pack_groups(numbers, scale, groups, zero_points)
+    assert torch.equal(unpack_groups(blocks, out, into, groups).double(), wide.float().double())
+    packed.weight = nn.Parameter(blocks, requires_grad=False)
+    packed.weight_groups = groups
+    return packed, widened
+
+
+@torch.no_grad()
+@EVERY_FORMAT
+@pytest.mark.parametrize("out", [1, 33, 160])
+@pytest.mark.parametrize("into", [256, 301])
+def test_products_of_all_kinds_are_torchs_over_the_weights(
+    library: Library, use_kind: Callable[[str], None], groups: Groups, out: int, into: int
+) -> None:
+    """With fused multiplications the same bits on all of them."""
+    packed, widened = int4_linear(out, into, groups)
+    for rows in (1, 3, 5, 12, 13, 40):
+        x, results = torch.randn(rows, into), {}
+        for kind in reversed(KINDS):
+            use_kind(kind)
+            results[kind] = NativeLinear(packed, library, 1)(x)
+            expected = widened(x.double()).float()
+            torch.testing.assert_close(results[kind], expected, atol=1e-5, rtol=1e-5)
+        assert_equal(results["_avx2"], results["_avx512"])
+
+
+@torch.no_grad()
+@EVERY_FORMAT
+@pytest.mark.parametrize("out", [31, 64, 500])
+def test_a_row_has_the_same_bits_whatever_the_rows_and_threads(
+    library: Library, groups: Groups, out: int
+) -> None:
+    packed, _ = int4_linear(out, 301, groups)
+    x = torch.randn(100, 301)
+    expected = NativeLinear(packed, library, 1)(x)
+    for threads, rows in itertools.product((1, 4), (1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 100)):
+        got = NativeLinear(packed, library, threads)(x[-rows:])
+        assert_equal(got, expected[-rows:])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [5, 20])
+def test_nan_stays_in_its_row(library: Library, rows: int) -> None:
+    """Inputs are not read beyond their number, which is no multiple of 8."""
+    packed, _ = int4_linear(40, 37, Groups())
+    x = torch.randn(rows, 37)
+    expected = NativeLinear(packed, library, 1)(x)
+    x[2] = float("nan")
+    got = NativeLinear(packed, library, 1)(x)
+    assert got[2].isnan().all()
+    others = [row for row in range(rows) if row != 2]
+    assert_equal(got[others], expected[others])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [32, 64, 128])
+def test_rounding_in_c_gives_the_bytes_of_rounding_in_torch(
+    library: Library, use_kind: Callable[[str], None], kind: str, size: int
+) -> None:
+    """Also of zeros alone, of the smallest and largest weights, and of ties."""
+    use_kind(kind)
+    generator = torch.Generator().manual_seed(size)
+    matrix = torch.randn(2, 45, 300, generator=generator)
+    matrix[0, 3], matrix[0, 5, :size] = 0, 1
+    matrix[1, 0] *= 1e-30
+    matrix[1, 1] *= 1e15
+    matrix[1, 2] = torch.randint(-4, 5, (300,), generator=generator)
+    matrix[1, 3, 1] = 1e4
+    stack, groups = matrix.bfloat16(), Groups(size)
+    expected = pack_groups(*quantise_groups(stack, groups), groups)
+    assert torch.equal(quantise_in_c(stack, library, groups), expected)
+
+
+def test_packed_weights_of_another_size_are_refused(library: Library) -> None:
+    packed, _ = int4_linear(40, 96, Groups())
+    blocks: Tensor = packed.weight.data
+    for wrong in (blocks[..., :-1], blocks[:, :-1], blocks[:1]):
+        packed.weight.data = wrong.contiguous()
+        with pytest.raises(UnsuitedError, match=r"uint8 \[2, 3, 576\]"):
+            NativeLinear(packed, library, 1)
+    packed.weight.data = blocks
+    del packed.weight_groups
+    with pytest.raises(UnsuitedError, match=r"no weights of torch\.uint8"):
+        NativeLinear(packed, library, 1)
