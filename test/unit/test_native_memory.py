@@ -12,6 +12,7 @@ from qwen3_omni_neuron.cpu.native.audio_convolutions import NativeAudioConvoluti
 from qwen3_omni_neuron.cpu.native.binding import Library
 from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav
 from qwen3_omni_neuron.cpu.native.draws import NativeDraws
+from qwen3_omni_neuron.cpu.native.encoder_layers import NativeEncoderLayer
 from qwen3_omni_neuron.cpu.native.linear import NativeLinear
 from qwen3_omni_neuron.cpu.native.matrix import pack_in_c
 from qwen3_omni_neuron.engines.sampling import (
@@ -59,7 +60,7 @@ def allocated_bytes() -> int:
 
 CALLS = [
     "decode_step", "draw_rows", "prefill", "predict_frame", "multiply_rows", "pack_matrices",
-    "run_code2wav", "convolve_audio",
+    "run_code2wav", "convolve_audio", "encoder_layer",
 ]  # fmt: skip
 
 
@@ -78,6 +79,9 @@ def every_call(config: OmniConfig, library: Library) -> dict[str, Callable[[], o
     _, state = vocoder.start(codes)
     audio = config.thinker.audio
     convolve = NativeAudioConvolutions(AudioEncoder(audio), library, 4)
+    ear, _ = packed_and_widened(AudioEncoder(audio), "audio_encoder", "mixed")
+    encode = NativeEncoderLayer(ear.layers[0], library, 4)
+    heard = torch.randn(2, 30, audio.hidden_size)
     chunks = torch.randn(2, audio.mel_bins, audio.chunk_mel_frames)
     sampler = Sampler(SamplingParams(True), 3000, RequestRandom(0).talker)
     draws, tokens_logits = NativeDraws(library), torch.randn(1, 3000)
@@ -90,6 +94,7 @@ def every_call(config: OmniConfig, library: Library) -> dict[str, Callable[[], o
         "pack_matrices": lambda: pack_in_c(hidden, library),
         "run_code2wav": lambda: (vocoder.start(codes), vocoder.step(codes, state)),
         "convolve_audio": lambda: convolve(chunks, audio.chunk_mel_frames),
+        "encoder_layer": lambda: encode(heard, torch.ones(2, 1, 1, 30, dtype=torch.bool)),
     }
 
 

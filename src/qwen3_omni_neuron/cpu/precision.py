@@ -1,7 +1,7 @@
 """The dtypes of the CPU: type and memory layout of each weight.
 
     dtype      weights                                            arithmetic  computed by
-    mixed      matrices and tables bfloat16, the others float32   float32     C
+    mixed      bfloat16, but norms and biases float32             float32     C
     float32    float32                                            float32     C
     int8       as mixed; thinker's and talker's matrices int8     float32     C
     bfloat16   bfloat16                                           bfloat16    torch
@@ -24,6 +24,7 @@ from qwen3_omni_neuron.cpu.packing import pack, packed_shape, quantise, unpack
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
 from qwen3_omni_neuron.model.moe import MoeFeedForward
 
+_CONVOLUTIONS = (nn.Conv1d, nn.ConvTranspose1d, nn.Conv2d)
 SCALE = "_scale"
 """Ending of the name of an int8 parameter's scale."""
 
@@ -32,9 +33,9 @@ SCALE = "_scale"
 class Precision:
     """Weight types of one dtype.
 
-    matrices: type of matrices and tables of rows. decoders: type of thinker's and talker's
-    matrices. others: type of norms, biases, convolutions and all arithmetic. packed: whether
-    they are laid out for the C.
+    matrices: type of matrices, convolutions and tables of rows. decoders: type of thinker's and
+    talker's matrices. others: type of norms, biases and all arithmetic. packed: whether they are
+    laid out for the C.
     """
 
     matrices: torch.dtype
@@ -141,8 +142,10 @@ def weight_form(precision: Precision, part: str, module: nn.Module, target: str)
         read_as = precision.matrices
         return WeightForm(read_as, kept_as, shape if precision.packed else None)
     is_table = isinstance(owner, nn.Embedding) or name == "embedding"
-    # The vision encoder's table is interpolated by torch; code2wav packs its matrices by itself.
-    small = (is_table and part != "vision_encoder") or _is_matrix(owner, name)
+    # The vision encoder's table is interpolated by torch. Matrices that are left are code2wav's,
+    # and it packs them and its convolutions by itself, as the audio encoder does its convolutions.
+    is_convolution = isinstance(owner, _CONVOLUTIONS) and name == "weight"
+    small = (is_table and part != "vision_encoder") or _is_matrix(owner, name) or is_convolution
     kept_as = precision.matrices if small else precision.others
     return WeightForm(kept_as, kept_as, None)
 

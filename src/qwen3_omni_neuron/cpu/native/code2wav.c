@@ -17,6 +17,8 @@ enum { TAPS = 7, UP_TAPS = 2 };
 /* Frames of a stream that are computed together: bounds the memory of a long call. */
 enum { FRAMES = 32 };
 enum { ROWS_A_TASK = 4 };
+/* Multiplications of a stream's wave that are too many for one task: a millisecond or more. */
+enum { LONG_WAVE = 1 << 26 };
 
 /* ---- a stream's state ---- */
 
@@ -359,13 +361,13 @@ static void wave_task(void *work, int64_t stream, float *unused)
     run_one_wave(work, NULL, stream);
 }
 
-/* As many streams as threads, or more, have a thread each; the threads share the work of fewer. */
+/* Streams have a thread each where there are enough of them and a stream takes only moments. Else the
+ * threads share the work of one after the other: a helper that is wanted elsewhere leaves soon. */
 static int run_waves(Team *team, Waves *w, int64_t streams)
 {
-    if (streams >= w->c->threads) {
-        int64_t cost = streams * w->inputs * w->c->up.into * w->c->up.out;
-        return run_tasks(team, wave_task, w, streams, cost, 1) && !w->failed;
-    }
+    int64_t cost = wave_cost(&w->c->wave, w->inputs);
+    if (streams >= w->c->threads && cost < LONG_WAVE)
+        return run_tasks(team, wave_task, w, streams, streams * cost, 1) && !w->failed;
     for (int64_t s = 0; s < streams && !w->failed; s++)
         run_one_wave(w, team, s);
     return !w->failed;

@@ -6,6 +6,7 @@ from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
 from qwen3_omni_neuron.cpu.native.audio_convolutions import NativeAudioConvolutions
 from qwen3_omni_neuron.cpu.native.binding import Library
 from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav
+from qwen3_omni_neuron.cpu.native.encoder_layers import use_native_layers
 from qwen3_omni_neuron.cpu.native.linear import use_native_linears
 from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
 from qwen3_omni_neuron.cpu.native.slots import NativeSlots
@@ -34,6 +35,8 @@ def native_engines(models: Models, spec: EngineSpec, library: Library) -> StageE
 def _media_encoders(models: Models, spec: EngineSpec, library: Library) -> MediaEncoders:
     assert models.audio_encoder and models.vision_encoder
     threads = spec.threads.get("thinker", 1)
+    use_native_layers(models.audio_encoder, library, threads)
+    use_native_layers(models.vision_encoder, library, threads)
     for encoder in (models.audio_encoder, models.vision_encoder):
         use_native_linears(encoder, library, threads)
     convolve = NativeAudioConvolutions(models.audio_encoder, library, threads)
