@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
-from qwen3_omni_neuron.cpu.native.audio_convolutions import NativeAudioConvolutions
 from qwen3_omni_neuron.cpu.native.binding import Library
-from qwen3_omni_neuron.cpu.native.encoder_layers import NativeEncoderLayer, use_native_layers
-from qwen3_omni_neuron.cpu.native.linear import use_native_linears
+from qwen3_omni_neuron.cpu.native.encoder_layers import NativeEncoderLayer
+from qwen3_omni_neuron.cpu.native.engines import native_audio, native_vision
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.rotary import Rotation
@@ -103,13 +102,10 @@ def test_encoders_are_torchs_whatever_the_threads(
     ear_packed, ear_wide = packed_and_widened(ear, "audio_encoder", dtype)
     eye_packed, eye_wide = packed_and_widened(eye, "vision_encoder", dtype)
     for threads in (1, 2, 4):
-        audio, vision = copy.deepcopy(ear_packed), copy.deepcopy(eye_packed)
-        for encoder in (audio, vision):
-            use_native_layers(encoder, library, threads)
-            use_native_linears(encoder, library, threads)
-        convolve = NativeAudioConvolutions(audio, library, threads)
-        heard.append(CpuAudio(audio, convolve).encode(clips))
-        seen.append(CpuVision(vision).encode([video]))
+        audio = native_audio(copy.deepcopy(ear_packed), library, threads)
+        vision = native_vision(copy.deepcopy(eye_packed), library, threads)
+        heard.append(audio.encode(clips))
+        seen.append(vision.encode([video]))
     torch.testing.assert_close(heard[0], CpuAudio(ear_wide).encode(clips), **CLOSE)
     torch.testing.assert_close(seen[0], CpuVision(eye_wide).encode([video]), **CLOSE)
     for some in (heard, seen):

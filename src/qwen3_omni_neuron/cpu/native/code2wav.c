@@ -17,8 +17,9 @@ enum { TAPS = 7, UP_TAPS = 2 };
 /* Frames of a stream that are computed together: bounds the memory of a long call. */
 enum { FRAMES = 32 };
 enum { ROWS_A_TASK = 4 };
-/* Multiplications of a stream's wave that are too many for one task: a millisecond or more. */
-enum { LONG_WAVE = 1 << 26 };
+/* Multiplications of a stream's wave that are too many for one task: a millisecond or more. And of a
+ * call's waves that are too few to wake a helper, which other stages want, too. */
+enum { LONG_WAVE = 1 << 26, SHORT_CALL = 1 << 25 };
 
 /* ---- a stream's state ---- */
 
@@ -373,12 +374,18 @@ static int run_waves(Team *team, Waves *w, int64_t streams)
     return !w->failed;
 }
 
-/* Samples that so many frames become. */
-static int64_t samples_of(const Code2Wav *c, int64_t frames, int first)
+/* Inputs of the wave that so many frames become. */
+static int64_t inputs_of(const Code2Wav *c, int64_t frames, int first)
 {
     for (int64_t i = 0; i < c->stages; i++)
         frames *= c->stage[i].ratio;
-    return wave_samples(&c->wave, (frames - (first ? 1 : 0)) * c->wave.block->rate, first);
+    return (frames - (first ? 1 : 0)) * c->wave.block->rate;
+}
+
+/* Samples that so many frames become. */
+static int64_t samples_of(const Code2Wav *c, int64_t frames, int first)
+{
+    return wave_samples(&c->wave, inputs_of(c, frames, first), first);
 }
 
 int run_code2wav(const Code2Wav *c, int64_t streams, const int64_t *codes, int64_t frames,
@@ -399,7 +406,8 @@ int run_code2wav(const Code2Wav *c, int64_t streams, const int64_t *codes, int64
         else
             memcpy(new_state + s * size + kv, state + s * size + kv, bytes);
     }
-    Team *team = open_team(c->threads);
+    int64_t cost = streams * wave_cost(&c->wave, inputs_of(c, frames, 0));
+    Team *team = open_team(cost < SHORT_CALL ? 1 : c->threads);
     int done = 1;
     for (int64_t at = 0; at < frames && done; at += most) {
         Embedding e = {c, &front, codes + at, smaller(most, frames - at), frames};
