@@ -51,6 +51,7 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint, resolve_checkpoint
 from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.compilation.target import EngineSpec
+from qwen3_omni_neuron.cpu.build import usable_cores
 from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, library_for
 from qwen3_omni_neuron.cpu.target import CPU
@@ -135,12 +136,15 @@ def encoder_rows(folder: Path, config: OmniConfig, options: argparse.Namespace) 
     kind = int(PRECISIONS[plan.dtype].packed and library is None)
     encoder = packed_and_widened(models.audio_encoder, "audio_encoder", plan.dtype)[kind]
     eye = packed_and_widened(models.vision_encoder, "vision_encoder", plan.dtype)[kind]
-    if library is not None:
-        from qwen3_omni_neuron.cpu.native.linear import use_native_linears
+    c = config.thinker
+    if library is None:
+        audio, vision = CpuAudio(encoder), CpuVision(eye)
+    else:
+        from qwen3_omni_neuron.cpu.native.engines import native_audio, native_vision
 
-        use_native_linears(encoder, library, threads)
-        use_native_linears(eye, library, threads)
-    audio, vision, c = CpuAudio(encoder), CpuVision(eye), config.thinker
+        library.grow_pool(min(threads, usable_cores()))
+        audio = native_audio(encoder, library, threads)
+        vision = native_vision(eye, library, threads)
     with torch.inference_mode():
         for seconds in options.audio_seconds:
             mel = [torch.rand(c.audio.mel_bins, 100 * seconds)]

@@ -135,14 +135,14 @@ def load_engines(
 def stage_threads(total: int, stages: Sequence[str], placement: str) -> dict[str, int]:
     """Return how many CPU threads each stage may use at a time.
 
-    In one process they share a pool, from which a stage takes idle threads: thinker and talker up
-    to all, the vocoder up to half. Processes have a pool each, so the threads are divided: two
-    parts each for thinker and talker, one for the vocoder.
+    In one process they share a pool, from which a stage takes idle threads, up to all: a stage that
+    begins a call gets its share of them. Processes have a pool each, so the threads are divided:
+    two parts each for thinker and talker, one for the vocoder.
     """
+    if placement == "shared":
+        return dict.fromkeys(stages, total)
     parts = {stage: 1 if stage == "vocoder" else 2 for stage in stages}
-    if placement == "split":
-        return {s: max(1, total * part // sum(parts.values())) for s, part in parts.items()}
-    return {stage: (total * part + 1) // 2 for stage, part in parts.items()}
+    return {s: max(1, total * part // sum(parts.values())) for s, part in parts.items()}
 
 
 def set_environment(variables: Mapping[str, str]) -> None:

@@ -284,6 +284,12 @@ static void check_functions(void)
         for (int64_t i = 0; i < width; i++)
             close_to("gelu", i, y[i], x[i] / 2.0 * (1 + erf(x[i] / sqrt(2))),
                      4e-7 * fabs(x[i]) + 1e-7);
+        kernels->gelu_tanh(y, x, width);
+        for (int64_t i = 0; i < width; i++) {
+            double inner = sqrt(2 / acos(-1)) * (x[i] + 0.044715 * x[i] * x[i] * x[i]);
+            close_to("gelu_tanh", i, y[i], x[i] / 2.0 * (1 + tanh(inner)),
+                     1e-6 * fabs(x[i]) + 1e-7);
+        }
         kernels->gate(y, x, up, width, 0.5f);
         for (int64_t i = 0; i < width; i++) {
             double expected = x[i] / (1 + exp(-(double)x[i])) * up[i] * 0.5;

@@ -24,6 +24,7 @@ from bench import (
     ttfb_rtf,
     vs_transformers,
 )
+from bench import threads as bench_threads
 from bench.common.command_line import InputError
 from bench.common.manifests import SHIPPED, read_conversations
 from bench.common.memory import live_tensor_bytes
@@ -312,6 +313,23 @@ def test_every_stage_is_timed_in_every_size(tmp_path: Path, model: list[str]) ->
     for row in rows:
         assert 0 < row["min_s"] <= row["median_s"] <= row["max_s"]
         assert row["repeats"] == 1
+
+
+@needs_library
+def test_parts_are_compared_with_the_machine(tmp_path: Path, checkpoint: Path) -> None:
+    sizes = ["--frames", "1,2", "--audio-seconds", "1,9", "--pictures", "4", "--threads", "1,2"]
+    small = ["--array-mb", "1", "--product-size", "64", "--repeats", "1"]
+    found = run(bench_threads, ["--model", str(checkpoint), *sizes, *small], tmp_path)
+    cases = [(row["part"], row["size"], row["threads"]) for row in found.rows]
+    parts = [("code2wav", 1), ("code2wav", 2), ("audio encoder", 1), ("audio encoder", 9)]
+    parts += [("vision encoder", 16)]
+    assert cases == [(*part, threads) for part in parts for threads in (1, 2)]
+    for row in found.rows:
+        assert row["ratio"] <= row["product_ratio"] > 0
+        assert row["ratio"] == row["min_s"] / row["limit_s"]
+    first, second = found.rows[0]["multiply_adds"], found.rows[2]["multiply_adds"]
+    assert first < second < 2.5 * first, "a frame more costs what a frame costs, but its attention"
+    assert len(found.summary) == len(parts)
 
 
 def test_stages_are_compared_with_the_machine(tmp_path: Path, checkpoint: Path) -> None:

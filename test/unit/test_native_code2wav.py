@@ -1,5 +1,6 @@
 """Code2wav in C against the module, and against itself in other pieces."""
 
+import copy
 import dataclasses
 from collections.abc import Iterator
 from ctypes import CDLL, c_char_p, c_void_p
@@ -159,14 +160,19 @@ def test_snakes_of_large_angles_are_as_exact_as_the_modules(
     assert float((got - exact).abs().mean()) < 3 * float((theirs - exact).abs().mean()) + 1e-6
 
 
+@pytest.mark.parametrize("kind", KINDS, indirect=True)
+@pytest.mark.parametrize("size", SIZES)
 def test_bfloat16_weights_give_what_they_give_in_float32(
-    config: OmniConfig, library: Library
+    config: OmniConfig, library: Library, size: str, kind: str
 ) -> None:
-    """They are widened; a layer's scale times a bias is the only product of two weights."""
-    code2wav, codes = code2wav_of(config).bfloat16(), random_codes(9, 2)
-    native = NativeCode2Wav(code2wav, library)
-    wide = NativeCode2Wav(code2wav.float(), library)
-    assert torch.equal(native.start(codes)[0], wide.start(codes)[0])
+    """By any number of threads. They are widened; a layer's scale times a bias is the only product
+    of two weights."""
+    code2wav, codes = code2wav_of(config, size).bfloat16(), random_codes(9, 2)
+    expected = NativeCode2Wav(copy.deepcopy(code2wav).float(), library).start(codes)[0]
+    for threads in (1, 2, 4):
+        native = NativeCode2Wav(code2wav, library, threads)
+        assert torch.equal(native.start(codes)[0], expected)
+        assert torch.equal(stream(native, codes, [1, 5, 3])[0], expected)
 
 
 def test_keys_before_a_stream_are_not_seen(config: OmniConfig, library: Library) -> None:

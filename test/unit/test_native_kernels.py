@@ -124,7 +124,23 @@ def test_gelu_and_layer_norm_are_torchs(
     kernel(exported, "gelu", Pointer, Pointer, Number)(y.data_ptr(), x.data_ptr(), len(x))
     exact = nn.functional.gelu(x.double())
     torch.testing.assert_close(y.double(), exact, atol=1e-6, rtol=1e-6)
+    kernel(exported, "gelu_tanh", Pointer, Pointer, Number)(y.data_ptr(), x.data_ptr(), len(x))
+    exact = nn.functional.gelu(x.double(), approximate="tanh")
+    torch.testing.assert_close(y.double(), exact, atol=1e-6, rtol=1e-6)
     norm = kernel(exported, "layer_norm", *[Pointer] * 4, Number, ctypes.c_float)
     norm(*(t.data_ptr() for t in (y, x, weight, bias)), len(x), 1e-5)
     expected = nn.functional.layer_norm(x, (len(x),), weight, bias, 1e-5)
     torch.testing.assert_close(y, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [1, 15, 16, 333])
+def test_bfloat16_numbers_are_widened(
+    exported: CDLL, use_kind: Callable[[str], None], kind: str, count: int
+) -> None:
+    """And nothing after them is written."""
+    use_kind(kind)
+    x, y = torch.randn(count).bfloat16(), torch.full((count + 16,), 7.0)
+    kernel(exported, "widen", Pointer, Pointer, Number)(y.data_ptr(), x.data_ptr(), count)
+    assert torch.equal(y[:count], x.float())
+    assert (y[count:] == 7).all()

@@ -11,6 +11,7 @@ from torch import nn
 from qwen3_omni_neuron.cpu.native.audio_convolutions import NativeAudioConvolutions
 from qwen3_omni_neuron.cpu.native.binding import Library
 from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav
+from qwen3_omni_neuron.cpu.native.encoder_layers import NativeEncoderLayer
 from qwen3_omni_neuron.cpu.native.linear import NativeLinear
 from qwen3_omni_neuron.cpu.native.matrix import pack_in_c, quantise_in_c
 from qwen3_omni_neuron.cpu.native.sampler import NativeSampler
@@ -60,7 +61,7 @@ def allocated_bytes() -> int:
 
 CALLS = [
     "decode_step", "draw_rows", "prefill", "predict_frame", "multiply_rows", "pack_matrices",
-    "quantise_matrices", "run_code2wav", "convolve_audio",
+    "quantise_matrices", "run_code2wav", "convolve_audio", "encoder_layer",
 ]  # fmt: skip
 
 
@@ -79,6 +80,9 @@ def every_call(config: OmniConfig, library: Library) -> dict[str, Callable[[], o
     _, state = vocoder.start(codes)
     audio = config.thinker.audio
     convolve = NativeAudioConvolutions(AudioEncoder(audio), library, 4)
+    ear, _ = packed_and_widened(AudioEncoder(audio), "audio_encoder", "mixed")
+    encode = NativeEncoderLayer(ear.layers[0], library, 4)
+    heard = torch.randn(2, 30, audio.hidden_size)
     chunks = torch.randn(2, audio.mel_bins, audio.chunk_mel_frames)
     sampler = Sampler(SamplingParams(True), 3000, RequestRandom(0).talker)
     sample, tokens_logits = NativeSampler(library), torch.randn(1, 3000)
@@ -92,6 +96,7 @@ def every_call(config: OmniConfig, library: Library) -> dict[str, Callable[[], o
         "quantise_matrices": lambda: quantise_in_c(hidden.bfloat16(), library, Groups()),
         "run_code2wav": lambda: (vocoder.start(codes), vocoder.step(codes, state)),
         "convolve_audio": lambda: convolve(chunks, audio.chunk_mel_frames),
+        "encoder_layer": lambda: encode(heard, torch.ones(2, 1, 1, 30, dtype=torch.bool)),
     }
 
 

@@ -34,6 +34,7 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from testing.subprocesses import run_python
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 100), st.integers(1, 70))
+CONVOLUTIONS = torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.ConvTranspose1d
 ALL = ["thinker", "talker", "vocoder"]
 
 
@@ -192,14 +193,19 @@ def test_packing_widens_what_is_read_as_bfloat16(config: OmniConfig) -> None:
         assert tuple(map(form.read, stored)) == expected, f"{name} in {dtype}"
 
 
-def test_encoders_and_code2wav_keep_their_convolutions_in_float32(config: OmniConfig) -> None:
+def test_encoders_and_code2wav_keep_matrices_and_convolutions_in_bfloat16(
+    config: OmniConfig,
+) -> None:
     _, parts = lay_out(config)
     for part in ("audio_encoder", "vision_encoder", "code2wav"):
         module = parts[part].module
         for name, parameter in module.named_parameters():
             form = weight_form(PRECISIONS["int8"], part, module, name)
-            is_linear = isinstance(module.get_submodule(name.rpartition(".")[0]), torch.nn.Linear)
-            if parameter.ndim != 2:
+            owner = module.get_submodule(name.rpartition(".")[0])
+            is_linear = isinstance(owner, torch.nn.Linear)
+            if isinstance(owner, CONVOLUTIONS) and name.endswith("weight"):
+                assert (form.kept_as, form.matrix) == (torch.bfloat16, None), f"{part}.{name}"
+            elif parameter.ndim != 2:
                 assert (form.kept_as, form.matrix) == (torch.float32, None), f"{part}.{name}"
             elif is_linear:
                 assert form.kept_as == torch.bfloat16, f"{part}.{name}"
@@ -266,9 +272,9 @@ def test_text_rows_are_projected_once_when_they_are_asked_for() -> None:
     ("total", "stages", "placement", "shares"),
     [
         (1, ALL, "shared", (1, 1, 1)),
-        (2, ALL, "shared", (2, 2, 1)),
-        (5, ALL, "shared", (5, 5, 3)),
-        (32, ALL, "shared", (32, 32, 16)),
+        (2, ALL, "shared", (2, 2, 2)),
+        (5, ALL, "shared", (5, 5, 5)),
+        (32, ALL, "shared", (32, 32, 32)),
         (8, ["thinker"], "shared", (8,)),
         (1, ALL, "split", (1, 1, 1)),
         (5, ALL, "split", (2, 2, 1)),
@@ -279,7 +285,7 @@ def test_text_rows_are_projected_once_when_they_are_asked_for() -> None:
 def test_shares_of_the_threads(
     total: int, stages: list[str], placement: str, shares: tuple[int, ...]
 ) -> None:
-    """One pool for a process: thinker and talker may have all of it. Processes share the cores."""
+    """One pool for a process: each stage may have all of it. Processes share the cores."""
     given_out = stage_threads(total, stages, placement)
     assert given_out == dict(zip(stages, shares, strict=True))
     assert placement == "shared" or sum(given_out.values()) <= max(total, len(stages))

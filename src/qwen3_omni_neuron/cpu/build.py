@@ -1,5 +1,6 @@
 """Builds engines on the CPU from a checkpoint or a compiled tree, for all stages or some."""
 
+import os
 from collections.abc import Sequence
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
@@ -23,8 +24,15 @@ def build_engines(spec: EngineSpec, stages: Sequence[str] = STAGES) -> StageEngi
         return eager_engines(_models(spec, stages, packed=False), spec)
     from qwen3_omni_neuron.cpu.native.engines import native_engines
 
-    library.grow_pool(max(spec.threads.values(), default=1))
+    library.grow_pool(min(max(spec.threads.values(), default=1), usable_cores()))
     return native_engines(_models(spec, stages, packed=True), spec, library)
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on: more threads wait for each other."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _models(spec: EngineSpec, stages: Sequence[str], packed: bool) -> Models:

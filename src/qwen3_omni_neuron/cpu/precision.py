@@ -1,7 +1,7 @@
 """The dtypes of the CPU: type and memory layout of each weight.
 
     dtype      weights                                            arithmetic  computed by
-    mixed      matrices and tables bfloat16, the others float32   float32     C
+    mixed      bfloat16, but norms and biases float32             float32     C
     float32    float32                                            float32     C
     int8       as mixed; the decoders' matrices int8              float32     C
     int4       as int8; thinker's attention and experts int4      float32     C
@@ -35,6 +35,7 @@ from qwen3_omni_neuron.cpu.packing import (
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
 from qwen3_omni_neuron.model.moe import MoeFeedForward
 
+_CONVOLUTIONS = (nn.Conv1d, nn.ConvTranspose1d, nn.Conv2d)
 SCALE = "_scale"
 """Ending of the name of an int8 parameter's scale."""
 GROUPS = "_groups"
@@ -45,10 +46,10 @@ GROUPS = "_groups"
 class Precision:
     """Weight types of one dtype.
 
-    matrices: type of matrices and tables of rows. decoders: type of the matrices of thinker,
-    talker and code predictor. others: type of norms, biases, convolutions and all arithmetic.
-    packed: whether they are laid out for the C. groups: format of the matrices in the thinker's
-    layers, None where they are as the other matrices of decoders.
+    matrices: type of matrices, convolutions and tables of rows. decoders: type of the matrices of
+    thinker, talker and code predictor. others: type of norms, biases and all arithmetic. packed:
+    whether they are laid out for the C. groups: format of the matrices in the thinker's layers,
+    None where they are as the other matrices of decoders.
     """
 
     matrices: torch.dtype
@@ -182,8 +183,10 @@ def weight_form(precision: Precision, part: str, module: nn.Module, target: str)
         read_as = precision.matrices
         return WeightForm(read_as, kept_as, shape if precision.packed else None)
     is_table = isinstance(owner, nn.Embedding) or name == "embedding"
-    # The vision encoder's table is interpolated by torch; code2wav packs its matrices by itself.
-    small = (is_table and part != "vision_encoder") or _is_matrix(owner, name)
+    # The vision encoder's table is interpolated by torch. Matrices that are left are code2wav's,
+    # and it packs them and its convolutions by itself, as the audio encoder does its convolutions.
+    is_convolution = isinstance(owner, _CONVOLUTIONS) and name == "weight"
+    small = (is_table and part != "vision_encoder") or _is_matrix(owner, name) or is_convolution
     kept_as = precision.matrices if small else precision.others
     return WeightForm(kept_as, kept_as, None)
 

@@ -17,6 +17,9 @@ enum { TAPS = 7, UP_TAPS = 2 };
 /* Frames of a stream that are computed together: bounds the memory of a long call. */
 enum { FRAMES = 32 };
 enum { ROWS_A_TASK = 4 };
+/* Multiplications of a stream's wave that are too many for one task: a millisecond or more. And of a
+ * call's waves that are too few to wake a helper, which other stages want, too. */
+enum { LONG_WAVE = 1 << 26, SHORT_CALL = 1 << 25 };
 
 /* ---- a stream's state ---- */
 
@@ -359,24 +362,30 @@ static void wave_task(void *work, int64_t stream, float *unused)
     run_one_wave(work, NULL, stream);
 }
 
-/* As many streams as threads, or more, have a thread each; the threads share the work of fewer. */
+/* Streams have a thread each where there are enough of them and a stream takes only moments. Else the
+ * threads share the work of one after the other: a helper that is wanted elsewhere leaves soon. */
 static int run_waves(Team *team, Waves *w, int64_t streams)
 {
-    if (streams >= w->c->threads) {
-        int64_t cost = streams * w->inputs * w->c->up.into * w->c->up.out;
-        return run_tasks(team, wave_task, w, streams, cost, 1) && !w->failed;
-    }
+    int64_t cost = wave_cost(&w->c->wave, w->inputs);
+    if (streams >= w->c->threads && cost < LONG_WAVE)
+        return run_tasks(team, wave_task, w, streams, streams * cost, 1) && !w->failed;
     for (int64_t s = 0; s < streams && !w->failed; s++)
         run_one_wave(w, team, s);
     return !w->failed;
 }
 
-/* Samples that so many frames become. */
-static int64_t samples_of(const Code2Wav *c, int64_t frames, int first)
+/* Inputs of the wave that so many frames become. */
+static int64_t inputs_of(const Code2Wav *c, int64_t frames, int first)
 {
     for (int64_t i = 0; i < c->stages; i++)
         frames *= c->stage[i].ratio;
-    return wave_samples(&c->wave, (frames - (first ? 1 : 0)) * c->wave.block->rate, first);
+    return (frames - (first ? 1 : 0)) * c->wave.block->rate;
+}
+
+/* Samples that so many frames become. */
+static int64_t samples_of(const Code2Wav *c, int64_t frames, int first)
+{
+    return wave_samples(&c->wave, inputs_of(c, frames, first), first);
 }
 
 int run_code2wav(const Code2Wav *c, int64_t streams, const int64_t *codes, int64_t frames,
@@ -397,7 +406,8 @@ int run_code2wav(const Code2Wav *c, int64_t streams, const int64_t *codes, int64
         else
             memcpy(new_state + s * size + kv, state + s * size + kv, bytes);
     }
-    Team *team = open_team(c->threads);
+    int64_t cost = streams * wave_cost(&c->wave, inputs_of(c, frames, 0));
+    Team *team = open_team(cost < SHORT_CALL ? 1 : c->threads);
     int done = 1;
     for (int64_t at = 0; at < frames && done; at += most) {
         Embedding e = {c, &front, codes + at, smaller(most, frames - at), frames};

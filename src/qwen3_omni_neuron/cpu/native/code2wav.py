@@ -192,13 +192,11 @@ class _Packing:
     def _wave(self, model: Code2Wav) -> Fields:
         blocks = [self._block(block, first=i == 0) for i, block in enumerate(model.blocks)]
         channels = blocks[-1]["out"]
-        assert model.conv_out.bias is not None
         return {
             "blocks": len(blocks),
             "block": self._weights.array("Block", blocks),
             "act": self._snake(model.act_out, channels),
-            "conv": self._conv(model.conv_out.weight),
-            "bias": self._vector(model.conv_out.bias, 1),
+            "conv": self._filter(model.conv_out.weight, model.conv_out.bias),
         }
 
     def _block(self, block: Any, first: bool) -> Fields:
@@ -216,8 +214,7 @@ class _Packing:
             "out": out,
             "rate": rate,
             "act": self._snake(block.act, into),
-            "up": ffi.NULL if first else self._conv(_by_phase(up).flatten(0, 1)),
-            "up_bias": ffi.NULL if first else self._vector(up_bias, out * rate),
+            "up": {} if first else self._filter(_by_phase(up).flatten(0, 1), up_bias),
             "units": [self._unit(unit, out) for unit in block.units],
         }
 
@@ -234,10 +231,8 @@ class _Packing:
             "dilation": unit.conv1.dilation[0],
             "first": self._snake(unit.act1, width),
             "second": self._snake(unit.act2, width),
-            "conv": self._conv(unit.conv1.weight),
-            "conv_bias": self._vector(unit.conv1.bias, width),
-            "point": self._conv(unit.conv2.weight),
-            "point_bias": self._vector(unit.conv2.bias, width),
+            "conv": self._filter(unit.conv1.weight, unit.conv1.bias),
+            "point": self._filter(unit.conv2.weight, unit.conv2.bias),
         }
 
     def _snake(self, act: Snake, width: int) -> Fields:
@@ -268,14 +263,19 @@ class _Packing:
             "type": TYPES[packed.dtype],
         }
 
-    def _conv(self, weight: Tensor) -> Pointer:
-        """Return a pointer to a convolution's weight [out, in, taps].
+    def _filter(self, weight: Tensor, bias: Tensor | None) -> Fields:
+        """Describe a convolution. weight: [out, in, taps]; bias: [out].
 
-        In float32 as `convolve` of kernels.h takes it: [ceil(out / 12), in, taps, 12].
+        The weight is laid out as `convolve` of kernels.h takes it: [ceil(out / 12), in, taps, 12].
         """
-        padded = F.pad(_taken(weight).float(), (0, 0, 0, 0, 0, -len(weight) % CHANNELS))
+        assert bias is not None
+        padded = F.pad(_taken(weight), (0, 0, 0, 0, 0, -len(weight) % CHANNELS))
         packed = padded.unflatten(0, (-1, CHANNELS)).permute(0, 2, 3, 1).contiguous()
-        return self._weights(packed, *packed.shape)
+        return {
+            "weight": self._weights(packed, *packed.shape, dtype=packed.dtype),
+            "bias": self._vector(bias, len(weight)),
+            "type": TYPES[packed.dtype],
+        }
 
 
 def _taken(weight: Tensor) -> Tensor:

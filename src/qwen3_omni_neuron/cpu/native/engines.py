@@ -1,11 +1,14 @@
 """The engines of all stages in C."""
 
+from collections.abc import Sequence
+
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
 from qwen3_omni_neuron.cpu.native.audio_convolutions import NativeAudioConvolutions
 from qwen3_omni_neuron.cpu.native.binding import Library
 from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav
+from qwen3_omni_neuron.cpu.native.encoder_layers import use_native_layers
 from qwen3_omni_neuron.cpu.native.linear import use_native_linears
 from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
 from qwen3_omni_neuron.cpu.native.slots import NativeSlots
@@ -15,6 +18,8 @@ from qwen3_omni_neuron.cpu.tables import talker_tables
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.engines.media import MediaEncoders
 from qwen3_omni_neuron.engines.protocols import StageEngines
+from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
+from qwen3_omni_neuron.model.vision_encoder import VisionEncoder
 
 
 def native_engines(models: Models, spec: EngineSpec, library: Library) -> StageEngines:
@@ -34,12 +39,25 @@ def native_engines(models: Models, spec: EngineSpec, library: Library) -> StageE
 def _media_encoders(models: Models, spec: EngineSpec, library: Library) -> MediaEncoders:
     assert models.audio_encoder and models.vision_encoder
     threads = spec.threads.get("thinker", 1)
-    for encoder in (models.audio_encoder, models.vision_encoder):
-        use_native_linears(encoder, library, threads)
-    convolve = NativeAudioConvolutions(models.audio_encoder, library, threads)
-    audio = CpuAudio(models.audio_encoder, convolve)
-    vision = CpuVision(models.vision_encoder, spec.plan.patch_buckets)
+    audio = native_audio(models.audio_encoder, library, threads)
+    vision = native_vision(models.vision_encoder, library, threads, spec.plan.patch_buckets)
     return MediaEncoders(spec.config, audio, vision, spec.dtype)
+
+
+def native_audio(encoder: AudioEncoder, library: Library, threads: int) -> CpuAudio:
+    """Build the audio encoder in C over a module with packed weights, which it changes."""
+    use_native_layers(encoder, library, threads)
+    use_native_linears(encoder, library, threads)
+    return CpuAudio(encoder, NativeAudioConvolutions(encoder, library, threads))
+
+
+def native_vision(
+    encoder: VisionEncoder, library: Library, threads: int, patch_buckets: Sequence[int] = ()
+) -> CpuVision:
+    """Build the vision encoder in C over a module with packed weights, which it changes."""
+    use_native_layers(encoder, library, threads)
+    use_native_linears(encoder, library, threads)
+    return CpuVision(encoder, patch_buckets)
 
 
 def _thinker(

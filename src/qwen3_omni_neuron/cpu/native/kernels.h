@@ -62,6 +62,8 @@ typedef struct {
     void (*gate)(float *y, const float *gate, const float *up, int64_t width, float scale);
     /* y = x / 2 * (1 + erf(x / sqrt 2)); y may be x. */
     void (*gelu)(float *y, const float *x, int64_t width);
+    /* y = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))); y may be x. */
+    void (*gelu_tanh)(float *y, const float *x, int64_t width);
     /* y = e^x within 2 units in the last place; y may be x. */
     void (*exponentials)(float *y, const float *x, int64_t width);
     /* Attention of up to QUERIES queries over keys and values [positions, width]: query i sees
@@ -75,6 +77,8 @@ typedef struct {
     void (*convolve)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
                      const float *weight, const float *bias, int64_t into, int64_t first,
                      int64_t last, int64_t taps, int64_t dilation, int64_t samples, int add);
+    /* y = x for bfloat16 numbers, `count` of them. */
+    void (*widen)(float *y, const void *x, int64_t count);
     /* y = x + inverse_magnitude * sin(frequency * x)^2 in one channel; y may be x. */
     void (*snake)(float *y, const float *x, float frequency, float inverse_magnitude,
                   int64_t samples);

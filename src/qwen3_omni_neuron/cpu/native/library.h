@@ -184,20 +184,26 @@ typedef struct {
     const float *frequency, *inverse_magnitude; /* [width] */
 } Snake;
 
-/* A residual unit. Weights of convolutions lie as `convolve` takes them. */
+/* A convolution: weights in the layout that `convolve` takes, and a bias for each output. */
+typedef struct {
+    const void *weight;
+    const float *bias;
+    int64_t type; /* FLOAT32 or BFLOAT16 */
+} Filter;
+
+/* A residual unit. */
 typedef struct {
     int64_t dilation;
     Snake first, second;
-    const float *conv, *conv_bias;   /* of 7 taps, [width] */
-    const float *point, *point_bias; /* of 1 tap, [width] */
+    Filter conv, point; /* of 7 taps and of 1 */
 } Unit;
 
 /* A decoder block. */
 typedef struct {
     int64_t into, out, rate;
     Snake act;
-    const float *up, *up_bias; /* outputs out * rate, 2 taps: of the input before, of the input; NULL
-                                  in the first block, whose upsampling is code2wav.c's */
+    Filter up; /* outputs out * rate, 2 taps: of the input before, of the input; without weights in
+                  the first block, whose upsampling is code2wav.c's */
     Unit units[UNITS];
 } Block;
 
@@ -206,7 +212,7 @@ typedef struct {
     int64_t blocks;
     const Block *block; /* [blocks] */
     Snake act;
-    const float *conv, *bias; /* 1 output, 7 taps; [1] */
+    Filter conv; /* 1 output, 7 taps */
 } Wave;
 
 /* Transposed convolution and ConvNeXt block (model.code2wav.Upsample). */
@@ -257,5 +263,24 @@ typedef struct {
  * mels / 8], zero from filled / 8 rounded up on. */
 int convolve_audio(const AudioConvolutions *a, int64_t chunks, int64_t filled, const float *x,
                    float *y);
+
+/* ---- layers of the audio and the vision encoder ---- */
+
+typedef struct {
+    int64_t hidden, heads, head_dim;
+    float norm_eps;
+    int32_t tanh_gelu; /* the activation is gelu's approximation by a tanh */
+    const float *attention_norm, *attention_bias; /* [hidden] */
+    const float *ffn_norm, *ffn_bias;             /* [hidden] */
+    Matrix qkv, out; /* [3 * hidden, hidden], [hidden, hidden] */
+    Matrix fc1, fc2; /* [ffn, hidden], [hidden, ffn] */
+    int64_t threads; /* that a call may use */
+} EncoderLayer;
+
+/* Apply a layer to x [frames, rows, hidden], in place. A row attends to the first seen[frame] rows of its
+ * frame, of which there is one at least. cosine and sine [rows, head_dim / 2]: of every frame's rotary
+ * embedding; both NULL for none. */
+int encoder_layer(const EncoderLayer *l, int64_t frames, int64_t rows, const int64_t *seen,
+                  const float *cosine, const float *sine, float *x);
 
 #endif

@@ -616,6 +616,13 @@ static void KIND(gelu)(float *y, const float *a, int64_t width)
     FOR_EACH(y, a, a, width, x * 0.5f * (1.0f + KIND(erf)(x * 0.707106781f)))
 }
 
+static void KIND(gelu_tanh)(float *y, const float *a, int64_t width)
+{
+    /* (1 + tanh(u)) / 2 is 1 / (1 + e^-2u) */
+    FOR_EACH(y, a, a, width,
+             x / (1.0f + KIND(exp)((x + x * x * x * 0.044715f) * -1.59576912f)))
+}
+
 /* ---- attention ---- */
 
 /* Softmax of one query's scores, in place. The sum has the order of a dot product. */
@@ -788,6 +795,17 @@ static void KIND(convolve)(float *y, int64_t y_stride, const float *x, int64_t x
 #undef TILE
 }
 
+static void KIND(widen)(float *y, const void *x, int64_t count)
+{
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        AT(y + i) = KIND(widened)(x, i, BFLOAT16);
+    for (; i < count; i++) {
+        uint32_t bits = (uint32_t)((const uint16_t *)x)[i] << 16;
+        memcpy(y + i, &bits, sizeof bits);
+    }
+}
+
 /* sin(x)^2, whose period is pi, within 4e-7 up to |x| of some thousands. */
 INLINE Vector KIND(squared_sines)(Vector x)
 {
@@ -911,9 +929,11 @@ static const Kernels KIND(kernels) = {
     .layer_norm = KIND(layer_norm),
     .gate = KIND(gate),
     .gelu = KIND(gelu),
+    .gelu_tanh = KIND(gelu_tanh),
     .exponentials = KIND(exponentials),
     .attend = KIND(attend),
     .convolve = KIND(convolve),
+    .widen = KIND(widen),
     .snake = KIND(snake),
     .snake_row = KIND(snake_row),
     .places = KIND(places),

@@ -44,6 +44,20 @@ int64_t wave_samples(const Wave *wave, int64_t inputs, int first)
     return inputs;
 }
 
+int64_t wave_cost(const Wave *wave, int64_t inputs)
+{
+    int64_t total = 0;
+    for (int64_t b = 0; b < wave->blocks; b++) {
+        const Block *block = wave->block + b;
+        if (b > 0) {
+            inputs *= block->rate;
+            total += inputs * UP_TAPS * block->into * block->out;
+        }
+        total += inputs * UNITS * (UNIT_TAPS + 1) * block->out * block->out;
+    }
+    return total;
+}
+
 /* Floats from the start of a channel of so many samples to the next channel. */
 static int64_t stride_of(int64_t samples)
 {
@@ -94,23 +108,31 @@ static int activate(const Buffers *b, Activation a)
 
 typedef struct {
     float *y;
-    const float *x, *weight, *bias;
+    const float *x;
+    const Filter *filter;
     int64_t y_stride, x_stride, into, out, taps, dilation, samples;
     int add;
     const Snake *then; /* applied to the result; NULL for none */
 } Convolution;
 
 /* Some samples of CHANNELS output channels; tasks that follow each other read the same samples. */
-static void convolve_some(void *work, int64_t task, float *unused)
+static void convolve_some(void *work, int64_t task, float *scratch)
 {
     const Convolution *c = work;
+    const float *weight = c->filter->weight;
     int64_t groups = (c->out + CHANNELS - 1) / CHANNELS, start = task / groups * SAMPLES_A_TASK;
     int64_t first = task % groups * CHANNELS, last = smaller(first + CHANNELS, c->out);
     int64_t samples = smaller(SAMPLES_A_TASK, c->samples - start);
+    int64_t from = 0; /* the output that `weight` begins with */
     float *y = c->y + start;
-    (void)unused;
-    kernels->convolve(y, c->y_stride, c->x + start, c->x_stride, c->weight, c->bias, c->into, first,
-                      last, c->taps, c->dilation, samples, c->add);
+    if (c->filter->type == BFLOAT16) {
+        int64_t size = c->into * c->taps;
+        kernels->widen(scratch, (const uint16_t *)c->filter->weight + first * size, size * CHANNELS);
+        weight = scratch, from = first;
+    }
+    kernels->convolve(y + from * c->y_stride, c->y_stride, c->x + start, c->x_stride, weight,
+                      c->filter->bias + from, c->into, first - from, last - from, c->taps,
+                      c->dilation, samples, c->add);
     if (c->then != NULL)
         for (int64_t o = first; o < last; o++)
             kernels->snake(y + o * c->y_stride, y + o * c->y_stride, c->then->frequency[o],
@@ -121,11 +143,33 @@ static int convolve(const Buffers *b, Convolution c)
 {
     int64_t groups = (c.out + CHANNELS - 1) / CHANNELS;
     int64_t parts = (c.samples + SAMPLES_A_TASK - 1) / SAMPLES_A_TASK;
+    int64_t widened = c.filter->type == BFLOAT16 ? c.into * c.taps * CHANNELS : 1;
     return run_tasks(b->team, convolve_some, &c, groups * parts,
-                     c.samples * c.into * c.out * c.taps, 1);
+                     c.samples * c.into * c.out * c.taps, widened);
 }
 
 /* ---- blocks ---- */
+
+typedef struct {
+    float *to;         /* [out, pairs * rate] */
+    const float *from; /* [out * rate, pairs] */
+    int64_t out, rate, pairs;
+} Phases;
+
+/* Order the samples of some channels by time: one of every phase after the other. */
+static void join_phases(void *work, int64_t task, float *unused)
+{
+    const Phases *f = work;
+    int64_t end = smaller(f->out, (task + 1) * CHANNELS_A_TASK);
+    (void)unused;
+    for (int64_t o = task * CHANNELS_A_TASK; o < end; o++)
+        for (int64_t phase = 0; phase < f->rate; phase++) {
+            const float *from = f->from + (o * f->rate + phase) * stride_of(f->pairs);
+            float *to = f->to + o * stride_of(f->pairs * f->rate) + phase;
+            for (int64_t p = 0; p < f->pairs; p++)
+                to[p * f->rate] = from[p];
+        }
+}
 
 /* Upsample: an input and the one before it make `rate` samples. b->x: [into, inputs] in, [out,
  * samples] out. Moves *state past this part's. */
@@ -136,32 +180,26 @@ static int upsample(const Block *block, const Buffers *b, int64_t inputs, int64_
     int64_t held = pairs - inputs + 1; /* inputs from the state: 1, or 0 at a stream's start */
     Activation act = {b->joined, *state, b->x, stride, stride_of(inputs), block->into, inputs,
                       1, held, &block->act};
-    Convolution up = {b->other, b->joined, block->up, block->up_bias, stride_of(pairs), stride,
-                      block->into, block->out * block->rate, UP_TAPS, 1, pairs, 0, NULL};
+    Convolution up = {b->other, b->joined, &block->up, stride_of(pairs), stride, block->into,
+                      block->out * block->rate, UP_TAPS, 1, pairs, 0, NULL};
+    Phases phases = {b->x, b->other, block->out, block->rate, pairs};
     *state += block->into;
-    if (!activate(b, act) || !convolve(b, up))
-        return 0;
-    for (int64_t o = 0; o < block->out; o++)
-        for (int64_t phase = 0; phase < block->rate; phase++) {
-            const float *from = b->other + (o * block->rate + phase) * stride_of(pairs);
-            float *to = b->x + o * stride_of(samples) + phase;
-            for (int64_t p = 0; p < pairs; p++)
-                to[p * block->rate] = from[p];
-        }
-    return 1;
+    return activate(b, act) && convolve(b, up) &&
+           run_tasks(b->team, join_phases, &phases,
+                     (block->out + CHANNELS_A_TASK - 1) / CHANNELS_A_TASK, block->out * samples, 1);
 }
 
 /* Activate samples and apply a causal convolution, and `then` unless it is NULL: b->x [channels,
  * samples] to b->other [out, samples]. Moves *state past this part's. */
-static int convolve_stream(const Buffers *b, const Snake *act, const float *weight,
-                           const float *bias, int64_t channels, int64_t out, int64_t taps,
-                           int64_t dilation, int64_t samples, const Snake *then, float **state)
+static int convolve_stream(const Buffers *b, const Snake *act, const Filter *filter,
+                           int64_t channels, int64_t out, int64_t taps, int64_t dilation,
+                           int64_t samples, const Snake *then, float **state)
 {
     int64_t reach = (taps - 1) * dilation, stride = stride_of(reach + samples);
     Activation activation = {b->joined, *state, b->x, stride, stride_of(samples), channels, samples,
                              reach, reach, act};
-    Convolution conv = {b->other, b->joined, weight, bias, stride_of(samples), stride, channels,
-                        out, taps, dilation, samples, 0, then};
+    Convolution conv = {b->other, b->joined, filter, stride_of(samples), stride, channels, out,
+                        taps, dilation, samples, 0, then};
     *state += channels * reach;
     return activate(b, activation) && convolve(b, conv);
 }
@@ -171,10 +209,10 @@ static int run_unit(const Unit *unit, const Buffers *b, int64_t channels, int64_
                     float **state)
 {
     int64_t stride = stride_of(samples);
-    Convolution point = {b->x, b->other, unit->point, unit->point_bias, stride, stride, channels,
-                         channels, 1, 1, samples, 1, NULL};
-    return convolve_stream(b, &unit->first, unit->conv, unit->conv_bias, channels, channels,
-                           UNIT_TAPS, unit->dilation, samples, &unit->second, state) &&
+    Convolution point = {b->x, b->other, &unit->point, stride, stride, channels, channels, 1, 1,
+                         samples, 1, NULL};
+    return convolve_stream(b, &unit->first, &unit->conv, channels, channels, UNIT_TAPS,
+                           unit->dilation, samples, &unit->second, state) &&
            convolve(b, point);
 }
 
@@ -198,8 +236,7 @@ static int run_inputs(const Wave *wave, const Buffers *b, const float *x, int64_
             if (!run_unit(block->units + u, b, channels, count, &state))
                 return 0;
     }
-    if (!convolve_stream(b, &wave->act, wave->conv, wave->bias, channels, 1, LAST_TAPS, 1, count,
-                         NULL, &state))
+    if (!convolve_stream(b, &wave->act, &wave->conv, channels, 1, LAST_TAPS, 1, count, NULL, &state))
         return 0;
     for (int64_t t = 0; t < count; t++) /* clip to [-1, 1]; NaN stays NaN */
         samples[t] = b->other[t] > 1 ? 1 : b->other[t] < -1 ? -1 : b->other[t];

@@ -1,0 +1,237 @@
+"""Code2wav and the encoders by number of threads, beside the limits of the machine.
+
+    python -m bench.threads --threads 1,2,4 --json threads.json
+
+Over random bfloat16 weights of the released sizes, or of those of --model's config.json: nothing
+else of a checkpoint is read. The parts are those that `load(dtype="mixed")` runs in C, in a pool of
+as many threads as this process may use cores, as there. All numbers of threads take turns, and each
+part is measured beside the machine (bench.bandwidth's read and product), with at most a thread a
+core.
+
+A row has:
+
+- part: code2wav, of a stream that goes on; audio encoder; vision encoder;
+- size: frames of 80 ms, seconds of audio, or patches of an image;
+- threads; median_s, min_s, max_s, repeats;
+- multiply_adds: those of the torch module; weight_bytes: in bfloat16, each weight once, tables of
+  rows left out;
+- limit_s: what the multiply-adds take at the product's best rate, or the weights at the read's,
+  whichever is longer; ratio: min_s over it; product_ratio: min_s over what the multiply-adds take.
+"""
+
+import argparse
+import copy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from bench.bandwidth import best_rate, machine_rows
+from bench.common.command_line import Figures, InputError, Row, parser_of, positive, run, sizes
+from bench.common.measure import in_turn, median_row
+from bench.common.work import kept_bytes
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.modules import lay_out
+from qwen3_omni_neuron.checkpoint.parameters import put_parameter
+from qwen3_omni_neuron.cpu.build import usable_cores
+from qwen3_omni_neuron.cpu.native.installed import find_library
+from qwen3_omni_neuron.cpu.precision import PRECISIONS, weight_form
+from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
+from qwen3_omni_neuron.model.code2wav import Code2Wav
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.model.vision_encoder import VisionEncoder, patch_places
+from testing.released import RELEASED
+
+MIXED = PRECISIONS["mixed"]
+Call = Callable[[], Any]
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; return its exit status."""
+    parser = parser_of("threads", __doc__)
+    parser.add_argument("--model", type=Path, help="folder of a config.json; default: released")
+    parser.add_argument("--threads", type=sizes, default=[1, 2, 4])
+    parser.add_argument("--frames", type=sizes, default=[1, 4, 12, 25], help="of code2wav")
+    parser.add_argument("--audio-seconds", type=sizes, default=[8])
+    parser.add_argument("--pictures", type=sizes, default=[16], help="patches along a side, even")
+    parser.add_argument("--array-mb", type=positive, default=256, help="each array that is read")
+    parser.add_argument("--product-size", type=positive, default=1536, help="rows of the product")
+    parser.add_argument("--repeats", type=positive, default=10)
+    return run("threads", parser, measure, arguments)
+
+
+def measure(options: argparse.Namespace) -> Figures:
+    """Measure every part. The summary has the ratios by part, size and threads."""
+    library = find_library()
+    if library is None:
+        raise InputError("the C library was not compiled, and the parts are computed in it.")
+    library.grow_pool(min(max(options.threads), usable_cores()))
+    config = RELEASED if options.model is None else read_config(options.model)
+    rows: list[Row] = []
+    with torch.no_grad():
+        for part in (code2wav_rows, audio_rows, vision_rows):
+            rows += part_rows(part(config, library, options), options)
+    summary: dict[str, Any] = {}
+    for row in rows:
+        case = summary.setdefault(f"{row['part']} {row['size']}", {})
+        case[f"threads {row['threads']}"] = {k: row[k] for k in ("min_s", "ratio", "product_ratio")}
+    return rows, summary
+
+
+def part_rows(parts: Iterator[Row], options: argparse.Namespace) -> list[Row]:
+    """Add limits and ratios to the rows of a part, by the machine's rates before and after it."""
+    counts = sorted({bounded(threads) for threads in options.threads})
+    machine = [row for count in counts for row in machine_rows(count, options)]
+    rows = list(parts)
+    machine += [row for count in counts for row in machine_rows(count, options)]
+    for row in rows:
+        count = bounded(row["threads"])
+        product_s = row["multiply_adds"] / best_rate(machine, "product", count)
+        read_s = row["weight_bytes"] / best_rate(machine, "read", count)
+        row["limit_s"] = max(product_s, read_s)
+        row["ratio"] = row["min_s"] / row["limit_s"]
+        row["product_ratio"] = row["min_s"] / product_s
+    return rows
+
+
+def bounded(threads: int) -> int:
+    """Return how many of so many threads work at a time."""
+    return min(threads, usable_cores())
+
+
+def timed_rows(
+    part: str, size: int, calls: Sequence[Call], work: tuple[int, int], options: argparse.Namespace
+) -> Iterator[Row]:
+    """Time the calls of one size in turn, one for each number of threads."""
+    times = in_turn(calls, 1 + options.repeats)
+    for threads, seconds in zip(options.threads, times, strict=True):
+        row = {"part": part, "size": size, "threads": threads, **median_row(seconds[1:])}
+        yield {**row, "multiply_adds": work[0], "weight_bytes": work[1]}
+
+
+def code2wav_rows(config: OmniConfig, library: Any, options: argparse.Namespace) -> Iterator[Row]:
+    """Time chunks of code2wav."""
+    from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav
+
+    c = config.code2wav
+    if c is None:
+        raise InputError("this checkpoint has no code2wav.")
+    module = lay_out(config, ("vocoder",))[0].code2wav
+    assert module is not None
+    fill_packed(module, "code2wav")
+    natives = [NativeCode2Wav(module, library, threads) for threads in options.threads]
+    del module
+
+    def decode(frames: int) -> None:
+        Code2Wav(c)(torch.zeros(1, c.code_groups, frames, dtype=torch.int64))
+
+    for frames in options.frames:
+        # A stream's first chunk has fewer samples: its later ones are what a frame more costs.
+        adds = multiply_adds(partial(decode, 2 * frames)) - multiply_adds(partial(decode, frames))
+        work = adds, weight_bytes(partial(Code2Wav, c), "code2wav")
+        codes = torch.randint(c.codebook_size, (1, c.code_groups, frames))
+        calls = [partial(native.step, codes, native.start(codes)[1]) for native in natives]
+        yield from timed_rows("code2wav", frames, calls, work, options)
+
+
+def audio_rows(config: OmniConfig, library: Any, options: argparse.Namespace) -> Iterator[Row]:
+    """Time clips by the audio encoder."""
+    from qwen3_omni_neuron.cpu.native.engines import native_audio
+
+    c = config.thinker.audio
+    encoder = lay_out(config, ("thinker",))[0].audio_encoder
+    assert encoder is not None
+    fill_packed(encoder, "audio_encoder")
+    audios = [native_audio(sharing(encoder), library, threads) for threads in options.threads]
+
+    def encode(windows: int, frames: int) -> None:
+        valid = torch.ones(windows, c.tokens(frames), dtype=torch.bool)
+        AudioEncoder(c)(torch.zeros(windows, c.mel_bins, frames), valid, c.chunk_mel_frames)
+
+    for seconds in options.audio_seconds:
+        frames = seconds * c.chunk_mel_frames
+        whole, rest = divmod(frames, c.window_mel_frames)
+        adds = sum(
+            multiply_adds(partial(encode, windows, length))
+            for windows, length in ((whole, c.window_mel_frames), (1, rest))
+            if windows and length
+        )
+        work = adds, weight_bytes(partial(AudioEncoder, c), "audio_encoder")
+        mel = [torch.rand(c.mel_bins, frames)]
+        calls = [partial(audio.encode, mel) for audio in audios]
+        yield from timed_rows("audio encoder", seconds, calls, work, options)
+
+
+def vision_rows(config: OmniConfig, library: Any, options: argparse.Namespace) -> Iterator[Row]:
+    """Time images by the vision encoder."""
+    from qwen3_omni_neuron.cpu.native.encoder_layers import use_native_layers
+    from qwen3_omni_neuron.cpu.native.linear import use_native_linears
+
+    c = config.thinker.vision
+    encoder = lay_out(config, ("thinker",))[0].vision_encoder
+    assert encoder is not None
+    fill_packed(encoder, "vision_encoder")
+    # Not CpuVision: its images are of uint8 pixels, which it would prepare in each call.
+    encoders = [sharing(encoder) for _ in options.threads]
+    for own, threads in zip(encoders, options.threads, strict=True):
+        use_native_layers(own, library, threads)
+        use_native_linears(own, library, threads)
+    for side in options.pictures:
+        if side % c.merge_size:
+            raise InputError(f"a side is a multiple of {c.merge_size} patches, got {side}.")
+        count = side * side
+
+        def inputs(side: int = side, count: int = count) -> tuple[Tensor, ...]:
+            places, grid = patch_places(side, side, c.merge_size), torch.tensor((side, side))
+            return torch.rand(1, count, c.patch_values), places, grid, torch.ones(count) > 0
+
+        def encode(inputs: Callable[[], tuple[Tensor, ...]] = inputs) -> None:
+            VisionEncoder(c)(*inputs())
+
+        work = multiply_adds(encode), weight_bytes(partial(VisionEncoder, c), "vision_encoder")
+        given = inputs()
+        calls = [partial(own, *given) for own in encoders]
+        yield from timed_rows("vision encoder", count, calls, work, options)
+
+
+def sharing(module: Module) -> Module:
+    """Copy a module, but not its weights."""
+    return copy.deepcopy(module, {id(held): held for held in module.parameters()})
+
+
+def fill_packed(module: nn.Module, part: str) -> None:
+    """Give a module on the meta device random weights as the CPU keeps them, one at a time."""
+    for name, weight in list(module.named_parameters()):
+        form = weight_form(MIXED, part, module, name)
+        bound = (weight.numel() / len(weight)) ** -0.5 if weight.ndim > 1 else 1.0
+        drawn = torch.empty(weight.shape).uniform_(-bound, bound).to(form.read_as)
+        put_parameter(module, name, form.keep(name, drawn)[name])
+
+
+def multiply_adds(call: Call) -> int:
+    """Count the multiply-adds of a call that makes its own tensors; nothing is computed."""
+    # As products: the count leaves out torch's own kernel of attention on the CPU.
+    math = sdpa_kernel(SDPBackend.MATH)
+    with FakeTensorMode(), math, FlopCounterMode(display=False) as counter:
+        call()
+    return int(counter.get_total_flops() // 2)
+
+
+def weight_bytes(make: Callable[[], nn.Module], part: str) -> int:
+    """Return the bytes of a part's weights as the CPU keeps them, without tables of rows."""
+    with torch.device("meta"):
+        module = make()
+    names = [name for name, _ in module.named_parameters() if "embedding.weight" not in name]
+    return sum(kept_bytes(MIXED, part, module, name) for name in names)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

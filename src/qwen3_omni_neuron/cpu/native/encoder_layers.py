@@ -1,0 +1,95 @@
+"""Transformer layers of the audio and the vision encoder in C."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qwen3_omni_neuron.cpu.native._declarations import ffi
+from qwen3_omni_neuron.cpu.native.binding import (
+    Fields,
+    Library,
+    Weights,
+    address_of,
+    check,
+    pointer_to,
+)
+from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
+from qwen3_omni_neuron.model.rotary import Rotation
+from qwen3_omni_neuron.model.vision_encoder import VisionEncoder, VisionLayer
+
+
+class NativeEncoderLayer(nn.Module):
+    """AudioEncoderLayer or VisionLayer over packed weights, in float32; see cpu.packing.
+
+    A frame's (an audio window's) result depends neither on the other frames nor on the number of
+    threads. threads: upper limit for a call. Raises UnsuitedError where the C can't take the
+    weights.
+    layer: one of the two; the items of a ModuleList have no more precise type than Any.
+    """
+
+    def __init__(self, layer: Any, library: Library, threads: int):
+        super().__init__()
+        self._weights, self._run = Weights(), library.encoder_layer
+        self._hidden, self._heads = layer.out.in_features, layer.heads
+        fields = {
+            "hidden": self._hidden,
+            "heads": self._heads,
+            "head_dim": self._hidden // self._heads,
+            "norm_eps": layer.attention_norm.eps,
+            "tanh_gelu": isinstance(layer, VisionLayer),
+            "attention_norm": self._weights(layer.attention_norm.weight, self._hidden),
+            "attention_bias": self._weights(layer.attention_norm.bias, self._hidden),
+            "ffn_norm": self._weights(layer.ffn_norm.weight, self._hidden),
+            "ffn_bias": self._weights(layer.ffn_norm.bias, self._hidden),
+            "qkv": self._matrix(layer.qkv),
+            "out": self._matrix(layer.out),
+            "fc1": self._matrix(layer.fc1),
+            "fc2": self._matrix(layer.fc2),
+            "threads": threads,
+        }
+        self._described = ffi.new("EncoderLayer *", fields)
+
+    def forward(self, x: Tensor, *others: Tensor | Rotation) -> Tensor:
+        """Apply the layer to x, float32 [frames, rows, hidden].
+
+        others: the arguments that the layer takes after x, a mask last. Of each frame the mask must
+        be true for the first rows and false for the others.
+        """
+        *rotations, mask = others
+        frames, rows, _ = x.shape
+        assert isinstance(mask, Tensor)
+        seen = mask.expand(frames, 1, 1, rows).sum(3).flatten()
+        y, tables = x.contiguous().clone(), self._rotation(rotations)
+        status = self._run(
+            self._described,
+            frames,
+            rows,
+            address_of(seen),
+            *((ffi.NULL, ffi.NULL) if tables is None else map(address_of, tables)),
+            pointer_to(y, torch.float32, frames, rows, self._hidden),
+        )
+        check(status)
+        return y
+
+    def _rotation(self, rotations: Sequence[Tensor | Rotation]) -> Rotation | None:
+        """Return cosine and sine of each row, [rows, head_dim / 2], where the layer has them."""
+        if not rotations:
+            return None
+        cos, sin = rotations[0]
+        half = self._hidden // self._heads // 2
+        # The first half of `sin` has the sign of the rotation.
+        return cos[:, 0, :half].contiguous(), sin[:, 0, half:].contiguous()
+
+    def _matrix(self, linear: nn.Linear) -> Fields:
+        shape = linear.out_features, linear.in_features
+        return self._weights.matrix(linear, "weight", *shape, bias=linear.bias)
+
+
+def use_native_layers(
+    encoder: AudioEncoder | VisionEncoder, library: Library, threads: int
+) -> None:
+    """Replace an encoder's layers, whose weights are packed."""
+    layers = [NativeEncoderLayer(layer, library, threads) for layer in encoder.layers]
+    encoder.layers = nn.ModuleList(layers)
