@@ -50,7 +50,9 @@ def _are_integers(values: Any, least: int) -> bool:
 
 _NAME = ValueRange("a name", lambda value: isinstance(value, str))
 _FLAG = ValueRange("True or False", lambda value: isinstance(value, bool))
-_FIRST_CHUNK = ValueRange("steady or early", lambda value: value in ("steady", "early"))
+_FIRST_CHUNK = ValueRange(
+    "steady or early", lambda value: isinstance(value, str) and value in ("steady", "early")
+)
 _FROM_0 = ValueRange("an integer of 0 or more", lambda value: _is_integer(value, 0))
 _FROM_1 = ValueRange("an integer of 1 or more", lambda value: _is_integer(value, 1))
 _TOP_K = ValueRange(
