@@ -61,7 +61,7 @@ def test_a_wrong_option_is_refused_at_once(
     ("options", "said"),
     [
         ({"target": "gpu"}, "target is one of cpu, neuron, torchneuron, got 'gpu'"),
-        ({"dtype": "int4"}, "dtype is auto or one of"),
+        ({"dtype": "int3"}, "dtype is auto or one of"),
         ({"max_concurrency": 0}, "max_concurrency is 1 or more"),
         ({"max_queued": -1}, "max_queued is 0 or more"),
         ({"context_length": 10**6}, "context_length is 2 to 4096"),
