@@ -237,7 +237,7 @@ def test_frames_that_come_together_are_parsed_in_steps(
 
     monkeypatch.setattr(ServerProtocol, "receive_data", watched)
     ping = b"\x89\x80\x00\x00\x00\x00"
-    with opened(url_of(server)) as sock:
+    with opened(url_of(server), ping_interval=None) as sock:  # its own ping waits behind these
         assert received(sock, 20)["type"] == "session.created"
         with sock.protocol_mutex:
             sock.socket.sendall(ping * 100_000)

@@ -164,22 +164,28 @@ def test_rows_of_earlier_prompts_are_cached(
     assert copies, "two slots have what one has computed"
 
 
-def test_rows_in_any_pieces_are_the_whole(engines: Engines, ours: Qwen3Omni) -> None:
+@pytest.fixture(scope="module")
+def thinker(spec: EngineSpec) -> Any:
+    """A thinker whose slots no pipeline uses."""
+    return build_engines(spec, ["thinker"], StandIn())["thinker"]
+
+
+def test_rows_in_any_pieces_are_the_whole(thinker: Any, ours: Qwen3Omni) -> None:
     """With media, in calls of up to 16 rows: pieces that fit one call and that take several."""
     case = CASES["image-and-audio"]
     prompt = ours.conversation.prompt(case.messages, case.use_audio_in_video)
-    logits, accepted = engines.thinker.prefill(0, prompt)
+    logits, accepted = thinker.prefill(0, prompt)
     for start in (len(prompt) - 1, len(prompt) - 16, len(prompt) - 17, 3):
-        seen = engines.thinker.prefill(0, prompt, start)
+        seen = thinker.prefill(0, prompt, start)
         torch.testing.assert_close(seen[0], logits, atol=2e-5, rtol=0)
         rest = accepted[len(accepted) - len(seen[1]) :]
         torch.testing.assert_close(seen[1], rest, atol=2e-5, rtol=0)
 
 
-def test_a_slot_that_is_full_is_refused(engines: Engines, ours: Qwen3Omni) -> None:
+def test_a_slot_that_is_full_is_refused(thinker: Any, ours: Qwen3Omni) -> None:
     prompt = ours.conversation.prompt([user(text("so " * 150))])
     with pytest.raises(BucketError, match=r"prompt rows, and the longest .* holds 128"):
-        engines.thinker.prefill(0, prompt)
+        thinker.prefill(0, prompt)
 
 
 def test_every_graph_was_compiled_once_and_none_while_loading(tree: Path) -> None:

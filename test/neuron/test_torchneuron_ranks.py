@@ -5,6 +5,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,13 @@ class Split:
 
 @pytest.fixture(scope="module")
 def split(two: EngineSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Split]:
-    seen, calls = tmp_path_factory.mktemp("seen"), ungated()
-    target = stand_in_target(StandIn(seen, caches=False))
+    with split_over(two, tmp_path_factory.mktemp("seen")) as split:
+        yield split
+
+
+@contextmanager
+def split_over(two: EngineSpec, seen: Path) -> Iterator[Split]:
+    calls, target = ungated(), stand_in_target(StandIn(seen, caches=False))
     engines = load_engines(target, two, "split", "trn2.48xlarge")
     with omni_over(watching(calls)(engines), two) as omni:
         yield Split(omni, seen, calls)
@@ -140,9 +146,14 @@ def alive(pid: int) -> bool:
 
 
 def test_a_rank_that_dies_in_the_middle_ends_its_stage_alone(
-    split: Split,
+    two: EngineSpec, tmp_path: Path
 ) -> None:
-    """Last in this file over these engines: talker first, then the vocoder, then the thinker."""
+    """Of the talker first, then of the vocoder, then of the thinker."""
+    with split_over(two, tmp_path) as split:
+        end_one_after_another(split)
+
+
+def end_one_after_another(split: Split) -> None:
     omni = split.omni
     pids = [int(path.name) for path in split.seen.iterdir()]
     stream = omni.stream(TEXT, thinker_max_new_tokens=40, talker_max_new_tokens=80, **GREEDY)
