@@ -148,7 +148,7 @@ def alive(pid: int) -> bool:
 def test_a_rank_that_dies_in_the_middle_ends_its_stage_alone(
     two: EngineSpec, tmp_path: Path
 ) -> None:
-    """Of the talker first, then of the vocoder, then of the thinker."""
+    """The talker loses one first, then the vocoder, then the thinker."""
     with split_over(two, tmp_path) as split:
         end_one_after_another(split)
 
