@@ -51,10 +51,9 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint, resolve_checkpoint
 from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.compilation.target import EngineSpec
-from qwen3_omni_neuron.cpu.build import usable_cores
 from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, library_for
-from qwen3_omni_neuron.cpu.target import CPU
+from qwen3_omni_neuron.cpu.target import CPU, usable_cores
 from qwen3_omni_neuron.engines.protocols import Engines, Talker, Thinker, Vocoder
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.prompt import Prompt

@@ -40,9 +40,9 @@ from bench.common.work import kept_bytes
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.modules import lay_out
 from qwen3_omni_neuron.checkpoint.parameters import put_parameter
-from qwen3_omni_neuron.cpu.build import usable_cores
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, weight_form
+from qwen3_omni_neuron.cpu.target import usable_cores
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.config import OmniConfig

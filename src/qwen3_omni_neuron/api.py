@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.compilation.storage import local_tree
@@ -23,7 +21,14 @@ from qwen3_omni_neuron.errors import (
     format_value,
 )
 from qwen3_omni_neuron.events import Finished, ModelInfo, SpeechResult, Status
-from qwen3_omni_neuron.loading import PLACEMENTS, find_target, host_sampler, load_engines, plan_of
+from qwen3_omni_neuron.loading import (
+    PLACEMENTS,
+    find_target,
+    host_sampler,
+    load_engines,
+    plan_of,
+    threads_of,
+)
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.model.torch_threads import one_torch_thread
 from qwen3_omni_neuron.options import (
@@ -142,11 +147,11 @@ class Qwen3Omni:
         spec = EngineSpec(plan, config, conversation.newline_id, tree)
         defaults = read_generation_defaults(folder)
         check_defaults(defaults, folder)
-        target_of_plan = find_target(plan.target)
-        engines = load_engines(target_of_plan, spec, placement, instance, cores, threads)
+        chosen = find_target(plan.target)
+        engines = load_engines(chosen, spec, placement, instance, cores, threads)
         if wrap_engines is not None:
             engines = wrap_engines(engines)
-        faster = target_of_plan.faster(plan, threads or torch.get_num_threads())
+        faster = chosen.faster(plan, threads_of(threads))
         return Qwen3Omni(config, defaults, conversation, engines, max_queued, reuse, faster)
 
     def generate_audio(

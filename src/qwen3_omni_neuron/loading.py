@@ -117,7 +117,7 @@ def load_engines(
     config = spec.config
     speaks = config.talker is not None and config.code2wav is not None
     stages = STAGES if speaks else STAGES[:1]
-    total = torch.get_num_threads() if threads is None else threads
+    total = threads_of(threads)
     shares = stage_threads(total, stages, placement)
     spec = replace(spec, threads=shares)
     # torch's own threads spin while they wait for each other: more threads than cores cost several
@@ -135,14 +135,23 @@ def load_engines(
 def stage_threads(total: int, stages: Sequence[str], placement: str) -> dict[str, int]:
     """Return how many CPU threads each stage may use at a time.
 
-    In one process they share a pool, from which a stage takes idle threads, up to all: a stage that
-    begins a call gets its share of them. Processes have a pool each, so the threads are divided:
-    two parts each for thinker and talker, one for the vocoder.
+    In one process they share a pool, from which a stage takes idle threads: thinker and talker up
+    to all, the vocoder up to half. With all of them it would hold up the talker's many short calls:
+    a whole reply of the small checkpoint took 5 % longer on two cores, and its first sample came no
+    earlier. Processes have a pool each, so the threads are divided: two parts each for thinker and
+    talker, one for the vocoder.
     """
-    if placement == "shared":
-        return dict.fromkeys(stages, total)
     parts = {stage: 1 if stage == "vocoder" else 2 for stage in stages}
-    return {s: max(1, total * part // sum(parts.values())) for s, part in parts.items()}
+    if placement == "split":
+        return {s: max(1, total * part // sum(parts.values())) for s, part in parts.items()}
+    return {stage: (total * part + 1) // 2 for stage, part in parts.items()}
+
+
+def threads_of(given: int | None) -> int:
+    """Return the number of CPU threads of all stages. given: the caller's; None: as torch has."""
+    import torch
+
+    return torch.get_num_threads() if given is None else given
 
 
 def set_environment(variables: Mapping[str, str]) -> None:

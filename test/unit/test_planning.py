@@ -1,6 +1,5 @@
 """Compile plans: a target's defaults, what a caller names, and what is refused."""
 
-import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 
 from qwen3_omni_neuron.cli import compile as verb
 from qwen3_omni_neuron.compilation.plan import MODELS, flag_of, models_of
+from qwen3_omni_neuron.cpu import target
 from qwen3_omni_neuron.cpu.slots import Slots
 from qwen3_omni_neuron.cpu.target import CPU
 from qwen3_omni_neuron.cpu.thinker import CpuThinker
@@ -44,7 +44,7 @@ def test_a_plan_has_chunked_prefill_where_its_targets_engines_do() -> None:
 
 
 def test_what_would_make_the_cpu_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(target, "usable_cores", lambda: 4)
     mixed, int8 = (plan_of(MODEL, RELEASED, "cpu", dtype=dtype) for dtype in ("mixed", "int8"))
     assert CPU.faster(mixed, 2) == ["dtype int8 (now mixed)", "threads=4 (now 2)"]
     assert CPU.faster(int8, 4) == []

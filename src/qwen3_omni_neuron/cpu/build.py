@@ -1,6 +1,5 @@
 """Builds engines on the CPU from a checkpoint or a compiled tree, for all stages or some."""
 
-import os
 from collections.abc import Sequence
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
@@ -8,6 +7,7 @@ from qwen3_omni_neuron.checkpoint.modules import STAGES, Models
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.cpu.eager.engines import eager_engines
 from qwen3_omni_neuron.cpu.precision import library_for
+from qwen3_omni_neuron.cpu.target import usable_cores
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models, load_compiled_models
 from qwen3_omni_neuron.engines.protocols import StageEngines
 
@@ -26,13 +26,6 @@ def build_engines(spec: EngineSpec, stages: Sequence[str] = STAGES) -> StageEngi
 
     library.grow_pool(min(max(spec.threads.values(), default=1), usable_cores()))
     return native_engines(_models(spec, stages, packed=True), spec, library)
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may run on: more threads wait for each other."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _models(spec: EngineSpec, stages: Sequence[str], packed: bool) -> Models:

@@ -34,9 +34,16 @@ def no_cores(plan: CompilePlan, request: CoreRequest) -> Mapping[str, Mapping[st
     return {stage: {} for stage in request.stages}
 
 
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on: more threads wait for each other."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def faster(plan: CompilePlan, threads: int) -> list[str]:
     """Return what would make a model of this plan faster; threads: that it has."""
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     ways = [] if plan.dtype in ("int8", "int4") else [f"dtype int8 (now {plan.dtype})"]
     return ways + ([f"threads={cores} (now {threads})"] if threads < cores else [])
 

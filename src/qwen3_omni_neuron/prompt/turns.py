@@ -12,7 +12,7 @@ from qwen3_omni_neuron.prompt.media.items import Media
 BYTES_PER_S = 15.0  # UTF-8 text spoken: English has 14 to 17, Chinese (3 a character) 12 to 15
 RATE_WEIGHT_S = 2.0  # weight of BYTES_PER_S, in seconds of the session's speech
 ROUNDING_S = 1e-3
-"""Seconds by which a caller's clock may differ from the reply's."""
+"""Tolerance of the seconds heard that a caller gives, which may be rounded to milliseconds."""
 
 
 @dataclass(eq=False)

@@ -353,24 +353,37 @@ INLINE void KIND(multiply_type)(float *y, int64_t y_stride, const float *x, int6
     }
 }
 
+/* multiply_type in a function of its own: in one function of all types the compiler runs out of its
+ * limits, and keeps fewer sums in registers. */
+#define MULTIPLY_TYPE(name, type)                                                                \
+    static __attribute__((noinline)) void KIND(name)(                                            \
+        float *y, int64_t y_stride, const float *x, int64_t x_stride, int64_t rows,              \
+        const Matrix *w, int64_t first, int64_t panels, int add, float *scratch)                 \
+    {                                                                                            \
+        KIND(multiply_type)(y, y_stride, x, x_stride, rows, w, type, first, panels, add,         \
+                            scratch);                                                            \
+    }
+MULTIPLY_TYPE(multiply_float32, FLOAT32)
+MULTIPLY_TYPE(multiply_bfloat16, BFLOAT16)
+MULTIPLY_TYPE(multiply_int8, INT8)
+MULTIPLY_TYPE(multiply_int4, INT4)
+MULTIPLY_TYPE(multiply_int4_zeros, INT4_ZEROS)
+#undef MULTIPLY_TYPE
+
 /* multiply for whole panels: y has all their outputs. */
 static void KIND(multiply_whole)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
                                  int64_t rows, const Matrix *w, int64_t first, int64_t panels,
                                  int add, float *scratch)
 {
-#define MULTIPLY(type)                                                                           \
-    KIND(multiply_type)(y, y_stride, x, x_stride, rows, w, type, first, panels, add, scratch)
-    if (w->type == FLOAT32)
-        MULTIPLY(FLOAT32);
-    else if (w->type == BFLOAT16)
-        MULTIPLY(BFLOAT16);
+    void (*multiply)(float *, int64_t, const float *, int64_t, int64_t, const Matrix *, int64_t,
+                     int64_t, int, float *) = KIND(multiply_float32);
+    if (w->type == BFLOAT16)
+        multiply = KIND(multiply_bfloat16);
     else if (w->type == INT8)
-        MULTIPLY(INT8);
-    else if (w->zero_points)
-        MULTIPLY(INT4_ZEROS);
-    else
-        MULTIPLY(INT4);
-#undef MULTIPLY
+        multiply = KIND(multiply_int8);
+    else if (w->type == INT4)
+        multiply = w->zero_points ? KIND(multiply_int4_zeros) : KIND(multiply_int4);
+    multiply(y, y_stride, x, x_stride, rows, w, first, panels, add, scratch);
 }
 
 static void KIND(multiply)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
