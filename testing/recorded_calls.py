@@ -56,6 +56,10 @@ class WatchedThinker(_Watched):
 class WatchedTalker(_Watched):
     """A talker's engine."""
 
+    def prefill_chunk(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
+        self._calls.made.append(("talker.prefill_chunk", slot, len(prompt.token_ids) - start))
+        self._engine.prefill_chunk(slot, prompt, start, accepted)
+
     def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
         self._calls.made.append(("talker.prepare", slot, len(prompt.token_ids) - start))
         self._engine.prepare(slot, prompt, speaker_id, start)

@@ -290,13 +290,6 @@ def answered(made: Made, slot: int, prompt: Prompt, start: int) -> list[Tensor]:
     return spoken(made, slot, made.talker.prefill(slot, accepted, 65))
 
 
-def first_user_rows(prompt: Prompt, rows: int) -> TalkerPrompt:
-    """The talker's prompt of the first user rows: what is known while speech arrives."""
-    extra = len(prompt.talker) - len(prompt.talker.token_ids)
-    ids = prompt.talker.token_ids[:rows]
-    return TalkerPrompt(ids, prompt.talker.positions[:, : rows + extra])
-
-
 @pytest.mark.parametrize("name", CONVERSATIONS)
 def test_a_talkers_prompt_in_pieces_is_the_whole(
     made: Made, prompts: dict[str, Prompt], name: str
@@ -313,7 +306,7 @@ def test_a_talkers_prompt_in_pieces_is_the_whole(
         for start, stop in pairwise(cuts):
             piece = accepted[: made.media_before(prompt.talker, stop)]
             piece = piece[made.media_before(prompt.talker, start) :]
-            made.talker.prefill_chunk(1, first_user_rows(prompt, stop), start, piece)
+            made.talker.prefill_chunk(1, prompt.talker.first(stop), start, piece)
         made.assert_alike(answered(made, 1, prompt, cuts[-1]), expected)
 
 

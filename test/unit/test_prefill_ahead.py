@@ -266,7 +266,7 @@ def test_a_request_goes_before_the_next_piece_of_a_prefill_ahead(
     assert [call.size for call in prefills] == [128, 12, 128, 44]
     assert prefills[1].at_s == pytest.approx(1.28)
     assert prefills[2].at_s > first_sample_s
-    assert sizes_of(simulation, "talker.prefill_chunk") == [300]
+    assert sizes_of(simulation, "talker.prefill_chunk") == [128, 128, 44]
     simulation.assert_idle()
     assert finish(simulation.start([*tokens, 7])).timings.reused_tokens == 300
 

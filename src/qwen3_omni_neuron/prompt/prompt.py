@@ -22,6 +22,11 @@ class TalkerPrompt:
         """Count the rows of the whole talker prompt, including the first generated token's."""
         return int(self.positions.shape[1])
 
+    def first(self, rows: int) -> "TalkerPrompt":
+        """Return the prompt of the first user rows, as it is while later ones are not known yet."""
+        assistant = len(self) - len(self.token_ids)
+        return TalkerPrompt(self.token_ids[:rows], self.positions[:, : rows + assistant])
+
 
 @dataclass(frozen=True)
 class Prompt:

@@ -13,7 +13,7 @@ from qwen3_omni_neuron.engines.protocols import PredictorSampling, Talker
 from qwen3_omni_neuron.engines.sampling import Ids, SampleIds, Sampler, allowed_ids
 from qwen3_omni_neuron.events import FinishReason
 from qwen3_omni_neuron.model.config import OmniConfig, TalkerConfig
-from qwen3_omni_neuron.runtime.policy import SchedulingPolicy
+from qwen3_omni_neuron.runtime.policy import AHEAD_ROWS, LEAST_CHUNK_ROWS, SchedulingPolicy
 from qwen3_omni_neuron.runtime.prefix_cache import NO_ACCEPTED, CachedRows, PrefixCache
 from qwen3_omni_neuron.runtime.request import LiveRequest
 from qwen3_omni_neuron.runtime.stage import Result, Shared, Stage, Task, Work
@@ -102,7 +102,7 @@ class TalkerStage(Stage[TalkerTask]):
         stepping = [task for task in stepping if task.live not in held_s]
         new = self._in_phase(Phase.PREPARE)
         ahead = [task for task in new if task.live.request.ahead]
-        new = self._together([task for task in new if not task.live.request.ahead])
+        new = self._together([task for task in new if self._may_prepare(task)])
         if not (first or stepping or new):
             new = self._next_ahead(ahead)
             if not new:
@@ -117,9 +117,37 @@ class TalkerStage(Stage[TalkerTask]):
         ready = [task for task in tasks if task.live.accepted is not None][:1]
         if not ready:
             return []
-        # A talker row takes no longer than a thinker row, whose time is known.
-        rows = len(ready[0].prompt.token_ids)
+        rows = self._chunk_rows(ready[0])
         return ready if self._policy.is_pause(rows, self._clock.now()) else []
+
+    def _may_prepare(self, task: TalkerTask) -> bool:
+        """Return whether a new request's prompt may be computed now, as far as it is known.
+
+        A long prompt with media waits for their hidden states, where other requests run: its rows
+        are then computed in chunks. The lock is held.
+        """
+        request = task.live.request
+        if request.ahead:
+            return False
+        if task.live.accepted is not None or not self._may_be_cut(task):
+            return True
+        assert request.keys is not None
+        keys = request.keys.talker
+        left = len(keys) - self._cache.count(keys, request.options.cache_key)
+        return left <= LEAST_CHUNK_ROWS or not keys.media_rows(len(keys))
+
+    def _may_be_cut(self, task: TalkerTask) -> bool:
+        return len(self._tasks) > 1 and task.live.request.keys is not None
+
+    def _chunk_rows(self, task: TalkerTask) -> int:
+        """Return how many user rows of a prompt the next call computes.
+
+        A talker row takes no longer than a thinker row, whose time is known. The lock is held.
+        """
+        rows = len(task.prompt.token_ids) - task.start
+        if task.live.request.ahead:
+            return min(rows, AHEAD_ROWS)
+        return self._policy.chunk_rows(rows) if self._may_be_cut(task) else rows
 
     def _with_token(self, tasks: list[TalkerTask]) -> list[TalkerTask]:
         """Return the prepared tasks whose first text token is there. The lock is held."""
@@ -140,7 +168,8 @@ class TalkerStage(Stage[TalkerTask]):
         """Make the next frames, a request's first one before all others."""
         self._speak(self._each(first, self._prefill))
         if new:
-            prepared = self._without_ahead([task for task, _ in self._each(new, self._prepare)])
+            done = [task for task, whole in self._each(new, self._prepare) if whole]
+            prepared = self._without_ahead(done)
             for task in prepared:
                 rows = len(task.prompt)
                 task.limit = min(task.limit, self._engine.context_length - rows + 1)
@@ -157,16 +186,27 @@ class TalkerStage(Stage[TalkerTask]):
         """Call the engine for each task alone."""
         return [pair for task in tasks for pair in self._call_engine((task,), call)]
 
-    def _prepare(self, tasks: Sequence[TalkerTask]) -> list[None]:
-        for task in tasks:
-            self._bring(task)
-            if not task.live.request.ahead:
-                self._engine.prepare(task.slot, task.prompt, task.speaker_id, task.start)
-                continue
-            if task.start < len(task.prompt.token_ids):
-                self._engine.prefill_chunk(task.slot, task.prompt, task.start, self._accepted(task))
-            self._hold(task)
-        return [None] * len(tasks)
+    def _prepare(self, tasks: Sequence[TalkerTask]) -> list[bool]:
+        """Compute prompts, or the next chunks of their user rows.
+
+        Returns for each whether all of it is computed that is known.
+        """
+        return [self._prepare_one(task) for task in tasks]
+
+    def _prepare_one(self, task: TalkerTask) -> bool:
+        self._bring(task)
+        rows, ahead = len(task.prompt.token_ids), task.live.request.ahead
+        with self._lock:
+            stop = task.start + self._chunk_rows(task)
+        if stop == rows and not ahead:
+            self._engine.prepare(task.slot, task.prompt, task.speaker_id, task.start)
+            return True
+        if task.start < stop:
+            prompt, accepted = task.prompt.first(stop), self._accepted(task, stop)
+            self._engine.prefill_chunk(task.slot, prompt, task.start, accepted)
+        task.start = stop
+        self._hold(task, stop)
+        return stop == rows
 
     def _without_ahead(self, tasks: list[TalkerTask]) -> list[TalkerTask]:
         """End the tasks that are prefilled ahead. Returns the others."""
@@ -184,20 +224,28 @@ class TalkerStage(Stage[TalkerTask]):
             cached = self._cache.bring(task.slot, keys, request.options.cache_key, len(keys), copy)
             task.start = cached.count
 
-    def _hold(self, task: TalkerTask) -> None:
-        """Record the user rows of a slot's prompt in the prefix cache, and no later rows."""
+    def _hold(self, task: TalkerTask, count: int | None = None) -> None:
+        """Record user rows of a slot's prompt in the prefix cache: so many, or all of them."""
         request = task.live.request
         if request.keys is not None:
             keys = request.keys.talker
+            count = len(keys) if count is None else count
             self._cache.put(
-                task.slot, CachedRows(keys, len(keys), request.options.cache_key, NO_ACCEPTED)
+                task.slot, CachedRows(keys, count, request.options.cache_key, NO_ACCEPTED)
             )
 
-    def _accepted(self, task: TalkerTask) -> Tensor:
-        """Return the thinker's hidden states at the media of the rows from the task's start on."""
+    def _accepted(self, task: TalkerTask, stop: int | None = None) -> Tensor:
+        """Return the thinker's hidden states at the media of the rows from the task's start on.
+
+        stop: row before which they end, where it is not the last one.
+        """
         accepted, keys = task.live.accepted, task.live.request.keys
-        assert accepted is not None
-        return accepted if keys is None else accepted[keys.talker.media_rows(task.start) :]
+        if accepted is None:  # the thinker has not answered, so there are no media
+            return NO_ACCEPTED
+        if keys is None:
+            return accepted
+        end = None if stop is None else keys.talker.media_rows(stop)
+        return accepted[keys.talker.media_rows(task.start) : end]
 
     def _prefill(self, tasks: Sequence[TalkerTask]) -> list[Tensor]:
         logits = []
