@@ -160,6 +160,7 @@ def _uniforms(sampling: PredictorSampling) -> NDArray[np.float32]:
 class FakeVocoder:
     slots = 3
     chunk_frames = (1, 4)
+    frames_at_once = 16
     frame_samples = 10
     latency_samples = 5
 

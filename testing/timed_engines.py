@@ -51,6 +51,7 @@ class Sizes:
     vocab: int = 384
     codec_vocab: int = 1088
     chunk_frames: tuple[int, ...] = (1, 2, 4, 8, 16, 25)
+    frames_at_once: int = 1000
 
 
 @dataclass
@@ -200,7 +201,7 @@ class TimedVocoder(_Timed):
 
     def __init__(self, clock: VirtualClock, times: Times, script: Script, sizes: Sizes):
         super().__init__(clock, times, script, sizes)
-        self.chunk_frames = sizes.chunk_frames
+        self.chunk_frames, self.frames_at_once = sizes.chunk_frames, sizes.frames_at_once
         self.frame_samples, self.latency_samples = FRAME_SAMPLES, LATENCY_SAMPLES
         self._last: dict[int, list[Tensor]] = {}
 

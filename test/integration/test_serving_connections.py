@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import math
 import socket
 import threading
 import time
@@ -485,3 +486,31 @@ def test_a_socket_that_takes_long_to_read_waits_longer(monkeypatch: pytest.Monke
         socket._unread = bytearray(first * (STEP_BYTES + 1))
         socket._read_step()
     assert later == [pytest.approx(3 * STEP_BYTES * 1e-6), 0]
+
+
+def test_a_burst_of_messages_leaves_others_half_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each message takes 2 ms here. After three of them the socket pauses for as long."""
+    now, paused = [0.0], []
+
+    async def sleep(seconds: float) -> None:
+        paused.append(round(seconds, 4))
+        now[0] += seconds
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    socket = object.__new__(GuardedSocket)
+    socket.loop = SimpleNamespace(time=lambda: now[0])  # type: ignore[assignment]
+    socket._account = SimpleNamespace(release=lambda count: None)  # type: ignore[assignment]
+    socket._taken, socket._unread, socket._burst_from_s = 0, bytearray(), math.inf
+    socket.queue, socket.read_paused = asyncio.Queue(), False
+    for _ in range(7):
+        socket.queue.put_nowait({"type": "websocket.receive"})  # type: ignore[arg-type]
+
+    async def take() -> None:
+        for _ in range(7):
+            await socket.receive()
+            now[0] += 0.002
+
+    asyncio.run(take())
+    assert paused == [0, 0, 0, 0.006, 0, 0, 0.006]

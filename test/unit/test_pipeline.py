@@ -445,6 +445,18 @@ def test_a_first_chunk_is_decoded_before_all_others_that_are_due(simulate: Simul
     assert vocoder[-1].name == "vocoder.start" and vocoder[-1].slots == (starting.slot,)
 
 
+def test_streams_are_decoded_together_while_that_saves_time(simulate: Simulate) -> None:
+    """Four chunks of 8 frames come together; a call takes 16 frames, of who runs dry first."""
+    times = Times(0.01, 0.02, 0.01, 0.01, 0.02, 0.02, 0.1)
+    simulation = simulate(times, Sizes(slots=4, frames_at_once=16))
+    prompts = [[n, *TOKENS] for n in range(4)]
+    streams = [simulation.start(tokens, 40, chunk_frames=(1, 8)) for tokens in prompts]
+    for tokens, stream in zip(prompts, streams, strict=True):
+        simulation.assert_right(finish(stream), tokens, 40)
+    assert {call.size for call in simulation.called("vocoder.step")} >= {16}
+    assert max(call.size for call in simulation.called("vocoder.step")) == 16
+
+
 def test_who_runs_dry_first_is_decoded_first(simulate: Simulate) -> None:
     """Chunks of 0.64 and of 1.28 s, 0.5 s each: two of the one for each of the other."""
     simulation = simulate(Times(0.01, 0.001, 0.001, 0.001, 0.001, 0.001, 0.5))

@@ -11,6 +11,8 @@ from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES
 from qwen3_omni_neuron.engines.inputs import cut_audio, pad_chunks
 from qwen3_omni_neuron.model.config import Code2WavConfig
 
+FRAMES_AT_ONCE = 16  # with more, arithmetic takes the time, not the reading of weights
+
 
 class CpuVocoder:
     """Vocoder over calls of code2wav; see engines.protocols.Vocoder.
@@ -26,7 +28,7 @@ class CpuVocoder:
         chunk_frames: tuple[int, ...] = CHUNK_FRAMES,
     ):
         self.slots = slots
-        self.chunk_frames = chunk_frames
+        self.chunk_frames, self.frames_at_once = chunk_frames, FRAMES_AT_ONCE
         self.frame_samples = calls.config.frame_samples
         self.latency_samples = calls.config.latency_samples
         self._states: dict[int, Any] = {}

@@ -160,10 +160,13 @@ class Vocoder(Protocol):
     chunk_frames: the compiled chunk sizes, ascending. All chunks of one call are of the same size;
     the last one of a stream may be shorter, and after it the slot can only start a new stream. The
     runtime groups chunks by the smallest compiled size that holds them; the engine pads to it.
+    frames_at_once: frames of all streams from which one more stream makes a call longer by as much
+    as a call of its own takes: the runtime gives no more streams to one call.
     """
 
     slots: int
     chunk_frames: tuple[int, ...]
+    frames_at_once: int
     frame_samples: int
     latency_samples: int
 

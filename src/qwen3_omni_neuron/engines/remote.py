@@ -120,6 +120,7 @@ class RemoteVocoder(RemoteEngine):
     def __init__(self, process: EngineProcess, timeout_s: float) -> None:
         super().__init__(process, timeout_s)
         self.chunk_frames: tuple[int, ...] = process.read("chunk_frames")
+        self.frames_at_once: int = process.read("frames_at_once")
         self.frame_samples: int = process.read("frame_samples")
         self.latency_samples: int = process.read("latency_samples")
 

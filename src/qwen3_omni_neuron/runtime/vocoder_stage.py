@@ -94,7 +94,10 @@ class VocoderStage(Stage[VocoderTask]):
             return min(held_s.values(), default=None)
         # One call, then a new selection: first chunks, then the request whose audio ends first.
         urgent = min(groups, key=lambda g: min(task.live.plays_until_s for task in groups[g]))
-        return partial(self._work, *urgent, groups[urgent])
+        first, bucket = urgent
+        chosen = sorted(groups[urgent], key=lambda task: task.live.plays_until_s)
+        most = max(1, self._engine.frames_at_once // bucket)
+        return partial(self._work, first, bucket, chosen[:most])
 
     def _due_frames(self, task: VocoderTask) -> int:
         """Return the frames of the task's next chunk, 0 where it is not due yet."""

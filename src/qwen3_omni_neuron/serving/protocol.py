@@ -1,6 +1,7 @@
 """uvicorn's HTTP/1.1 and WebSockets, with limits for clients that send or read too slowly."""
 
 import asyncio
+import math
 import socket
 from typing import Any
 
@@ -32,6 +33,7 @@ STEP_BYTES = 1 << 14  # bytes of a socket that are parsed at a time
 # After a step that takes longer than LONG_STEP_S, such as one of tiny frames, the socket waits
 # STEP_PAUSES times as long: otherwise other threads get the interpreter lock only every 5 ms.
 LONG_STEP_S, STEP_PAUSES = 0.25e-3, 3
+BURST_S = 5e-3  # time that messages of one read take before others go on for as long
 MOST_FRAMES = 10_000  # frames of one message; even a short one takes a hundred bytes
 MOST_PIPELINED = 16  # requests of one connection that wait for an earlier one's answer
 
@@ -183,6 +185,7 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         self._coming = self._taken = 0  # bytes of incomplete and of delivered messages
         self._unread = bytearray()  # received bytes that are not parsed yet
         self._refused = False
+        self._burst_from_s = math.inf  # when messages began to be there before they were asked for
         self._sending = asyncio.Lock()
         self._ends = False
         self._watch: SendWatch
@@ -252,9 +255,22 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         super().send_receive_event_to_app()
 
     async def receive(self) -> Any:
-        """Return the next message, and release the bytes of the ones before."""
+        """Return the next message, and release the bytes of the ones before.
+
+        Where it is there already, the event loop first has a round for others, and a pause after
+        each BURST_S.
+        """
         self._account.release(BODY_COPIES * self._taken)
         self._taken = 0
+        if self.queue.empty():
+            self._burst_from_s = math.inf
+        else:
+            now = self.loop.time()
+            self._burst_from_s = min(self._burst_from_s, now)
+            took_s = now - self._burst_from_s
+            await asyncio.sleep(took_s if took_s > BURST_S else 0)
+            if took_s > BURST_S:
+                self._burst_from_s = self.loop.time()
         message = await super().receive()
         if self._unread:  # otherwise the transport continues to read
             self.transport.pause_reading()

@@ -45,6 +45,7 @@ class NeuronVocoder:
         self.slots = next(iter(self._starts.values())).state[0].lengths[0] - 1
         self._batches = sorted({streams for streams, _ in self._starts})
         self.chunk_frames = tuple(sorted({frames for _, frames in self._starts}))
+        self.frames_at_once = self.slots * self.chunk_frames[-1]
         self.frame_samples = config.frame_samples
         self.latency_samples = config.latency_samples
         self._live: set[int] = set()  # slots whose stream can go on
