@@ -13,7 +13,8 @@ from transformers import Qwen3OmniMoeForConditionalGeneration
 
 from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES
 from qwen3_omni_neuron.checkpoint.tiny.tokenizer import write_json
-from qwen3_omni_neuron.checkpoint.tiny.write import random_weights, write_checkpoint
+from qwen3_omni_neuron.checkpoint.tiny.weights import random_weights
+from qwen3_omni_neuron.checkpoint.tiny.write import write_checkpoint
 from train.fit import device
 from train.vocabulary import MOST_WORDS, SAY, SPOKEN, SUM
 

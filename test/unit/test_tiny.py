@@ -3,7 +3,9 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -18,14 +20,17 @@ from transformers import (
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import Checkpoint, fingerprint
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES, config_dict, resized
 from qwen3_omni_neuron.checkpoint.tiny.tokenizer import ROLES, SPECIAL_TOKENS, write_tokenizer
 from qwen3_omni_neuron.checkpoint.tiny.weights import fill_random, parameter_shapes
-from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.errors import CheckpointError, OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.released import RELEASED
 
+SHORT: dict[str, Any] = {"thinker_max_new_tokens": 5, "talker_max_new_tokens": 5, "seed": 0}
+HELLO = [{"role": "user", "content": "Hello"}]
 FILES = {
     "chat_template.json",
     "config.json",
@@ -117,9 +122,48 @@ def test_wide_is_the_released_model_with_fewer_layers(tmp_path: Path) -> None:
     assert max(token_ids.values()) < wide.thinker.text.vocab_size
 
 
-def test_wide_has_the_parameters_of_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_drawn_checkpoint_is_the_written_one(tmp_path: Path, dtype: str) -> None:
+    written = write_tiny_checkpoint(tmp_path / "written", seed=5, dtype=dtype)
+    drawn = write_tiny_checkpoint(tmp_path / "drawn", seed=5, dtype=dtype, drawn=True)
+    assert not list(drawn.glob("*.safetensors*"))
+    assert set(Checkpoint(drawn).names) == set(Checkpoint(written).names)
+    with Checkpoint(written).reader() as stored, Checkpoint(drawn).reader() as made:
+        for name in Checkpoint(written).names:
+            one, other = stored.tensor(name), made.tensor(name)
+            assert one.dtype == other.dtype and torch.equal(one, other), name
+
+
+def test_a_drawn_checkpoint_replies_as_the_written_one(tmp_path: Path) -> None:
+    replies = []
+    for name, drawn in (("written", False), ("drawn", True)):
+        folder = write_tiny_checkpoint(tmp_path / name, seed=5, drawn=drawn)
+        with Qwen3Omni.load(folder, dtype="int4") as omni:
+            replies.append(omni.generate_audio(HELLO, **SHORT))
+    assert replies[0].token_ids == replies[1].token_ids
+    assert np.array_equal(replies[0].audio, replies[1].audio)
+
+
+def test_drawn_checkpoints_of_two_seeds_are_two_checkpoints(tmp_path: Path) -> None:
+    one, other = (
+        write_tiny_checkpoint(tmp_path / str(seed), seed=seed, drawn=True) for seed in (1, 2)
+    )
+    assert fingerprint(one) != fingerprint(other)
+    assert fingerprint(one) == fingerprint(write_tiny_checkpoint(tmp_path / "3", 1, drawn=True))
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"seed": -1}', '{"seed": "x"}'])
+def test_a_broken_file_of_a_drawn_checkpoint_is_named(tmp_path: Path, content: str) -> None:
+    folder = write_tiny_checkpoint(tmp_path, drawn=True)
+    (folder / "drawn.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"drawn\.json"):
+        Checkpoint(folder)
+
+
+@pytest.mark.parametrize("size", ["wide", "released"])
+def test_a_large_size_has_the_parameters_of_transformers(tmp_path: Path, size: str) -> None:
     """Names as in the release, shapes from modules without memory, expert by expert or stacked."""
-    raw = config_dict(SIZES["wide"], write_tokenizer(tmp_path), "bfloat16")
+    raw = config_dict(SIZES[size], write_tokenizer(tmp_path), "bfloat16")
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with torch.device("meta"):
         model = Qwen3OmniMoeForConditionalGeneration(Qwen3OmniMoeConfig.from_pretrained(tmp_path))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from qwen3_omni_neuron.checkpoint.drawn import DRAWN_FILE, DrawnTensors
 from qwen3_omni_neuron.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def resolve_checkpoint(model_path: str | Path) -> Path:
 
 
 class Checkpoint:
-    """A checkpoint's tensors by released name.
+    """A checkpoint's tensors by released name: those of its shards, or drawn (checkpoint.drawn).
 
     Shards are opened only while they are read, so that no file stays mapped in memory. Raises
     CheckpointError if the index, a shard, or the single file is missing or broken.
@@ -61,17 +62,18 @@ class Checkpoint:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._files = _tensor_files(folder)
+        self._drawn = DrawnTensors(folder) if (folder / DRAWN_FILE).exists() else None
+        self._files = {} if self._drawn else _tensor_files(folder)
 
     @property
     def names(self) -> Iterable[str]:
         """Names of all tensors."""
-        return self._files.keys()
+        return self._files.keys() if self._drawn is None else self._drawn.shapes.keys()
 
     @contextmanager
-    def reader(self) -> Iterator["ShardReader"]:
+    def reader(self) -> Iterator["ShardReader | DrawnTensors"]:
         """Open a reader, which is closed at the end of the `with` block."""
-        reader = ShardReader(self.folder, self._files)
+        reader = self._drawn or ShardReader(self.folder, self._files)
         try:
             yield reader
         finally:
@@ -175,6 +177,9 @@ def fingerprint(folder: Path) -> str:
     digest = hashlib.sha256()
     try:
         digest.update((folder / "config.json").read_bytes())
+        if (folder / DRAWN_FILE).exists():
+            digest.update((folder / DRAWN_FILE).read_bytes())
+            return digest.hexdigest()
         for shard in _shards(folder, digest):
             _add_shard(folder / shard, digest)
     except (OSError, ValueError, KeyError, TypeError) as error:

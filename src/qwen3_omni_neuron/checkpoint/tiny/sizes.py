@@ -5,8 +5,8 @@ a token in place of its id. `sizes.json` has the settings in which each size dif
 
 tiny: every part of the model, and sizes that bring out mistakes (a second of speech is longer than
 code2wav's window, the shared expert is wider than the routed ones). small: the released head sizes,
-code groups, codebooks and upsampling. wide: every released width, with fewer layers. speaking: the
-checkpoint that ships with the package.
+code groups, codebooks and upsampling. wide: every released width, with fewer layers. released: all
+released sizes. speaking: the checkpoint that ships with the package.
 """
 
 import json

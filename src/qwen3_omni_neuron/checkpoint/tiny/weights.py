@@ -7,11 +7,13 @@ audio is neither silent nor clipped.
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+Config = dict[str, Any]
+Weights = Callable[[Config, str, torch.Tensor], None]
 NamedShapes = Iterator[tuple[str, tuple[int, ...]]]
 
 LOGIT_SCALE = 2.0  # standard deviation of every head's logits
@@ -35,6 +37,19 @@ def parameter_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             *_code2wav(config["code2wav_config"]),
         )
     )
+
+
+def random_weights(seed: int) -> Weights:
+    """Return random weights from a seed; the model's replies don't end at once."""
+
+    def weights(config: Config, name: str, parameter: torch.Tensor) -> None:
+        end_rows = {
+            "thinker.lm_head.weight": config["im_end_token_id"],
+            "talker.codec_head.weight": config["talker_config"]["codec_eos_token_id"],
+        }
+        fill_random(parameter, name, seed, end_rows.get(name))
+
+    return weights
 
 
 def fill_random(parameter: torch.Tensor, name: str, seed: int, end_row: int | None = None) -> None:

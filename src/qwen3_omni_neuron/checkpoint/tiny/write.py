@@ -1,20 +1,23 @@
 """Write a tiny checkpoint: configs, tokenizer and sharded safetensors with their index."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
+from qwen3_omni_neuron.checkpoint.drawn import DRAWN_FILE
 from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES, Size, config_dict, generation_config_dict
 from qwen3_omni_neuron.checkpoint.tiny.tokenizer import WORDS, write_json, write_tokenizer
-from qwen3_omni_neuron.checkpoint.tiny.weights import fill_random, parameter_shapes
+from qwen3_omni_neuron.checkpoint.tiny.weights import (
+    Config,
+    Weights,
+    parameter_shapes,
+    random_weights,
+)
 from qwen3_omni_neuron.errors import OptionError
 
-Config = dict[str, Any]
-Weights = Callable[[Config, str, torch.Tensor], None]
 Shapes = Mapping[str, tuple[int, ...]]
 
 LEAST_SHARDS = 4
@@ -23,14 +26,19 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def write_tiny_checkpoint(
-    folder: str | Path, seed: int = 0, size: str | Size = "tiny", dtype: str = "bfloat16"
+    folder: str | Path,
+    seed: int = 0,
+    size: str | Size = "tiny",
+    dtype: str = "bfloat16",
+    drawn: bool = False,
 ) -> Path:
     """Write a checkpoint of the released layout with random weights into `folder`.
 
     size: "tiny" (1.4 M parameters), "small" (155 M, the released head sizes), "wide" (2.7 G, every
-    released width, fewer layers), "speaking" (6 M, the shape of the checkpoint that ships), or
-    settings of your own.
-    dtype: "bfloat16", as released, or "float32".
+    released width, fewer layers), "released" (35 G), "speaking" (6 M, the shape of the checkpoint
+    that ships), or settings of your own.
+    dtype: "bfloat16", as released, or "float32". drawn: write no weights; whoever reads one draws
+    it from the seed (checkpoint.drawn).
     The same seed gives the same bytes. Returns the folder.
     Raises OptionError for an unknown size or dtype, or a negative seed.
     """
@@ -39,15 +47,16 @@ def write_tiny_checkpoint(
     if seed < 0:
         raise OptionError(f"seed is zero or more, got {seed}.")
     settings = SIZES[size] if isinstance(size, str) else size
-    return write_checkpoint(Path(folder), settings, random_weights(seed), dtype)
+    return write_checkpoint(Path(folder), settings, seed if drawn else random_weights(seed), dtype)
 
 
 def write_checkpoint(
-    folder: Path, size: Size, weights: Weights, dtype: str, words: Sequence[str] = WORDS
+    folder: Path, size: Size, weights: Weights | int, dtype: str, words: Sequence[str] = WORDS
 ) -> Path:
     """Write a checkpoint of this size with given weights; see `write_tiny_checkpoint`.
 
-    weights: function that fills a parameter, given config.json, its released name and the tensor.
+    weights: function that fills a parameter, given config.json, its released name and the tensor;
+    or a seed, from which they are drawn when they are read.
     words: each becomes one token of the tokenizer.
     """
     if dtype not in DTYPES:
@@ -55,24 +64,14 @@ def write_checkpoint(
     folder.mkdir(parents=True, exist_ok=True)
     token_ids = write_tokenizer(folder, words)
     config = config_dict(size, token_ids, dtype)
-    _write_shards(folder, config, weights, DTYPES[dtype])
+    if isinstance(weights, int):
+        write_json(folder / DRAWN_FILE, {"seed": weights})
+    else:
+        _write_shards(folder, config, weights, DTYPES[dtype])
     write_json(folder / "generation_config.json", generation_config_dict(token_ids))
     # Written last: a folder that has a config.json is a complete checkpoint.
     write_json(folder / "config.json", config)
     return folder
-
-
-def random_weights(seed: int) -> Weights:
-    """Return random weights from a seed; the model's replies don't end at once."""
-
-    def weights(config: Config, name: str, parameter: torch.Tensor) -> None:
-        end_rows = {
-            "thinker.lm_head.weight": config["im_end_token_id"],
-            "talker.codec_head.weight": config["talker_config"]["codec_eos_token_id"],
-        }
-        fill_random(parameter, name, seed, end_rows.get(name))
-
-    return weights
 
 
 def _write_shards(folder: Path, config: Config, weights: Weights, dtype: torch.dtype) -> None:

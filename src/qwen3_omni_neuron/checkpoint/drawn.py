@@ -1,0 +1,60 @@
+"""Random weights that no file holds: each is drawn from its name and a seed when it is read.
+
+A checkpoint of the released size takes 70 GB on a disk. A folder with DRAWN_FILE in place of its
+shards takes some megabytes, and reads as the checkpoint that `tiny-checkpoint` writes from that
+seed, bit for bit.
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qwen3_omni_neuron.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DRAWN_FILE = "drawn.json"
+
+
+class DrawnTensors:
+    """The tensors of a folder with DRAWN_FILE, by released name.
+
+    Raises CheckpointError if that file or config.json can't be read.
+    """
+
+    def __init__(self, folder: Path):
+        # Drawing needs torch, and a folder of shards does not need this.
+        from qwen3_omni_neuron.checkpoint.tiny.weights import parameter_shapes
+
+        try:
+            seed = json.loads((folder / DRAWN_FILE).read_text(encoding="utf-8"))["seed"]
+            self._config: dict[str, Any] = json.loads(
+                (folder / "config.json").read_text(encoding="utf-8")
+            )
+            self.shapes = parameter_shapes(self._config)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{folder} has a {DRAWN_FILE}, and it or config.json can't be read: {error!r}. "
+                "Write it again: qwen3-omni-neuron tiny-checkpoint DIR --drawn."
+            ) from error
+        if not (isinstance(seed, int) and seed >= 0):
+            raise CheckpointError(f"{folder / DRAWN_FILE} has seed {seed!r}, and not 0 or more.")
+        self._seed = seed
+
+    def tensor(self, name: str) -> "Tensor":
+        """Draw a tensor."""
+        import torch
+
+        from qwen3_omni_neuron.checkpoint.tiny.weights import random_weights
+
+        dtype: torch.dtype = getattr(torch, self._config["dtype"])
+        tensor = torch.empty(self.shapes[name], dtype=dtype)
+        random_weights(self._seed)(self._config, name, tensor)
+        return tensor
+
+    def trim(self) -> None:
+        """Do nothing: no file is open."""
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""
