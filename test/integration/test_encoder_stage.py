@@ -156,7 +156,7 @@ def test_a_long_prompt_in_pieces_is_the_whole_to_the_bit(
 def test_a_long_talker_prompt_in_pieces_is_the_whole(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, messages: Messages
 ) -> None:
-    """Where another request speaks, its frames come between two pieces."""
+    """Another request speaks meanwhile: its frames come between two pieces."""
     monkeypatch.setattr(policy, "PREFILL_CHUNK_S", 1e-9)
     calls = ungated()
     with Qwen3Omni.load(checkpoint, max_concurrency=2, wrap_engines=watching(calls)) as omni:

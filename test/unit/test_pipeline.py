@@ -12,6 +12,8 @@ from qwen3_omni_neuron.errors import (
     OptionError,
 )
 from qwen3_omni_neuron.events import AudioChunk, TextDelta
+from qwen3_omni_neuron.runtime import joined_events
+from qwen3_omni_neuron.runtime import request as runtime_request
 from qwen3_omni_neuron.runtime.fairness import KEPT_S
 from qwen3_omni_neuron.runtime.request import frame_pace
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, Pace
@@ -306,6 +308,21 @@ def test_the_stage_that_is_slower_than_speech_is_named(
     logged = [record.getMessage() for record in caplog.records if "slower" in record.getMessage()]
     assert len(logged) == (slow is not None)
     assert all(f"the {slow} took " in text and "fewer requests" in text for text in logged)
+
+
+@pytest.mark.parametrize("read", [99, 100])
+def test_the_log_says_where_weights_came_from_the_disk_again(
+    simulate: Simulate,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    read: int,
+) -> None:
+    monkeypatch.setattr(runtime_request, "pages_read", lambda: 7)
+    monkeypatch.setattr(joined_events, "pages_read", lambda: 7 + read)
+    simulation = simulate(Times(0.1, 0.005, 0, 0.05, 0.1, 0, 0.0))
+    finish(simulation.start(TOKENS, 30))
+    (text,) = [r.getMessage() for r in caplog.records if "slower" in r.getMessage()]
+    assert ("waited 100 times for weights from the disk" in text) == (read == 100)
 
 
 def test_a_caller_may_hear_the_first_chunk_early(simulate: Simulate) -> None:

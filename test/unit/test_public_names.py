@@ -174,7 +174,7 @@ VERBS = {
         --help -h
     """,
     "tiny-checkpoint": """
-        --dtype --help --seed --size -h folder
+        --drawn --dtype --help --seed --size -h folder
     """,
 }
 PLAN = [

@@ -43,9 +43,14 @@ def read_config(folder: Path) -> OmniConfig:
             f"{MODEL_TYPE!r} (Qwen3-Omni). Point model_path at a Qwen3-Omni checkpoint."
         )
     try:
-        return _omni(_Section(raw, "config.json"))
+        return parse_config(raw)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}/config.json can't be used: {error}") from error
+
+
+def parse_config(raw: Mapping[str, Any]) -> OmniConfig:
+    """Read the content of a config.json. Raises CheckpointError, TypeError and ValueError."""
+    return _omni(_Section(raw, "config.json"))
 
 
 def read_generation_defaults(folder: Path) -> GenerationDefaults:

@@ -45,7 +45,8 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
         "--dry-run",
         action="store_true",
         help="compile nothing; print what each graph takes on a trn2, whether all of it fits the "
-        "memory of a core, and the least time of a call",
+        "memory of a core, and the least time of a call; with --target cpu what each dtype takes, "
+        "and what fits this machine",
     )
     limits = [target.limits for target in TARGETS.values()]
     parser.add_argument(
@@ -120,13 +121,9 @@ def _compile(parsed: argparse.Namespace) -> int:
 
     model = resolve_checkpoint(chosen_model(parsed))
     if parsed.dry_run:
-        if parsed.target not in (None, *DRY_RUN_TARGETS):
-            raise OptionError(
-                "--dry-run counts what graphs take on a trn2, which is no machine of target "
-                f"{parsed.target}. Give --target {' or '.join(DRY_RUN_TARGETS)}, or leave --target "
-                "out."
-            )
         plan = _plan(parsed, model, parsed.target or DRY_RUN_TARGETS[0])
+        if plan.target not in DRY_RUN_TARGETS:
+            return _dry_run_here(plan)
         return _dry_run(plan, None if parsed.tp is None else (parsed.tp,))
     if parsed.out is None:
         raise OptionError("no folder for the tree: give --out DIR, or --dry-run.")
@@ -166,6 +163,16 @@ def _dry_run(plan: "CompilePlan", degrees: tuple[int, ...] | None) -> int:
     from qwen3_omni_neuron.neuron.graphs.dry_run import TP_DEGREES, dry_run, dry_run_text
 
     print(dry_run_text(dry_run(read_config(plan.model), plan, degrees or TP_DEGREES)))
+    return 0
+
+
+def _dry_run_here(plan: "CompilePlan") -> int:
+    """Print what each dtype takes on the CPU, and what fits this machine's memory and disk."""
+    from qwen3_omni_neuron.checkpoint.config_json import read_config
+    from qwen3_omni_neuron.cpu.fits import fits_of, fits_text, memory_bytes
+
+    fits = fits_of(read_config(plan.model), plan.context_length, plan.talker_context_length)
+    print("\n".join(fits_text(fits, plan.context_length, memory_bytes())))
     return 0
 
 

@@ -31,6 +31,7 @@ NEURON_VARIABLES = (
     "NEURON_CC_FLAGS",
 )
 GB = 1e9
+POSITIONS, TALKER_POSITIONS = 4096, 4096 + 1024  # of a conversation, in the table of what fits
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +42,7 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
 def _doctor(parsed: argparse.Namespace) -> int:
     """Print the report. Returns the exit status."""
     neuron = [*_torchneuron(), "", *_neuron(), "", *_neuron_target()]
-    print("\n".join([*_versions(), "", *neuron, "", *_prompts(), "", *_machine()]))
+    print("\n".join([*_versions(), "", *neuron, "", *_prompts(), "", *_machine(), "", *_fits()]))
     return 0
 
 
@@ -118,6 +119,19 @@ def _machine() -> list[str]:
         *((name, os.environ.get(name, "not set")) for name in NEURON_VARIABLES),
     ]
     return ["| machine | |", "| --- | --- |", *(f"| {n} | {v} |" for n, v in rows)]
+
+
+def _fits() -> list[str]:
+    """Return a table of what the released model takes on this CPU, and whether it fits."""
+    try:
+        from qwen3_omni_neuron.cpu.fits import fits_of, fits_text, memory_bytes
+    except (ImportError, OSError) as error:
+        return [f"What fits the memory is unknown, as torch can't be imported ({error})."]
+    from qwen3_omni_neuron.checkpoint.tiny.sizes import released_config
+
+    fits = fits_of(released_config(), POSITIONS, TALKER_POSITIONS)
+    title = "Qwen3-Omni-30B-A3B on this CPU (compile --dry-run --target cpu: for a checkpoint):"
+    return [title, "", *fits_text(fits, POSITIONS, memory_bytes())]
 
 
 def _native_library() -> str:

@@ -157,6 +157,7 @@ def _compile(
             records[model] = record
     chosen = [model for model in missing if not only or model in only]
     expected = {model: target.expected_bytes(plan, model) for model in chosen}
+    _check_disk(tree, sum(expected.values()))
     progress.begins(expected, {model: missing[model] for model in chosen})
     for model in chosen:
         part = tree / f".{model}.part"
@@ -248,6 +249,17 @@ def _folder_bytes(folder: Path) -> int:
             with suppress(FileNotFoundError):
                 total += Path(parent, name).stat().st_size
     return total
+
+
+def _check_disk(tree: Path, expected: int) -> None:
+    """Raise OutputError where the disk has no space for what will be written."""
+    free = shutil.disk_usage(tree).free
+    if expected > free:
+        raise OutputError(
+            f"this compile writes {expected / MB:.1f} MB, and the disk of {tree} has "
+            f"{free / MB:.1f} MB free. Make room, or take --out on another disk; nothing was "
+            "written."
+        )
 
 
 def _full(tree: Path, model: str, expected: int, written: int) -> OutputError:

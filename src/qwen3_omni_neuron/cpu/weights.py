@@ -192,13 +192,18 @@ def compile_model(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
                 for kept, part_of_it in forms[target].keep(target, tensor).items():
                     yield f"{name}.{kept}", part_of_it
 
-    write_tensors(folder / WEIGHTS_FILE, _file_layout(plan, model), tensors())
+    write_tensors(folder / WEIGHTS_FILE, _file_layout(parts, plan.dtype, model), tensors())
     return ModelRecord((), record_files(folder), round(time.monotonic() - started, 3))
 
 
 def expected_bytes(plan: CompilePlan, model: str) -> int:
     """Return the size in bytes of a model's weights in the plan's dtype."""
-    return layout_bytes(_file_layout(plan, model))
+    return model_bytes(_stage_parts(plan, model), plan.dtype, model)
+
+
+def model_bytes(parts: Mapping[str, Part], dtype: str, model: str) -> int:
+    """Return the size in bytes of a model's weights in a compiled tree. parts: of its stage."""
+    return layout_bytes(_file_layout(parts, dtype, model))
 
 
 def _stage_parts(plan: CompilePlan, model: str) -> dict[str, Part]:
@@ -206,13 +211,12 @@ def _stage_parts(plan: CompilePlan, model: str) -> dict[str, Part]:
     return lay_out(read_config(plan.model), (MODEL_STAGES[model],))[1]
 
 
-def _file_layout(plan: CompilePlan, model: str) -> Layout:
+def _file_layout(parts: Mapping[str, Part], dtype: str, model: str) -> Layout:
     """Return shape and dtype of every tensor in a model's file by name."""
-    parts = _stage_parts(plan, model)
     return {
         f"{name}.{kept}": expected
         for name in MODEL_PARTS[model]
-        for by_name in _layout(PRECISIONS[plan.dtype], name, parts[name]).values()
+        for by_name in _layout(PRECISIONS[dtype], name, parts[name]).values()
         for kept, expected in by_name.items()
     }
 

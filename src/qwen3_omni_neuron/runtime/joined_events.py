@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from qwen3_omni_neuron.engines.process.heap import pages_read
 from qwen3_omni_neuron.events import (
     SAMPLE_RATE,
     AudioChunk,
@@ -135,7 +136,8 @@ class JoinedEvents:
         slow = max(speech_s, key=lambda name: speech_s[name])
         slow_stage = slow if 0 < audio_s < speech_s[slow] else None
         if slow_stage is not None:
-            self._pipeline.warn_of_slow_speech(slow_stage, speech_s[slow], audio_s)
+            pages = pages_read() - live.pages_read_before
+            self._pipeline.warn_of_slow_speech(slow_stage, speech_s[slow], audio_s, pages)
         return Timings(
             queued_s=times.admitted_s - arrived_s,
             ttft_s=times.first_token_s - arrived_s,

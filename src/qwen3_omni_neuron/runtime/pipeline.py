@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 AWAITED_S = 20.0  # a speaker's next window comes after 8 s, and waits for a pause of the stages
 GREEDY = GenerationDefaults()
+MANY_PAGES = 100  # read from the disk during a reply: up to 13 MB
 StageTasks = list[tuple[Stage[Any], Task]]  # the tasks of a request, each with its stage
 
 
@@ -147,18 +148,22 @@ class Pipeline:
             logger.debug("a request is queued behind %d others", before)
             return live, before + 1
 
-    def warn_of_slow_speech(self, stage: str, calls_s: float, audio_s: float) -> None:
+    def warn_of_slow_speech(self, stage: str, calls_s: float, audio_s: float, pages: int) -> None:
         """Log that a reply's speech can't be played as it is made. stage: the one that limits it.
 
-        calls_s: time of the stage's calls for the reply.
+        calls_s: time of the stage's calls for the reply. pages: read from the disk meanwhile.
         """
         logger.warning(
             "speech is made slower than it plays: the %s took %.1f s for %.1f s of audio. Faster "
-            "would be: %s.",
+            "would be: %s.%s",
             stage,
             calls_s,
             audio_s,
             ", ".join(self._faster),
+            f" The process waited {pages} times for weights from the disk: where that is so in "
+            "every reply, this machine has too little memory for them (doctor says what fits)."
+            if pages >= MANY_PAGES
+            else "",
         )
 
     def prefill_ahead(self, request: Request) -> LiveRequest:

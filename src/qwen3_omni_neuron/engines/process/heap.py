@@ -1,8 +1,9 @@
-"""Memory of a server's or a stage's process: what malloc keeps, and what is never garbage."""
+"""Memory of a process: what malloc keeps, what is never garbage, what the disk gives back."""
 
 import ctypes
 import gc
 import math
+import resource
 import time
 from collections.abc import Callable
 from functools import cache
@@ -61,6 +62,14 @@ def resident_mb() -> int | None:
         return None
     found = [int(line.split()[1]) for line in lines if line.startswith("VmRSS:")]
     return round(found[0] * 1024 / _MB) if found else None
+
+
+def pages_read() -> int:
+    """Return how often this process has waited for a page from the disk, such as of a mapped tree.
+
+    Linux reads up to 128 KiB at a time.
+    """
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
 
 class _MallocInfo(ctypes.Structure):

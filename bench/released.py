@@ -1,0 +1,285 @@
+"""The released size on this machine: its tree, its memory, a reply, and each part beside its limit.
+
+    python -m bench.released --json released.json
+    python -m bench.released --size tiny --folder /tmp/some    # the same in seconds
+
+Where --folder has no tree, it is compiled from random weights that are drawn by name
+(`tiny-checkpoint --drawn`). The released size in int4 takes 24 GB of disk, half an hour and 3 GB of
+memory to compile, and 24.5 GB of memory to run: with less, the bench says so and stops.
+
+Each of these is a process of its own:
+
+- machine: the rates at which memory is read and products are computed (bench.bandwidth), before and
+  after the others;
+- reply: the load, and a written question's reply of --tokens text tokens and --frames frames.
+  Random weights never end a reply, so limits do. A first reply, not counted, brings the tree's
+  pages into memory, and the talker's rows of its text into their table. Then a prompt of
+  --positions rows is prefilled, whose KV cache counts in the peak of the memory;
+- question: the end of a spoken question of 3 s, prefilled while it arrives, to the first sample. A
+  first one is not counted;
+- parts: one call of each part.
+
+Rows, with null for what does not apply:
+
+- stage: a part; rows: of its prompt, or in its KV cache; frames; median_s, min_s, max_s, repeats;
+- bytes and multiply_adds of a call; limit_s: the bytes at the read's best rate or the multiply-adds
+  at the product's, whichever is longer; ratio: min_s over it;
+- limit_8_s, limit_16_s: the same limit with 8 and 16 threads, derived: the memory as here, the
+  products by as many threads as one of these times.
+
+The summary has rtf and parts_rtf: of the reply, and the sum of its parts' limits by the duration of
+its audio; ttfb_s and total_s; peak_mb, mapped pages included; major_faults in the counted reply;
+long_prompt_ttft_s; tree_gb; first_load_s and load_s, of the load call alone, the second one with
+the tree's pages in memory; question_ttfb_s and question_ttft_s.
+"""
+
+import resource
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench import bandwidth, stages
+from bench.common.command_line import Figures, InputError, Row, natural, parser_of, positive, run
+from bench.common.measure import in_new_process
+from bench.common.memory import peak_mb
+from bench.common.models import loaded_engines, written_messages
+from bench.threads import multiply_adds, weight_bytes
+from qwen3_omni_neuron import AudioChunk, Qwen3Omni
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.modules import lay_out
+from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
+from qwen3_omni_neuron.cli import main as command
+from qwen3_omni_neuron.cpu.fits import DTYPES, GB, fits_of, memory_bytes
+from qwen3_omni_neuron.cpu.target import usable_cores
+from qwen3_omni_neuron.model.code2wav import Code2Wav
+from qwen3_omni_neuron.model.config import OmniConfig
+from testing.prompts import prompt_of
+
+QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "What does the sea say at night?"}]
+NEVER = 10**6  # id of no token
+SPOKEN_S, PIECE_S, RATE = 3.0, 0.1, 16000
+CHUNK = 12  # frames of code2wav
+DERIVED = (8, 16)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; return its exit status."""
+    parser = parser_of("released", __doc__)
+    parser.add_argument("--folder", type=Path, default=Path(".venv/bench/released"))
+    parser.add_argument("--size", default="released", help="of the weights that are drawn")
+    parser.add_argument("--dtype", choices=DTYPES, default="int4")
+    parser.add_argument("--threads", type=positive, default=usable_cores())
+    parser.add_argument("--prompt", type=positive, default=128, help="rows before a timed step")
+    parser.add_argument("--tokens", type=positive, default=50)
+    parser.add_argument("--frames", type=positive, default=200)
+    parser.add_argument("--positions", type=positive, default=4000, help="of a long prompt")
+    parser.add_argument("--array-mb", type=positive, default=256, help="each array that is read")
+    parser.add_argument("--product-size", type=positive, default=1536, help="rows of the product")
+    parser.add_argument("--repeats", type=positive, default=10)
+    parser.add_argument("--seed", type=natural, default=0)
+    return run("released", parser, measure, arguments)
+
+
+def measure(options: Namespace) -> Figures:
+    """Make the tree where there is none, and measure. Raises InputError where it does not fit."""
+    checkpoint, tree = made(options)
+    rates = in_new_process(machine, options)
+    replied = in_new_process(reply, checkpoint, tree, options)
+    asked = in_new_process(question, checkpoint, tree, options)
+    timed_parts = in_new_process(parts, checkpoint, tree, options)
+    again = in_new_process(machine, options)
+    read, product = (max(pair) for pair in zip(rates, again, strict=True))
+    rows = [with_limit(row, read, product, options.threads) for row in timed_parts]
+    size = sum(file.stat().st_size for file in tree.rglob("*") if file.is_file())
+    summary = {
+        **{"read_gigabytes_per_s": read / GB, "product_billion_multiply_adds_per_s": product / GB},
+        **replied,
+        "parts_rtf": limit_of_reply(rows, options) / replied["audio_s"],
+        "tree_gb": size / GB,
+        **asked,
+    }
+    return rows, summary
+
+
+def made(options: Namespace) -> tuple[Path, Path]:
+    """Return the checkpoint's folder and the tree's, which is compiled where it is not complete."""
+    checkpoint, tree = options.folder / f"{options.size}", options.folder / options.dtype
+    write_tiny_checkpoint(checkpoint, size=options.size, drawn=True)
+    config = read_config(checkpoint)
+    lengths = options.positions, 2 * options.positions
+    (fit,) = (fit for fit in fits_of(config, *lengths) if fit.dtype == options.dtype)
+    if not fit.slots(memory_bytes()):
+        raise InputError(
+            f"{options.size} in {options.dtype} takes {fit.memory_bytes() / GB:.1f} GB of memory, "
+            f"and this machine has {memory_bytes() / GB:.1f}."
+        )
+    words = ["--target", "cpu", "--dtype", options.dtype, "--max-concurrency", "1"]
+    with redirect_stdout(sys.stderr):
+        failed = command(["compile", "--model", str(checkpoint), "--out", str(tree), *words])
+    if failed:
+        raise InputError("the tree was not compiled: see above.")
+    return checkpoint, tree
+
+
+def machine(options: Namespace) -> tuple[float, float]:
+    """Return the bytes that are read in a second, and the multiply-adds, with all threads."""
+    rows = list(bandwidth.machine_rows(options.threads, options))
+    return tuple(bandwidth.best_rate(rows, name, options.threads) for name in ("read", "product"))  # type: ignore[return-value]
+
+
+def loaded(checkpoint: Path, tree: Path, options: Namespace) -> Qwen3Omni:
+    """Load the tree with one slot."""
+    return Qwen3Omni.load(
+        checkpoint,
+        compiled_path=tree,
+        dtype=options.dtype,
+        threads=options.threads,
+    )
+
+
+def limits(options: Namespace) -> dict[str, Any]:
+    """Return options of a reply with the wanted numbers of tokens and frames."""
+    return {
+        "thinker_eos_token_id": NEVER,
+        "thinker_max_new_tokens": options.tokens,
+        "talker_max_new_tokens": options.frames + 1,  # with the code that ends speech
+        "seed": options.seed,
+    }
+
+
+def reply(checkpoint: Path, tree: Path, options: Namespace) -> dict[str, Any]:
+    """Load twice, reply twice, and return the figures of the second time."""
+    loads = []
+    for _ in range(2):
+        start_s = time.perf_counter()
+        omni = loaded(checkpoint, tree, options)
+        loads.append(time.perf_counter() - start_s)
+        if len(loads) == 1:
+            first = omni.generate_audio(QUESTION, **limits(options))
+            omni.close()
+    with omni:
+        omni.generate_audio(QUESTION, **{**limits(options), "talker_max_new_tokens": 3})
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        result = omni.generate_audio(QUESTION, cache_key="new", **limits(options))
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt - faults
+        long = written_messages(omni.conversation, options.positions)
+        few = {"thinker_max_new_tokens": 2, "talker_max_new_tokens": 3}
+        prefill_s = omni.generate_audio(long, **{**limits(options), **few}).timings.ttft_s
+    times = result.timings
+    if (times.text_tokens, times.frames) != (options.tokens, options.frames):
+        raise InputError(
+            f"the reply has {times.text_tokens} tokens and {times.frames} frames, and "
+            f"{options.tokens} and {options.frames} were wanted. Take another --seed."
+        )
+    return {
+        "first_load_s": loads[0],
+        "load_s": loads[1],
+        "first_reply_s": first.timings.total_s,
+        "rtf": times.rtf,
+        "ttft_s": times.ttft_s,
+        "ttfb_s": times.ttfb_s,
+        "total_s": times.total_s,
+        "audio_s": times.audio_s,
+        "stages_s": dict(times.speech_s),
+        "prompt_tokens": times.prompt_tokens,
+        "long_prompt_ttft_s": prefill_s,
+        "peak_mb": peak_mb(),
+        "major_faults": faults,
+    }
+
+
+def question(checkpoint: Path, tree: Path, options: Namespace) -> dict[str, Any]:
+    """Ask twice in sound that arrives as it is spoken; return the times of the second answer."""
+    draw, found = np.random.default_rng(options.seed), dict[str, Any]()
+    with loaded(checkpoint, tree, options) as omni:
+        for _ in range(2):
+            samples = draw.normal(0, 0.1, int(SPOKEN_S * RATE)).astype(np.float32)
+            pieces = np.array_split(samples, round(SPOKEN_S / PIECE_S))
+            with omni.session(first_chunk="early", **limits(options)) as session:
+                for piece in pieces:
+                    session.append_audio(piece, RATE)
+                    time.sleep(PIECE_S)
+                start_s = time.perf_counter()
+                text_s = 0.0
+                for event in session.respond():
+                    text_s = text_s or time.perf_counter() - start_s
+                    if isinstance(event, AudioChunk):
+                        break
+                ttfb_s = time.perf_counter() - start_s
+                found = {"question_ttft_s": text_s, "question_ttfb_s": ttfb_s}
+    return found
+
+
+def parts(checkpoint: Path, tree: Path, options: Namespace) -> list[Row]:
+    """Time one call of each part, and count its work."""
+    config = read_config(checkpoint)
+    generator = torch.Generator().manual_seed(options.seed)
+    prompt = prompt_of(torch.randint(bandwidth.BYTE_TOKENS, (options.prompt,), generator=generator))
+    loading = Namespace(
+        **{"dtype": options.dtype, "threads": options.threads, "compiled": tree},
+        **{"placement": "shared", "instance": None, "cores": None},
+    )
+    calls = Namespace(
+        batches=[1], repeats=options.repeats, seed=options.seed, chunk_frames=[1, CHUNK]
+    )
+    with loaded_engines(checkpoint, loading, 1) as (_, engines):
+        found = list(stages.thinker_rows(engines.thinker, [prompt], calls))
+        assert engines.talker is not None and engines.vocoder is not None
+        found += stages.talker_rows(engines.talker, config, [prompt], calls)
+        found += stages.vocoder_rows(engines.vocoder, config, calls)
+    models, _ = lay_out(config, ("thinker", "talker"))
+    kept = (bandwidth.PREFILL, bandwidth.DECODE, bandwidth.STEP, bandwidth.PREDICTOR)
+    rows = []
+    for row in found:
+        if row["stage"] in kept:
+            work = bandwidth.work_of_row(models, config, {**row, "dtype": options.dtype})
+            nbytes, adds = work.weight_bytes + work.kv_bytes, work.multiply_adds
+        elif row["stage"] == "code2wav step":
+            nbytes, adds = code2wav_work(config, row["frames"])
+        else:
+            continue
+        rows.append({**row, "bytes": nbytes, "multiply_adds": adds})
+    return rows
+
+
+def code2wav_work(config: OmniConfig, frames: int) -> tuple[int, int]:
+    """Return the bytes and the multiply-adds of a later chunk of code2wav."""
+    c = config.code2wav
+    assert c is not None
+
+    def decode(frames: int) -> None:
+        Code2Wav(c)(torch.zeros(1, c.code_groups, frames, dtype=torch.int64))
+
+    adds = multiply_adds(partial(decode, 2 * frames)) - multiply_adds(partial(decode, frames))
+    return weight_bytes(partial(Code2Wav, c), "code2wav"), adds
+
+
+def with_limit(row: Row, read: float, product: float, threads: int) -> Row:
+    """Return a part's row with its limit by the machine's rates."""
+    bytes_s, adds_s = row["bytes"] / read, row["multiply_adds"] / product
+    limit_s = max(bytes_s, adds_s)
+    derived = {f"limit_{n}_s": max(bytes_s, adds_s * threads / n) for n in DERIVED}
+    return {**row, "limit_s": limit_s, "ratio": row["min_s"] / limit_s, **derived}
+
+
+def limit_of_reply(rows: Sequence[Row], options: Namespace) -> float:
+    """Return the sum of the limits of all calls that the reply needs, one after the other."""
+    limit = {(row["stage"], row["frames"]): row["limit_s"] for row in rows}
+    return (
+        limit[bandwidth.PREFILL, None]
+        + options.tokens * limit[bandwidth.DECODE, None]
+        + options.frames * (limit[bandwidth.STEP, 1] + limit[bandwidth.PREDICTOR, 1])
+        + options.frames / CHUNK * limit["code2wav step", CHUNK]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Memory of a model on the CPU by dtype: its weights, its slots, and how many fit a machine.
+
+Counted from config.json and the layout of a compiled tree; nothing is read or measured. Pages of a
+mapped tree that are used count as memory, and those of the vision encoder are only used by images.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from qwen3_omni_neuron.checkpoint.modules import lay_out
+from qwen3_omni_neuron.compilation.plan import models_of
+from qwen3_omni_neuron.cpu.precision import PRECISIONS
+from qwen3_omni_neuron.cpu.weights import model_bytes
+from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
+
+GB = 1e9
+PROCESS_BYTES = 500_000_000  # Python, torch, the tokenizer, and the buffers of calls
+DTYPES = tuple(name for name, precision in PRECISIONS.items() if precision.packed)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Bytes of one dtype: of its tree, of the tree's part for images alone, and of one slot."""
+
+    dtype: str
+    tree_bytes: int
+    vision_bytes: int
+    slot_bytes: int
+
+    def memory_bytes(self, slots: int = 1) -> int:
+        """Return the memory of a process without images, with so many slots in use."""
+        return self.tree_bytes - self.vision_bytes + slots * self.slot_bytes + PROCESS_BYTES
+
+    def slots(self, memory_bytes: int) -> int:
+        """Return how many slots fit a machine's memory, 0 where the weights do not fit."""
+        return max(0, (memory_bytes - self.memory_bytes(0)) // self.slot_bytes)
+
+
+def fits_of(
+    config: OmniConfig,
+    context_length: int,
+    talker_context_length: int,
+    kv_dtype: torch.dtype = torch.float32,
+) -> list[Fit]:
+    """Count every dtype that the C computes. The lengths are in positions of a slot."""
+    slot = _kv_bytes(config.thinker.text, context_length, kv_dtype)
+    if config.talker is not None:
+        slot += _kv_bytes(config.talker.text, talker_context_length, kv_dtype)
+    found, (_, parts) = [], lay_out(config)
+    for dtype in DTYPES:
+        sizes = {model: model_bytes(parts, dtype, model) for model in models_of(config)}
+        found.append(Fit(dtype, sum(sizes.values()), sizes["vision"], slot))
+    return found
+
+
+def memory_bytes() -> int:
+    """Return the memory of this machine, or of its container where that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text(encoding="utf-8").strip() if limit.exists() else "max"
+    return total if text == "max" else min(total, int(text))
+
+
+def fits_text(fits: Sequence[Fit], positions: int, memory_bytes: int) -> list[str]:
+    """Return a Markdown table of what fits a machine. positions: of a slot, for its heading."""
+    lines = [
+        f"| dtype | tree, GB | memory with one conversation of {positions} positions, GB | "
+        f"conversations that fit {memory_bytes / GB:.1f} GB |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for fit in fits:
+        slots, lacking = fit.slots(memory_bytes), fit.memory_bytes() - memory_bytes
+        verdict = str(slots) if slots else f"none: {lacking / GB:.1f} GB are missing"
+        memory = f"{fit.memory_bytes() / GB:.1f}"
+        lines.append(f"| {fit.dtype} | {fit.tree_bytes / GB:.1f} | {memory} | {verdict} |")
+    return lines
+
+
+def _kv_bytes(c: DecoderConfig, positions: int, dtype: torch.dtype) -> int:
+    return 2 * c.layers * c.kv_heads * c.head_dim * positions * dtype.itemsize

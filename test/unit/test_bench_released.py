@@ -1,0 +1,56 @@
+"""bench.released, over the tiny size."""
+
+from pathlib import Path
+
+import pytest
+
+from bench import released
+from bench.common.results import load_results
+from qwen3_omni_neuron.compilation import runner
+from qwen3_omni_neuron.cpu.native.installed import find_library
+
+
+@pytest.mark.skipif(
+    find_library() is None, reason="the C was not compiled, and these are the bytes that it reads"
+)
+def test_the_released_size_is_measured_from_drawn_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the tiny size, without processes: the tree is compiled, every figure is there."""
+    monkeypatch.setattr(
+        runner, "run_worker", lambda compile_model, *given: compile_model(*given[:3])
+    )
+    monkeypatch.setattr(released, "in_new_process", lambda function, *given: function(*given))
+    small = ["--array-mb", "1", "--product-size", "64", "--repeats", "2", "--prompt", "16"]
+    few = ["--tokens", "4", "--frames", "6", "--positions", "80", "--threads", "1"]
+    file = tmp_path / "result.json"
+    words = ["--size", "tiny", "--folder", str(tmp_path / "made"), "--json", str(file)]
+    assert not released.main([*words, *small, *few])
+    results = load_results(file)
+    parts = {(row["stage"], row["frames"]) for row in results.rows}
+    assert parts == {
+        ("thinker prefill", None),
+        ("thinker decode", None),
+        ("talker step", 1),
+        ("code predictor", 1),
+        ("code2wav step", 1),
+        ("code2wav step", released.CHUNK),
+    }
+    for row in results.rows:
+        assert row["ratio"] == pytest.approx(row["min_s"] / row["limit_s"])
+        assert row["limit_16_s"] <= row["limit_8_s"] <= row["limit_s"]
+    found = results.summary
+    assert found["audio_s"] == pytest.approx(6 * 0.08, abs=0.03)
+    assert 0 < found["ttft_s"] < found["ttfb_s"] <= found["total_s"]
+    assert found["rtf"] > 0 and found["parts_rtf"] > 0 and found["peak_mb"] > 50
+    assert 0 < found["question_ttft_s"] <= found["question_ttfb_s"]
+    tree = tmp_path / "made" / "int4"
+    assert found["tree_gb"] * 1e9 == sum(f.stat().st_size for f in tree.rglob("*") if f.is_file())
+
+
+def test_a_machine_with_too_little_memory_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(released, "memory_bytes", lambda: 10**8)
+    assert released.main(["--size", "tiny", "--folder", str(tmp_path / "made")]) == 1
+    assert "takes 0.5 GB of memory, and this machine has 0.1" in capsys.readouterr().err

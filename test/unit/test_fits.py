@@ -1,0 +1,86 @@
+"""Memory of a dtype on the CPU: the bytes of a tree and of a slot, and what fits a machine."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from qwen3_omni_neuron import cli
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.tiny.sizes import released_config
+from qwen3_omni_neuron.compilation.plan import MODELS, make_plan
+from qwen3_omni_neuron.compilation.runner import _check_disk
+from qwen3_omni_neuron.cpu import fits
+from qwen3_omni_neuron.cpu.fits import GB, PROCESS_BYTES, Fit, fits_of, fits_text
+from qwen3_omni_neuron.cpu.target import LIMITS
+from qwen3_omni_neuron.cpu.weights import WEIGHTS_FILE, compile_model
+from qwen3_omni_neuron.errors import OutputError
+from qwen3_omni_neuron.model.kv_cache import KvCache
+
+
+@pytest.mark.parametrize("dtype", fits.DTYPES)
+def test_the_tree_has_the_bytes_that_were_counted(
+    checkpoint: Path, tmp_path: Path, dtype: str
+) -> None:
+    config = read_config(checkpoint)
+    plan = make_plan(checkpoint, config, LIMITS, dtype=dtype)
+    written = 0
+    for model in MODELS:
+        (tmp_path / model).mkdir()
+        compile_model(plan, model, tmp_path / model)
+        with (tmp_path / model / WEIGHTS_FILE).open("rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+        written += (tmp_path / model / WEIGHTS_FILE).stat().st_size - 8 - header
+    (fit,) = [fit for fit in fits_of(config, 64, 64) if fit.dtype == dtype]
+    assert fit.tree_bytes == written
+    assert 0 < fit.vision_bytes < written
+    assert len(list(Checkpoint(checkpoint).names)) > 100
+
+
+def test_a_slot_has_the_bytes_of_its_kv_caches(checkpoint: Path) -> None:
+    config = read_config(checkpoint)
+    assert config.talker is not None
+    caches = [
+        KvCache.zeros(text, 1, positions, torch.float32)
+        for text, positions in ((config.thinker.text, 48), (config.talker.text, 80))
+    ]
+    allocated = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches)
+    assert {fit.slot_bytes for fit in fits_of(config, 48, 80)} == {allocated}
+    (half,) = {fit.slot_bytes for fit in fits_of(config, 48, 80, torch.bfloat16)}
+    assert 2 * half == allocated
+
+
+def test_the_released_model_in_int4_fits_24_gib_and_not_in_int8() -> None:
+    """The goals of one conversation of 4,096 positions, and of the tree on the disk."""
+    by_dtype = {fit.dtype: fit for fit in fits_of(released_config(), 4096, 4096 + 1024)}
+    assert by_dtype["int4"].tree_bytes < 24.7e9
+    assert by_dtype["int4"].memory_bytes() < 22.9 * 2**30
+    assert by_dtype["int4"].slots(24 << 30) >= 1
+    assert by_dtype["int8"].slots(24 << 30) == 0
+
+
+def test_the_table_says_how_much_is_missing() -> None:
+    fit = Fit("int4", 2_100_000_000, 100_000_000, 500_000_000)
+    assert fit.memory_bytes() == 2_000_000_000 + 500_000_000 + PROCESS_BYTES
+    assert fits_text([fit], 4096, 4 * 10**9)[-1] == "| int4 | 2.1 | 3.0 | 3 |"
+    row = fits_text([fit], 4096, 2 * 10**9)[-1]
+    assert row == "| int4 | 2.1 | 3.0 | none: 1.0 GB are missing |"
+
+
+def test_a_dry_run_for_the_cpu_says_what_fits_here(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fits, "memory_bytes", lambda: int(0.6 * GB))
+    words = ["compile", "--model", str(checkpoint), "--dry-run", "--target", "cpu"]
+    assert cli.main([*words, "--context-length", "256"]) == 0
+    printed = capsys.readouterr().out
+    assert "memory with one conversation of 256 positions" in printed
+    assert "conversations that fit 0.6 GB" in printed
+    assert all(f"| {dtype} |" in printed for dtype in fits.DTYPES)
+
+
+def test_a_disk_that_is_too_small_is_noticed_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"writes 1000000000000\.0 MB, .* nothing was written"):
+        _check_disk(tmp_path, 10**18)
+    _check_disk(tmp_path, 0)
