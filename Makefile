@@ -157,6 +157,9 @@ bench: $(VENV)/installed
 	$(VENV)/bin/python -m bench.leak --json $(BENCH_RESULTS)/leak.json
 	$(VENV)/bin/python -m bench.bandwidth --size small --dtype mixed --dtype int8 --dtype int4 \
 	    --json $(BENCH_RESULTS)/bandwidth.json
+	$(VENV)/bin/python -m bench.quantisation --size small --json $(BENCH_RESULTS)/quantisation-small.json
+	$(VENV)/bin/python -m bench.quantisation --model src/qwen3_omni_neuron/speaking_checkpoint \
+	    --assess 100 --json $(BENCH_RESULTS)/quantisation-speaking.json
 	$(VENV)/bin/python -m bench.threads --json $(BENCH_RESULTS)/threads.json
 	$(VENV)/bin/python -m bench.end_of_speech --json $(BENCH_RESULTS)/end_of_speech-tiny.json
 	$(VENV)/bin/python -m bench.end_of_speech --size small --json $(BENCH_RESULTS)/end_of_speech-small.json

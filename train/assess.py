@@ -9,6 +9,7 @@ renderings; nothing of ours trained it.
 
 import argparse
 import json
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -44,6 +45,29 @@ class Figures:
     right_voice: float
     ended: float
     unspoken: float
+
+
+@dataclass(frozen=True)
+class Share:
+    """A number of cases among all of them."""
+
+    count: int
+    of: int
+
+    @property
+    def value(self) -> float:
+        """Return it as a share of 1."""
+        return self.count / self.of
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Return Wilson's interval of 95 %, as if the cases did not depend on each other."""
+        n, z = self.of, 1.96
+        middle = (self.value + z * z / (2 * n)) / (1 + z * z / n)
+        half = (
+            z / (1 + z * z / n) * math.sqrt(self.value * (1 - self.value) / n + z * z / (4 * n * n))
+        )
+        return max(0.0, middle - half), min(1.0, middle + half)
 
 
 @dataclass(frozen=True)
@@ -113,25 +137,37 @@ def reply(omni: Qwen3Omni, judge: Judge, question: Question, speaker: str, seed:
     )
 
 
-def figures(found: Sequence[Reply]) -> Figures:
-    """Compute the figures of all replies."""
+def shares(found: Sequence[Reply]) -> dict[str, Share]:
+    """Count the cases of each figure; those without a case are left out."""
     aloud = [r for r in found if not r.text_only and r.text]
     again = [r for r in found if r.question.spoken and r.question.prompt.says_again]
-    voices = [voice == r.speaker for r in aloud for voice in r.voices]
-    silent = [not r.recognised for r in found if r.text_only]
-    return Figures(
-        replies=len(found),
-        replies_right=_share([r.text == r.question.reply for r in found]),
-        heard_word_error=jiwer.wer([r.question.reply for r in again], [r.text for r in again]),
-        spoken_word_error=jiwer.wer([r.text for r in aloud], [r.recognised for r in aloud]),
-        right_voice=_share(voices),
-        ended=_share([r.ended for r in found]),
-        unspoken=_share(silent),
-    )
+    counted = {
+        "replies_right": _count([r.text == r.question.reply for r in found]),
+        "heard_word_error": _errors([(r.question.reply, r.text) for r in again]),
+        "spoken_word_error": _errors([(r.text, r.recognised) for r in aloud]),
+        "right_voice": _count([voice == r.speaker for r in aloud for voice in r.voices]),
+        "ended": _count([r.ended for r in found]),
+        "unspoken": _count([not r.recognised for r in found if r.text_only]),
+    }
+    return {name: share for name, share in counted.items() if share.of}
 
 
-def _share(right: Sequence[bool]) -> float:
-    return sum(right) / len(right)
+def figures(found: Sequence[Reply]) -> Figures:
+    """Compute the figures of all replies."""
+    return Figures(len(found), **{name: share.value for name, share in shares(found).items()})
+
+
+def _count(right: Sequence[bool]) -> Share:
+    return Share(sum(right), len(right))
+
+
+def _errors(pairs: Sequence[tuple[str, str]]) -> Share:
+    """Count the wrong, missing and added words. pairs: right text, and text to compare."""
+    if not pairs:
+        return Share(0, 0)
+    found = jiwer.process_words([right for right, _ in pairs], [text for _, text in pairs])
+    wrong = found.substitutions + found.deletions + found.insertions
+    return Share(wrong, found.hits + found.substitutions + found.deletions)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -151,6 +187,9 @@ def main(arguments: list[str] | None = None) -> None:
             f"as {set(wrong.voices) or '-'}{'' if wrong.ended else ', did not end'}"
         )
     print(json.dumps(asdict(figures(found)), indent=2))
+    for name, share in shares(found).items():
+        low, high = share.interval
+        print(f"{name}: {share.count} of {share.of}, 95 % interval {low:.4f} to {high:.4f}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,280 @@
+"""Error of rounded weights: of matrices, of logits over given inputs, and of what is heard.
+
+    python -m bench.quantisation --size small --json quantisation.json
+    python -m bench.quantisation --model src/qwen3_omni_neuron/speaking_checkpoint --assess 100
+
+Computed by the modules in torch, in float32, over the weights that the C computes with in each
+dtype (cpu.precision), and over other choices of numbers. A format is named by its bits and by the
+inputs that share a scale: int8/32 has one for each 32 inputs, int8 one for each output. One choice
+rounds no weight but what each layer returns, to bfloat16.
+
+Without --model: a checkpoint of random weights, its inputs random, too; once more with weights of
+heavy tails, and once more with the activation outlier that was published for the real code
+predictor (bench/quantising/outlier.py). Random weights are no measure of a dtype: their figures
+are for comparison of formats. With --model, which is a checkpoint of train/train.py: sampled
+float32 replies to questions of train.assess. Each model gets the inputs that float32 gives it.
+
+Rows of measure "matrix": weights (stored, tails, outlier), model, matrix, format,
+relative_error (root mean square). Of measure "logits": weights, model, layers, down and head (their
+formats), audio_encoder, residual, dtypes that are like this, inputs, positions; kl_mean, its
+standard error and kl_max, the divergence of the probabilities from float32's, in nats; agreement,
+the share of positions with the same likeliest token. The code predictor's positions are 15 a frame.
+Of measure "speech", with --assess: dtype, and each figure of train.assess with the interval of
+95 %.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.common.command_line import (
+    Figures,
+    InputError,
+    Row,
+    natural,
+    parser_of,
+    positive,
+    run,
+)
+from bench.common.models import add_size_argument, made_checkpoint
+from bench.quantising.cases import (
+    Rows,
+    Weights,
+    decoder_logits,
+    float32_replies,
+    predictor_logits,
+    random_inputs,
+    talker_inputs,
+    thinker_inputs,
+)
+from bench.quantising.rounding import AUDIO_CHOICES, CHOICES, INT8, STORED, Choice, RelativeErrors
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.model.torch_threads import one_torch_thread
+
+POSITIONS_AT_ONCE = 64
+SUMMARISED = ("kl_mean", "kl_standard_error", "kl_max", "agreement")
+WEIGHTS = ("stored", "tails", "outlier")
+PARTS = ("thinker", "talker", "predictor")
+ASSESSED = ("float32", "int8", "int4")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; return its exit status."""
+    parser = parser_of("quantisation", __doc__)
+    parser.add_argument("--model", type=Path, help="folder of a checkpoint that speaks")
+    add_size_argument(parser, "without --model: ")
+    parser.add_argument("--positions", type=positive, default=512)
+    for name, values in (("--weights", WEIGHTS), ("--parts", PARTS)):
+        parser.add_argument(
+            name, nargs="+", choices=values, default=values, help="without --model: some of them"
+        )
+    parser.add_argument("--assess", type=natural, default=0, help="questions for each dtype")
+    parser.add_argument("--seeds", type=natural, default=2, help="replies to each question")
+    return run("quantisation", parser, measure, arguments)
+
+
+def measure(options: argparse.Namespace) -> Figures:
+    """Measure every choice. The summary has the logits' figures, and what is heard, by dtype."""
+    if options.assess and not options.model:
+        raise InputError("--assess asks a checkpoint that speaks. Name it by --model.")
+    named = nullcontext(options.model) if options.model else made_checkpoint(options.size)
+    # Several threads take longer for so few rows where they wait for each other.
+    with one_torch_thread(), named as folder:
+        config = read_config(folder)
+        if config.dtype != "bfloat16" or config.talker is None or config.code2wav is None:
+            raise InputError(f"{folder} is no checkpoint in bfloat16 that speaks.")
+        if options.model:
+            rows = list(trained_rows(folder, config, options))
+        else:
+            rows = list(random_rows(folder, config, options))
+    return rows, summary_of(rows)
+
+
+def random_rows(folder: Path, config: OmniConfig, options: argparse.Namespace) -> Iterator[Row]:
+    """Compare every choice over random weights and inputs."""
+    assert config.talker is not None
+    c = config.talker.predictor
+    for kind in options.weights:
+        outlier = kind == "outlier"
+        if outlier and (c.layers < 2 or c.ffn_width < 2 * c.hidden_size):
+            continue  # see plant_outlier
+        weights = Weights(folder, config, tails=kind == "tails", outlier=outlier)
+        about = {"weights": kind, "inputs": "random"}
+        of_thinker, of_talker, codes = random_inputs(weights, options.positions)
+        thinker, talker = [of_thinker], [of_talker]
+        if "thinker" in options.parts and not outlier:
+            every = CHOICES["thinker"]
+            yield from thinker_rows(weights, about, every, partial(given_inputs, thinker))
+        if "talker" in options.parts and not outlier:
+            yield from talker_rows(weights, about, talker)
+        if "predictor" in options.parts:
+            (hidden,) = hidden_states(weights, talker)
+            yield from predictor_rows(weights, about, hidden, codes)
+
+
+def trained_rows(folder: Path, config: OmniConfig, options: argparse.Namespace) -> Iterator[Row]:
+    """Compare every choice over replies of a trained checkpoint, and assess it."""
+    weights, about = Weights(folder, config), {"weights": "stored"}
+    replies, newline_id = float32_replies(folder, options.positions)
+    models = weights.tables()
+
+    def rows_of(choice: Choice, spoken: bool = False) -> list[Rows]:
+        asked = [reply for reply in replies if reply.spoken or not spoken]
+        return thinker_inputs(models, weights.encoders(choice), asked)
+
+    every = {**about, "inputs": "replies to questions"}
+    given = rows_of(STORED)
+    yield from thinker_rows(weights, every, CHOICES["thinker"], partial(given_inputs, given))
+    spoken = {**about, "inputs": "replies to spoken questions"}
+    choices = (STORED, Choice(INT8, INT8, dtypes=("int8",)), *AUDIO_CHOICES)
+    yield from thinker_rows(weights, spoken, choices, lambda choice: rows_of(choice, spoken=True))
+    _, accepted = decoder_logits(weights.thinker(STORED), config.thinker.text, given)
+    aloud = [(r, rows) for r, rows in zip(replies, accepted, strict=True) if len(r.codes)]
+    talker = talker_inputs(config, models, aloud, newline_id)
+    yield from talker_rows(weights, every, talker)
+    # The last row is that of the end.
+    hidden = torch.cat([states[:-1] for states in hidden_states(weights, talker)])
+    codes = torch.cat([reply.codes for reply, _ in aloud])
+    yield from predictor_rows(weights, every, hidden, codes)
+    if options.assess:
+        yield from speech_rows(folder, options.assess, options.seeds)
+
+
+def given_inputs(inputs: list[Rows], choice: Choice) -> list[Rows]:
+    """Return inputs that are the same for each choice."""
+    return inputs
+
+
+def thinker_rows(
+    weights: Weights,
+    about: Row,
+    choices: Sequence[Choice],
+    inputs_of: Callable[[Choice], list[Rows]],
+) -> Iterator[Row]:
+    """Compare the thinker's next tokens."""
+
+    def logits_of(choice: Choice, errors: RelativeErrors) -> Tensor:
+        thinker = weights.thinker(choice, errors)
+        return decoder_logits(thinker, weights.config.thinker.text, inputs_of(choice))[0]
+
+    yield from compared({**about, "model": "thinker"}, choices, logits_of)
+
+
+def talker_rows(weights: Weights, about: Row, inputs: list[Rows]) -> Iterator[Row]:
+    """Compare the talker's code 0."""
+    c = weights.config.talker
+    assert c is not None
+
+    def logits_of(choice: Choice, errors: RelativeErrors) -> Tensor:
+        return decoder_logits(weights.talker(choice, errors), c.text, inputs)[0]
+
+    yield from compared({**about, "model": "talker"}, CHOICES["talker"], logits_of)
+
+
+def hidden_states(weights: Weights, inputs: list[Rows]) -> list[Tensor]:
+    """Return the float32 talker's hidden states of the wanted rows of each sequence."""
+    assert weights.config.talker is not None
+    return decoder_logits(weights.talker(STORED), weights.config.talker.text, inputs)[1]
+
+
+def predictor_rows(weights: Weights, about: Row, hidden: Tensor, codes: Tensor) -> Iterator[Row]:
+    """Compare codes 1 to 15."""
+
+    def logits_of(choice: Choice, errors: RelativeErrors) -> Tensor:
+        return predictor_logits(weights.predictor(choice, errors), hidden, codes)
+
+    yield from compared({**about, "model": "code predictor"}, CHOICES["code_predictor"], logits_of)
+
+
+def compared(
+    about: Row, choices: Sequence[Choice], logits_of: Callable[[Choice, RelativeErrors], Tensor]
+) -> Iterator[Row]:
+    """Compare the logits [n, vocab] of choices with those of the first one, which rounds nothing.
+
+    logits_of: computes them, and counts the errors of the matrices.
+    """
+    errors, reference = RelativeErrors(), None
+    for choice in choices:
+        logits = logits_of(choice, errors)
+        reference = logits if reference is None else reference
+        yield {
+            "measure": "logits",
+            **about,
+            "layers": str(choice.layers),
+            "down": str(choice.down or choice.layers),
+            "head": str(choice.head),
+            "audio_encoder": str(choice.audio),
+            "residual": str(choice.residual).removeprefix("torch."),
+            "dtypes": list(choice.dtypes),
+            "positions": len(logits),
+            **divergence(reference, logits),
+        }
+    for kind, form, error in errors.items():
+        found = {"matrix": kind, "format": form, "relative_error": error}
+        yield {"measure": "matrix", **about, **found}
+
+
+def divergence(reference: Tensor, other: Tensor) -> Row:
+    """Return the divergence of two models' probabilities, from their logits [n, vocab]."""
+    divergences, same = [], 0
+    blocks = (logits.split(POSITIONS_AT_ONCE) for logits in (reference, other))
+    for before, after in zip(*blocks, strict=True):
+        p, q = before.double().log_softmax(-1), after.double().log_softmax(-1)
+        divergences.append((p.exp() * (p - q)).sum(-1))
+        same += int((before.argmax(-1) == after.argmax(-1)).sum())
+    every = torch.cat(divergences)
+    return {
+        "kl_mean": float(every.mean()),
+        "kl_standard_error": float(every.std() / len(every) ** 0.5),
+        "kl_max": float(every.max()),
+        "agreement": same / len(reference),
+    }
+
+
+def speech_rows(folder: Path, count: int, seeds: int) -> Iterator[Row]:
+    """Assess each dtype, through the package."""
+    from train.assess import questions, replies, shares
+    from train.judge import Judge
+
+    judge, asked = Judge(), questions(count, 0)
+    for dtype in ASSESSED:
+        with Qwen3Omni.load(folder, dtype=dtype, max_concurrency=1) as omni:
+            found = replies(omni, judge, asked, range(seeds))
+        row: dict[str, Any] = {"measure": "speech", "dtype": dtype, "replies": len(found)}
+        for name, share in shares(found).items():
+            row |= {name: share.value, f"{name}_cases": share.of, f"{name}_95": share.interval}
+        yield row
+
+
+def summary_of(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the logits' figures by weights, inputs, model and formats; what is heard by dtype."""
+    summary: dict[str, Any] = {}
+    for row in rows:
+        if row["measure"] == "logits":
+            where = f"{row['model']}, weights {row['weights']}, {row['inputs']}"
+            how = f"{row['layers']}, head {row['head']}"
+            if row["down"] != row["layers"]:
+                how += f", down {row['down']}"
+            if row["audio_encoder"] != "bfloat16":
+                how += f", audio encoder {row['audio_encoder']}"
+            if row["residual"] != "float32":
+                how += f", residual {row['residual']}"
+            figures = {name: row[name] for name in SUMMARISED}
+            summary.setdefault(where, {})[how] = figures
+        elif row["measure"] == "speech":
+            heard = {k: v for k, v in row.items() if k not in ("measure", "dtype")}
+            summary.setdefault("speech", {})[row["dtype"]] = heard
+    return summary
+
+
+if __name__ == "__main__":
+    sys.exit(main())
