@@ -19,6 +19,7 @@ INT8 = re.compile(
     r"thinker\.lm_head\.weight|talker\.codec_head\.weight"
     rf"|talker\.(code_predictor\.)?{LAYER}|talker\.code_predictor\.lm_head\.\d+\.weight"
 )
+EXACT = re.compile(r"talker\.code_predictor\.model\.layers\.\d+\.mlp\.down_proj\.weight")
 
 
 def write_rounded_checkpoint(folder: Path, to: Path) -> Path:
@@ -36,7 +37,7 @@ def _rounded(name: str, weight: Tensor) -> Tensor:
         numbers, scale = quantise_groups(weight, groups)
         wide = scale.float().repeat_interleave(groups.size, -1)[:, : weight.shape[1]]
         return numbers.float() * wide
-    if INT8.fullmatch(name):
+    if INT8.fullmatch(name) and not EXACT.fullmatch(name):
         whole, row_scale = quantise(weight)
         return whole.float() * row_scale.unsqueeze(-1)
     return weight.float()

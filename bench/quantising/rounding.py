@@ -111,8 +111,8 @@ CHOICES = {
     "code_predictor": (
         STORED,
         RESIDUAL,
-        Choice(INT8, INT8, dtypes=("int8", "int4")),
-        Choice(INT8, INT8, down=BFLOAT16),
+        Choice(INT8, INT8, down=BFLOAT16, dtypes=("int8", "int4")),
+        Choice(INT8, INT8),
         *_GROUPED,
     ),
 }
@@ -129,7 +129,8 @@ def kind_of(part: str, module: nn.Module, target: str) -> str | None:
     form = weight_form(PRECISIONS["int8"], part, module, target)
     if part == "audio_encoder":
         return AUDIO if form.matrix is not None else None
-    if form.kept_as != torch.int8:
+    exact = part == "code_predictor" and target.endswith("down.weight")
+    if form.kept_as != torch.int8 and not exact:
         return None
     return next(kind for name, kind in KINDS.items() if name in target)
 

@@ -134,7 +134,7 @@ FORMS: dict[str, dict[str, str]] = {
     },
     "code_predictor": {
         "norm.weight": "o", "embedding.weight": "t", "embedding": "t", "head": "d",
-        "gate_up.weight": "d", "down.weight": "d", "qkv.weight": "d", "out.weight": "d",
+        "gate_up.weight": "d", "down.weight": "m", "qkv.weight": "d", "out.weight": "d",
     },
     "text_projection": {".bias": "o", ".weight": "m"},
     "hidden_projection": {".bias": "o", ".weight": "m"},

@@ -3,10 +3,14 @@
     dtype      weights                                            arithmetic  computed by
     mixed      bfloat16, but norms and biases float32             float32     C
     float32    float32                                            float32     C
-    int8       as mixed; the decoders' matrices int8              float32     C
+    int8       as mixed; the decoders' matrices int8 (*)          float32     C
     int4       as int8; thinker's attention and experts int4      float32     C
     bfloat16   bfloat16                                           bfloat16    torch
     float64    float64                                            float64     torch
+
+(*) But the code predictor's down projections stay as in mixed: after one of them the released model
+has an activation of about 49,000, to which rounding adds a hundred times what frames can bear
+(bench.quantisation, outlier).
 
 Weights for the C are packed (see cpu.packing). Without the compiled library torch computes
 all of them: packed weights are unpacked and widened to float32 when they are loaded.
@@ -175,8 +179,9 @@ def weight_form(precision: Precision, part: str, module: nn.Module, target: str)
             *stack, out, into = shape
             shape = (*stack, 2, out // 2, into)
         kept_as = precision.matrices
-        routes = "router" in target or shape[-2] == 1  # a router, or a shared expert's gate
-        if part in ("thinker", "talker", "code_predictor") and not routes:
+        exact = "router" in target or shape[-2] == 1  # a router, or a shared expert's gate
+        exact = exact or (part == "code_predictor" and target.endswith("down.weight"))
+        if part in ("thinker", "talker", "code_predictor") and not exact:
             kept_as = precision.decoders
             if precision.groups is not None and part == "thinker" and owner_name != "head":
                 return WeightForm(precision.matrices, torch.uint8, shape, precision.groups)
