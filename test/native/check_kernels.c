@@ -13,6 +13,7 @@
 #include "draw.h"
 #include "kernels.h"
 #include "parallel.h"
+#include "product.h"
 
 int use_kernels(const char *name);
 

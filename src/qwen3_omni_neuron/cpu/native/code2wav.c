@@ -11,6 +11,7 @@
 
 #include "decoder.h"
 #include "kernels.h"
+#include "product.h"
 #include "wave.h"
 
 enum { TAPS = 7, UP_TAPS = 2 };

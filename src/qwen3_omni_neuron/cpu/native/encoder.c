@@ -9,6 +9,7 @@
 
 #include "decoder.h"
 #include "kernels.h"
+#include "product.h"
 
 enum { ROWS_A_TASK = 8 };
 /* Queries of one head that a task takes: a multiple of QUERIES. */

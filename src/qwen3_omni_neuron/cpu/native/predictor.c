@@ -8,6 +8,7 @@
 #include "decoder.h"
 #include "draw.h"
 #include "kernels.h"
+#include "product.h"
 
 /* What a frame needs; rows are one a slot, and two at its first step. */
 typedef struct {
