@@ -432,6 +432,19 @@ INLINE Vector KIND(some)(const float *p, int64_t count)
     return x;
 }
 
+/* Numbers i to i + count - 1 of a type, FLOAT32 or BFLOAT16, widened, and zeros after them. */
+INLINE Vector KIND(some_widened)(const void *p, int64_t i, int64_t count, int type)
+{
+    if (type == FLOAT32)
+        return KIND(some)((const float *)p + i, count);
+    if (count >= LANES)
+        return KIND(widened)(p, i, BFLOAT16);
+    uint16_t numbers[LANES] = {0};
+    if (count > 0)
+        memcpy(numbers, (const uint16_t *)p + i, (size_t)count * sizeof(uint16_t));
+    return KIND(widened)(numbers, 0, BFLOAT16);
+}
+
 /* Add the SUMS sums of a dot product, in one order on every processor. */
 INLINE float KIND(added)(const Vector *sums)
 {
@@ -491,10 +504,10 @@ INLINE Vector KIND(all_added)(Vector (*sums)[SUMS / LANES])
     return x[0];
 }
 
-/* Write `scale` times the dot products of `count` queries with `key_count` keys to to[query] + at, by
- * key; counts are constants after inlining. */
+/* Write `scale` times the dot products of `count` queries with the keys `at` up to at + key_count to
+ * to[query] + at; counts and type are constants after inlining. */
 INLINE void KIND(dots)(float *const *to, int64_t at, const float *const *queries, int count,
-                       const float *keys, int key_count, int64_t width, float scale)
+                       const void *keys, int type, int key_count, int64_t width, float scale)
 {
     Vector sums[DOTS][SUMS / LANES]; /* query by query */
     int64_t whole = width / SUMS * SUMS;
@@ -504,7 +517,7 @@ INLINE void KIND(dots)(float *const *to, int64_t at, const float *const *queries
     for (int64_t i = 0; i < whole; i += SUMS)
         for (int v = 0; v < SUMS / LANES; v++)
             for (int k = 0; k < key_count; k++) {
-                Vector key = READ(keys + k * width + i + v * LANES);
+                Vector key = KIND(widened)(keys, (at + k) * width + i + v * LANES, type);
                 for (int q = 0; q < count; q++)
                     sums[q * key_count + k][v] += READ(queries[q] + i + v * LANES) * key;
             }
@@ -512,7 +525,7 @@ INLINE void KIND(dots)(float *const *to, int64_t at, const float *const *queries
         for (int v = 0; v < SUMS / LANES; v++)
             for (int k = 0; k < key_count; k++) {
                 int64_t i = whole + v * LANES;
-                Vector key = KIND(some)(keys + k * width + i, width - i);
+                Vector key = KIND(some_widened)(keys, (at + k) * width + i, width - i, type);
                 for (int q = 0; q < count; q++)
                     sums[q * key_count + k][v] = KIND(fused)(KIND(some)(queries[q] + i, width - i),
                                                              key, sums[q * key_count + k][v]);
@@ -532,7 +545,7 @@ INLINE float KIND(dot)(const float *a, const float *b, int64_t width)
 {
     float result, *to[1] = {&result};
     const float *one[1] = {a};
-    KIND(dots)(to, 0, one, 1, b, 1, width, 1.0f);
+    KIND(dots)(to, 0, one, 1, b, FLOAT32, 1, width, 1.0f);
     return result;
 }
 
@@ -664,13 +677,14 @@ INLINE void KIND(softmax)(float *w, int64_t count)
 /* Add the values of the rows from `start` up to `stop` to the queries that see them: `all` where
  * every query does. One that is not seen may be NaN, which a weight of 0 would not keep out. */
 INLINE void KIND(mix_rows)(Vector (*sums)[4], float *const *weights, const int64_t *from,
-                           const int64_t *to, int count, const float *values, int64_t start,
-                           int64_t stop, int64_t width, int64_t at, int vectors, int64_t left,
-                           int all)
+                           const int64_t *to, int count, const void *values, int type,
+                           int64_t start, int64_t stop, int64_t width, int64_t at, int vectors,
+                           int64_t left, int all)
 {
     for (int64_t t = start; t < stop; t++)
         for (int v = 0; v < vectors; v++) {
-            Vector value = KIND(some)(values + t * width + at + v * LANES, left - v * LANES);
+            Vector value = KIND(some_widened)(values, t * width + at + v * LANES, left - v * LANES,
+                                              type);
             for (int q = 0; q < count; q++)
                 if (all || (from[q] <= t && t < to[q]))
                     sums[q][v] = KIND(fused)((Vector){0} + weights[q][t], value, sums[q][v]);
@@ -680,8 +694,8 @@ INLINE void KIND(mix_rows)(Vector (*sums)[4], float *const *weights, const int64
 /* Write `count` queries' weighted values, [vectors * LANES] of them, or fewer where only `left` are;
  * counts are constants after inlining. Query q sees the rows from `from[q]` up to `to[q]`. */
 INLINE void KIND(mix)(float *const *mixed, float *const *weights, const int64_t *from,
-                      const int64_t *to, int count, const float *values, int64_t width, int64_t at,
-                      int vectors, int64_t left)
+                      const int64_t *to, int count, const void *values, int type, int64_t width,
+                      int64_t at, int vectors, int64_t left)
 {
     Vector sums[QUERIES][4];
     int64_t first = from[0], shared = from[0], shared_end = to[0], last = to[0];
@@ -695,12 +709,12 @@ INLINE void KIND(mix)(float *const *mixed, float *const *weights, const int64_t 
     for (int q = 0; q < count; q++)
         for (int v = 0; v < vectors; v++)
             sums[q][v] = (Vector){0};
-    KIND(mix_rows)(sums, weights, from, to, count, values, first, shared, width, at, vectors, left,
-                   0);
-    KIND(mix_rows)(sums, weights, from, to, count, values, shared, shared_end, width, at, vectors,
-                   left, 1);
-    KIND(mix_rows)(sums, weights, from, to, count, values, shared_end, last, width, at, vectors,
+    KIND(mix_rows)(sums, weights, from, to, count, values, type, first, shared, width, at, vectors,
                    left, 0);
+    KIND(mix_rows)(sums, weights, from, to, count, values, type, shared, shared_end, width, at,
+                   vectors, left, 1);
+    KIND(mix_rows)(sums, weights, from, to, count, values, type, shared_end, last, width, at,
+                   vectors, left, 0);
     for (int q = 0; q < count; q++)
         memcpy(mixed[q] + at, sums[q],
                (size_t)smaller(left, vectors * LANES) * sizeof(float));
@@ -708,7 +722,7 @@ INLINE void KIND(mix)(float *const *mixed, float *const *weights, const int64_t 
 
 INLINE void KIND(attend_count)(float *const *mixed, const float *const *queries,
                                const int64_t *from, const int64_t *to, int count,
-                               const float *keys, const float *values, int64_t width,
+                               const void *keys, const void *values, int type, int64_t width,
                                float *scratch)
 {
     int64_t first = from[0], last = to[0];
@@ -721,32 +735,47 @@ INLINE void KIND(attend_count)(float *const *mixed, const float *const *queries,
         weights[q] = scratch + q * (last + LANES);
     int64_t t = first, together = DOTS / count;
     for (; t + together <= last; t += together)
-        KIND(dots)(weights, t, queries, count, keys + t * width, DOTS / count, width, scale);
+        KIND(dots)(weights, t, queries, count, keys, type, DOTS / count, width, scale);
     for (; t < last; t++)
-        KIND(dots)(weights, t, queries, count, keys + t * width, 1, width, scale);
+        KIND(dots)(weights, t, queries, count, keys, type, 1, width, scale);
     for (int q = 0; q < count; q++)
         KIND(softmax)(weights[q] + from[q], to[q] - from[q]);
     int64_t at = 0;
     for (; at + 4 * LANES <= width; at += 4 * LANES)
-        KIND(mix)(mixed, weights, from, to, count, values, width, at, 4, 4 * LANES);
+        KIND(mix)(mixed, weights, from, to, count, values, type, width, at, 4, 4 * LANES);
     for (; at + LANES <= width; at += LANES)
-        KIND(mix)(mixed, weights, from, to, count, values, width, at, 1, LANES);
+        KIND(mix)(mixed, weights, from, to, count, values, type, width, at, 1, LANES);
     if (at < width)
-        KIND(mix)(mixed, weights, from, to, count, values, width, at, 1, width - at);
+        KIND(mix)(mixed, weights, from, to, count, values, type, width, at, 1, width - at);
 }
 
+/* attend for one type of keys and values, in a function of its own: see MULTIPLY_TYPE. */
+#define ATTEND_TYPE(name, type)                                                                  \
+    static __attribute__((noinline)) void KIND(name)(                                            \
+        float *const *mixed, const float *const *queries, const int64_t *from, const int64_t *to, \
+        int64_t count, const void *keys, const void *values, int64_t width, float *scratch)      \
+    {                                                                                            \
+        if (count == 4)                                                                          \
+            KIND(attend_count)(mixed, queries, from, to, 4, keys, values, type, width, scratch); \
+        else if (count == 2)                                                                     \
+            KIND(attend_count)(mixed, queries, from, to, 2, keys, values, type, width, scratch); \
+        else                                                                                     \
+            for (int64_t q = 0; q < count; q++)                                                  \
+                KIND(attend_count)(mixed + q, queries + q, from + q, to + q, 1, keys, values,    \
+                                   type, width, scratch);                                        \
+    }
+ATTEND_TYPE(attend_float32, FLOAT32)
+ATTEND_TYPE(attend_bfloat16, BFLOAT16)
+#undef ATTEND_TYPE
+
 static void KIND(attend)(float *const *mixed, const float *const *queries, const int64_t *from,
-                         const int64_t *to, int64_t count, const float *keys, const float *values,
-                         int64_t width, float *scratch)
+                         const int64_t *to, int64_t count, const void *keys, const void *values,
+                         int64_t type, int64_t width, float *scratch)
 {
-    if (count == 4)
-        KIND(attend_count)(mixed, queries, from, to, 4, keys, values, width, scratch);
-    else if (count == 2)
-        KIND(attend_count)(mixed, queries, from, to, 2, keys, values, width, scratch);
+    if (type == BFLOAT16)
+        KIND(attend_bfloat16)(mixed, queries, from, to, count, keys, values, width, scratch);
     else
-        for (int64_t q = 0; q < count; q++)
-            KIND(attend_count)(mixed + q, queries + q, from + q, to + q, 1, keys, values, width,
-                               scratch);
+        KIND(attend_float32)(mixed, queries, from, to, count, keys, values, width, scratch);
 }
 
 /* ---- audio ---- */
