@@ -53,6 +53,23 @@ def test_products_of_all_kinds_agree(
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_of_many_inputs_are_the_same_in_parts(
+    library: Library, use_kind: Callable[[str], None], dtype: str, kind: str
+) -> None:
+    """Many rows take the inputs of a panel in parts, a row alone at once: to the bit the same."""
+    use_kind(kind)
+    packed, widened = packed_and_widened(nn.Linear(4500, 40), "thinker", dtype)
+    native, x = NativeLinear(packed, library, 1), torch.randn(1100, 4500)
+    got = native(x)
+    torch.testing.assert_close(got, widened(x), atol=1e-4, rtol=1e-4)
+    for row in (0, 5, 1023, 1024, 1099):
+        assert_equal(native(x[row]), got[row])
+    assert_equal(native(x[:13]), got[:13])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stack", ["tiny", "odd", "one kv head"])
 @pytest.mark.parametrize("which", ["thinker", "talker"])
 def test_every_kind_runs_prompts_and_steps(
