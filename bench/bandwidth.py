@@ -152,7 +152,13 @@ def stage_rows(
         for rows in options.prompts
     ]
     loading = Namespace(
-        dtype=dtype, threads=threads, placement="shared", compiled=None, instance=None, cores=None
+        dtype=dtype,
+        kv_cache_dtype="auto",
+        threads=threads,
+        placement="shared",
+        compiled=None,
+        instance=None,
+        cores=None,
     )
     calls = Namespace(batches=[1], repeats=options.repeats, seed=options.seed)
     with loaded_engines(folder, loading, 1) as (_, engines):

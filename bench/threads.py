@@ -1,20 +1,21 @@
-"""Code2wav and the encoders by number of threads, beside the limits of the machine.
+"""Code2wav, the encoders and prompts by number of threads, beside the limits of the machine.
 
     python -m bench.threads --threads 1,2,4 --json threads.json
 
 Over random bfloat16 weights of the released sizes, or of those of --model's config.json: nothing
 else of a checkpoint is read. The parts are those that `load(dtype="mixed")` runs in C, in a pool of
-as many threads as this process may use cores, as there. All numbers of threads take turns, and each
-part is measured beside the machine (bench.bandwidth's read and product), with at most a thread a
-core.
+as many threads as this process may use cores, as there; prompts in each --dtype. All numbers of
+threads take turns, and each part is measured beside the machine (bench.bandwidth's read and
+product), with at most a thread a core.
 
 A row has:
 
-- part: code2wav, of a stream that goes on; audio encoder; vision encoder;
-- size: frames of 80 ms, seconds of audio, or patches of an image;
+- part: code2wav, of a stream that goes on; audio encoder; vision encoder; thinker prefill and its
+  dtype, of one layer without lm_head;
+- size: frames of 80 ms, seconds of audio, patches of an image, or rows of a prompt;
 - threads; median_s, min_s, max_s, repeats;
-- multiply_adds: those of the torch module; weight_bytes: in bfloat16, each weight once, tables of
-  rows left out;
+- multiply_adds: those of the torch module; weight_bytes: as kept, each weight once, tables of rows
+  and experts that have no row left out;
 - limit_s: what the multiply-adds take at the product's best rate, or the weights at the read's,
   whichever is longer; ratio: min_s over it; product_ratio: min_s over what the multiply-adds take.
 """
@@ -23,6 +24,7 @@ import argparse
 import copy
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,20 +38,22 @@ from torch.utils.flop_counter import FlopCounterMode
 from bench.bandwidth import best_rate, machine_rows
 from bench.common.command_line import Figures, InputError, Row, parser_of, positive, run, sizes
 from bench.common.measure import in_turn, median_row
-from bench.common.work import kept_bytes
+from bench.common.work import kept_bytes, work_of
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.modules import lay_out
-from qwen3_omni_neuron.checkpoint.parameters import put_parameter
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, weight_form
 from qwen3_omni_neuron.cpu.target import usable_cores
+from qwen3_omni_neuron.cpu.weights import put_kept
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.model.kv_cache import KvCache
 from qwen3_omni_neuron.model.vision_encoder import VisionEncoder, patch_places
 from testing.released import RELEASED
 
 MIXED = PRECISIONS["mixed"]
+DTYPES = ("mixed", "int8", "int4")
 Call = Callable[[], Any]
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -62,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--frames", type=sizes, default=[1, 4, 12, 25], help="of code2wav")
     parser.add_argument("--audio-seconds", type=sizes, default=[8])
     parser.add_argument("--pictures", type=sizes, default=[16], help="patches along a side, even")
+    parser.add_argument("--prompts", type=sizes, default=[128, 512], help="rows of prompts")
+    parser.add_argument("--dtype", action="append", choices=DTYPES, help="of prompts; all")
     parser.add_argument("--array-mb", type=positive, default=256, help="each array that is read")
     parser.add_argument("--product-size", type=positive, default=1536, help="rows of the product")
     parser.add_argument("--repeats", type=positive, default=10)
@@ -77,7 +83,7 @@ def measure(options: argparse.Namespace) -> Figures:
     config = RELEASED if options.model is None else read_config(options.model)
     rows: list[Row] = []
     with torch.no_grad():
-        for part in (code2wav_rows, audio_rows, vision_rows):
+        for part in (code2wav_rows, audio_rows, vision_rows, prefill_rows):
             rows += part_rows(part(config, library, options), options)
     summary: dict[str, Any] = {}
     for row in rows:
@@ -202,18 +208,38 @@ def vision_rows(config: OmniConfig, library: Any, options: argparse.Namespace) -
         yield from timed_rows("vision encoder", count, calls, work, options)
 
 
+def prefill_rows(config: OmniConfig, library: Any, options: argparse.Namespace) -> Iterator[Row]:
+    """Time prompts through one layer of the thinker."""
+    from qwen3_omni_neuron.cpu.native.steps import NativeSteps
+
+    c = replace(config.thinker.text, layers=1, vocab_size=1)
+    one_layer = replace(config, thinker=replace(config.thinker, text=c))
+    for dtype in options.dtype or DTYPES:
+        thinker = lay_out(one_layer, ("thinker",))[0].thinker
+        assert thinker is not None
+        fill_packed(thinker, "thinker", dtype)
+        cache = KvCache.zeros(c, 1, max(options.prompts), torch.float32)
+        steps = [NativeSteps(c, thinker, cache, library, threads) for threads in options.threads]
+        for count in options.prompts:
+            work = work_of("thinker", thinker, c, dtype, count)
+            given = torch.randn(count, c.hidden_size), torch.arange(count).float().expand(3, -1)
+            calls = [partial(one.prefill, 0, 0, *given) for one in steps]
+            counts = work.multiply_adds, work.distinct_bytes
+            yield from timed_rows(f"thinker prefill {dtype}", count, calls, counts, options)
+
+
 def sharing(module: Module) -> Module:
     """Copy a module, but not its weights."""
     return copy.deepcopy(module, {id(held): held for held in module.parameters()})
 
 
-def fill_packed(module: nn.Module, part: str) -> None:
+def fill_packed(module: nn.Module, part: str, dtype: str = "mixed") -> None:
     """Give a module on the meta device random weights as the CPU keeps them, one at a time."""
     for name, weight in list(module.named_parameters()):
-        form = weight_form(MIXED, part, module, name)
+        form = weight_form(PRECISIONS[dtype], part, module, name)
         bound = (weight.numel() / len(weight)) ** -0.5 if weight.ndim > 1 else 1.0
         drawn = torch.empty(weight.shape).uniform_(-bound, bound).to(form.read_as)
-        put_parameter(module, name, form.keep(name, drawn)[name])
+        put_kept(module, name, form, form.keep(name, drawn))
 
 
 def multiply_adds(call: Call) -> int:

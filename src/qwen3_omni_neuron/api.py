@@ -23,6 +23,7 @@ from qwen3_omni_neuron.errors import (
 from qwen3_omni_neuron.events import Finished, ModelInfo, SpeechResult, Status
 from qwen3_omni_neuron.loading import (
     PLACEMENTS,
+    check_kv_cache_dtype,
     find_target,
     host_sampler,
     load_engines,
@@ -106,6 +107,7 @@ class Qwen3Omni:
         instance: str | None = None,
         cores: Mapping[str, str] | None = None,
         threads: int | None = None,
+        kv_cache_dtype: str = "auto",
         wrap_engines: Callable[[Engines], Engines] | None = None,
     ) -> "Qwen3Omni":
         """Load a checkpoint.
@@ -127,6 +129,7 @@ class Qwen3Omni:
         neuron.cores.plan_cores. Default: this machine's type, and its first cores; with "shared"
         all stages have the same cores, with "split" each stage has its own.
         threads: number of CPU threads for all stages together; default: torch's number here.
+        kv_cache_dtype: on the CPU "float32" or "bfloat16"; "auto": that of the arithmetic.
         wrap_engines: function from the built engines to the engines to run, for example to record
         calls.
         Raises CheckpointError for a checkpoint that can't be used, ArtifactError for a tree that
@@ -144,10 +147,13 @@ class Qwen3Omni:
         tree = None if compiled_path is None else local_tree(compiled_path)
         plan = plan_of(folder, config, tree, target, dtype, max_concurrency, context_length)
         conversation = Conversation(folder, config)
-        spec = EngineSpec(plan, config, conversation.newline_id, tree)
+        chosen = find_target(plan.target)
+        check_kv_cache_dtype(chosen, kv_cache_dtype)
+        spec = EngineSpec(
+            plan, config, conversation.newline_id, tree, kv_cache_dtype=kv_cache_dtype
+        )
         defaults = read_generation_defaults(folder)
         check_defaults(defaults, folder)
-        chosen = find_target(plan.target)
         engines = load_engines(chosen, spec, placement, instance, cores, threads)
         if wrap_engines is not None:
             engines = wrap_engines(engines)

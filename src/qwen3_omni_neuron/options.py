@@ -257,6 +257,9 @@ class LoadArguments(TypedDict, total=False):
         int | None,
         OptionDoc("CPU threads of all stages together", default="as many as torch has"),
     ]
+    kv_cache_dtype: Annotated[
+        str, OptionDoc("auto, or for the CPU float32 or bfloat16, which takes half the memory")
+    ]
     wrap_engines: Annotated[
         Callable[[Engines], Engines] | None,
         OptionDoc("function that gets the engines and returns those to run"),

@@ -318,11 +318,14 @@ def test_every_stage_is_timed_in_every_size(tmp_path: Path, model: list[str]) ->
 @needs_library
 def test_parts_are_compared_with_the_machine(tmp_path: Path, checkpoint: Path) -> None:
     sizes = ["--frames", "1,2", "--audio-seconds", "1,9", "--pictures", "4", "--threads", "1,2"]
+    sizes += ["--prompts", "3,20"]
     small = ["--array-mb", "1", "--product-size", "64", "--repeats", "1"]
     found = run(bench_threads, ["--model", str(checkpoint), *sizes, *small], tmp_path)
     cases = [(row["part"], row["size"], row["threads"]) for row in found.rows]
     parts = [("code2wav", 1), ("code2wav", 2), ("audio encoder", 1), ("audio encoder", 9)]
     parts += [("vision encoder", 16)]
+    prompts = [f"thinker prefill {dtype}" for dtype in ("mixed", "int8", "int4")]
+    parts += [(part, rows) for part in prompts for rows in (3, 20)]
     assert cases == [(*part, threads) for part in parts for threads in (1, 2)]
     for row in found.rows:
         assert row["ratio"] <= row["product_ratio"] > 0

@@ -89,6 +89,21 @@ def test_a_row_has_the_same_bits_whatever_the_rows_and_threads(
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("zero_points", [False, True])
+@pytest.mark.parametrize("size", [96, 1536, 4512])
+def test_many_inputs_are_taken_in_whole_groups(
+    library: Library, size: int, zero_points: bool
+) -> None:
+    """Many rows take the inputs in parts, whatever the group; a row alone has the same bits."""
+    packed, widened = int4_linear(33, 4500, Groups(size, zero_points=zero_points))
+    native, x = NativeLinear(packed, library, 1), torch.randn(20, 4500)
+    got = native(x)
+    torch.testing.assert_close(got, widened(x.double()).float(), atol=1e-4, rtol=1e-4)
+    for row in (0, 19):
+        assert_equal(native(x[row]), got[row])
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("rows", [5, 20])
 def test_nan_stays_in_its_row(library: Library, rows: int) -> None:
     """Inputs are not read beyond their number, which is no multiple of 8."""

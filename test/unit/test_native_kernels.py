@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from qwen3_omni_neuron.cpu.native import installed
-from qwen3_omni_neuron.cpu.native.binding import Library
+from qwen3_omni_neuron.cpu.native.binding import TYPES, Library
 from qwen3_omni_neuron.cpu.native.linear import NativeLinear
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import PromptCache, SlotCache
@@ -49,6 +49,23 @@ def test_products_of_all_kinds_agree(
         results[kind] = NativeLinear(packed, library, 1)(x)
     assert_equal(results["_avx2"], results["_avx512"])
     torch.testing.assert_close(results["_plain"], results["_avx2"], atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_of_many_inputs_are_the_same_in_parts(
+    library: Library, use_kind: Callable[[str], None], dtype: str, kind: str
+) -> None:
+    """Many rows take the inputs of a panel in parts, a row alone at once: to the bit the same."""
+    use_kind(kind)
+    packed, widened = packed_and_widened(nn.Linear(4500, 40), "thinker", dtype)
+    native, x = NativeLinear(packed, library, 1), torch.randn(1100, 4500)
+    got = native(x)
+    torch.testing.assert_close(got, widened(x), atol=1e-4, rtol=1e-4)
+    for row in (0, 5, 1023, 1024, 1099):
+        assert_equal(native(x[row]), got[row])
+    assert_equal(native(x[:13]), got[:13])
 
 
 @torch.no_grad()
@@ -131,6 +148,43 @@ def test_gelu_and_layer_norm_are_torchs(
     norm(*(t.data_ptr() for t in (y, x, weight, bias)), len(x), 1e-5)
     expected = nn.functional.layer_norm(x, (len(x),), weight, bias, 1e-5)
     torch.testing.assert_close(y, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("width", [8, 24, 64, 128])
+def test_attention_over_bfloat16_is_that_over_the_same_numbers_in_float32(
+    exported: CDLL, use_kind: Callable[[str], None], kind: str, count: int, width: int
+) -> None:
+    """To the bit, for queries that see other positions each."""
+    use_kind(kind)
+    cached_by_type = *[Pointer] * 2, *[Number] * 2
+    attend = kernel(exported, "attend", *[Pointer] * 4, Number, *cached_by_type, Pointer)
+    keys, values = torch.randn(2, 70, width).bfloat16()
+    queries, scratch = torch.randn(count, width), torch.empty(count * (70 + 16))
+    from_to = torch.stack((torch.arange(count), 70 - torch.arange(count)))
+    results = []
+    for cached in ((keys, values), (keys.float(), values.float())):
+        mixed = torch.full((count, width), 7.0)
+        rows = (
+            (Pointer * count)(*(row.data_ptr() for row in tensor)) for tensor in (mixed, queries)
+        )
+        attend(
+            *rows,
+            *(bounds.data_ptr() for bounds in from_to),
+            count,
+            *(tensor.data_ptr() for tensor in cached),
+            TYPES[cached[0].dtype],
+            width,
+            scratch.data_ptr(),
+        )
+        results.append(mixed)
+    assert_equal(*results)
+    scores = queries @ keys.float().T / width**0.5
+    places = torch.arange(70)
+    unseen = (places < from_to[0][:, None]) | (places >= from_to[1][:, None])
+    expected = scores.masked_fill(unseen, -torch.inf).softmax(-1) @ values.float()
+    torch.testing.assert_close(results[0], expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -51,6 +51,7 @@ LOAD = [
     "instance",
     "cores",
     "threads",
+    "kv_cache_dtype",
     "wrap_engines",
 ]
 OPTIONS = [
@@ -119,7 +120,7 @@ ERRORS = [
 VERBS = {
     "speak": """
         --audio --chunk-frames --compiled --cores --dtype --first-chunk
-        --first-token-timeout-s --help --image --instance --literal-text
+        --first-token-timeout-s --help --image --instance --kv-cache-dtype --literal-text
         --model --out --placement --predictor-do-sample
         --predictor-top-k --predictor-top-p --seed --speaker --system --talker-do-sample
         --talker-max-new-tokens --talker-repetition-penalty --talker-temperature
@@ -129,25 +130,26 @@ VERBS = {
     """,
     "say": """
         --chunk-frames --compiled --cores --dtype --first-chunk --first-token-timeout-s --help
-        --instance --model --out --placement --predictor-do-sample --predictor-top-k
-        --predictor-top-p
+        --instance --kv-cache-dtype --model --out --placement --predictor-do-sample
+        --predictor-top-k --predictor-top-p
         --seed --speaker --talker-do-sample --talker-max-new-tokens
         --talker-repetition-penalty --talker-temperature --talker-top-k --talker-top-p
         --threads --wait-timeout-s -h text
     """,
     "talk": """
-        --api-key --compiled --cores --dtype --from --hands-free --help --instance --model
-        --placement --speaker --threads --to --url -h
+        --api-key --compiled --cores --dtype --from --hands-free --help --instance
+        --kv-cache-dtype --model --placement --speaker --threads --to --url -h
     """,
     "transcribe": """
         --compiled --concurrency --context-length --cores --dtype --help --instance
-        --instruction --json --max-new-tokens --model --placement --threads -h files
+        --instruction --json --kv-cache-dtype --max-new-tokens --model --placement --threads
+        -h files
     """,
     "serve": """
         --allow-host --allow-media-host --allow-origin --api-keys --body-timeout-s --compiled
         --context-length --cores --decode-timeout-s --decoder-bytes --decoders
         --drain-timeout-s --dtype --header-timeout-s --help --host --instance --kept-replies
-        --kept-reply-s --log-content --log-level --max-body-bytes
+        --kept-reply-s --kv-cache-dtype --log-content --log-level --max-body-bytes
         --max-concurrency --max-connections --max-held-bytes --max-media --max-media-bytes
         --max-media-s --max-pixels --max-queued --max-realtime-bytes --max-realtime-s
         --max-realtime-sessions --max-request-bytes

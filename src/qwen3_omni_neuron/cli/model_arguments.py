@@ -15,7 +15,7 @@ DTYPES = f"auto, {', '.join(TARGETS['cpu'].limits.dtypes)}"
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, otherwise: str = _NO_DEFAULT) -> None:
-    """Add --model, --compiled, --dtype, --placement, --threads, --instance and --cores.
+    """Add --model, --compiled, --dtype, --kv-cache-dtype, --placement, --threads and so on.
 
     otherwise: see add_checkpoint_argument.
     """
@@ -27,6 +27,12 @@ def add_model_arguments(parser: argparse.ArgumentParser, otherwise: str = _NO_DE
         "default: none",
     )
     parser.add_argument("--dtype", default="auto", help=DTYPES)
+    parser.add_argument(
+        "--kv-cache-dtype",
+        default="auto",
+        metavar="DTYPE",
+        help=f"auto, {', '.join(TARGETS['cpu'].kv_cache_dtypes)}: of keys and values, on the CPU",
+    )
     parser.add_argument(
         "--placement", default="shared", help="shared, or split: each stage in its own process"
     )
@@ -80,6 +86,7 @@ def load_arguments(parsed: argparse.Namespace, slots: int) -> dict[str, Any]:
         "instance": parsed.instance,
         "cores": parsed.cores,
         "threads": parsed.threads,
+        "kv_cache_dtype": parsed.kv_cache_dtype,
         "max_concurrency": None if parsed.compiled else slots,
     }
 

@@ -8,6 +8,9 @@ An int4 matrix has a scale of either sign for each output and each group of its 
 zero points: a weight is scale * (number - zero point), number from -8 to 7. A panel is one block of
 bytes a group, uint8 [..., ceil(out / 32), ceil(into / group), bytes of a block]; library.h
 describes a block.
+
+Groups may have inputs from anywhere in a row. Such a matrix is packed with its columns sorted by
+group, beside the order of its inputs, int32 [..., into]: column i multiplies input order[i].
 """
 
 from dataclasses import dataclass
@@ -158,6 +161,40 @@ def pack_groups(
             padded = F.pad(values, (0, 0, 0, outs)).unflatten(-2, (-1, PANEL))
             pieces.append(padded.transpose(-1, -2).contiguous().view(torch.uint8))
     return torch.cat(pieces, -1)
+
+
+def pack_mixed_groups(
+    numbers: Tensor,
+    scale: Tensor,
+    groups: Groups,
+    group_of: Tensor,
+    zero_points: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Pack an int4 matrix whose groups have inputs from anywhere.
+
+    group_of: group of each input, integers [..., into], as in files of GPTQ. Every group has
+    groups.size inputs, the last one what is left. Otherwise as `pack_groups`. Returns the packed
+    matrix and the order of its inputs, None where each group's inputs follow each other. Raises
+    ValueError for groups of other sizes.
+    """
+    into = numbers.shape[-1]
+    sorted_groups, order = group_of.sort(dim=-1, stable=True)
+    expected = torch.arange(into, device=group_of.device) // groups.size
+    if group_of.shape != (*numbers.shape[:-2], into) or (sorted_groups != expected).any():
+        raise ValueError(
+            f"{into} inputs are in {scale.shape[-1]} groups of {groups.size}, and the groups named "
+            f"for them are {group_of.min()} to {group_of.max()} in other numbers"
+        )
+    if torch.equal(group_of, sorted_groups):
+        return pack_groups(numbers, scale, groups, zero_points), None
+    by_group = numbers.gather(-1, order.unsqueeze(-2).expand(numbers.shape))
+    return pack_groups(by_group, scale, groups, zero_points), order.to(torch.int32)
+
+
+def in_own_order(matrix: Tensor, order: Tensor) -> Tensor:
+    """Return a matrix [..., out, into], whose columns have an order, with input i in column i."""
+    index = order.long().unsqueeze(-2).expand(matrix.shape)
+    return torch.empty_like(matrix).scatter_(-1, index, matrix)
 
 
 def unpack_groups(packed: Tensor, out: int, into: int, groups: Groups) -> Tensor:

@@ -28,6 +28,7 @@ from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.packing import (
     Groups,
     grouped_shape,
+    in_own_order,
     pack,
     pack_groups,
     packed_shape,
@@ -44,6 +45,8 @@ SCALE = "_scale"
 """Ending of the name of an int8 parameter's scale."""
 GROUPS = "_groups"
 """Ending of the name of an int4 parameter's format, an attribute of its module."""
+ORDER = "_order"
+"""Ending of the name of the order of an int8 or int4 parameter's inputs, where it has one."""
 
 
 @dataclass(frozen=True)
@@ -137,10 +140,13 @@ class WeightForm:
             return kept[target].float()
         if self.groups is not None:
             out, into = self.matrix[-2:]
-            return unpack_groups(kept[target], out, into, self.groups).view(shape)
-        wide = unpack(kept[target], self.matrix[-2]).float()
+            wide = unpack_groups(kept[target], out, into, self.groups)
+        else:
+            wide = unpack(kept[target], self.matrix[-2]).float()
         if target + SCALE in kept:
             wide *= kept[target + SCALE].unsqueeze(-1)
+        if target + ORDER in kept:
+            wide = in_own_order(wide, kept[target + ORDER])
         return wide.view(shape)
 
 

@@ -23,6 +23,7 @@ from qwen3_omni_neuron.compilation.manifest import ModelRecord, record_files
 from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODEL_STAGES, CompilePlan
 from qwen3_omni_neuron.cpu.precision import (
     GROUPS,
+    ORDER,
     PRECISIONS,
     SCALE,
     Precision,
@@ -98,15 +99,16 @@ def put_kept(module: nn.Module, target: str, form: WeightForm, kept: Mapping[str
     """Set a module's parameter to the tensors kept for it.
 
     What belongs to it goes beside it, for cpu.native.binding.Weights.matrix: the scale of an int8
-    matrix, and the format of an int4 one.
+    matrix, the format of an int4 one, and the order of its inputs.
     """
     put_parameter(module, target, kept[target])
     owner_name, _, name = target.rpartition(".")
     owner = module.get_submodule(owner_name)
     if form.groups is not None:
         setattr(owner, name + GROUPS, form.groups)
-    if target + SCALE in kept:
-        owner.register_buffer(name + SCALE, kept[target + SCALE], persistent=False)
+    for ending in (SCALE, ORDER):
+        if target + ending in kept:
+            owner.register_buffer(name + ending, kept[target + ending], persistent=False)
 
 
 @contextmanager

@@ -85,8 +85,9 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 class PromptCache:
     """Prefill in place: rows of a prompt fill one slot from position `start` on.
 
-    They see the first `start` positions and each other. cache: the cache of that slot alone; with a
-    `start`, its window that ends with the last new row. Positions after the rows keep their values.
+    They see the first `start` positions and each other, in the cache's dtype. cache: the cache of
+    that slot alone; with a `start`, its window that ends with the last new row. Positions after the
+    rows keep their values.
     """
 
     def __init__(self, cache: KvCache, start: int = 0):
@@ -102,7 +103,9 @@ class PromptCache:
         cached_keys, cached_values = self._cache.keys[layer], self._cache.values[layer]
         cached_keys[:, :, self._start : stop] = keys
         cached_values[:, :, self._start : stop] = values
-        return (cached_keys, cached_values) if self._start else (keys, values)
+        if not self._start and cached_keys.dtype == keys.dtype:
+            return keys, values
+        return cached_keys[:, :, :stop].to(keys.dtype), cached_values[:, :, :stop].to(keys.dtype)
 
 
 class SlotCache:
@@ -129,8 +132,8 @@ class SlotCache:
 
         Returns [n, kv_heads, window, head_dim] of the slots in use.
         """
-        cache[self._slots, :, self._lengths] = rows.squeeze(2)
-        return cache.index_select(0, self._slots)
+        cache[self._slots, :, self._lengths] = rows.squeeze(2).to(cache.dtype)
+        return cache.index_select(0, self._slots).to(rows.dtype)
 
 
 KvTensors = tuple[Tensor, ...]

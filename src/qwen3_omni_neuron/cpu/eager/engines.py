@@ -37,7 +37,7 @@ def _slots(
     c: DecoderConfig, model: Thinker | Talker, spec: EngineSpec, context_length: int
 ) -> EagerSlots:
     slots, buckets = spec.plan.max_concurrency, spec.plan.prompt_buckets
-    return EagerSlots(c, model, slots, context_length, spec.dtype, buckets)
+    return EagerSlots(c, model, slots, context_length, spec.cache_dtype, buckets)
 
 
 def media_encoders(models: Models, spec: EngineSpec) -> MediaEncoders:

@@ -76,13 +76,17 @@ class Weights:
         packed: Tensor = getattr(owner, name)
         scale: Tensor | None = getattr(owner, f"{name}_scale", None)
         groups: Groups | None = getattr(owner, f"{name}_groups", None)
-        out, into = shape[-2:]
+        order: Tensor | None = getattr(owner, f"{name}_order", None)
+        *stack, out, into = shape
+        fields = {
+            "bias": ffi.NULL if bias is None else self(bias, out),
+            "order": ffi.NULL if order is None else self._order(order, *stack, into),
+            "into": into,
+            "out": out,
+        }
         if groups is not None:
-            return {
+            return fields | {
                 "panels": self(packed, *grouped_shape(shape, groups), dtype=torch.uint8),
-                "bias": ffi.NULL if bias is None else self(bias, out),
-                "into": into,
-                "out": out,
                 "type": INT4,
                 "group": groups.size,
                 "scale_type": SCALE_TYPES[groups.scale],
@@ -90,14 +94,21 @@ class Weights:
             }
         if packed.dtype not in TYPES:
             raise UnsuitedError(f"the C takes no weights of {packed.dtype}")
-        return {
+        if order is not None and packed.dtype != torch.int8:
+            raise UnsuitedError(f"the C takes no order of the inputs of {packed.dtype} weights")
+        return fields | {
             "panels": self(packed, *packed_shape(shape), dtype=packed.dtype),
             "scale": ffi.NULL if scale is None else self(scale, *shape[:-1]),
-            "bias": ffi.NULL if bias is None else self(bias, out),
-            "into": into,
-            "out": out,
             "type": TYPES[packed.dtype],
         }
+
+    def _order(self, order: Tensor, *shape: int) -> Pointer:
+        """Return a pointer to orders [..., into]. Raises UnsuitedError for what are none."""
+        pointer = self(order, *shape, dtype=torch.int32)
+        first, last = order.min(), order.max()
+        if first < 0 or last >= shape[-1]:
+            raise UnsuitedError(f"an order of {shape[-1]} inputs has inputs {first} to {last}")
+        return pointer
 
     def table(self, rows: Tensor, *shape: int) -> Fields:
         """Describe a table of rows [..., width]. Raises UnsuitedError."""

@@ -11,6 +11,7 @@
 
 #include "decoder.h"
 #include "kernels.h"
+#include "product.h"
 #include "wave.h"
 
 enum { TAPS = 7, UP_TAPS = 2 };
@@ -65,12 +66,13 @@ static int allocate(Front *f, const Code2Wav *c, int64_t streams, int64_t frames
     int64_t rows = streams * frames, half = d->head_dim / 2, inputs = rows;
     for (int64_t i = 0; i < c->stages; i++)
         inputs *= c->stage[i].ratio;
-    f->kv = (KvCache){.slots = streams, .positions = d->window - 1 + frames};
+    f->kv = (KvCache){.slots = streams, .positions = d->window - 1 + frames, .type = FLOAT32};
     int64_t kv = d->layers * streams * d->kv_heads * f->kv.positions * d->head_dim;
     int64_t row = row_stride(larger(d->hidden, c->conv_in.out));
     int64_t floats[] = {kv, kv, rows * half, rows * half, inputs * row, inputs * row,
                         inputs * row_stride(wide_width(c)), inputs * c->up.out};
-    float **to[] = {&f->kv.keys, &f->kv.values, &f->cosine, &f->sine,
+    float *keys, *values;
+    float **to[] = {&keys,       &values,       &f->cosine, &f->sine,
                     &f->rows,    &f->normed,    &f->wide,   &f->inputs};
     enum { ARRAYS = sizeof floats / sizeof *floats };
     int64_t block = (memory_size(d, rows) + 63) / 64 * 64, bytes = block;
@@ -83,6 +85,7 @@ static int allocate(Front *f, const Code2Wav *c, int64_t streams, int64_t frames
     float *next = (float *)(f->all + block);
     for (int i = 0; i < ARRAYS; next += (floats[i++] + 15) / 16 * 16)
         *to[i] = next;
+    f->kv.keys = keys, f->kv.values = values;
     f->slots = (int64_t *)(f->all + bytes);
     f->at = f->slots + rows;
     f->from = f->at + rows;

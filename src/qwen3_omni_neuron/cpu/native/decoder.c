@@ -5,7 +5,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "feed_forward.h"
 #include "kernels.h"
+#include "product.h"
 
 /* ---- memory ---- */
 
@@ -51,51 +53,7 @@ void cut_memory(Memory *cut, char *block, const Decoder *d, int64_t rows)
         *ids[i] = (int64_t *)block;
 }
 
-/* ---- products ---- */
-
-/* Multiplications of rows with so many weights, as run_tasks counts: weights are read once, so that
- * several rows cost less than as many times one. */
-static int64_t cost_of(int64_t rows, int64_t weights)
-{
-    return weights + rows * weights / 8;
-}
-
-typedef struct {
-    float *y;
-    const float *x;
-    int64_t y_stride, x_stride, rows;
-    int64_t group; /* panels of a task */
-    const Matrix *w;
-    int add;
-} Product;
-
-static void multiply_panels(void *work, int64_t task, float *scratch)
-{
-    const Product *p = work;
-    int64_t first = task * p->group;
-    kernels->multiply(p->y + first * PANEL, p->y_stride, p->x, p->x_stride, p->rows, p->w, first,
-                      smaller(p->group, panels_of(p->w->out) - first), p->add, scratch);
-}
-
-/* Panels of a task: several are read side by side for a few rows; more rows have work enough in one,
- * and a short task keeps nobody waiting at the end. */
-static int64_t group_for(int64_t rows)
-{
-    return rows > FEW_ROWS ? 1 : PANELS_AT_ONCE;
-}
-
-static int64_t groups_of(int64_t out, int64_t group)
-{
-    return (panels_of(out) + group - 1) / group;
-}
-
-int product(Team *team, float *y, int64_t y_stride, const float *x, int64_t x_stride, int64_t rows,
-            const Matrix *w, int add)
-{
-    Product p = {y, x, y_stride, x_stride, rows, group_for(rows), w, add};
-    return run_tasks(team, multiply_panels, &p, groups_of(w->out, p.group),
-                     cost_of(rows, w->into * w->out), w->into * PANEL);
-}
+/* ---- norms ---- */
 
 typedef struct {
     float *y;
@@ -150,6 +108,24 @@ static void rotate(float *x, const float *cosine, const float *sine, int64_t hal
     }
 }
 
+/* Write numbers to the KV cache, to bfloat16 rounded to the nearest, of two to the even one. */
+static void store(const KvCache *kv, void *to, int64_t at, const float *from, int64_t count)
+{
+    if (kv->type == FLOAT32) {
+        memcpy((float *)to + at, from, (size_t)count * sizeof(float));
+        return;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, from + i, sizeof bits);
+        if (from[i] == from[i])
+            bits += 0x7fff + (bits >> 16 & 1);
+        else
+            bits |= 0x400000; /* NaN keeps a bit of its fraction */
+        ((uint16_t *)to)[at + i] = (uint16_t)(bits >> 16);
+    }
+}
+
 /* Norm one row's queries and keys, apply rotary embedding to them, and write its keys and values to
  * the KV cache, at its position of its slot. */
 static void write_kv_row(const Attention *a, int64_t row)
@@ -166,8 +142,8 @@ static void write_kv_row(const Attention *a, int64_t row)
     }
     for (int64_t h = 0; h < d->kv_heads; h++) {
         int64_t to = head_start(a, row, h) + a->rows->at[row] * width;
-        memcpy(a->kv->keys + to, k + h * width, (size_t)width * sizeof(float));
-        memcpy(a->kv->values + to, v + h * width, (size_t)width * sizeof(float));
+        store(a->kv, a->kv->keys, to, k + h * width, width);
+        store(a->kv, a->kv->values, to, v + h * width, width);
     }
 }
 
@@ -185,7 +161,7 @@ static void attend_together(const Attention *a, int64_t kv_head, const int64_t *
                             const int64_t *head, int64_t count, float *scratch)
 {
     const Decoder *d = a->d;
-    int64_t width = d->head_dim, start = head_start(a, row[0], kv_head);
+    int64_t width = d->head_dim, start = head_start(a, row[0], kv_head) * bytes_of(a->kv->type);
     int64_t qkv_width = (d->heads + 2 * d->kv_heads) * width;
     const float *queries[QUERIES];
     float *mixed[QUERIES];
@@ -196,8 +172,8 @@ static void attend_together(const Attention *a, int64_t kv_head, const int64_t *
         from[i] = a->rows->from == NULL ? 0 : a->rows->from[row[i]];
         to[i] = a->rows->at[row[i]] + 1;
     }
-    kernels->attend(mixed, queries, from, to, count, a->kv->keys + start, a->kv->values + start,
-                    width, scratch);
+    kernels->attend(mixed, queries, from, to, count, (const char *)a->kv->keys + start,
+                    (const char *)a->kv->values + start, a->kv->type, width, scratch);
 }
 
 /* Attend with a tile's rows, over one KV head. Several rows of a slot go together head by head; for a
@@ -260,178 +236,6 @@ static int add_attention(Team *team, const Attention *a)
            product(team, m->x, d->hidden, m->mixed, row_stride(width), rows, &a->layer->out, 1);
 }
 
-/* ---- feed-forward ---- */
-
-typedef struct {
-    const Memory *m;
-    int64_t hidden, ffn, experts, rows;
-    int64_t group; /* panels of a task */
-    const Matrix *gate_up, *down;
-    const float *scale; /* of a dense one's rows; NULL for 1 */
-} FeedForward;
-
-/* Rows that run on one expert, or all rows of a dense feed-forward (experts 0). */
-static int64_t rows_of(const FeedForward *f, int64_t expert)
-{
-    return f->experts ? f->m->first[expert + 1] - f->m->first[expert] : f->rows;
-}
-
-static int64_t first_of(const FeedForward *f, int64_t expert)
-{
-    return f->experts ? f->m->first[expert] : 0;
-}
-
-/* Some columns of silu(gate) * up of one expert's rows. */
-static void gate_panels(void *work, int64_t task, float *scratch)
-{
-    const FeedForward *f = work;
-    const Memory *m = f->m;
-    int64_t groups = groups_of(f->ffn, f->group), expert = task / groups;
-    int64_t first = task % groups * f->group, column = first * PANEL;
-    int64_t panels = smaller(f->group, panels_of(f->ffn) - first);
-    int64_t columns = smaller(panels * PANEL, f->ffn - column);
-    int64_t rows = rows_of(f, expert), start = first_of(f, expert), width = panels * PANEL;
-    if (rows == 0)
-        return;
-    const float *x = (f->experts ? m->gathered : m->normed) + start * row_stride(f->hidden);
-    Matrix gate = matrix_at(f->gate_up, 2 * expert), up = matrix_at(f->gate_up, 2 * expert + 1);
-    float *gates = scratch + PANEL * f->hidden, *ups = gates + rows * width;
-    kernels->multiply(gates, width, x, row_stride(f->hidden), rows, &gate, first, panels, 0,
-                      scratch);
-    kernels->multiply(ups, width, x, row_stride(f->hidden), rows, &up, first, panels, 0, scratch);
-    for (int64_t r = 0; r < rows; r++) {
-        float scale = f->scale == NULL ? 1.0f : f->scale[r];
-        if (f->experts)
-            scale = m->router[m->order[start + r] * f->experts + expert];
-        kernels->gate(m->gated + (start + r) * row_stride(f->ffn) + column, gates + r * width,
-                      ups + r * width, columns, scale);
-    }
-}
-
-/* Add some columns of every expert's output to m->x, in the order of the experts. */
-static void add_down_panels(void *work, int64_t task, float *scratch)
-{
-    const FeedForward *f = work;
-    const Memory *m = f->m;
-    int64_t first = task * f->group, column = first * PANEL;
-    int64_t panels = smaller(f->group, panels_of(f->hidden) - first), width = panels * PANEL;
-    int64_t columns = smaller(width, f->hidden - column);
-    float *outs = scratch + PANEL * f->ffn;
-    for (int64_t e = 0; e < f->experts; e++) {
-        int64_t rows = rows_of(f, e), start = first_of(f, e);
-        if (rows == 0)
-            continue;
-        Matrix down = matrix_at(f->down, e);
-        kernels->multiply(outs, width, m->gated + start * row_stride(f->ffn), row_stride(f->ffn),
-                          rows, &down, first, panels, 0, scratch);
-        for (int64_t r = 0; r < rows; r++) {
-            float *to = m->x + m->order[start + r] * f->hidden + column;
-            for (int64_t i = 0; i < columns; i++)
-                to[i] += outs[r * width + i];
-        }
-    }
-}
-
-int add_feed_forward(Team *team, const Memory *m, int64_t rows, int64_t hidden, int64_t ffn,
-                     const Matrix *gate_up, const Matrix *down, const float *scale)
-{
-    FeedForward f = {m, hidden, ffn, 0, rows, group_for(rows), gate_up, down, scale};
-    return run_tasks(team, gate_panels, &f, groups_of(ffn, f.group),
-                     cost_of(rows, 2 * hidden * ffn),
-                     PANEL * hidden + 2 * rows * f.group * PANEL) &&
-           product(team, m->x, hidden, m->gated, row_stride(ffn), rows, down, 1);
-}
-
-/* Replace one row's router logits by weights, 0 for all but the `chosen` largest. */
-static void choose(const Decoder *d, float *router)
-{
-    int64_t experts = d->experts;
-    float largest = -INFINITY, all = 0, sum = 0;
-    for (int64_t e = 0; e < experts; e++)
-        largest = router[e] > largest ? router[e] : largest;
-    for (int64_t e = 0; e < experts; e++)
-        router[e] -= largest;
-    kernels->exponentials(router, router, experts);
-    for (int64_t e = 0; e < experts; e++)
-        all += router[e];
-    for (int64_t n = 0; n < d->chosen; n++) { /* the sign marks a chosen one */
-        int64_t best = 0;
-        for (int64_t e = 1; e < experts; e++)
-            if (router[e] > router[best])
-                best = e;
-        sum += router[best];
-        router[best] = -router[best];
-    }
-    float total = d->normalized ? sum : all;
-    for (int64_t e = 0; e < experts; e++)
-        router[e] = router[e] < 0 ? -router[e] / total : 0;
-}
-
-/* List the rows by expert: m->order and m->first. Returns how many there are. */
-static int64_t sort_rows(const Decoder *d, const Memory *m, int64_t rows)
-{
-    int64_t count = 0;
-    for (int64_t e = 0; e < d->experts; e++) {
-        m->first[e] = count;
-        for (int64_t r = 0; r < rows; r++)
-            if (m->router[r * d->experts + e] > 0)
-                m->order[count++] = r;
-    }
-    return m->first[d->experts] = count;
-}
-
-static void gather_rows(void *work, int64_t task, float *unused)
-{
-    const FeedForward *f = work;
-    const Memory *m = f->m;
-    int64_t stride = row_stride(f->hidden);
-    int64_t end = smaller(m->first[f->experts], (task + 1) * ROWS_A_TASK);
-    (void)unused;
-    for (int64_t i = task * ROWS_A_TASK; i < end; i++)
-        memcpy(m->gathered + i * stride, m->normed + m->order[i] * stride,
-               (size_t)f->hidden * sizeof(float));
-}
-
-/* m->x += the routed experts' output for m->normed: an expert runs on the rows that chose it. */
-static int add_experts(Team *team, const Decoder *d, const Layer *layer, const Memory *m,
-                       int64_t rows)
-{
-    int64_t hidden = d->hidden, ffn = d->ffn;
-    FeedForward f = {m, hidden, ffn, d->experts, rows, 1, &layer->gate_up, &layer->down, NULL};
-    if (!product(team, m->router, d->experts, m->normed, row_stride(hidden), rows, &layer->router,
-                 0))
-        return 0;
-    for (int64_t r = 0; r < rows; r++)
-        choose(d, m->router + r * d->experts);
-    int64_t runs = sort_rows(d, m, rows), most = 0;
-    for (int64_t e = 0; e < d->experts; e++)
-        most = larger(most, rows_of(&f, e));
-    f.group = group_for(most);
-    int64_t outs = most * f.group * PANEL, cost = cost_of(1, runs * hidden * ffn);
-    return run_tasks(team, gather_rows, &f, (runs + ROWS_A_TASK - 1) / ROWS_A_TASK, runs * hidden,
-                     1) &&
-           run_tasks(team, gate_panels, &f, d->experts * groups_of(ffn, f.group), 2 * cost,
-                     PANEL * hidden + 2 * outs) &&
-           run_tasks(team, add_down_panels, &f, groups_of(hidden, f.group), cost,
-                     PANEL * ffn + outs);
-}
-
-/* m->x += the shared expert's output, scaled by its sigmoid gate. */
-static int add_shared(Team *team, const Decoder *d, const Layer *layer, const Memory *m,
-                      int64_t rows)
-{
-    float *scale = m->gathered; /* free until the routed experts */
-    if (!product(team, scale, 1, m->normed, row_stride(d->hidden), rows, &layer->shared_gate, 0))
-        return 0;
-    for (int64_t r = 0; r < rows; r++)
-        scale[r] = -scale[r];
-    kernels->exponentials(scale, scale, rows);
-    for (int64_t r = 0; r < rows; r++)
-        scale[r] = 1.0f / (1.0f + scale[r]);
-    return add_feed_forward(team, m, rows, d->hidden, d->shared_ffn, &layer->shared_gate_up,
-                            &layer->shared_down, scale);
-}
-
 /* ---- layers ---- */
 
 static void add_deepstack(const Deepstack *deepstack, int64_t layer, float *x, int64_t hidden)
@@ -453,17 +257,9 @@ int run_layers(Team *team, const Decoder *d, const Memory *m, const KvCache *kv,
         Attention attention = {d, layer, m, kv, rows, l};
         if (!add_attention(team, &attention) ||
             !norm_rows(team, m->normed, row_stride(d->hidden), m->x, rows->count, layer->ffn_norm,
-                       d->hidden, d->norm_eps))
+                       d->hidden, d->norm_eps) ||
+            !add_feed_forward(team, d, layer, m, rows->count))
             return 0;
-        if (d->experts == 0) {
-            if (!add_feed_forward(team, m, rows->count, d->hidden, d->ffn, &layer->gate_up,
-                                  &layer->down, NULL))
-                return 0;
-        } else if ((layer->shared_gate.panels != NULL &&
-                    !add_shared(team, d, layer, m, rows->count)) ||
-                   !add_experts(team, d, layer, m, rows->count)) {
-            return 0;
-        }
         if (accepted != NULL && l + 1 == accept_layer)
             memcpy(accepted, m->x, bytes);
         if (deepstack != NULL && l < deepstack->layers)

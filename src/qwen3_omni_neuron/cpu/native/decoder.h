@@ -40,16 +40,8 @@ void cut_memory(Memory *cut, char *block, const Decoder *d, int64_t rows);
 int run_layers(Team *team, const Decoder *d, const Memory *m, const KvCache *kv, const Rows *rows,
                int64_t accept_layer, float *accepted, const Deepstack *deepstack);
 
-/* y = w x for rows, or y += w x where add. Returns 0 without memory. */
-int product(Team *team, float *y, int64_t y_stride, const float *x, int64_t x_stride, int64_t rows,
-            const Matrix *w, int add);
-
 /* y = norm(x) for rows. y has a stride of its own, x is dense. */
 int norm_rows(Team *team, float *y, int64_t y_stride, const float *x, int64_t rows,
               const float *weight, int64_t width, float eps);
-
-/* m->gated = silu(gate) * up of m->normed, then m->x += down: a dense feed-forward. */
-int add_feed_forward(Team *team, const Memory *m, int64_t rows, int64_t hidden, int64_t ffn,
-                     const Matrix *gate_up, const Matrix *down, const float *scale);
 
 #endif

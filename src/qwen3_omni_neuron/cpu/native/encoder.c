@@ -9,6 +9,7 @@
 
 #include "decoder.h"
 #include "kernels.h"
+#include "product.h"
 
 enum { ROWS_A_TASK = 8 };
 /* Queries of one head that a task takes: a multiple of QUERIES. */
@@ -119,7 +120,7 @@ static void attend_some(void *work, int64_t task, float *scratch)
             from[i] = 0;
             to[i] = c->seen[frame];
         }
-        kernels->attend(mixed, queries, from, to, count, k, v, c->width, scratch);
+        kernels->attend(mixed, queries, from, to, count, k, v, FLOAT32, c->width, scratch);
         for (int64_t i = 0; i < count; i++)
             memcpy(c->normed + (frame * c->rows + r + i) * row_stride(l->hidden) +
                        head * l->head_dim,

@@ -65,8 +65,15 @@ def _thinker(
 ) -> NativeThinker:
     assert models.thinker
     plan, threads = spec.plan, spec.threads.get("thinker", 1)
-    sizes = plan.max_concurrency, plan.context_length
-    slots = NativeSlots(spec.config.thinker.text, models.thinker, *sizes, library, threads)
+    slots = NativeSlots(
+        spec.config.thinker.text,
+        models.thinker,
+        plan.max_concurrency,
+        plan.context_length,
+        library,
+        threads,
+        spec.cache_dtype,
+    )
     return NativeThinker(spec.config, models.thinker, encoder, slots)
 
 
@@ -76,10 +83,18 @@ def _talker(models: Models, spec: EngineSpec, library: Library) -> NativeTalker:
     assert models.text_projection and models.hidden_projection
     for projection in (models.text_projection, models.hidden_projection):
         use_native_linears(projection, library, threads)
-    sizes = plan.max_concurrency, plan.talker_context_length
+    slots = NativeSlots(
+        c.text,
+        models.talker,
+        plan.max_concurrency,
+        plan.talker_context_length,
+        library,
+        threads,
+        spec.cache_dtype,
+    )
     return NativeTalker(
         spec.config,
-        NativeSlots(c.text, models.talker, *sizes, library, threads),
+        slots,
         NativePredictor(c, models.code_predictor, library, threads),
         *talker_tables(models, spec),
         models.hidden_projection,

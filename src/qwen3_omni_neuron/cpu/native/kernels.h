@@ -28,7 +28,8 @@ static inline int64_t row_stride(int64_t width)
     return (width + 15) / 16 * 16 + 16;
 }
 
-/* Rows up to which panels are multiplied as they are; more take them widened, see multiply. */
+/* Rows up to which INT4 panels are multiplied as they are; more take them widened, as those of other
+ * types do where rows exceed one tile. Up to so many rows a task has several panels. */
 enum { FEW_ROWS = 12 };
 /* Steps that `quantise` tries for a group. */
 enum { QUANTISED_STEPS = 22 };
@@ -66,11 +67,12 @@ typedef struct {
     void (*gelu_tanh)(float *y, const float *x, int64_t width);
     /* y = e^x within 2 units in the last place; y may be x. */
     void (*exponentials)(float *y, const float *x, int64_t width);
-    /* Attention of up to QUERIES queries over keys and values [positions, width]: query i sees
-     * positions from[i] up to to[i]. scratch: queries * (largest `to` + 16) floats. */
+    /* Attention of up to QUERIES queries over keys and values [positions, width], FLOAT32 or
+     * BFLOAT16: query i sees positions from[i] up to to[i]. scratch: queries * (largest `to` + 16)
+     * floats. */
     void (*attend)(float *const *mixed, const float *const *queries, const int64_t *from,
-                   const int64_t *to, int64_t count, const float *keys, const float *values,
-                   int64_t width, float *scratch);
+                   const int64_t *to, int64_t count, const void *keys, const void *values,
+                   int64_t type, int64_t width, float *scratch);
     /* y[o][t] = bias[o] + the sum over i and k of weight of o, i, k times x[i][t + k * dilation], or
      * y += where add, for outputs first up to last. x [into channels, samples + (taps - 1) *
      * dilation], y [out channels, samples]; weight [ceil(out / CHANNELS), into, taps, CHANNELS]. */

@@ -30,7 +30,9 @@ enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, FLOAT16 = 4 };
  *   uint32 [group / 8, PANEL]: the signed numbers of 8 inputs, the first in the lowest 4 bits;
  *   [PANEL] scales of scale_type, of either sign;
  *   int8 [PANEL] zero points, where zero_points is set.
- * A weight is scale * (number - zero point). Numbers are summed up over a group, and then scaled. */
+ * A weight is scale * (number - zero point). Numbers are summed up over a group, and then scaled.
+ *
+ * A matrix whose groups have inputs from anywhere has its columns sorted by group, and their order. */
 typedef struct {
     const void *panels;
     const float *scale; /* [out], what each output is multiplied by; NULL for 1 */
@@ -40,6 +42,7 @@ typedef struct {
     int64_t group;       /* of INT4, as all below: inputs with one scale, a multiple of 32 */
     int64_t scale_type;  /* FLOAT32, BFLOAT16 or FLOAT16 */
     int64_t zero_points; /* 0 or 1 */
+    const int32_t *order; /* of any type, [into]: column i multiplies input order[i]; NULL for i */
 } Matrix;
 
 /* A table of rows [count, width], for lookups. */
@@ -95,10 +98,12 @@ typedef struct {
     const float *norm;  /* [hidden] */
 } Decoder;
 
-/* A KV cache. keys and values: [layers, slots, kv_heads, positions, head_dim]. */
+/* A KV cache. keys and values: [layers, slots, kv_heads, positions, head_dim]. Those of type BFLOAT16
+ * are rounded to it when they are written, and widened when they are read. */
 typedef struct {
-    float *keys, *values;
+    void *keys, *values;
     int64_t slots, positions;
+    int64_t type; /* FLOAT32 or BFLOAT16 */
 } KvCache;
 
 /* What is added to the hidden states after each of the first `layers` layers: rows [count] and their

@@ -8,6 +8,7 @@
 #include "decoder.h"
 #include "draw.h"
 #include "kernels.h"
+#include "product.h"
 
 /* What a frame needs; rows are one a slot, and two at its first step. */
 typedef struct {
@@ -37,11 +38,9 @@ static int allocate(Frame *f, char **block, const Predictor *p, int64_t slots)
     f->at = f->slots + 2 * slots;
     f->drawing.kept = (Candidate *)(*block + memory + ids);
     f->drawing.ordered = f->drawing.kept + vocab;
-    f->kv.keys = (float *)(*block + memory + ids + kept);
-    f->kv.values = f->kv.keys + cache;
-    f->kv.slots = slots;
-    f->kv.positions = positions;
-    f->cosine = f->kv.values + cache;
+    float *keys = (float *)(*block + memory + ids + kept), *values = keys + cache;
+    f->kv = (KvCache){keys, values, slots, positions, FLOAT32};
+    f->cosine = values + cache;
     f->sine = f->cosine + 2 * slots * half;
     f->logits = f->sine + 2 * slots * half;
     f->drawing.probabilities = f->logits + slots * vocab;

@@ -17,9 +17,10 @@ from qwen3_omni_neuron.model.thinker import Thinker
 
 
 class NativeSlots(Slots):
-    """Slots of a thinker or a talker in float32; model: has the packed weights.
+    """Slots of a thinker or a talker, computed in float32; model: has the packed weights.
 
-    threads: limit of a call. Otherwise as Slots. Raises UnsuitedError; see NativeSteps.
+    dtype: one of cpu.native.steps.KV_DTYPES. threads: limit of a call. Otherwise as Slots. Raises
+    UnsuitedError; see NativeSteps.
     """
 
     def __init__(
@@ -30,8 +31,9 @@ class NativeSlots(Slots):
         context_length: int,
         library: Library,
         threads: int = 1,
+        dtype: torch.dtype = torch.float32,
     ):
-        super().__init__(config, slots, context_length, torch.float32)
+        super().__init__(config, slots, context_length, dtype)
         self.steps = NativeSteps(config, model, self._cache, library, threads)
 
     def prefill_ids(

@@ -7,6 +7,7 @@
 
 #include "decoder.h"
 #include "kernels.h"
+#include "product.h"
 
 /* Rows of a prompt that go through all layers together: bounds the memory of a long prompt. */
 enum { BLOCK = 512 };

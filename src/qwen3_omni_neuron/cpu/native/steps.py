@@ -14,9 +14,11 @@ from torch import Tensor
 from qwen3_omni_neuron.cpu.native._declarations import ffi
 from qwen3_omni_neuron.cpu.native.binding import (
     NO_SUCH_ROW,
+    TYPES,
     Fields,
     Library,
     Pointer,
+    UnsuitedError,
     Weights,
     address_of,
     check,
@@ -29,9 +31,13 @@ from qwen3_omni_neuron.model.kv_cache import KvCache
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
 
+KV_DTYPES = (torch.float32, torch.bfloat16)
+
 
 class NativeSteps:
     """`decode` and `prefill` of a thinker or a talker over a KV cache, in C and float32.
+
+    The cache is in one of KV_DTYPES: keys and values are rounded to it when they are written.
 
     The results differ from the module's only because float32 sums are added up in another order. A
     row's result depends neither on the other rows of the call nor on the number of threads: a
@@ -55,7 +61,9 @@ class NativeSteps:
         self._vocab, self._hidden = head.out_features, c.hidden_size
         self._slots, self._positions = cache.keys.shape[1], cache.keys.shape[3]
         shape = (c.layers, self._slots, c.kv_heads, self._positions, c.head_dim)
-        half = c.head_dim // 2
+        half, cache_dtype = c.head_dim // 2, cache.keys.dtype
+        if cache_dtype not in KV_DTYPES:
+            raise UnsuitedError(f"the C keeps no keys and values in {cache_dtype}")
         if self._thinker is not None:
             embedding = weights.table(self._thinker.embedding.weight, self._vocab, c.hidden_size)
             self._embedding = ffi.new("Table *", embedding)
@@ -63,10 +71,11 @@ class NativeSteps:
         fields = {
             "decoder": native_decoder(c, model.decoder, weights),
             "kv": {
-                "keys": weights(cache.keys, *shape),
-                "values": weights(cache.values, *shape),
+                "keys": weights(cache.keys, *shape, dtype=cache_dtype),
+                "values": weights(cache.values, *shape, dtype=cache_dtype),
                 "slots": self._slots,
                 "positions": self._positions,
+                "type": TYPES[cache_dtype],
             },
             "head": weights.matrix(head, "weight", self._vocab, c.hidden_size),
             "frequencies": weights(model.rotary.frequencies[:half], half),

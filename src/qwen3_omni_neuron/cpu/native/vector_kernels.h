@@ -16,6 +16,9 @@ typedef int8_t KIND(Bytes) __attribute__((vector_size(LANES), aligned(1), may_al
 /* Inputs whose products are added up before they join the total: exacter, and a part of the weights
  * that stays in the cache. */
 #define CHUNK 256
+/* Inputs of many rows that are taken at a time: the weights of a panel, widened, take 128 KB of the
+ * level-2 cache. Those of all inputs may exceed it, and two threads would wait for each other. */
+#define DEPTH 1024
 /* Bytes from the weights that are used to those that are fetched meanwhile. */
 #define PREFETCH 1024
 /* Sums that one dot product keeps: on every processor the same. */
@@ -29,6 +32,8 @@ typedef int8_t KIND(Bytes) __attribute__((vector_size(LANES), aligned(1), may_al
 #define TILE_TYPES
 /* Types of a tile beside those of weights: see sum_groups. */
 enum { INT4_ZEROS = INT4 + 10, INT4_WIDE };
+/* Which of a matrix's inputs a tile takes, where it does not take all: see tile. */
+enum { FOLLOW = 1, BE_FOLLOWED = 2 };
 #endif
 
 /* Weights i to i + LANES - 1, widened. */
@@ -144,20 +149,17 @@ INLINE Vector KIND(zero_points)(const char *block, int64_t i, const Matrix *m)
     return KIND(widened)(block + number_bytes(m->group) + bytes_of(m->scale_type) * PANEL, i, INT8);
 }
 
-/* Add the products of `count` inputs to sums: a constant 8, but for the last. words: their numbers;
- * wide: where those of INT4_WIDE are. See sum_groups. */
+/* Add the products of `count` inputs to sums: a constant 8, but for the last. words: their numbers. See
+ * sum_groups. */
 INLINE void KIND(add_numbers)(Vector (*sums)[8], const float *x, int64_t x_stride, int rows,
-                              const Words *words, const float *wide, const Vector *zero, int type,
-                              int vectors, int64_t count)
+                              const Words *words, const Vector *zero, int type, int vectors,
+                              int64_t count)
 {
 #pragma GCC unroll 8
     for (int64_t i = 0; i < count; i++) {
         Vector some[8];
         for (int v = 0; v < vectors; v++) {
-            if (type == INT4_WIDE)
-                some[v] = READ(wide + i * PANEL + v * LANES);
-            else
-                some[v] = KIND(number)(words[v], i);
+            some[v] = KIND(number)(words[v], i);
             if (type == INT4_ZEROS)
                 some[v] -= zero[v];
         }
@@ -184,10 +186,17 @@ INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, int64_t x_strid
         for (int v = 0; v < vectors && type == INT4_ZEROS; v++)
             zero[v] =
                 KIND(zero_points)(blocks + v * LANES / PANEL * size, lane + v * LANES % PANEL, m);
-        for (int64_t k = start; k < end; k += 8) {
-            const float *at = type == INT4_WIDE ? wide + k * PANEL + lane : 0;
+        for (int64_t k = start; k < end && type == INT4_WIDE; k++) {
+            Vector some[8];
+            for (int v = 0; v < vectors; v++)
+                some[v] = READ(wide + k * PANEL + lane + v * LANES);
+            for (int r = 0; r < rows; r++)
+                for (int v = 0; v < vectors; v++)
+                    sums[r][v] += x[r * x_stride + k] * some[v];
+        }
+        for (int64_t k = start; k < end && type != INT4_WIDE; k += 8) {
             Words words[8];
-            for (int v = 0; v < vectors && type != INT4_WIDE; v++) {
+            for (int v = 0; v < vectors; v++) {
                 const char *from = blocks + v * LANES / PANEL * size +
                                    ((k - start) / 8 * PANEL + lane + v * LANES % PANEL) * 4;
                 words[v] = *(const Words *)(const void *)from;
@@ -195,10 +204,9 @@ INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, int64_t x_strid
                     __builtin_prefetch(from + PREFETCH);
             }
             if (k + 8 <= end)
-                KIND(add_numbers)(sums, x + k, x_stride, rows, words, at, zero, type, vectors, 8);
+                KIND(add_numbers)(sums, x + k, x_stride, rows, words, zero, type, vectors, 8);
             else
-                KIND(add_numbers)(sums, x + k, x_stride, rows, words, at, zero, type, vectors,
-                                  end - k);
+                KIND(add_numbers)(sums, x + k, x_stride, rows, words, zero, type, vectors, end - k);
         }
         for (int v = 0; v < vectors; v++) {
             Vector scale = KIND(scales)(blocks + v * LANES / PANEL * size + number_bytes(group),
@@ -210,16 +218,22 @@ INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, int64_t x_strid
 }
 
 /* Compute `rows` by `vectors` * LANES outputs of some panels, from output `at` on. w: the weights, or
- * those of INT4_WIDE; blocks: the panels of INT4 types, see sum_groups. */
+ * those of INT4_WIDE; blocks: the panels of INT4 types, see sum_groups. part: FOLLOW where the totals
+ * of earlier inputs are in kept [rows, PANEL], and BE_FOLLOWED where they are to be left there. */
 INLINE void KIND(tile)(float *y, int64_t y_stride, const float *x, int64_t x_stride, int rows,
                        const void *w, int type, const Matrix *m, const char *blocks, int64_t at,
-                       int vectors, const float *scale, const float *bias, int add)
+                       int vectors, const float *scale, const float *bias, int add, float *kept,
+                       int part)
 {
     int64_t size = m->into * PANEL;
     Vector total[12][8];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++)
             total[r][v] = (Vector){0};
+    if (part & FOLLOW)
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < vectors; v++)
+                total[r][v] = READ(kept + r * PANEL + at + v * LANES);
     if (type >= INT4)
         KIND(sum_groups)(total, x, x_stride, rows, w, type, m, blocks + at / PANEL * panel_bytes(m),
                          at % PANEL, vectors);
@@ -227,6 +241,12 @@ INLINE void KIND(tile)(float *y, int64_t y_stride, const float *x, int64_t x_str
         KIND(sum_chunks)(total, x, x_stride, rows,
                          (const char *)w + (at / PANEL * size + at % PANEL) * bytes_of(type), type,
                          size, m->into, vectors);
+    if (part & BE_FOLLOWED) {
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < vectors; v++)
+                AT(kept + r * PANEL + at + v * LANES) = total[r][v];
+        return;
+    }
     y += at;
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) {
@@ -250,14 +270,15 @@ INLINE void KIND(tile)(float *y, int64_t y_stride, const float *x, int64_t x_str
 INLINE void KIND(rows_by_panels)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
                                  int64_t rows, const void *w, int type, const Matrix *m,
                                  const char *blocks, int64_t panels, const float *scale,
-                                 const float *bias, int add)
+                                 const float *bias, int add, float *kept, int part)
 {
     int64_t outs = panels * PANEL;
     /* Of one row: INT4 numbers take registers, too, of which other processors have 16. */
     enum { ALONE = LANES == 16 ? 8 : 4 };
 #define TILES(count, vectors)                                                                    \
     for (int64_t at = 0; at < outs; at += (vectors) * LANES)                                     \
-    KIND(tile)(y, y_stride, x, x_stride, count, w, type, m, blocks, at, vectors, scale, bias, add)
+    KIND(tile)(y, y_stride, x, x_stride, count, w, type, m, blocks, at, vectors, scale, bias, add, \
+               kept, part)
 /* The widest of three that divides the outputs. */
 #define WIDE_TILES(count, most, fewer, least)                                                    \
     if (outs % ((most) * LANES) == 0)                                                            \
@@ -299,6 +320,7 @@ INLINE void KIND(rows_by_panels)(float *y, int64_t y_stride, const float *x, int
         rows -= now;
         x += now * x_stride;
         y += now * y_stride;
+        kept += part ? now * PANEL : 0;
     }
 #undef TILES
 #undef WIDE_TILES
@@ -334,23 +356,39 @@ INLINE void KIND(multiply_type)(float *y, int64_t y_stride, const float *x, int6
     const char *from = (const char *)w->panels + first * size;
     const float *scale = w->scale == 0 ? 0 : w->scale + first * PANEL;
     const float *bias = w->bias == 0 ? 0 : w->bias + first * PANEL;
-    if (rows <= FEW_ROWS) {
+    if (rows <= (type < INT4 ? TILE_ROWS : FEW_ROWS)) {
         KIND(rows_by_panels)(y, y_stride, x, x_stride, rows, from, type, w, from, panels, scale,
-                             bias, add);
+                             bias, add, 0, 0);
         return;
     }
-    for (int64_t p = 0; p < panels; p++) {
-        const char *panel = from + p * size;
-        const float *wide = (const float *)(const void *)panel;
-        if (type != FLOAT32) {
-            KIND(widen_panel)(scratch, panel, type, w);
-            wide = scratch;
-        }
-        KIND(rows_by_panels)(y + p * PANEL, y_stride, x, x_stride, rows, wide,
-                             type < INT4 ? FLOAT32 : INT4_WIDE, w, panel, 1,
-                             scale == 0 ? 0 : scale + p * PANEL, bias == 0 ? 0 : bias + p * PANEL,
-                             add);
-    }
+    /* Whole chunks or groups at a time: a row's sums stay the same. */
+    int64_t unit = type < INT4 ? CHUNK : w->group, depth = larger(DEPTH / unit, 1) * unit;
+    int64_t together = depth; /* rows whose totals have space in scratch */
+    if (w->into <= 2 * depth)
+        depth = w->into, together = rows;
+    for (int64_t p = 0; p < panels; p++)
+        for (int64_t r = 0; r < rows; r += together)
+            for (int64_t start = 0; start < w->into; start += depth) {
+                Matrix some = *w;
+                some.into = smaller(depth, w->into - start);
+                const char *panel = from + p * size +
+                                    (type < INT4 ? start * PANEL * bytes_of(type)
+                                                 : start / w->group * block_bytes(w));
+                const float *wide = (const float *)(const void *)panel;
+                if (type != FLOAT32) {
+                    KIND(widen_panel)(scratch, panel, type, &some);
+                    wide = scratch;
+                }
+                int part = (start > 0 ? FOLLOW : 0) |
+                           (start + some.into < w->into ? BE_FOLLOWED : 0);
+                KIND(rows_by_panels)(y + r * y_stride + p * PANEL, y_stride,
+                                     x + r * x_stride + start, x_stride,
+                                     smaller(together, rows - r), wide,
+                                     type < INT4 ? FLOAT32 : INT4_WIDE, &some, panel, 1,
+                                     scale == 0 ? 0 : scale + p * PANEL,
+                                     bias == 0 ? 0 : bias + p * PANEL, add,
+                                     scratch + depth * PANEL, part);
+            }
 }
 
 /* multiply_type in a function of its own: in one function of all types the compiler runs out of its
@@ -400,12 +438,12 @@ static void KIND(multiply)(float *y, int64_t y_stride, const float *x, int64_t x
     last.panels = (const char *)w->panels + (first + whole) * panel_bytes(w);
     last.out = PANEL;
     last.scale = last.bias = 0;
-    float some[FEW_ROWS * PANEL];
+    float some[TILE_ROWS * PANEL];
     outs -= whole * PANEL;
     y += whole * PANEL;
     first = (first + whole) * PANEL;
-    for (int64_t done = 0; done < rows; done += FEW_ROWS) {
-        int64_t now = smaller(rows - done, FEW_ROWS);
+    for (int64_t done = 0; done < rows; done += TILE_ROWS) {
+        int64_t now = smaller(rows - done, TILE_ROWS);
         KIND(multiply_whole)(some, PANEL, x + done * x_stride, x_stride, now, &last, 0, 1, 0, 0);
         for (int64_t r = 0; r < now; r++)
             for (int64_t o = 0; o < outs; o++) {
@@ -430,6 +468,19 @@ INLINE Vector KIND(some)(const float *p, int64_t count)
     if (count > 0)
         memcpy(&x, p, (size_t)count * sizeof(float));
     return x;
+}
+
+/* Numbers i to i + count - 1 of a type, FLOAT32 or BFLOAT16, widened, and zeros after them. */
+INLINE Vector KIND(some_widened)(const void *p, int64_t i, int64_t count, int type)
+{
+    if (type == FLOAT32)
+        return KIND(some)((const float *)p + i, count);
+    if (count >= LANES)
+        return KIND(widened)(p, i, BFLOAT16);
+    uint16_t numbers[LANES] = {0};
+    if (count > 0)
+        memcpy(numbers, (const uint16_t *)p + i, (size_t)count * sizeof(uint16_t));
+    return KIND(widened)(numbers, 0, BFLOAT16);
 }
 
 /* Add the SUMS sums of a dot product, in one order on every processor. */
@@ -491,10 +542,10 @@ INLINE Vector KIND(all_added)(Vector (*sums)[SUMS / LANES])
     return x[0];
 }
 
-/* Write `scale` times the dot products of `count` queries with `key_count` keys to to[query] + at, by
- * key; counts are constants after inlining. */
+/* Write `scale` times the dot products of `count` queries with the keys `at` up to at + key_count to
+ * to[query] + at; counts and type are constants after inlining. */
 INLINE void KIND(dots)(float *const *to, int64_t at, const float *const *queries, int count,
-                       const float *keys, int key_count, int64_t width, float scale)
+                       const void *keys, int type, int key_count, int64_t width, float scale)
 {
     Vector sums[DOTS][SUMS / LANES]; /* query by query */
     int64_t whole = width / SUMS * SUMS;
@@ -504,7 +555,7 @@ INLINE void KIND(dots)(float *const *to, int64_t at, const float *const *queries
     for (int64_t i = 0; i < whole; i += SUMS)
         for (int v = 0; v < SUMS / LANES; v++)
             for (int k = 0; k < key_count; k++) {
-                Vector key = READ(keys + k * width + i + v * LANES);
+                Vector key = KIND(widened)(keys, (at + k) * width + i + v * LANES, type);
                 for (int q = 0; q < count; q++)
                     sums[q * key_count + k][v] += READ(queries[q] + i + v * LANES) * key;
             }
@@ -512,7 +563,7 @@ INLINE void KIND(dots)(float *const *to, int64_t at, const float *const *queries
         for (int v = 0; v < SUMS / LANES; v++)
             for (int k = 0; k < key_count; k++) {
                 int64_t i = whole + v * LANES;
-                Vector key = KIND(some)(keys + k * width + i, width - i);
+                Vector key = KIND(some_widened)(keys, (at + k) * width + i, width - i, type);
                 for (int q = 0; q < count; q++)
                     sums[q * key_count + k][v] = KIND(fused)(KIND(some)(queries[q] + i, width - i),
                                                              key, sums[q * key_count + k][v]);
@@ -532,7 +583,7 @@ INLINE float KIND(dot)(const float *a, const float *b, int64_t width)
 {
     float result, *to[1] = {&result};
     const float *one[1] = {a};
-    KIND(dots)(to, 0, one, 1, b, 1, width, 1.0f);
+    KIND(dots)(to, 0, one, 1, b, FLOAT32, 1, width, 1.0f);
     return result;
 }
 
@@ -664,13 +715,14 @@ INLINE void KIND(softmax)(float *w, int64_t count)
 /* Add the values of the rows from `start` up to `stop` to the queries that see them: `all` where
  * every query does. One that is not seen may be NaN, which a weight of 0 would not keep out. */
 INLINE void KIND(mix_rows)(Vector (*sums)[4], float *const *weights, const int64_t *from,
-                           const int64_t *to, int count, const float *values, int64_t start,
-                           int64_t stop, int64_t width, int64_t at, int vectors, int64_t left,
-                           int all)
+                           const int64_t *to, int count, const void *values, int type,
+                           int64_t start, int64_t stop, int64_t width, int64_t at, int vectors,
+                           int64_t left, int all)
 {
     for (int64_t t = start; t < stop; t++)
         for (int v = 0; v < vectors; v++) {
-            Vector value = KIND(some)(values + t * width + at + v * LANES, left - v * LANES);
+            Vector value = KIND(some_widened)(values, t * width + at + v * LANES, left - v * LANES,
+                                              type);
             for (int q = 0; q < count; q++)
                 if (all || (from[q] <= t && t < to[q]))
                     sums[q][v] = KIND(fused)((Vector){0} + weights[q][t], value, sums[q][v]);
@@ -680,8 +732,8 @@ INLINE void KIND(mix_rows)(Vector (*sums)[4], float *const *weights, const int64
 /* Write `count` queries' weighted values, [vectors * LANES] of them, or fewer where only `left` are;
  * counts are constants after inlining. Query q sees the rows from `from[q]` up to `to[q]`. */
 INLINE void KIND(mix)(float *const *mixed, float *const *weights, const int64_t *from,
-                      const int64_t *to, int count, const float *values, int64_t width, int64_t at,
-                      int vectors, int64_t left)
+                      const int64_t *to, int count, const void *values, int type, int64_t width,
+                      int64_t at, int vectors, int64_t left)
 {
     Vector sums[QUERIES][4];
     int64_t first = from[0], shared = from[0], shared_end = to[0], last = to[0];
@@ -695,12 +747,12 @@ INLINE void KIND(mix)(float *const *mixed, float *const *weights, const int64_t 
     for (int q = 0; q < count; q++)
         for (int v = 0; v < vectors; v++)
             sums[q][v] = (Vector){0};
-    KIND(mix_rows)(sums, weights, from, to, count, values, first, shared, width, at, vectors, left,
-                   0);
-    KIND(mix_rows)(sums, weights, from, to, count, values, shared, shared_end, width, at, vectors,
-                   left, 1);
-    KIND(mix_rows)(sums, weights, from, to, count, values, shared_end, last, width, at, vectors,
+    KIND(mix_rows)(sums, weights, from, to, count, values, type, first, shared, width, at, vectors,
                    left, 0);
+    KIND(mix_rows)(sums, weights, from, to, count, values, type, shared, shared_end, width, at,
+                   vectors, left, 1);
+    KIND(mix_rows)(sums, weights, from, to, count, values, type, shared_end, last, width, at,
+                   vectors, left, 0);
     for (int q = 0; q < count; q++)
         memcpy(mixed[q] + at, sums[q],
                (size_t)smaller(left, vectors * LANES) * sizeof(float));
@@ -708,7 +760,7 @@ INLINE void KIND(mix)(float *const *mixed, float *const *weights, const int64_t 
 
 INLINE void KIND(attend_count)(float *const *mixed, const float *const *queries,
                                const int64_t *from, const int64_t *to, int count,
-                               const float *keys, const float *values, int64_t width,
+                               const void *keys, const void *values, int type, int64_t width,
                                float *scratch)
 {
     int64_t first = from[0], last = to[0];
@@ -721,32 +773,47 @@ INLINE void KIND(attend_count)(float *const *mixed, const float *const *queries,
         weights[q] = scratch + q * (last + LANES);
     int64_t t = first, together = DOTS / count;
     for (; t + together <= last; t += together)
-        KIND(dots)(weights, t, queries, count, keys + t * width, DOTS / count, width, scale);
+        KIND(dots)(weights, t, queries, count, keys, type, DOTS / count, width, scale);
     for (; t < last; t++)
-        KIND(dots)(weights, t, queries, count, keys + t * width, 1, width, scale);
+        KIND(dots)(weights, t, queries, count, keys, type, 1, width, scale);
     for (int q = 0; q < count; q++)
         KIND(softmax)(weights[q] + from[q], to[q] - from[q]);
     int64_t at = 0;
     for (; at + 4 * LANES <= width; at += 4 * LANES)
-        KIND(mix)(mixed, weights, from, to, count, values, width, at, 4, 4 * LANES);
+        KIND(mix)(mixed, weights, from, to, count, values, type, width, at, 4, 4 * LANES);
     for (; at + LANES <= width; at += LANES)
-        KIND(mix)(mixed, weights, from, to, count, values, width, at, 1, LANES);
+        KIND(mix)(mixed, weights, from, to, count, values, type, width, at, 1, LANES);
     if (at < width)
-        KIND(mix)(mixed, weights, from, to, count, values, width, at, 1, width - at);
+        KIND(mix)(mixed, weights, from, to, count, values, type, width, at, 1, width - at);
 }
 
+/* attend for one type of keys and values, in a function of its own: see MULTIPLY_TYPE. */
+#define ATTEND_TYPE(name, type)                                                                  \
+    static __attribute__((noinline)) void KIND(name)(                                            \
+        float *const *mixed, const float *const *queries, const int64_t *from, const int64_t *to, \
+        int64_t count, const void *keys, const void *values, int64_t width, float *scratch)      \
+    {                                                                                            \
+        if (count == 4)                                                                          \
+            KIND(attend_count)(mixed, queries, from, to, 4, keys, values, type, width, scratch); \
+        else if (count == 2)                                                                     \
+            KIND(attend_count)(mixed, queries, from, to, 2, keys, values, type, width, scratch); \
+        else                                                                                     \
+            for (int64_t q = 0; q < count; q++)                                                  \
+                KIND(attend_count)(mixed + q, queries + q, from + q, to + q, 1, keys, values,    \
+                                   type, width, scratch);                                        \
+    }
+ATTEND_TYPE(attend_float32, FLOAT32)
+ATTEND_TYPE(attend_bfloat16, BFLOAT16)
+#undef ATTEND_TYPE
+
 static void KIND(attend)(float *const *mixed, const float *const *queries, const int64_t *from,
-                         const int64_t *to, int64_t count, const float *keys, const float *values,
-                         int64_t width, float *scratch)
+                         const int64_t *to, int64_t count, const void *keys, const void *values,
+                         int64_t type, int64_t width, float *scratch)
 {
-    if (count == 4)
-        KIND(attend_count)(mixed, queries, from, to, 4, keys, values, width, scratch);
-    else if (count == 2)
-        KIND(attend_count)(mixed, queries, from, to, 2, keys, values, width, scratch);
+    if (type == BFLOAT16)
+        KIND(attend_bfloat16)(mixed, queries, from, to, count, keys, values, width, scratch);
     else
-        for (int64_t q = 0; q < count; q++)
-            KIND(attend_count)(mixed + q, queries + q, from + q, to + q, 1, keys, values, width,
-                               scratch);
+        KIND(attend_float32)(mixed, queries, from, to, count, keys, values, width, scratch);
 }
 
 /* ---- audio ---- */
@@ -958,6 +1025,7 @@ static const Kernels KIND(kernels) = {
 #undef TILE_VECTORS
 #undef TILE_CHANNELS
 #undef CHUNK
+#undef DEPTH
 #undef PREFETCH
 #undef SUMS
 #undef INLINE

@@ -22,15 +22,16 @@ class FleetSettings(Limits):
     """Settings of every replica of one application: its limits, and how it loads its model.
 
     model: checkpoint folder or hub id. compiled: folder that `compile` wrote, or address that
-    `push` printed. target, dtype, placement, instance, threads: see Qwen3Omni.load. neuron_cores:
-    number of cores of a replica. api_keys: file of keys, one a line. Ray's proxies own the
-    connections and the address, so that ServerSettings has further fields.
+    `push` printed. target, dtype, kv_cache_dtype, placement, instance, threads: see Qwen3Omni.load.
+    neuron_cores: number of cores of a replica. api_keys: file of keys, one a line. Ray's proxies
+    own the connections and the address, so that ServerSettings has further fields.
     """
 
     model: str = str(SPEAKING_CHECKPOINT)
     compiled: str | None = None
     target: str | None = None
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     placement: str = "shared"
     instance: str | None = None
     neuron_cores: int = Field(0, ge=0)
@@ -69,6 +70,7 @@ class FleetSettings(Limits):
             "compiled_path": self.compiled,
             "target": self.target,
             "dtype": self.dtype,
+            "kv_cache_dtype": self.kv_cache_dtype,
             "placement": self.placement,
             "instance": self.instance,
             "threads": self.threads,

@@ -1,0 +1,254 @@
+/* See feed_forward.h. */
+
+#include "feed_forward.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels.h"
+#include "product.h"
+
+enum { ROWS_A_TASK = 8 };
+
+typedef struct {
+    const Memory *m;
+    int64_t hidden, ffn, experts, rows;
+    int64_t group; /* panels of a task */
+    const Matrix *gate_up, *down;
+    const float *scale; /* of a dense one's rows; NULL for 1 */
+    int64_t runs; /* of an expert on a row, all together */
+    /* Inputs of the matrices, in their orders: [runs, hidden] twice, [runs, ffn]. */
+    const float *gate_x, *up_x, *down_x;
+    float *ordered; /* where inputs are put in order; NULL where no matrix has one */
+} FeedForward;
+
+/* Rows that run on one expert, or all rows of a dense feed-forward (experts 0). */
+static int64_t rows_of(const FeedForward *f, int64_t expert)
+{
+    return f->experts ? f->m->first[expert + 1] - f->m->first[expert] : f->rows;
+}
+
+static int64_t first_of(const FeedForward *f, int64_t expert)
+{
+    return f->experts ? f->m->first[expert] : 0;
+}
+
+/* Some columns of silu(gate) * up of one expert's rows. */
+static void gate_panels(void *work, int64_t task, float *scratch)
+{
+    const FeedForward *f = work;
+    const Memory *m = f->m;
+    int64_t groups = groups_of(f->ffn, f->group), expert = task / groups;
+    int64_t first = task % groups * f->group, column = first * PANEL;
+    int64_t panels = smaller(f->group, panels_of(f->ffn) - first);
+    int64_t columns = smaller(panels * PANEL, f->ffn - column);
+    int64_t rows = rows_of(f, expert), start = first_of(f, expert), width = panels * PANEL;
+    if (rows == 0)
+        return;
+    int64_t stride = row_stride(f->hidden);
+    Matrix gate = matrix_at(f->gate_up, 2 * expert), up = matrix_at(f->gate_up, 2 * expert + 1);
+    float *gates = scratch + PANEL * f->hidden, *ups = gates + rows * width;
+    kernels->multiply(gates, width, f->gate_x + start * stride, stride, rows, &gate, first, panels,
+                      0, scratch);
+    kernels->multiply(ups, width, f->up_x + start * stride, stride, rows, &up, first, panels, 0,
+                      scratch);
+    for (int64_t r = 0; r < rows; r++) {
+        float scale = f->scale == NULL ? 1.0f : f->scale[r];
+        if (f->experts)
+            scale = m->router[m->order[start + r] * f->experts + expert];
+        kernels->gate(m->gated + (start + r) * row_stride(f->ffn) + column, gates + r * width,
+                      ups + r * width, columns, scale);
+    }
+}
+
+/* Add some columns of every expert's output to m->x, in the order of the experts. */
+static void add_down_panels(void *work, int64_t task, float *scratch)
+{
+    const FeedForward *f = work;
+    const Memory *m = f->m;
+    int64_t first = task * f->group, column = first * PANEL;
+    int64_t panels = smaller(f->group, panels_of(f->hidden) - first), width = panels * PANEL;
+    int64_t columns = smaller(width, f->hidden - column);
+    float *outs = scratch + PANEL * f->ffn;
+    for (int64_t e = 0; e < f->experts; e++) {
+        int64_t rows = rows_of(f, e), start = first_of(f, e);
+        if (rows == 0)
+            continue;
+        Matrix down = matrix_at(f->down, e);
+        kernels->multiply(outs, width, f->down_x + start * row_stride(f->ffn), row_stride(f->ffn),
+                          rows, &down, first, panels, 0, scratch);
+        for (int64_t r = 0; r < rows; r++) {
+            float *to = m->x + m->order[start + r] * f->hidden + column;
+            for (int64_t i = 0; i < columns; i++)
+                to[i] += outs[r * width + i];
+        }
+    }
+}
+
+/* Set the inputs of the matrices for so many runs. Returns 0 without memory. */
+static int set_inputs(FeedForward *f, int64_t runs)
+{
+    int64_t wide = runs * row_stride(f->hidden), narrow = runs * row_stride(f->ffn);
+    f->runs = runs;
+    f->gate_x = f->up_x = f->experts ? f->m->gathered : f->m->normed;
+    f->down_x = f->m->gated;
+    if (f->gate_up->order == NULL && f->down->order == NULL)
+        return 1;
+    f->ordered = malloc((size_t)larger(2 * wide, narrow) * sizeof(float));
+    if (f->gate_up->order != NULL)
+        f->gate_x = f->ordered, f->up_x = f->ordered + wide;
+    if (f->down->order != NULL)
+        f->down_x = f->ordered;
+    return f->ordered != NULL;
+}
+
+/* Put one expert's inputs of gate and up in order. */
+static void order_gate_up(void *work, int64_t expert, float *unused)
+{
+    const FeedForward *f = work;
+    int64_t stride = row_stride(f->hidden), rows = rows_of(f, expert);
+    int64_t at = first_of(f, expert) * stride;
+    const float *from = (f->experts ? f->m->gathered : f->m->normed) + at;
+    Matrix gate = matrix_at(f->gate_up, 2 * expert), up = matrix_at(f->gate_up, 2 * expert + 1);
+    (void)unused;
+    order_rows(f->ordered + at, stride, from, stride, rows, &gate);
+    order_rows(f->ordered + f->runs * stride + at, stride, from, stride, rows, &up);
+}
+
+/* Put one expert's inputs of down in order. */
+static void order_down(void *work, int64_t expert, float *unused)
+{
+    const FeedForward *f = work;
+    int64_t stride = row_stride(f->ffn), at = first_of(f, expert) * stride;
+    Matrix down = matrix_at(f->down, expert);
+    (void)unused;
+    order_rows(f->ordered + at, stride, f->m->gated + at, stride, rows_of(f, expert), &down);
+}
+
+/* m->gated = silu(gate) * up, for up to `most` rows of an expert. */
+static int run_gates(Team *team, FeedForward *f, int64_t most, int64_t cost)
+{
+    int64_t experts = f->experts ? f->experts : 1;
+    return (f->gate_up->order == NULL ||
+            run_tasks(team, order_gate_up, f, experts, 2 * f->runs * f->hidden, 1)) &&
+           run_tasks(team, gate_panels, f, experts * groups_of(f->ffn, f->group), cost,
+                     PANEL * f->hidden + 2 * most * f->group * PANEL);
+}
+
+/* m->x += a dense feed-forward of m->normed. scale [rows]: factor of each row; NULL for 1. */
+static int add_dense(Team *team, const Memory *m, int64_t rows, int64_t hidden, int64_t ffn,
+                     const Matrix *gate_up, const Matrix *down, const float *scale)
+{
+    FeedForward f = {m, hidden, ffn, 0, rows, group_for(rows), gate_up, down, scale,
+                     0, NULL, NULL, NULL, NULL};
+    int done = set_inputs(&f, rows) &&
+               run_gates(team, &f, rows, cost_of(rows, 2 * hidden * ffn)) &&
+               product(team, m->x, hidden, m->gated, row_stride(ffn), rows, down, 1);
+    free(f.ordered);
+    return done;
+}
+
+/* Replace one row's router logits by weights, 0 for all but the `chosen` largest. */
+static void choose(const Decoder *d, float *router)
+{
+    int64_t experts = d->experts;
+    float largest = -INFINITY, all = 0, sum = 0;
+    for (int64_t e = 0; e < experts; e++)
+        largest = router[e] > largest ? router[e] : largest;
+    for (int64_t e = 0; e < experts; e++)
+        router[e] -= largest;
+    kernels->exponentials(router, router, experts);
+    for (int64_t e = 0; e < experts; e++)
+        all += router[e];
+    for (int64_t n = 0; n < d->chosen; n++) { /* the sign marks a chosen one */
+        int64_t best = 0;
+        for (int64_t e = 1; e < experts; e++)
+            if (router[e] > router[best])
+                best = e;
+        sum += router[best];
+        router[best] = -router[best];
+    }
+    float total = d->normalized ? sum : all;
+    for (int64_t e = 0; e < experts; e++)
+        router[e] = router[e] < 0 ? -router[e] / total : 0;
+}
+
+/* List the rows by expert: m->order and m->first. Returns how many there are. */
+static int64_t sort_rows(const Decoder *d, const Memory *m, int64_t rows)
+{
+    int64_t count = 0;
+    for (int64_t e = 0; e < d->experts; e++) {
+        m->first[e] = count;
+        for (int64_t r = 0; r < rows; r++)
+            if (m->router[r * d->experts + e] > 0)
+                m->order[count++] = r;
+    }
+    return m->first[d->experts] = count;
+}
+
+static void gather_rows(void *work, int64_t task, float *unused)
+{
+    const FeedForward *f = work;
+    const Memory *m = f->m;
+    int64_t stride = row_stride(f->hidden);
+    int64_t end = smaller(m->first[f->experts], (task + 1) * ROWS_A_TASK);
+    (void)unused;
+    for (int64_t i = task * ROWS_A_TASK; i < end; i++)
+        memcpy(m->gathered + i * stride, m->normed + m->order[i] * stride,
+               (size_t)f->hidden * sizeof(float));
+}
+
+/* m->x += the routed experts' output for m->normed: an expert runs on the rows that chose it. */
+static int add_experts(Team *team, const Decoder *d, const Layer *layer, const Memory *m,
+                       int64_t rows)
+{
+    int64_t hidden = d->hidden, ffn = d->ffn;
+    FeedForward f = {m, hidden, ffn, d->experts, rows, 1, &layer->gate_up, &layer->down, NULL,
+                     0, NULL, NULL, NULL, NULL};
+    if (!product(team, m->router, d->experts, m->normed, row_stride(hidden), rows, &layer->router,
+                 0))
+        return 0;
+    for (int64_t r = 0; r < rows; r++)
+        choose(d, m->router + r * d->experts);
+    int64_t runs = sort_rows(d, m, rows), most = 0;
+    for (int64_t e = 0; e < d->experts; e++)
+        most = larger(most, rows_of(&f, e));
+    f.group = group_for(most);
+    int64_t cost = cost_of(1, runs * hidden * ffn);
+    int done = set_inputs(&f, runs) &&
+               run_tasks(team, gather_rows, &f, (runs + ROWS_A_TASK - 1) / ROWS_A_TASK,
+                         runs * hidden, 1) &&
+               run_gates(team, &f, most, 2 * cost) &&
+               (layer->down.order == NULL ||
+                run_tasks(team, order_down, &f, d->experts, runs * ffn, 1)) &&
+               run_tasks(team, add_down_panels, &f, groups_of(hidden, f.group), cost,
+                         PANEL * ffn + most * f.group * PANEL);
+    free(f.ordered);
+    return done;
+}
+
+/* m->x += the shared expert's output, scaled by its sigmoid gate. */
+static int add_shared(Team *team, const Decoder *d, const Layer *layer, const Memory *m,
+                      int64_t rows)
+{
+    float *scale = m->gathered; /* free until the routed experts */
+    if (!product(team, scale, 1, m->normed, row_stride(d->hidden), rows, &layer->shared_gate, 0))
+        return 0;
+    for (int64_t r = 0; r < rows; r++)
+        scale[r] = -scale[r];
+    kernels->exponentials(scale, scale, rows);
+    for (int64_t r = 0; r < rows; r++)
+        scale[r] = 1.0f / (1.0f + scale[r]);
+    return add_dense(team, m, rows, d->hidden, d->shared_ffn, &layer->shared_gate_up,
+                     &layer->shared_down, scale);
+}
+
+int add_feed_forward(Team *team, const Decoder *d, const Layer *layer, const Memory *m,
+                     int64_t rows)
+{
+    if (d->experts == 0)
+        return add_dense(team, m, rows, d->hidden, d->ffn, &layer->gate_up, &layer->down, NULL);
+    return (layer->shared_gate.panels == NULL || add_shared(team, d, layer, m, rows)) &&
+           add_experts(team, d, layer, m, rows);
+}
