@@ -12,9 +12,10 @@ Each of these is a process of its own:
 - machine: the rates at which memory is read and products are computed (bench.bandwidth), before and
   after the others;
 - reply: the load, and a written question's reply of --tokens text tokens and --frames frames.
-  Random weights never end a reply, so limits do. A first reply, not counted, brings the tree's
-  pages into memory, and the talker's rows of its text into their table. Then a prompt of
-  --positions rows is prefilled, whose KV cache counts in the peak of the memory;
+  Random weights never end a reply, so limits do;
+- the same again, which is what counts: the tree's pages are in memory, and a short reply has filled
+  the talker's rows of the text. At its end a prompt of --positions rows is prefilled, whose KV
+  cache counts in the peak of the memory;
 - question: the end of a spoken question of 3 s, prefilled while it arrives, to the first sample. A
   first one is not counted;
 - parts: one call of each part.
@@ -29,8 +30,8 @@ Rows, with null for what does not apply:
 
 The summary has rtf and parts_rtf: of the reply, and the sum of its parts' limits by the duration of
 its audio; ttfb_s and total_s; peak_mb, mapped pages included; major_faults in the counted reply;
-long_prompt_ttft_s; tree_gb; first_load_s and load_s, of the load call alone, the second one with
-the tree's pages in memory; question_ttfb_s and question_ttft_s.
+long_prompt_ttft_s; tree_gb; load_s, of the load call alone; first_load_s, first_total_s and
+first_major_faults, of the first process; question_ttfb_s and question_ttft_s.
 """
 
 import resource
@@ -92,7 +93,8 @@ def measure(options: Namespace) -> Figures:
     """Make the tree where there is none, and measure. Raises InputError where it does not fit."""
     checkpoint, tree = made(options)
     rates = in_new_process(machine, options)
-    replied = in_new_process(reply, checkpoint, tree, options)
+    first = in_new_process(reply, checkpoint, tree, options, False)
+    replied = in_new_process(reply, checkpoint, tree, options, True)
     asked = in_new_process(question, checkpoint, tree, options)
     timed_parts = in_new_process(parts, checkpoint, tree, options)
     again = in_new_process(machine, options)
@@ -101,6 +103,9 @@ def measure(options: Namespace) -> Figures:
     size = sum(file.stat().st_size for file in tree.rglob("*") if file.is_file())
     summary = {
         **{"read_gigabytes_per_s": read / GB, "product_billion_multiply_adds_per_s": product / GB},
+        "first_load_s": first["load_s"],
+        "first_total_s": first["total_s"],
+        "first_major_faults": first["major_faults"],
         **replied,
         "parts_rtf": limit_of_reply(rows, options) / replied["audio_s"],
         "tree_gb": size / GB,
@@ -155,24 +160,22 @@ def limits(options: Namespace) -> dict[str, Any]:
     }
 
 
-def reply(checkpoint: Path, tree: Path, options: Namespace) -> dict[str, Any]:
-    """Load twice, reply twice, and return the figures of the second time."""
-    loads = []
-    for _ in range(2):
-        start_s = time.perf_counter()
-        omni = loaded(checkpoint, tree, options)
-        loads.append(time.perf_counter() - start_s)
-        if len(loads) == 1:
-            first = omni.generate_audio(QUESTION, **limits(options))
-            omni.close()
+def reply(checkpoint: Path, tree: Path, options: Namespace, warm: bool) -> dict[str, Any]:
+    """Load and reply. warm: after a short reply, and with a long prompt at the end."""
+    start_s = time.perf_counter()
+    omni = loaded(checkpoint, tree, options)
+    load_s = time.perf_counter() - start_s
+    prefill_s = None
     with omni:
-        omni.generate_audio(QUESTION, **{**limits(options), "talker_max_new_tokens": 3})
+        if warm:
+            omni.generate_audio(QUESTION, **{**limits(options), "talker_max_new_tokens": 3})
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
         result = omni.generate_audio(QUESTION, cache_key="new", **limits(options))
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt - faults
-        long = written_messages(omni.conversation, options.positions)
-        few = {"thinker_max_new_tokens": 2, "talker_max_new_tokens": 3}
-        prefill_s = omni.generate_audio(long, **{**limits(options), **few}).timings.ttft_s
+        if warm:
+            long = written_messages(omni.conversation, options.positions)
+            few = {"thinker_max_new_tokens": 2, "talker_max_new_tokens": 3}
+            prefill_s = omni.generate_audio(long, **{**limits(options), **few}).timings.ttft_s
     times = result.timings
     if (times.text_tokens, times.frames) != (options.tokens, options.frames):
         raise InputError(
@@ -180,9 +183,7 @@ def reply(checkpoint: Path, tree: Path, options: Namespace) -> dict[str, Any]:
             f"{options.tokens} and {options.frames} were wanted. Take another --seed."
         )
     return {
-        "first_load_s": loads[0],
-        "load_s": loads[1],
-        "first_reply_s": first.timings.total_s,
+        "load_s": load_s,
         "rtf": times.rtf,
         "ttft_s": times.ttft_s,
         "ttfb_s": times.ttfb_s,

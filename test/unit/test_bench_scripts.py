@@ -419,8 +419,9 @@ def test_a_frame_reads_the_code_predictor_fifteen_times() -> None:
     heads = 15 * 2048 * 1024
     assert frame.weight_bytes == 15 * (5 * layer * 2 + norms * 4) + heads * 2
     assert frame.distinct_bytes == 5 * layer * 2 + norms * 4 + heads * 2
-    scales = 5 * (32 * 128 + 1024 + 2 * 3072 + 1024) * 4
-    assert int8.weight_bytes == 15 * (5 * layer + scales + norms * 4) + heads + 15 * 2048 * 4
+    scales, down = 5 * (32 * 128 + 1024 + 2 * 3072) * 4, 1024 * 3072  # down stays bfloat16
+    layers = 5 * (layer + down) + scales + norms * 4
+    assert int8.weight_bytes == 15 * layers + heads + 15 * 2048 * 4
     assert frame.multiply_adds == 16 * 5 * layer + heads + 5 * 2 * 16 * 128 * (16 * 17 // 2)
 
 

@@ -42,7 +42,6 @@ ELSEWHERE = {
     "weights/": "a folder of a part in a compiled tree",
     "keys.txt": "a file that the server's operator writes",
     "utils_vad.py": "a file of silero-vad",
-    "ik_llama.cpp": "a repository of quantised models",
     "speech.audio.delta": "an event of OpenAI's API",
     "speech.audio.done": "an event of OpenAI's API",
     "AgentSession": "a class of livekit-agents",

@@ -142,12 +142,16 @@ class TalkerStage(Stage[TalkerTask]):
     def _chunk_rows(self, task: TalkerTask) -> int:
         """Return how many user rows of a prompt the next call computes.
 
-        A talker row takes no longer than a thinker row, whose time is known. The lock is held.
+        A talker row takes no longer than a thinker row, whose time is known. Media whose hidden
+        states are not known are left to `Talker.prefill`. The lock is held.
         """
-        rows = len(task.prompt.token_ids) - task.start
+        rows, keys = len(task.prompt.token_ids) - task.start, task.live.request.keys
         if task.live.request.ahead:
             return min(rows, AHEAD_ROWS)
-        return self._policy.chunk_rows(rows) if self._may_be_cut(task) else rows
+        if keys is None or not self._may_be_cut(task):
+            return rows
+        media = keys.talker.media_rows(len(keys.talker)) - keys.talker.media_rows(task.start)
+        return rows if media and task.live.accepted is None else self._policy.chunk_rows(rows)
 
     def _with_token(self, tasks: list[TalkerTask]) -> list[TalkerTask]:
         """Return the prepared tasks whose first text token is there. The lock is held."""
