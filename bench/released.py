@@ -40,7 +40,6 @@ import time
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,7 @@ from bench.common.command_line import Figures, InputError, Row, natural, parser_
 from bench.common.measure import in_new_process
 from bench.common.memory import peak_mb
 from bench.common.models import loaded_engines, written_messages
-from bench.threads import multiply_adds, weight_bytes
+from bench.threads import code2wav_work
 from qwen3_omni_neuron import AudioChunk, Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.modules import lay_out
@@ -60,8 +59,6 @@ from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.cli import main as command
 from qwen3_omni_neuron.cpu.fits import DTYPES, GB, fits_of, memory_bytes
 from qwen3_omni_neuron.cpu.target import usable_cores
-from qwen3_omni_neuron.model.code2wav import Code2Wav
-from qwen3_omni_neuron.model.config import OmniConfig
 from testing.prompts import prompt_of
 
 QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "What does the sea say at night?"}]
@@ -244,23 +241,11 @@ def parts(checkpoint: Path, tree: Path, options: Namespace) -> list[Row]:
             work = bandwidth.work_of_row(models, config, {**row, "dtype": options.dtype})
             nbytes, adds = work.weight_bytes + work.kv_bytes, work.multiply_adds
         elif row["stage"] == "code2wav step":
-            nbytes, adds = code2wav_work(config, row["frames"])
+            adds, nbytes = code2wav_work(config, row["frames"])
         else:
             continue
         rows.append({**row, "bytes": nbytes, "multiply_adds": adds})
     return rows
-
-
-def code2wav_work(config: OmniConfig, frames: int) -> tuple[int, int]:
-    """Return the bytes and the multiply-adds of a later chunk of code2wav."""
-    c = config.code2wav
-    assert c is not None
-
-    def decode(frames: int) -> None:
-        Code2Wav(c)(torch.zeros(1, c.code_groups, frames, dtype=torch.int64))
-
-    adds = multiply_adds(partial(decode, 2 * frames)) - multiply_adds(partial(decode, frames))
-    return weight_bytes(partial(Code2Wav, c), "code2wav"), adds
 
 
 def with_limit(row: Row, read: float, product: float, threads: int) -> Row:

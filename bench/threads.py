@@ -135,17 +135,24 @@ def code2wav_rows(config: OmniConfig, library: Any, options: argparse.Namespace)
     fill_packed(module, "code2wav")
     natives = [NativeCode2Wav(module, library, threads) for threads in options.threads]
     del module
+    for frames in options.frames:
+        work = code2wav_work(config, frames)
+        codes = torch.randint(c.codebook_size, (1, c.code_groups, frames))
+        calls = [partial(native.step, codes, native.start(codes)[1]) for native in natives]
+        yield from timed_rows("code2wav", frames, calls, work, options)
+
+
+def code2wav_work(config: OmniConfig, frames: int) -> tuple[int, int]:
+    """Return the multiply-adds of a later chunk of code2wav, and the bytes of its weights."""
+    c = config.code2wav
+    assert c is not None
 
     def decode(frames: int) -> None:
         Code2Wav(c)(torch.zeros(1, c.code_groups, frames, dtype=torch.int64))
 
-    for frames in options.frames:
-        # A stream's first chunk has fewer samples: its later ones are what a frame more costs.
-        adds = multiply_adds(partial(decode, 2 * frames)) - multiply_adds(partial(decode, frames))
-        work = adds, weight_bytes(partial(Code2Wav, c), "code2wav")
-        codes = torch.randint(c.codebook_size, (1, c.code_groups, frames))
-        calls = [partial(native.step, codes, native.start(codes)[1]) for native in natives]
-        yield from timed_rows("code2wav", frames, calls, work, options)
+    # A stream's first chunk has fewer samples: its later ones are what a frame more costs.
+    adds = multiply_adds(partial(decode, 2 * frames)) - multiply_adds(partial(decode, frames))
+    return adds, weight_bytes(partial(Code2Wav, c), "code2wav")
 
 
 def audio_rows(config: OmniConfig, library: Any, options: argparse.Namespace) -> Iterator[Row]:

@@ -7,7 +7,6 @@ import torch
 
 from qwen3_omni_neuron import cli
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.tiny.sizes import released_config
 from qwen3_omni_neuron.compilation.plan import MODELS, make_plan
 from qwen3_omni_neuron.compilation.runner import _check_disk
@@ -35,7 +34,6 @@ def test_the_tree_has_the_bytes_that_were_counted(
     (fit,) = [fit for fit in fits_of(config, 64, 64) if fit.dtype == dtype]
     assert fit.tree_bytes == written
     assert 0 < fit.vision_bytes < written
-    assert len(list(Checkpoint(checkpoint).names)) > 100
 
 
 def test_a_slot_has_the_bytes_of_its_kv_caches(checkpoint: Path) -> None:

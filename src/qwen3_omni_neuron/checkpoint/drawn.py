@@ -1,7 +1,7 @@
 """Random weights that no file holds: each is drawn from its name and a seed when it is read.
 
 A checkpoint of the released size takes 70 GB on a disk. A folder with DRAWN_FILE in place of its
-shards takes some megabytes, and reads as the checkpoint that `tiny-checkpoint` writes from that
+shards takes some kilobytes, and reads as the checkpoint that `tiny-checkpoint` writes from that
 seed, bit for bit.
 """
 

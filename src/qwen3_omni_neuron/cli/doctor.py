@@ -31,7 +31,8 @@ NEURON_VARIABLES = (
     "NEURON_CC_FLAGS",
 )
 GB = 1e9
-POSITIONS, TALKER_POSITIONS = 4096, 4096 + 1024  # of a conversation, in the table of what fits
+# The conversation in the table of what fits: positions of the thinker and of the talker.
+POSITIONS, TALKER_POSITIONS = 4096, 4096 + 1024
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:

@@ -133,8 +133,9 @@ class TalkerStage(Stage[TalkerTask]):
             return True
         assert request.keys is not None
         keys = request.keys.talker
-        left = len(keys) - self._cache.count(keys, request.options.cache_key)
-        return left <= LEAST_CHUNK_ROWS or not keys.media_rows(len(keys))
+        if len(keys) <= LEAST_CHUNK_ROWS or not keys.media_rows(len(keys)):
+            return True
+        return len(keys) - self._cache.count(keys, request.options.cache_key) <= LEAST_CHUNK_ROWS
 
     def _may_be_cut(self, task: TalkerTask) -> bool:
         return len(self._tasks) > 1 and task.live.request.keys is not None
