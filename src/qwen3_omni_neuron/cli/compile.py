@@ -167,7 +167,7 @@ def _dry_run(plan: "CompilePlan", degrees: tuple[int, ...] | None) -> int:
 
 
 def _dry_run_here(plan: "CompilePlan") -> int:
-    """Print what each dtype takes on the CPU, and what fits this machine's memory and disk."""
+    """Print what each dtype takes on the CPU, and how many conversations fit this machine."""
     from qwen3_omni_neuron.checkpoint.config_json import read_config
     from qwen3_omni_neuron.cpu.fits import fits_of, fits_text, memory_bytes
 

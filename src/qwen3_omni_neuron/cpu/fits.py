@@ -24,7 +24,11 @@ DTYPES = tuple(name for name, precision in PRECISIONS.items() if precision.packe
 
 @dataclass(frozen=True)
 class Fit:
-    """Bytes of one dtype: of its tree, of the tree's part for images alone, and of one slot."""
+    """Memory of one dtype.
+
+    tree_bytes: size of its compiled tree; vision_bytes: size of the part of it that only images
+    need; slot_bytes: size of the KV caches of one slot.
+    """
 
     dtype: str
     tree_bytes: int
@@ -40,16 +44,14 @@ class Fit:
         return max(0, (memory_bytes - self.memory_bytes(0)) // self.slot_bytes)
 
 
-def fits_of(
-    config: OmniConfig,
-    context_length: int,
-    talker_context_length: int,
-    kv_dtype: torch.dtype = torch.float32,
-) -> list[Fit]:
-    """Count every dtype that the C computes. The lengths are in positions of a slot."""
-    slot = _kv_bytes(config.thinker.text, context_length, kv_dtype)
+def fits_of(config: OmniConfig, context_length: int, talker_context_length: int) -> list[Fit]:
+    """Count every dtype that the C computes, with KV caches in float32.
+
+    context_length, talker_context_length: positions of a slot of the thinker and of the talker.
+    """
+    slot = _kv_bytes(config.thinker.text, context_length)
     if config.talker is not None:
-        slot += _kv_bytes(config.talker.text, talker_context_length, kv_dtype)
+        slot += _kv_bytes(config.talker.text, talker_context_length)
     found, (_, parts) = [], lay_out(config)
     for dtype in DTYPES:
         sizes = {model: model_bytes(parts, dtype, model) for model in models_of(config)}
@@ -80,5 +82,5 @@ def fits_text(fits: Sequence[Fit], positions: int, memory_bytes: int) -> list[st
     return lines
 
 
-def _kv_bytes(c: DecoderConfig, positions: int, dtype: torch.dtype) -> int:
-    return 2 * c.layers * c.kv_heads * c.head_dim * positions * dtype.itemsize
+def _kv_bytes(c: DecoderConfig, positions: int) -> int:
+    return 2 * c.layers * c.kv_heads * c.head_dim * positions * torch.float32.itemsize

@@ -160,8 +160,8 @@ class Vocoder(Protocol):
     chunk_frames: the compiled chunk sizes, ascending. All chunks of one call are of the same size;
     the last one of a stream may be shorter, and after it the slot can only start a new stream. The
     runtime groups chunks by the smallest compiled size that holds them; the engine pads to it.
-    frames_at_once: frames of all streams from which one more stream makes a call longer by as much
-    as a call of its own takes: the runtime gives no more streams to one call.
+    frames_at_once: most frames, of all streams together, that the runtime gives to one call.
+    Further streams get a call of their own, since they would only make this one longer.
     """
 
     slots: int

@@ -97,7 +97,7 @@ class LiveRequest:
         self.seed = request.options.seed
         self.random = RequestRandom(self.seed)
         self.timestamps = Timestamps(progress_s=request.arrived_s)
-        self.pages_read_before = pages_read()  # by the process, for other requests
+        self.pages_read_before = pages_read()  # number that the process has read until now
         self.slot = -1
         self.holders = 0
         self.ended = False
