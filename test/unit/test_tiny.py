@@ -160,6 +160,14 @@ def test_a_broken_file_of_a_drawn_checkpoint_is_named(tmp_path: Path, content: s
         Checkpoint(folder)
 
 
+def test_a_drawn_checkpoint_of_no_dtype_is_named(tmp_path: Path) -> None:
+    folder = write_tiny_checkpoint(tmp_path, drawn=True)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float12"}))
+    with pytest.raises(CheckpointError, match="float12"):
+        Checkpoint(folder)
+
+
 @pytest.mark.parametrize("size", ["wide", "released"])
 def test_a_large_size_has_the_parameters_of_transformers(tmp_path: Path, size: str) -> None:
     """Names as in the release, shapes from modules without memory, expert by expert or stacked."""

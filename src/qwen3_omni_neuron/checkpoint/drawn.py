@@ -7,7 +7,7 @@ seed, bit for bit.
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qwen3_omni_neuron.errors import CheckpointError
 
@@ -25,15 +25,16 @@ class DrawnTensors:
 
     def __init__(self, folder: Path):
         # Drawing needs torch, and a folder of shards does not need this.
+        import torch
+
         from qwen3_omni_neuron.checkpoint.tiny.weights import parameter_shapes
 
         try:
             seed = json.loads((folder / DRAWN_FILE).read_text(encoding="utf-8"))["seed"]
-            self._config: dict[str, Any] = json.loads(
-                (folder / "config.json").read_text(encoding="utf-8")
-            )
+            self._config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            self._dtype: torch.dtype = getattr(torch, self._config["dtype"])
             self.shapes = parameter_shapes(self._config)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"{folder} has a {DRAWN_FILE}, and it or config.json can't be read: {error!r}. "
                 "Write it again: qwen3-omni-neuron tiny-checkpoint DIR --drawn."
@@ -43,13 +44,12 @@ class DrawnTensors:
         self._seed = seed
 
     def tensor(self, name: str) -> "Tensor":
-        """Draw a tensor."""
+        """Draw a tensor, in the dtype of config.json."""
         import torch
 
         from qwen3_omni_neuron.checkpoint.tiny.weights import random_weights
 
-        dtype: torch.dtype = getattr(torch, self._config["dtype"])
-        tensor = torch.empty(self.shapes[name], dtype=dtype)
+        tensor = torch.empty(self.shapes[name], dtype=self._dtype)
         random_weights(self._seed)(self._config, name, tensor)
         return tensor
 
