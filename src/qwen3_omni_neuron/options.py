@@ -7,7 +7,7 @@ and the tables of the documents are made. `RequestOptions` holds the defaults of
 
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, Union, get_args, get_origin, get_type_hints
@@ -25,10 +25,15 @@ _MIN_FACTOR, _MAX_NUMBER = 1e-9, 1e9
 
 @dataclass(frozen=True)
 class ValueRange:
-    """Values that an option takes: a phrase that follows "must be", and a test of one value."""
+    """Values that an option takes.
+
+    phrase: words that follow "must be". accepts: tests one value. limits: the same in the words of
+    JSON Schema, beside its type.
+    """
 
     phrase: str
     accepts: Callable[[Any], bool]
+    limits: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _is_integer(value: Any, least: int) -> bool:
@@ -50,25 +55,33 @@ def _are_integers(values: Any, least: int) -> bool:
 
 _NAME = ValueRange("a name", lambda value: isinstance(value, str))
 _FLAG = ValueRange("True or False", lambda value: isinstance(value, bool))
+_FIRST_CHUNKS = ("steady", "early")
 _FIRST_CHUNK = ValueRange(
-    "steady or early", lambda value: isinstance(value, str) and value in ("steady", "early")
+    " or ".join(_FIRST_CHUNKS),
+    lambda value: isinstance(value, str) and value in _FIRST_CHUNKS,
+    {"enum": list(_FIRST_CHUNKS)},
 )
-_FROM_0 = ValueRange("an integer of 0 or more", lambda value: _is_integer(value, 0))
-_FROM_1 = ValueRange("an integer of 1 or more", lambda value: _is_integer(value, 1))
+_FROM_0 = ValueRange("an integer of 0 or more", lambda value: _is_integer(value, 0), {"minimum": 0})
+_FROM_1 = ValueRange("an integer of 1 or more", lambda value: _is_integer(value, 1), {"minimum": 1})
 _TOP_K = ValueRange(
     f"an integer from 0 to {_MAX_TOP_K}",
     lambda value: _is_integer(value, 0) and value <= _MAX_TOP_K,
+    {"minimum": 0, "maximum": _MAX_TOP_K},
 )
 _FACTOR = ValueRange(
     f"a number from {_MIN_FACTOR:g} to {_MAX_NUMBER:g}",
     lambda value: _is_number(value, _MIN_FACTOR, _MAX_NUMBER),
+    {"minimum": _MIN_FACTOR, "maximum": _MAX_NUMBER},
 )
 _SECONDS = ValueRange(
     f"a number above 0 and at most {_MAX_NUMBER:g}",
     lambda value: _is_number(value, 0, _MAX_NUMBER) and value > 0,
+    {"exclusiveMinimum": 0, "maximum": _MAX_NUMBER},
 )
 _PROBABILITY = ValueRange(
-    f"a number from {_MIN_FACTOR:g} to 1", lambda value: _is_number(value, _MIN_FACTOR, 1)
+    f"a number from {_MIN_FACTOR:g} to 1",
+    lambda value: _is_number(value, _MIN_FACTOR, 1),
+    {"minimum": _MIN_FACTOR, "maximum": 1},
 )
 _TOKEN_IDS = ValueRange(
     "a token id or a list of them",
@@ -92,7 +105,11 @@ _DICTS = ValueRange(
         and all(isinstance(one, Mapping) for one in value)
     ),
 )
-_SIZES = ValueRange("a list of sizes in frames", lambda value: _are_integers(value, 1))
+_SIZES = ValueRange(
+    "a list of sizes in frames",
+    lambda value: _are_integers(value, 1),
+    {"items": {"type": "integer", "minimum": 1}, "minItems": 1},
+)
 
 
 @dataclass(frozen=True)

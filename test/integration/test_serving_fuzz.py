@@ -32,6 +32,8 @@ FUZZ = settings(
 HELLO = [{"role": "user", "content": "Hello"}]
 CLIP = QUESTION_WAV.read_bytes()
 NAMES = st.sampled_from(["qwen3-omni", "qwen3-omni", "qwen3-omni", "other"])
+# Whether a request is mended by what it needs: strings at random are no voice, for one.
+MENDED = st.sampled_from([True, True, False])
 
 
 def failed(status: int, body: bytes) -> bool:
@@ -67,13 +69,13 @@ def test_no_request_of_the_document_makes_the_server_fail(
     short, right = PATHS[path]
 
     @FUZZ
-    @given(schema[path]["POST"].as_strategy(generation_mode=mode), NAMES, st.booleans())
-    def send(case: Any, name: str, hello: bool) -> None:
+    @given(schema[path]["POST"].as_strategy(generation_mode=mode), NAMES, MENDED)
+    def send(case: Any, name: str, mended: bool) -> None:
         if isinstance(case.body, dict):
             case.body |= short
             if isinstance(case.body.get("model"), str):
                 case.body["model"] = name
-            if hello:
+            if mended:
                 case.body |= {"model": "qwen3-omni", **right}
         answer = case.call(timeout=60)
         statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1

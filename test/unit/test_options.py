@@ -142,3 +142,20 @@ def test_the_tables_name_every_option_once() -> None:
     rows = [line.split(" | ")[0] for line in load_option_table().splitlines()[2:]]
     assert rows == [f"| `{name}`" for name in types_of(LoadArguments)]
     assert "| `placement` | str | shared | " in load_option_table()
+
+
+def test_limits_in_the_openapi_document_are_those_that_are_checked() -> None:
+    limited = {
+        o.name: o.doc.values for o in REQUEST_OPTIONS if o.doc.values and o.doc.values.limits
+    }
+    assert {"talker_temperature", "predictor_top_k", "first_chunk", "wait_timeout_s"} <= set(
+        limited
+    )
+    for name, values in limited.items():
+        limits, accepts = values.limits, values.accepts
+        assert all(accepts(limits[key]) for key in ("minimum", "maximum") if key in limits), name
+        for below in (limits.get("minimum", 1) - 1, limits.get("exclusiveMinimum", -1)):
+            assert not accepts(below), name
+        assert "maximum" not in limits or not accepts(limits["maximum"] + 1), name
+        assert all(accepts(one) for one in limits.get("enum", ())), name
+        assert "minItems" not in limits or not accepts([]), name

@@ -67,8 +67,10 @@ def schema_of_option(option: Option) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": kind} if kind else {"type": "array"}
     if kind is None:
         schema["items"] = {"type": "integer"}
-    values = "" if option.doc.values is None else f"; {option.doc.values.phrase}"
-    return {**schema, "description": f"{option.doc.help}{values}; default: {option.default_text}"}
+    values = option.doc.values
+    phrase = "" if values is None else f"; {values.phrase}"
+    description = f"{option.doc.help}{phrase}; default: {option.default_text}"
+    return {**schema, **(values.limits if values else {}), "description": description}
 
 
 def schemas_of(model: type[BaseModel]) -> dict[str, Any]:
