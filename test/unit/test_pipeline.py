@@ -547,6 +547,20 @@ def test_a_request_waits_for_one_prefill_of_another_owner_and_not_for_all(
     simulation.assert_idle()
 
 
+def test_a_short_prompt_comes_between_two_chunks_of_another_owners_long_one(
+    simulate: Simulate,
+) -> None:
+    simulation = simulate(Times(lambda rows: rows * 1e-3, 0.01), Sizes(slots=4), frames=3)
+    other = simulation.start([7] * 900, owner="c", speak=False)
+    next(iter(other))
+    long = simulation.start([8] * 3000, owner="a", speak=False)
+    mine = finish(simulation.start([9] * 200, owner="b", speak=False, thinker_limit=1))
+    assert mine.timings.ttft_s < 0.6, "its own two chunks, and three of the other's at most"
+    assert finish(long).timings.ttft_s > 3
+    finish(other)
+    simulation.assert_idle()
+
+
 def test_a_request_of_an_owner_without_a_slot_is_the_next_to_get_one(simulate: Simulate) -> None:
     simulation = simulate(Times(thinker_prefill_s=1.0), Sizes(slots=1), frames=3)
     many = [simulation.start([n], owner="a") for n in range(4)]

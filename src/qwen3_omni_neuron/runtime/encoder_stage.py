@@ -10,7 +10,7 @@ from functools import partial
 
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import Encoder
-from qwen3_omni_neuron.runtime.fairness import fewest_slots_first
+from qwen3_omni_neuron.runtime.fairness import in_turn
 from qwen3_omni_neuron.runtime.prefix_cache import PrefixCache
 from qwen3_omni_neuron.runtime.request import Request
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
@@ -38,7 +38,7 @@ class EncoderStage(Stage[Task]):
         self._engine, self._cache, self._on_encoded = engine, cache, on_encoded
 
     def _select(self) -> Work | None:
-        waiting = fewest_slots_first(self._tasks, self._tasks)
+        waiting = in_turn(self._tasks, self._tasks)
         return partial(self._work, waiting[0]) if waiting else None
 
     def _work(self, task: Task) -> None:

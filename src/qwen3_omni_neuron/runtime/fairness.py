@@ -1,4 +1,4 @@
-"""Fairness between the requests of several owners: turns for slots, and for the thinker's prefill.
+"""Fairness between the requests of several owners: turns for slots, for encoders and for prefills.
 
 The owner of a request is named by the caller (option `owner`), such as a server's API key. However
 many requests one owner sends, another owner's request waits for one of them at most. Requests of
@@ -17,10 +17,27 @@ Owner = str | None
 KEPT_S = 10.0  # how long a slot is kept for an owner after its last request came or ended
 
 
-def fewest_slots_first(waiting: Iterable[AnyTask], tasks: Iterable[Task]) -> list[AnyTask]:
-    """Sort a stage's waiting tasks by their owners' number of slots. tasks: all of the stage."""
+def in_turn(waiting: Iterable[AnyTask], tasks: Iterable[Task]) -> list[AnyTask]:
+    """Sort a stage's waiting tasks: the next is the first of them. tasks: all of the stage.
+
+    The owner with the fewest slots goes first; among these owners, the one that has waited longest
+    since its last prefill, or since its request came. So a short prompt of one owner is computed
+    between two chunks of another one's long prompt.
+    """
+    tasks, waiting = list(tasks), list(waiting)
     slots = _slots(task.live for task in tasks)
-    return sorted(waiting, key=lambda task: slots[task.live.request.options.owner])
+    since_s: dict[Owner, float] = {}
+    for task in waiting:
+        since_s.setdefault(task.live.request.options.owner, task.live.request.arrived_s)
+    for task in tasks:
+        owner = task.live.request.options.owner
+        since_s[owner] = max(since_s.get(owner, -math.inf), task.prefilled_s)
+
+    def turn(task: Task) -> tuple[int, float]:
+        owner = task.live.request.options.owner
+        return slots[owner], since_s[owner]
+
+    return sorted(waiting, key=turn)
 
 
 class Fairness:

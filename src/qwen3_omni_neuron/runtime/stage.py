@@ -11,6 +11,7 @@ process ends. Its requests end with that fault, and later requests that need it 
 """
 
 import logging
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -45,10 +46,14 @@ Work = Callable[[], None]  # calls of the engine, made without the lock
 
 
 class Task:
-    """One request in one stage. Only the stage's thread uses its fields."""
+    """One request in one stage. Only the stage's thread uses its fields.
+
+    prefilled_s: when the last call of its prefill ended, minus infinity before the first.
+    """
 
     def __init__(self, live: LiveRequest):
         self.live = live
+        self.prefilled_s = -math.inf
 
     @property
     def slot(self) -> int:

@@ -13,6 +13,7 @@ from qwen3_omni_neuron.engines.protocols import PredictorSampling, Talker
 from qwen3_omni_neuron.engines.sampling import Ids, SampleIds, Sampler, allowed_ids
 from qwen3_omni_neuron.events import FinishReason
 from qwen3_omni_neuron.model.config import OmniConfig, TalkerConfig
+from qwen3_omni_neuron.runtime.fairness import in_turn
 from qwen3_omni_neuron.runtime.policy import AHEAD_ROWS, LEAST_CHUNK_ROWS, SchedulingPolicy
 from qwen3_omni_neuron.runtime.prefix_cache import NO_ACCEPTED, CachedRows, PrefixCache
 from qwen3_omni_neuron.runtime.request import LiveRequest
@@ -102,7 +103,8 @@ class TalkerStage(Stage[TalkerTask]):
         stepping = [task for task in stepping if task.live not in held_s]
         new = self._in_phase(Phase.PREPARE)
         ahead = [task for task in new if task.live.request.ahead]
-        new = self._together([task for task in new if self._may_prepare(task)])
+        new = [task for task in new if self._may_prepare(task)]
+        new = self._together(in_turn(new, self._tasks))
         if not (first or stepping or new):
             new = self._next_ahead(ahead)
             if not new:
@@ -209,7 +211,7 @@ class TalkerStage(Stage[TalkerTask]):
         if task.start < stop:
             prompt, accepted = task.prompt.first(stop), self._accepted(task, stop)
             self._engine.prefill_chunk(task.slot, prompt, task.start, accepted)
-        task.start = stop
+        task.start, task.prefilled_s = stop, self._clock.now()
         self._hold(task, stop)
         return stop == rows
 

@@ -15,7 +15,7 @@ from qwen3_omni_neuron.engines.sampling import SampleIds, Sampler
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.runtime.buffers import TextEnd
-from qwen3_omni_neuron.runtime.fairness import fewest_slots_first
+from qwen3_omni_neuron.runtime.fairness import in_turn
 from qwen3_omni_neuron.runtime.policy import AHEAD_ROWS, SchedulingPolicy
 from qwen3_omni_neuron.runtime.prefix_cache import CachedRows, PrefixCache
 from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, LiveRequest
@@ -131,7 +131,7 @@ class ThinkerStage(Stage[ThinkerTask]):
         waiting = [task for task in self._tasks if task.last is None and not task.live.encoding]
         prompts = [task for task in waiting if not task.live.request.ahead]
         if prompts:
-            prompts = fewest_slots_first(prompts, self._tasks)
+            prompts = in_turn(prompts, self._tasks)
             prompts = prompts[: self._policy.together([self._chunk_rows(p) for p in prompts])]
         elif waiting and self._policy.is_pause(self._chunk_rows(waiting[0]), now):
             prompts = waiting[:1]
@@ -204,7 +204,7 @@ class ThinkerStage(Stage[ThinkerTask]):
         if encoded is not None and media_rows(encoded.start) > media_rows(start):
             encoded = None  # the slot has since lost rows that it leaves out
         logits, accepted = self._prefilled(slot, prompt, start, encoded)
-        task.live.prefilled_rows = rows
+        task.live.prefilled_rows, task.prefilled_s = rows, self._clock.now()
         if len(cached.accepted):
             accepted = torch.cat((cached.accepted, accepted))
         self.cache.put(slot, CachedRows(keys.thinker, rows, cache_key, accepted))
