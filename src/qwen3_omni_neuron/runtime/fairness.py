@@ -64,7 +64,8 @@ class Fairness:
         It is the first request of the owner with the fewest slots; among these owners, of the one
         that has waited longest since it came or its last request ended. An owner that has a slot
         does not get the last free one while another owner without a slot came within KEPT_S: a slot
-        is taken for a whole reply.
+        is taken for a whole reply. No slot is kept for requests without an owner, such as the one
+        by which a server warms up.
         """
         slots, first = _slots(running), dict[Owner, LiveRequest]()
         for live in waiting:
@@ -72,7 +73,7 @@ class Fairness:
         others = {
             owner
             for owner, (came_s, _) in self._seen.items()
-            if not slots[owner] and now - came_s <= KEPT_S
+            if owner is not None and not slots[owner] and now - came_s <= KEPT_S
         }
         may = [live for owner, live in first.items() if free > 1 or not slots[owner] or not others]
 
