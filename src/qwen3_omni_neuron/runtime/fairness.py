@@ -7,7 +7,7 @@ one owner, and all requests without an owner, go in the order in which they came
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from qwen3_omni_neuron.runtime.request import LiveRequest
 from qwen3_omni_neuron.runtime.stage import AnyTask, Task
@@ -17,21 +17,20 @@ Owner = str | None
 KEPT_S = 10.0  # how long a slot is kept for an owner after its last request came or ended
 
 
-def in_turn(waiting: Iterable[AnyTask], tasks: Iterable[Task]) -> list[AnyTask]:
+def in_turn(waiting: Sequence[AnyTask], tasks: Sequence[Task]) -> list[AnyTask]:
     """Sort a stage's waiting tasks: the next is the first of them. tasks: all of the stage.
 
     The owner with the fewest slots goes first; among these owners, the one that has waited longest
     since its last prefill, or since its request came. So a short prompt of one owner is computed
     between two chunks of another one's long prompt.
     """
-    tasks, waiting = list(tasks), list(waiting)
     slots = _slots(task.live for task in tasks)
     since_s: dict[Owner, float] = {}
-    for task in waiting:
-        since_s.setdefault(task.live.request.options.owner, task.live.request.arrived_s)
-    for task in tasks:
-        owner = task.live.request.options.owner
-        since_s[owner] = max(since_s.get(owner, -math.inf), task.prefilled_s)
+    for one in waiting:
+        since_s.setdefault(one.live.request.options.owner, one.live.request.arrived_s)
+    for any_task in tasks:
+        owner = any_task.live.request.options.owner
+        since_s[owner] = max(since_s.get(owner, -math.inf), any_task.prefilled_s)
 
     def turn(task: Task) -> tuple[int, float]:
         owner = task.live.request.options.owner
