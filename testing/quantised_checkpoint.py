@@ -129,11 +129,13 @@ def awq(weight: Tensor) -> Written:
     return {**tensors, "scales": made.scales.t()}, made.weights
 
 
-def pack_quantized(bits: int = 4, size: int = 32, symmetric: bool = True) -> Writer:
+def pack_quantized(
+    bits: int = 4, size: int = 32, symmetric: bool = True, ordered: bool = False
+) -> Writer:
     """Return a writer of compressed-tensors' pack-quantized. size 0: a scale for a row."""
 
     def write(weight: Tensor) -> Written:
-        made = Grouped(weight, bits, size or weight.shape[1], torch.bfloat16, symmetric)
+        made = Grouped(weight, bits, size or weight.shape[1], torch.bfloat16, symmetric, ordered)
         tensors = {
             "weight_packed": packed_words(made.numbers, bits),
             "weight_scale": made.scales,
@@ -141,6 +143,8 @@ def pack_quantized(bits: int = 4, size: int = 32, symmetric: bool = True) -> Wri
         }
         if not symmetric:
             tensors["weight_zero_point"] = packed_words(made.zeros.t(), bits).t()
+        if ordered:
+            tensors["weight_g_idx"] = made.group_of.int()
         return tensors, made.weights
 
     return write

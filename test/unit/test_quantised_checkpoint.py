@@ -1,10 +1,13 @@
 """Quantised checkpoints in their published forms: read exactly, kept as they are, or refused."""
 
 import json
+import math
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,14 @@ from torch import Tensor, nn
 from qwen3_omni_neuron import Qwen3Omni, cli
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.modules import STAGES, Models
+from qwen3_omni_neuron.checkpoint.headers import StoredTensor
+from qwen3_omni_neuron.checkpoint.modules import STAGES, Models, lay_out
+from qwen3_omni_neuron.checkpoint.quantised import Settings, quantised_forms
+from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES, config_dict, released_config
+from qwen3_omni_neuron.checkpoint.tiny.weights import parameter_shapes
 from qwen3_omni_neuron.compilation.plan import MODELS, make_plan
+from qwen3_omni_neuron.cpu.packing import Groups
+from qwen3_omni_neuron.cpu.precision import PRECISIONS
 from qwen3_omni_neuron.cpu.target import LIMITS
 from qwen3_omni_neuron.cpu.weights import (
     WEIGHTS_FILE,
@@ -25,6 +34,7 @@ from qwen3_omni_neuron.cpu.weights import (
     expected_bytes,
     load_checkpoint_models,
     load_compiled_models,
+    weight_forms,
 )
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -109,6 +119,9 @@ CASES = {
     "pack int4 asym": Case(
         pack_quantized(symmetric=False), PACKED, "pack-quantized", 4, "32 inputs", INT4
     ),
+    "pack int4 order": Case(
+        pack_quantized(ordered=True), PACKED, "pack-quantized", 4, "32 inputs", INT4
+    ),
     "pack int8": Case(pack_quantized(8, 0), PACKED, "pack-quantized", 8, "a row", INT8),
     "pack int8 asym": Case(
         pack_quantized(8, 32, symmetric=False), PACKED, "pack-quantized", 8, "32 inputs", None
@@ -135,7 +148,6 @@ class Made:
     case: Case
     quantised: Path
     widened: Path
-    float32: dict[str, Models] = field(default_factory=dict)
 
 
 @pytest.fixture(scope="module")
@@ -296,6 +308,34 @@ def test_a_matrix_of_several_forms_is_widened(
     ]
     layers = of_thinker_layers(exact)
     assert_equal_weights(ours, rounded | {n: t for n, t in layers.items() if n not in mixed})
+
+
+def test_the_released_sizes_are_kept_in_groups_of_128() -> None:
+    """By names and shapes alone: the thinker's attention and experts as auto-round packs them."""
+    ids: Mapping[str, int] = defaultdict(count().__next__)
+    shapes = parameter_shapes(config_dict(SIZES["released"], ids, "bfloat16"))
+    headers: dict[str, StoredTensor] = {}
+
+    def store(name: str, dtype: str, value_bytes: int, *shape: int) -> None:
+        headers[name] = StoredTensor(Path(), dtype, shape, 0, math.prod(shape) * value_bytes)
+
+    for name, shape in shapes.items():
+        if THINKER.fullmatch(name):
+            (out, into), layer = shape, name.removesuffix(".weight")
+            store(f"{layer}.qweight", "I32", 4, into // 8, out)
+            store(f"{layer}.qzeros", "I32", 4, into // 128, out // 8)
+            store(f"{layer}.scales", "F16", 2, into // 128, out)
+        else:
+            store(name, "BF16", 2, *shape)
+    total = sum(stored.bytes for stored in headers.values())
+    assert total / 2**30 == pytest.approx(25, abs=0.6)
+    forms, used = quantised_forms(headers, Settings("GPTQ", group_size=128, symmetric=True))
+    assert len(forms) == 48 * (4 + 128 * 3) and len(used) == 3 * len(forms)
+    _, parts = lay_out(released_config(), ("thinker",))
+    kept = weight_forms(PRECISIONS["int4"], "thinker", parts["thinker"], forms)
+    published = [form for form in kept.values() if form.published]
+    assert len(published) == 48 * 4
+    assert {form.groups for form in published} == {Groups(128, torch.float16)}
 
 
 # ---- what is not understood
@@ -477,13 +517,23 @@ def test_scales_of_caches_and_activations_are_left_aside(
         load_models(Checkpoint(edited.write()), config, torch.float32)
 
 
+@pytest.mark.parametrize(
+    ("file", "settings"),
+    [
+        ("quantization_config.json", GPTQ),
+        ("hf_quant_config.json", {"producer": {"name": "modelopt"}, "quantization": {}}),
+    ],
+)
 def test_settings_may_be_in_a_file_of_their_own(
-    edited_of: Callable[[str], Edited], config: OmniConfig
+    edited_of: Callable[[str], Edited], file: str, settings: dict[str, Any]
 ) -> None:
-    edited = edited_of("gptq")
-    settings, edited.settings = edited.settings, None
-    (edited.write() / "quantization_config.json").write_text(json.dumps(settings))
-    assert Checkpoint(edited.folder).quantised[f"{QUERY}.weight"].label == "GPTQ"
+    edited = edited_of("gptq" if settings is GPTQ else "modelopt")
+    edited.settings = None
+    (edited.write() / file).write_text(json.dumps(settings))
+    assert f"{QUERY}.weight" in Checkpoint(edited.folder).quantised
+    (edited.folder / file).write_text(json.dumps({"producer": {"name": "quip"}}))
+    with pytest.raises(CheckpointError, match="method 'quip'"):
+        Checkpoint(edited.folder)
 
 
 # ---- codes that code2wav does not have

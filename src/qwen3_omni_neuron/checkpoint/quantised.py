@@ -375,9 +375,9 @@ def _raw_settings(folder: Path) -> Mapping[str, Any] | None:
             raise CheckpointError(
                 f"{folder / name} can't be read: {error}. Download it again."
             ) from error
-        found = raw.get(key) if key else raw
-        if found is not None:
-            return dict(found)
+        found = raw.get(key) if key and isinstance(raw, Mapping) else raw
+        if isinstance(found, Mapping):
+            return found
     return None
 
 
