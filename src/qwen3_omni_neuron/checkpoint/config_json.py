@@ -136,10 +136,13 @@ def _omni(c: _Section) -> OmniConfig:
             f"talker_config.accept_hidden_layer is {talker.accept_hidden_layer}; the thinker has "
             f"{thinker.text.layers} layers, so 1 to {thinker.text.layers - 1} can be accepted."
         )
+    code2wav = _code2wav(c.section("code2wav_config")) if speaks else None
+    if talker and code2wav:
+        _check_codes(talker, code2wav)
     return OmniConfig(
         thinker=thinker,
         talker=talker,
-        code2wav=_code2wav(c.section("code2wav_config")) if speaks else None,
+        code2wav=code2wav,
         dtype=str(c.get("dtype", c.get("torch_dtype", "bfloat16"))),
         im_start_id=c["im_start_token_id"],
         im_end_id=c["im_end_token_id"],
@@ -150,6 +153,28 @@ def _omni(c: _Section) -> OmniConfig:
         tts_bos_id=c["tts_bos_token_id"],
         tts_eos_id=c["tts_eos_token_id"],
     )
+
+
+def _check_codes(talker: TalkerConfig, code2wav: Code2WavConfig) -> None:
+    """Raise CheckpointError if the talker may draw codes that code2wav does not have."""
+    not_codes = {talker.codec_eos_id, *talker.suppressed_ids}
+    code0 = max((i for i in range(talker.text.vocab_size) if i not in not_codes), default=-1)
+    for what, largest in (
+        ("talker_config.text_config.vocab_size", code0),
+        ("talker_config.code_predictor_config.vocab_size", talker.predictor.vocab_size - 1),
+    ):
+        if largest >= code2wav.codebook_size:
+            raise CheckpointError(
+                f"{what} lets the talker draw codes up to {largest}, and "
+                f"code2wav_config.codebook_size is {code2wav.codebook_size}: a reply would end in "
+                "the middle. Take the config.json that belongs to the checkpoint."
+            )
+    if talker.code_groups != code2wav.code_groups:
+        raise CheckpointError(
+            f"talker_config.num_code_groups is {talker.code_groups}, and "
+            f"code2wav_config.num_quantizers is {code2wav.code_groups}. Take the config.json that "
+            "belongs to the checkpoint."
+        )
 
 
 def _rope(c: _Section) -> RopeConfig:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from qwen3_omni_neuron.errors import CheckpointError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 DRAWN_FILE = "drawn.json"
@@ -52,6 +53,10 @@ class DrawnTensors:
         tensor = torch.empty(self.shapes[name], dtype=self._dtype)
         random_weights(self._seed)(self._config, name, tensor)
         return tensor
+
+    def dtype(self, name: str) -> "torch.dtype":
+        """Return the type of a tensor."""
+        return self._dtype
 
     def trim(self) -> None:
         """Do nothing: no file is open."""

@@ -1,11 +1,15 @@
-"""A checkpoint's files: found on disk or on the hub, read by tensor name, and fingerprinted."""
+"""A checkpoint's files: found on disk or on the hub, read by tensor name, and fingerprinted.
+
+A quantised matrix is read under its released name, as the weights that it stands for: see
+checkpoint.quantised. Its published numbers can be read, too.
+"""
 
 import hashlib
 import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +17,26 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from qwen3_omni_neuron.checkpoint.drawn import DRAWN_FILE, DrawnTensors
+from qwen3_omni_neuron.checkpoint.headers import (
+    LENGTH_BYTES,
+    StoredTensor,
+    header_bytes,
+    read_headers,
+)
+from qwen3_omni_neuron.checkpoint.quantised import (
+    QuantisedForm,
+    Settings,
+    is_quantised_name,
+    quantised_forms,
+    read_settings,
+)
 from qwen3_omni_neuron.errors import CheckpointError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from qwen3_omni_neuron.checkpoint.numbers import Numbers
 
 logger = logging.getLogger(__name__)
 
@@ -56,24 +76,44 @@ def resolve_checkpoint(model_path: str | Path) -> Path:
 class Checkpoint:
     """A checkpoint's tensors by released name: those of its shards, or drawn (checkpoint.drawn).
 
-    Shards are opened only while they are read, so that no file stays mapped in memory. Raises
-    CheckpointError if the index, a shard, or the single file is missing or broken.
+    quantised: the form of each quantised matrix by its name. Shards are opened only while they are
+    read, so that no file stays mapped in memory. Raises CheckpointError if the index, a shard, or
+    the single file is missing or broken, or a matrix is quantised in a form that is not understood.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self.quantised: dict[str, QuantisedForm] = {}
         self._drawn = DrawnTensors(folder) if (folder / DRAWN_FILE).exists() else None
         self._files = {} if self._drawn else _tensor_files(folder)
+        self._names = set(self._files if self._drawn is None else self._drawn.shapes)
+        settings = None if self._drawn else read_settings(folder)
+        if settings is not None or any(map(is_quantised_name, self._files)):
+            self.quantised, used = quantised_forms(self.headers(), settings or Settings())
+            self._names = (self._names - used) | self.quantised.keys()
 
     @property
     def names(self) -> Iterable[str]:
-        """Names of all tensors."""
-        return self._files.keys() if self._drawn is None else self._drawn.shapes.keys()
+        """Released names of all tensors."""
+        return self._names
+
+    def headers(self) -> dict[str, StoredTensor]:
+        """Return type, shape and place of every tensor, by its name in the files.
+
+        Raises CheckpointError for a file that can't be read, and for drawn weights, which are in
+        no file.
+        """
+        if self._drawn is not None:
+            raise CheckpointError(
+                f"{self.folder} has a {DRAWN_FILE} and no weights in files: there is nothing to "
+                "show. Write it without --drawn."
+            )
+        return read_headers(self.folder, set(self._files.values()))
 
     @contextmanager
     def reader(self) -> Iterator["ShardReader | DrawnTensors"]:
         """Open a reader, which is closed at the end of the `with` block."""
-        reader = self._drawn or ShardReader(self.folder, self._files)
+        reader = self._drawn or ShardReader(self.folder, self._files, self.quantised)
         try:
             yield reader
         finally:
@@ -89,14 +129,44 @@ class ShardReader:
     The parts read from an open shard count as this process's memory.
     """
 
-    def __init__(self, folder: Path, files: dict[str, str]):
+    def __init__(
+        self, folder: Path, files: Mapping[str, str], quantised: Mapping[str, QuantisedForm]
+    ):
         self._folder = folder
         self._files = files
+        self._quantised = quantised
         self._open: dict[str, Any] = {}
         self._open_bytes = 0
 
     def tensor(self, name: str) -> "Tensor":
-        """Read a tensor. Raises CheckpointError when its shard is missing or broken."""
+        """Read a tensor; a quantised matrix as the weights that it stands for, in float32.
+
+        Raises CheckpointError when its shard is missing or broken.
+        """
+        if name not in self._quantised:
+            return self._stored(name)
+        from qwen3_omni_neuron.checkpoint.numbers import read_weights  # imports torch
+
+        return read_weights(self._quantised[name], self._stored)
+
+    def dtype(self, name: str) -> "torch.dtype":
+        """Return the type of a tensor as `tensor` reads it. Raises CheckpointError."""
+        if name not in self._quantised:
+            return self._stored(name).dtype
+        import torch
+
+        return torch.float32
+
+    def numbers(self, name: str) -> "Numbers":
+        """Read the published numbers of a quantised matrix of integers.
+
+        Raises CheckpointError; see checkpoint.numbers.read_numbers.
+        """
+        from qwen3_omni_neuron.checkpoint.numbers import read_numbers  # imports torch
+
+        return read_numbers(self._quantised[name], self._stored)
+
+    def _stored(self, name: str) -> "Tensor":
         file_name = self._files[name]
         path = self._folder / file_name
         try:
@@ -161,7 +231,6 @@ def _tensor_files(folder: Path) -> dict[str, str]:
 
 
 SAMPLE_BYTES = 64
-_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 
 def fingerprint(folder: Path) -> str:
@@ -201,10 +270,7 @@ def _shards(folder: Path, digest: "hashlib._Hash") -> list[str]:
 
 def _add_shard(path: Path, digest: "hashlib._Hash") -> None:
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > _MAX_HEADER_BYTES:
-            raise ValueError(f"{path.name} is no safetensors file")
-        header = file.read(length)
+        header = header_bytes(file)
         size = os.fstat(file.fileno()).st_size
         digest.update(f"{path.name} {size}\n".encode())
         digest.update(header)
@@ -212,5 +278,5 @@ def _add_shard(path: Path, digest: "hashlib._Hash") -> None:
             if tensor == "__metadata__":
                 continue
             begin, end = stored["data_offsets"]
-            middle = 8 + length + (begin + end) // 2
+            middle = LENGTH_BYTES + len(header) + (begin + end) // 2
             digest.update(os.pread(file.fileno(), min(SAMPLE_BYTES, end - begin), middle))

@@ -58,13 +58,13 @@ def converted(
     parameters = dict(part.module.named_parameters())
     with checkpoint.reader() as reader:
         for target, pieces in part.pieces:
-            stored = [reader.tensor(piece.name) for piece in pieces]
             kept = dtype
             if not isinstance(kept, torch.dtype):
-                kept = kept(target, reduce(torch.promote_types, (s.dtype for s in stored)))
+                stored = (reader.dtype(piece.name) for piece in pieces)
+                kept = kept(target, reduce(torch.promote_types, stored))
             tensor = torch.empty(parameters[target].shape, dtype=kept)
             for piece in pieces:
-                copy_piece(tensor, piece, stored.pop(0))
+                copy_piece(tensor, piece, reader.tensor(piece.name))
             reader.trim()
             yield target, tensor
 

@@ -1,10 +1,14 @@
-"""`qwen3-omni-neuron inspect`: shows the manifest of a compiled tree, and checks its files."""
+"""`qwen3-omni-neuron inspect`: shows what is in a compiled tree, or in a checkpoint.
+
+Of a tree it shows the manifest, and checks its files; of a checkpoint, the forms of its tensors.
+"""
 
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from qwen3_omni_neuron.compilation.manifest import (
+    MANIFEST_FILE,
     GraphRecord,
     Manifest,
     ModelRecord,
@@ -14,6 +18,7 @@ from qwen3_omni_neuron.compilation.manifest import (
     verify_files,
 )
 from qwen3_omni_neuron.compilation.runner import MB
+from qwen3_omni_neuron.errors import OptionError
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -37,14 +42,23 @@ def model_row(model: str, record: ModelRecord, seconds: str) -> tuple[str, str, 
 def add_inspect(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.set_defaults(run=_inspect)
-    parser.add_argument("folder", type=Path, metavar="DIR", help="what compile wrote as --out")
+    parser.add_argument(
+        "folder", type=Path, metavar="DIR", help="what compile wrote as --out, or a checkpoint"
+    )
     parser.add_argument(
         "--verify", action="store_true", help="hash every file, and fail on the first that differs"
     )
 
 
 def _inspect(parsed: argparse.Namespace) -> int:
-    """Print a tree's manifest. Returns the exit status."""
+    """Print a tree's manifest, or the forms of a checkpoint's tensors. Returns the exit status."""
+    if (parsed.folder / "config.json").exists() and not (parsed.folder / MANIFEST_FILE).exists():
+        if parsed.verify:
+            raise OptionError("--verify is for compiled trees: a checkpoint has no hashes.")
+        from qwen3_omni_neuron.cli.inspect_checkpoint import checkpoint_rows  # imports torch
+
+        print(aligned(checkpoint_rows(parsed.folder)))
+        return 0
     manifest = read_manifest(parsed.folder)
     print(_format(manifest))
     if parsed.verify:

@@ -29,7 +29,8 @@ def build_engines(spec: EngineSpec, stages: Sequence[str] = STAGES) -> StageEngi
 
 
 def _models(spec: EngineSpec, stages: Sequence[str], packed: bool) -> Models:
-    dtype = spec.plan.dtype
-    if spec.compiled is not None:
-        return load_compiled_models(spec.compiled, spec.config, dtype, stages, packed)
-    return load_checkpoint_models(Checkpoint(spec.plan.model), spec.config, dtype, stages, packed)
+    dtype, checkpoint = spec.plan.dtype, Checkpoint(spec.plan.model)
+    if spec.compiled is None:
+        return load_checkpoint_models(checkpoint, spec.config, dtype, stages, packed)
+    quantised = checkpoint.quantised
+    return load_compiled_models(spec.compiled, spec.config, dtype, stages, packed, quantised)

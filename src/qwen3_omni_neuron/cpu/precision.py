@@ -82,13 +82,17 @@ class WeightForm:
 
     read_as: type that the checkpoint's values are rounded to; see also `read`. kept_as: type in
     memory. matrix: shape [..., out, into] before packing; None: kept in the module's shape. groups:
-    format of an int4 matrix, which is kept as bytes.
+    format of an int4 matrix, which is kept as bytes. published: whether it keeps the checkpoint's
+    own numbers, which cpu.published reads in place of `keep`. ordered: whether the order of its
+    inputs is kept beside it.
     """
 
     read_as: torch.dtype
     kept_as: torch.dtype
     matrix: tuple[int, ...] | None
     groups: Groups | None = None
+    published: bool = False
+    ordered: bool = False
 
     def read(self, stored: torch.dtype) -> torch.dtype:
         """Return the type that `keep` takes for a parameter stored in the checkpoint as `stored`.
@@ -102,11 +106,13 @@ class WeightForm:
         """Return shape and type of the tensors kept for a parameter, by name."""
         if self.matrix is None:
             return {target: (tuple(shape), self.kept_as)}
+        kept: dict[str, tuple[Sequence[int], torch.dtype]]
         if self.groups is not None:
-            return {target: (grouped_shape(self.matrix, self.groups), self.kept_as)}
-        kept: dict[str, tuple[Sequence[int], torch.dtype]] = {
-            target: (packed_shape(self.matrix), self.kept_as)
-        }
+            kept = {target: (grouped_shape(self.matrix, self.groups), self.kept_as)}
+            if self.ordered:
+                kept[target + ORDER] = (*self.matrix[:-2], self.matrix[-1]), torch.int32
+            return kept
+        kept = {target: (packed_shape(self.matrix), self.kept_as)}
         if self.kept_as == torch.int8:
             kept[target + SCALE] = (self.matrix[:-1], torch.float32)
         return kept
@@ -119,9 +125,9 @@ class WeightForm:
         if self.groups is not None:
             return {target: _packed_groups(matrix, self.groups)}
         if self.kept_as != torch.int8:
-            return {target: _packed(matrix, self.kept_as)}
+            return {target: packed_matrix(matrix, self.kept_as)}
         rounded, scale = quantise(matrix)
-        return {target: _packed(rounded, torch.int8), target + SCALE: scale}
+        return {target: packed_matrix(rounded, torch.int8), target + SCALE: scale}
 
     def rounded(self, tensor: Tensor) -> Tensor:
         """Return a parameter in float32 with the rounding of `keep`."""
@@ -155,8 +161,8 @@ def library_for(dtype: str) -> Any:
     return find_library() if PRECISIONS[dtype].packed else None
 
 
-def _packed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """Pack a matrix in C or, without the library, in torch: the bytes are the same."""
+def packed_matrix(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """Pack a matrix [..., out, into] in C or, without the library, in torch: the same bytes."""
     library = find_library()
     if library is None:
         return pack(matrix, dtype)

@@ -8,16 +8,19 @@ and all processes of one tree share them.
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.files import Checkpoint, ShardReader
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
 from qwen3_omni_neuron.checkpoint.parameters import Part, check_names, converted, put_parameter
+from qwen3_omni_neuron.checkpoint.quantised import QuantisedForm
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout, layout_bytes, write_tensors
 from qwen3_omni_neuron.compilation.manifest import ModelRecord, record_files
 from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODEL_STAGES, CompilePlan
@@ -30,11 +33,13 @@ from qwen3_omni_neuron.cpu.precision import (
     WeightForm,
     weight_form,
 )
+from qwen3_omni_neuron.cpu.published import published_form, read_published
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.torch_threads import one_torch_thread
 
 WEIGHTS_FILE = "weights.safetensors"
+NOT_QUANTISED: Mapping[str, QuantisedForm] = MappingProxyType({})
 
 
 def load_checkpoint_models(
@@ -51,48 +56,85 @@ def load_checkpoint_models(
     widened = PRECISIONS[dtype].packed and not packed
     with one_torch_thread():
         for name, part in parts.items():
-            forms = _forms(PRECISIONS[dtype], name, part)
+            forms = weight_forms(PRECISIONS[dtype], name, part, checkpoint.quantised)
             for target, tensor in _read(part, checkpoint, forms):
                 form = forms[target]
-                if widened:
+                if not widened:
+                    put_kept(part.module, target, form, _kept(form, target, tensor))
+                elif isinstance(tensor, Tensor):
                     put_parameter(part.module, target, form.rounded(tensor))
                 else:
-                    put_kept(part.module, target, form, form.keep(target, tensor))
+                    shape = part.module.get_parameter(target).shape
+                    put_parameter(part.module, target, form.widen(tensor, target, shape))
     return models
 
 
 def load_compiled_models(
-    tree: Path, config: OmniConfig, dtype: str, stages: Collection[str], packed: bool
+    tree: Path,
+    config: OmniConfig,
+    dtype: str,
+    stages: Collection[str],
+    packed: bool,
+    quantised: Mapping[str, QuantisedForm] = NOT_QUANTISED,
 ) -> Models:
     """Load the modules of some stages from a tree.
 
     The talker also gets the token embedding, from the thinker's file, for its text rows. dtype,
-    packed: see load_checkpoint_models. Raises ArtifactError for a file that can't be read, or whose
-    tensors are not those of the modules.
+    packed: see load_checkpoint_models. quantised: Checkpoint.quantised of the tree's checkpoint.
+    Raises ArtifactError for a file that can't be read, or whose tensors are not those of the
+    modules.
     """
     models, parts = lay_out(config, stages)
     for model, names in MODEL_PARTS.items():
         chosen = {name: parts[name] for name in names if name in parts}
         if chosen:
             with _open_weights(tree / model) as file:
-                _fill(tree / model, file, chosen, dtype, packed)
+                _fill(tree / model, file, chosen, dtype, packed, quantised)
     if "embedding" in parts:
         with _open_weights(tree / "thinker") as file:
             chosen = {"embedding": parts["embedding"]}
-            _fill(tree / "thinker", file, chosen, dtype, packed, "thinker.embedding.")
+            alone = "thinker.embedding."
+            _fill(tree / "thinker", file, chosen, dtype, packed, quantised, alone)
     return models
 
 
-def _forms(precision: Precision, name: str, part: Part) -> dict[str, WeightForm]:
-    """Return the form of each parameter of a part."""
-    return {t: weight_form(precision, name, part.module, t) for t, _ in part.pieces}
+def weight_forms(
+    precision: Precision, name: str, part: Part, quantised: Mapping[str, QuantisedForm]
+) -> dict[str, WeightForm]:
+    """Return the form of each parameter of a part. quantised: see load_compiled_models."""
+    return {
+        target: published_form(weight_form(precision, name, part.module, target), pieces, quantised)
+        for target, pieces in part.pieces
+    }
 
 
 def _read(
     part: Part, checkpoint: Checkpoint, forms: Mapping[str, WeightForm]
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters of a part, as read from the checkpoint, by name."""
-    return converted(part, checkpoint, lambda target, stored: forms[target].read(stored))
+) -> Iterator[tuple[str, Tensor | dict[str, Tensor]]]:
+    """Yield the parameters of a part by name, in the order of its pieces.
+
+    Each is a tensor as read from the checkpoint, or where its form is published, the tensors that
+    are kept for it.
+    """
+    pieces = [(target, stored) for target, stored in part.pieces if not forms[target].published]
+    others = converted(
+        replace(part, pieces=pieces), checkpoint, lambda target, stored: forms[target].read(stored)
+    )
+    for target, stored in part.pieces:
+        if not forms[target].published:
+            yield next(others)
+            continue
+        shape = part.module.get_parameter(target).shape
+        with checkpoint.reader() as reader:
+            assert isinstance(reader, ShardReader)  # nothing that is drawn is quantised
+            yield target, read_published(forms[target], target, shape, stored, reader)
+
+
+def _kept(
+    form: WeightForm, target: str, tensor: Tensor | dict[str, Tensor]
+) -> Mapping[str, Tensor]:
+    """Return the tensors kept for what `_read` yields."""
+    return form.keep(target, tensor) if isinstance(tensor, Tensor) else tensor
 
 
 def put_kept(module: nn.Module, target: str, form: WeightForm, kept: Mapping[str, Tensor]) -> None:
@@ -130,16 +172,18 @@ def _fill(
     parts: Mapping[str, Part],
     dtype: str,
     packed: bool,
+    quantised: Mapping[str, QuantisedForm],
     alone: str = "",
 ) -> None:
     """Fill the modules of parts from a file.
 
-    packed: see load_checkpoint_models. alone: prefix of these parameters' names, in place of the
-    part's name, in a file that also has other tensors.
+    packed, quantised: see load_compiled_models. alone: prefix of these parameters' names, in place
+    of the part's name, in a file that also has other tensors.
     """
     precision = PRECISIONS[dtype]
     widened = precision.packed and not packed
-    layout = {name: _layout(precision, name, part) for name, part in parts.items()}
+    forms = {name: weight_forms(precision, name, p, quantised) for name, p in parts.items()}
+    layout = {name: _layout(part, forms[name]) for name, part in parts.items()}
     expected = {
         (alone or f"{name}.") + kept: shape_and_dtype
         for name, kept_by_target in layout.items()
@@ -165,14 +209,14 @@ def _fill(
         return tensor
 
     for name, part in parts.items():
-        forms = _forms(precision, name, part)
         for target, kept in layout[name].items():
             tensors = {k: tensor_of((alone or f"{name}.") + k) for k in kept}
             if widened:
                 shape = part.module.get_parameter(target).shape
-                put_parameter(part.module, target, forms[target].widen(tensors, target, shape))
+                widen = forms[name][target].widen
+                put_parameter(part.module, target, widen(tensors, target, shape))
             else:
-                put_kept(part.module, target, forms[target], tensors)
+                put_kept(part.module, target, forms[name][target], tensors)
 
 
 def compile_model(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
@@ -189,23 +233,33 @@ def compile_model(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for name in MODEL_PARTS[model]:
-            forms = _forms(precision, name, parts[name])
+            forms = weight_forms(precision, name, parts[name], checkpoint.quantised)
             for target, tensor in _read(parts[name], checkpoint, forms):
-                for kept, part_of_it in forms[target].keep(target, tensor).items():
+                for kept, part_of_it in _kept(forms[target], target, tensor).items():
                     yield f"{name}.{kept}", part_of_it
 
-    write_tensors(folder / WEIGHTS_FILE, _file_layout(parts, plan.dtype, model), tensors())
+    layout = _file_layout(parts, plan.dtype, model, checkpoint.quantised)
+    write_tensors(folder / WEIGHTS_FILE, layout, tensors())
     return ModelRecord((), record_files(folder), round(time.monotonic() - started, 3))
 
 
 def expected_bytes(plan: CompilePlan, model: str) -> int:
-    """Return the size in bytes of a model's weights in the plan's dtype."""
-    return model_bytes(_stage_parts(plan, model), plan.dtype, model)
+    """Return the size in bytes of a model's weights in the plan's dtype. Raises CheckpointError."""
+    quantised = Checkpoint(plan.model).quantised
+    return model_bytes(_stage_parts(plan, model), plan.dtype, model, quantised)
 
 
-def model_bytes(parts: Mapping[str, Part], dtype: str, model: str) -> int:
-    """Return the size in bytes of a model's weights in a compiled tree. parts: of its stage."""
-    return layout_bytes(_file_layout(parts, dtype, model))
+def model_bytes(
+    parts: Mapping[str, Part],
+    dtype: str,
+    model: str,
+    quantised: Mapping[str, QuantisedForm] = NOT_QUANTISED,
+) -> int:
+    """Return the size in bytes of a model's weights in a compiled tree.
+
+    parts: of its stage. quantised: see load_compiled_models.
+    """
+    return layout_bytes(_file_layout(parts, dtype, model, quantised))
 
 
 def _stage_parts(plan: CompilePlan, model: str) -> dict[str, Part]:
@@ -213,19 +267,22 @@ def _stage_parts(plan: CompilePlan, model: str) -> dict[str, Part]:
     return lay_out(read_config(plan.model), (MODEL_STAGES[model],))[1]
 
 
-def _file_layout(parts: Mapping[str, Part], dtype: str, model: str) -> Layout:
+def _file_layout(
+    parts: Mapping[str, Part], dtype: str, model: str, quantised: Mapping[str, QuantisedForm]
+) -> Layout:
     """Return shape and dtype of every tensor in a model's file by name."""
     return {
         f"{name}.{kept}": expected
         for name in MODEL_PARTS[model]
-        for by_name in _layout(PRECISIONS[dtype], name, parts[name]).values()
+        for by_name in _layout(
+            parts[name], weight_forms(PRECISIONS[dtype], name, parts[name], quantised)
+        ).values()
         for kept, expected in by_name.items()
     }
 
 
-def _layout(precision: Precision, name: str, part: Part) -> dict[str, Layout]:
+def _layout(part: Part, forms: Mapping[str, WeightForm]) -> dict[str, Layout]:
     """Return shape and dtype of the tensors kept for each parameter of a part, by its name."""
-    forms = _forms(precision, name, part)
     return {
         target: form.layout(target, part.module.get_parameter(target).shape)
         for target, form in forms.items()

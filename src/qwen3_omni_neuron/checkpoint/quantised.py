@@ -1,0 +1,417 @@
+"""The published form of each quantised matrix of a checkpoint, told by what its files hold.
+
+A matrix has several tensors, whose names are that of its layer and an ending:
+
+    form              endings                                              value
+    GPTQ (*)          qweight qzeros scales, perhaps g_idx                 scale * (q - (z + 1))
+    GPTQ v2           the same                                             scale * (q - z)
+    AWQ               qweight qzeros scales                                scale * (q - z)
+    pack-quantized    weight_packed weight_scale weight_shape, perhaps     scale * (q - z)
+                      weight_zero_point and weight_g_idx
+    int8, FP8         weight weight_scale, int8 perhaps with               scale * (q - z)
+                      weight_zero_point
+    block FP8         weight weight_scale_inv                              scale * q, or q / scale
+
+(*) And auto-round's files with the packing "auto_round:auto_gptq". Their scales have either sign.
+
+Every matrix has its form from its own tensors: files in which some matrices are quantised are the
+rule. The settings (quantization_config of config.json) say only what the tensors do not: how
+qweight is packed, whether 1 is missing from its zero points, and the sizes of groups that do not
+divide a row. Scales of activations and of a KV cache are left aside: here neither is rounded.
+
+Nothing but headers and the tensors weight_shape, of two numbers each, is read here.
+checkpoint.numbers reads the values.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from qwen3_omni_neuron.checkpoint.headers import StoredTensor, read_integers
+from qwen3_omni_neuron.errors import CheckpointError
+
+WEIGHT = ".weight"
+_OF_ACTIVATIONS = ("input_scale", "output_scale", "k_scale", "v_scale")
+_LAYOUTS = {
+    "qweight": ({"qweight", "qzeros", "scales"}, {"g_idx"}),
+    "weight_packed": (
+        {"weight_packed", "weight_scale", "weight_shape"},
+        {"weight_zero_point", "weight_g_idx"},
+    ),
+    "weight_scale": ({"weight", "weight_scale"}, {"weight_zero_point"}),
+    "weight_scale_inv": ({"weight", "weight_scale_inv"}, set()),
+}
+"""Endings that a matrix must have and those that it may have, by the ending that tells its form."""
+_REFUSED = ("weight_scale_2", "weight_global_scale", "input_global_scale")  # NVFP4
+_ENDINGS = {
+    *(ending for must, may in _LAYOUTS.values() for ending in must | may),
+    *_OF_ACTIVATIONS,
+    *_REFUSED,
+} - {"weight"}
+_SCALES = ("F16", "BF16", "F32")
+_NUMBERS = {"F8_E4M3": True, "I8": False}  # types of a weight with a scale; True: floating
+_PLAIN = ("BF16", "F16", "F32", "F64")
+_METHODS = ("auto-round", "awq", "compressed-tensors", "fp8", "gptq", "modelopt")
+_PACKINGS = {
+    ("gptq", "gptq"): "GPTQ",
+    ("gptq", "gptq_v2"): "GPTQ v2",
+    ("auto-round", "auto_round:auto_gptq"): "GPTQ",
+    ("auto-round", "auto_round:auto_awq"): "AWQ",
+    ("awq", "gemm"): "AWQ",
+}
+_BLOCK = (128, 128)
+WORD_BITS = 32
+
+
+@dataclass(frozen=True)
+class QuantisedForm:
+    """The form of one quantised matrix [out, into].
+
+    layer: its name without an ending; endings: those of its tensors. label: a name of the form for
+    people. bits: of a number; floating: whether numbers are FP8 (e4m3), else integers. block: rows
+    and inputs that share a scale. scale: safetensors' name of the scales' type. zero_points:
+    whether there are any that differ from the middle. one_less: whether 1 is missing from them as
+    stored. ordered: whether the group of an input is named, and may be any. bytes: of all tensors.
+    """
+
+    layer: str
+    endings: frozenset[str]
+    label: str
+    shape: tuple[int, int]
+    bits: int
+    block: tuple[int, int]
+    scale: str
+    bytes: int
+    floating: bool = False
+    zero_points: bool = False
+    one_less: bool = False
+    ordered: bool = False
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a checkpoint's quantization_config on which formulas depend. None: not said.
+
+    packing: of qweight. symmetric: whether zero points of qweight are all in the middle. ordered:
+    whether g_idx may be in any order.
+    """
+
+    packing: str | None = None
+    group_size: int | None = None
+    block: tuple[int, int] | None = None
+    symmetric: bool = False
+    ordered: bool = True
+
+
+def read_settings(folder: Path) -> Settings | None:
+    """Read the quantisation settings of a checkpoint; None where it has none.
+
+    They are in config.json, or alone in quantization_config.json or hf_quant_config.json. Raises
+    CheckpointError for a method or a packing that is not implemented.
+    """
+    raw = _raw_settings(folder)
+    if raw is None:
+        return None
+    method = str(raw.get("quant_method") or _producer(raw)).removeprefix("intel/")
+    if method not in _METHODS:
+        raise CheckpointError(
+            f"{folder} is quantised by the method {method!r}; implemented: {', '.join(_METHODS)}. "
+            "Take a checkpoint in one of these, or the one in bfloat16."
+        )
+    try:
+        return _settings(method, raw)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"quantization_config of {folder} can't be used: {error}. Take the one that belongs to "
+            "the checkpoint."
+        ) from error
+
+
+def is_quantised_name(name: str) -> bool:
+    """Return whether only a quantised checkpoint has a tensor of this name."""
+    return name.rpartition(".")[2] in _ENDINGS
+
+
+def quantised_forms(
+    tensors: Mapping[str, StoredTensor], settings: Settings
+) -> tuple[dict[str, QuantisedForm], set[str]]:
+    """Tell the form of every quantised matrix.
+
+    Returns the forms by the released name of the matrix, which ends in ".weight", and the names of
+    all tensors that belong to them or to activations. Raises CheckpointError for a form that is
+    not understood, and names its first matrix.
+    """
+    layers: dict[str, set[str]] = {}
+    for name in filter(is_quantised_name, tensors):
+        layer, _, ending = name.rpartition(".")
+        if ending not in _OF_ACTIVATIONS:
+            layers.setdefault(layer, set()).add(ending)
+    forms: dict[str, QuantisedForm] = {}
+    used = {n for n in tensors if n.rpartition(".")[2] in _OF_ACTIVATIONS}
+    for layer, endings in layers.items():
+        if layer + WEIGHT in tensors:
+            endings.add("weight")
+        forms[layer + WEIGHT] = _form(_Matrix(layer, endings, tensors, settings))
+        used |= {f"{layer}.{ending}" for ending in endings}
+    for name, stored in tensors.items():
+        if name not in used and stored.dtype not in _PLAIN:
+            raise CheckpointError(
+                f"{name} is of type {stored.dtype}, and no scale belongs to it. A file is missing, "
+                "or it is in a form that is not implemented: take another checkpoint."
+            )
+    return forms, used
+
+
+class _Matrix:
+    """The tensors of one matrix: shapes and types by ending, and errors that name it."""
+
+    def __init__(
+        self,
+        layer: str,
+        endings: set[str],
+        tensors: Mapping[str, StoredTensor],
+        settings: Settings,
+    ):
+        self.layer, self.endings, self.settings = layer, frozenset(endings), settings
+        self._tensors = {ending: tensors[f"{layer}.{ending}"] for ending in endings}
+        self.bytes = sum(stored.bytes for stored in self._tensors.values())
+
+    def __getitem__(self, ending: str) -> StoredTensor:
+        return self._tensors[ending]
+
+    def refused(self, what: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.layer} has {', '.join(sorted(self.endings))}: {what}. Take a checkpoint in "
+            "another form, or the one in bfloat16."
+        )
+
+    def rows_and_columns(self, ending: str) -> tuple[int, int]:
+        shape = self[ending].shape
+        if len(shape) != 2:
+            raise self.refused(f"{ending} has shape {list(shape)}, and not two axes")
+        return shape[0], shape[1]
+
+    def scale_type(self, ending: str) -> str:
+        if self[ending].dtype not in _SCALES:
+            raise self.refused(
+                f"{ending} is of type {self[ending].dtype}; implemented: {', '.join(_SCALES)}"
+            )
+        return self[ending].dtype
+
+    def check_shape(self, ending: str, *expected: int) -> None:
+        if self[ending].shape != expected:
+            raise self.refused(
+                f"{ending} has shape {list(self[ending].shape)}, and {list(expected)} was expected"
+            )
+
+    def check_words(self, ending: str) -> None:
+        if self[ending].dtype != "I32":
+            raise self.refused(f"{ending} is of type {self[ending].dtype}, and not I32")
+
+    def check_bits(self, bits: int, known: tuple[int, ...]) -> None:
+        if bits not in known:
+            numbers = " and ".join(map(str, known))
+            raise self.refused(f"its numbers have {bits} bits; implemented: {numbers}")
+
+    def group_size(self, into: int, groups: int) -> int:
+        """Return how many inputs share a scale."""
+        said = self.settings.group_size
+        if said and said > 0 and -(-into // said) == groups:
+            return said
+        if not groups or into % groups:
+            raise self.refused(f"{into} inputs are in {groups} groups of unknown size")
+        return into // groups
+
+
+def _form(m: _Matrix) -> QuantisedForm:
+    for telling, (must, may) in _LAYOUTS.items():
+        if telling in m.endings:
+            if lacking := must - m.endings:
+                raise m.refused(f"{', '.join(sorted(lacking))} is missing")
+            if unknown := m.endings - must - may:
+                raise m.refused(f"{', '.join(sorted(unknown))} is not understood")
+            return _READERS[telling](m)
+    raise m.refused("its numbers are missing, or its form is not implemented")
+
+
+def _words_of_columns(m: _Matrix) -> QuantisedForm:
+    """Return the form of GPTQ or AWQ."""
+    packing = m.settings.packing
+    if packing is None:
+        raise m.refused("no quantization_config says how qweight is packed")
+    m.check_words("qweight")
+    m.check_words("qzeros")
+    groups, out = m.rows_and_columns("scales")
+    bits = m.rows_and_columns("qzeros")[1] * WORD_BITS // out
+    m.check_bits(bits, (4,) if packing == "AWQ" else (4, 8))
+    m.check_shape("qzeros", groups, out * bits // WORD_BITS)
+    into = m["qweight"].shape[0]
+    if packing == "AWQ":
+        m.check_shape("qweight", into, out * bits // WORD_BITS)
+        if "g_idx" in m.endings:
+            raise m.refused("AWQ has no g_idx")
+    else:
+        into = into * WORD_BITS // bits
+        m.check_shape("qweight", into * bits // WORD_BITS, out)
+    if "g_idx" in m.endings:
+        m.check_shape("g_idx", into)
+    return QuantisedForm(
+        m.layer,
+        m.endings,
+        packing,
+        (out, into),
+        bits,
+        (1, m.group_size(into, groups)),
+        m.scale_type("scales"),
+        m.bytes,
+        zero_points=not m.settings.symmetric,
+        one_less=packing == "GPTQ",
+        ordered="g_idx" in m.endings and m.settings.ordered,
+    )
+
+
+def _words_of_rows(m: _Matrix) -> QuantisedForm:
+    """Return the form of compressed-tensors' pack-quantized."""
+    m.check_words("weight_packed")
+    try:
+        out, into = read_integers(m["weight_shape"])
+    except (OSError, ValueError) as error:
+        raise m.refused(f"weight_shape can't be read ({error})") from error
+    words = m.rows_and_columns("weight_packed")[1]
+    bits = words * WORD_BITS // max(into, 1)
+    m.check_bits(bits, (4, 8))
+    m.check_shape("weight_packed", out, -(-into * bits // WORD_BITS))
+    rows, groups = m.rows_and_columns("weight_scale")
+    m.check_shape("weight_scale", out, groups)
+    if "weight_zero_point" in m.endings:
+        m.check_words("weight_zero_point")
+        m.check_shape("weight_zero_point", -(-rows * bits // WORD_BITS), groups)
+    if "weight_g_idx" in m.endings:
+        m.check_shape("weight_g_idx", into)
+    return QuantisedForm(
+        m.layer,
+        m.endings,
+        "pack-quantized",
+        (out, into),
+        bits,
+        (1, m.group_size(into, groups)),
+        m.scale_type("weight_scale"),
+        m.bytes,
+        zero_points="weight_zero_point" in m.endings,
+        ordered="weight_g_idx" in m.endings,
+    )
+
+
+def _scaled(m: _Matrix) -> QuantisedForm:
+    """Return the form of int8 or FP8 numbers with scales beside them."""
+    out, into = m.rows_and_columns("weight")
+    dtype = m["weight"].dtype
+    if dtype not in _NUMBERS:
+        raise m.refused(f"weight is of type {dtype}; implemented: {', '.join(_NUMBERS)}")
+    ending = "weight_scale_inv" if "weight_scale_inv" in m.endings else "weight_scale"
+    block = _block(m, ending, (out, into))
+    if "weight_zero_point" in m.endings:
+        if m["weight_zero_point"].dtype != "I8" or _NUMBERS[dtype]:
+            raise m.refused("weight_zero_point is implemented for int8 numbers, and in int8")
+        m.check_shape("weight_zero_point", *m[ending].shape)
+        if block[0] not in (1, out):
+            raise m.refused("zero points of blocks of rows are not implemented")
+    kind = "FP8" if _NUMBERS[dtype] else "int8"
+    return QuantisedForm(
+        m.layer,
+        m.endings,
+        f"block {kind}" if block[0] not in (1, out) else kind,
+        (out, into),
+        8,
+        block,
+        m.scale_type(ending),
+        m.bytes,
+        floating=_NUMBERS[dtype],
+        zero_points="weight_zero_point" in m.endings,
+    )
+
+
+_READERS = {
+    "qweight": _words_of_columns,
+    "weight_packed": _words_of_rows,
+    "weight_scale": _scaled,
+    "weight_scale_inv": _scaled,
+}
+
+
+def _block(m: _Matrix, ending: str, shape: tuple[int, int]) -> tuple[int, int]:
+    """Return the rows and inputs that share a scale."""
+    (out, into), scale = shape, m[ending].shape
+    if prod(scale) == 1:
+        return shape
+    if len(scale) > 2:
+        raise m.refused(f"{ending} has shape {list(scale)}, and more than two axes")
+    rows, columns = scale if len(scale) == 2 else (scale[0], 1)
+    if rows == out:
+        return 1, m.group_size(into, columns)
+    block = m.settings.block or _BLOCK
+    if (-(-out // block[0]), -(-into // block[1])) != (rows, columns):
+        raise m.refused(
+            f"{ending} has shape {list(scale)}, and a matrix of {out} by {into} has other blocks "
+            f"of {block[0]} by {block[1]}"
+        )
+    return block
+
+
+def _raw_settings(folder: Path) -> Mapping[str, Any] | None:
+    for name, key in (
+        ("config.json", "quantization_config"),
+        ("quantization_config.json", None),
+        ("hf_quant_config.json", None),
+    ):
+        try:
+            raw = json.loads((folder / name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{folder / name} can't be read: {error}. Download it again."
+            ) from error
+        found = raw.get(key) if key and isinstance(raw, Mapping) else raw
+        if isinstance(found, Mapping):
+            return found
+    return None
+
+
+def _producer(raw: Mapping[str, Any]) -> Any:
+    producer = raw.get("producer")
+    return producer.get("name") if isinstance(producer, Mapping) else None
+
+
+def _settings(method: str, raw: Mapping[str, Any]) -> Settings:
+    groups = [group.get("weights") or {} for group in raw.get("config_groups", {}).values()]
+    sizes = {group.get("group_size") for group in groups}
+    blocks = {tuple(group.get("block_structure") or ()) for group in groups}
+    block = tuple(raw.get("weight_block_size") or (blocks.pop() if len(blocks) == 1 else ()))
+    own = raw.get("extra_config") or {}
+    return Settings(
+        packing=_packing(method, raw),
+        group_size=raw.get("group_size", sizes.pop() if len(sizes) == 1 else None),
+        block=(int(block[0]), int(block[1])) if block else None,
+        symmetric=bool(raw.get("sym")) and all(e.get("sym", True) for e in own.values()),
+        ordered=method != "gptq" or bool(raw.get("desc_act", True)),
+    )
+
+
+def _packing(method: str, raw: Mapping[str, Any]) -> str | None:
+    """Return how qweight is packed; None for methods without it."""
+    names = {
+        "gptq": raw.get("checkpoint_format", "gptq"),
+        "auto-round": raw.get("packing_format"),
+        "awq": raw.get("version", raw.get("format", "gemm")),
+    }
+    if method not in names:
+        return None
+    name = str(names[method]).lower()
+    if (method, name) not in _PACKINGS:
+        known = ", ".join(packing for of, packing in _PACKINGS if of == method)
+        raise ValueError(f"the packing of {method} is {name!r}; implemented: {known}")
+    return _PACKINGS[method, name]

@@ -1,0 +1,65 @@
+"""Table of a checkpoint's tensors by part of the model and by form, for `inspect`."""
+
+from collections import defaultdict
+from math import prod
+from pathlib import Path
+
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.headers import StoredTensor
+from qwen3_omni_neuron.checkpoint.modules import lay_out
+from qwen3_omni_neuron.checkpoint.parameters import check_names
+from qwen3_omni_neuron.checkpoint.quantised import QuantisedForm
+from qwen3_omni_neuron.compilation.runner import MB
+from qwen3_omni_neuron.cpu.precision import PRECISIONS
+from qwen3_omni_neuron.cpu.published import kept_names
+from qwen3_omni_neuron.cpu.weights import weight_forms
+
+HEADING = ("part", "form", "bits", "a scale for", "tensors", "MB", "dtypes int8, int4")
+_PLAIN = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
+
+
+def checkpoint_rows(folder: Path) -> list[tuple[str, ...]]:
+    """Return the heading and, for each part and form, a row of text.
+
+    The last column says what the CPU's dtypes int8 and int4 do with quantised matrices: keep their
+    numbers, or widen them and treat them as any weight. Only headers are read. Raises
+    CheckpointError; see checkpoint.files.Checkpoint and checkpoint.parameters.check_names.
+    """
+    checkpoint = Checkpoint(folder)
+    _, parts = lay_out(read_config(folder))
+    check_names(list(parts.values()), checkpoint)
+    headers, quantised = checkpoint.headers(), checkpoint.quantised
+    sizes: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for part_name, part in parts.items():
+        forms = weight_forms(PRECISIONS["int4"], part_name, part, quantised)
+        kept = kept_names(forms, part.pieces)
+        for name in {piece.name: None for _, pieces in part.pieces for piece in pieces}:
+            form = quantised.get(name)
+            if form is None:
+                row, size = (part_name, *_of_plain(headers[name]), ""), headers[name].bytes
+            else:
+                use = "kept" if name in kept else "widened"
+                row, size = (part_name, *_of_quantised(form), use), form.bytes
+            sizes[row].append(size)
+    rows: list[tuple[str, ...]] = [HEADING]
+    for (*columns, use), each in sizes.items():
+        rows.append((*columns, str(len(each)), f"{sum(each) / MB:.1f}", use))
+    return rows
+
+
+def _of_plain(stored: StoredTensor) -> tuple[str, str, str]:
+    """Return form, bits and what shares a scale, of a tensor that is not quantised."""
+    bits = 8 * stored.bytes // max(prod(stored.shape), 1)
+    return _PLAIN[stored.dtype], str(bits), ""
+
+
+def _of_quantised(form: QuantisedForm) -> tuple[str, str, str]:
+    (rows, inputs), (out, into) = form.block, form.shape
+    if (rows, inputs) == (out, into):
+        shares = "a matrix"
+    elif rows > 1:
+        shares = f"{rows} x {inputs}"
+    else:
+        shares = "a row" if inputs == into else f"{inputs} inputs"
+    return form.label, str(form.bits), shares

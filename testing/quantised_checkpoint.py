@@ -1,0 +1,192 @@
+"""Writers of quantised matrices and of checkpoints that have them, by the formulas as published.
+
+A writer takes a matrix [out, into] and returns the tensors that stand for it, by ending, and the
+weights that they stand for, computed in float32 as scale * (number - zero point).
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+Written = tuple[dict[str, Tensor], Tensor]
+Writer = Callable[[Tensor], Written]
+AWQ_OUTPUTS = [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+def write_quantised_checkpoint(
+    folder: Path, to: Path, writer_of: Callable[[str], Writer | None], settings: Mapping[str, Any]
+) -> tuple[Path, Path]:
+    """Write a checkpoint with some of its matrices quantised, and one with their weights.
+
+    writer_of: writer by released name, None for a tensor that stays as it is. settings: the
+    quantization_config. Returns both folders; in the second, `dtype` is float32.
+    """
+    quantised, widened = to / "quantised", to / "widened"
+    stored: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        for name, tensor in load_file(file).items():
+            writer = writer_of(name)
+            if writer is None:
+                stored[name], weights[name] = tensor, tensor.float()
+                continue
+            tensors, weights[name] = writer(tensor.float())
+            layer = name.removesuffix(".weight")
+            stored |= {f"{layer}.{ending}": part for ending, part in tensors.items()}
+    config = json.loads((folder / "config.json").read_text())
+    for made, tensors, changes in (
+        (quantised, stored, {"quantization_config": dict(settings)}),
+        (widened, weights, {"dtype": "float32"}),
+    ):
+        shutil.copytree(folder, made, ignore=shutil.ignore_patterns("*.safetensors*"))
+        save_file({n: t.contiguous() for n, t in tensors.items()}, made / "model.safetensors")
+        (made / "config.json").write_text(json.dumps(config | changes))
+    return quantised, widened
+
+
+def packed_words(numbers: Tensor, bits: int) -> Tensor:
+    """Pack unsigned numbers [..., n], lowest bits first, into int32 [..., n bits / 32]."""
+    per_word = 32 // bits
+    words = torch.zeros(*numbers.shape[:-1], -(-numbers.shape[-1] // per_word), dtype=torch.int64)
+    for place in range(numbers.shape[-1]):
+        words[..., place // per_word] |= numbers[..., place].long() << place % per_word * bits
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+
+
+class Grouped:
+    """Unsigned numbers of a matrix whose groups have a scale of either sign and a zero point.
+
+    ordered: groups have inputs from anywhere.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bits: int,
+        size: int,
+        scale: torch.dtype,
+        symmetric: bool = True,
+        ordered: bool = False,
+    ):
+        out, into = weight.shape
+        places = torch.arange(into)
+        if ordered:
+            places = torch.randperm(into, generator=torch.Generator().manual_seed(into))
+        self.group_of = places // size
+        groups, most = -(-into // size), (1 << bits) - 1
+        self.scales = torch.empty(out, groups, dtype=scale)
+        self.zeros = torch.full((out, groups), 1 << (bits - 1))
+        for group in range(groups):
+            part = weight[:, self.group_of == group]
+            if symmetric:
+                largest = part.gather(1, part.abs().argmax(1, keepdim=True))[:, 0]
+                # No power of two of a weight: groups with such scales survive another rounding.
+                self.scales[:, group] = largest / -(1 << (bits - 1)) * 1.04
+            else:
+                least, span = part.amin(1), part.amax(1) - part.amin(1)
+                self.scales[:, group] = span.clamp(min=1e-6) / most
+                points = -least / self.scales[:, group].float()
+                self.zeros[:, group] = points.round().clamp(1, most).long()
+        each_scale = self.scales.float()[:, self.group_of]
+        each_zero = self.zeros[:, self.group_of]
+        self.numbers = (weight / each_scale).round().add(each_zero).clamp(0, most).long()
+        self.weights = each_scale * (self.numbers - each_zero).float()
+
+
+def gptq(
+    bits: int = 4, size: int = 32, symmetric: bool = True, ordered: bool = False, less: int = 1
+) -> Writer:
+    """Return a writer of GPTQ, and of auto-round's files. less: taken from zero points."""
+
+    def write(weight: Tensor) -> Written:
+        made = Grouped(weight, bits, size, torch.float16, symmetric, ordered)
+        tensors = {
+            "qweight": packed_words(made.numbers, bits).t(),
+            "qzeros": packed_words(made.zeros.t() - less, bits),
+            "scales": made.scales.t(),
+        }
+        if ordered:
+            tensors["g_idx"] = made.group_of.int()
+        return tensors, made.weights
+
+    return write
+
+
+def awq(weight: Tensor) -> Written:
+    made = Grouped(weight, 4, 32, torch.float16, symmetric=False)
+
+    def words(numbers: Tensor) -> Tensor:
+        eights = numbers.t().unflatten(1, (-1, 8))
+        return packed_words(eights[..., AWQ_OUTPUTS].flatten(1), 4)
+
+    tensors = {"qweight": words(made.numbers), "qzeros": words(made.zeros)}
+    return {**tensors, "scales": made.scales.t()}, made.weights
+
+
+def pack_quantized(
+    bits: int = 4, size: int = 32, symmetric: bool = True, ordered: bool = False
+) -> Writer:
+    """Return a writer of compressed-tensors' pack-quantized. size 0: a scale for a row."""
+
+    def write(weight: Tensor) -> Written:
+        made = Grouped(weight, bits, size or weight.shape[1], torch.bfloat16, symmetric, ordered)
+        tensors = {
+            "weight_packed": packed_words(made.numbers, bits),
+            "weight_scale": made.scales,
+            "weight_shape": torch.tensor(weight.shape),
+        }
+        if not symmetric:
+            tensors["weight_zero_point"] = packed_words(made.zeros.t(), bits).t()
+        if ordered:
+            tensors["weight_g_idx"] = made.group_of.int()
+        return tensors, made.weights
+
+    return write
+
+
+def int8_rows(weight: Tensor) -> Written:
+    scale = (weight.abs().amax(1, keepdim=True) / 127).bfloat16()
+    numbers = (weight / scale.float()).round().clamp(-128, 127)
+    return {"weight": numbers.to(torch.int8), "weight_scale": scale}, numbers * scale.float()
+
+
+def fp8(of: str, static: bool = False) -> Writer:
+    """Return a writer of FP8 with scales of a "row" or of the whole "matrix"."""
+
+    def write(weight: Tensor) -> Written:
+        largest = weight.abs().amax(1, keepdim=True) if of == "row" else weight.abs().max()
+        scale = largest / 448
+        numbers = (weight / scale).to(torch.float8_e4m3fn)
+        tensors = {"weight": numbers, "weight_scale": scale}
+        if static:
+            tensors["input_scale"] = torch.tensor(0.5)
+        return tensors, numbers.float() * scale
+
+    return write
+
+
+def block_fp8(size: int = 128, reciprocal: bool = False) -> Writer:
+    """Return a writer of FP8 with scales of blocks."""
+
+    def write(weight: Tensor) -> Written:
+        numbers = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
+        wide = torch.empty_like(weight)
+        tops, lefts = (range(0, length, size) for length in weight.shape)
+        scale = torch.empty(len(tops), len(lefts))
+        for row, top in enumerate(tops):
+            for column, left in enumerate(lefts):
+                at = slice(top, top + size), slice(left, left + size)
+                factor = weight[at].abs().max() / 448
+                scale[row, column] = 1 / factor if reciprocal else factor
+                numbers[at] = (weight[at] / factor).to(torch.float8_e4m3fn)
+                number, kept = numbers[at].float(), scale[row, column]
+                wide[at] = number / kept if reciprocal else number * kept
+        return {"weight": numbers, "weight_scale_inv": scale}, wide
+
+    return write
