@@ -23,8 +23,11 @@ Messages = list[dict[str, Any]]
 LONG: Messages = [user(text("Look."), image(640, 512), audio(9.0), text("What is that?"))]
 HELLO: Messages = [user(text("Hello"))]
 LIMITS: dict[str, Any] = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 8, "seed": 1}
-# More tokens than a stream that nobody reads has room for.
-ENDLESS: dict[str, Any] = {"thinker_max_new_tokens": 3000, "thinker_eos_token_id": 10**6}
+# More tokens than a stream that nobody reads has room for, and greedy speech, which does not end.
+ENDLESS: dict[str, Any] = {
+    **{"thinker_max_new_tokens": 3000, "thinker_eos_token_id": 10**6},
+    **{"talker_do_sample": False, "predictor_do_sample": False},
+}
 
 
 @dataclass
