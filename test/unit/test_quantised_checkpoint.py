@@ -451,21 +451,19 @@ def test_what_is_not_understood_is_refused_before_it_is_read(
         Checkpoint(edited.write())
 
 
-def test_zero_points_that_the_settings_deny_are_refused(
-    edited_of: Callable[[str], Edited], config: OmniConfig
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gptq sym false", "qzeros has other zero points than the middle"),
+        ("gptq act order", "g_idx has groups in another order"),
+    ],
+)
+def test_zero_points_and_orders_that_the_settings_deny_are_refused(
+    edited_of: Callable[[str], Edited], config: OmniConfig, name: str, said: str
 ) -> None:
-    edited = edited_of("gptq sym false")
+    edited = edited_of(name)
     edited.settings = dict(GPTQ)
-    with pytest.raises(CheckpointError, match=r"qzeros has other zero points than the middle"):
-        load_models(Checkpoint(edited.write()), config, torch.float32)
-
-
-def test_an_order_that_the_settings_deny_is_refused(
-    edited_of: Callable[[str], Edited], config: OmniConfig
-) -> None:
-    edited = edited_of("gptq act order")
-    edited.settings = dict(GPTQ)
-    with pytest.raises(CheckpointError, match=r"g_idx has groups in another order"):
+    with pytest.raises(CheckpointError, match=said):
         load_models(Checkpoint(edited.write()), config, torch.float32)
 
 

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from qwen3_omni_neuron.errors import CheckpointError
 
-LENGTH_BYTES = 8  # of the number before a header
+LENGTH_BYTES = 8  # a header begins with its length, a number of so many bytes
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _INTEGERS = {"I32": 4, "I64": 8}
 

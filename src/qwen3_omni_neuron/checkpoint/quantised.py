@@ -70,11 +70,12 @@ WORD_BITS = 32
 class QuantisedForm:
     """The form of one quantised matrix [out, into].
 
-    layer: its name without an ending; endings: those of its tensors. label: a name of the form for
-    people. bits: of a number; floating: whether numbers are FP8 (e4m3), else integers. block: rows
-    and inputs that share a scale. scale: safetensors' name of the scales' type. zero_points:
-    whether there are any that differ from the middle. one_less: whether 1 is missing from them as
-    stored. ordered: whether the group of an input is named, and may be any. bytes: of all tensors.
+    layer: name of the matrix without an ending. endings: endings of its tensors. label: name of the
+    form for people. bits: size of a number. floating: True for FP8 numbers (e4m3), False for
+    integers. block: how many rows and inputs share a scale. scale: safetensors' name of the scales'
+    type. zero_points: whether some zero points may differ from the middle. one_less: whether stored
+    zero points are less by 1. ordered: whether a tensor names the group of each input, in any
+    order. bytes: size of all its tensors.
     """
 
     layer: str
@@ -95,8 +96,9 @@ class QuantisedForm:
 class Settings:
     """Settings of a checkpoint's quantization_config on which formulas depend. None: not said.
 
-    packing: of qweight. symmetric: whether zero points of qweight are all in the middle. ordered:
-    whether g_idx may be in any order.
+    packing: how qweight is packed. group_size: number of inputs that share a scale. block: rows and
+    inputs of a block of FP8. symmetric: whether all zero points of qweight are in the middle.
+    ordered: whether g_idx may be in any order.
     """
 
     packing: str | None = None

@@ -59,9 +59,10 @@ def read_published(
 ) -> dict[str, Tensor]:
     """Read a parameter's published numbers. Returns the tensors kept for it, by name.
 
-    form: of `published_form`. shape: the parameter's in its module. Memory: the numbers of the
-    parameter, twice, and one stored matrix. Raises CheckpointError for matrices that the C computes
-    as one but whose inputs have different orders, or for another shape than config.json says.
+    form: what `published_form` returned. shape: shape of the parameter in its module. It takes
+    memory for the parameter's numbers, twice, and for one stored matrix. Raises CheckpointError for
+    matrices that the C computes as one but whose inputs have different orders, or for another shape
+    than config.json says.
     """
     assert form.published and form.matrix is not None
     groups, (*stack, out, into) = form.groups, form.matrix
@@ -144,6 +145,6 @@ def kept_names(
 ) -> set[str]:
     """Return the names of the stored matrices whose published numbers are kept.
 
-    forms: of a part's parameters, by name. pieces: of the same parameters.
+    forms: form of each parameter of a part, by name. pieces: stored matrices of each parameter.
     """
     return {p.name for target, stored in pieces if forms[target].published for p in stored}

@@ -257,7 +257,7 @@ def model_bytes(
 ) -> int:
     """Return the size in bytes of a model's weights in a compiled tree.
 
-    parts: of its stage. quantised: see load_compiled_models.
+    parts: all parts of its stage. quantised: see load_compiled_models.
     """
     return layout_bytes(_file_layout(parts, dtype, model, quantised))
 

@@ -24,6 +24,8 @@ def in_turn(waiting: Sequence[AnyTask], tasks: Sequence[Task]) -> list[AnyTask]:
     since its last prefill, or since its request came. So a short prompt of one owner is computed
     between two chunks of another one's long prompt.
     """
+    if len(waiting) < 2:
+        return list(waiting)
     slots = _slots(task.live for task in tasks)
     since_s: dict[Owner, float] = {}
     for one in waiting:

@@ -198,7 +198,10 @@ class TalkerStage(Stage[TalkerTask]):
 
         Returns for each whether all of it is computed that is known.
         """
-        return [self._prepare_one(task) for task in tasks]
+        whole = [self._prepare_one(task) for task in tasks]
+        for task in tasks:
+            task.prefilled_s = self._clock.now()
+        return whole
 
     def _prepare_one(self, task: TalkerTask) -> bool:
         self._bring(task)
@@ -211,7 +214,7 @@ class TalkerStage(Stage[TalkerTask]):
         if task.start < stop:
             prompt, accepted = task.prompt.first(stop), self._accepted(task, stop)
             self._engine.prefill_chunk(task.slot, prompt, task.start, accepted)
-        task.start, task.prefilled_s = stop, self._clock.now()
+        task.start = stop
         self._hold(task, stop)
         return stop == rows
 

@@ -149,6 +149,7 @@ class ThinkerStage(Stage[ThinkerTask]):
     def _work(self, new: list[ThinkerTask], writing: list[ThinkerTask]) -> None:
         for one in new:
             for task, (logits, accepted) in self._call_engine((one,), self._prefill):
+                task.prefilled_s = self._clock.now()
                 if task.live.prefilled_rows < len(task.live.request.prompt):
                     continue
                 if task.live.request.ahead:
@@ -204,7 +205,7 @@ class ThinkerStage(Stage[ThinkerTask]):
         if encoded is not None and media_rows(encoded.start) > media_rows(start):
             encoded = None  # the slot has since lost rows that it leaves out
         logits, accepted = self._prefilled(slot, prompt, start, encoded)
-        task.live.prefilled_rows, task.prefilled_s = rows, self._clock.now()
+        task.live.prefilled_rows = rows
         if len(cached.accepted):
             accepted = torch.cat((cached.accepted, accepted))
         self.cache.put(slot, CachedRows(keys.thinker, rows, cache_key, accepted))
