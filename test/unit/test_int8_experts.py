@@ -1,4 +1,4 @@
-"""The thinker's experts in int8: the products of their weights, in every graph and on every rank."""
+"""The thinker's experts in int8: products of their weights, in every graph and on every rank."""
 
 from collections import Counter
 from collections.abc import Mapping
