@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
@@ -18,9 +19,11 @@ from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import MoeConfig, OmniConfig
 from qwen3_omni_neuron.model.moe import FEW_ROWS, SCALE, MoeFeedForward
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
-from qwen3_omni_neuron.neuron.graphs.cost import graph_cost
+from qwen3_omni_neuron.neuron.graphs.cost import TRN2, CountingGroup, graph_cost
+from qwen3_omni_neuron.neuron.graphs.dry_run import CoreMemory, core_memory, does_not_fit
 from qwen3_omni_neuron.neuron.graphs.parallel.cut import shard
 from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone
+from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
 from qwen3_omni_neuron.neuron.part import part_spec
 from qwen3_omni_neuron.neuron.shards import (
     PartShare,
@@ -28,11 +31,12 @@ from qwen3_omni_neuron.neuron.shards import (
     read_part_shard,
     write_part_shards,
 )
-from testing.export import export_graph
+from testing.export import export_graph, open_shapes, rejected_ops
 from testing.graph_cases import TINY_PLAN
 from testing.int8_experts import int8_models, write_int8_experts
 from testing.models import load_models
 from testing.quantised_checkpoint import fp8, int8_rows
+from testing.released import RELEASED
 from testing.specs import plan_of
 
 PLAN = replace(TINY_PLAN, dtype="int8", mixed_arithmetic="bfloat16")
@@ -80,18 +84,24 @@ def bfloat16(checkpoint: Path, config: OmniConfig) -> Models:
     return int8_models(config, weights, torch.bfloat16)
 
 
-@pytest.mark.parametrize(
-    "label",
-    ["thinker_decode[slots=1,window=64]", "thinker_decode[slots=3,window=64]",
-     "thinker_prefill[rows=40]"],
-)  # fmt: skip
+@torch.no_grad()
 def test_int8_is_widened_for_the_product_alone_and_scaled_after_it(
-    bfloat16: Models, config: OmniConfig, label: str
+    bfloat16: Models, config: OmniConfig
 ) -> None:
-    """No rounded weight is made: a matrix is read at a byte a number."""
-    graph = next(g for g in all_graphs(config, PLAN) if g.label == label)
-    assert {spec.dtype for spec in graph.state} == {torch.bfloat16}
-    program = export_graph(graph, bfloat16.thinker)
+    """In every graph, exported: no rounded weight is made, a matrix is read at a byte a number."""
+    graphs = [g for g in all_graphs(config, PLAN) if g.part == "thinker" and g.outputs]
+    assert len(graphs) == 10
+    for graph in graphs:
+        assert {spec.dtype for spec in graph.state} == {torch.bfloat16}
+        program = export_graph(graph, bfloat16.thinker)
+        assert not open_shapes(program) + rejected_ops(program), graph.label
+        example = graph.example(1)
+        expected = graph.module(bfloat16.thinker)(*example)
+        torch.testing.assert_close(program.module()(*example), expected, atol=0, rtol=0)
+        check_products(program, config, graph.label)
+
+
+def check_products(program: ExportedProgram, config: OmniConfig, label: str) -> None:
     kinds: dict[torch.fx.Node, str] = {}
     used: Counter[str] = Counter()
     for node in program.graph.nodes:
@@ -102,13 +112,13 @@ def test_int8_is_widened_for_the_product_alone_and_scaled_after_it(
         if node.op != "call_function" or not taken or "_assert" in str(node.target):
             continue
         name = str(node.target).split(".")[1]
-        assert name in NEXT[taken[0]], f"{name} of {taken[0]}"
+        assert name in NEXT[taken[0]], f"{label}: {name} of {taken[0]}"
         kinds[node] = NEXT[taken[0]][name]
         if kinds[node] in ("product", "scaled"):
             used[kinds[node]] += 1
             assert node.meta["val"].dtype == TYPES[kinds[node]]
     matrices = 2 * config.thinker.text.layers
-    assert used == {"product": matrices, "scaled": matrices}
+    assert used == {"product": matrices, "scaled": matrices}, label
 
 
 def written(
@@ -200,6 +210,60 @@ def test_a_step_reads_experts_at_a_byte_a_number_and_their_scales(config: OmniCo
             models = static_models(config, torch.bfloat16, int8)
             read[dtype] = graph_cost(graph, models.thinker).weight_bytes
         assert read["int8"] - read["bfloat16"] == count * (4 * scales - numbers)
+
+
+TRN2_PAGE = (Path(__file__).parents[2] / "docs" / "trn2.md").read_text(encoding="utf-8")
+DTYPES = ("bfloat16", "int8")
+
+
+def table_of_page(head: str) -> dict[str, list[str]]:
+    """The cells of a table of docs/trn2.md, by the first of each row."""
+    lines = TRN2_PAGE.split(f"| {head} |")[1].splitlines()[2:]
+    rows = [line.strip("| ").split(" | ") for line in lines[: lines.index("")]]
+    return {name: cells for name, *cells in rows}
+
+
+def memory(dtype: str, **sizes: int) -> CoreMemory:
+    plan = plan_of(Path(), RELEASED, "torchneuron", tp=4, dtype=dtype, **sizes)
+    return core_memory(RELEASED, plan, (4,))
+
+
+def test_the_page_says_what_fits_a_trn2_in_either_dtype() -> None:
+    table = table_of_page("TP 4, `shared` | bfloat16 | int8")
+    thinker, whole, slots, positions = table.values()
+    for place, dtype in enumerate(DTYPES):
+        counted = memory(dtype)
+        shards = {part.name: part.shard_bytes[4] for part in counted.parts}
+        assert thinker[place] == f"{shards['thinker'] / 1e9:.2f}"
+        assert whole[place] == f"{counted.core_bytes(4) / 1e9:.2f}"
+        for name, most, step in (
+            ("max_concurrency", int(slots[place]), 1),
+            ("context_length", int(positions[place]), 1024),
+        ):
+            assert not does_not_fit(memory(dtype, **{name: most}), 4), name
+            assert does_not_fit(memory(dtype, **{name: most + step}), 4), name
+    assert f"{counted.nbytes / 1e9:.1f} GB in all" in TRN2_PAGE
+    c = RELEASED.thinker.text
+    experts = 3 * c.moe.experts * c.moe.expert_width * c.hidden_size * c.layers
+    assert f"{2 * experts / 1e9:.1f} of the 70.5 GB" in TRN2_PAGE
+
+
+def test_the_page_says_the_floors_in_either_dtype() -> None:
+    columns = [(tp, dtype) for tp in (4, 8) for dtype in DTYPES]
+    head = " | ".join(f"{dtype}, TP {tp}" for tp, dtype in columns)
+    table = table_of_page(f"graph, floor ms | {head}")
+    for place, (tp, dtype) in enumerate(columns):
+        plan = plan_of(
+            Path(), RELEASED, "torchneuron", tp=tp, dtype=dtype,
+            prompt_buckets=(1536,), batches=(1, 8), decode_buckets=(2048,),
+        )  # fmt: skip
+        thinker = static_models(RELEASED, torch.bfloat16, dtype == "int8").thinker
+        parallelize(thinker, tp, CountingGroup(tp))
+        graphs = {graph.label: graph for graph in all_graphs(RELEASED, plan)}
+        for label, floors in table.items():
+            cost = graph_cost(graphs[label], thinker)
+            floor = TRN2.floor_s(cost.flops, cost.weight_bytes + cost.state_bytes)
+            assert floors[place] == f"{floor * 1e3:.2f}", label
 
 
 def test_target_torchneuron_takes_int8_and_computes_in_bfloat16(config: OmniConfig) -> None:
