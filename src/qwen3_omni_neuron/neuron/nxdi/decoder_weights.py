@@ -22,6 +22,8 @@ and layouts are rearranged here:
                               [experts, hidden, 2 width]
     ffn.down                  mlp.expert_mlps.mlp_op.down_proj      width cut
                               [experts, width, hidden]
+    - (int8 alone)              the same with "scale": [experts, 1,  gate_up's with the width, down's
+                              outputs], float32                    whole
     ffn.shared.ffn.gate_up    mlp.shared_experts.{gate,up}_proj     width cut
     ffn.shared.ffn.down       mlp.shared_experts.down_proj          width cut
     ffn.shared.gate           mlp.shared_experts.gate               whole
@@ -40,6 +42,7 @@ from torch import Tensor
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.names import Piece, Pieces, talker_pieces, thinker_pieces
 from qwen3_omni_neuron.checkpoint.parameters import compare_names, copy_piece
+from qwen3_omni_neuron.checkpoint.rounding import quantise
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout, layout_bytes, write_tensor_files
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.graphs.parallel.cut import (
@@ -76,6 +79,7 @@ _SPLIT = {
 }
 _GATE_UP = "mlp.expert_mlps.mlp_op.gate_up_proj.weight"
 _DOWN = "mlp.expert_mlps.mlp_op.down_proj.weight"
+_SCALES = {name: name.removesuffix("weight") + "scale" for name in (_GATE_UP, _DOWN)}
 _STACKS = {"ffn.gate_up": _GATE_UP, "ffn.down": _DOWN}
 _OUR_LAYER = re.compile(r"decoder\.(layers\.\d+\.)?")
 _LAYER = re.compile(r"layers\.\d+\.")
@@ -199,6 +203,10 @@ def cut_parameters(c: DecoderConfig, tp: int, expert_multiple: int = 1) -> dict[
         _GATE_UP: CutParameter(gate_up, cut_width(2, [width, width], tp, expert_multiple)),
         _DOWN: CutParameter(down, cut_width(1, [width], tp, expert_multiple)),
     }
+    parameters |= {
+        _SCALES[_GATE_UP]: CutParameter((moe.experts, 1, 2 * width), parameters[_GATE_UP].cut),
+        _SCALES[_DOWN]: CutParameter((moe.experts, 1, hidden)),
+    }
     if shared := moe.shared_expert_width:
         shared_rows = CutParameter((shared, hidden), cut_width(0, [shared], tp))
         shared_columns = CutParameter((hidden, shared), cut_width(1, [shared], tp))
@@ -225,17 +233,25 @@ def _layout(spec: DecoderSpec) -> Layout:
     """Return the shape and type of every tensor in a core's file."""
     c = spec.decoder
     parameters = cut_parameters(c, spec.plan.tp, expert_multiple(spec.plan.profile))
-    names = [_file_name(name) for name, _ in _cut_pieces(spec)]
-    layout: dict[str, tuple[Sequence[int], torch.dtype]] = {
-        name: (parameters[_without_layer(name)].local_shape, spec.plan.dtype) for name in names
-    }
+    layout: dict[str, tuple[Sequence[int], torch.dtype]] = {}
+    for target, _ in _cut_pieces(spec):
+        name = _file_name(target)
+        own = _without_layer(name)
+        int8 = spec.plan.int8 and own in _SCALES
+        layout[name] = parameters[own].local_shape, torch.int8 if int8 else spec.plan.dtype
+        if int8:
+            scale = name.replace(own, _SCALES[own])
+            layout[scale] = parameters[_SCALES[own]].local_shape, torch.float32
     return layout | dict.fromkeys(rank_names(c.layers), ((1,), torch.int32))
 
 
 def _cut_parameters(
     pieces: Iterable[tuple[str, list[Piece]]], checkpoint: Checkpoint, spec: DecoderSpec
 ) -> Iterator[tuple[str, list[Tensor]]]:
-    """Yield each parameter's name in the files and the cores' shares, a stack by experts."""
+    """Yield each parameter's name in the files and the cores' shares, a stack by experts.
+
+    The scales of an int8 stack follow it.
+    """
     tp, dtype = spec.plan.tp, spec.plan.dtype
     parameters = cut_parameters(spec.decoder, tp, expert_multiple(spec.plan.profile))
     for target, parts in pieces:
@@ -243,13 +259,27 @@ def _cut_parameters(
         parameter = parameters[_without_layer(name)]
         shape = parameter.shape
         stacked = bool(parts[0].region)
+        scales = []
         with checkpoint.reader() as reader:  # mapped no longer than a parameter takes
             for _, group in groupby(parts, _expert):
                 whole = torch.empty((1, *shape[1:]) if stacked else shape, dtype=dtype)
                 for part in group:
                     at = replace(part, region=(0, *part.region[1:])) if stacked else part
                     copy_piece(whole, at, reader.tensor(part.name))
+                if spec.plan.int8 and stacked:
+                    whole, scale = quantise_columns(whole)
+                    scales.append(scale)
                 yield name, [shard(whole, parameter.cut, rank) for rank in range(tp)]
+        if scales:
+            own = _without_layer(name)
+            whole, cut = torch.cat(scales), parameters[_SCALES[own]].cut
+            yield name.replace(own, _SCALES[own]), [shard(whole, cut, rank) for rank in range(tp)]
+
+
+def quantise_columns(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Round matrices [experts, in, out] to int8. Returns them and their scales [experts, 1, out]."""
+    rounded, scale = quantise(matrix.transpose(1, 2))
+    return rounded.transpose(1, 2), scale.unsqueeze(1)
 
 
 def _transposed(piece: Piece) -> Piece:

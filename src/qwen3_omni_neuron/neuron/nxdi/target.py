@@ -10,7 +10,6 @@ from qwen3_omni_neuron.neuron.versions import NEURON_PACKAGES
 LIMITS = replace(
     neuron_target.LIMITS,
     target="neuron",
-    dtypes=("bfloat16", "float32"),  # for int8, see docs/trn2.md
     # The kernels of "fast" are written for logical cores of two physical cores.
     profiles={"safe": (2, 1), "fast": (2,)},
     chunked_prefill=False,  # NxDI's context encoding begins at position 0
