@@ -18,7 +18,6 @@ from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
     check_experts,
 )
 
-
 # NxD replaces the layers of the experts by its own quantised ones, and no others: parts of names
 # that are left out.
 QUANTISED_EXPERTS: Mapping[str, Any] = MappingProxyType(
