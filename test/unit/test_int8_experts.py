@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
@@ -24,7 +25,9 @@ from qwen3_omni_neuron.neuron.graphs.dry_run import CoreMemory, core_memory, doe
 from qwen3_omni_neuron.neuron.graphs.parallel.cut import shard
 from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone
 from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
-from qwen3_omni_neuron.neuron.part import part_spec
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import decoder_spec
+from qwen3_omni_neuron.neuron.nxdi.decoder_weights import write_decoder_shards
+from qwen3_omni_neuron.neuron.part import part_spec, rank_file
 from qwen3_omni_neuron.neuron.shards import (
     PartShare,
     part_shard_bytes,
@@ -185,8 +188,17 @@ def test_published_int8_rows_are_kept_and_other_forms_rounded(
     (kept,) = written(quantised, config, tmp_path / "kept", PLAN)
     stored = load_models(Checkpoint(quantised), config, torch.float32, ["thinker"])
     assert stored.thinker is not None
+    plan = replace(PLAN, prompt_buckets=(40, 64), chunked_prefill=False)
+    decoder = decoder_spec(config, plan, "thinker")
+    (tmp_path / "nxdi").mkdir()
+    write_decoder_shards(decoder, Checkpoint(quantised), tmp_path / "nxdi")
+    nxdi = load_file(tmp_path / "nxdi" / rank_file(0))
     for name, weight in stored.thinker.named_parameters():
         if name.endswith(EXPERTS):
+            layer = name.removeprefix("decoder.").partition(".ffn")[0]
+            stack = f"{layer}.mlp.expert_mlps.mlp_op.{name.rpartition('.')[2]}_proj"
+            assert torch.equal(nxdi[f"{stack}.weight"].transpose(1, 2), kept[name]), name
+            assert torch.equal(nxdi[f"{stack}.scale"][:, 0], kept[name + SCALE]), name
             assert torch.equal(kept[name].float() * kept[name + SCALE].unsqueeze(-1), weight), name
             assert torch.equal(kept[name + SCALE].bfloat16().float(), kept[name + SCALE]), name
     quantised, widened_too = write_int8_experts(checkpoint, tmp_path / "fp8", fp8("row"))
@@ -266,10 +278,11 @@ def test_the_page_says_the_floors_in_either_dtype() -> None:
             assert floors[place] == f"{floor * 1e3:.2f}", label
 
 
-def test_target_torchneuron_takes_int8_and_computes_in_bfloat16(config: OmniConfig) -> None:
-    plan = plan_of(Path(), config, "torchneuron", dtype="int8")
-    assert (plan.dtype, plan.arithmetic) == ("int8", "bfloat16")
-    assert "mixed_arithmetic" not in plan.settings
+def test_neurons_targets_take_int8_and_compute_in_bfloat16(config: OmniConfig) -> None:
+    for target in ("torchneuron", "neuron"):
+        plan = plan_of(Path(), config, target, dtype="int8")
+        assert (plan.dtype, plan.arithmetic) == ("int8", "bfloat16")
+        assert "mixed_arithmetic" not in plan.settings
     assert plan_of(Path(), config, dtype="int8").arithmetic == "float32"
-    with pytest.raises(OptionError, match="auto or one of bfloat16, float32 for target neuron"):
-        plan_of(Path(), config, "neuron", dtype="int8")
+    with pytest.raises(OptionError, match="auto or one of bfloat16, float32, int8 for target"):
+        plan_of(Path(), config, "neuron", dtype="int4")

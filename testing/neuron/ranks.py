@@ -2,7 +2,8 @@
 
     torchrun --nproc-per-node 2 testing/neuron/ranks.py CHECKPOINT [WEIGHTS]
 
-With WEIGHTS the thinker's experts are in int8, and the CPU engines run over that checkpoint. Every rank runs the CPU engines, too, and compares. Each prints one line when all agree.
+With WEIGHTS the thinker's experts are in int8, and the CPU engines run over that checkpoint.
+Every rank runs the CPU engines, too, and compares. Each prints one line when all agree.
 """
 
 import logging

@@ -142,7 +142,7 @@ def check_experts(c: DecoderConfig, plan: DecoderPlan) -> None:
         return
     if plan.int8:
         raise OptionError(
-            'profile "fast" takes kernels that have no int8. Choose profile "safe", or dtype bfloat16.'
+            'profile "fast" takes kernels that have no int8. Choose profile "safe", or bfloat16.'
         )
     if plan.lnc != KERNEL_LNC:
         raise OptionError(

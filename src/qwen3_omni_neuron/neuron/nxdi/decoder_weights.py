@@ -22,8 +22,8 @@ and layouts are rearranged here:
                               [experts, hidden, 2 width]
     ffn.down                  mlp.expert_mlps.mlp_op.down_proj      width cut
                               [experts, width, hidden]
-    - (int8 alone)              the same with "scale": [experts, 1,  gate_up's with the width, down's
-                              outputs], float32                    whole
+    - (int8: their scales)    "scale" in place of "weight",         as gate_up; down's whole
+                              float32 [experts, 1, outputs]
     ffn.shared.ffn.gate_up    mlp.shared_experts.{gate,up}_proj     width cut
     ffn.shared.ffn.down       mlp.shared_experts.down_proj          width cut
     ffn.shared.gate           mlp.shared_experts.gate               whole
@@ -39,10 +39,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.drawn import DrawnTensors
+from qwen3_omni_neuron.checkpoint.files import Checkpoint, ShardReader
 from qwen3_omni_neuron.checkpoint.names import Piece, Pieces, talker_pieces, thinker_pieces
 from qwen3_omni_neuron.checkpoint.parameters import compare_names, copy_piece
-from qwen3_omni_neuron.checkpoint.rounding import quantise
+from qwen3_omni_neuron.checkpoint.rounding import are_int8_rows, quantise, read_int8_rows
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout, layout_bytes, write_tensor_files
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.graphs.parallel.cut import (
@@ -56,6 +57,8 @@ from qwen3_omni_neuron.neuron.graphs.parallel.cut import (
 )
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 from qwen3_omni_neuron.neuron.part import WEIGHTS_FOLDER, rank_file
+
+Reader = ShardReader | DrawnTensors
 
 # One of our parameters, and NxDI's parameter for each stored tensor it is made of, in order.
 _SPLIT = {
@@ -262,22 +265,51 @@ def _cut_parameters(
         scales = []
         with checkpoint.reader() as reader:  # mapped no longer than a parameter takes
             for _, group in groupby(parts, _expert):
-                whole = torch.empty((1, *shape[1:]) if stacked else shape, dtype=dtype)
-                for part in group:
-                    at = replace(part, region=(0, *part.region[1:])) if stacked else part
-                    copy_piece(whole, at, reader.tensor(part.name))
-                if spec.plan.int8 and stacked:
-                    whole, scale = quantise_columns(whole)
+                own = [replace(p, region=(0, *p.region[1:])) if stacked else p for p in group]
+                if stacked and spec.plan.int8:
+                    whole, scale = _int8_expert(own, shape, dtype, checkpoint, reader)
                     scales.append(scale)
+                else:
+                    whole = _read((1, *shape[1:]) if stacked else shape, own, dtype, reader)
                 yield name, [shard(whole, parameter.cut, rank) for rank in range(tp)]
         if scales:
-            own = _without_layer(name)
-            whole, cut = torch.cat(scales), parameters[_SCALES[own]].cut
-            yield name.replace(own, _SCALES[own]), [shard(whole, cut, rank) for rank in range(tp)]
+            bare = _without_layer(name)
+            whole, cut = torch.cat(scales), parameters[_SCALES[bare]].cut
+            scale_name = name.replace(bare, _SCALES[bare])
+            yield scale_name, [shard(whole, cut, rank) for rank in range(tp)]
+
+
+def _read(
+    shape: tuple[int, ...], pieces: Iterable[Piece], dtype: torch.dtype, reader: Reader
+) -> Tensor:
+    whole = torch.empty(shape, dtype=dtype)
+    for piece in pieces:
+        copy_piece(whole, piece, reader.tensor(piece.name))
+    return whole
+
+
+def _int8_expert(
+    pieces: Sequence[Piece],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    checkpoint: Checkpoint,
+    reader: Reader,
+) -> tuple[Tensor, Tensor]:
+    """Return an expert of a stack in int8, [1, in, out], and its scales, float32 [1, 1, out].
+
+    They are the checkpoint's own rows of int8, or rounded.
+    """
+    _, into, out = shape
+    if not are_int8_rows(pieces, checkpoint.quantised):
+        return quantise_columns(_read((1, into, out), pieces, dtype, reader))
+    assert isinstance(reader, ShardReader)  # nothing that is drawn is quantised
+    rows = [Piece(piece.name, (0, *piece.region[2:])) for piece in pieces]  # of [1, out, in]
+    numbers, scale = read_int8_rows((1, out, into), rows, reader)
+    return numbers.transpose(1, 2), scale.unsqueeze(1)
 
 
 def quantise_columns(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Round matrices [experts, in, out] to int8. Returns them and their scales [experts, 1, out]."""
+    """Round matrices [experts, in, out] to int8. Returns them and scales [experts, 1, out]."""
     rounded, scale = quantise(matrix.transpose(1, 2))
     return rounded.transpose(1, 2), scale.unsqueeze(1)
 
