@@ -47,7 +47,7 @@ def main(checkpoint: Path, widened: Path | None = None) -> None:
         patch_buckets=(64, 256),
         batches=(1, 3),
     )
-    int8 = replace(spec, plan=replace(spec.plan, dtype="int8"))
+    int8 = replace(spec, plan=replace(spec.plan, dtype="int8", mixed_arithmetic="float32"))
     whole = replace(spec, plan=replace(spec.plan, model=widened or checkpoint))
     ours, theirs = cpu_engines(whole), build_cpu_mode_engines(int8 if widened else spec)
     prompts = [
