@@ -91,6 +91,12 @@ class QuantisedForm:
     one_less: bool = False
     ordered: bool = False
 
+    @property
+    def has_int8_rows(self) -> bool:
+        """True for 8-bit integers around 0 with a scale for whole rows."""
+        a_row = self.block[0] in (1, self.shape[0]) and self.block[1] == self.shape[1]
+        return a_row and self.bits == 8 and not (self.floating or self.zero_points)
+
 
 @dataclass(frozen=True)
 class Settings:

@@ -29,8 +29,8 @@ MODEL_STAGES = dict.fromkeys(("thinker", "vision", "audio"), "thinker") | {
     "code2wav": "vocoder",
 }
 MODEL_OF_PART = {part: model for model, parts in MODEL_PARTS.items() for part in parts}
-# Fields of a plan for the checkpoint's folder, and for a property of the target.
-NOT_SETTINGS = frozenset({"model", "chunked_prefill"})
+# Fields of a plan for the checkpoint's folder, and for properties of the target.
+NOT_SETTINGS = frozenset({"model", "chunked_prefill", "mixed_arithmetic"})
 _EVERY_MODEL = ("target", "tp", "lnc", "profile", "dtype")
 _DECODER = ("max_concurrency", "context_length", "prompt_buckets", "decode_buckets", "batches")
 _BY_MODEL = {
@@ -58,7 +58,8 @@ class CompilePlan:
     chunk_frames: frames in a call of the vocoder. predictor_top_k: largest top_k of the code
     predictor's sampling; 0: any.
     chunked_prefill: whether rows can be appended to the rows of a slot, and slots copied; see
-    Limits. It follows from the target and is no setting.
+    Limits. mixed_arithmetic: dtype of activations where weights have another; see Limits. Both
+    follow from the target and are no settings.
     """
 
     model: Path
@@ -79,6 +80,7 @@ class CompilePlan:
     chunk_frames: tuple[int, ...]
     predictor_top_k: int
     chunked_prefill: bool
+    mixed_arithmetic: str = "float32"
 
     @property
     def is_static(self) -> bool:
@@ -87,8 +89,8 @@ class CompilePlan:
 
     @property
     def arithmetic(self) -> str:
-        """Dtype of activations: the CPU's mixed types compute in float32, see cpu.precision."""
-        return "float32" if self.dtype in ("mixed", "int8", "int4") else self.dtype
+        """Dtype of activations."""
+        return self.mixed_arithmetic if self.dtype in ("mixed", "int8", "int4") else self.dtype
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -137,7 +139,7 @@ class Limits:
     rows of a slot (see engines.protocols.Thinker); if not, each prompt is computed anew. auto:
     dtype that "auto" means for a checkpoint's dtype, if it is another one. predictor_top_k: the
     default; 0: any. sizes: defaults by the name of a list in CompilePlan; lists not named here may
-    have any size.
+    have any size. mixed_arithmetic: dtype of activations in the dtypes mixed, int8 and int4.
     """
 
     target: str
@@ -148,6 +150,7 @@ class Limits:
     chunked_prefill: bool
     sizes: Mapping[str, tuple[int, ...]]
     auto: Mapping[str, str] = field(default_factory=dict)
+    mixed_arithmetic: str = "float32"
 
     @property
     def core_sizes(self) -> tuple[int, ...]:
@@ -241,6 +244,7 @@ def make_plan(
         talker_context_length=talker_context_length,
         predictor_top_k=top_k,
         chunked_prefill=limits.chunked_prefill,
+        mixed_arithmetic=limits.mixed_arithmetic,
         **chosen,
     )
 

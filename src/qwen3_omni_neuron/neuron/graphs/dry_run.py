@@ -109,7 +109,7 @@ def core_memory(
                 state[tp][graph.part] = max(state[tp].get(graph.part, 0), graph.state_bytes)
     parts = [
         PartSize(name, *_size(name, module), {tp: shards[tp][name] for tp in degrees})
-        for name, module in _parts(static_models(config, getattr(torch, plan.dtype)))
+        for name, module in _parts(_models(config, plan))
     ]
     padding = {tp: _padding_bytes(config, plan, tp) for tp in degrees}
     return CoreMemory(plan, parts, state, padding, replace(chip, lnc=plan.lnc))
@@ -220,7 +220,7 @@ def does_not_fit(run: CoreMemory, tp: int) -> str:
 
 def _padding_bytes(config: OmniConfig, plan: CompilePlan, tp: int) -> int:
     """Return the bytes on each core that the plan's profile adds to profile "safe"."""
-    dtype = getattr(torch, plan.dtype)
+    dtype = getattr(torch, plan.arithmetic)
     decoders = [config.thinker.text, *([] if config.talker is None else [config.talker.text])]
 
     def expert_bytes(c: DecoderConfig, profile: str) -> int:
@@ -247,9 +247,13 @@ def _parts(models: Models) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
+def _models(config: OmniConfig, plan: CompilePlan) -> Models:
+    return static_models(config, getattr(torch, plan.arithmetic), plan.dtype == "int8")
+
+
 def _rank(config: OmniConfig, plan: CompilePlan, group: CountingGroup, tp: int) -> Models:
     """Return the modules of one of `tp` cores."""
-    models = static_models(config, getattr(torch, plan.dtype))
+    models = _models(config, plan)
     for _, module in _parts(models):
         parallelize(module, tp, group, expert_multiple(plan.profile))
     return models
