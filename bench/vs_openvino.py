@@ -10,8 +10,7 @@ Each side of each dtype is measured in processes of its own, ours and OpenVINO's
     auto      what each side does unless it is told otherwise; OpenVINO's CPU plugin computes in
               bfloat16 where the CPU has it
     int8      int8 weights
-    int4      int4 weights, where each side has them; the rest int8. It is measured where it is named
-              in --dtypes
+    int4      int4 weights where each side has them, the rest int8; only where --dtypes names it
 
 A reply has --text-tokens tokens and --frames frames. Figures:
 
