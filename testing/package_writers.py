@@ -39,7 +39,7 @@ def auto_round(bits: int = 4, symmetric: bool = True, one_less: bool = True) -> 
 
 
 def auto_round_awq(weight: Tensor) -> Written:
-    """Write by auto-round's copy of AutoAWQ's linear layer, in groups of 32."""
+    """Write by auto-round's copy of autoawq's linear layer, in groups of 32."""
     from auto_round.export.export_to_awq.utils import WQLinear_GEMM, dequantize_gemm
 
     made = Grouped(weight, 4, 32, torch.float16, symmetric=False)
@@ -80,7 +80,7 @@ def compressed_tensors(form: str, **weights: Any) -> Writer:
 
 
 def modelopt_fp8(weight: Tensor) -> Written:
-    """Write by nvidia-modelopt: static FP8 of a whole matrix. Its scale of activations is made up."""
+    """Write static FP8 of a whole matrix by nvidia-modelopt; the scale of activations is any."""
     from modelopt.torch.quantization.qtensor import FP8QTensor
 
     made, scale = FP8QTensor.quantize(weight)

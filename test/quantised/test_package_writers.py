@@ -95,7 +95,8 @@ def test_weights_are_those_that_the_package_computes(
 ) -> None:
     """Bit for bit in float32, and in dtype int4 where it keeps the numbers."""
     case = CASES[name]
-    pytest.importorskip(case.package)
+    reason = f"{case.package}, which packs matrices, is not installed"
+    pytest.importorskip(case.package, reason=reason)
     writer = case.writer()
     quantised, widened = write_quantised_checkpoint(
         checkpoint, tmp_path, lambda n: writer if THINKER.fullmatch(n) else None, case.settings
