@@ -25,9 +25,7 @@ def auto_round(bits: int = 4, symmetric: bool = True, one_less: bool = True) -> 
         out, into = weight.shape
         made = Grouped(weight, bits, 32, torch.float16, symmetric)
         layer = packing.QuantLinear(bits, 32, into, out, bias=False)
-        layer.device = torch.device(
-            "cpu"
-        )  # qlinear_torch reads it, and auto-round's export sets it
+        layer.device = torch.device("cpu")  # as auto-round's export sets it
         zeros = 1 << (bits - 1) if symmetric else made.zeros.float()
         layer.pack(_linear(made.weights), made.scales.float(), zeros, device="cpu")
         tensors = {name: getattr(layer, name) for name in ("qweight", "qzeros", "scales")}

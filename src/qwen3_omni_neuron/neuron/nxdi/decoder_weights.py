@@ -303,7 +303,8 @@ def _int8_expert(
     if not are_int8_rows(pieces, checkpoint.quantised):
         return quantise_columns(_read((1, into, out), pieces, dtype, reader))
     assert isinstance(reader, ShardReader)  # nothing that is drawn is quantised
-    rows = [Piece(piece.name, (0, *piece.region[2:])) for piece in pieces]  # of [1, out, in]
+    # The regions of a matrix [1, out, in]: `pieces` have those of its transpose.
+    rows = [Piece(piece.name, (0, *piece.region[2:])) for piece in pieces]
     numbers, scale = read_int8_rows((1, out, into), rows, reader)
     return numbers.transpose(1, 2), scale.unsqueeze(1)
 
