@@ -8,22 +8,33 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "kernels.h"
 #include "library.h"
 
 /* Fewer multiplications than this are done before a helper has looked up: some microseconds. */
 enum { SHARED_FROM = 1 << 17 };
-enum { MOST_TEAMS = 64 };
+enum { MOST_TEAMS = 64, MOST_PARTS = 16, CACHE_LINE = 64 };
 /* Looks at a ticket before a helper without tasks sleeps: some tens of microseconds. */
 enum { PATIENCE = 2000 };
 /* Where other processes keep the cores busy, a helper loses its core in the middle of a task. After a
  * wait longer than any task, teams work alone for a while, twice as long each time. */
 enum { STALL_NS = 2000000, ALONE_NS = 20000000, MOST_STALLS = 6 };
 
+/* Tasks that follow each other: end << 32 | next. In a cache line of its own, since one thread takes
+ * nearly all of them. */
+typedef struct {
+    _Alignas(CACHE_LINE) _Atomic uint64_t ticket;
+} Part;
+
+/* Each thread begins with a part of the tasks that is its own, then helps with the others'. Jobs that
+ * follow each other have their rows or samples in the same order, so that most of what a thread reads
+ * was written by itself: a core takes long to read what is in another one's cache. */
 struct Team {
+    Part part[MOST_PARTS];
     _Atomic int64_t open;
     _Atomic int64_t helpers; /* threads that look for tasks here, the caller not counted */
     int64_t most;            /* threads that may, the caller counted */
-    _Atomic uint64_t ticket; /* number of tasks << 32 | next task */
+    _Atomic int64_t parts;   /* of the last job */
     _Atomic int core;        /* that the caller was seen on last, or -1 */
     _Atomic int64_t done, failed;
     Task task;
@@ -139,19 +150,31 @@ static void leave_core(int core)
 #endif
 }
 
-/* Take the next task of a team and run it. Returns 0 where none is left. */
-static int run_one(Team *team)
+/* Take the next task of a part. Returns -1 where none is left. */
+static int64_t take_task(Part *part)
 {
-    uint64_t ticket = atomic_load_explicit(&team->ticket, memory_order_acquire);
+    uint64_t ticket = atomic_load_explicit(&part->ticket, memory_order_acquire);
     do {
         if ((uint32_t)ticket >= ticket >> 32)
-            return 0;
+            return -1;
     } while (!atomic_compare_exchange_weak_explicit(
-        &team->ticket, &ticket, ticket + 1, memory_order_acq_rel, memory_order_acquire));
+        &part->ticket, &ticket, ticket + 1, memory_order_acq_rel, memory_order_acquire));
+    return (uint32_t)ticket;
+}
+
+/* Take a task of a team, of the thread's own part first, and run it. own: the thread's number in the
+ * team. Returns 0 where none is left. */
+static int run_one(Team *team, int64_t own)
+{
+    int64_t index = -1, parts = team->parts;
+    for (int64_t i = 0; i < parts && index < 0; i++)
+        index = take_task(team->part + (own + i) % parts);
+    if (index < 0)
+        return 0;
     /* The caller waits for this task: what it has published stays until it is done. */
     float *scratch = scratch_of(team->scratch_floats);
     if (scratch != NULL)
-        team->task(team->work, (int64_t)(uint32_t)ticket, scratch);
+        team->task(team->work, index, scratch);
     else
         atomic_store(&team->failed, 1);
     atomic_fetch_add_explicit(&team->done, 1, memory_order_release);
@@ -167,14 +190,14 @@ static int64_t fair_share(const Team *team)
 }
 
 /* Work for a team until it closes, has no tasks for a while, or has more than its share. */
-static void serve(Team *team)
+static void serve(Team *team, int64_t own)
 {
     int idle = 0;
     while (team->open && idle < PATIENCE && team->helpers <= fair_share(team)) {
         int core = this_core();
         if (core >= 0 && core == team->core)
             leave_core(core);
-        if (run_one(team)) {
+        if (run_one(team, own)) {
             idle = 0;
         } else {
             idle++;
@@ -184,8 +207,9 @@ static void serve(Team *team)
     atomic_fetch_sub_explicit(&team->helpers, 1, memory_order_release);
 }
 
-/* Join the open team with the fewest helpers that lacks one; NULL if none does. Under the lock. */
-static Team *join_team(void)
+/* Join the open team with the fewest helpers that lacks one; NULL if none does. own: becomes the
+ * thread's number in the team. Under the lock. */
+static Team *join_team(int64_t *own)
 {
     Team *chosen = NULL;
     for (int i = 0; i < MOST_TEAMS; i++) {
@@ -195,7 +219,7 @@ static Team *join_team(void)
                 chosen = team;
     }
     if (chosen != NULL)
-        chosen->helpers++;
+        *own = ++chosen->helpers;
     return chosen;
 }
 
@@ -207,10 +231,11 @@ static void *help(void *unused)
         pool.asleep++;
         pthread_cond_wait(&pool.wake, &pool.lock);
         pool.asleep--;
-        Team *team = join_team();
+        int64_t own = 0;
+        Team *team = join_team(&own);
         pthread_mutex_unlock(&pool.lock);
         if (team != NULL)
-            serve(team);
+            serve(team, own);
     }
     return NULL;
 }
@@ -249,7 +274,7 @@ Team *open_team(int64_t most)
             team = pool.teams + i;
     if (team != NULL) {
         team->most = most;
-        team->ticket = 0;
+        team->parts = 0;
         team->failed = team->stalled = 0;
         team->open = 1;
     }
@@ -303,9 +328,14 @@ int run_tasks(Team *team, Task task, void *work, int64_t tasks, int64_t cost,
     team->scratch_floats = scratch_floats;
     team->core = this_core();
     atomic_store_explicit(&team->done, 0, memory_order_relaxed);
-    atomic_store_explicit(&team->ticket, (uint64_t)tasks << 32, memory_order_release);
+    int64_t parts = smaller(smaller(fair_share(team) + 1, MOST_PARTS), tasks);
+    for (int64_t i = 0; i < parts; i++)
+        atomic_store_explicit(&team->part[i].ticket,
+                              (uint64_t)(tasks * (i + 1) / parts) << 32 | tasks * i / parts,
+                              memory_order_release);
+    atomic_store_explicit(&team->parts, parts, memory_order_release);
     wake_helpers(team);
-    while (run_one(team))
+    while (run_one(team, 0))
         ;
     wait_for_helpers(team, tasks);
     return !team->failed;

@@ -20,7 +20,7 @@ typedef int8_t KIND(Bytes) __attribute__((vector_size(LANES), aligned(1), may_al
  * level-2 cache. Those of all inputs may exceed it, and two threads would wait for each other. */
 #define DEPTH 1024
 /* Bytes from the weights that are used to those that are fetched meanwhile. */
-#define PREFETCH 1024
+#define PREFETCH 4096
 /* Sums that one dot product keeps: on every processor the same. */
 #define SUMS 16
 /* Dot products that are computed together. */
@@ -95,7 +95,7 @@ INLINE void KIND(sum_chunks)(Vector (*total)[8], const float *x, int64_t x_strid
                 sums[r][v] = (Vector){0};
         for (int64_t k = start; k < end; k++) {
             Vector some[8];
-            if (rows > 1 && rows < TILE_ROWS) /* weights come in one stream: fetch it in time */
+            if (rows < TILE_ROWS || type != FLOAT32) /* weights come in one stream: fetch it in time */
                 for (int v = 0; v < vectors; v += 64 / (LANES * (int)bytes_of(type)) + 1)
                     __builtin_prefetch((const char *)w +
                                        (v * LANES / PANEL * size + k * PANEL + v * LANES % PANEL) *

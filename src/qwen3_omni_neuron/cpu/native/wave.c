@@ -18,7 +18,7 @@ enum { UNIT_TAPS = 7, LAST_TAPS = 7, UP_TAPS = 2 };
 enum { INPUTS = 16 };
 /* What one task takes of an array: a multiple of MORE_SAMPLES, so that no task writes where another
  * one does. */
-enum { SAMPLES_A_TASK = 256, CHANNELS_A_TASK = 4 };
+enum { SAMPLES_A_TASK = 256, CHANNELS_A_TASK = 32 };
 /* Multiplications that a Snake costs, about. */
 enum { SNAKE_COST = 16 };
 
@@ -72,6 +72,29 @@ typedef struct {
     float *other;  /* result of a convolution */
 } Buffers;
 
+/* ---- pieces ---- */
+
+/* What a task takes of an array: channels `first` to `last` - 1, samples `start` to `end` - 1. Tasks
+ * that follow each other take the same samples, so that a thread goes on with samples of its own in
+ * the next job; see parallel.c. */
+typedef struct {
+    int64_t first, last, start, end;
+} Piece;
+
+static int64_t pieces_of(int64_t channels, int64_t channels_a_task, int64_t samples)
+{
+    return (channels + channels_a_task - 1) / channels_a_task *
+           ((samples + SAMPLES_A_TASK - 1) / SAMPLES_A_TASK);
+}
+
+static Piece piece_at(int64_t task, int64_t channels, int64_t channels_a_task, int64_t samples)
+{
+    int64_t groups = (channels + channels_a_task - 1) / channels_a_task;
+    int64_t first = task % groups * channels_a_task, start = task / groups * SAMPLES_A_TASK;
+    return (Piece){first, smaller(first + channels_a_task, channels), start,
+                   smaller(start + SAMPLES_A_TASK, samples)};
+}
+
 /* ---- activations ---- */
 
 typedef struct {
@@ -81,27 +104,31 @@ typedef struct {
     const Snake *act;
 } Activation;
 
-/* to = the last `held` inputs of the state's `reach`, then snake(x); the state becomes the last
- * `reach` of these. */
-static void activate_channels(void *work, int64_t task, float *unused)
+/* to = the last `held` inputs of the state's `reach`, then snake(x). */
+static void activate_some(void *work, int64_t task, float *unused)
 {
     const Activation *a = work;
-    int64_t end = smaller(a->channels, (task + 1) * CHANNELS_A_TASK), reach = a->reach;
+    Piece p = piece_at(task, a->channels, CHANNELS_A_TASK, a->samples);
     (void)unused;
-    for (int64_t c = task * CHANNELS_A_TASK; c < end; c++) {
-        float *to = a->to + c * a->to_stride, *state = a->state + c * reach;
-        memcpy(to, state + reach - a->held, (size_t)a->held * sizeof(float));
-        kernels->snake(to + a->held, a->x + c * a->x_stride, a->act->frequency[c],
-                       a->act->inverse_magnitude[c], a->samples);
-        memcpy(state, to + a->held + a->samples - reach, (size_t)reach * sizeof(float));
+    for (int64_t c = p.first; c < p.last; c++) {
+        float *to = a->to + c * a->to_stride;
+        if (p.start == 0)
+            memcpy(to, a->state + (c + 1) * a->reach - a->held, (size_t)a->held * sizeof(float));
+        kernels->snake(to + a->held + p.start, a->x + c * a->x_stride + p.start,
+                       a->act->frequency[c], a->act->inverse_magnitude[c], p.end - p.start);
     }
 }
 
+/* Activate, then move the state to the last `reach` inputs. */
 static int activate(const Buffers *b, Activation a)
 {
-    return run_tasks(b->team, activate_channels, &a,
-                     (a.channels + CHANNELS_A_TASK - 1) / CHANNELS_A_TASK,
-                     SNAKE_COST * a.channels * a.samples, 1);
+    if (!run_tasks(b->team, activate_some, &a, pieces_of(a.channels, CHANNELS_A_TASK, a.samples),
+                   SNAKE_COST * a.channels * a.samples, 1))
+        return 0;
+    for (int64_t c = 0; c < a.channels; c++)
+        memcpy(a.state + c * a.reach, a.to + c * a.to_stride + a.held + a.samples - a.reach,
+               (size_t)a.reach * sizeof(float));
+    return 1;
 }
 
 /* ---- convolutions ---- */
@@ -115,36 +142,32 @@ typedef struct {
     const Snake *then; /* applied to the result; NULL for none */
 } Convolution;
 
-/* Some samples of CHANNELS output channels; tasks that follow each other read the same samples. */
+/* Some samples of CHANNELS output channels. */
 static void convolve_some(void *work, int64_t task, float *scratch)
 {
     const Convolution *c = work;
     const float *weight = c->filter->weight;
-    int64_t groups = (c->out + CHANNELS - 1) / CHANNELS, start = task / groups * SAMPLES_A_TASK;
-    int64_t first = task % groups * CHANNELS, last = smaller(first + CHANNELS, c->out);
-    int64_t samples = smaller(SAMPLES_A_TASK, c->samples - start);
-    int64_t from = 0; /* the output that `weight` begins with */
-    float *y = c->y + start;
+    Piece p = piece_at(task, c->out, CHANNELS, c->samples);
+    int64_t samples = p.end - p.start, from = 0; /* the output that `weight` begins with */
+    float *y = c->y + p.start;
     if (c->filter->type == BFLOAT16) {
         int64_t size = c->into * c->taps;
-        kernels->widen(scratch, (const uint16_t *)c->filter->weight + first * size, size * CHANNELS);
-        weight = scratch, from = first;
+        kernels->widen(scratch, (const uint16_t *)c->filter->weight + p.first * size, size * CHANNELS);
+        weight = scratch, from = p.first;
     }
-    kernels->convolve(y + from * c->y_stride, c->y_stride, c->x + start, c->x_stride, weight,
-                      c->filter->bias + from, c->into, first - from, last - from, c->taps,
+    kernels->convolve(y + from * c->y_stride, c->y_stride, c->x + p.start, c->x_stride, weight,
+                      c->filter->bias + from, c->into, p.first - from, p.last - from, c->taps,
                       c->dilation, samples, c->add);
     if (c->then != NULL)
-        for (int64_t o = first; o < last; o++)
+        for (int64_t o = p.first; o < p.last; o++)
             kernels->snake(y + o * c->y_stride, y + o * c->y_stride, c->then->frequency[o],
                            c->then->inverse_magnitude[o], samples);
 }
 
 static int convolve(const Buffers *b, Convolution c)
 {
-    int64_t groups = (c.out + CHANNELS - 1) / CHANNELS;
-    int64_t parts = (c.samples + SAMPLES_A_TASK - 1) / SAMPLES_A_TASK;
     int64_t widened = c.filter->type == BFLOAT16 ? c.into * c.taps * CHANNELS : 1;
-    return run_tasks(b->team, convolve_some, &c, groups * parts,
+    return run_tasks(b->team, convolve_some, &c, pieces_of(c.out, CHANNELS, c.samples),
                      c.samples * c.into * c.out * c.taps, widened);
 }
 
@@ -156,17 +179,17 @@ typedef struct {
     int64_t out, rate, pairs;
 } Phases;
 
-/* Order the samples of some channels by time: one of every phase after the other. */
+/* Order samples by time: one of every phase after the other. */
 static void join_phases(void *work, int64_t task, float *unused)
 {
     const Phases *f = work;
-    int64_t end = smaller(f->out, (task + 1) * CHANNELS_A_TASK);
+    Piece part = piece_at(task, f->out, CHANNELS_A_TASK, f->pairs);
     (void)unused;
-    for (int64_t o = task * CHANNELS_A_TASK; o < end; o++)
+    for (int64_t o = part.first; o < part.last; o++)
         for (int64_t phase = 0; phase < f->rate; phase++) {
             const float *from = f->from + (o * f->rate + phase) * stride_of(f->pairs);
             float *to = f->to + o * stride_of(f->pairs * f->rate) + phase;
-            for (int64_t p = 0; p < f->pairs; p++)
+            for (int64_t p = part.start; p < part.end; p++)
                 to[p * f->rate] = from[p];
         }
 }
@@ -186,7 +209,7 @@ static int upsample(const Block *block, const Buffers *b, int64_t inputs, int64_
     *state += block->into;
     return activate(b, act) && convolve(b, up) &&
            run_tasks(b->team, join_phases, &phases,
-                     (block->out + CHANNELS_A_TASK - 1) / CHANNELS_A_TASK, block->out * samples, 1);
+                     pieces_of(block->out, CHANNELS_A_TASK, pairs), block->out * samples, 1);
 }
 
 /* Activate samples and apply a causal convolution, and `then` unless it is NULL: b->x [channels,
