@@ -18,7 +18,7 @@ typedef int8_t KIND(Bytes) __attribute__((vector_size(LANES), aligned(1), may_al
 #define CHUNK 256
 /* Inputs of many rows that are taken at a time: the weights of a panel, widened, take 128 KB of the
  * level-2 cache. Those of all inputs may exceed it, and two threads would wait for each other. */
-#define DEPTH 1024
+#define DEPTH 256
 /* Bytes from the weights that are used to those that are fetched meanwhile. */
 #define PREFETCH 4096
 /* Sums that one dot product keeps: on every processor the same. */
@@ -370,8 +370,8 @@ INLINE void KIND(multiply_type)(float *y, int64_t y_stride, const float *x, int6
     }
     /* Whole chunks or groups at a time: a row's sums stay the same. */
     int64_t unit = type < INT4 ? CHUNK : w->group, depth = larger(DEPTH / unit, 1) * unit;
-    int64_t together = depth; /* rows whose totals have space in scratch */
-    if (w->into <= 2 * depth)
+    int64_t together = w->into - depth; /* rows whose totals have space in scratch */
+    if (w->into < 2 * depth)
         depth = w->into, together = rows;
     for (int64_t p = 0; p < panels; p++)
         for (int64_t r = 0; r < rows; r += together)
