@@ -1,74 +1,105 @@
-"""The code predictor in other arithmetic: which of its sums and products are in which type."""
+"""Talker and code predictor in other arithmetic: the types of their sums and products.
 
+The weights stay those of the checkpoint: bfloat16, which float32 holds exactly.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.model.code_predictor import CodePredictor
-from qwen3_omni_neuron.model.decoder import DecoderLayer, Layout
+from qwen3_omni_neuron.model.decoder import Decoder, DecoderLayer, Layout
 from qwen3_omni_neuron.model.kv_cache import Appendable
-from qwen3_omni_neuron.model.layers import gated
+from qwen3_omni_neuron.model.layers import FeedForward, RmsNorm, gated, linear
 from qwen3_omni_neuron.model.rotary import Rotation
+
+FLOAT32, BFLOAT16, FLOAT16 = torch.float32, torch.bfloat16, torch.float16
 
 
 @dataclass(frozen=True)
 class Arithmetic:
     """Types in which a decoder computes.
 
-    products: of attention, gate and up, and the heads. residual: of the sums that layers add to.
-    inner: of act(gate) * up and the down projection. rows: of keys and values.
+    products: of attention, gate and up, experts and heads. residual: of the sum that layers add to.
+    inner: of act(gate) * up and the down projection of a feed-forward without experts. rows: of the
+    keys and values of its KV cache.
     """
 
     name: str
-    products: torch.dtype
-    residual: torch.dtype
-    inner: torch.dtype
-
-    @property
-    def released(self) -> bool:
-        """Whether all is in one type, as in model/."""
-        return self.products == self.residual == self.inner
+    products: torch.dtype = FLOAT32
+    residual: torch.dtype = FLOAT32
+    inner: torch.dtype = FLOAT32
+    rows: torch.dtype = FLOAT32
 
 
-class ArithmeticLayer(nn.Module):
+WIDE = Arithmetic("float32")
+RELEASED = Arithmetic("bfloat16", BFLOAT16, BFLOAT16, BFLOAT16, BFLOAT16)
+PREDICTOR: Sequence[Arithmetic] = (
+    WIDE,
+    RELEASED,
+    Arithmetic("bfloat16, residual float32", BFLOAT16, rows=BFLOAT16, inner=BFLOAT16),
+    Arithmetic("bfloat16, residual, act * up and down float32", BFLOAT16, rows=BFLOAT16),
+    Arithmetic("float32, KV rows bfloat16", rows=BFLOAT16),
+    Arithmetic("float16", FLOAT16, FLOAT16, FLOAT16, FLOAT16),
+    Arithmetic("float16, residual, act * up and down float32", FLOAT16, rows=FLOAT16),
+)
+"""Of the code predictor; float16 is there to compare with what was published of it."""
+TALKER: Sequence[Arithmetic] = (
+    WIDE,
+    RELEASED,
+    Arithmetic("bfloat16, residual float32", BFLOAT16, rows=BFLOAT16),
+    Arithmetic("float32, KV rows bfloat16", rows=BFLOAT16),
+)
+"""Of the talker."""
+
+
+class _Layer(nn.Module):
     """A decoder layer in an Arithmetic, over the parameters of a plain one."""
 
     def __init__(self, layer: DecoderLayer, a: Arithmetic):
         super().__init__()
-        self._layer, self._a = layer, a
+        self._layer, self._a = [layer], a  # in a list: its parameters are the plain decoder's
 
     def forward(
         self, x: Tensor, rotation: Rotation, layout: Layout, cache: Appendable, layer: int
     ) -> Tensor:
-        """Apply the layer; see DecoderLayer.forward. x: of type `residual` after layer 0."""
-        own, a = self._layer, self._a
+        """Apply the layer; see DecoderLayer.forward."""
+        (own,), a = self._layer, self._a
         x = x.to(a.residual)
         given = own.attention_norm(x).to(a.products)
-        x = x + own.attention(given, rotation, layout, cache, layer).to(a.residual)
-        inner = gated(own.ffn.gate_up(own.ffn_norm(x).to(a.products)).to(a.inner))
-        return x + F.linear(inner, own.ffn.down.weight.to(a.inner)).to(a.residual)
+        rounded = _RoundedRows(cache, a.rows)
+        x = x + own.attention(given, rotation, layout, rounded, layer).to(a.residual)
+        given = own.ffn_norm(x).to(a.products)
+        if not isinstance(own.ffn, FeedForward):
+            return x + own.ffn(given).to(a.residual)
+        inner = gated(linear(given, own.ffn.gate_up.weight).to(a.inner))
+        return x + linear(inner, own.ffn.down.weight).to(a.residual)
 
 
-class LastNorm(nn.Module):
-    """The norm before the heads, whose result is of the products' type."""
+class _RoundedRows:
+    """A KV cache that rounds what is appended; see model.kv_cache.Appendable."""
 
-    def __init__(self, norm: nn.Module, a: Arithmetic):
-        super().__init__()
-        self._norm, self._a = norm, a
+    def __init__(self, cache: Appendable, rows: torch.dtype):
+        self._cache, self._rows, self.mask = cache, rows, cache.mask
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        kept = (t.to(self._rows).to(t.dtype) for t in (keys, values))
+        return self._cache.append(layer, *kept)
+
+
+class _LastNorm(RmsNorm):
+    """The norm before a head, which returns the type of the products."""
+
+    products = FLOAT32
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x [..., hidden]."""
-        out: Tensor = self._norm(x)
-        return out.to(self._a.products)
+        return super().forward(x).to(self.products)
 
 
-def compute_in(predictor: CodePredictor, a: Arithmetic) -> CodePredictor:
-    """Let a code predictor with float32 or bfloat16 parameters compute so; returns it."""
-    for parameter in predictor.parameters():
-        parameter.data = parameter.data.to(a.products)
-    decoder = predictor.decoder
-    decoder.layers = nn.ModuleList(ArithmeticLayer(layer, a) for layer in decoder.layers)
-    decoder.norm = LastNorm(decoder.norm, a)
-    return predictor
+def compute_in(decoder: Decoder, a: Arithmetic) -> None:
+    """Let a decoder with weights in the type of `a.products` compute so."""
+    layers = [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
+    norm = _LastNorm(*decoder.norm.weight.shape, eps=decoder.norm.eps)
+    norm.weight, norm.products = decoder.norm.weight, a.products
+    decoder.norm, decoder.layers = norm, nn.ModuleList(_Layer(layer, a) for layer in layers)

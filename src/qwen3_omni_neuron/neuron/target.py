@@ -11,6 +11,7 @@ LIMITS = Limits(
     profiles={"safe": (2, 1)},
     dtypes=("bfloat16", "float32"),
     predictor_top_k=50,
+    predictor_dtypes=dict.fromkeys(("bfloat16", "int8"), ("mixed", "same", "float32")),
     chunked_prefill=True,
     sizes={
         # A spoken question has 100 to 1500 rows: padding to the next of these is cheap.

@@ -40,10 +40,11 @@ def write_tiny_checkpoint(
     released width, fewer layers), "released" (35 G), "speaking" (6 M, the shape of the checkpoint
     that ships), or settings of your own.
     dtype: "bfloat16", as released, or "float32". drawn: write no weights; whoever reads one draws
-    it from the seed (checkpoint.drawn). outlier: with the activations that were published for the real
-    code predictor (checkpoint.tiny.outlier), which gets five layers, as released.
-    The same seed gives the same bytes. Returns the folder.
-    Raises OptionError for an unknown size or dtype, a negative seed, or an outlier in drawn weights.
+    it from the seed (checkpoint.drawn). outlier: with the activations that were published for the
+    real code predictor (checkpoint.tiny.outlier), which gets five layers, as released. The same
+    seed gives the same bytes. Returns the folder.
+    Raises OptionError for an unknown size or dtype, a negative seed, or an outlier in drawn
+    weights.
     """
     if isinstance(size, str) and size not in SIZES:
         raise OptionError(f"size is one of {', '.join(SIZES)}, got {size!r}.")
@@ -52,7 +53,9 @@ def write_tiny_checkpoint(
     settings = SIZES[size] if isinstance(size, str) else size
     if outlier:
         if drawn:
-            raise OptionError("outlier changes weights, and drawn writes none. Leave one of them out.")
+            raise OptionError(
+                "outlier changes weights, and drawn writes none. Leave one of them out."
+            )
         settings = with_outlier_layers(settings)
         return write_checkpoint(Path(folder), settings, outlier_weights(seed), dtype)
     return write_checkpoint(Path(folder), settings, seed if drawn else random_weights(seed), dtype)

@@ -9,7 +9,12 @@ from torch import nn
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART, MODEL_STAGES, CompilePlan
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
-from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
+from qwen3_omni_neuron.neuron.graphs.all import (
+    PARTS,
+    all_graphs,
+    predictor_types,
+    static_models,
+)
 from qwen3_omni_neuron.neuron.graphs.cost import TRN2, Chip, Cost, CountingGroup, graph_cost
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.graphs.parallel.cut import expert_multiple, expert_widths
@@ -109,7 +114,7 @@ def core_memory(
                 state[tp][graph.part] = max(state[tp].get(graph.part, 0), graph.state_bytes)
     parts = [
         PartSize(name, *_size(name, module), {tp: shards[tp][name] for tp in degrees})
-        for name, module in _parts(static_models(config, getattr(torch, plan.dtype)))
+        for name, module in _parts(_models(config, plan))
     ]
     padding = {tp: _padding_bytes(config, plan, tp) for tp in degrees}
     return CoreMemory(plan, parts, state, padding, replace(chip, lnc=plan.lnc))
@@ -247,9 +252,16 @@ def _parts(models: Models) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
+def _models(config: OmniConfig, plan: CompilePlan) -> Models:
+    models = static_models(config, getattr(torch, plan.dtype))
+    if models.code_predictor is not None:
+        models.code_predictor.to(predictor_types(plan)[0])
+    return models
+
+
 def _rank(config: OmniConfig, plan: CompilePlan, group: CountingGroup, tp: int) -> Models:
     """Return the modules of one of `tp` cores."""
-    models = static_models(config, getattr(torch, plan.dtype))
+    models = _models(config, plan)
     for _, module in _parts(models):
         parallelize(module, tp, group, expert_multiple(plan.profile))
     return models
