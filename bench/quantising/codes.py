@@ -24,7 +24,7 @@ WAYS = ("greedy", "sampled")
 
 @dataclass(frozen=True)
 class Numbers:
-    """How a talker or a predictor is computed: in an arithmetic, over weights of a choice."""
+    """Numbers of a talker or a code predictor: an arithmetic, over weights of a choice."""
 
     arithmetic: Arithmetic = WIDE
     choice: Choice = STORED
