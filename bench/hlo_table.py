@@ -25,6 +25,7 @@ from qwen3_omni_neuron.neuron.nxdi.target import NEURON
 from qwen3_omni_neuron.neuron.part import to_device_type
 from testing.graph_cases import with_weights
 from testing.hlo import Findings, lint_hlo, lint_stablehlo
+from testing.int8_experts import int8_models
 from testing.models import load_models
 
 
@@ -59,6 +60,7 @@ def lowered(folder: Path) -> Iterator[tuple[Graph, Findings, Findings]]:
     config = read_config(folder)
     weights = load_models(Checkpoint(folder), config, torch.bfloat16)
     models = with_weights(static_models(config), weights)
+    in_int8 = int8_models(config, weights, torch.bfloat16)
     plan = make_plan(
         folder,
         config,
@@ -80,6 +82,10 @@ def lowered(folder: Path) -> Iterator[tuple[Graph, Findings, Findings]]:
     for graph in all_graphs(config, replace(plan, chunked_prefill=True)):
         hlo, stablehlo = lower(graph, getattr(models, graph.part))
         yield graph, lint_hlo(hlo), lint_stablehlo(stablehlo)
+        if graph.part == "thinker" and graph.outputs:
+            hlo, stablehlo = lower(graph, getattr(in_int8, graph.part))
+            named = replace(graph, name=f"{graph.name}_int8")
+            yield named, lint_hlo(hlo), lint_stablehlo(stablehlo)
 
 
 def cell(counts: Counter[str]) -> str:

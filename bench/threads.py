@@ -224,11 +224,12 @@ def prefill_rows(config: OmniConfig, library: Any, options: argparse.Namespace) 
     for dtype in options.dtype or DTYPES:
         thinker = lay_out(one_layer, ("thinker",))[0].thinker
         assert thinker is not None
+        # Before it is filled: a packed matrix has other dimensions.
+        works = [work_of("thinker", thinker, c, dtype, count) for count in options.prompts]
         fill_packed(thinker, "thinker", dtype)
         cache = KvCache.zeros(c, 1, max(options.prompts), torch.float32)
         steps = [NativeSteps(c, thinker, cache, library, threads) for threads in options.threads]
-        for count in options.prompts:
-            work = work_of("thinker", thinker, c, dtype, count)
+        for count, work in zip(options.prompts, works, strict=True):
             given = torch.randn(count, c.hidden_size), torch.arange(count).float().expand(3, -1)
             calls = [partial(one.prefill, 0, 0, *given) for one in steps]
             counts = work.multiply_adds, work.distinct_bytes

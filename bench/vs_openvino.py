@@ -10,6 +10,7 @@ Each side of each dtype is measured in processes of its own, ours and OpenVINO's
     auto      what each side does unless it is told otherwise; OpenVINO's CPU plugin computes in
               bfloat16 where the CPU has it
     int8      int8 weights
+    int4      int4 weights where each side has them, the rest int8; only where --dtypes names it
 
 A reply has --text-tokens tokens and --frames frames. Figures:
 
@@ -56,7 +57,9 @@ EXPORTS: dict[str, tuple[str, ...]] = {
     "float32": ("--weight-format", "fp32"),
     "auto": (),
     "int8": ("--weight-format", "int8"),
+    "int4": ("--weight-format", "int4"),
 }
+DEFAULT_DTYPES = ("float32", "auto", "int8")
 SHORT_PROMPT = 45  # tokens
 SIDES = ("ours", "openvino")
 # The checkpoint's chat template is a separate file, which the export leaves out.
@@ -71,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return its exit status."""
     parser = parser_of("vs_openvino", __doc__)
     add_size_argument(parser)
-    parser.add_argument("--dtypes", type=dtypes, default=list(EXPORTS), help="default: all three")
+    parser.add_argument("--dtypes", type=dtypes, default=list(DEFAULT_DTYPES))
     parser.add_argument("--text-tokens", type=positive, default=24)
     parser.add_argument("--frames", type=positive, default=48)
     parser.add_argument("--long-prompt", type=positive, default=497, help="its tokens")

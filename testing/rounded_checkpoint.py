@@ -7,7 +7,8 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from qwen3_omni_neuron.cpu.packing import Groups, quantise, quantise_groups
+from qwen3_omni_neuron.checkpoint.rounding import quantise
+from qwen3_omni_neuron.cpu.packing import Groups, quantise_groups
 
 # By released names. The rows of a matrix, and the groups of a row, are rounded alone: it doesn't
 # matter which of them are one matrix in our modules.

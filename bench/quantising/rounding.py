@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.parameters import Part, converted, put_parameter
-from qwen3_omni_neuron.cpu.packing import Groups, quantise
+from qwen3_omni_neuron.checkpoint.rounding import quantise
+from qwen3_omni_neuron.cpu.packing import Groups
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, WeightForm, weight_form
 from qwen3_omni_neuron.model.decoder import Decoder
 

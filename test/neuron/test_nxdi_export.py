@@ -1,6 +1,7 @@
 """Every graph of the decoders over NxDI, before any compiler sees it: sizes, operations, shapes."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from testing.neuron.nxdi_sources import join_ranks
 # Two prompts; one slot, several of them, all.
 PLAN = DecoderPlan(1, 3, 96, (24, 96), (96,), torch.bfloat16, batches=(1, 2, 3))
 GRAPHS = 5
+INT8 = "thinker in int8"
 Graphs = Iterator[tuple[str, torch.nn.Module, tuple[torch.Tensor, ...]]]
 
 
@@ -29,7 +31,9 @@ def graphs_of(nxdi: None, checkpoint: Path, config: OmniConfig) -> Callable[[str
     join_ranks(1)
 
     def graphs(part: str) -> Graphs:
-        decoder = CpuModeDecoder(DecoderSpec(part, config, PLAN), Checkpoint(checkpoint))
+        plan = replace(PLAN, int8=part == INT8)
+        spec = DecoderSpec(part.partition(" ")[0], config, plan)
+        decoder = CpuModeDecoder(spec, Checkpoint(checkpoint))
         for wrapper in decoder.models:
             instance = wrapper.get_model_instance()
             instance.load_module()
@@ -40,7 +44,7 @@ def graphs_of(nxdi: None, checkpoint: Path, config: OmniConfig) -> Callable[[str
     return graphs
 
 
-@pytest.mark.parametrize("part", DECODERS)
+@pytest.mark.parametrize("part", [*DECODERS, INT8])
 def test_every_graph_has_fixed_sizes_and_no_operation_that_is_rejected(
     graphs_of: Callable[[str], Graphs], part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +75,7 @@ def test_no_two_graphs_take_inputs_of_the_same_shapes(
     assert len({str(shape) for shape in shapes}) == len(shapes) == GRAPHS
 
 
-@pytest.mark.parametrize("part", DECODERS)
+@pytest.mark.parametrize("part", [*DECODERS, INT8])
 def test_all_graphs_share_weights_and_state(graphs_of: Callable[[str], Graphs], part: str) -> None:
     """The runtime takes names and shapes from the first."""
     first, *others = [
@@ -82,7 +86,7 @@ def test_all_graphs_share_weights_and_state(graphs_of: Callable[[str], Graphs], 
     assert all(other == first for other in others)
 
 
-@pytest.mark.parametrize("part", DECODERS)
+@pytest.mark.parametrize("part", [*DECODERS, INT8])
 def test_the_hlo_of_every_graph_holds_nothing_that_the_compiler_refuses(
     graphs_of: Callable[[str], Graphs], part: str
 ) -> None:

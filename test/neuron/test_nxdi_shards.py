@@ -23,9 +23,13 @@ from qwen3_omni_neuron.neuron.nxdi.decoder_weights import write_decoder_shards
 from qwen3_omni_neuron.neuron.part import rank_file
 from testing.released import RELEASED
 
+INT8 = "thinker in int8"
 
-def plan_of(tp: int, dtype: torch.dtype = torch.bfloat16, profile: str = "safe") -> DecoderPlan:
-    return DecoderPlan(tp, 2, 96, (96,), (96,), dtype, profile=profile)
+
+def plan_of(
+    tp: int, dtype: torch.dtype = torch.bfloat16, profile: str = "safe", int8: bool = False
+) -> DecoderPlan:
+    return DecoderPlan(tp, 2, 96, (96,), (96,), dtype, profile=profile, int8=int8)
 
 
 @pytest.fixture
@@ -47,7 +51,7 @@ def assert_files_alike(ours: Path, theirs: Path, tp: int) -> None:
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
-@pytest.mark.parametrize("part", DECODERS)
+@pytest.mark.parametrize("part", [*DECODERS, INT8])
 def test_each_core_gets_what_nxdi_would_give_it(
     as_on_a_device: None,
     checkpoint: Path,
@@ -59,7 +63,7 @@ def test_each_core_gets_what_nxdi_would_give_it(
     """Two KV heads: cut at TP 2, held twice at TP 4, four times at TP 8, with four query heads."""
     from testing.neuron.cpu_mode_decoder import WholeWeights
 
-    spec = DecoderSpec(part, config, plan_of(tp))
+    spec = DecoderSpec(part.partition(" ")[0], config, plan_of(tp, int8=part == INT8))
     theirs = WholeWeights(spec, Checkpoint(checkpoint))
     theirs.get_builder().shard_checkpoint(str(tmp_path / "theirs"))
     write_decoder_shards(spec, Checkpoint(checkpoint), tmp_path)

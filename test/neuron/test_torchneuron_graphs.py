@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from qwen3_omni_neuron.neuron.shards import write_part_shards
 from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations, CompiledGraph
 from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs
 from testing.graph_cases import TINY_PLAN, with_weights
+from testing.int8_experts import int8_models
 from testing.models import load_models
 from testing.torchneuron import backend
 from testing.torchneuron.backend import Refused, standing_in
@@ -27,6 +29,7 @@ from testing.torchneuron.leaner import write_leaner_checkpoint
 from testing.torchneuron.supported import SUPPORTED
 
 CPU = torch.device("cpu")
+INT8 = "thinker in int8"
 LABELS = {"thinker": 11, "talker": 8, "code_predictor": 4, "code2wav": 8, "audio_encoder": 2}
 
 
@@ -52,7 +55,7 @@ def compiled_parts() -> set[str]:
     return set()
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", [*PARTS, INT8])
 def test_every_graph_of_a_part_is_compiled_once_and_gives_what_its_module_gives(
     part: str, checkpoint: Path, config: OmniConfig, tmp_path: Path, compiled_parts: set[str]
 ) -> None:
@@ -61,14 +64,19 @@ def test_every_graph_of_a_part_is_compiled_once_and_gives_what_its_module_gives(
     compiled_parts.add(part)
 
 
-def check_part(part: str, checkpoint: Path, config: OmniConfig, folder: Path) -> None:
+def check_part(case: str, checkpoint: Path, config: OmniConfig, folder: Path) -> None:
+    part = case.partition(" ")[0]
+    plan = replace(TINY_PLAN, dtype="int8") if case == INT8 else TINY_PLAN
     (folder / part).mkdir()
-    spec = part_spec(config, TINY_PLAN, part)
+    spec = part_spec(config, plan, part)
     write_part_shards(spec, Checkpoint(checkpoint), folder / part)
     compilations = Compilations()
     compiled = PartGraphs(spec, CPU, compilations, folder / part)
     weights = load_models(Checkpoint(checkpoint), config, torch.float32)
-    plain = getattr(with_weights(static_models(config, torch.float32), weights), part)
+    models = with_weights(static_models(config, torch.float32), weights)
+    if case == INT8:
+        models = int8_models(config, weights, torch.float32)
+    plain = getattr(models, part)
     state = tuple(torch.zeros(s.lengths, dtype=s.dtype) for s in spec.state)
     for turn in range(2):
         for seed, graph in enumerate(spec.graphs):
@@ -176,8 +184,6 @@ def test_the_stand_in_needs_the_settings(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_types_that_the_device_lacks_are_refused_before_anything_is_compiled(
     config: OmniConfig,
 ) -> None:
-    from dataclasses import replace
-
     wide = next(iter(all_graphs(config, replace(TINY_PLAN, dtype="float64"))))
     with pytest.raises(AssertionError, match="float64"):
         CompiledGraph(wide, torch.nn.Identity(), (), CPU, Compilations())

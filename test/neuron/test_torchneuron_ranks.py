@@ -55,7 +55,7 @@ def reference(checkpoint: Path) -> Reference:
 @pytest.fixture(scope="module")
 def two(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
     folder = tmp_path_factory.mktemp("two")
-    return weights_for_stand_in(checkpoint, folder, chunked_prefill=True, tp=2)
+    return weights_for_stand_in(checkpoint, folder, stand_in_target(), tp=2)
 
 
 @dataclass(frozen=True)

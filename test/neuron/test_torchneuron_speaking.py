@@ -22,10 +22,11 @@ QUESTIONS = 8
 UNUSED = ("vision_encoder", "thinker_prefill_visual", "code_predictor_greedy")
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_questions_it_never_met_are_answered_in_the_asked_voice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Activations, weights and KV cache in bfloat16, as on a device.
+    """Activations, weights and KV cache in bfloat16, as on a device; experts in either.
 
     One may be wrong: the checkpoint answers 98 % right, and another processor rounds otherwise.
     """
@@ -33,7 +34,7 @@ def test_questions_it_never_met_are_answered_in_the_asked_voice(
     spec = weights_for_stand_in(
         SPEAKING_CHECKPOINT,
         tmp_path,
-        dtype="bfloat16",
+        dtype=dtype,
         max_concurrency=1,
         batches=(1,),
         talker_context_length=256,

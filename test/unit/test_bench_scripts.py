@@ -332,6 +332,8 @@ def test_parts_are_compared_with_the_machine(tmp_path: Path, checkpoint: Path) -
         assert row["ratio"] == row["min_s"] / row["limit_s"]
     first, second = found.rows[0]["multiply_adds"], found.rows[2]["multiply_adds"]
     assert first < second < 2.5 * first, "a frame more costs what a frame costs, but its attention"
+    counted = {(r["size"], r["multiply_adds"]) for r in found.rows if r["part"] in prompts}
+    assert len(counted) == 2, "of two sizes; a dtype changes no product"
     assert len(found.summary) == len(parts)
 
 

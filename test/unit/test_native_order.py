@@ -17,10 +17,11 @@ from qwen3_omni_neuron.cpu.packing import (
     pack_mixed_groups,
     unpack_groups,
 )
-from qwen3_omni_neuron.cpu.precision import ORDER, PRECISIONS, SCALE, weight_form
+from qwen3_omni_neuron.cpu.precision import ORDER, PRECISIONS, weight_form
 from qwen3_omni_neuron.cpu.weights import put_kept
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import PromptCache
+from qwen3_omni_neuron.model.moe import SCALE
 from testing.native_library import KINDS, needs_c
 from testing.native_modules import (
     Made,

@@ -28,12 +28,14 @@ from qwen3_omni_neuron.neuron.graphs.parallel.cut import (
 from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone, Group
 from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
 from testing.graph_cases import TINY_PLAN, with_weights
+from testing.int8_experts import int8_models
 from testing.models import load_models
 from testing.parallel import shard_state, unshard
 from testing.rank_threads import Ranks
 
 CLOSE = {"atol": 1e-9, "rtol": 1e-9}  # float64: sums in another order
 TP = (1, 2, 4, 8)
+INT8 = "thinker in int8"
 # One graph of each kind; decode of one and of several rows takes experts differently.
 PLAN = replace(
     TINY_PLAN,
@@ -52,6 +54,13 @@ def double(checkpoint: Path, config: OmniConfig) -> Models:
 
 
 @pytest.fixture(scope="module")
+def int8(checkpoint: Path, config: OmniConfig) -> Models:
+    """float64 but for the thinker's experts."""
+    weights = load_models(Checkpoint(checkpoint), config, torch.float64)
+    return int8_models(config, weights, torch.float64)
+
+
+@pytest.fixture(scope="module")
 def graphs(config: OmniConfig) -> list[Graph]:
     return list(all_graphs(config, PLAN))
 
@@ -59,7 +68,7 @@ def graphs(config: OmniConfig) -> list[Graph]:
 def rank_module(
     config: OmniConfig, plain: nn.Module, part: str, tp: int, rank: int, group: Group
 ) -> nn.Module:
-    module = getattr(static_models(config, torch.float64), part)
+    module = getattr(static_models(config, torch.float64, part == INT8), part.partition(" ")[0])
     cuts = parallelize(module, tp, group)
     assert cuts.keys() <= dict(plain.named_parameters()).keys()
     fill(module, shard_state(plain.named_parameters(), cuts, rank).items())
@@ -95,16 +104,16 @@ def local(
 
 
 @pytest.mark.parametrize("tp", TP)
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", [*PARTS, INT8])
 @torch.no_grad()
 def test_every_graph_over_ranks_is_the_graph(
-    graphs: list[Graph], double: Models, config: OmniConfig, part: str, tp: int
+    graphs: list[Graph], double: Models, int8: Models, config: OmniConfig, part: str, tp: int
 ) -> None:
     """Outputs and new state, at every rank."""
-    plain, ranks = getattr(double, part), Ranks(tp)
+    plain, ranks = getattr(int8 if part == INT8 else double, part.partition(" ")[0]), Ranks(tp)
     modules = [rank_module(config, plain, part, tp, rank, ranks.rank(rank)) for rank in range(tp)]
     own_graphs = {g.label: g for g in all_graphs(config, replace(PLAN, tp=tp))}
-    for graph in (g for g in graphs if g.part == part):
+    for graph in (g for g in graphs if g.part == part.partition(" ")[0]):
         example = graph.example(4)
         inputs, state = example[: len(graph.inputs)], list(example[len(graph.inputs) :])
         expected = graph.module(plain)(*example)

@@ -127,8 +127,8 @@ def test_a_checkpoint_that_cannot_speak_has_no_talker_to_plan(config: OmniConfig
         ({"profile": "quick"}, "profile is safe or fast for target neuron, got quick"),
         ({"profile": "fast", "lnc": 1}, "profile fast uses kernels .* for lnc 2, got lnc 1"),
         ({"target": "cpu", "profile": "fast"}, "profile is safe for target cpu"),
-        ({"dtype": "float64"}, "dtype is auto or one of bfloat16, float32 for target neuron"),
-        ({"dtype": "mixed"}, "dtype is auto or one of bfloat16, float32 for target neuron"),
+        ({"dtype": "float64"}, "dtype is auto or one of bfloat16, float32, int8 for target neuron"),
+        ({"dtype": "mixed"}, "dtype is auto or one of bfloat16, float32, int8 for target neuron"),
         (
             {"dtype": "float16", "target": "cpu"},
             "dtype is auto or one of mixed, float32, int8, int4, bfloat16, float64 for target cpu",

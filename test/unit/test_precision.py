@@ -13,6 +13,7 @@ from torch import Tensor
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES, lay_out
+from qwen3_omni_neuron.checkpoint.rounding import quantise
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.packing import (
     PANEL,
@@ -20,17 +21,17 @@ from qwen3_omni_neuron.cpu.packing import (
     pack,
     pack_groups,
     packed_shape,
-    quantise,
     quantise_groups,
     unpack,
     unpack_groups,
 )
-from qwen3_omni_neuron.cpu.precision import PRECISIONS, SCALE, weight_form
+from qwen3_omni_neuron.cpu.precision import PRECISIONS, weight_form
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models
 from qwen3_omni_neuron.engines.talker import TextRows
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.loading import stage_threads
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.model.moe import SCALE
 from testing.subprocesses import run_python
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 100), st.integers(1, 70))

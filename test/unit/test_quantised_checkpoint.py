@@ -96,6 +96,11 @@ ROW = "a row"  # an expert's width is one group of 32
 INT4, INT8 = torch.uint8, torch.int8
 CASES = {
     "auto-round": Case(gptq(), AUTO_ROUND, "GPTQ", 4, "32 inputs", INT4),
+    "auto-round asym": Case(
+        gptq(symmetric=False, less=0),
+        {**AUTO_ROUND, "packing_format": "auto_round", "sym": False},
+        "GPTQ v2", 4, "32 inputs", INT4,
+    ),
     "gptq": Case(gptq(), GPTQ, "GPTQ", 4, "32 inputs", INT4),
     "gptq sym false": Case(
         gptq(symmetric=False), {**GPTQ, "sym": False}, "GPTQ", 4, "32 inputs", INT4

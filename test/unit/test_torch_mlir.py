@@ -22,6 +22,13 @@ from testing.torchneuron import backend
 from testing.torchneuron.backend import standing_in
 from testing.torchneuron.torch_mlir import collectives_of, imported
 
+IN_INT8 = {
+    f"thinker with experts in int8, {arithmetic}": replace(
+        TINY_PLAN, dtype="int8", mixed_arithmetic=arithmetic
+    )
+    for arithmetic in ("float32", "bfloat16")
+}
+
 pytest.importorskip("iree.compiler", reason="torch-mlir is not installed: nothing was imported")
 
 
@@ -46,14 +53,17 @@ def run_once(spec: PartSpec, graphs: Sequence[Graph]) -> None:
         part.run(graph.label, inputs)
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("case", [*PARTS, *IN_INT8])
 def test_every_graph_is_imported_and_lowered(
-    modules: list[tuple[Counter[str], str]], part: str, config: OmniConfig
+    modules: list[tuple[Counter[str], str]], case: str, config: OmniConfig
 ) -> None:
-    spec, before = part_spec(config, TINY_PLAN, part), len(modules)
+    plan, before = IN_INT8.get(case, TINY_PLAN), len(modules)
+    spec = part_spec(config, plan, case.partition(" ")[0])
     run_once(spec, spec.graphs)
     assert len(modules) - before == len(spec.graphs)
     assert not [text for _, text in modules[before:] if ",f64>" in text or "torch.operator" in text]
+    experts = [text.count(",si8>, !torch.int") for _, text in modules[before:]]
+    assert any(experts) == (case in IN_INT8)
 
 
 @pytest.fixture(scope="module")

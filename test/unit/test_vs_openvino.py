@@ -132,8 +132,8 @@ def test_a_missing_environment_and_an_unknown_dtype_are_named(
     executable(tmp_path / "bin" / "optimum-cli", "echo no such task >&2; exit 3")
     assert vs_openvino.main(["--environment", str(tmp_path)]) == 1
     assert "ended with status 3:\nno such task" in capsys.readouterr().err
-    with pytest.raises(ArgumentTypeError, match="int4 is none of float32, auto, int8"):
-        vs_openvino.dtypes("float32,int4")
+    with pytest.raises(ArgumentTypeError, match="int2 is none of float32, auto, int8, int4"):
+        vs_openvino.dtypes("float32,int2")
 
 
 class Pipeline:

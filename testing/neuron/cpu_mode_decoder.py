@@ -51,8 +51,9 @@ class CpuModeDecoder(WholeWeights):
         join_ranks(self.plan.tp)
         first: DecoderModel | None = None
         for wrapper in self.models:
-            # Some of NxDI's layers are made in float32 whatever the config says.
-            model = wrapper.model_cls(wrapper.config).eval().to(self.plan.dtype)
+            instance = wrapper.get_model_instance()
+            instance.load_module()
+            model = instance.module
             if first is None:
                 first = self._filled(model)
             else:

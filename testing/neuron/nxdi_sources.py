@@ -55,3 +55,11 @@ def join_ranks(tp: int) -> None:
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=tp, skip_collective_init=True
         )
+
+
+def leave_ranks() -> None:
+    """End this process's part in the ranks: threads of theirs abort a process that just ends."""
+    import torch
+
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()

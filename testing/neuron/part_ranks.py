@@ -25,7 +25,7 @@ from qwen3_omni_neuron.neuron.part import LoadedPart
 from qwen3_omni_neuron.neuron.shards import read_part_shard, write_part_shards
 from testing.graph_cases import with_weights
 from testing.models import load_models
-from testing.neuron.nxdi_sources import join_ranks, make_importable
+from testing.neuron.nxdi_sources import join_ranks, leave_ranks, make_importable
 from testing.part_cases import PlainPart, calls_of, plain_graphs, plain_spec
 from testing.simulated_toolchain import States, run_with_state, zero_state
 
@@ -75,3 +75,4 @@ def main(checkpoint: Path, folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), Path(sys.argv[2]))
+    leave_ranks()

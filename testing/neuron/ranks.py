@@ -1,13 +1,15 @@
 """One rank of engines with sharded weights over NxDI's CPU mode; torchrun starts it.
 
-    torchrun --nproc-per-node 2 testing/neuron/ranks.py CHECKPOINT
+    torchrun --nproc-per-node 2 testing/neuron/ranks.py CHECKPOINT [WEIGHTS]
 
+With WEIGHTS the thinker's experts are in int8, and the CPU engines run over that checkpoint.
 Every rank runs the CPU engines, too, and compares. Each prints one line when all agree.
 """
 
 import logging
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,11 +24,11 @@ from testing.neuron.alike import (
     assert_steps_alike,
 )
 from testing.neuron.cpu_mode import build_cpu_mode_engines
-from testing.neuron.nxdi_sources import make_importable
+from testing.neuron.nxdi_sources import leave_ranks, make_importable
 from testing.specs import cpu_engines, engine_spec
 
 
-def main(checkpoint: Path) -> None:
+def main(checkpoint: Path, widened: Path | None = None) -> None:
     reason = make_importable()
     assert reason is None, reason
     logging.disable(logging.WARNING)
@@ -45,7 +47,9 @@ def main(checkpoint: Path) -> None:
         patch_buckets=(64, 256),
         batches=(1, 3),
     )
-    ours, theirs = cpu_engines(spec), build_cpu_mode_engines(spec)
+    int8 = replace(spec, plan=replace(spec.plan, dtype="int8", mixed_arithmetic="float32"))
+    whole = replace(spec, plan=replace(spec.plan, model=widened or checkpoint))
+    ours, theirs = cpu_engines(whole), build_cpu_mode_engines(int8 if widened else spec)
     prompts = [
         conversation.prompt(CASES[name].messages, CASES[name].use_audio_in_video)
         for name in ("image-and-audio", "video-of-odd-rate", "two-clips", "image-and-audio")
@@ -66,4 +70,5 @@ def main(checkpoint: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*map(Path, sys.argv[1:]))
+    leave_ranks()

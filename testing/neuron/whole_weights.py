@@ -9,6 +9,7 @@ from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import (
     expert_stack_shape,
     nxdi_pieces,
+    quantise_columns,
     rank_names,
 )
 
@@ -27,5 +28,8 @@ def whole_weights(spec: DecoderSpec, checkpoint: Checkpoint) -> State:
             for part in parts:
                 copy_piece(stack, part, reader.tensor(part.name))
             state[target] = stack
+            if spec.plan.int8:
+                scale = target.removesuffix("weight") + "scale"
+                state[target], state[scale] = quantise_columns(stack)
     ranks = torch.arange(spec.plan.tp, dtype=torch.int32)
     return state | {name: ranks.clone() for name in rank_names(spec.decoder.layers)}

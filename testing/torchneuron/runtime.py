@@ -93,25 +93,32 @@ def hang_for_ever(*_: Any) -> None:
         pass
 
 
-def stand_in_target(runtime: StandIn | None = None, chunked_prefill: bool = True) -> Target:
+def stand_in_target(
+    runtime: StandIn | None = None,
+    chunked_prefill: bool = True,
+    mixed_arithmetic: str = TORCHNEURON.limits.mixed_arithmetic,
+) -> Target:
     """Return target torchneuron over the stand-in. It can be sent to another process.
 
-    chunked_prefill: False leaves out its graphs, where a test needs few of them.
+    chunked_prefill: False leaves out its graphs, where a test needs few of them. mixed_arithmetic:
+    float32 for int8 experts whose replies are compared with those of their weights.
     """
     runtime = runtime or StandIn()
     return replace(
         TORCHNEURON,
-        limits=replace(TORCHNEURON.limits, chunked_prefill=chunked_prefill),
+        limits=replace(
+            TORCHNEURON.limits, chunked_prefill=chunked_prefill, mixed_arithmetic=mixed_arithmetic
+        ),
         compile_model=partial(compile_model, runtime=runtime),
         build_engines=partial(build_engines, runtime=runtime),
     )
 
 
 def compile_for_stand_in(
-    checkpoint: Path, tree: Path, chunked_prefill: bool = True, **settings: Any
+    checkpoint: Path, tree: Path, target: Target | None = None, **settings: Any
 ) -> EngineSpec:
     """Compile a checkpoint into a tree, and open it. settings: replace those of SETTINGS."""
-    target, config = stand_in_target(chunked_prefill=chunked_prefill), read_config(checkpoint)
+    target, config = target or stand_in_target(), read_config(checkpoint)
     plan = make_plan(checkpoint, config, target.limits, **(SETTINGS | settings))
     with compiled_here():
         outcome = compile_tree(plan, tree, target)
@@ -121,14 +128,11 @@ def compile_for_stand_in(
 
 
 def weights_for_stand_in(
-    checkpoint: Path, tree: Path, chunked_prefill: bool = False, **settings: Any
+    checkpoint: Path, tree: Path, target: Target | None = None, **settings: Any
 ) -> EngineSpec:
     """Write the weights of a tree without NEFFs; see StandIn.caches."""
-    config, limits = (
-        read_config(checkpoint),
-        stand_in_target(chunked_prefill=chunked_prefill).limits,
-    )
-    plan = make_plan(checkpoint, config, limits, **(SETTINGS | settings))
+    config, target = read_config(checkpoint), target or stand_in_target(chunked_prefill=False)
+    plan = make_plan(checkpoint, config, target.limits, **(SETTINGS | settings))
     for model, parts in MODEL_PARTS.items():
         (tree / model / NEFF_FOLDER).mkdir(parents=True)
         (tree / model / NEFF_FOLDER / "none").touch()

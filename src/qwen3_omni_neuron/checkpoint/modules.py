@@ -28,6 +28,7 @@ from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
 from qwen3_omni_neuron.model.config import Code2WavConfig, OmniConfig, TalkerConfig
+from qwen3_omni_neuron.model.moe import SCALE, MoeFeedForward
 from qwen3_omni_neuron.model.talker import ResizeMlp, Talker
 from qwen3_omni_neuron.model.thinker import Thinker
 from qwen3_omni_neuron.model.vision_encoder import VisionEncoder
@@ -100,6 +101,18 @@ def fill(module: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
             put_parameter(module, name, tensor.detach())
         else:
             setattr(holder, attribute, tensor)
+
+
+def cast(module: nn.Module, dtype: torch.dtype) -> None:
+    """Give a module's parameters a type. int8 experts and their scales keep theirs.
+
+    Buffers keep their types, too: they are constants, which would be rounded.
+    """
+    for owner in module.modules():
+        for name, parameter in owner.named_parameters(recurse=False):
+            is_scale = isinstance(owner, MoeFeedForward) and name.endswith(SCALE)
+            if parameter.dtype != torch.int8 and not is_scale:
+                parameter.data = parameter.data.to(dtype)
 
 
 class _NoInit(TorchFunctionMode):

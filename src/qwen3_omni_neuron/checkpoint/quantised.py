@@ -13,6 +13,7 @@ A matrix has several tensors, whose names are that of its layer and an ending:
     block FP8         weight weight_scale_inv                              scale * q, or q / scale
 
 (*) And auto-round's files with the packing "auto_round:auto_gptq". Their scales have either sign.
+Its packing "auto_round", which it writes where zero points are free (sym False), is as GPTQ v2.
 
 Every matrix has its form from its own tensors: files in which some matrices are quantised are the
 rule. The settings (quantization_config of config.json) say only what the tensors do not: how
@@ -59,6 +60,7 @@ _PACKINGS = {
     ("gptq", "gptq"): "GPTQ",
     ("gptq", "gptq_v2"): "GPTQ v2",
     ("auto-round", "auto_round:auto_gptq"): "GPTQ",
+    ("auto-round", "auto_round"): "GPTQ v2",
     ("auto-round", "auto_round:auto_awq"): "AWQ",
     ("awq", "gemm"): "AWQ",
 }
@@ -90,6 +92,12 @@ class QuantisedForm:
     zero_points: bool = False
     one_less: bool = False
     ordered: bool = False
+
+    @property
+    def has_int8_rows(self) -> bool:
+        """True for 8-bit integers around 0 with a scale for whole rows."""
+        a_row = self.block[0] in (1, self.shape[0]) and self.block[1] == self.shape[1]
+        return a_row and self.bits == 8 and not (self.floating or self.zero_points)
 
 
 @dataclass(frozen=True)

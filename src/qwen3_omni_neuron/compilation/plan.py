@@ -30,8 +30,8 @@ MODEL_STAGES = dict.fromkeys(("thinker", "vision", "audio"), "thinker") | {
 }
 MODEL_OF_PART = {part: model for model, parts in MODEL_PARTS.items() for part in parts}
 SAME = "same"  # predictor_dtype of a code predictor that is in the plan's dtype
-# Fields of a plan for the checkpoint's folder, and for a property of the target.
-NOT_SETTINGS = frozenset({"model", "chunked_prefill"})
+# Fields of a plan for the checkpoint's folder, and for properties of the target.
+NOT_SETTINGS = frozenset({"model", "chunked_prefill", "mixed_arithmetic"})
 _EVERY_MODEL = ("target", "tp", "lnc", "profile", "dtype")
 _DECODER = ("max_concurrency", "context_length", "prompt_buckets", "decode_buckets", "batches")
 _BY_MODEL = {
@@ -61,7 +61,8 @@ class CompilePlan:
     other models. "mixed": its weights are, or in int8 and int4 are bfloat16, and it computes in
     float32. "float32": its weights are float32, too.
     chunked_prefill: whether rows can be appended to the rows of a slot, and slots copied; see
-    Limits. It follows from the target and is no setting.
+    Limits. mixed_arithmetic: dtype of activations where weights have another; see Limits. Both
+    follow from the target and are no settings.
     """
 
     model: Path
@@ -82,6 +83,7 @@ class CompilePlan:
     chunk_frames: tuple[int, ...]
     predictor_top_k: int
     chunked_prefill: bool
+    mixed_arithmetic: str = "float32"
     predictor_dtype: str = SAME
 
     @property
@@ -91,8 +93,8 @@ class CompilePlan:
 
     @property
     def arithmetic(self) -> str:
-        """Dtype of activations: the CPU's mixed types compute in float32, see cpu.precision."""
-        return "float32" if self.dtype in ("mixed", "int8", "int4") else self.dtype
+        """Dtype of activations."""
+        return self.mixed_arithmetic if self.dtype in ("mixed", "int8", "int4") else self.dtype
 
     @property
     def predictor_arithmetic(self) -> str:
@@ -147,7 +149,8 @@ class Limits:
     dtype that "auto" means for a checkpoint's dtype, if it is another one. predictor_top_k: the
     default; 0: any. predictor_dtypes: allowed predictor_dtype by dtype, the default first; "same"
     alone in a dtype that is not named. sizes: defaults by the name of a list in CompilePlan; lists
-    not named here may have any size.
+    not named here may have any size. mixed_arithmetic: dtype of activations in the dtypes mixed,
+    int8 and int4.
     """
 
     target: str
@@ -159,6 +162,7 @@ class Limits:
     sizes: Mapping[str, tuple[int, ...]]
     auto: Mapping[str, str] = field(default_factory=dict)
     predictor_dtypes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    mixed_arithmetic: str = "float32"
 
     @property
     def core_sizes(self) -> tuple[int, ...]:
@@ -255,6 +259,7 @@ def make_plan(
         predictor_top_k=top_k,
         predictor_dtype=_predictor_dtype(limits, dtype, predictor_dtype),
         chunked_prefill=limits.chunked_prefill,
+        mixed_arithmetic=limits.mixed_arithmetic,
         **chosen,
     )
 

@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 PANEL = 32  # as in library.h
-LARGEST_INT8 = 127
 INT4_STEPS = tuple(-7 - n / 8 for n in range(22))
 """Numbers that `quantise_groups` gives to a group's largest weight: steps of other sizes."""
 
@@ -78,23 +77,6 @@ def pack(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 def unpack(packed: Tensor, out: int) -> Tensor:
     """Return the matrix [..., out, into] that was packed."""
     return packed.transpose(-1, -2).flatten(-3, -2)[..., :out, :].contiguous()
-
-
-def quantise(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Round a matrix [..., out, into] to int8. Returns it and its scale, float32 [..., out].
-
-    A stack is rounded one matrix at a time, which bounds the memory.
-    """
-    rounded = torch.empty(matrix.shape, dtype=torch.int8, device="cpu")
-    scale = torch.empty(matrix.shape[:-1], dtype=torch.float32, device="cpu")
-    stack = matrix.flatten(0, -3) if matrix.ndim > 2 else matrix.unsqueeze(0)
-    flat = rounded.view(stack.shape), scale.view(stack.shape[:-1])
-    for one, to, by in zip(stack, *flat, strict=True):
-        wide = one.float()
-        by.copy_(wide.abs().amax(-1) / LARGEST_INT8)
-        # The clamp keeps a row of zeros at zero.
-        to.copy_(wide.div(by.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round_())
-    return rounded, scale
 
 
 def grouped_shape(shape: tuple[int, ...], groups: Groups) -> tuple[int, ...]:

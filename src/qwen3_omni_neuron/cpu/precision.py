@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qwen3_omni_neuron.checkpoint.rounding import quantise
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout
 from qwen3_omni_neuron.compilation.plan import SAME
 from qwen3_omni_neuron.cpu.native.installed import find_library
@@ -36,17 +37,14 @@ from qwen3_omni_neuron.cpu.packing import (
     pack,
     pack_groups,
     packed_shape,
-    quantise,
     quantise_groups,
     unpack,
     unpack_groups,
 )
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
-from qwen3_omni_neuron.model.moe import MoeFeedForward
+from qwen3_omni_neuron.model.moe import SCALE, MoeFeedForward
 
 _CONVOLUTIONS = (nn.Conv1d, nn.ConvTranspose1d, nn.Conv2d)
-SCALE = "_scale"
-"""Ending of the name of an int8 parameter's scale."""
 GROUPS = "_groups"
 """Ending of the name of an int4 parameter's format, an attribute of its module."""
 ORDER = "_order"

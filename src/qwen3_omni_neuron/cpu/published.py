@@ -19,8 +19,9 @@ from qwen3_omni_neuron.checkpoint.numbers import Numbers
 from qwen3_omni_neuron.checkpoint.parameters import copy_piece
 from qwen3_omni_neuron.checkpoint.quantised import QuantisedForm
 from qwen3_omni_neuron.cpu.packing import Groups, grouped_shape, pack_mixed_groups
-from qwen3_omni_neuron.cpu.precision import ORDER, SCALE, WeightForm, packed_matrix
+from qwen3_omni_neuron.cpu.precision import ORDER, WeightForm, packed_matrix
 from qwen3_omni_neuron.errors import CheckpointError
+from qwen3_omni_neuron.model.moe import SCALE
 
 _SCALE_TYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 
@@ -35,7 +36,7 @@ def published_form(
     stored = [quantised[piece.name] for piece in pieces if piece.name in quantised]
     if form.kept_as not in (torch.int8, torch.uint8) or len(stored) < len(pieces):
         return form
-    if all(map(_are_rows_of_int8, stored)):
+    if all(matrix.has_int8_rows for matrix in stored):
         return replace(form, kept_as=torch.int8, groups=None, published=True)
     sizes = {matrix.block[1] for matrix in stored if _are_groups_of_int4(matrix)}
     if not all(map(_are_groups_of_int4, stored)) or len(sizes) > 1:
@@ -104,11 +105,6 @@ def read_published(
     if form.ordered:
         kept[target + ORDER] = order.view(*stack, into)
     return kept
-
-
-def _are_rows_of_int8(form: QuantisedForm) -> bool:
-    a_row = form.block[0] in (1, form.shape[0]) and form.block[1] == form.shape[1]
-    return a_row and form.bits == 8 and not (form.floating or form.zero_points)
 
 
 def _are_groups_of_int4(form: QuantisedForm) -> bool:

@@ -28,7 +28,6 @@ from qwen3_omni_neuron.cpu.precision import (
     GROUPS,
     ORDER,
     PRECISIONS,
-    SCALE,
     Precision,
     WeightForm,
     part_precision,
@@ -37,6 +36,7 @@ from qwen3_omni_neuron.cpu.precision import (
 from qwen3_omni_neuron.cpu.published import published_form, read_published
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.model.moe import SCALE
 from qwen3_omni_neuron.model.torch_threads import one_torch_thread
 
 WEIGHTS_FILE = "weights.safetensors"

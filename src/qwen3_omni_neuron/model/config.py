@@ -22,7 +22,8 @@ class MoeConfig:
     """Routed experts, and the talker's shared one (shared_expert_width 0: none).
 
     block_rows: how many rows of one expert a graph of static shapes computes together; 0 where
-    shapes may depend on the data.
+    shapes may depend on the data. int8: whether the routed experts are int8 with a float32 scale
+    for each output.
     """
 
     experts: int
@@ -31,6 +32,7 @@ class MoeConfig:
     normalize_weights: bool
     shared_expert_width: int
     block_rows: int = 0
+    int8: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.checkpoint.modules import lay_out
+from qwen3_omni_neuron.checkpoint.modules import cast, lay_out
 from qwen3_omni_neuron.checkpoint.names import codec_embedding_pieces
 from qwen3_omni_neuron.checkpoint.parameters import Part
 from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART, MODEL_STAGES, CompilePlan
 from qwen3_omni_neuron.errors import ArtifactError, BucketError, ClosedError, InputError
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.model.moe import SCALE
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, predictor_types, static_config
 from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
 
@@ -43,10 +44,11 @@ class PartSpec:
     tp: number of cores that share the weights.
     lnc: physical cores of a logical core.
     profile: "safe", or "fast" where the target has it.
-    dtype: type of the weights.
+    dtype: type of the weights, except int8 experts and their scales.
     make: returns a new plain module, its parameters on the meta device; its buffers, which are
         constants, have their values.
-    weights: the stored tensors that every parameter of the module is made of.
+    weights: the stored tensors that every parameter of the module is made of; the scale of an int8
+        parameter is made of that parameter's.
     """
 
     name: str
@@ -75,30 +77,31 @@ class PartSpec:
 
 def part_spec(config: OmniConfig, plan: CompilePlan, name: str) -> PartSpec:
     """Return the spec of one of a plan's parts, except the decoders, by its name."""
-    dtype = getattr(torch, plan.dtype)
+    dtype = getattr(torch, plan.arithmetic)
     if name == "code_predictor":
         dtype, _ = predictor_types(plan)
+    static = static_config(config, plan.dtype == "int8")
 
     def make() -> nn.Module:
-        return _laid_out(config, name, dtype)[0]
+        return _laid_out(static, name, dtype)[0]
 
     graphs = tuple(graph for graph in all_graphs(config, plan) if graph.part == name)
-    module, weights = _laid_out(config, name, dtype)
+    module, weights = _laid_out(static, name, dtype)
     if name == "code_predictor":  # the talker's codec embedding, a second copy on the same cores
         (_, pieces), *_ = codec_embedding_pieces()
         whole = [*weights.pieces, ("code0_embedding.weight", pieces)]
         weights = replace(weights, pieces=whole)
-    missing = dict(module.named_parameters()).keys() ^ dict(weights.pieces).keys()
+    parameters = dict(module.named_parameters())
+    scales = {name + SCALE for name, p in parameters.items() if p.dtype == torch.int8}
+    missing = parameters.keys() ^ (dict(weights.pieces).keys() | scales)
     assert not missing, f"{name}: parameters and pieces differ in {sorted(missing)}"
     return PartSpec(name, graphs, plan.tp, plan.lnc, plan.profile, dtype, make, weights)
 
 
 def _laid_out(config: OmniConfig, name: str, dtype: torch.dtype) -> tuple[nn.Module, Part]:
-    models, parts = lay_out(static_config(config), (MODEL_STAGES[MODEL_OF_PART[name]],))
+    models, parts = lay_out(config, (MODEL_STAGES[MODEL_OF_PART[name]],))
     module: nn.Module = getattr(models, name)
-    for parameter in module.parameters():
-        # Not Module.to, which would round the constants, too.
-        parameter.data = parameter.data.to(dtype)
+    cast(module, dtype)
     return module, parts[name]
 
 

@@ -1,6 +1,7 @@
 """The weights of a part as its ranks have them: each rank's share, and the files that hold it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -8,11 +9,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.files import Checkpoint, ShardReader
 from qwen3_omni_neuron.checkpoint.modules import fill
 from qwen3_omni_neuron.checkpoint.parameters import compare_names, converted
+from qwen3_omni_neuron.checkpoint.rounding import are_int8_rows, quantise, read_int8_rows
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout, layout_bytes, write_tensor_files
 from qwen3_omni_neuron.errors import ArtifactError
+from qwen3_omni_neuron.model.moe import SCALE
 from qwen3_omni_neuron.neuron.graphs.parallel.cut import Cut, shard
 from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone, Group
 from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
@@ -74,16 +77,46 @@ def write_part_shards(spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> N
     compare_names({p.name for _, pieces in spec.weights.pieces for p in pieces}, set(), stored)
     part = PartShare(spec, Alone())
     (folder / WEIGHTS_FOLDER).mkdir()
-    in_order = [*(name for name, _ in spec.weights.pieces), *part.constants]
+    int8 = {name for name, p in part.owner.named_parameters() if p.dtype == torch.int8}
+    names = [(name, name + SCALE) if name in int8 else (name,) for name, _ in spec.weights.pieces]
+    in_order = [*chain.from_iterable(names), *part.constants]
     layout = {weight_name(name): part.weights[weight_name(name)] for name in in_order}
 
     def shards() -> Iterator[tuple[str, list[Tensor]]]:
-        whole = converted(spec.weights, checkpoint, spec.dtype)
-        for name, tensor in chain(whole, part.constants.items()):
+        for name, tensor in chain(_parameters(spec, checkpoint, int8), part.constants.items()):
             cut = part.cuts.get(name)
             yield weight_name(name), [shard(tensor, cut, rank) for rank in range(spec.tp)]
 
     write_tensor_files([folder / rank_file(rank) for rank in range(spec.tp)], layout, shards())
+
+
+def _parameters(
+    spec: PartSpec, checkpoint: Checkpoint, int8: Collection[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters of a part by name, in the order of its pieces.
+
+    int8: names of those that are rounded, or that keep the rows of int8 that the checkpoint has.
+    The scale follows each.
+    """
+    kept = {
+        n for n, p in spec.weights.pieces if n in int8 and are_int8_rows(p, checkpoint.quantised)
+    }
+    pieces = [(name, stored) for name, stored in spec.weights.pieces if name not in kept]
+    others = converted(replace(spec.weights, pieces=pieces), checkpoint, spec.dtype)
+    for name, stored in spec.weights.pieces:
+        if name in kept:
+            with checkpoint.reader() as reader:
+                assert isinstance(reader, ShardReader)  # nothing that is drawn is quantised
+                shape = spec.weights.module.get_parameter(name).shape
+                numbers, scale = read_int8_rows(shape, stored, reader)
+        else:
+            _, numbers = next(others)
+            if name not in int8:
+                yield name, numbers
+                continue
+            numbers, scale = quantise(numbers)
+        yield name, numbers
+        yield name + SCALE, scale
 
 
 def read_part_shard(folder: Path, rank: int, layout: Layout) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from itertools import product
 
 import torch
 
-from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
+from qwen3_omni_neuron.checkpoint.modules import Models, cast, lay_out
 from qwen3_omni_neuron.compilation.manifest import GraphRecord, TensorRecord
 from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, CompilePlan
 from qwen3_omni_neuron.engines.buckets import buckets_within
@@ -76,30 +76,39 @@ def predictor_types(plan: CompilePlan) -> tuple[torch.dtype, torch.dtype]:
     return arithmetic if wide else getattr(torch, plan.arithmetic), arithmetic
 
 
-def static_models(config: OmniConfig, dtype: torch.dtype = torch.bfloat16) -> Models:
+def static_models(
+    config: OmniConfig, dtype: torch.dtype = torch.bfloat16, int8: bool = False
+) -> Models:
     """Lay out the modules that graphs are traced from, on the meta device.
 
     They are modules of model/, with the experts of long prompts computed in fixed-shape blocks.
+    int8: see static_config.
     """
-    models, _ = lay_out(static_config(config))
+    models, _ = lay_out(static_config(config, int8))
     for name in PARTS:
         module = getattr(models, name)
         if module is not None:
-            module.to(dtype=dtype, device="meta")
+            cast(module, dtype)
+            module.to(device="meta")
     return models
 
 
-def static_config(config: OmniConfig) -> OmniConfig:
-    """Return the config whose experts are computed in blocks of fixed shape; see model.moe."""
-    thinker = replace(config.thinker, text=_in_blocks(config.thinker.text))
+def static_config(config: OmniConfig, int8: bool = False) -> OmniConfig:
+    """Return the config whose experts are computed in blocks of fixed shape; see model.moe.
+
+    int8: whether the thinker's experts are int8.
+    """
+    thinker = replace(config.thinker, text=_in_blocks(config.thinker.text, int8))
     if config.talker is None:
         return replace(config, thinker=thinker)
     talker = replace(config.talker, text=_in_blocks(config.talker.text))
     return replace(config, thinker=thinker, talker=talker)
 
 
-def _in_blocks(c: DecoderConfig) -> DecoderConfig:
-    return c if c.moe is None else replace(c, moe=replace(c.moe, block_rows=EXPERT_BLOCK_ROWS))
+def _in_blocks(c: DecoderConfig, int8: bool = False) -> DecoderConfig:
+    if c.moe is None:
+        return c
+    return replace(c, moe=replace(c.moe, block_rows=EXPERT_BLOCK_ROWS, int8=int8))
 
 
 def _decoder_graphs(

@@ -225,7 +225,7 @@ def does_not_fit(run: CoreMemory, tp: int) -> str:
 
 def _padding_bytes(config: OmniConfig, plan: CompilePlan, tp: int) -> int:
     """Return the bytes on each core that the plan's profile adds to profile "safe"."""
-    dtype = getattr(torch, plan.dtype)
+    dtype = getattr(torch, plan.arithmetic)
     decoders = [config.thinker.text, *([] if config.talker is None else [config.talker.text])]
 
     def expert_bytes(c: DecoderConfig, profile: str) -> int:
@@ -253,7 +253,7 @@ def _parts(models: Models) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _models(config: OmniConfig, plan: CompilePlan) -> Models:
-    models = static_models(config, getattr(torch, plan.dtype))
+    models = static_models(config, getattr(torch, plan.arithmetic), plan.dtype == "int8")
     if models.code_predictor is not None:
         models.code_predictor.to(predictor_types(plan)[0])
     return models

@@ -42,6 +42,8 @@ class DecoderPlan:
     prompt_buckets: rows that prompts are padded to.
     decode_buckets: positions of a slot that a decode step reads, padded; ends with context_length.
     batches: rows of the decode graphs, ascending; ends with `slots`. Default: one and `slots`.
+    dtype: type of activations and weights.
+    int8: whether the routed experts are int8 with a float32 scale for each output.
     lnc: physical cores of a logical core, as in NEURON_LOGICAL_NC_CONFIG.
     profile: how a prompt's experts are computed: "safe", in plain torch operations, or "fast", by
         NxDI's blockwise kernels (see the beginning of this file).
@@ -56,6 +58,7 @@ class DecoderPlan:
     batches: tuple[int, ...] = ()
     lnc: int = 2
     profile: str = "safe"
+    int8: bool = False
 
     def __post_init__(self) -> None:
         if not self.batches:
@@ -109,10 +112,11 @@ def decoder_spec(config: OmniConfig, plan: CompilePlan, part: str) -> DecoderSpe
         context_length=context,
         prompt_buckets=plan.prompt_buckets,
         decode_buckets=buckets_within(context, plan.decode_buckets),
-        dtype=getattr(torch, plan.dtype),
+        dtype=getattr(torch, plan.arithmetic),
         batches=plan.batches,
         lnc=plan.lnc,
         profile=plan.profile,
+        int8=plan.dtype == "int8" and part == "thinker",
     )
     return DecoderSpec(part, config, sizes)
 
@@ -136,6 +140,10 @@ def check_experts(c: DecoderConfig, plan: DecoderPlan) -> None:
             )
     if plan.profile != "fast":
         return
+    if plan.int8:
+        raise OptionError(
+            'profile "fast" takes kernels that have no int8. Choose profile "safe", or bfloat16.'
+        )
     if plan.lnc != KERNEL_LNC:
         raise OptionError(
             f'profile "fast" takes kernels for LNC={KERNEL_LNC}, and the plan has LNC={plan.lnc}. '

@@ -22,6 +22,8 @@ and layouts are rearranged here:
                               [experts, hidden, 2 width]
     ffn.down                  mlp.expert_mlps.mlp_op.down_proj      width cut
                               [experts, width, hidden]
+    - (int8: their scales)    "scale" in place of "weight",         as gate_up; down's whole
+                              float32 [experts, 1, outputs]
     ffn.shared.ffn.gate_up    mlp.shared_experts.{gate,up}_proj     width cut
     ffn.shared.ffn.down       mlp.shared_experts.down_proj          width cut
     ffn.shared.gate           mlp.shared_experts.gate               whole
@@ -37,9 +39,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.drawn import DrawnTensors
+from qwen3_omni_neuron.checkpoint.files import Checkpoint, ShardReader
 from qwen3_omni_neuron.checkpoint.names import Piece, Pieces, talker_pieces, thinker_pieces
 from qwen3_omni_neuron.checkpoint.parameters import compare_names, copy_piece
+from qwen3_omni_neuron.checkpoint.rounding import are_int8_rows, quantise, read_int8_rows
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout, layout_bytes, write_tensor_files
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.graphs.parallel.cut import (
@@ -53,6 +57,8 @@ from qwen3_omni_neuron.neuron.graphs.parallel.cut import (
 )
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 from qwen3_omni_neuron.neuron.part import WEIGHTS_FOLDER, rank_file
+
+Reader = ShardReader | DrawnTensors
 
 # One of our parameters, and NxDI's parameter for each stored tensor it is made of, in order.
 _SPLIT = {
@@ -76,6 +82,7 @@ _SPLIT = {
 }
 _GATE_UP = "mlp.expert_mlps.mlp_op.gate_up_proj.weight"
 _DOWN = "mlp.expert_mlps.mlp_op.down_proj.weight"
+_SCALES = {name: name.removesuffix("weight") + "scale" for name in (_GATE_UP, _DOWN)}
 _STACKS = {"ffn.gate_up": _GATE_UP, "ffn.down": _DOWN}
 _OUR_LAYER = re.compile(r"decoder\.(layers\.\d+\.)?")
 _LAYER = re.compile(r"layers\.\d+\.")
@@ -199,6 +206,10 @@ def cut_parameters(c: DecoderConfig, tp: int, expert_multiple: int = 1) -> dict[
         _GATE_UP: CutParameter(gate_up, cut_width(2, [width, width], tp, expert_multiple)),
         _DOWN: CutParameter(down, cut_width(1, [width], tp, expert_multiple)),
     }
+    parameters |= {
+        _SCALES[_GATE_UP]: CutParameter((moe.experts, 1, 2 * width), parameters[_GATE_UP].cut),
+        _SCALES[_DOWN]: CutParameter((moe.experts, 1, hidden)),
+    }
     if shared := moe.shared_expert_width:
         shared_rows = CutParameter((shared, hidden), cut_width(0, [shared], tp))
         shared_columns = CutParameter((hidden, shared), cut_width(1, [shared], tp))
@@ -225,17 +236,25 @@ def _layout(spec: DecoderSpec) -> Layout:
     """Return the shape and type of every tensor in a core's file."""
     c = spec.decoder
     parameters = cut_parameters(c, spec.plan.tp, expert_multiple(spec.plan.profile))
-    names = [_file_name(name) for name, _ in _cut_pieces(spec)]
-    layout: dict[str, tuple[Sequence[int], torch.dtype]] = {
-        name: (parameters[_without_layer(name)].local_shape, spec.plan.dtype) for name in names
-    }
+    layout: dict[str, tuple[Sequence[int], torch.dtype]] = {}
+    for target, _ in _cut_pieces(spec):
+        name = _file_name(target)
+        own = _without_layer(name)
+        int8 = spec.plan.int8 and own in _SCALES
+        layout[name] = parameters[own].local_shape, torch.int8 if int8 else spec.plan.dtype
+        if int8:
+            scale = name.replace(own, _SCALES[own])
+            layout[scale] = parameters[_SCALES[own]].local_shape, torch.float32
     return layout | dict.fromkeys(rank_names(c.layers), ((1,), torch.int32))
 
 
 def _cut_parameters(
     pieces: Iterable[tuple[str, list[Piece]]], checkpoint: Checkpoint, spec: DecoderSpec
 ) -> Iterator[tuple[str, list[Tensor]]]:
-    """Yield each parameter's name in the files and the cores' shares, a stack by experts."""
+    """Yield each parameter's name in the files and the cores' shares, a stack by experts.
+
+    The scales of an int8 stack follow it.
+    """
     tp, dtype = spec.plan.tp, spec.plan.dtype
     parameters = cut_parameters(spec.decoder, tp, expert_multiple(spec.plan.profile))
     for target, parts in pieces:
@@ -243,13 +262,57 @@ def _cut_parameters(
         parameter = parameters[_without_layer(name)]
         shape = parameter.shape
         stacked = bool(parts[0].region)
+        scales = []
         with checkpoint.reader() as reader:  # mapped no longer than a parameter takes
             for _, group in groupby(parts, _expert):
-                whole = torch.empty((1, *shape[1:]) if stacked else shape, dtype=dtype)
-                for part in group:
-                    at = replace(part, region=(0, *part.region[1:])) if stacked else part
-                    copy_piece(whole, at, reader.tensor(part.name))
+                own = [replace(p, region=(0, *p.region[1:])) if stacked else p for p in group]
+                if stacked and spec.plan.int8:
+                    whole, scale = _int8_expert(own, shape, dtype, checkpoint, reader)
+                    scales.append(scale)
+                else:
+                    whole = _read((1, *shape[1:]) if stacked else shape, own, dtype, reader)
                 yield name, [shard(whole, parameter.cut, rank) for rank in range(tp)]
+        if scales:
+            bare = _without_layer(name)
+            whole, cut = torch.cat(scales), parameters[_SCALES[bare]].cut
+            scale_name = name.replace(bare, _SCALES[bare])
+            yield scale_name, [shard(whole, cut, rank) for rank in range(tp)]
+
+
+def _read(
+    shape: tuple[int, ...], pieces: Iterable[Piece], dtype: torch.dtype, reader: Reader
+) -> Tensor:
+    whole = torch.empty(shape, dtype=dtype)
+    for piece in pieces:
+        copy_piece(whole, piece, reader.tensor(piece.name))
+    return whole
+
+
+def _int8_expert(
+    pieces: Sequence[Piece],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    checkpoint: Checkpoint,
+    reader: Reader,
+) -> tuple[Tensor, Tensor]:
+    """Return an expert of a stack in int8, [1, in, out], and its scales, float32 [1, 1, out].
+
+    They are the checkpoint's own rows of int8, or rounded.
+    """
+    _, into, out = shape
+    if not are_int8_rows(pieces, checkpoint.quantised):
+        return quantise_columns(_read((1, into, out), pieces, dtype, reader))
+    assert isinstance(reader, ShardReader)  # nothing that is drawn is quantised
+    # The regions of a matrix [1, out, in]: `pieces` have those of its transpose.
+    rows = [Piece(piece.name, (0, *piece.region[2:])) for piece in pieces]
+    numbers, scale = read_int8_rows((1, out, into), rows, reader)
+    return numbers.transpose(1, 2), scale.unsqueeze(1)
+
+
+def quantise_columns(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Round matrices [experts, in, out] to int8. Returns them and scales [experts, 1, out]."""
+    rounded, scale = quantise(matrix.transpose(1, 2))
+    return rounded.transpose(1, 2), scale.unsqueeze(1)
 
 
 def _transposed(piece: Piece) -> Piece:

@@ -1,6 +1,8 @@
 """A decoder's config and plan as NxDI reads them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,6 +16,18 @@ from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
     DecoderSpec,
     blockwise_options,
     check_experts,
+)
+
+# NxD replaces the layers of the experts by its own quantised ones, and no others: parts of names
+# that are left out.
+QUANTISED_EXPERTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "quantized": True,
+        "quantized_checkpoints_path": "",  # read by NxDI's own loading, which is not used
+        "quantization_type": "expert_wise_per_channel_symmetric",
+        "quantization_dtype": "int8",
+        "modules_to_not_convert": ["embed_tokens", "self_attn", "router", "lm_head"],
+    }
 )
 
 
@@ -119,6 +133,8 @@ def _neuron_config(c: DecoderConfig, plan: DecoderPlan, options: dict[str, Any])
         "skip_warmup": True,  # hides a graph that fails; neuron.nxdi.build.warm_up_decoder doesn't
         "disable_numeric_cc_token": True,  # as NxDI's own Qwen3-MoE has it
     }
+    if plan.int8:
+        ours |= QUANTISED_EXPERTS
     config = MoENeuronConfig(**(ours | options))
     if config.logical_nc_config != plan.lnc:  # NxDI prefers what the environment says
         raise OptionError(

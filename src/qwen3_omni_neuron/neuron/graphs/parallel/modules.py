@@ -7,12 +7,13 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from qwen3_omni_neuron.checkpoint.modules import cast
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder, AudioEncoderLayer
 from qwen3_omni_neuron.model.code2wav import Upsample, VocoderLayer
 from qwen3_omni_neuron.model.config import MoeConfig
 from qwen3_omni_neuron.model.decoder import Attention
 from qwen3_omni_neuron.model.layers import FeedForward
-from qwen3_omni_neuron.model.moe import MoeFeedForward
+from qwen3_omni_neuron.model.moe import SCALE, MoeFeedForward
 from qwen3_omni_neuron.model.talker import ResizeMlp, Talker
 from qwen3_omni_neuron.model.thinker import Thinker
 from qwen3_omni_neuron.model.vision_encoder import PatchMerger, VisionLayer
@@ -157,6 +158,9 @@ def _moe(
         "gate_up": cut_width(1, [width, width], tp, multiple),
         "down": cut_width(2, [width], tp, multiple),
     }
+    if layer.int8:
+        # Scales of outputs. A rank has whole outputs of `down`, each a sum over its inputs.
+        cuts["gate_up" + SCALE] = cuts["gate_up"]
     shared = 0
     if layer.shared is not None:
         shared = layer.shared.ffn.down.weight.shape[1]
@@ -169,8 +173,9 @@ def _moe(
         layer.normalize_weights,
         rank_width(shared, tp),
         layer.block_rows,
+        layer.int8,
     )
-    return _like(ParallelMoe(hidden, own, group), layer.down), cuts
+    return _like(ParallelMoe(hidden, own, group), layer.router.weight), cuts
 
 
 def _feed_forward(layer: FeedForward, tp: int, group: Group) -> dict[str, Cut]:
@@ -201,4 +206,5 @@ def _weight_and_bias(name: str, cut: Cut, bias: bool) -> dict[str, Cut]:
 
 
 def _like(module: M, weight: torch.Tensor) -> M:
-    return module.to(dtype=weight.dtype)
+    cast(module, weight.dtype)
+    return module

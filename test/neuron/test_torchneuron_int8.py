@@ -1,0 +1,122 @@
+"""Target torchneuron with the thinker's experts in int8 replies as their weights do."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.compilation.manifest import read_manifest
+from qwen3_omni_neuron.compilation.plan import MODELS
+from qwen3_omni_neuron.compilation.target import EngineSpec
+from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.loading import load_engines
+from qwen3_omni_neuron.model.moe import SCALE
+from qwen3_omni_neuron.neuron.part import LoadedPart, rank_file
+from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
+from testing.int8_experts import write_int8_experts
+from testing.media_cases import CASES, text, user
+from testing.oracle import Reference
+from testing.quantised_checkpoint import int8_rows
+from testing.replies import GREEDY, assert_same, reply_to_the_limit
+from testing.specs import cpu_engines, engine_spec
+from testing.torchneuron.leaner import write_leaner_checkpoint
+from testing.torchneuron.runtime import (
+    StandIn,
+    compile_for_stand_in,
+    omni_over,
+    stand_in_target,
+    warm_up_without,
+    weights_for_stand_in,
+)
+
+TEXT = [user(text("What colour is the sky?"))]
+CLIPS = CASES["two-clips"].messages
+LIMITS: dict[str, Any] = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
+# Activations in float32: in bfloat16 a product of int8 numbers is rounded elsewhere than one of
+# bfloat16 weights, and test_torchneuron_speaking.py judges its replies.
+exact = partial(stand_in_target, mixed_arithmetic="float32")
+
+
+@pytest.fixture(scope="module")
+def leaner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_leaner_checkpoint(tmp_path_factory.mktemp("leaner"))
+
+
+@pytest.fixture(scope="module")
+def spec(leaner: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
+    tree = tmp_path_factory.mktemp("int8") / "tree"
+    return compile_for_stand_in(leaner, tree, exact(), dtype="int8")
+
+
+@pytest.fixture(scope="module")
+def widened(leaner: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint with the weights that the int8 experts stand for, in float32."""
+    return write_int8_experts(leaner, tmp_path_factory.mktemp("widened"))[1]
+
+
+@pytest.fixture(scope="module")
+def reference(widened: Path) -> Reference:
+    return Reference(widened)
+
+
+@pytest.fixture(scope="module")
+def ours(spec: EngineSpec) -> Iterator[Qwen3Omni]:
+    with omni_over(Engines.of(build_engines(spec, runtime=StandIn())), spec) as omni:
+        yield omni
+
+
+def test_a_tree_holds_the_experts_in_int8_and_says_so(spec: EngineSpec) -> None:
+    assert spec.compiled is not None
+    manifest = read_manifest(spec.compiled)
+    assert tuple(manifest.models) == MODELS and manifest.plan["dtype"] == "int8"
+    found = {
+        model: {
+            name.rpartition(".")[2]
+            for name, tensor in load_file(spec.compiled / model / part / rank_file(0)).items()
+            if tensor.dtype == torch.int8 or name.endswith(("gate_up" + SCALE, "down" + SCALE))
+        }
+        for model, part in (("thinker", "thinker"), ("talker", "talker"))
+    }
+    assert found["thinker"] == {"gate_up", "down", "gate_up" + SCALE, "down" + SCALE}
+    assert not found["talker"]
+
+
+@pytest.mark.parametrize("messages", [TEXT, CLIPS], ids=["text", "two-clips"])
+def test_a_reply_is_that_of_the_weights(
+    ours: Qwen3Omni, widened: Path, reference: Reference, messages: Any
+) -> None:
+    """Token for token and code for code: transformers', and that of the CPU's engines in torch."""
+    mine, theirs = reply_to_the_limit(ours, reference, messages, tokens=6, talker_max_new_tokens=12)
+    assert_same(mine, theirs, reference)
+    cpu = engine_spec(widened, dtype="float64", context_length=128)
+    with omni_over(cpu_engines(cpu), cpu) as omni:
+        for options in (GREEDY, {"seed": 3}):
+            mine = ours.generate_audio(messages, **LIMITS, **options)
+            other = omni.generate_audio(messages, **LIMITS, **options)
+            assert mine.token_ids == other.token_ids
+            assert mine.codes.tolist() == other.codes.tolist()
+
+
+def test_replies_of_two_ranks_over_published_int8_rows_are_those_of_their_weights(
+    leaner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank has half of every expert's width, and the scales of these outputs."""
+    monkeypatch.setattr(LoadedPart, "warm_up", warm_up_without("code_predictor_sampled"))
+    for name in ("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG"):
+        monkeypatch.setenv(name, "")  # what a load sets here is gone after this test
+        monkeypatch.delenv(name)
+    published, weights = write_int8_experts(leaner, tmp_path, int8_rows)
+    target = exact(StandIn(caches=False), chunked_prefill=False)
+    spec = weights_for_stand_in(published, tmp_path / "tree", target, dtype="int8", tp=2)
+    engines = load_engines(target, spec, "shared", "trn2.48xlarge")
+    reference = Reference(weights)
+    with omni_over(engines, spec) as omni:
+        mine, theirs = reply_to_the_limit(
+            omni, reference, CLIPS, tokens=6, talker_max_new_tokens=12
+        )
+    assert_same(mine, theirs, reference)

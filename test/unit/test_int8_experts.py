@@ -1,0 +1,288 @@
+"""The thinker's experts in int8: products of their weights, in every graph and on every rank."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import Models
+from qwen3_omni_neuron.checkpoint.rounding import quantise
+from qwen3_omni_neuron.compilation.plan import CompilePlan
+from qwen3_omni_neuron.cpu.weights import load_checkpoint_models
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.model.config import MoeConfig, OmniConfig
+from qwen3_omni_neuron.model.moe import FEW_ROWS, SCALE, MoeFeedForward
+from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
+from qwen3_omni_neuron.neuron.graphs.cost import TRN2, CountingGroup, graph_cost
+from qwen3_omni_neuron.neuron.graphs.dry_run import CoreMemory, core_memory, does_not_fit
+from qwen3_omni_neuron.neuron.graphs.parallel.cut import shard
+from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone
+from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import decoder_spec
+from qwen3_omni_neuron.neuron.nxdi.decoder_weights import write_decoder_shards
+from qwen3_omni_neuron.neuron.part import part_spec, rank_file
+from qwen3_omni_neuron.neuron.shards import (
+    PartShare,
+    part_shard_bytes,
+    read_part_shard,
+    write_part_shards,
+)
+from testing.export import export_graph, open_shapes, rejected_ops
+from testing.graph_cases import TINY_PLAN
+from testing.int8_experts import int8_models, write_int8_experts
+from testing.models import load_models
+from testing.quantised_checkpoint import fp8, int8_rows
+from testing.released import RELEASED
+from testing.specs import plan_of
+
+PLAN = replace(TINY_PLAN, dtype="int8", mixed_arithmetic="bfloat16")
+EXPERTS = ("ffn.gate_up", "ffn.down")
+# What may be done in a graph to int8 numbers, to these in bfloat16, and to scales; what it makes.
+NEXT = {
+    "torch.int8": {"index_select": "torch.int8", "to": "wide"},
+    "wide": {"transpose": "wide", "bmm": "product", "matmul": "product"},
+    "scale": {"index_select": "scale", "unsqueeze": "scale", "mul": "scaled"},
+}
+TYPES = {"product": torch.bfloat16, "scaled": torch.float32}
+SIZES = MoeConfig(8, 3, 6, normalize_weights=True, shared_expert_width=0)
+
+
+def widened(numbers: Tensor, scale: Tensor) -> Tensor:
+    """The weights of int8 rows, float64: exact."""
+    return numbers.double() * scale.double().unsqueeze(-1)
+
+
+@pytest.mark.parametrize("block_rows", [0, 4])
+@pytest.mark.parametrize("rows", [1, 2, FEW_ROWS, FEW_ROWS + 1, 50])
+@torch.no_grad()
+def test_int8_experts_are_experts_of_their_weights(block_rows: int, rows: int) -> None:
+    """By the loop of the CPU, and by the three ways of static graphs."""
+    torch.manual_seed(rows)
+    plain = MoeFeedForward(10, SIZES).double()
+    ours = MoeFeedForward(10, replace(SIZES, block_rows=block_rows, int8=True))
+    ours.router = plain.router
+    nn.init.normal_(plain.router.weight)
+    for name in ("gate_up", "down"):
+        weights = getattr(plain, name)
+        # Rows of other magnitudes: a scale in the place of another one is seen.
+        nn.init.normal_(weights).mul_(torch.rand(weights.shape[:-1]).unsqueeze(-1) + 0.1)
+        numbers, scale = quantise(weights)
+        getattr(ours, name).copy_(numbers)
+        getattr(ours, name + SCALE).copy_(scale)
+        weights.copy_(widened(numbers, scale))
+    x = torch.randn(rows, 10).double()
+    torch.testing.assert_close(ours(x), plain(x), atol=1e-12, rtol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def bfloat16(checkpoint: Path, config: OmniConfig) -> Models:
+    weights = load_models(Checkpoint(checkpoint), config, torch.bfloat16)
+    return int8_models(config, weights, torch.bfloat16)
+
+
+@torch.no_grad()
+def test_int8_is_widened_for_the_product_alone_and_scaled_after_it(
+    bfloat16: Models, config: OmniConfig
+) -> None:
+    """In every graph, exported: no rounded weight is made, a matrix is read at a byte a number."""
+    graphs = [g for g in all_graphs(config, PLAN) if g.part == "thinker" and g.outputs]
+    assert len(graphs) == 10
+    for graph in graphs:
+        assert {spec.dtype for spec in graph.state} == {torch.bfloat16}
+        program = export_graph(graph, bfloat16.thinker)
+        assert not open_shapes(program) + rejected_ops(program), graph.label
+        example = graph.example(1)
+        expected = graph.module(bfloat16.thinker)(*example)
+        torch.testing.assert_close(program.module()(*example), expected, atol=0, rtol=0)
+        check_products(program, config, graph.label)
+
+
+def check_products(program: ExportedProgram, config: OmniConfig, label: str) -> None:
+    kinds: dict[torch.fx.Node, str] = {}
+    used: Counter[str] = Counter()
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            is_scale = node.name.endswith(("gate_up" + SCALE, "down" + SCALE))
+            kinds[node] = "scale" if is_scale else str(node.meta["val"].dtype)
+        taken = [kind for given in node.all_input_nodes if (kind := kinds.get(given)) in NEXT]
+        if node.op != "call_function" or not taken or "_assert" in str(node.target):
+            continue
+        name = str(node.target).split(".")[1]
+        assert name in NEXT[taken[0]], f"{label}: {name} of {taken[0]}"
+        kinds[node] = NEXT[taken[0]][name]
+        if kinds[node] in ("product", "scaled"):
+            used[kinds[node]] += 1
+            assert node.meta["val"].dtype == TYPES[kinds[node]]
+    matrices = 2 * config.thinker.text.layers
+    assert used == {"product": matrices, "scaled": matrices}, label
+
+
+def written(
+    checkpoint: Path, config: OmniConfig, folder: Path, plan: CompilePlan
+) -> list[dict[str, Tensor]]:
+    """The tensors of the thinker's files, by rank."""
+    folder.mkdir()
+    spec = part_spec(config, plan, "thinker")
+    write_part_shards(spec, Checkpoint(checkpoint), folder)
+    files = sorted((folder / "weights").iterdir())
+    assert sum(file.stat().st_size for file in files) - part_shard_bytes(spec) < 100_000
+    layout = PartShare(spec, Alone()).weights
+    shards = [read_part_shard(folder, rank, layout) for rank in range(plan.tp)]
+    return [{name.removeprefix("owner."): t for name, t in s.items()} for s in shards]
+
+
+def experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {n: t for n, t in tensors.items() if n.removesuffix(SCALE).endswith(EXPERTS)}
+
+
+def test_the_files_have_the_cpus_numbers_and_all_else_in_bfloat16(
+    checkpoint: Path, config: OmniConfig, tmp_path: Path
+) -> None:
+    (tensors,) = written(checkpoint, config, tmp_path / "ours", PLAN)
+    (plain,) = written(checkpoint, config, tmp_path / "plain", replace(PLAN, dtype="bfloat16"))
+    cpu = load_checkpoint_models(Checkpoint(checkpoint), config, "int8", ["thinker"], packed=False)
+    assert cpu.thinker is not None
+    theirs = dict(cpu.thinker.named_parameters())
+    names = {n for n in theirs if n.endswith(EXPERTS)}
+    assert experts(tensors).keys() == names | {n + SCALE for n in names}
+    for name in names:
+        assert tensors[name].dtype == torch.int8
+        assert tensors[name + SCALE].dtype == torch.float32
+        wide = tensors[name].float() * tensors[name + SCALE].unsqueeze(-1)
+        assert torch.equal(wide, theirs[name]), name
+    for name in plain.keys() - names:
+        assert torch.equal(tensors[name], plain[name]), name
+    assert {plain[n].dtype for n in plain.keys() - names} >= {torch.bfloat16}
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_a_rank_has_the_scales_of_its_outputs(
+    checkpoint: Path, config: OmniConfig, tmp_path: Path, tp: int
+) -> None:
+    """Those of gate and up with their rows; all of `down`, whose outputs each rank adds to."""
+    (whole,) = written(checkpoint, config, tmp_path / "whole", PLAN)
+    ranks = written(checkpoint, config, tmp_path / "ranks", replace(PLAN, tp=tp))
+    cuts = PartShare(part_spec(config, replace(PLAN, tp=tp), "thinker"), Alone()).cuts
+    width = config.thinker.text.moe.expert_width
+    for name, tensor in experts(whole).items():
+        for rank, held in enumerate(ranks):
+            assert torch.equal(held[name], shard(tensor, cuts.get(name), rank)), name
+        if name.endswith("gate_up" + SCALE):
+            assert held[name].shape[1] == 2 * width // tp
+        if name.endswith("down" + SCALE):
+            assert held[name].shape == tensor.shape
+
+
+def test_published_int8_rows_are_kept_and_other_forms_rounded(
+    checkpoint: Path, config: OmniConfig, tmp_path: Path
+) -> None:
+    """Rounded again they would have scales in float32, of other values."""
+    quantised, _ = write_int8_experts(checkpoint, tmp_path / "int8", int8_rows)
+    (kept,) = written(quantised, config, tmp_path / "kept", PLAN)
+    stored = load_models(Checkpoint(quantised), config, torch.float32, ["thinker"])
+    assert stored.thinker is not None
+    plan = replace(PLAN, prompt_buckets=(40, 64), chunked_prefill=False)
+    decoder = decoder_spec(config, plan, "thinker")
+    (tmp_path / "nxdi").mkdir()
+    write_decoder_shards(decoder, Checkpoint(quantised), tmp_path / "nxdi")
+    nxdi = load_file(tmp_path / "nxdi" / rank_file(0))
+    for name, weight in stored.thinker.named_parameters():
+        if name.endswith(EXPERTS):
+            layer = name.removeprefix("decoder.").partition(".ffn")[0]
+            stack = f"{layer}.mlp.expert_mlps.mlp_op.{name.rpartition('.')[2]}_proj"
+            assert torch.equal(nxdi[f"{stack}.weight"].transpose(1, 2), kept[name]), name
+            assert torch.equal(nxdi[f"{stack}.scale"][:, 0], kept[name + SCALE]), name
+            assert torch.equal(kept[name].float() * kept[name + SCALE].unsqueeze(-1), weight), name
+            assert torch.equal(kept[name + SCALE].bfloat16().float(), kept[name + SCALE]), name
+    quantised, widened_too = write_int8_experts(checkpoint, tmp_path / "fp8", fp8("row"))
+    (ours,) = written(quantised, config, tmp_path / "of fp8", PLAN)
+    (same,) = written(widened_too, config, tmp_path / "of its weights", PLAN)
+    for name, tensor in experts(same).items():
+        assert torch.equal(ours[name], tensor), name
+
+
+def test_a_step_reads_experts_at_a_byte_a_number_and_their_scales(config: OmniConfig) -> None:
+    """One row reads those that it chose; three rows all of them."""
+    c = config.thinker.text
+    numbers = 3 * c.hidden_size * c.moe.expert_width * c.layers
+    scales = (2 * c.moe.expert_width + c.hidden_size) * c.layers
+    for slots, count in ((1, c.moe.experts_per_token), (3, c.moe.experts)):
+        label = f"thinker_decode[slots={slots},window=64]"
+        read = {}
+        for dtype, int8 in (("bfloat16", False), ("int8", True)):
+            plan = replace(PLAN, dtype=dtype)
+            graph = next(g for g in all_graphs(config, plan) if g.label == label)
+            models = static_models(config, torch.bfloat16, int8)
+            read[dtype] = graph_cost(graph, models.thinker).weight_bytes
+        assert read["int8"] - read["bfloat16"] == count * (4 * scales - numbers)
+
+
+TRN2_PAGE = (Path(__file__).parents[2] / "docs" / "trn2.md").read_text(encoding="utf-8")
+DTYPES = ("bfloat16", "int8")
+
+
+def table_of_page(head: str) -> dict[str, list[str]]:
+    """The cells of a table of docs/trn2.md, by the first of each row."""
+    lines = TRN2_PAGE.split(f"| {head} |")[1].splitlines()[2:]
+    rows = [line.strip("| ").split(" | ") for line in lines[: lines.index("")]]
+    return {name: cells for name, *cells in rows}
+
+
+def memory(dtype: str, **sizes: int) -> CoreMemory:
+    plan = plan_of(Path(), RELEASED, "torchneuron", tp=4, dtype=dtype, **sizes)
+    return core_memory(RELEASED, plan, (4,))
+
+
+def test_the_page_says_what_fits_a_trn2_in_either_dtype() -> None:
+    table = table_of_page("TP 4, `shared` | bfloat16 | int8")
+    thinker, whole, slots, positions = table.values()
+    for place, dtype in enumerate(DTYPES):
+        counted = memory(dtype)
+        shards = {part.name: part.shard_bytes[4] for part in counted.parts}
+        assert thinker[place] == f"{shards['thinker'] / 1e9:.2f}"
+        assert whole[place] == f"{counted.core_bytes(4) / 1e9:.2f}"
+        for name, most, step in (
+            ("max_concurrency", int(slots[place]), 1),
+            ("context_length", int(positions[place]), 1024),
+        ):
+            assert not does_not_fit(memory(dtype, **{name: most}), 4), name
+            assert does_not_fit(memory(dtype, **{name: most + step}), 4), name
+    assert f"{counted.nbytes / 1e9:.1f} GB in all" in TRN2_PAGE
+    c = RELEASED.thinker.text
+    experts = 3 * c.moe.experts * c.moe.expert_width * c.hidden_size * c.layers
+    assert f"{2 * experts / 1e9:.1f} of the 70.5 GB" in TRN2_PAGE
+
+
+def test_the_page_says_the_floors_in_either_dtype() -> None:
+    columns = [(tp, dtype) for tp in (4, 8) for dtype in DTYPES]
+    head = " | ".join(f"{dtype}, TP {tp}" for tp, dtype in columns)
+    table = table_of_page(f"graph, floor ms | {head}")
+    for place, (tp, dtype) in enumerate(columns):
+        plan = plan_of(
+            Path(), RELEASED, "torchneuron", tp=tp, dtype=dtype,
+            prompt_buckets=(1536,), batches=(1, 8), decode_buckets=(2048,),
+        )  # fmt: skip
+        thinker = static_models(RELEASED, torch.bfloat16, dtype == "int8").thinker
+        parallelize(thinker, tp, CountingGroup(tp))
+        graphs = {graph.label: graph for graph in all_graphs(RELEASED, plan)}
+        for label, floors in table.items():
+            cost = graph_cost(graphs[label], thinker)
+            floor = TRN2.floor_s(cost.flops, cost.weight_bytes + cost.state_bytes)
+            assert floors[place] == f"{floor * 1e3:.2f}", label
+
+
+def test_neurons_targets_take_int8_and_compute_in_bfloat16(config: OmniConfig) -> None:
+    for target in ("torchneuron", "neuron"):
+        plan = plan_of(Path(), config, target, dtype="int8")
+        assert (plan.dtype, plan.arithmetic) == ("int8", "bfloat16")
+        assert "mixed_arithmetic" not in plan.settings
+    assert plan_of(Path(), config, dtype="int8").arithmetic == "float32"
+    with pytest.raises(OptionError, match="auto or one of bfloat16, float32, int8 for target"):
+        plan_of(Path(), config, "neuron", dtype="int4")
