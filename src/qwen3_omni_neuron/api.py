@@ -149,8 +149,7 @@ class Qwen3Omni:
         config = read_config(folder)
         tree = None if compiled_path is None else local_tree(compiled_path)
         plan = plan_of(
-            *(folder, config, tree, target, dtype),
-            *(max_concurrency, context_length, predictor_dtype),
+            folder, config, tree, target, dtype, max_concurrency, context_length, predictor_dtype
         )
         conversation = Conversation(folder, config)
         chosen = find_target(plan.target)

@@ -98,7 +98,8 @@ def load_compiled_models(
         chosen = {name: parts[name] for name in names if name in parts}
         if chosen:
             with _open_weights(tree / model) as file:
-                _fill(tree / model, file, chosen, dtype, packed, quantised, "", predictor_dtype)
+                of_file = tree / model, file, chosen, dtype, packed, quantised
+                _fill(*of_file, predictor_dtype=predictor_dtype)
     if "embedding" in parts:
         with _open_weights(tree / "thinker") as file:
             chosen = {"embedding": parts["embedding"]}
@@ -289,13 +290,16 @@ def _file_layout(
     quantised: Mapping[str, QuantisedForm],
 ) -> Layout:
     """Return shape and dtype of every tensor in a model's file by name."""
+    forms = {
+        name: weight_forms(
+            part_precision(name, dtype, predictor_dtype), name, parts[name], quantised
+        )
+        for name in MODEL_PARTS[model]
+    }
     return {
         f"{name}.{kept}": expected
-        for name in MODEL_PARTS[model]
-        for precision in (part_precision(name, dtype, predictor_dtype),)
-        for by_name in _layout(
-            parts[name], weight_forms(precision, name, parts[name], quantised)
-        ).values()
+        for name, of_part in forms.items()
+        for by_name in _layout(parts[name], of_part).values()
         for kept, expected in by_name.items()
     }
 

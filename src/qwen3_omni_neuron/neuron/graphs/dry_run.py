@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from qwen3_omni_neuron.checkpoint.modules import Models
+from qwen3_omni_neuron.checkpoint.modules import Models, cast
 from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART, MODEL_STAGES, CompilePlan
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import (
@@ -255,7 +255,7 @@ def _parts(models: Models) -> Iterator[tuple[str, nn.Module]]:
 def _models(config: OmniConfig, plan: CompilePlan) -> Models:
     models = static_models(config, getattr(torch, plan.arithmetic), plan.dtype == "int8")
     if models.code_predictor is not None:
-        models.code_predictor.to(predictor_types(plan)[0])
+        cast(models.code_predictor, predictor_types(plan)[0])
     return models
 
 
