@@ -1,6 +1,7 @@
 """Frames for the code predictor of a checkpoint with the published outlier, and their codes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,6 +13,8 @@ from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
 from qwen3_omni_neuron.checkpoint.parameters import load_parts
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.model.code_predictor import CodePredictor, top_p_limits
+from qwen3_omni_neuron.neuron.part import PartSpec, part_spec
+from testing.graph_cases import TINY_PLAN
 
 FRAMES = 296  # as many as were published
 TOP_P = 0.8
@@ -79,3 +82,11 @@ def same_frames(ours: Codes, theirs: Codes) -> list[float]:
     """Return the shares of greedy and of sampled frames whose 16 codes are the same."""
     pairs = zip(ours, theirs, strict=True)
     return [float((a == b).all(1).float().mean()) for a, b in pairs]
+
+
+def predictor_spec(folder: Path, target: str, predictor_dtype: str) -> PartSpec:
+    """Describe the code predictor of a plan in bfloat16, with graphs of FRAMES slots."""
+    sizes = {"batches": (FRAMES,), "max_concurrency": FRAMES}
+    numbers = {"dtype": "bfloat16", "predictor_dtype": predictor_dtype}
+    plan = replace(TINY_PLAN, target=target, **sizes, **numbers)
+    return part_spec(read_config(folder), plan, "code_predictor")

@@ -25,14 +25,15 @@ from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec, part_spec
 from qwen3_omni_neuron.neuron.shards import write_part_shards
 from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations
 from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs
+from testing.export import export_graph
 from testing.graph_cases import TINY_PLAN
 from testing.native_library import needs_c
 from testing.outlier import (
-    FRAMES,
     Codes,
     codes_of_engine,
     float32_codes,
     frame_inputs,
+    predictor_spec,
     same_frames,
     talker_models,
 )
@@ -170,18 +171,20 @@ def neuron_part(target: str, spec: PartSpec, outlier: Path, folder: Path) -> Loa
     return LoadedPart(spec.graphs, graphs.run)
 
 
-@pytest.mark.parametrize("target", ["neuron", "torchneuron"])
 @pytest.mark.parametrize(
-    ("predictor_dtype", "keeps"), [("mixed", True), ("float32", True), (SAME, False)]
+    ("target", "predictor_dtype", "keeps"),
+    [
+        ("torchneuron", "mixed", True),  # whose graphs are those of "neuron", compiled in a minute
+        ("neuron", "mixed", True),
+        ("neuron", "float32", True),
+        ("neuron", SAME, False),
+    ],
 )
 def test_codes_of_the_graphs_for_neuron(
     outlier: Path, reference: Codes, tmp_path: Path, target: str, predictor_dtype: str, keeps: bool
 ) -> None:
     """The talker gives bfloat16 to each of them, and gets bfloat16 back."""
-    config = read_config(outlier)
-    sizes = {"batches": (FRAMES,), "max_concurrency": FRAMES, "dtype": "bfloat16"}
-    plan = replace(TINY_PLAN, target=target, predictor_dtype=predictor_dtype, **sizes)
-    spec = part_spec(config, plan, "code_predictor")
+    spec = predictor_spec(outlier, target, predictor_dtype)
     weights = torch.float32 if predictor_dtype == "float32" else BFLOAT16
     assert spec.dtype == weights
     with standing_in():
@@ -190,6 +193,21 @@ def test_codes_of_the_graphs_for_neuron(
         codes = codes_of_engine(engine.predict, given, BFLOAT16)
     found = same_frames(codes, reference)
     assert min(found) >= 0.98 if keeps else max(found) < 0.5, found
+
+
+def test_types_in_the_exported_graph(outlier: Path) -> None:
+    """In mixed all floats are float32, but for weights and the sum of a frame's embeddings."""
+    spec = predictor_spec(outlier, "torchneuron", "mixed")
+    owner = talker_models(outlier, BFLOAT16).code_predictor
+    assert owner is not None
+    seen: dict[torch.dtype, set[str]] = {}
+    for node in export_graph(spec.graphs[-1], owner).graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "call_function" and isinstance(value, torch.Tensor):
+            seen.setdefault(value.dtype, set()).add(str(node.target).removesuffix(".default"))
+    of_embeddings = {"aten.embedding", "aten.stack", "aten.sum.dim_IntList"}
+    assert seen[BFLOAT16] == {*of_embeddings, "aten.select.int"}, "the last takes a step's head"
+    assert {"aten.linear", "aten.scaled_dot_product_attention", "aten.silu"} <= seen[torch.float32]
 
 
 def test_what_a_frame_reads_on_neuron() -> None:
