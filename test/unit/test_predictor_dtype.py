@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import fill
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.compilation.plan import SAME
 from qwen3_omni_neuron.cpu.native.installed import find_library
@@ -21,6 +23,7 @@ from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
 from qwen3_omni_neuron.neuron.graphs.all import static_models
 from qwen3_omni_neuron.neuron.graphs.cost import graph_cost
 from qwen3_omni_neuron.neuron.graphs.dry_run import core_memory
+from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
 from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec, part_spec
 from qwen3_omni_neuron.neuron.shards import write_part_shards
 from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations
@@ -37,6 +40,8 @@ from testing.outlier import (
     same_frames,
     talker_models,
 )
+from testing.parallel import shard_state
+from testing.rank_threads import Ranks
 from testing.released import RELEASED
 from testing.simulated_toolchain import SimulatedToolchain
 from testing.specs import plan_of
@@ -193,6 +198,26 @@ def test_codes_of_the_graphs_for_neuron(
         codes = codes_of_engine(engine.predict, given, BFLOAT16)
     found = same_frames(codes, reference)
     assert min(found) >= 0.98 if keeps else max(found) < 0.5, found
+
+
+@torch.inference_mode()
+def test_codes_over_two_ranks(outlier: Path, reference: Codes) -> None:
+    """What a rank gives to the others is in float32, too."""
+    config, ranks = read_config(outlier), Ranks(2)
+    plain = talker_models(outlier, BFLOAT16).code_predictor
+    assert plain is not None
+    hidden, code0, *random = frame_inputs(talker_models(outlier))
+    calls = []
+    for rank in range(2):
+        module = static_models(config).code_predictor
+        assert module is not None
+        cuts = parallelize(module, 2, ranks.rank(rank))
+        fill(module, shard_state(plain.named_parameters(), cuts, rank).items())
+        fill(module, plain.named_buffers())
+        calls.append(partial(module, hidden, code0, *random))
+    for sampled, feedback in ranks.run(calls):
+        assert feedback.dtype == BFLOAT16
+        assert (sampled == reference[1]).all(1).float().mean() >= 0.98
 
 
 def test_types_in_the_exported_graph(outlier: Path) -> None:
