@@ -202,7 +202,7 @@ def test_codes_of_the_graphs_for_neuron(
 
 @torch.inference_mode()
 def test_codes_over_two_ranks(outlier: Path, reference: Codes) -> None:
-    """What a rank gives to the others is in float32, too."""
+    """Ranks give each other float32, too."""
     config, ranks = read_config(outlier), Ranks(2)
     plain = talker_models(outlier, BFLOAT16).code_predictor
     assert plain is not None
