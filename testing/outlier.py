@@ -86,7 +86,6 @@ def same_frames(ours: Codes, theirs: Codes) -> list[float]:
 
 def predictor_spec(folder: Path, target: str, predictor_dtype: str) -> PartSpec:
     """Describe the code predictor of a plan in bfloat16, with graphs of FRAMES slots."""
-    sizes = {"batches": (FRAMES,), "max_concurrency": FRAMES}
-    numbers = {"dtype": "bfloat16", "predictor_dtype": predictor_dtype}
-    plan = replace(TINY_PLAN, target=target, **sizes, **numbers)
+    plan = replace(TINY_PLAN, target=target, dtype="bfloat16", predictor_dtype=predictor_dtype)
+    plan = replace(plan, batches=(FRAMES,), max_concurrency=FRAMES)
     return part_spec(read_config(folder), plan, "code_predictor")
