@@ -15,6 +15,10 @@ LIMITS = Limits(
     dtypes=("mixed", "float32", "int8", "int4", "bfloat16", "float64"),
     auto={"bfloat16": "mixed"},
     predictor_top_k=0,
+    predictor_dtypes={
+        **dict.fromkeys(("int8", "int4"), ("same", "mixed")),
+        "bfloat16": ("mixed", "same"),
+    },
     chunked_prefill=True,
     sizes={"prompt_buckets": (), "patch_buckets": (), "chunk_frames": CHUNK_FRAMES},
 )
