@@ -115,7 +115,8 @@ class Qwen3Omni:
 
         model_path: a folder, or a hub id. target: one of loading.TARGETS; default: the compiled
         tree's target, or "cpu" without a tree. dtype: "auto" (on the CPU "mixed" for a bfloat16
-        checkpoint, else the checkpoint's dtype), or a dtype of the target: see docs/options.md.
+        checkpoint, "int4" or "int8" for a quantised one, else the checkpoint's dtype), or a dtype
+        of the target: see docs/options.md.
         max_concurrency: number of slots, the requests that run at a time (8).
         context_length: positions that a slot's KV cache holds (8192, or the model's own limit
         where that is less); prompt and reply must fit. max_queued: number of requests that may wait

@@ -1,7 +1,7 @@
 """The compile plan: the settings of a compile, their checks and their defaults."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -146,11 +146,12 @@ class Limits:
     target: its name. degrees: degrees of tensor parallelism. profiles: by name, the allowed numbers
     of physical cores in a logical core. chunked_prefill: whether its engines can append rows to the
     rows of a slot (see engines.protocols.Thinker); if not, each prompt is computed anew. auto:
-    dtype that "auto" means for a checkpoint's dtype, if it is another one. predictor_top_k: the
-    default; 0: any. predictor_dtypes: allowed predictor_dtype by dtype, the default first; "same"
-    alone in a dtype that is not named. sizes: defaults by the name of a list in CompilePlan; lists
-    not named here may have any size. mixed_arithmetic: dtype of activations in the dtypes mixed,
-    int8 and int4.
+    dtype that "auto" means for a checkpoint's dtype, if it is another one. auto_quantised: returns
+    the dtype that "auto" means for a checkpoint's folder, or None where its dtype says that.
+    predictor_top_k: the default; 0: any. predictor_dtypes: allowed predictor_dtype by dtype, the
+    default first; "same" alone in a dtype that is not named. sizes: defaults by the name of a list
+    in CompilePlan; lists not named here may have any size. mixed_arithmetic: dtype of activations
+    in the dtypes mixed, int8 and int4.
     """
 
     target: str
@@ -162,6 +163,7 @@ class Limits:
     sizes: Mapping[str, tuple[int, ...]]
     auto: Mapping[str, str] = field(default_factory=dict)
     predictor_dtypes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    auto_quantised: Callable[[Path, OmniConfig], str | None] = lambda folder, config: None
     mixed_arithmetic: str = "float32"
 
     @property
@@ -195,12 +197,13 @@ def make_plan(
     """Make the plan from a caller's settings, a target's limits and a checkpoint's config.
 
     See CompilePlan for the settings. None: the target's default. dtype: "auto" (the checkpoint's
-    dtype, or the limits' dtype for it), or one of the limits. context_length: by default 8192, or
-    the model's own limit if that is less. talker_context_length: by default context_length, plus
-    the assistant's rows, plus 4096 frames. predictor_dtype: "auto", or one of the limits. Sizes
-    ascend. If there are any, the last prompt bucket and the last decode bucket are the context
-    length, and the last batch is max_concurrency, whether given or not.
-    Raises OptionError with the argument and its allowed values.
+    dtype, or the limits' dtype for the checkpoint), or one of the limits. context_length: by
+    default 8192, or the model's own limit if that is less. talker_context_length: by default
+    context_length, plus the assistant's rows, plus 4096 frames. predictor_dtype: "auto", or one of
+    the limits. Sizes ascend. If there are any, the last prompt bucket and the last decode bucket
+    are the context length, and the last batch is max_concurrency, whether given or not.
+    Raises OptionError with the argument and its allowed values, and CheckpointError for dtype
+    "auto" and a quantised checkpoint that can't be read.
     """
     tp = limits.degrees[0] if tp is None else tp
     lnc = limits.core_sizes[0] if lnc is None else lnc
@@ -245,7 +248,7 @@ def make_plan(
             f"predictor_top_k is {'0' if any_top_k else '1 or more'} for target {limits.target}, "
             f"got {top_k}."
         )
-    dtype = _dtype(limits, config, dtype)
+    dtype = _dtype(limits, model, config, dtype)
     return CompilePlan(
         model=model,
         target=limits.target,
@@ -264,7 +267,7 @@ def make_plan(
     )
 
 
-def _dtype(limits: Limits, config: OmniConfig, dtype: str) -> str:
+def _dtype(limits: Limits, model: Path, config: OmniConfig, dtype: str) -> str:
     if dtype not in ("auto", *limits.dtypes):
         raise OptionError(
             f"dtype is auto or one of {', '.join(limits.dtypes)} for target {limits.target}, got "
@@ -272,7 +275,7 @@ def _dtype(limits: Limits, config: OmniConfig, dtype: str) -> str:
         )
     if dtype != "auto":
         return dtype
-    chosen = limits.auto.get(config.dtype, config.dtype)
+    chosen = limits.auto_quantised(model, config) or limits.auto.get(config.dtype, config.dtype)
     if chosen not in limits.dtypes:
         raise OptionError(
             f"this checkpoint is in {config.dtype}, which is not run; load it with dtype "

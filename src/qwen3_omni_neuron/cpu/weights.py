@@ -118,6 +118,19 @@ def weight_forms(
     }
 
 
+def quantised_dtype(folder: Path, config: OmniConfig) -> str:
+    """Return the dtype that keeps a quantised checkpoint's numbers and rounds the others least.
+
+    "int4" where it rounds nothing to 4 bits that is not published in 4 bits, else "int8", which
+    keeps the same numbers. Raises CheckpointError; see checkpoint.files.Checkpoint.
+    """
+    _, parts = lay_out(config, ("thinker",))
+    quantised = Checkpoint(folder).quantised
+    forms = weight_forms(PRECISIONS["int4"], "thinker", parts["thinker"], quantised).values()
+    in_int4 = [form.published for form in forms if form.groups is not None]
+    return "int4" if in_int4 and all(in_int4) else "int8"
+
+
 def _read(
     part: Part, checkpoint: Checkpoint, forms: Mapping[str, WeightForm]
 ) -> Iterator[tuple[str, Tensor | dict[str, Tensor]]]:
