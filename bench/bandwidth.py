@@ -154,6 +154,7 @@ def stage_rows(
     loading = Namespace(
         dtype=dtype,
         kv_cache_dtype="auto",
+        predictor_dtype="auto",
         threads=threads,
         placement="shared",
         compiled=None,

@@ -9,8 +9,8 @@ inputs that share a scale: int8/32 has one for each 32 inputs, int8 one for each
 rounds no weight but what each layer returns, to bfloat16.
 
 Without --model: a checkpoint of random weights, its inputs random, too; once more with weights of
-heavy tails, and once more with the activation outlier that was published for the real code
-predictor (bench/quantising/outlier.py). Random weights are no measure of a dtype: their figures
+heavy tails, and once more with the activations that were published for the real code predictor
+(checkpoint.tiny.outlier). Random weights are no measure of a dtype: their figures
 are for comparison of formats. With --model, which is a checkpoint of train/train.py: sampled
 float32 replies to questions of train.assess. Each model gets the inputs that float32 gives it.
 
@@ -19,14 +19,17 @@ relative_error (root mean square). Of measure "logits": weights, model, layers, 
 formats), audio_encoder, residual, dtypes that are like this, inputs, positions; kl_mean, its
 standard error and kl_max, the divergence of the probabilities from float32's, in nats; agreement,
 the share of positions with the same likeliest token. The code predictor's positions are 15 a frame.
-Of measure "speech", with --assess: dtype, and each figure of train.assess with the interval of
-95 %.
+Of the measures "frames" and "replies", over the outlier: numbers, or talker and predictor (their
+arithmetic and weights, see bench/quantising/arithmetic.py); of frames over float32's inputs the
+share with float32's codes and the share of codes, greedy and with the same random numbers; of
+replies whose codes are fed back, the mean of the first frame that differs (or their length), and
+the share in which none does. Of measure "speech", with --assess: dtype, and each figure of
+train.assess with the interval of 95 %.
 """
 
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,6 +57,7 @@ from bench.quantising.cases import (
     talker_inputs,
     thinker_inputs,
 )
+from bench.quantising.codes import frame_rows, loop_rows
 from bench.quantising.rounding import AUDIO_CHOICES, CHOICES, INT8, STORED, Choice, RelativeErrors
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
@@ -79,6 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     parser.add_argument("--assess", type=natural, default=0, help="questions for each dtype")
     parser.add_argument("--seeds", type=natural, default=2, help="replies to each question")
+    parser.add_argument("--replies", type=natural, default=8, help="over the outlier, fed back")
+    parser.add_argument("--frames", type=positive, default=50, help="of each of them")
     return run("quantisation", parser, measure, arguments)
 
 
@@ -86,39 +92,52 @@ def measure(options: argparse.Namespace) -> Figures:
     """Measure every choice. The summary has the logits' figures, and what is heard, by dtype."""
     if options.assess and not options.model:
         raise InputError("--assess asks a checkpoint that speaks. Name it by --model.")
-    named = nullcontext(options.model) if options.model else made_checkpoint(options.size)
     # Several threads take longer for so few rows where they wait for each other.
-    with one_torch_thread(), named as folder:
-        config = read_config(folder)
+    with one_torch_thread():
+        if not options.model:
+            rows = list(random_rows(options))
+            return rows, summary_of(rows)
+        config = read_config(options.model)
         if config.dtype != "bfloat16" or config.talker is None or config.code2wav is None:
-            raise InputError(f"{folder} is no checkpoint in bfloat16 that speaks.")
-        if options.model:
-            rows = list(trained_rows(folder, config, options))
-        else:
-            rows = list(random_rows(folder, config, options))
-    return rows, summary_of(rows)
+            raise InputError(f"{options.model} is no checkpoint in bfloat16 that speaks.")
+        rows = list(trained_rows(options.model, config, options))
+        return rows, summary_of(rows)
 
 
-def random_rows(folder: Path, config: OmniConfig, options: argparse.Namespace) -> Iterator[Row]:
+def random_rows(options: argparse.Namespace) -> Iterator[Row]:
     """Compare every choice over random weights and inputs."""
-    assert config.talker is not None
-    c = config.talker.predictor
-    for kind in options.weights:
-        outlier = kind == "outlier"
-        if outlier and (c.layers < 2 or c.ffn_width < 2 * c.hidden_size):
-            continue  # see plant_outlier
-        weights = Weights(folder, config, tails=kind == "tails", outlier=outlier)
-        about = {"weights": kind, "inputs": "random"}
-        of_thinker, of_talker, codes = random_inputs(weights, options.positions)
-        thinker, talker = [of_thinker], [of_talker]
-        if "thinker" in options.parts and not outlier:
-            every = CHOICES["thinker"]
-            yield from thinker_rows(weights, about, every, partial(given_inputs, thinker))
-        if "talker" in options.parts and not outlier:
-            yield from talker_rows(weights, about, talker)
-        if "predictor" in options.parts:
-            (hidden,) = hidden_states(weights, talker)
-            yield from predictor_rows(weights, about, hidden, codes)
+    plain = [kind for kind in options.weights if kind != "outlier"]
+    if plain:
+        with made_checkpoint(options.size) as folder:
+            for kind in plain:
+                weights = Weights(folder, read_config(folder), tails=kind == "tails")
+                yield from weights_rows(weights, kind, options.parts, options.positions)
+    if "outlier" in options.weights:
+        with made_checkpoint(options.size, outlier=True) as folder:
+            weights = Weights(folder, read_config(folder))
+            predictor = [part for part in options.parts if part == "predictor"]
+            yield from weights_rows(weights, "outlier", predictor, options.positions)
+            about = {"weights": "outlier", "inputs": "random"}
+            yield from frame_rows(weights, about, options.positions)
+            if options.replies:
+                yield from loop_rows(weights, about, options.replies, options.frames)
+
+
+def weights_rows(
+    weights: Weights, kind: str, parts: Sequence[str], positions: int
+) -> Iterator[Row]:
+    """Compare every choice over some weights and random inputs."""
+    about = {"weights": kind, "inputs": "random"}
+    of_thinker, of_talker, codes = random_inputs(weights, positions)
+    thinker, talker = [of_thinker], [of_talker]
+    if "thinker" in parts:
+        every = CHOICES["thinker"]
+        yield from thinker_rows(weights, about, every, partial(given_inputs, thinker))
+    if "talker" in parts:
+        yield from talker_rows(weights, about, talker)
+    if "predictor" in parts:
+        (hidden,) = hidden_states(weights, talker)
+        yield from predictor_rows(weights, about, hidden, codes)
 
 
 def trained_rows(folder: Path, config: OmniConfig, options: argparse.Namespace) -> Iterator[Row]:
@@ -270,6 +289,13 @@ def summary_of(rows: Sequence[Row]) -> dict[str, Any]:
                 how += f", residual {row['residual']}"
             figures = {name: row[name] for name in SUMMARISED}
             summary.setdefault(where, {})[how] = figures
+        elif row["measure"] == "frames":
+            figures = {k: v for k, v in row.items() if k.endswith(("_frames", "_codes"))}
+            summary.setdefault(f"frames, {row['model']}", {})[row["numbers"]] = figures
+        elif row["measure"] == "replies":
+            figures = {k: v for k, v in row.items() if k.endswith(("_first", "_same"))}
+            how = f"talker {row['talker']}, predictor {row['predictor']}"
+            summary.setdefault("replies", {})[how] = figures
         elif row["measure"] == "speech":
             heard = {k: v for k, v in row.items() if k not in ("measure", "dtype")}
             summary.setdefault("speech", {})[row["dtype"]] = heard

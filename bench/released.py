@@ -223,7 +223,8 @@ def parts(checkpoint: Path, tree: Path, options: Namespace) -> list[Row]:
     prompt = prompt_of(torch.randint(bandwidth.BYTE_TOKENS, (options.prompt,), generator=generator))
     loading = Namespace(
         **{"dtype": options.dtype, "threads": options.threads, "compiled": tree},
-        **{"placement": "shared", "instance": None, "cores": None, "kv_cache_dtype": "auto"},
+        **{"placement": "shared", "instance": None, "cores": None},
+        **{"kv_cache_dtype": "auto", "predictor_dtype": "auto"},
     )
     calls = Namespace(
         batches=[1], repeats=options.repeats, seed=options.seed, chunk_frames=[1, CHUNK]

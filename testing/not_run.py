@@ -14,6 +14,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "make test-nxdi NXDI_SOURCES=...",
     ),
     "which packs matrices": ("matrices as other packages pack them", "make test-quantised"),
+    "which reads this form": ("quantised checkpoints in transformers", "make test-quantised"),
     "train/ trains transformers 5's modules": ("training of the speaking checkpoint", "make test"),
     "4.57": ("what transformers 4.57 can't do", "make test"),
     "5.x takes": ("what transformers 5 can't do", "make test-oracle"),

@@ -37,10 +37,13 @@ def add_size_argument(parser: ArgumentParser, when: str = "") -> None:
 
 
 @contextmanager
-def made_checkpoint(size: str) -> Iterator[Path]:
-    """Make a checkpoint of random bfloat16 weights, and delete it at the end of the block."""
+def made_checkpoint(size: str, outlier: bool = False) -> Iterator[Path]:
+    """Make a checkpoint of random bfloat16 weights, and delete it at the end of the block.
+
+    outlier: see write_tiny_checkpoint.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        yield write_tiny_checkpoint(folder, size=size)
+        yield write_tiny_checkpoint(folder, size=size, outlier=outlier)
 
 
 @contextmanager

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.quantising.outlier import plant_outlier
 from bench.quantising.rounding import (
     STORED,
     Choice,
@@ -71,14 +70,11 @@ class Reply:
 class Weights:
     """Modules of one checkpoint, with the rounding of a choice.
 
-    tails: whether matrices get heavy tails; outlier: whether the code predictor has one.
+    tails: whether matrices get heavy tails.
     """
 
-    def __init__(
-        self, folder: Path, config: OmniConfig, tails: bool = False, outlier: bool = False
-    ):
-        self.config, self._checkpoint = config, Checkpoint(folder)
-        self._tails, self._outlier = tails, outlier
+    def __init__(self, folder: Path, config: OmniConfig, tails: bool = False):
+        self.config, self._checkpoint, self._tails = config, Checkpoint(folder), tails
 
     def thinker(self, choice: Choice, errors: RelativeErrors | None = None) -> Thinker:
         """Return the thinker."""
@@ -128,13 +124,7 @@ class Weights:
         self, name: str, part: Part, choice: Choice, errors: RelativeErrors | None = None
     ) -> None:
         weights = stored_weights(self._checkpoint, name, part, self._tails)
-        if self._outlier and name == "code_predictor":
-            assert self.config.talker is not None
-            held = dict(weights)
-            plant_outlier(held, self.config.talker.predictor.layers)
-            fill(name, part.module, held.items(), choice, errors)
-        else:
-            fill(name, part.module, weights, choice, errors)
+        fill(name, part.module, weights, choice, errors)
 
 
 @torch.inference_mode()

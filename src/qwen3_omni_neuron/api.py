@@ -108,13 +108,15 @@ class Qwen3Omni:
         cores: Mapping[str, str] | None = None,
         threads: int | None = None,
         kv_cache_dtype: str = "auto",
+        predictor_dtype: str = "auto",
         wrap_engines: Callable[[Engines], Engines] | None = None,
     ) -> "Qwen3Omni":
         """Load a checkpoint.
 
         model_path: a folder, or a hub id. target: one of loading.TARGETS; default: the compiled
         tree's target, or "cpu" without a tree. dtype: "auto" (on the CPU "mixed" for a bfloat16
-        checkpoint, else the checkpoint's dtype), or a dtype of the target: see docs/options.md.
+        checkpoint, "int4" or "int8" for a quantised one, else the checkpoint's dtype), or a dtype
+        of the target: see docs/options.md.
         max_concurrency: number of slots, the requests that run at a time (8).
         context_length: positions that a slot's KV cache holds (8192, or the model's own limit
         where that is less); prompt and reply must fit. max_queued: number of requests that may wait
@@ -130,6 +132,8 @@ class Qwen3Omni:
         all stages have the same cores, with "split" each stage has its own.
         threads: number of CPU threads for all stages together; default: torch's number here.
         kv_cache_dtype: on the CPU "float32" or "bfloat16"; "auto": that of the arithmetic.
+        predictor_dtype: numbers of the code predictor, "auto", "same" or "mixed": see
+        docs/options.md; a tree has its own.
         wrap_engines: function from the built engines to the engines to run, for example to record
         calls.
         Raises CheckpointError for a checkpoint that can't be used, ArtifactError for a tree that
@@ -145,7 +149,9 @@ class Qwen3Omni:
         folder = resolve_checkpoint(model_path)
         config = read_config(folder)
         tree = None if compiled_path is None else local_tree(compiled_path)
-        plan = plan_of(folder, config, tree, target, dtype, max_concurrency, context_length)
+        plan = plan_of(
+            folder, config, tree, target, dtype, max_concurrency, context_length, predictor_dtype
+        )
         conversation = Conversation(folder, config)
         chosen = find_target(plan.target)
         check_kv_cache_dtype(chosen, kv_cache_dtype)

@@ -80,6 +80,7 @@ def plan_of(
     dtype: str,
     max_concurrency: int | None,
     context_length: int | None,
+    predictor_dtype: str = "auto",
 ) -> CompilePlan:
     """Return the plan of the tree, or a new plan where there is no tree."""
     if tree is not None:
@@ -88,6 +89,7 @@ def plan_of(
             "dtype": None if dtype == "auto" else dtype,
             "max_concurrency": max_concurrency,
             "context_length": context_length,
+            "predictor_dtype": None if predictor_dtype == "auto" else predictor_dtype,
         }
         return open_tree(tree, folder, config, TARGETS, given)
     chosen = find_target(target or DEFAULT_TARGET)
@@ -98,6 +100,7 @@ def plan_of(
         dtype=dtype,
         max_concurrency=DEFAULT_CONCURRENCY if max_concurrency is None else max_concurrency,
         context_length=context_length,
+        predictor_dtype=predictor_dtype,
     )
     if chosen.needs_tree:
         raise OptionError(

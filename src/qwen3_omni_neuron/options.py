@@ -277,6 +277,9 @@ class LoadArguments(TypedDict, total=False):
     kv_cache_dtype: Annotated[
         str, OptionDoc("auto, or for the CPU float32 or bfloat16, which takes half the memory")
     ]
+    predictor_dtype: Annotated[
+        str, OptionDoc("numbers of the code predictor: auto, same or mixed; a tree has its own")
+    ]
     wrap_engines: Annotated[
         Callable[[Engines], Engines] | None,
         OptionDoc("function that gets the engines and returns those to run"),

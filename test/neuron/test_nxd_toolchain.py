@@ -24,6 +24,7 @@ def test_parts_through_model_builder_are_the_plain_modules(
     ]
     assert printed.splitlines() == [
         *lines,
+        "codes of float32 in mixed",
         "refused",
         "refused",
         "two ranks: as far as the sum",

@@ -99,3 +99,22 @@ def test_no_graph_holds_an_operation_that_is_rejected(tmp_path: Path) -> None:
             assert sum(found.ops.values()) >= 10, graph.label
         graphs += 1
     assert graphs > 20
+
+
+def test_products_of_the_code_predictor_stay_in_float32(tmp_path: Path) -> None:
+    """Over bfloat16 weights, which the graph widens."""
+    pytest.importorskip("torch_xla", reason="torch_xla is not installed: nothing was lowered")
+    import torch
+
+    from bench.hlo_table import lower
+    from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
+    from testing.outlier import predictor_spec, talker_models
+
+    folder = write_tiny_checkpoint(tmp_path)
+    owner = talker_models(folder, torch.bfloat16).code_predictor
+    assert owner is not None
+    for graph in predictor_spec(folder, "neuron", "mixed").graphs:
+        hlo, _ = lower(graph, owner)
+        products = [line for line in hlo.splitlines() if " dot(" in line]
+        assert len(products) > 15 and all(" = f32[" in line for line in products), graph.label
+        assert "bf16" in hlo

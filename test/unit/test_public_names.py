@@ -52,6 +52,7 @@ LOAD = [
     "cores",
     "threads",
     "kv_cache_dtype",
+    "predictor_dtype",
     "wrap_engines",
 ]
 OPTIONS = [
@@ -121,7 +122,7 @@ VERBS = {
     "speak": """
         --audio --chunk-frames --compiled --cores --dtype --first-chunk
         --first-token-timeout-s --help --image --instance --kv-cache-dtype --literal-text
-        --model --out --placement --predictor-do-sample
+        --model --out --placement --predictor-do-sample --predictor-dtype
         --predictor-top-k --predictor-top-p --seed --speaker --system --talker-do-sample
         --talker-max-new-tokens --talker-repetition-penalty --talker-temperature
         --talker-top-k --talker-top-p --thinker-do-sample --thinker-max-new-tokens
@@ -131,19 +132,19 @@ VERBS = {
     "say": """
         --chunk-frames --compiled --cores --dtype --first-chunk --first-token-timeout-s --help
         --instance --kv-cache-dtype --model --out --placement --predictor-do-sample
-        --predictor-top-k --predictor-top-p
+        --predictor-dtype --predictor-top-k --predictor-top-p
         --seed --speaker --talker-do-sample --talker-max-new-tokens
         --talker-repetition-penalty --talker-temperature --talker-top-k --talker-top-p
         --threads --wait-timeout-s -h text
     """,
     "talk": """
         --api-key --compiled --cores --dtype --from --hands-free --help --instance
-        --kv-cache-dtype --model --placement --speaker --threads --to --url -h
+        --kv-cache-dtype --model --placement --predictor-dtype --speaker --threads --to --url -h
     """,
     "transcribe": """
         --compiled --concurrency --context-length --cores --dtype --help --instance
-        --instruction --json --kv-cache-dtype --max-new-tokens --model --placement --threads
-        -h files
+        --instruction --json --kv-cache-dtype --max-new-tokens --model --placement
+        --predictor-dtype --threads -h files
     """,
     "serve": """
         --allow-host --allow-media-host --allow-origin --api-keys --body-timeout-s --compiled
@@ -153,15 +154,16 @@ VERBS = {
         --max-concurrency --max-connections --max-held-bytes --max-media --max-media-bytes
         --max-media-s --max-pixels --max-queued --max-realtime-bytes --max-realtime-s
         --max-realtime-sessions --max-request-bytes
-        --media-timeout-s --model --model-name --owner-share --placement --port --ray
+        --media-timeout-s --model --model-name --owner-share --placement --port
+        --predictor-dtype --ray
         --request-timeout-s --requests-per-minute --send-timeout-s --stall-timeout-s --threads
         --tls-cert --tls-key -h
     """,
     "compile": """
         --audio-windows --batches --buckets --chunk-frames --context-length
         --decode-buckets --dry-run --dtype --help --lnc --max-concurrency --model --only
-        --out --patch-buckets --predictor-top-k --profile --projection-rows --resume
-        --talker-context-length --target --tp -h
+        --out --patch-buckets --predictor-dtype --predictor-top-k --profile --projection-rows
+        --resume --talker-context-length --target --tp -h
     """,
     "inspect": """
         --help --verify -h folder
@@ -176,7 +178,7 @@ VERBS = {
         --help -h
     """,
     "tiny-checkpoint": """
-        --drawn --dtype --help --seed --size -h folder
+        --drawn --dtype --help --outlier --seed --size -h folder
     """,
 }
 PLAN = [
@@ -196,6 +198,7 @@ PLAN = [
     "batches",
     "chunk_frames",
     "predictor_top_k",
+    "predictor_dtype",
 ]
 MANIFEST = {
     "Manifest": "fingerprint plan versions models",
@@ -249,8 +252,11 @@ def test_verbs_and_flags() -> None:
 
 
 def test_names_in_a_manifest() -> None:
+    *settings, last = PLAN
     of_the_target = ["chunked_prefill", "mixed_arithmetic"]
-    assert [field.name for field in fields(CompilePlan)] == ["model", *PLAN, *of_the_target]
+    assert [field.name for field in fields(CompilePlan)] == [
+        *("model", *settings, *of_the_target, last)
+    ]
     for name, expected in MANIFEST.items():
         found = [field.name for field in fields(getattr(manifest, name))]
         assert found == expected.split(), name

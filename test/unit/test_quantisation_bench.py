@@ -1,8 +1,6 @@
-"""Rounded weights compared: formats, the planted outlier, and rows over a tiny checkpoint."""
+"""Rounded weights and other arithmetic compared: formats, and rows over a tiny checkpoint."""
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +8,7 @@ import torch
 from bench import quantisation
 from bench.common.results import load_results
 from bench.quantising.cases import Weights
-from bench.quantising.outlier import OUTLIER, outlier_layer, plant_outlier
+from bench.quantising.codes import LOOPS, PREDICTORS, TALKERS
 from bench.quantising.rounding import (
     CHOICES,
     INT4_32,
@@ -24,12 +22,7 @@ from bench.quantising.rounding import (
 )
 from qwen3_omni_neuron.checkpoint.modules import lay_out
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, weight_form
-from qwen3_omni_neuron.model.code_predictor import CodePredictor
-from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig, RopeConfig
-from qwen3_omni_neuron.model.decoder import DecoderLayer
-from testing.packed import randomize
-from testing.released import TALKER
-from testing.teacher_forcing import teacher_forced_logits
+from qwen3_omni_neuron.model.config import OmniConfig
 
 
 def error_of(form: Format, matrix: torch.Tensor) -> float:
@@ -61,51 +54,34 @@ def test_a_choice_named_by_a_dtype_rounds_as_it_does(config: OmniConfig, dtype: 
             assert torch.equal(rounded, form.rounded(stored.to(form.read_as))), (part, target)
 
 
-def test_the_outlier_is_there_after_its_layer_and_not_at_the_end() -> None:
-    predictor = DecoderConfig(
-        64, 5, 4, 2, 16, 192, 128, 64, 1e-6, RopeConfig(10000.0)
-    )  # hidden size, layers, heads, KV heads, head size, MLP, vocabulary, positions
-    text = DecoderConfig(64, 1, 4, 2, 16, 64, 200, 64, 1e-6, RopeConfig(10000.0))
-    c = replace(TALKER, text=text, predictor=predictor)
-    module = CodePredictor(c, torch.nn.Embedding(200, 64)).requires_grad_(False).bfloat16()
-    randomize(module)
-    plant_outlier(dict(module.named_parameters()), predictor.layers)
-    module = module.float()
-    seen: dict[int, torch.Tensor] = {}
-
-    def keep(layer: DecoderLayer, _: Any, out: torch.Tensor) -> None:
-        index = list(module.decoder.layers).index(layer)
-        seen[index] = torch.cat((seen.get(index, out[:0]), out))
-
-    for layer in module.decoder.layers:
-        layer.register_forward_hook(keep)
-    codes = torch.randint(128, (3, c.code_groups))
-    logits = teacher_forced_logits(module, torch.randn(3, 64), codes)
-    assert outlier_layer(predictor.layers) == 2
-    for index, rows in seen.items():
-        most = rows.abs().amax(1)
-        if index in (2, 3):
-            assert most.min() > 0.99 * OUTLIER and most.max() < 1.01 * OUTLIER
-        else:
-            assert most.max() < 400
-    assert logits.isfinite().all()
-    assert len(set(logits.argmax(-1).flatten().tolist())) > 10, "codes still depend on the input"
-
-
 def test_every_choice_is_compared_over_random_weights(tmp_path: Path) -> None:
     file = tmp_path / "r.json"
-    assert not quantisation.main(["--size", "tiny", "--positions", "8", "--json", str(file)])
+    words = ["--size", "tiny", "--positions", "8", "--replies", "2", "--frames", "3"]
+    assert not quantisation.main([*words, "--json", str(file)])
     rows = load_results(file).rows
     logits = [row for row in rows if row["measure"] == "logits"]
     count = sum(map(len, CHOICES.values()))
-    assert [row["weights"] for row in logits] == ["stored"] * count + ["tails"] * count
+    outlier = ["outlier"] * len(CHOICES["code_predictor"])
+    assert [row["weights"] for row in logits] == ["stored"] * count + ["tails"] * count + outlier
     for row in logits:
         assert row["positions"] == (8 * 15 if row["model"] == "code predictor" else 8)
         assert 0 <= row["kl_mean"] <= row["kl_max"]
         if "mixed" in row["dtypes"]:
             assert (row["kl_max"], row["agreement"]) == (0, 1)
         else:
-            assert 1e-9 < row["kl_mean"] < 0.3
+            assert 1e-9 < row["kl_mean"] < (100 if row["weights"] == "outlier" else 0.3)
+    of_frames = [row for row in rows if row["measure"] == "frames"]
+    assert [row["numbers"] for row in of_frames] == [str(n) for n in (*TALKERS, *PREDICTORS)]
+    of_replies = [row for row in rows if row["measure"] == "replies"]
+    assert [(r["talker"], r["predictor"]) for r in of_replies] == [
+        (str(talker), str(predictor)) for talker, predictor in LOOPS
+    ]
+    for row in of_frames:
+        same = row["greedy_frames"], row["sampled_frames"]
+        assert (same == (1, 1)) if row["numbers"] == "float32" else min(same) <= 1
+    assert of_replies[0]["greedy_first"] == of_replies[0]["sampled_first"] == 3
+    released = [r for r in of_replies if r["predictor"] == "bfloat16"]
+    assert all(row["sampled_first"] < 3 and row["sampled_same"] < 1 for row in released)
     errors = {
         (row["model"], row["matrix"], row["format"]): row["relative_error"]
         for row in rows

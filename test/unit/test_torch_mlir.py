@@ -28,6 +28,8 @@ IN_INT8 = {
     )
     for arithmetic in ("float32", "bfloat16")
 }
+MIXED = "code_predictor in float32 over bfloat16 weights"
+PLANS = {**IN_INT8, MIXED: replace(TINY_PLAN, dtype="bfloat16", predictor_dtype="mixed")}
 
 pytest.importorskip("iree.compiler", reason="torch-mlir is not installed: nothing was imported")
 
@@ -53,17 +55,21 @@ def run_once(spec: PartSpec, graphs: Sequence[Graph]) -> None:
         part.run(graph.label, inputs)
 
 
-@pytest.mark.parametrize("case", [*PARTS, *IN_INT8])
+@pytest.mark.parametrize("case", [*PARTS, *PLANS])
 def test_every_graph_is_imported_and_lowered(
     modules: list[tuple[Counter[str], str]], case: str, config: OmniConfig
 ) -> None:
-    plan, before = IN_INT8.get(case, TINY_PLAN), len(modules)
+    plan, before = PLANS.get(case, TINY_PLAN), len(modules)
     spec = part_spec(config, plan, case.partition(" ")[0])
     run_once(spec, spec.graphs)
     assert len(modules) - before == len(spec.graphs)
     assert not [text for _, text in modules[before:] if ",f64>" in text or "torch.operator" in text]
     experts = [text.count(",si8>, !torch.int") for _, text in modules[before:]]
     assert any(experts) == (case in IN_INT8)
+    if case == MIXED:
+        for _, text in modules[before:]:
+            products = re.findall(r"torch\.aten\.(?:mm|bmm|matmul|linear) .*", text)
+            assert products and not [line for line in products if "bf16" in line]
 
 
 @pytest.fixture(scope="module")

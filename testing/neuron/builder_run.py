@@ -18,8 +18,10 @@ import torch
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.errors import ArtifactError, CompileError
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
 from qwen3_omni_neuron.neuron.graphs.all import static_models
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import EXECUTABLE_FILE
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain, compiler_flags
@@ -27,6 +29,14 @@ from testing.graph_cases import with_weights
 from testing.models import load_models
 from testing.neuron import eager_part_device
 from testing.neuron.nxdi_sources import make_importable
+from testing.outlier import (
+    codes_of_engine,
+    float32_codes,
+    frame_inputs,
+    predictor_spec,
+    same_frames,
+    talker_models,
+)
 from testing.part_cases import PLAIN_PARTS, PlainPart, calls_of, plain_spec
 
 # float64: a bias is added after its product
@@ -65,8 +75,27 @@ def main(checkpoint: Path, folder: Path) -> None:
         routes = NxDModel.load(str(own / EXECUTABLE_FILE)).input_shape_map.values()
         ways = max(map(len, routes))
         sys.stdout.write(f"{name}: {calls} calls alike, up to {ways} graphs of equal inputs\n")
+    assert_keeps_codes_of_float32(toolchain, folder)
     assert_refuses_what_does_not_fit(toolchain, config, folder / "code2wav")
     assert_traces_the_collectives(toolchain, config, Checkpoint(checkpoint), folder / "two")
+
+
+def assert_keeps_codes_of_float32(toolchain: NxdToolchain, folder: Path) -> None:
+    """Assert that over the published outlier the default, and not bfloat16, keeps the codes."""
+    from neuronx_distributed import NxDParallelState
+
+    checkpoint = write_tiny_checkpoint(folder / "checkpoint", outlier=True)
+    reference, given = float32_codes(checkpoint), frame_inputs(talker_models(checkpoint))
+    for value, least, most in (("mixed", 0.98, 1.0), ("same", 0.0, 0.5)):
+        spec, own = predictor_spec(checkpoint, "neuron", value), folder / value
+        own.mkdir()
+        toolchain.compile_part(spec, Checkpoint(checkpoint), own)
+        with NxDParallelState(lnc_size=spec.lnc), eager_part_device.device_memory():
+            engine = NeuronPredictor(toolchain.load_part(spec, own), 64)
+            codes = codes_of_engine(engine.predict, given, torch.bfloat16)
+        shares = same_frames(codes, reference)
+        assert least <= min(shares) <= max(shares) <= most, (value, shares)
+    sys.stdout.write("codes of float32 in mixed\n")
 
 
 def assert_refuses_what_does_not_fit(

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_HUB_FILES = ("*.json", "*.txt", "*.jinja", "*.safetensors")
+HUB_FILES = ("*.json", "*.txt", "*.jinja", "*.safetensors")
 
 
 def resolve_checkpoint(model_path: str | Path) -> Path:
@@ -52,6 +52,11 @@ def resolve_checkpoint(model_path: str | Path) -> Path:
     A hub id is downloaded, or taken from the local cache when the hub can't be reached.
     Raises CheckpointError when there is neither a folder nor a download.
     """
+    return local_folder(model_path) or download(str(model_path), HUB_FILES)
+
+
+def local_folder(model_path: str | Path) -> Path | None:
+    """Return a checkpoint's folder, or None for a hub id. Raises CheckpointError for neither."""
     folder = Path(model_path)
     if folder.is_dir():
         return folder
@@ -62,13 +67,21 @@ def resolve_checkpoint(model_path: str | Path) -> Path:
             f"{folder} does not exist. model_path must be a checkpoint's folder, or a hub id "
             "such as Qwen/Qwen3-Omni-30B-A3B-Instruct."
         )
+    return None
+
+
+def download(hub_id: str, patterns: Sequence[str]) -> Path:
+    """Download the files of a hub id that match. Returns the folder of its revision in the cache.
+
+    Raises CheckpointError where the hub can't be reached and the cache has none.
+    """
     from huggingface_hub import snapshot_download  # slow to import; a folder does not need it
 
     try:
-        return Path(snapshot_download(str(model_path), allow_patterns=list(_HUB_FILES)))
+        return Path(snapshot_download(hub_id, allow_patterns=list(patterns)))
     except Exception as error:  # the hub client also raises its HTTP library's errors
         raise CheckpointError(
-            f"{model_path} is no local folder, and the hub gave no checkpoint of that name: "
+            f"{hub_id} is no local folder, and the hub gave no checkpoint of that name: "
             f"{error}. Check the id and the network, or download it elsewhere and pass its folder."
         ) from error
 
@@ -85,7 +98,7 @@ class Checkpoint:
         self.folder = folder
         self.quantised: dict[str, QuantisedForm] = {}
         self._drawn = DrawnTensors(folder) if (folder / DRAWN_FILE).exists() else None
-        self._files = {} if self._drawn else _tensor_files(folder)
+        self._files = {} if self._drawn else tensor_files(folder)
         self._names = set(self._files if self._drawn is None else self._drawn.shapes)
         settings = None if self._drawn else read_settings(folder)
         if settings is not None or any(map(is_quantised_name, self._files)):
@@ -198,8 +211,11 @@ class ShardReader:
         self._open_bytes = 0
 
 
-def _tensor_files(folder: Path) -> dict[str, str]:
-    """Return every tensor's file name, from the index or from the single file's header."""
+def tensor_files(folder: Path) -> dict[str, str]:
+    """Return every tensor's file name, from the index or from the single file's header.
+
+    Raises CheckpointError for a file that is missing or can't be read.
+    """
     index_path = folder / INDEX_FILE
     if index_path.exists():
         try:

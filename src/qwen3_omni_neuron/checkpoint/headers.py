@@ -10,7 +10,7 @@ from typing import BinaryIO
 from qwen3_omni_neuron.errors import CheckpointError
 
 LENGTH_BYTES = 8  # a header begins with its length, a number of so many bytes
-_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _INTEGERS = {"I32": 4, "I64": 8}
 
 
@@ -33,7 +33,7 @@ class StoredTensor:
 def header_bytes(file: BinaryIO) -> bytes:
     """Read the header at the start of a file. Raises ValueError if it is no safetensors file."""
     length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-    if length > _MAX_HEADER_BYTES:
+    if length > MAX_HEADER_BYTES:
         raise ValueError(f"{Path(file.name).name} is no safetensors file")
     return file.read(length)
 

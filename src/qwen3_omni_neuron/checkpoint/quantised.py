@@ -35,6 +35,8 @@ from qwen3_omni_neuron.checkpoint.headers import StoredTensor, read_integers
 from qwen3_omni_neuron.errors import CheckpointError
 
 WEIGHT = ".weight"
+READ_WITH_HEADERS = "weight_shape"
+"""Ending of the tensors whose numbers are read to tell a form."""
 _OF_ACTIVATIONS = ("input_scale", "output_scale", "k_scale", "v_scale")
 _LAYOUTS = {
     "qweight": ({"qweight", "qzeros", "scales"}, {"g_idx"}),
@@ -287,7 +289,7 @@ def _words_of_rows(m: _Matrix) -> QuantisedForm:
     """Return the form of compressed-tensors' pack-quantized."""
     m.check_words("weight_packed")
     try:
-        out, into = read_integers(m["weight_shape"])
+        out, into = read_integers(m[READ_WITH_HEADERS])
     except (OSError, ValueError) as error:
         raise m.refused(f"weight_shape can't be read ({error})") from error
     words = m.rows_and_columns("weight_packed")[1]

@@ -64,6 +64,13 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     dtypes = dict.fromkeys(dtype for limit in limits for dtype in limit.dtypes)
     parser.add_argument("--dtype", default="auto", help=f"auto, {', '.join(dtypes)}")
     parser.add_argument(
+        "--predictor-dtype",
+        default="auto",
+        metavar="DTYPE",
+        help=f"numbers of the code predictor: auto or {_predictor_dtypes(limits)}; default: the "
+        "first one",
+    )
+    parser.add_argument(
         "--max-concurrency",
         type=int,
         default=DEFAULT_CONCURRENCY,
@@ -109,6 +116,16 @@ def _top_ks(limits: Sequence[Limits]) -> str:
     return ", ".join(f"{limit.target}: {limit.predictor_top_k or 'any'}" for limit in limits)
 
 
+def _predictor_dtypes(limits: Sequence[Limits]) -> str:
+    """Return the values of --predictor-dtype by target and dtype, where there are several."""
+    by_values: dict[str, list[str]] = {}
+    for limit in limits:
+        for dtype, values in limit.predictor_dtypes.items():
+            if dtype in limit.dtypes:
+                by_values.setdefault(", ".join(values), []).append(f"{limit.target} {dtype}")
+    return "; ".join(f"{values} ({', '.join(of)})" for values, of in by_values.items())
+
+
 def _defaults(limits: Sequence[Limits], name: str) -> str:
     """Return the default of each target that has one for a list of sizes."""
     sizes = {limit.target: limit.sizes.get(name, ()) for limit in limits}
@@ -148,7 +165,7 @@ def _plan(parsed: argparse.Namespace, model: Path, target: str) -> "CompilePlan"
 
     names = (
         *("tp", "lnc", "profile", "dtype", "max_concurrency", "context_length"),
-        *("talker_context_length", "predictor_top_k"),
+        *("talker_context_length", "predictor_top_k", "predictor_dtype"),
     )
     settings: dict[str, Any] = {name: getattr(parsed, name) for name in (*names, *_SIZES)}
     return make_plan(model, read_config(model), find_target(target).limits, **settings)

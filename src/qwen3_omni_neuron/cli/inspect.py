@@ -43,7 +43,10 @@ def add_inspect(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.set_defaults(run=_inspect)
     parser.add_argument(
-        "folder", type=Path, metavar="DIR", help="what compile wrote as --out, or a checkpoint"
+        "folder",
+        metavar="DIR|ID",
+        help="folder that compile wrote as --out, or a checkpoint: its folder, or its hub id, "
+        "of which no weights are downloaded",
     )
     parser.add_argument(
         "--verify", action="store_true", help="hash every file, and fail on the first that differs"
@@ -52,22 +55,30 @@ def add_inspect(parser: argparse.ArgumentParser) -> None:
 
 def _inspect(parsed: argparse.Namespace) -> int:
     """Print a tree's manifest, or the forms of a checkpoint's tensors. Returns the exit status."""
-    if (parsed.folder / "config.json").exists() and not (parsed.folder / MANIFEST_FILE).exists():
+    folder = Path(parsed.folder)
+    is_tree = (folder / MANIFEST_FILE).exists()
+    if not is_tree and ((folder / "config.json").exists() or not folder.exists()):
         if parsed.verify:
             raise OptionError("--verify is for compiled trees: a checkpoint has no hashes.")
-        from qwen3_omni_neuron.cli.inspect_checkpoint import checkpoint_rows  # imports torch
+        from qwen3_omni_neuron.checkpoint.hub_headers import open_headers
+        from qwen3_omni_neuron.cli.inspect_checkpoint import (  # imports torch
+            auto_dtype,
+            checkpoint_rows,
+        )
 
-        print(aligned(checkpoint_rows(parsed.folder)))
+        with open_headers(parsed.folder) as headers:
+            print(aligned(checkpoint_rows(headers)))
+            print(f"\ndtype auto on the CPU: {auto_dtype(headers)}")
         return 0
-    manifest = read_manifest(parsed.folder)
+    manifest = read_manifest(folder)
     print(_format(manifest))
     if parsed.verify:
-        verify_files(parsed.folder, manifest)
+        verify_files(folder, manifest)
         files = [file for record in manifest.models.values() for file in record.files.values()]
         total = sum(file.bytes for file in files)
         print(f"\nverified: {len(files)} files, {total / MB:.1f} MB, every hash as it was")
     else:
-        check_files(parsed.folder, manifest)
+        check_files(folder, manifest)
     return 0
 
 

@@ -10,10 +10,13 @@ from qwen3_omni_neuron.checkpoint.headers import StoredTensor
 from qwen3_omni_neuron.checkpoint.modules import lay_out
 from qwen3_omni_neuron.checkpoint.parameters import check_names
 from qwen3_omni_neuron.checkpoint.quantised import QuantisedForm
+from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.compilation.runner import MB
 from qwen3_omni_neuron.cpu.precision import PRECISIONS
 from qwen3_omni_neuron.cpu.published import kept_names
+from qwen3_omni_neuron.cpu.target import LIMITS
 from qwen3_omni_neuron.cpu.weights import weight_forms
+from qwen3_omni_neuron.errors import OptionError
 
 HEADING = ("part", "form", "bits", "a scale for", "tensors", "MB", "dtypes int8, int4")
 _PLAIN = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
@@ -46,6 +49,14 @@ def checkpoint_rows(folder: Path) -> list[tuple[str, ...]]:
     for (*columns, use), each in sizes.items():
         rows.append((*columns, str(len(each)), f"{sum(each) / MB:.1f}", use))
     return rows
+
+
+def auto_dtype(folder: Path) -> str:
+    """Return the dtype that "auto" means for a checkpoint on the CPU, or why there is none."""
+    try:
+        return make_plan(folder, read_config(folder), LIMITS).dtype
+    except OptionError as error:
+        return f"none, as {error}"
 
 
 def _of_plain(stored: StoredTensor) -> tuple[str, str, str]:

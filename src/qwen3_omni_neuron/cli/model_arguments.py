@@ -34,6 +34,12 @@ def add_model_arguments(parser: argparse.ArgumentParser, otherwise: str = _NO_DE
         help=f"auto, {', '.join(TARGETS['cpu'].kv_cache_dtypes)}: of keys and values, on the CPU",
     )
     parser.add_argument(
+        "--predictor-dtype",
+        default="auto",
+        metavar="DTYPE",
+        help="auto, same or mixed: numbers of the code predictor, on the CPU; a tree has its own",
+    )
+    parser.add_argument(
         "--placement", default="shared", help="shared, or split: each stage in its own process"
     )
     parser.add_argument(
@@ -87,6 +93,7 @@ def load_arguments(parsed: argparse.Namespace, slots: int) -> dict[str, Any]:
         "cores": parsed.cores,
         "threads": parsed.threads,
         "kv_cache_dtype": parsed.kv_cache_dtype,
+        "predictor_dtype": parsed.predictor_dtype,
         "max_concurrency": None if parsed.compiled else slots,
     }
 

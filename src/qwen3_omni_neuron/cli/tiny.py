@@ -16,6 +16,11 @@ def add_tiny(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="write no weights: each is drawn from the seed when it is read (released: 70 GB less)",
     )
+    parser.add_argument(
+        "--outlier",
+        action="store_true",
+        help="give the code predictor the activation of 49,000 that was published for the real one",
+    )
 
 
 def _tiny(parsed: argparse.Namespace) -> int:
@@ -23,7 +28,7 @@ def _tiny(parsed: argparse.Namespace) -> int:
     from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 
     folder = write_tiny_checkpoint(
-        parsed.folder, parsed.seed, parsed.size, parsed.dtype, parsed.drawn
+        parsed.folder, parsed.seed, parsed.size, parsed.dtype, parsed.drawn, parsed.outlier
     )
     print(f"wrote a {parsed.size} checkpoint with random weights to {folder}")
     return 0

@@ -1,7 +1,7 @@
 """The compile plan: the settings of a compile, their checks and their defaults."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ MODEL_STAGES = dict.fromkeys(("thinker", "vision", "audio"), "thinker") | {
     "code2wav": "vocoder",
 }
 MODEL_OF_PART = {part: model for model, parts in MODEL_PARTS.items() for part in parts}
+SAME = "same"  # predictor_dtype of a code predictor that is in the plan's dtype
 # Fields of a plan for the checkpoint's folder, and for properties of the target.
 NOT_SETTINGS = frozenset({"model", "chunked_prefill", "mixed_arithmetic"})
 _EVERY_MODEL = ("target", "tp", "lnc", "profile", "dtype")
@@ -38,7 +39,7 @@ _BY_MODEL = {
     "vision": ("patch_buckets",),
     "audio": ("audio_windows",),
     "talker": (*_DECODER, "talker_context_length", "projection_rows"),
-    "code_predictor": ("max_concurrency", "batches", "predictor_top_k"),
+    "code_predictor": ("max_concurrency", "batches", "predictor_top_k", "predictor_dtype"),
     "code2wav": ("max_concurrency", "batches", "chunk_frames"),
 }
 
@@ -56,7 +57,9 @@ class CompilePlan:
     patch_buckets: patches of an image or a video frame. audio_windows: windows of 8 s in a call.
     projection_rows: rows in a call of the talker's projections. batches: slots in a step.
     chunk_frames: frames in a call of the vocoder. predictor_top_k: largest top_k of the code
-    predictor's sampling; 0: any.
+    predictor's sampling; 0: any. predictor_dtype: "same": the code predictor is in `dtype`, as the
+    other models. "mixed": its weights are, or in int8 and int4 are bfloat16, and it computes in
+    float32. "float32": its weights are float32, too.
     chunked_prefill: whether rows can be appended to the rows of a slot, and slots copied; see
     Limits. mixed_arithmetic: dtype of activations where weights have another; see Limits. Both
     follow from the target and are no settings.
@@ -81,6 +84,7 @@ class CompilePlan:
     predictor_top_k: int
     chunked_prefill: bool
     mixed_arithmetic: str = "float32"
+    predictor_dtype: str = SAME
 
     @property
     def is_static(self) -> bool:
@@ -91,6 +95,11 @@ class CompilePlan:
     def arithmetic(self) -> str:
         """Dtype of activations."""
         return self.mixed_arithmetic if self.dtype in ("mixed", "int8", "int4") else self.dtype
+
+    @property
+    def predictor_arithmetic(self) -> str:
+        """Dtype of the code predictor's activations."""
+        return self.arithmetic if self.predictor_dtype == SAME else "float32"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -137,9 +146,12 @@ class Limits:
     target: its name. degrees: degrees of tensor parallelism. profiles: by name, the allowed numbers
     of physical cores in a logical core. chunked_prefill: whether its engines can append rows to the
     rows of a slot (see engines.protocols.Thinker); if not, each prompt is computed anew. auto:
-    dtype that "auto" means for a checkpoint's dtype, if it is another one. predictor_top_k: the
-    default; 0: any. sizes: defaults by the name of a list in CompilePlan; lists not named here may
-    have any size. mixed_arithmetic: dtype of activations in the dtypes mixed, int8 and int4.
+    dtype that "auto" means for a checkpoint's dtype, if it is another one. auto_quantised: returns
+    the dtype that "auto" means for a checkpoint's folder, or None where its dtype says that.
+    predictor_top_k: the default; 0: any. predictor_dtypes: allowed predictor_dtype by dtype, the
+    default first; "same" alone in a dtype that is not named. sizes: defaults by the name of a list
+    in CompilePlan; lists not named here may have any size. mixed_arithmetic: dtype of activations
+    in the dtypes mixed, int8 and int4.
     """
 
     target: str
@@ -150,6 +162,8 @@ class Limits:
     chunked_prefill: bool
     sizes: Mapping[str, tuple[int, ...]]
     auto: Mapping[str, str] = field(default_factory=dict)
+    predictor_dtypes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    auto_quantised: Callable[[Path, OmniConfig], str | None] = lambda folder, config: None
     mixed_arithmetic: str = "float32"
 
     @property
@@ -178,16 +192,18 @@ def make_plan(
     batches: Sequence[int] | None = None,
     chunk_frames: Sequence[int] | None = None,
     predictor_top_k: int | None = None,
+    predictor_dtype: str = "auto",
 ) -> CompilePlan:
     """Make the plan from a caller's settings, a target's limits and a checkpoint's config.
 
     See CompilePlan for the settings. None: the target's default. dtype: "auto" (the checkpoint's
-    dtype, or the limits' dtype for it), or one of the limits. context_length: by default 8192, or
-    the model's own limit if that is less. talker_context_length: by default context_length, plus
-    the assistant's rows, plus 4096 frames. Sizes ascend. If there are any, the last prompt bucket
-    and the last decode bucket are the context length, and the last batch is max_concurrency,
-    whether given or not.
-    Raises OptionError with the argument and its allowed values.
+    dtype, or the limits' dtype for the checkpoint), or one of the limits. context_length: by
+    default 8192, or the model's own limit if that is less. talker_context_length: by default
+    context_length, plus the assistant's rows, plus 4096 frames. predictor_dtype: "auto", or one of
+    the limits. Sizes ascend. If there are any, the last prompt bucket and the last decode bucket
+    are the context length, and the last batch is max_concurrency, whether given or not.
+    Raises OptionError with the argument and its allowed values, and CheckpointError for dtype
+    "auto" and a quantised checkpoint that can't be read.
     """
     tp = limits.degrees[0] if tp is None else tp
     lnc = limits.core_sizes[0] if lnc is None else lnc
@@ -232,24 +248,26 @@ def make_plan(
             f"predictor_top_k is {'0' if any_top_k else '1 or more'} for target {limits.target}, "
             f"got {top_k}."
         )
+    dtype = _dtype(limits, model, config, dtype)
     return CompilePlan(
         model=model,
         target=limits.target,
         tp=tp,
         lnc=lnc,
         profile=profile,
-        dtype=_dtype(limits, config, dtype),
+        dtype=dtype,
         max_concurrency=max_concurrency,
         context_length=context_length,
         talker_context_length=talker_context_length,
         predictor_top_k=top_k,
+        predictor_dtype=_predictor_dtype(limits, dtype, predictor_dtype),
         chunked_prefill=limits.chunked_prefill,
         mixed_arithmetic=limits.mixed_arithmetic,
         **chosen,
     )
 
 
-def _dtype(limits: Limits, config: OmniConfig, dtype: str) -> str:
+def _dtype(limits: Limits, model: Path, config: OmniConfig, dtype: str) -> str:
     if dtype not in ("auto", *limits.dtypes):
         raise OptionError(
             f"dtype is auto or one of {', '.join(limits.dtypes)} for target {limits.target}, got "
@@ -257,13 +275,23 @@ def _dtype(limits: Limits, config: OmniConfig, dtype: str) -> str:
         )
     if dtype != "auto":
         return dtype
-    chosen = limits.auto.get(config.dtype, config.dtype)
+    chosen = limits.auto_quantised(model, config) or limits.auto.get(config.dtype, config.dtype)
     if chosen not in limits.dtypes:
         raise OptionError(
             f"this checkpoint is in {config.dtype}, which is not run; load it with dtype "
             f"{', '.join(limits.dtypes)}."
         )
     return chosen
+
+
+def _predictor_dtype(limits: Limits, dtype: str, given: str) -> str:
+    allowed = limits.predictor_dtypes.get(dtype, (SAME,))
+    if given not in ("auto", *allowed):
+        raise OptionError(
+            f"predictor_dtype is auto or one of {', '.join(allowed)} for target {limits.target} in "
+            f"dtype {dtype}, got {given!r}."
+        )
+    return allowed[0] if given == "auto" else given
 
 
 def _context_length(config: OmniConfig, given: int | None) -> int:

@@ -7,10 +7,19 @@ from typing import Any
 
 from qwen3_omni_neuron.checkpoint.files import fingerprint
 from qwen3_omni_neuron.compilation.manifest import check_files, read_manifest
-from qwen3_omni_neuron.compilation.plan import NOT_SETTINGS, CompilePlan, make_plan, models_of
+from qwen3_omni_neuron.compilation.plan import (
+    NOT_SETTINGS,
+    SAME,
+    CompilePlan,
+    make_plan,
+    models_of,
+)
 from qwen3_omni_neuron.compilation.target import Target
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
+
+# Settings that trees of earlier versions don't have in their manifests, and what they were.
+EARLIER: Mapping[str, Any] = {"predictor_dtype": SAME}
 
 
 def open_tree(
@@ -34,7 +43,7 @@ def open_tree(
     plan = _plan(folder, model, config, targets, manifest.plan)
     again = f"Compile again: {plan.command(folder)}"
     for name, value in given.items():
-        compiled = manifest.plan[name]
+        compiled = plan.settings[name]
         if value is not None and value != compiled:
             raise OptionError(
                 f"{name} is {value!r}, and {folder} was compiled with {compiled!r}. Leave it out, "
@@ -68,12 +77,12 @@ def _plan(
 ) -> CompilePlan:
     """Make the plan of a manifest, with the checks of a caller's settings."""
     wanted = {field.name for field in fields(CompilePlan)} - NOT_SETTINGS
-    if differing := sorted(wanted ^ manifest_plan.keys()):
+    if differing := sorted(wanted ^ {*EARLIER, *manifest_plan}):
         raise ArtifactError(
             f"{folder} has a plan of another version: {', '.join(differing)} is missing or "
             "unknown. Compile into another folder."
         )
-    settings = dict(manifest_plan)
+    settings = {**EARLIER, **manifest_plan}
     name = settings.pop("target")
     target = targets.get(name) if isinstance(name, str) else None
     if target is None:

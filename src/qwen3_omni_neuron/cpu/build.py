@@ -29,8 +29,8 @@ def build_engines(spec: EngineSpec, stages: Sequence[str] = STAGES) -> StageEngi
 
 
 def _models(spec: EngineSpec, stages: Sequence[str], packed: bool) -> Models:
-    dtype, checkpoint = spec.plan.dtype, Checkpoint(spec.plan.model)
+    plan, checkpoint = spec.plan, Checkpoint(spec.plan.model)
+    given = spec.config, plan.dtype, stages, packed
     if spec.compiled is None:
-        return load_checkpoint_models(checkpoint, spec.config, dtype, stages, packed)
-    quantised = checkpoint.quantised
-    return load_compiled_models(spec.compiled, spec.config, dtype, stages, packed, quantised)
+        return load_checkpoint_models(checkpoint, *given, plan.predictor_dtype)
+    return load_compiled_models(spec.compiled, *given, checkpoint.quantised, plan.predictor_dtype)

@@ -8,6 +8,9 @@
     bfloat16   bfloat16                                           bfloat16    torch
     float64    float64                                            float64     torch
 
+The code predictor may be in mixed where the others are in int8 or int4, and compute in float32
+where they compute in bfloat16: CompilePlan.predictor_dtype.
+
 (*) But the code predictor's down projections stay as in mixed: after one of them the released model
 has an activation of about 49,000, to which rounding adds a hundred times what frames can bear
 (bench.quantisation, outlier).
@@ -25,6 +28,7 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.rounding import quantise
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout
+from qwen3_omni_neuron.compilation.plan import SAME
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.packing import (
     Groups,
@@ -152,6 +156,16 @@ class WeightForm:
         if target + ORDER in kept:
             wide = in_own_order(wide, kept[target + ORDER])
         return wide.view(shape)
+
+
+def part_precision(part: str, dtype: str, predictor_dtype: str = SAME) -> Precision:
+    """Return the precision of a part: the code predictor's may differ from the dtype's.
+
+    part: its name in checkpoint.modules.Models. predictor_dtype: see CompilePlan. Weights that are
+    not packed are in `dtype` in either case.
+    """
+    mixed = part == "code_predictor" and predictor_dtype != SAME and PRECISIONS[dtype].packed
+    return PRECISIONS["mixed" if mixed else dtype]
 
 
 def library_for(dtype: str) -> Any:

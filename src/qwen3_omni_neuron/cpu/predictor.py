@@ -12,11 +12,17 @@ from qwen3_omni_neuron.engines.protocols import PredictorSampling
 class CpuPredictor:
     """Code predictor over one of fixed top_k; see engines.protocols.Predictor.
 
-    run: model.code_predictor.CodePredictor, or a function that computes the same.
+    run: model.code_predictor.CodePredictor, or a function that computes the same. arithmetic: type
+    that it is to compute in.
     """
 
-    def __init__(self, run: Callable[..., tuple[Tensor, Tensor]], code_groups: int):
-        self._run, self._code_groups = run, code_groups
+    def __init__(
+        self,
+        run: Callable[..., tuple[Tensor, Tensor]],
+        code_groups: int,
+        arithmetic: torch.dtype = torch.float32,
+    ):
+        self._run, self._code_groups, self._arithmetic = run, code_groups, arithmetic
 
     @torch.inference_mode()
     def predict(
@@ -43,6 +49,7 @@ class CpuPredictor:
         self, hidden: Tensor, code0: Tensor, sampling: Sequence[PredictorSampling]
     ) -> tuple[Tensor, Tensor]:
         """Predict frames that have the same top_k, in one call."""
+        hidden = hidden.to(self._arithmetic)
         if sampling[0].uniforms is None:
             return self._run(hidden, code0)
         return self._run(hidden, code0, *sampling_inputs(sampling), top_k=sampling[0].top_k)

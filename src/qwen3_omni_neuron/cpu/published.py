@@ -97,8 +97,8 @@ def read_published(
             flat[index], found = pack_mixed_groups(one, scale[index], groups, orders[index], points)
         except ValueError as error:
             raise CheckpointError(
-                f"{pieces[0].name} can't be kept as it is: {error}. Load it with another dtype "
-                "than int8 and int4."
+                f"{pieces[0].name} can't be kept as it is: {error}. Load the checkpoint with "
+                'dtype "mixed", which widens it.'
             ) from error
         order[index] = torch.arange(into) if found is None else found
     kept = {target: blocks}
@@ -130,8 +130,8 @@ def _of_each(
     if any(not torch.equal(one, group_of[0]) for one in group_of):
         raise CheckpointError(
             f"{', '.join(piece.name for piece in pieces)} are computed as one matrix, and their "
-            "inputs are in groups of different orders (g_idx). Load the checkpoint with another "
-            "dtype than int8 and int4."
+            "inputs are in groups of different orders (g_idx). Load the checkpoint with dtype "
+            '"mixed", which widens them.'
         )
     return group_of[:1]
 

@@ -2,11 +2,30 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
+from qwen3_omni_neuron.checkpoint.quantised import read_settings
 from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES, CompilePlan, Limits
 from qwen3_omni_neuron.compilation.target import CoreRequest, LazyFunction, Target
 from qwen3_omni_neuron.compilation.versions import decisive_versions
+from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.model.config import OmniConfig
+
+_quantised_dtype = LazyFunction("qwen3_omni_neuron.cpu.weights", "quantised_dtype")  # needs torch
+
+
+def auto_quantised(folder: Path, config: OmniConfig) -> str | None:
+    """Return the dtype that "auto" means for a quantised checkpoint, None for any other.
+
+    Also None without the compiled library: torch would widen what the dtype keeps. Raises
+    CheckpointError; see checkpoint.files.Checkpoint.
+    """
+    if read_settings(folder) is None or find_library() is None:
+        return None
+    dtype: str = _quantised_dtype(folder, config)
+    return dtype
+
 
 LIMITS = Limits(
     target="cpu",
@@ -14,7 +33,12 @@ LIMITS = Limits(
     profiles={"safe": (1,)},
     dtypes=("mixed", "float32", "int8", "int4", "bfloat16", "float64"),
     auto={"bfloat16": "mixed"},
+    auto_quantised=auto_quantised,
     predictor_top_k=0,
+    predictor_dtypes={
+        **dict.fromkeys(("int8", "int4"), ("same", "mixed")),
+        "bfloat16": ("mixed", "same"),
+    },
     chunked_prefill=True,
     sizes={"prompt_buckets": (), "patch_buckets": (), "chunk_frames": CHUNK_FRAMES},
 )

@@ -23,13 +23,14 @@ from qwen3_omni_neuron.checkpoint.parameters import Part, check_names, converted
 from qwen3_omni_neuron.checkpoint.quantised import QuantisedForm
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout, layout_bytes, write_tensors
 from qwen3_omni_neuron.compilation.manifest import ModelRecord, record_files
-from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODEL_STAGES, CompilePlan
+from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODEL_STAGES, SAME, CompilePlan
 from qwen3_omni_neuron.cpu.precision import (
     GROUPS,
     ORDER,
     PRECISIONS,
     Precision,
     WeightForm,
+    part_precision,
     weight_form,
 )
 from qwen3_omni_neuron.cpu.published import published_form, read_published
@@ -43,20 +44,26 @@ NOT_QUANTISED: Mapping[str, QuantisedForm] = MappingProxyType({})
 
 
 def load_checkpoint_models(
-    checkpoint: Checkpoint, config: OmniConfig, dtype: str, stages: Collection[str], packed: bool
+    checkpoint: Checkpoint,
+    config: OmniConfig,
+    dtype: str,
+    stages: Collection[str],
+    packed: bool,
+    predictor_dtype: str = SAME,
 ) -> Models:
     """Read the modules of some stages from a checkpoint, one parameter at a time.
 
     dtype: one of cpu.precision.PRECISIONS. packed: whether weights that this dtype packs stay so,
-    for the C, or are widened, for torch. Raises CheckpointError; see
-    checkpoint.parameters.load_parts.
+    for the C, or are widened, for torch. predictor_dtype: see CompilePlan. Raises CheckpointError;
+    see checkpoint.parameters.load_parts.
     """
     models, parts = lay_out(config, stages)
     check_names(list(parts.values()), checkpoint)
     widened = PRECISIONS[dtype].packed and not packed
     with one_torch_thread():
         for name, part in parts.items():
-            forms = weight_forms(PRECISIONS[dtype], name, part, checkpoint.quantised)
+            precision = part_precision(name, dtype, predictor_dtype)
+            forms = weight_forms(precision, name, part, checkpoint.quantised)
             for target, tensor in _read(part, checkpoint, forms):
                 form = forms[target]
                 if not widened:
@@ -76,11 +83,13 @@ def load_compiled_models(
     stages: Collection[str],
     packed: bool,
     quantised: Mapping[str, QuantisedForm] = NOT_QUANTISED,
+    predictor_dtype: str = SAME,
 ) -> Models:
     """Load the modules of some stages from a tree.
 
     The talker also gets the token embedding, from the thinker's file, for its text rows. dtype,
-    packed: see load_checkpoint_models. quantised: Checkpoint.quantised of the tree's checkpoint.
+    packed, predictor_dtype: see load_checkpoint_models. quantised: Checkpoint.quantised of the
+    tree's checkpoint.
     Raises ArtifactError for a file that can't be read, or whose tensors are not those of the
     modules.
     """
@@ -89,7 +98,8 @@ def load_compiled_models(
         chosen = {name: parts[name] for name in names if name in parts}
         if chosen:
             with _open_weights(tree / model) as file:
-                _fill(tree / model, file, chosen, dtype, packed, quantised)
+                of_file = tree / model, file, chosen, dtype, packed, quantised
+                _fill(*of_file, predictor_dtype=predictor_dtype)
     if "embedding" in parts:
         with _open_weights(tree / "thinker") as file:
             chosen = {"embedding": parts["embedding"]}
@@ -106,6 +116,19 @@ def weight_forms(
         target: published_form(weight_form(precision, name, part.module, target), pieces, quantised)
         for target, pieces in part.pieces
     }
+
+
+def quantised_dtype(folder: Path, config: OmniConfig) -> str:
+    """Return the dtype that keeps a quantised checkpoint's numbers and rounds the others least.
+
+    "int4" where it rounds nothing to 4 bits that is not published in 4 bits, else "int8", which
+    keeps the same numbers. Raises CheckpointError; see checkpoint.files.Checkpoint.
+    """
+    _, parts = lay_out(config, ("thinker",))
+    quantised = Checkpoint(folder).quantised
+    forms = weight_forms(PRECISIONS["int4"], "thinker", parts["thinker"], quantised).values()
+    in_int4 = [form.published for form in forms if form.groups is not None]
+    return "int4" if in_int4 and all(in_int4) else "int8"
 
 
 def _read(
@@ -174,15 +197,18 @@ def _fill(
     packed: bool,
     quantised: Mapping[str, QuantisedForm],
     alone: str = "",
+    predictor_dtype: str = SAME,
 ) -> None:
     """Fill the modules of parts from a file.
 
-    packed, quantised: see load_compiled_models. alone: prefix of these parameters' names, in place
-    of the part's name, in a file that also has other tensors.
+    packed, quantised, predictor_dtype: see load_compiled_models. alone: prefix of these parameters'
+    names, in place of the part's name, in a file that also has other tensors.
     """
-    precision = PRECISIONS[dtype]
-    widened = precision.packed and not packed
-    forms = {name: weight_forms(precision, name, p, quantised) for name, p in parts.items()}
+    widened = PRECISIONS[dtype].packed and not packed
+    forms = {
+        name: weight_forms(part_precision(name, dtype, predictor_dtype), name, part, quantised)
+        for name, part in parts.items()
+    }
     layout = {name: _layout(part, forms[name]) for name, part in parts.items()}
     expected = {
         (alone or f"{name}.") + kept: shape_and_dtype
@@ -226,19 +252,20 @@ def compile_model(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
     of the other models of its stage.
     """
     started = time.monotonic()
-    precision = PRECISIONS[plan.dtype]
     checkpoint = Checkpoint(plan.model)
     parts = _stage_parts(plan, model)
     check_names(list(parts.values()), checkpoint)
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for name in MODEL_PARTS[model]:
+            precision = part_precision(name, plan.dtype, plan.predictor_dtype)
             forms = weight_forms(precision, name, parts[name], checkpoint.quantised)
             for target, tensor in _read(parts[name], checkpoint, forms):
                 for kept, part_of_it in _kept(forms[target], target, tensor).items():
                     yield f"{name}.{kept}", part_of_it
 
-    layout = _file_layout(parts, plan.dtype, model, checkpoint.quantised)
+    numbers = plan.dtype, plan.predictor_dtype
+    layout = _file_layout(parts, *numbers, model, checkpoint.quantised)
     write_tensors(folder / WEIGHTS_FILE, layout, tensors())
     return ModelRecord((), record_files(folder), round(time.monotonic() - started, 3))
 
@@ -246,7 +273,8 @@ def compile_model(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
 def expected_bytes(plan: CompilePlan, model: str) -> int:
     """Return the size in bytes of a model's weights in the plan's dtype. Raises CheckpointError."""
     quantised = Checkpoint(plan.model).quantised
-    return model_bytes(_stage_parts(plan, model), plan.dtype, model, quantised)
+    parts, numbers = _stage_parts(plan, model), (plan.dtype, plan.predictor_dtype)
+    return layout_bytes(_file_layout(parts, *numbers, model, quantised))
 
 
 def model_bytes(
@@ -255,11 +283,11 @@ def model_bytes(
     model: str,
     quantised: Mapping[str, QuantisedForm] = NOT_QUANTISED,
 ) -> int:
-    """Return the size in bytes of a model's weights in a compiled tree.
+    """Return the size in bytes of a model's weights in a compiled tree, all in one dtype.
 
     parts: all parts of its stage. quantised: see load_compiled_models.
     """
-    return layout_bytes(_file_layout(parts, dtype, model, quantised))
+    return layout_bytes(_file_layout(parts, dtype, SAME, model, quantised))
 
 
 def _stage_parts(plan: CompilePlan, model: str) -> dict[str, Part]:
@@ -268,15 +296,23 @@ def _stage_parts(plan: CompilePlan, model: str) -> dict[str, Part]:
 
 
 def _file_layout(
-    parts: Mapping[str, Part], dtype: str, model: str, quantised: Mapping[str, QuantisedForm]
+    parts: Mapping[str, Part],
+    dtype: str,
+    predictor_dtype: str,
+    model: str,
+    quantised: Mapping[str, QuantisedForm],
 ) -> Layout:
     """Return shape and dtype of every tensor in a model's file by name."""
+    forms = {
+        name: weight_forms(
+            part_precision(name, dtype, predictor_dtype), name, parts[name], quantised
+        )
+        for name in MODEL_PARTS[model]
+    }
     return {
         f"{name}.{kept}": expected
-        for name in MODEL_PARTS[model]
-        for by_name in _layout(
-            parts[name], weight_forms(PRECISIONS[dtype], name, parts[name], quantised)
-        ).values()
+        for name, of_part in forms.items()
+        for by_name in _layout(parts[name], of_part).values()
         for kept, expected in by_name.items()
     }
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.model.config import TalkerConfig
 from qwen3_omni_neuron.model.decoder import DECODE, Decoder
 from qwen3_omni_neuron.model.kv_cache import FrameCache
+from qwen3_omni_neuron.model.layers import linear
 from qwen3_omni_neuron.model.rotary import RotaryTable
 
 RunningSum = Callable[[Tensor], Tensor]
@@ -88,6 +89,8 @@ class CodePredictor(nn.Module):
     The first step reads two rows: the talker's post-norm hidden state of the step that gave code
     0, then the embedding of code 0. Step g reads codec_embedding[g - 1] of code g and writes
     code g + 1 through head[g].
+    It computes in the type of the hidden state that it is given, whatever its weights' type is:
+    bfloat16 weights in float32 give float32's codes, which bfloat16 throughout does not.
     Source: transformers Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration.forward and
     Qwen3OmniMoeTalkerForConditionalGeneration.prepare_inputs_for_generation.
     """
@@ -114,19 +117,19 @@ class CodePredictor(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Predict codes 1 to 15 of one frame a slot.
 
-        hidden: [slots, hidden]; code0: int64 [slots]; uniforms: float32 [slots, 15] in [0, 1),
-        a random number for each code, or None for greedy; top_p: float32 [slots], see
-        model.code_predictor.top_p_limits; top_k, running_sum, top_k_limits (int64 [slots]): see
-        model.code_predictor.sample_top.
+        hidden: [slots, hidden], whose type is that of the arithmetic; code0: int64 [slots];
+        uniforms: float32 [slots, 15] in [0, 1), a random number for each code, or None for greedy;
+        top_p: float32 [slots], see model.code_predictor.top_p_limits; top_k, running_sum,
+        top_k_limits (int64 [slots]): see model.code_predictor.sample_top.
         Returns codes int64 [slots, 16], code 0 first, and the feedback [slots, hidden]: the sum
-        of the 16 codes' embeddings.
+        of the 16 codes' embeddings, in the type of these.
         """
         row = self.code0_embedding(code0)
         codes, embedded = [code0], [row]
         cache = FrameCache()
-        rows = torch.stack((hidden, row), 1).flatten(0, 1)  # [slots * 2, hidden]
+        rows = torch.stack((hidden, row.to(hidden.dtype)), 1).flatten(0, 1)  # [slots * 2, hidden]
         for step in range(self.steps):
-            logits = self._logits(rows, step, cache)
+            logits = self._logits(rows.to(hidden.dtype), step, cache)
             if uniforms is None or top_p is None:
                 code = logits.argmax(-1)
             else:
@@ -152,4 +155,4 @@ class CodePredictor(nn.Module):
         else:
             rotation = self.rotary.span(step + 1, step + 2)
             x, _ = self.decoder(rows, rotation, cache, DECODE)
-        return F.linear(self.decoder.norm(x), self.head[step])
+        return linear(self.decoder.norm(x), self.head[step])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.kv_cache import Appendable
-from qwen3_omni_neuron.model.layers import FeedForward, RmsNorm, cut, widen
+from qwen3_omni_neuron.model.layers import FeedForward, Linear, RmsNorm, cut, widen
 from qwen3_omni_neuron.model.moe import MoeFeedForward
 from qwen3_omni_neuron.model.rotary import Rotation, apply_rotary
 
@@ -40,8 +40,8 @@ class Attention(nn.Module):
         self.scale = c.head_dim**-0.5
         self.heads, self.kv_heads, self.head_dim = c.heads, c.kv_heads, c.head_dim
         width = (c.heads + 2 * c.kv_heads) * c.head_dim
-        self.qkv = nn.Linear(c.hidden_size, width, bias=False)
-        self.out = nn.Linear(c.heads * c.head_dim, c.hidden_size, bias=False)
+        self.qkv = Linear(c.hidden_size, width, bias=False)
+        self.out = Linear(c.heads * c.head_dim, c.hidden_size, bias=False)
         self.qk_norm = RmsNorm(c.heads + c.kv_heads, c.head_dim, eps=c.norm_eps)
 
     def forward(

@@ -39,6 +39,19 @@ class RmsNorm(nn.Module):
         return unit.to(x.dtype) * self.weight
 
 
+class Linear(nn.Linear):
+    """nn.Linear that computes in the type of its input, whatever that of its weight is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x [..., into] to [..., out] of the same type."""
+        return linear(x, self.weight, self.bias)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x [..., into] times a matrix [out, into], [..., out], in the type of x."""
+    return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+
+
 def gated(gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up, [..., width]. gate_up: [..., 2 width], gate first."""
     gate, up = cut(gate_up, -1, gate_up.shape[-1] // 2)
@@ -53,8 +66,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, hidden_size: int, width: int):
         super().__init__()
-        self.gate_up = nn.Linear(hidden_size, 2 * width, bias=False)
-        self.down = nn.Linear(width, hidden_size, bias=False)
+        self.gate_up = Linear(hidden_size, 2 * width, bias=False)
+        self.down = Linear(width, hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., hidden] to the same shape."""

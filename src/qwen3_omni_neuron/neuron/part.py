@@ -19,7 +19,7 @@ from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART, MODEL_STAGES, Comp
 from qwen3_omni_neuron.errors import ArtifactError, BucketError, ClosedError, InputError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.moe import SCALE
-from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_config
+from qwen3_omni_neuron.neuron.graphs.all import all_graphs, predictor_types, static_config
 from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
 
 logger = logging.getLogger(__name__)
@@ -78,6 +78,8 @@ class PartSpec:
 def part_spec(config: OmniConfig, plan: CompilePlan, name: str) -> PartSpec:
     """Return the spec of one of a plan's parts, except the decoders, by its name."""
     dtype = getattr(torch, plan.arithmetic)
+    if name == "code_predictor":
+        dtype, _ = predictor_types(plan)
     static = static_config(config, plan.dtype == "int8")
 
     def make() -> nn.Module:

@@ -12,6 +12,7 @@ LIMITS = Limits(
     dtypes=("bfloat16", "float32", "int8"),
     mixed_arithmetic="bfloat16",
     predictor_top_k=50,
+    predictor_dtypes=dict.fromkeys(("bfloat16", "int8"), ("mixed", "same", "float32")),
     chunked_prefill=True,
     sizes={
         # A spoken question has 100 to 1500 rows: padding to the next of these is cheap.

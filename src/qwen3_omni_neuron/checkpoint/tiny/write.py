@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from qwen3_omni_neuron.checkpoint.drawn import DRAWN_FILE
+from qwen3_omni_neuron.checkpoint.tiny.outlier import outlier_weights, with_outlier_layers
 from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES, Size, config_dict, generation_config_dict
 from qwen3_omni_neuron.checkpoint.tiny.tokenizer import WORDS, write_json, write_tokenizer
 from qwen3_omni_neuron.checkpoint.tiny.weights import (
@@ -31,6 +32,7 @@ def write_tiny_checkpoint(
     size: str | Size = "tiny",
     dtype: str = "bfloat16",
     drawn: bool = False,
+    outlier: bool = False,
 ) -> Path:
     """Write a checkpoint of the released layout with random weights into `folder`.
 
@@ -38,15 +40,24 @@ def write_tiny_checkpoint(
     released width, fewer layers), "released" (35 G), "speaking" (6 M, the shape of the checkpoint
     that ships), or settings of your own.
     dtype: "bfloat16", as released, or "float32". drawn: write no weights; whoever reads one draws
-    it from the seed (checkpoint.drawn).
-    The same seed gives the same bytes. Returns the folder.
-    Raises OptionError for an unknown size or dtype, or a negative seed.
+    it from the seed (checkpoint.drawn). outlier: with the activations that were published for the
+    real code predictor (checkpoint.tiny.outlier), which gets five layers, as released. The same
+    seed gives the same bytes. Returns the folder.
+    Raises OptionError for an unknown size or dtype, a negative seed, or an outlier in drawn
+    weights.
     """
     if isinstance(size, str) and size not in SIZES:
         raise OptionError(f"size is one of {', '.join(SIZES)}, got {size!r}.")
     if seed < 0:
         raise OptionError(f"seed is zero or more, got {seed}.")
     settings = SIZES[size] if isinstance(size, str) else size
+    if outlier:
+        if drawn:
+            raise OptionError(
+                "outlier changes weights, and drawn writes none. Leave one of them out."
+            )
+        settings = with_outlier_layers(settings)
+        return write_checkpoint(Path(folder), settings, outlier_weights(seed), dtype)
     return write_checkpoint(Path(folder), settings, seed if drawn else random_weights(seed), dtype)
 
 

@@ -1,5 +1,7 @@
 """The engines of all stages in torch: the modules of model/, called as they are."""
 
+import torch
+
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.cpu.eager.code2wav import EagerCode2Wav
@@ -52,7 +54,8 @@ def talker_engine(models: Models, spec: EngineSpec, decoder: DecoderSlots) -> Ta
     """Build the talker over its decoder, which may run elsewhere; the rest runs here."""
     c = spec.config.talker
     assert c and models.code_predictor and models.hidden_projection
-    predictor = CpuPredictor(models.code_predictor, c.code_groups)
+    arithmetic = getattr(torch, spec.plan.predictor_arithmetic)
+    predictor = CpuPredictor(models.code_predictor, c.code_groups, arithmetic)
     tables, project_hidden = talker_tables(models, spec), models.hidden_projection
     return TalkerEngine(spec.config, decoder, predictor, *tables, project_hidden, spec.newline_id)
 

@@ -64,11 +64,12 @@ class NeuronPredictor:
 
     def _run(self, graphs: dict[int, Graph], inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Run rows in compiled batches, usually one. Padding rows have each input's idle value."""
-        outputs = []
+        outputs, talker_type = [], inputs[0].dtype
         for rows, size in batches(len(inputs[0]), list(graphs)):
             graph = graphs[size]
             padded = [
-                pad_rows(tensor[rows], size, spec.idle)
+                # The hidden state has the type of the talker, and the graph that of its arithmetic.
+                pad_rows(tensor[rows].to(spec.dtype), size, spec.idle)
                 for tensor, spec in zip(inputs, graph.inputs, strict=True)
             ]
             outputs.append(
@@ -76,6 +77,6 @@ class NeuronPredictor:
             )
         if len(outputs) == 1:
             codes, feedback = outputs[0]
-            return codes, feedback
+            return codes, feedback.to(talker_type)
         codes, feedback = (torch.cat(each) for each in zip(*outputs, strict=True))
-        return codes, feedback
+        return codes, feedback.to(talker_type)

@@ -62,11 +62,18 @@ def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
     batches: tuple[Axis, ...] = plan.batches or ("slots",)
     top_ks: tuple[Axis, ...] = (0, plan.predictor_top_k or "top_k")
     for slots, top_k in product(batches, top_ks):
-        yield predictor_graph(config.talker, slots, top_k, dtype)
+        yield predictor_graph(config.talker, slots, top_k, *predictor_types(plan))
     wav = config.code2wav
     kv = local_kv_heads(wav.heads, wav.kv_heads, plan.tp)
     for streams, frames, first in product(batches, plan.chunk_frames, (True, False)):
         yield code2wav_graph(wav, streams, frames, first, plan.max_concurrency, dtype, kv)
+
+
+def predictor_types(plan: CompilePlan) -> tuple[torch.dtype, torch.dtype]:
+    """Return the types of the code predictor's weights and of its arithmetic."""
+    arithmetic = getattr(torch, plan.predictor_arithmetic)
+    wide = plan.predictor_dtype == "float32"
+    return arithmetic if wide else getattr(torch, plan.arithmetic), arithmetic
 
 
 def static_models(

@@ -6,10 +6,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from qwen3_omni_neuron.checkpoint.modules import Models
+from qwen3_omni_neuron.checkpoint.modules import Models, cast
 from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART, MODEL_STAGES, CompilePlan
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
-from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
+from qwen3_omni_neuron.neuron.graphs.all import (
+    PARTS,
+    all_graphs,
+    predictor_types,
+    static_models,
+)
 from qwen3_omni_neuron.neuron.graphs.cost import TRN2, Chip, Cost, CountingGroup, graph_cost
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.graphs.parallel.cut import expert_multiple, expert_widths
@@ -248,7 +253,10 @@ def _parts(models: Models) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _models(config: OmniConfig, plan: CompilePlan) -> Models:
-    return static_models(config, getattr(torch, plan.arithmetic), plan.dtype == "int8")
+    models = static_models(config, getattr(torch, plan.arithmetic), plan.dtype == "int8")
+    if models.code_predictor is not None:
+        cast(models.code_predictor, predictor_types(plan)[0])
+    return models
 
 
 def _rank(config: OmniConfig, plan: CompilePlan, group: CountingGroup, tp: int) -> Models:

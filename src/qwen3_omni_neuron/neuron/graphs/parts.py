@@ -71,14 +71,21 @@ def _stateless(owner: nn.Module, inputs: tuple[Tensor, ...], _: State) -> tuple[
     return (owner(*inputs),), ()
 
 
-def predictor_graph(c: TalkerConfig, slots: Axis, top_k: Axis, dtype: torch.dtype) -> Graph:
+def predictor_graph(
+    c: TalkerConfig,
+    slots: Axis,
+    top_k: Axis,
+    weights: torch.dtype,
+    arithmetic: torch.dtype | None = None,
+) -> Graph:
     """Describe the code predictor: codes 1 to 15 of a frame for each of `slots` streams.
 
     top_k: the largest top_k of a stream; each stream has its own, from 1 up to this. 0: greedy.
+    weights: their type. arithmetic: the type to compute in; None: that of the weights.
     """
     width = c.predictor.hidden_size
     inputs = [
-        TensorSpec("hidden", (slots, width), dtype),
+        TensorSpec("hidden", (slots, width), arithmetic or weights),
         TensorSpec("code0", (slots,), torch.int64, c.predictor.vocab_size),
     ]
     if top_k:
@@ -96,7 +103,7 @@ def predictor_graph(c: TalkerConfig, slots: Axis, top_k: Axis, dtype: torch.dtyp
         tuple(inputs),
         (
             TensorSpec("codes", (slots, c.code_groups), torch.int64),
-            TensorSpec("feedback", (slots, width), dtype),
+            TensorSpec("feedback", (slots, width), weights),
         ),
     )
 

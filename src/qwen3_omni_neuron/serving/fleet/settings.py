@@ -22,9 +22,10 @@ class FleetSettings(Limits):
     """Settings of every replica of one application: its limits, and how it loads its model.
 
     model: checkpoint folder or hub id. compiled: folder that `compile` wrote, or address that
-    `push` printed. target, dtype, kv_cache_dtype, placement, instance, threads: see Qwen3Omni.load.
-    neuron_cores: number of cores of a replica. api_keys: file of keys, one a line. Ray's proxies
-    own the connections and the address, so that ServerSettings has further fields.
+    `push` printed. target, dtype, kv_cache_dtype, predictor_dtype, placement, instance, threads:
+    see Qwen3Omni.load. neuron_cores: number of cores of a replica. api_keys: file of keys, one a
+    line. Ray's proxies own the connections and the address, so that ServerSettings has further
+    fields.
     """
 
     model: str = str(SPEAKING_CHECKPOINT)
@@ -32,6 +33,7 @@ class FleetSettings(Limits):
     target: str | None = None
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
+    predictor_dtype: str = "auto"
     placement: str = "shared"
     instance: str | None = None
     neuron_cores: int = Field(0, ge=0)
@@ -71,6 +73,7 @@ class FleetSettings(Limits):
             "target": self.target,
             "dtype": self.dtype,
             "kv_cache_dtype": self.kv_cache_dtype,
+            "predictor_dtype": self.predictor_dtype,
             "placement": self.placement,
             "instance": self.instance,
             "threads": self.threads,

@@ -7,10 +7,10 @@ some of its inputs and sums over the ranks, so that the pair needs one collectiv
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.model.config import MoeConfig
+from qwen3_omni_neuron.model.layers import linear
 from qwen3_omni_neuron.model.moe import MoeFeedForward
 
 
@@ -53,7 +53,7 @@ class ColumnParallel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply. x: [..., in]. Returns [..., out] of this rank, or [..., whole]."""
-        y = F.linear(x, self.weight, self.bias)
+        y = linear(x, self.weight, self.bias)
         return y if self._group is None else self._group.gather(y)[..., : self._whole]
 
 
@@ -68,7 +68,7 @@ class RowParallel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply and sum. x: [..., in] of this rank. Returns [..., out]."""
-        y = self._group.sum(F.linear(x, self.weight))
+        y = self._group.sum(linear(x, self.weight))
         return y if self.bias is None else y + self.bias
 
 

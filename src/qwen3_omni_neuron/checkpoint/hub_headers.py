@@ -1,0 +1,123 @@
+"""Config and headers of a checkpoint on the hub, without its weights."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from qwen3_omni_neuron.checkpoint.files import (
+    HUB_FILES,
+    INDEX_FILE,
+    SINGLE_FILE,
+    download,
+    local_folder,
+    tensor_files,
+)
+from qwen3_omni_neuron.checkpoint.headers import LENGTH_BYTES, MAX_HEADER_BYTES
+from qwen3_omni_neuron.checkpoint.quantised import READ_WITH_HEADERS
+from qwen3_omni_neuron.errors import CheckpointError
+
+_TIMEOUT_S = 30
+_NEAR_BYTES = 65536  # tensors so near to each other are fetched at once
+ReadBytes = Callable[[int, int], bytes]
+"""Function that reads a file's bytes from a place to another."""
+
+
+@contextmanager
+def open_headers(model_path: str | Path) -> Iterator[Path]:
+    """Yield a folder with a checkpoint's config and the headers of its shards.
+
+    model_path: see checkpoint.files.resolve_checkpoint. A folder, or a hub id whose shards are in
+    the local cache, gives the checkpoint's own folder. For another hub id its JSON files are
+    downloaded, and of each shard no more than the header and what is read with it; the folder lasts
+    as long as the `with` block, and its shards have holes in place of weights. Raises
+    CheckpointError.
+    """
+    folder = local_folder(model_path) or _cached(str(model_path))
+    if folder is not None:
+        yield folder
+        return
+    with TemporaryDirectory() as made:
+        _fetch(str(model_path), Path(made))
+        yield Path(made)
+
+
+def _cached(hub_id: str) -> Path | None:
+    """Return the folder of the local cache that has all shards of a hub id, None without one."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(hub_id, allow_patterns=[*HUB_FILES], local_files_only=True))
+        tensor_files(folder)
+    except (OSError, CheckpointError):  # the hub client's errors of the cache are OSErrors
+        return None
+    return folder
+
+
+def _fetch(hub_id: str, to: Path) -> None:
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+    folder = download(hub_id, ["*.json"])
+    for path in folder.glob("*.json"):
+        (to / path.name).symlink_to(path.resolve())
+    for shard in _shards(folder):
+        url = hf_hub_url(hub_id, shard, revision=folder.name)
+
+        def read(begin: int, end: int, url: str = url) -> bytes:
+            range_of = {**build_hf_headers(), "Range": f"bytes={begin}-{end - 1}"}
+            reply = get_session().get(url, headers=range_of, timeout=_TIMEOUT_S)
+            hf_raise_for_status(reply)
+            if len(reply.content) != end - begin:
+                raise ValueError(f"{len(reply.content)} bytes came, {end - begin} were asked for")
+            return bytes(reply.content)
+
+        try:
+            _fetch_shard(read, to / shard)
+        except Exception as error:  # the hub client also raises its HTTP library's errors
+            raise CheckpointError(
+                f"the header of {shard} of {hub_id} can't be fetched: {error}. Check the network, "
+                "or download the checkpoint and pass its folder."
+            ) from error
+
+
+def _shards(folder: Path) -> Sequence[str]:
+    """Return the names of a checkpoint's shards. Raises CheckpointError for names of other folders.
+
+    folder: has its JSON files alone.
+    """
+    index = folder / INDEX_FILE
+    if not index.exists():
+        return [SINGLE_FILE]
+    try:
+        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        if any(Path(shard).name != shard for shard in shards):
+            raise ValueError("a shard is in another folder")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{index} can't be read: {error!r}. Download it again.") from error
+    return shards
+
+
+def _fetch_shard(read: ReadBytes, path: Path) -> None:
+    """Write a shard's header, and the tensors that are read with it, each in its place."""
+    length = read(0, LENGTH_BYTES)
+    size = int.from_bytes(length, "little")
+    if size > MAX_HEADER_BYTES:
+        raise ValueError("it is no safetensors file")
+    start = LENGTH_BYTES + size
+    header = read(LENGTH_BYTES, start)
+    tensors = {n: t["data_offsets"] for n, t in json.loads(header).items() if n != "__metadata__"}
+    places = sorted(p for n, p in tensors.items() if n.rpartition(".")[2] == READ_WITH_HEADERS)
+    joined: list[list[int]] = []
+    for begin, end in places:
+        if joined and begin - joined[-1][1] <= _NEAR_BYTES:
+            joined[-1][1] = end
+        else:
+            joined.append([begin, end])
+    with path.open("wb") as file:
+        file.write(length + header)
+        file.truncate(start + max(end for _, end in tensors.values()))  # takes no room on the disk
+        for begin, end in joined:
+            file.seek(start + begin)
+            file.write(read(start + begin, start + end))

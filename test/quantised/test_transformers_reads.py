@@ -1,0 +1,146 @@
+"""Quantised checkpoints against the transformers that reads their form: weights, text and codes.
+
+Other versions leave weights random, with a warning or none. `make test-quantised` runs these tests
+with those that do not; elsewhere they are skipped.
+"""
+
+import importlib.util
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from testing.oracle import Reference
+from testing.quantised_by_packages import write_auto_round, write_compressed_tensors
+from testing.quantised_checkpoint import block_fp8, write_quantised_checkpoint
+from testing.replies import assert_same, reply_to_the_limit
+
+QUESTION = [{"role": "user", "content": "What colour is the sky?"}]
+TOKENS, FRAMES = 8, 16
+GROUPS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+ROWS = {"num_bits": 8, "strategy": "channel", "symmetric": True}
+
+
+def needs(**packages: str) -> None:
+    """Skip a test unless these packages are installed, in versions that begin so."""
+    for package, wanted in packages.items():
+        found = importlib.util.find_spec(package)
+        if found is None or not version(package.replace("_", "-")).startswith(wanted):
+            pytest.skip(f"no {package} {wanted}, which reads this form")
+
+
+def effective_weight(reference: Reference, name: str) -> Tensor:
+    """Return a matrix that the reference computes with, float32 [out, into]: times the identity.
+
+    name: the released name. transformers 5 has all experts of a layer in one parameter.
+    """
+    module_name = name.removesuffix(".weight")
+    layer, _, expert = module_name.partition(".mlp.experts.")
+    experts = reference.model.get_submodule(f"{layer}.mlp.experts") if expert else None
+    if experts is not None and hasattr(experts, "gate_up_proj"):
+        number, kind = expert.split(".")
+        if kind == "down_proj":
+            return experts.down_proj[int(number)].float()
+        gate, up = experts.gate_up_proj[int(number)].float().chunk(2)
+        return gate if kind == "gate_proj" else up
+    module = reference.model.get_submodule(module_name)
+    into = Checkpoint(Path(reference.model.name_or_path)).quantised[name].shape[1]
+    return module(torch.eye(into)).t().float()
+
+
+@torch.no_grad()
+def assert_equal_weights(folder: Path, reference: Reference, quantised: int) -> None:
+    checkpoint = Checkpoint(folder)
+    assert len(checkpoint.quantised) == quantised
+    with checkpoint.reader() as reader:
+        for name in checkpoint.quantised:
+            assert torch.equal(reader.tensor(name), effective_weight(reference, name)), name
+
+
+def assert_equal_replies(folder: Path, reference: Reference) -> None:
+    with Qwen3Omni.load(folder, dtype="float32", max_concurrency=1) as omni:
+        limit = {"talker_max_new_tokens": FRAMES}
+        ours, theirs = reply_to_the_limit(omni, reference, QUESTION, TOKENS, **limit)
+    assert len(ours.codes) == FRAMES - 1
+    assert_same(ours, theirs, reference)
+
+
+KEPT_IN_BLOCKS = ["thinker.lm_head", "thinker.audio_tower", "thinker.visual", "code2wav"]
+KEPT_IN_BLOCKS += ["mlp.gate", "shared_expert_gate", "codec_head", "projection", "code_predictor"]
+LAYERS = re.compile(
+    r"(thinker|talker)\.model\.layers\.\d+\.(self_attn|mlp|mlp\.experts\.\d+|mlp\.shared_expert)"
+    r"\.\w+_proj\.weight"
+)
+COMPRESSED = {
+    "int4": ("pack-quantized", {**GROUPS, "symmetric": True}),
+    "int4 act order": ("pack-quantized", {**GROUPS, "symmetric": True, "actorder": "group"}),
+    "int8 packed": ("pack-quantized", {**ROWS, "type": "int"}),
+    "int8": ("int-quantized", {**ROWS, "type": "int"}),
+    "fp8": ("float-quantized", {**ROWS, "type": "float"}),
+}
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_compressed_tensors_checkpoints_are_read_as_transformers_reads_them(
+    checkpoint: Path, tmp_path: Path, name: str
+) -> None:
+    needs(transformers="4.57", compressed_tensors="0.12")
+    form, weights = COMPRESSED[name]
+    folder = write_compressed_tensors(checkpoint, tmp_path / "made", form, **weights)
+    reference = Reference(folder)
+    assert_equal_weights(folder, reference, 84)
+    assert_equal_replies(folder, reference)
+
+
+@pytest.mark.parametrize("scheme", ["W4A16", "W8A16"])
+def test_auto_round_checkpoints_are_read_as_transformers_reads_them(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    """auto-round makes all of the model float16, so its weights are put into the reference's.
+
+    It also replaces a method of the talker by one that fails in transformers 4.57.
+    """
+    needs(transformers="4.57", auto_round="0.16")
+    folder = write_auto_round(checkpoint, tmp_path / "made", scheme)
+    reference = Reference(checkpoint)
+    talker = type(reference.model.talker)
+    with monkeypatch.context() as undone:
+        method = "prepare_inputs_for_generation"
+        undone.setattr(talker, method, getattr(talker, method))
+        of_auto_round = Reference(folder)
+    torch.nn.Module.float(of_auto_round.model)  # its own `float` refuses
+    assert_equal_weights(folder, of_auto_round, 84)
+    for name in Checkpoint(folder).quantised:
+        weight = effective_weight(of_auto_round, name)
+        reference.model.get_parameter(name).data.copy_(weight)
+    assert_equal_replies(folder, reference)
+
+
+@pytest.mark.parametrize("size", [16, 128])
+def test_fp8_in_blocks_is_read_as_transformers_reads_it(
+    checkpoint: Path, tmp_path: Path, size: int
+) -> None:
+    """Thinker and talker; in tiny matrices a block of 128 is a whole matrix.
+
+    No block is partial: 5.13 takes matrices to be divided in equal blocks.
+    """
+    needs(transformers="5.13", accelerate="1")
+    settings = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [size, size],
+        "modules_to_not_convert": KEPT_IN_BLOCKS,
+    }
+    writer = block_fp8(size)
+    folder, _ = write_quantised_checkpoint(
+        checkpoint, tmp_path, lambda name: writer if LAYERS.fullmatch(name) else None, settings
+    )
+    reference = Reference(folder)
+    assert_equal_weights(folder, reference, 146)
+    assert_equal_replies(folder, reference)

@@ -1,0 +1,199 @@
+"""`inspect` of checkpoints: the dtype that auto means on the CPU, and checkpoints on the hub."""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qwen3_omni_neuron import cli
+from qwen3_omni_neuron.checkpoint.headers import read_headers
+from qwen3_omni_neuron.cpu import target
+from qwen3_omni_neuron.loading import plan_of
+from qwen3_omni_neuron.model.config import OmniConfig
+from testing.native_library import needs_c
+from testing.quantised_checkpoint import (
+    Writer,
+    fp8,
+    gptq,
+    int8_rows,
+    pack_quantized,
+    write_quantised_checkpoint,
+)
+
+THINKER = re.compile(
+    r"thinker\.model\.layers\.\d+\.(self_attn|mlp|mlp\.experts\.\d+)\.\w+_proj\.weight"
+)
+QUERY = "thinker.model.layers.0.self_attn.q_proj.weight"
+EXPERT = "thinker.model.layers.1.mlp.experts.3.down_proj.weight"
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
+PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+
+
+def every(writer: Writer) -> Callable[[str], Writer | None]:
+    return lambda name: writer if THINKER.fullmatch(name) else None
+
+
+def but(exception: str, other: Writer | None) -> Callable[[str], Writer | None]:
+    """Return 4 bits for all matrices but one."""
+    return lambda name: other if name == exception else every(gptq())(name)
+
+
+@needs_c
+@pytest.mark.parametrize(
+    ("writer_of", "settings", "dtype"),
+    [
+        pytest.param(every(gptq()), GPTQ, "int4", id="4 bits"),
+        pytest.param(every(gptq(ordered=True)), {**GPTQ, "desc_act": True}, "int4", id="act order"),
+        pytest.param(but(EXPERT, int8_rows), GPTQ, "int8", id="an expert in 8 bits"),
+        pytest.param(but(QUERY, None), GPTQ, "int8", id="q in bfloat16"),
+        pytest.param(every(gptq(size=16)), {**GPTQ, "group_size": 16}, "int8", id="groups of 16"),
+        pytest.param(every(pack_quantized(8, 0)), PACKED, "int8", id="8 bits"),
+        pytest.param(every(fp8("row")), PACKED, "int8", id="fp8"),
+    ],
+)
+def test_auto_keeps_a_quantised_checkpoints_numbers_on_the_cpu(
+    checkpoint: Path,
+    tmp_path: Path,
+    config: OmniConfig,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    writer_of: Callable[[str], Writer | None],
+    settings: dict[str, Any],
+    dtype: str,
+) -> None:
+    """int4 rounds nothing to 4 bits that was not published so. Without the C auto is mixed."""
+    folder, _ = write_quantised_checkpoint(checkpoint, tmp_path, writer_of, settings)
+
+    def dtype_of(folder: Path) -> str:
+        return plan_of(folder, config, None, None, "auto", None, None).dtype
+
+    assert dtype_of(folder) == dtype
+    assert dtype_of(checkpoint) == "mixed"
+    assert cli.main(["inspect", str(folder)]) == 0
+    assert capsys.readouterr().out.endswith(f"\ndtype auto on the CPU: {dtype}\n")
+    monkeypatch.setattr(target, "find_library", lambda: None)
+    assert dtype_of(folder) == "mixed"
+
+
+COMMIT = "c" * 40
+
+
+@contextmanager
+def hub_of(folder: Path) -> Iterator[tuple[str, Counter[str]]]:
+    """Serve a checkpoint as someone/omni. Yields the hub's URL, and what was sent of each file."""
+    sent: Counter[str] = Counter()
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self._answer(False)
+
+        def do_GET(self) -> None:
+            self._answer(True)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            pass
+
+        def _answer(self, whole: bool) -> None:
+            headers = {"X-Repo-Commit": COMMIT}
+            name = self.path.removeprefix(f"/someone/omni/resolve/{COMMIT}/")
+            if self.path.startswith("/api/models/someone/omni"):
+                names = [path.name for path in folder.iterdir()]
+                siblings = [{"rfilename": name} for name in names]
+                about: Any = {"id": "someone/omni", "sha": COMMIT, "siblings": siblings}
+                if "/tree/" in self.path:  # asked for by newer clients
+                    about = [{"type": "file", "path": n, "size": 1, "oid": n} for n in names]
+                body, status = json.dumps(about).encode(), 200
+                headers["Content-Type"] = "application/json"
+            elif (folder / name).is_file():
+                body, status = (folder / name).read_bytes(), 200
+                headers |= {"ETag": hashlib.sha256(body).hexdigest(), "Accept-Ranges": "bytes"}
+                if span := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+                    first, last, size = int(span[1]), int(span[2]), len(body)
+                    body, status = body[first : last + 1], 206
+                    headers["Content-Range"] = f"bytes {first}-{last}/{size}"
+                sent[name] += len(body) if whole else 0
+            else:
+                body, status = b"", 404
+                headers["X-Error-Code"] = "RepoNotFound"
+            self.send_response(status)
+            for key, value in (headers | {"Content-Length": str(len(body))}).items():
+                self.send_header(key, value)
+            self.end_headers()
+            if whole:
+                self.wfile.write(body)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", sent
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def inspected(name: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `inspect` in a process of its own: the hub client reads its settings when imported."""
+    return subprocess.run(
+        [sys.executable, "-m", "qwen3_omni_neuron.cli", "inspect", name],
+        env={**os.environ, "HF_HUB_CACHE": str(cache), "HF_HUB_DISABLE_XET": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_hub_id_is_shown_from_its_headers_alone(checkpoint: Path, tmp_path: Path) -> None:
+    """A shard is asked for its header and for weight_shape, two numbers for each matrix."""
+    writer = pack_quantized()
+    folder, _ = write_quantised_checkpoint(checkpoint, tmp_path, every(writer), PACKED)
+    expected = inspected(str(folder), tmp_path / "none")
+    assert expected.returncode == 0 and "pack-quantized" in expected.stdout
+    shard = folder / "model.safetensors"
+    stored = read_headers(folder, [shard.name])
+    shapes = [s.bytes for name, s in stored.items() if name.endswith("weight_shape")]
+    assert len(shapes) == 84
+    header_bytes = min(s.begin for s in stored.values())
+    with hub_of(folder) as (url, sent):
+        shown = inspected("someone/omni", tmp_path / "cache", HF_ENDPOINT=url)
+        assert shown.stdout == expected.stdout, shown.stderr
+        assert sent[shard.name] == header_bytes + sum(shapes) < shard.stat().st_size / 2
+        unknown = inspected("someone/else", tmp_path / "cache", HF_ENDPOINT=url)
+    assert unknown.returncode == 1
+    assert "someone/else is no local folder, and the hub gave no checkpoint" in unknown.stderr
+
+
+def test_a_hub_id_whose_shards_are_cached_is_shown_offline(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    cached = tmp_path / "models--someone--omni"
+    (cached / "snapshots").mkdir(parents=True)
+    (cached / "snapshots" / COMMIT).symlink_to(checkpoint)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(COMMIT)
+    shown = inspected("someone/omni", tmp_path, HF_HUB_OFFLINE="1")
+    assert shown.returncode == 0, shown.stderr
+    assert "thinker" in shown.stdout and "dtype auto on the CPU: mixed" in shown.stdout
+
+
+def test_a_shard_in_another_folder_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    folder, _ = write_quantised_checkpoint(checkpoint, tmp_path, every(gptq()), GPTQ)
+    index = {"weight_map": {"thinker.lm_head.weight": "../model.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with hub_of(folder) as (url, sent):
+        shown = inspected("someone/omni", tmp_path / "cache", HF_ENDPOINT=url)
+    assert shown.returncode == 1
+    assert "a shard is in another folder" in shown.stderr
+    assert "model.safetensors" not in sent

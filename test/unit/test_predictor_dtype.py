@@ -1,0 +1,286 @@
+"""Numbers of the code predictor: the default of each target and dtype, its codes, the switch."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import fill
+from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
+from qwen3_omni_neuron.compilation.plan import SAME
+from qwen3_omni_neuron.cpu.native.installed import find_library
+from qwen3_omni_neuron.cpu.predictor import CpuPredictor
+from qwen3_omni_neuron.cpu.weights import load_checkpoint_models
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
+from qwen3_omni_neuron.neuron.graphs.all import static_models
+from qwen3_omni_neuron.neuron.graphs.cost import graph_cost
+from qwen3_omni_neuron.neuron.graphs.dry_run import core_memory
+from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
+from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec, part_spec
+from qwen3_omni_neuron.neuron.shards import write_part_shards
+from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations
+from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs
+from testing.export import export_graph
+from testing.graph_cases import TINY_PLAN
+from testing.native_library import needs_c
+from testing.outlier import (
+    Codes,
+    codes_of_engine,
+    float32_codes,
+    frame_inputs,
+    predictor_spec,
+    same_frames,
+    talker_models,
+)
+from testing.parallel import shard_state
+from testing.rank_threads import Ranks
+from testing.released import RELEASED
+from testing.simulated_toolchain import SimulatedToolchain
+from testing.specs import plan_of
+from testing.torchneuron.backend import standing_in
+
+MODEL = Path("/a/checkpoint")
+BFLOAT16 = torch.bfloat16
+SHORT: dict[str, Any] = {"talker_max_new_tokens": 12, "seed": 0}
+
+
+@pytest.fixture(scope="module")
+def outlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("outlier"), outlier=True)
+
+
+@pytest.fixture(scope="module")
+def reference(outlier: Path) -> Codes:
+    return float32_codes(outlier)
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype", "values", "arithmetic"),
+    [
+        ("cpu", "mixed", "same", "float32"),
+        ("cpu", "float32", "same", "float32"),
+        ("cpu", "float64", "same", "float64"),
+        ("cpu", "int8", "same mixed", "float32"),
+        ("cpu", "int4", "same mixed", "float32"),
+        ("cpu", "bfloat16", "mixed same", "float32"),
+        ("neuron", "bfloat16", "mixed same float32", "float32"),
+        ("torchneuron", "bfloat16", "mixed same float32", "float32"),
+        ("torchneuron", "float32", "same", "float32"),
+    ],
+)
+def test_defaults_and_refusals(target: str, dtype: str, values: str, arithmetic: str) -> None:
+    allowed = values.split()
+    plan = plan_of(MODEL, RELEASED, target, dtype=dtype)
+    assert (plan.predictor_dtype, plan.predictor_arithmetic) == (allowed[0], arithmetic)
+    for value in allowed:
+        made = plan_of(MODEL, RELEASED, target, dtype=dtype, predictor_dtype=value)
+        assert made.predictor_dtype == value
+        assert f"--predictor-dtype {value}" in made.command(Path("tree"))
+    said = f"auto or one of {', '.join(allowed)} for target {target} in dtype {dtype}, got 'int3'"
+    with pytest.raises(OptionError, match=said):
+        plan_of(MODEL, RELEASED, target, dtype=dtype, predictor_dtype="int3")
+
+
+def test_only_the_code_predictor_depends_on_it() -> None:
+    one, other = (
+        plan_of(MODEL, RELEASED, predictor_dtype=v, dtype="int8") for v in (SAME, "mixed")
+    )
+    assert one.model_settings("talker") == other.model_settings("talker")
+    assert one.model_settings("code_predictor") != other.model_settings("code_predictor")
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["for the C", "for torch"])
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_a_mixed_predictor_has_the_matrices_of_dtype_mixed(
+    outlier: Path, dtype: str, packed: bool
+) -> None:
+    config, checkpoint = read_config(outlier), Checkpoint(outlier)
+
+    def load(dtype: str, predictor_dtype: str = SAME) -> Any:
+        given = checkpoint, config, dtype, ("talker",), packed
+        return load_checkpoint_models(*given, predictor_dtype=predictor_dtype)
+
+    ours, mixed, same = load(dtype, "mixed"), load("mixed"), load(dtype)
+    for part, like, unlike in (("code_predictor", mixed, same), ("talker", same, mixed)):
+        of = [dict(getattr(models, part).named_parameters()) for models in (ours, like, unlike)]
+        assert all(torch.equal(tensor, of[1][name]) for name, tensor in of[0].items()), part
+        assert any(
+            tensor.dtype != of[2][name].dtype or not torch.equal(tensor, of[2][name])
+            for name, tensor in of[0].items()
+        ), part
+
+
+def cpu_codes(outlier: Path, dtype: str, predictor_dtype: str, native: bool) -> Codes:
+    """Return the codes of the CPU's code predictor, in C or in torch."""
+    plan, config = plan_of(outlier, read_config(outlier), dtype=dtype), read_config(outlier)
+    plan = replace(plan, predictor_dtype=predictor_dtype)
+    given = Checkpoint(outlier), config, dtype, ("talker",), native
+    predictor = load_checkpoint_models(*given, predictor_dtype=predictor_dtype).code_predictor
+    assert predictor is not None and config.talker is not None
+    run: Any = predictor
+    if native:
+        from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
+
+        library = find_library()
+        assert library is not None
+        run = NativePredictor(config.talker, predictor, library)
+    engine = CpuPredictor(run, 16, getattr(torch, plan.predictor_arithmetic))
+    kind = getattr(torch, plan.arithmetic)
+    return codes_of_engine(engine.predict, frame_inputs(talker_models(outlier)), kind)
+
+
+CPU_CODES = [
+    ("mixed", SAME, True),
+    ("int8", "mixed", True),
+    ("int4", "mixed", True),
+    ("int8", SAME, False),
+]
+
+
+@needs_c
+@pytest.mark.parametrize(("dtype", "predictor_dtype", "keeps"), CPU_CODES)
+def test_codes_of_the_c(
+    outlier: Path, reference: Codes, dtype: str, predictor_dtype: str, keeps: bool
+) -> None:
+    found = same_frames(cpu_codes(outlier, dtype, predictor_dtype, native=True), reference)
+    assert min(found) >= 0.98 if keeps else max(found) < 0.8, found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "predictor_dtype", "keeps"),
+    [*CPU_CODES, ("bfloat16", "mixed", True), ("bfloat16", SAME, False)],
+)
+def test_codes_of_torch_on_the_cpu(
+    outlier: Path, reference: Codes, dtype: str, predictor_dtype: str, keeps: bool
+) -> None:
+    found = same_frames(cpu_codes(outlier, dtype, predictor_dtype, native=False), reference)
+    assert min(found) >= 0.98 if keeps else max(found) < 0.8, found
+
+
+def neuron_part(target: str, spec: PartSpec, outlier: Path, folder: Path) -> LoadedPart:
+    """Compile and load the code predictor with a target's own code, for one rank."""
+    if target == "neuron":
+        toolchain = SimulatedToolchain()
+        toolchain.compile_part(spec, Checkpoint(outlier), folder)
+        return toolchain.load_part(spec, folder)
+    write_part_shards(spec, Checkpoint(outlier), folder)
+    graphs = PartGraphs(spec, torch.device("cpu"), Compilations(), folder)
+    return LoadedPart(spec.graphs, graphs.run)
+
+
+@pytest.mark.parametrize(
+    ("target", "predictor_dtype", "keeps"),
+    [
+        ("torchneuron", "mixed", True),  # whose graphs are those of "neuron", compiled in a minute
+        ("neuron", "mixed", True),
+        ("neuron", "float32", True),
+        ("neuron", SAME, False),
+    ],
+)
+def test_codes_of_the_graphs_for_neuron(
+    outlier: Path, reference: Codes, tmp_path: Path, target: str, predictor_dtype: str, keeps: bool
+) -> None:
+    """The talker gives bfloat16 to each of them, and gets bfloat16 back."""
+    spec = predictor_spec(outlier, target, predictor_dtype)
+    weights = torch.float32 if predictor_dtype == "float32" else BFLOAT16
+    assert spec.dtype == weights
+    with standing_in():
+        engine = NeuronPredictor(neuron_part(target, spec, outlier, tmp_path), 64)
+        given = frame_inputs(talker_models(outlier))
+        codes = codes_of_engine(engine.predict, given, BFLOAT16)
+    found = same_frames(codes, reference)
+    assert min(found) >= 0.98 if keeps else max(found) < 0.5, found
+
+
+@torch.inference_mode()
+def test_codes_over_two_ranks(outlier: Path, reference: Codes) -> None:
+    """Ranks give each other float32, too."""
+    config, ranks = read_config(outlier), Ranks(2)
+    plain = talker_models(outlier, BFLOAT16).code_predictor
+    assert plain is not None
+    hidden, code0, *random = frame_inputs(talker_models(outlier))
+    calls = []
+    for rank in range(2):
+        module = static_models(config).code_predictor
+        assert module is not None
+        cuts = parallelize(module, 2, ranks.rank(rank))
+        fill(module, shard_state(plain.named_parameters(), cuts, rank).items())
+        fill(module, plain.named_buffers())
+        calls.append(partial(module, hidden, code0, *random))
+    for sampled, feedback in ranks.run(calls):
+        assert feedback.dtype == BFLOAT16
+        assert (sampled == reference[1]).all(1).float().mean() >= 0.98
+
+
+def test_types_in_the_exported_graph(outlier: Path) -> None:
+    """In mixed all floats are float32, but for weights and the sum of a frame's embeddings."""
+    spec = predictor_spec(outlier, "torchneuron", "mixed")
+    owner = talker_models(outlier, BFLOAT16).code_predictor
+    assert owner is not None
+    seen: dict[torch.dtype, set[str]] = {}
+    for node in export_graph(spec.graphs[-1], owner).graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "call_function" and isinstance(value, torch.Tensor):
+            seen.setdefault(value.dtype, set()).add(str(node.target).removesuffix(".default"))
+    of_embeddings = {"aten.embedding", "aten.stack", "aten.sum.dim_IntList"}
+    assert seen[BFLOAT16] == {*of_embeddings, "aten.select.int"}, "the last takes a step's head"
+    assert {"aten.linear", "aten.scaled_dot_product_attention", "aten.silu"} <= seen[torch.float32]
+
+
+def test_what_a_frame_reads_on_neuron() -> None:
+    """bfloat16 weights are read as such, whatever they are computed in."""
+    read, held = {}, {}
+    for value in (SAME, "mixed", "float32"):
+        sizes = {"dtype": "bfloat16", "batches": (1,), "predictor_dtype": value}
+        plan = replace(TINY_PLAN, **sizes)
+        spec = part_spec(RELEASED, plan, "code_predictor")
+        owner = static_models(RELEASED, spec.dtype).code_predictor
+        assert owner is not None
+        read[value] = graph_cost(spec.graphs[0], owner).weight_bytes
+        parts = core_memory(RELEASED, plan, (1,)).parts
+        (held[value],) = (part.nbytes for part in parts if part.name == "code_predictor")
+    assert read[SAME] == pytest.approx(read["mixed"], rel=1e-3)
+    assert read["float32"] == pytest.approx(2 * read["mixed"], rel=1e-3)
+    assert held["float32"] == 2 * held["mixed"] == 2 * held[SAME]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "default", "other"), [("bfloat16", "mixed", SAME), ("int8", SAME, "mixed")]
+)
+def test_the_switch_of_a_load(outlier: Path, dtype: str, default: str, other: str) -> None:
+    def codes(**options: str) -> list[list[int]]:
+        with Qwen3Omni.load(outlier, dtype=dtype, max_concurrency=1, **options) as omni:
+            return omni.say("Yes.", **SHORT).codes.tolist()
+
+    found = codes()
+    assert found == codes(predictor_dtype=default)
+    assert found != codes(predictor_dtype=other)
+
+
+def test_a_tree_of_an_earlier_version_is_what_it_was(checkpoint: Path, tmp_path: Path) -> None:
+    from qwen3_omni_neuron import cli
+    from testing.specs import compiled_here
+
+    tree = tmp_path / "tree"
+    words = ["compile", "--model", str(checkpoint), "--out", str(tree), "--dtype", "bfloat16"]
+    with compiled_here():
+        assert cli.main([*words, "--predictor-dtype", "same", "--max-concurrency", "1"]) == 0
+    manifest = json.loads((tree / "manifest.json").read_text())
+    assert manifest["plan"].pop("predictor_dtype") == "same"
+    (tree / "manifest.json").write_text(json.dumps(manifest))
+    with Qwen3Omni.load(checkpoint, compiled_path=tree) as omni:
+        ours = omni.say("Yes.", **SHORT).codes.tolist()
+    loading: dict[str, Any] = {"dtype": "bfloat16", "predictor_dtype": "same"}
+    with Qwen3Omni.load(checkpoint, max_concurrency=1, **loading) as omni:
+        assert omni.say("Yes.", **SHORT).codes.tolist() == ours
+    said = "predictor_dtype is 'mixed', and .* was compiled with 'same'"
+    with pytest.raises(OptionError, match=said):
+        Qwen3Omni.load(checkpoint, compiled_path=tree, predictor_dtype="mixed")

@@ -1,0 +1,86 @@
+"""Whole quantised checkpoints written by packages: the thinker's matrices, as published ones have.
+
+compressed-tensors 0.12 writes over transformers 4.57's model, auto-round 0.16 from the files alone.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Qwen3OmniMoeForConditionalGeneration
+
+_IGNORED = [
+    r"re:.*mlp\.gate$",
+    "thinker.lm_head",
+    r"re:thinker\.(audio_tower|visual).*",
+    "re:talker.*",
+    "re:code2wav.*",
+]
+_AUTO_ROUND = """
+import sys
+from auto_round import AutoRound
+if __name__ == "__main__":
+    model, to, scheme = sys.argv[1:]
+    made = AutoRound(model=model, scheme=scheme, iters=0, disable_opt_rtn=True, group_size=32,
+        ignore_layers="talker")
+    made.quantize_and_save(format="auto_round", output_dir=to)
+"""
+
+
+def write_compressed_tensors(checkpoint: Path, to: Path, form: str, **weights: Any) -> Path:
+    """Write a checkpoint with compressed-tensors. Returns its folder.
+
+    form: format of the package. weights: fields of the scheme's weights; with actorder, the groups
+    have inputs from anywhere, in an order of its own for each number of inputs.
+    """
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.bfloat16)
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    settings = {"format": form, "ignore": _IGNORED, "config_groups": groups}
+    apply_quantization_config(model, QuantizationConfig.model_validate(settings))
+    for module in model.modules():
+        if getattr(module, "quantization_scheme", None) is None:
+            continue
+        args = module.quantization_scheme.weights
+        weight = module.weight.float()
+        into = weight.shape[1]
+        if args.actorder:
+            order = torch.randperm(into, generator=torch.Generator().manual_seed(into))
+            module.weight_g_idx.data.copy_(torch.empty_like(order).scatter_(
+                0, order, torch.arange(into) // args.group_size
+            ))  # fmt: skip
+            weight = weight[:, order]
+        parts = weight.unflatten(1, (-1, args.group_size or into))
+        scale, zero_point = calculate_qparams(parts.amin(-1), parts.amax(-1), args)
+        module.weight_scale.data.copy_(scale)
+        if hasattr(module, "weight_zero_point"):
+            module.weight_zero_point.data.copy_(zero_point)
+    compressor = ModelCompressor.from_pretrained_model(model, quantization_format=form)
+    compressor.compress_model(model)
+    model.save_pretrained(to)
+    compressor.update_config(to)
+    return _with_other_files(checkpoint, to)
+
+
+def write_auto_round(checkpoint: Path, to: Path, scheme: str) -> Path:
+    """Write a checkpoint with auto-round, in groups of 32. Returns its folder.
+
+    scheme: W4A16 or W8A16. It runs in a process of its own, since it starts others.
+    """
+    command = [sys.executable, "-c", _AUTO_ROUND, str(checkpoint), str(to), scheme]
+    subprocess.run(command, check=True, capture_output=True)
+    return _with_other_files(checkpoint, to)
+
+
+def _with_other_files(checkpoint: Path, to: Path) -> Path:
+    """Copy what a package leaves out: the tokenizer's files."""
+    for path in checkpoint.iterdir():
+        if "safetensors" not in path.name and not (to / path.name).exists():
+            shutil.copy(path, to / path.name)
+    return to
