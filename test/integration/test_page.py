@@ -145,7 +145,6 @@ def test_speech_interrupts_the_answer(visitor: Visitor, judge: Judge) -> None:
     visitor.until("window.say")
     visitor.say(LONG, RATE)
     visitor.until(f"{SOUNDS} > 0")
-    page.wait_for_timeout(400)
     visitor.say(SUM, SUM_RATE)
     visitor.until("document.querySelectorAll('.answer .figures').length === 2")
     visitor.answered(2)

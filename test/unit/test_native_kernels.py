@@ -54,20 +54,16 @@ def test_products_of_all_kinds_agree(
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("into", [600, 4500])
 def test_sums_of_many_inputs_are_the_same_in_parts(
-    library: Library, use_kind: Callable[[str], None], dtype: str, into: int, kind: str
+    library: Library, use_kind: Callable[[str], None], dtype: str, kind: str
 ) -> None:
-    """Many rows take the inputs of a panel in parts, a row alone at once: to the bit the same.
-
-    Of 600 inputs, there is memory for the totals of 344 rows at a time.
-    """
+    """Many rows take the inputs of a panel in parts, a row alone at once: to the bit the same."""
     use_kind(kind)
-    packed, widened = packed_and_widened(nn.Linear(into, 40), "thinker", dtype)
-    native, x = NativeLinear(packed, library, 1), torch.randn(1100, into)
+    packed, widened = packed_and_widened(nn.Linear(4500, 40), "thinker", dtype)
+    native, x = NativeLinear(packed, library, 1), torch.randn(1100, 4500)
     got = native(x)
     torch.testing.assert_close(got, widened(x), atol=1e-4, rtol=1e-4)
-    for row in (0, 5, 343, 344, 1099):
+    for row in (0, 5, 1023, 1024, 1099):
         assert_equal(native(x[row]), got[row])
     assert_equal(native(x[:13]), got[:13])
 

@@ -16,11 +16,10 @@ typedef int8_t KIND(Bytes) __attribute__((vector_size(LANES), aligned(1), may_al
 /* Inputs whose products are added up before they join the total: exacter, and a part of the weights
  * that stays in the cache. */
 #define CHUNK 256
-/* Inputs of many rows that are taken at a time: the weights of a panel, widened, take 32 KB, so that
- * they are written to and read from the level-1 cache. */
-#define DEPTH 256
-/* Bytes from the weights that are used to those that are fetched meanwhile, by tiles that read weights
- * as they are. Of tiles that read widened weights, the first one fetches those to be widened next. */
+/* Inputs of many rows that are taken at a time: the weights of a panel, widened, take 128 KB of the
+ * level-2 cache. Those of all inputs may exceed it, and two threads would wait for each other. */
+#define DEPTH 1024
+/* Bytes from the weights that are used to those that are fetched meanwhile. */
 #define PREFETCH 4096
 /* Sums that one dot product keeps: on every processor the same. */
 #define SUMS 16
@@ -84,10 +83,9 @@ INLINE Vector KIND(fused)(Vector a, Vector b, Vector c)
 
 /* Add `rows` by `vectors` * LANES sums to total: they don't depend on each other, so that the processor
  * overlaps them. Counts and type are constants after inlining: the sums are registers. w: the first of
- * the weights; a panel is `size` weights. ahead: what to fetch meanwhile, `step` bytes an input. */
+ * the weights; a panel is `size` weights. */
 INLINE void KIND(sum_chunks)(Vector (*total)[8], const float *x, int64_t x_stride, int rows,
-                             const void *w, int type, int64_t size, int64_t into, int vectors,
-                             const char *ahead, int64_t step)
+                             const void *w, int type, int64_t size, int64_t into, int vectors)
 {
     for (int64_t start = 0; start < into; start += CHUNK) {
         int64_t end = into < start + CHUNK ? into : start + CHUNK;
@@ -97,9 +95,8 @@ INLINE void KIND(sum_chunks)(Vector (*total)[8], const float *x, int64_t x_strid
                 sums[r][v] = (Vector){0};
         for (int64_t k = start; k < end; k++) {
             Vector some[8];
-            if (rows == TILE_ROWS && type == FLOAT32)
-                __builtin_prefetch(ahead + k * step, 0, 2);
-            else /* weights come in one stream */
+            /* Weights come in one stream: fetch it in time. Widened ones are in the cache. */
+            if (rows < TILE_ROWS || type != FLOAT32)
                 for (int v = 0; v < vectors; v += 64 / (LANES * (int)bytes_of(type)) + 1)
                     __builtin_prefetch((const char *)w +
                                        (v * LANES / PANEL * size + k * PANEL + v * LANES % PANEL) *
@@ -178,7 +175,7 @@ INLINE void KIND(add_numbers)(Vector (*sums)[8], const float *x, int64_t x_strid
  * first panel; lane: first output there. */
 INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, int64_t x_stride, int rows,
                              const float *wide, int type, const Matrix *m, const char *blocks,
-                            int64_t lane, int vectors, const char *ahead, int64_t step)
+                             int64_t lane, int vectors)
 {
     int64_t size = panel_bytes(m), group = m->group, into = m->into;
     for (int64_t start = 0; start < into; start += group, blocks += block_bytes(m)) {
@@ -192,8 +189,6 @@ INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, int64_t x_strid
                 KIND(zero_points)(blocks + v * LANES / PANEL * size, lane + v * LANES % PANEL, m);
         for (int64_t k = start; k < end && type == INT4_WIDE; k++) {
             Vector some[8];
-            if (rows == TILE_ROWS)
-                __builtin_prefetch(ahead + k * step, 0, 2);
             for (int v = 0; v < vectors; v++)
                 some[v] = READ(wide + k * PANEL + lane + v * LANES);
             for (int r = 0; r < rows; r++)
@@ -229,7 +224,7 @@ INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, int64_t x_strid
 INLINE void KIND(tile)(float *y, int64_t y_stride, const float *x, int64_t x_stride, int rows,
                        const void *w, int type, const Matrix *m, const char *blocks, int64_t at,
                        int vectors, const float *scale, const float *bias, int add, float *kept,
-                       int part, const char *ahead, int64_t step)
+                       int part)
 {
     int64_t size = m->into * PANEL;
     Vector total[12][8];
@@ -242,11 +237,11 @@ INLINE void KIND(tile)(float *y, int64_t y_stride, const float *x, int64_t x_str
                 total[r][v] = READ(kept + r * PANEL + at + v * LANES);
     if (type >= INT4)
         KIND(sum_groups)(total, x, x_stride, rows, w, type, m, blocks + at / PANEL * panel_bytes(m),
-                         at % PANEL, vectors, ahead, step);
+                         at % PANEL, vectors);
     else
         KIND(sum_chunks)(total, x, x_stride, rows,
                          (const char *)w + (at / PANEL * size + at % PANEL) * bytes_of(type), type,
-                         size, m->into, vectors, ahead, step);
+                         size, m->into, vectors);
     if (part & BE_FOLLOWED) {
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < vectors; v++)
@@ -276,8 +271,7 @@ INLINE void KIND(tile)(float *y, int64_t y_stride, const float *x, int64_t x_str
 INLINE void KIND(rows_by_panels)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
                                  int64_t rows, const void *w, int type, const Matrix *m,
                                  const char *blocks, int64_t panels, const float *scale,
-                                 const float *bias, int add, float *kept, int part,
-                                 const char *ahead, int64_t step)
+                                 const float *bias, int add, float *kept, int part)
 {
     int64_t outs = panels * PANEL;
     /* Of one row: INT4 numbers take registers, too, of which other processors have 16. */
@@ -285,7 +279,7 @@ INLINE void KIND(rows_by_panels)(float *y, int64_t y_stride, const float *x, int
 #define TILES(count, vectors)                                                                    \
     for (int64_t at = 0; at < outs; at += (vectors) * LANES)                                     \
     KIND(tile)(y, y_stride, x, x_stride, count, w, type, m, blocks, at, vectors, scale, bias, add, \
-               kept, part, ahead, step)
+               kept, part)
 /* The widest of three that divides the outputs. */
 #define WIDE_TILES(count, most, fewer, least)                                                    \
     if (outs % ((most) * LANES) == 0)                                                            \
@@ -328,7 +322,6 @@ INLINE void KIND(rows_by_panels)(float *y, int64_t y_stride, const float *x, int
         x += now * x_stride;
         y += now * y_stride;
         kept += part ? now * PANEL : 0;
-        step = 0; /* the first tile has fetched it */
     }
 #undef TILES
 #undef WIDE_TILES
@@ -366,13 +359,13 @@ INLINE void KIND(multiply_type)(float *y, int64_t y_stride, const float *x, int6
     const float *bias = w->bias == 0 ? 0 : w->bias + first * PANEL;
     if (rows <= (type < INT4 ? TILE_ROWS : FEW_ROWS)) {
         KIND(rows_by_panels)(y, y_stride, x, x_stride, rows, from, type, w, from, panels, scale,
-                             bias, add, 0, 0, from, 0);
+                             bias, add, 0, 0);
         return;
     }
     /* Whole chunks or groups at a time: a row's sums stay the same. */
     int64_t unit = type < INT4 ? CHUNK : w->group, depth = larger(DEPTH / unit, 1) * unit;
-    int64_t together = w->into - depth; /* rows whose totals have space in scratch */
-    if (w->into < 2 * depth)
+    int64_t together = depth; /* rows whose totals have space in scratch */
+    if (w->into <= 2 * depth)
         depth = w->into, together = rows;
     for (int64_t p = 0; p < panels; p++)
         for (int64_t r = 0; r < rows; r += together)
@@ -383,7 +376,6 @@ INLINE void KIND(multiply_type)(float *y, int64_t y_stride, const float *x, int6
                                     (type < INT4 ? start * PANEL * bytes_of(type)
                                                  : start / w->group * block_bytes(w));
                 const float *wide = (const float *)(const void *)panel;
-                int64_t bytes = panel_bytes(&some);
                 if (type != FLOAT32) {
                     KIND(widen_panel)(scratch, panel, type, &some);
                     wide = scratch;
@@ -396,8 +388,7 @@ INLINE void KIND(multiply_type)(float *y, int64_t y_stride, const float *x, int6
                                      type < INT4 ? FLOAT32 : INT4_WIDE, &some, panel, 1,
                                      scale == 0 ? 0 : scale + p * PANEL,
                                      bias == 0 ? 0 : bias + p * PANEL, add,
-                                     scratch + depth * PANEL, part, panel + bytes,
-                                     (bytes + some.into - 1) / some.into);
+                                     scratch + depth * PANEL, part);
             }
 }
 
