@@ -23,7 +23,7 @@
 # make test-import       the graphs of target torchneuron in torch-mlir, in an environment with
 #                        iree-base-compiler, which carries it (0.4 GB of disk)
 # make test-quantised    matrices as auto-round, compressed-tensors and modelopt pack and read them, and
-#                        checkpoints as transformers does, in three environments (0.8 GB of disk)
+#                        checkpoints as transformers does, in three environments (0.7 GB of disk)
 # make test-deploy       images, manifests and units of deploy/ by their own tools, from PyPI (180 MB)
 # make docs              what documents have from the code: tables, and the picture of the imports
 PYTHON ?= python3

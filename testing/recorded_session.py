@@ -100,9 +100,8 @@ def _recorded(server: Server) -> list[Event]:
         item = {"item_id": sent[-1].item_id}
         while (event := caller.next()).type not in ("response.done", "error"):
             pass
-        if event.type == "error" or event.response.status == "completed":
-            return caller.events
-        if not caller.truncated(item["item_id"]):
+        completed = event.type == "error" or event.response.status == "completed"
+        if completed or not caller.truncated(**item):
             return caller.events
         cut = {**item, "content_index": 0, "audio_end_ms": HEARD_MS}
         caller.send("conversation.item.truncate", **cut)

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from qwen3_omni_neuron import cli
 from qwen3_omni_neuron.checkpoint.headers import read_headers
@@ -197,3 +199,16 @@ def test_a_shard_in_another_folder_is_refused(checkpoint: Path, tmp_path: Path) 
     assert shown.returncode == 1
     assert "a shard is in another folder" in shown.stderr
     assert "model.safetensors" not in sent
+
+
+def test_a_weight_shape_of_many_numbers_is_not_fetched(checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    shard = folder / "model.safetensors"
+    save_file({"thinker.lm_head.weight_shape": torch.zeros(9, dtype=torch.int64)}, shard)
+    with hub_of(folder) as (url, sent):
+        shown = inspected("someone/omni", tmp_path / "cache", HF_ENDPOINT=url)
+    assert shown.returncode == 1
+    assert "a weight_shape has more than 64 bytes" in shown.stderr
+    assert sent[shard.name] == shard.stat().st_size - 72

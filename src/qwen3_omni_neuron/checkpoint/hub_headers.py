@@ -20,6 +20,7 @@ from qwen3_omni_neuron.errors import CheckpointError
 
 _TIMEOUT_S = 30
 _NEAR_BYTES = 65536  # tensors so near to each other are fetched at once
+_MOST_BYTES = 64  # of a tensor that is read with the headers: it has two numbers
 ReadBytes = Callable[[int, int], bytes]
 """Function that reads a file's bytes from a place to another."""
 
@@ -109,6 +110,8 @@ def _fetch_shard(read: ReadBytes, path: Path) -> None:
     header = read(LENGTH_BYTES, start)
     tensors = {n: t["data_offsets"] for n, t in json.loads(header).items() if n != "__metadata__"}
     places = sorted(p for n, p in tensors.items() if n.rpartition(".")[2] == READ_WITH_HEADERS)
+    if any(end - begin > _MOST_BYTES for begin, end in places):
+        raise ValueError(f"a {READ_WITH_HEADERS} has more than {_MOST_BYTES} bytes")
     joined: list[list[int]] = []
     for begin, end in places:
         if joined and begin - joined[-1][1] <= _NEAR_BYTES:

@@ -98,13 +98,13 @@ def load_compiled_models(
         chosen = {name: parts[name] for name in names if name in parts}
         if chosen:
             with _open_weights(tree / model) as file:
-                of_file = tree / model, file, chosen, dtype, packed, quantised
-                _fill(*of_file, predictor_dtype=predictor_dtype)
+                folder = tree / model
+                _fill(folder, file, chosen, dtype, packed, quantised, predictor_dtype)
     if "embedding" in parts:
         with _open_weights(tree / "thinker") as file:
             chosen = {"embedding": parts["embedding"]}
-            alone = "thinker.embedding."
-            _fill(tree / "thinker", file, chosen, dtype, packed, quantised, alone)
+            given = chosen, dtype, packed, quantised, predictor_dtype
+            _fill(tree / "thinker", file, *given, alone="thinker.embedding.")
     return models
 
 
@@ -196,8 +196,8 @@ def _fill(
     dtype: str,
     packed: bool,
     quantised: Mapping[str, QuantisedForm],
+    predictor_dtype: str,
     alone: str = "",
-    predictor_dtype: str = SAME,
 ) -> None:
     """Fill the modules of parts from a file.
 

@@ -27,9 +27,11 @@ CANCELLING = 8  # inner channels that do so in a layer
 OTHERS = 82.0  # the other channels' root mean square after that layer: OUTLIER / 597
 # Gains of what the layers add to their input, by which the others reach that.
 LAYER_GAINS = (30.0, 60.0, 60.0, 60.0, 60.0)
-LEAST_STEEPNESS = 100.0  # of the squares' inner channels: the largest of a row overflows float16
+# Least gain of the inner channels that compute squares: a row's largest square overflows float16.
+LEAST_STEEPNESS = 100.0
 HEAD_GAIN = 2.5  # the least margin of a frame's 15 codes is then about 0.06 in the median
-TALKER_GAIN, WIDEST_GAIN = 4.0, 16.0  # of the talker's last norm, and of one channel of it
+# The talker's last norm multiplies its channels by the first, and one of them by the second.
+TALKER_GAIN, WIDEST_GAIN = 4.0, 16.0
 
 _PREDICTOR = "talker.code_predictor."
 _LAYER = _PREDICTOR + "model.layers.{}."

@@ -152,7 +152,8 @@ static void convolve_some(void *work, int64_t task, float *scratch)
     float *y = c->y + p.start;
     if (c->filter->type == BFLOAT16) {
         int64_t size = c->into * c->taps;
-        kernels->widen(scratch, (const uint16_t *)c->filter->weight + p.first * size, size * CHANNELS);
+        const uint16_t *weights = c->filter->weight;
+        kernels->widen(scratch, weights + p.first * size, size * CHANNELS);
         weight = scratch, from = p.first;
     }
     kernels->convolve(y + from * c->y_stride, c->y_stride, c->x + p.start, c->x_stride, weight,

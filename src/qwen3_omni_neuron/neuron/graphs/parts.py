@@ -81,7 +81,7 @@ def predictor_graph(
     """Describe the code predictor: codes 1 to 15 of a frame for each of `slots` streams.
 
     top_k: the largest top_k of a stream; each stream has its own, from 1 up to this. 0: greedy.
-    weights: their type. arithmetic: the type to compute in; None: that of the weights.
+    weights: type of the weights. arithmetic: type to compute in; None: the weights' type.
     """
     width = c.predictor.hidden_size
     inputs = [
