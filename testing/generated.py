@@ -14,6 +14,8 @@ from pathlib import Path
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, LoadArguments, Option, options_of
 from qwen3_omni_neuron.serving.settings import Flag, ServerSettings
+from qwen3_omni_neuron.serving.voices import OPENAI_VOICES
+from qwen3_omni_neuron.serving.without_effect import FIELDS
 from testing.import_picture import draw
 from testing.imports import LAYERS, ROOT, room_imports
 
@@ -71,6 +73,24 @@ def server_settings_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def voices_table() -> str:
+    """Write the voices that speak for OpenAI's."""
+    lines = ["| OpenAI's voices | speaks |", "| --- | --- |"]
+    for voice in dict.fromkeys(OPENAI_VOICES.values()):
+        names = ", ".join(name for name, speaks in OPENAI_VOICES.items() if speaks == voice)
+        lines.append(f"| {names} | {voice} |")
+    return "\n".join(lines) + "\n"
+
+
+def without_effect_table() -> str:
+    """Write the fields that are taken without effect."""
+    lines = ["| endpoint | field | why it has no effect |", "| --- | --- | --- |"]
+    for path, fields in FIELDS.items():
+        for name, field in fields.items():
+            lines.append(f"| `{path}` | `{name}` | {field.reason} |")
+    return "\n".join(lines) + "\n"
+
+
 def _option_table(options: Sequence[Option]) -> str:
     lines = ["| option | type | default | meaning |", "| --- | --- | --- | --- |"]
     for option in options:
@@ -95,7 +115,11 @@ BLOCKS: dict[str, dict[str, Callable[[], str]]] = {
         "load options": load_option_table,
     },
     "docs/architecture.md": {"imports": layers_table},
-    "docs/serving.md": {"settings of serve": server_settings_table},
+    "docs/serving.md": {
+        "settings of serve": server_settings_table,
+        "voices of OpenAI": voices_table,
+        "fields without effect": without_effect_table,
+    },
 }
 
 

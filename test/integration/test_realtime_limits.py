@@ -25,11 +25,12 @@ from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.realtime.live_session import LiveSession
 from qwen3_omni_neuron.serving.realtime.response_stream import Response
-from qwen3_omni_neuron.serving.realtime.session_config import Voices, first_config, updated
+from qwen3_omni_neuron.serving.realtime.session_config import first_config, updated
 from qwen3_omni_neuron.serving.realtime.socket import RealtimeSockets
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
+from qwen3_omni_neuron.serving.voices import Voices
 from qwen3_omni_neuron.session import Session
 from testing.http_server import serving, url_of, wait_until
 from testing.raw_http import connected
@@ -79,6 +80,7 @@ def an_item(**fields: Any) -> dict[str, Any]:
 
 
 APPEND = "input_audio_buffer.append"
+RETRIEVED = "item_retrieve_invalid_item_id"
 VAD = "session.audio.input.turn_detection"
 CUT: dict[str, Any] = {"type": "conversation.item.truncate", "item_id": "none"}
 WRONG: list[tuple[Any, str | None, str]] = [
@@ -96,18 +98,22 @@ WRONG: list[tuple[Any, str | None, str]] = [
     (an_input(turn_detection={"type": "server_vad", "threshold": 2}), f"{VAD}.threshold", ""),
     (an_input(turn_detection={"type": "x"}), VAD, "invalid_value"),
     (an_input(format={"type": "audio/mp3"}), "session.audio.input.format.type", ""),
-    (an_input(noise_reduction={"type": "far_field"}), "session.audio.input.noise_reduction", ""),
+    (an_input(noise_reduction={"type": "x"}), "session.audio.input.noise_reduction.type", ""),
     (a_session(audio={"output": {"voice": "Bob"}}), "session.audio.output.voice", ""),
-    (a_session(audio={"output": {"speed": 1.5}}), "session.audio.output.speed", ""),
+    (a_session(audio={"output": {"speed": 1.6}}), "session.audio.output.speed", ""),
     (a_session(model="gpt"), "session.model", "invalid_value"),
     (a_session(output_modalities=["text", "audio"]), "session.output_modalities", ""),
     (a_session(max_output_tokens=0), "session.max_output_tokens", ""),
     (a_session(temperatur=1), "session.temperatur", "unknown_field"),
-    (a_session(seed=-1), "session.seed", "invalid_value"),
+    (a_session(seed=-(2**63) - 1), "session.seed", "invalid_value"),
     (a_session(modalities=["text"]), "session.modalities", "unknown_field"),  # the beta's name
     (a_session(use_audio_in_video=True), "session.use_audio_in_video", "unknown_field"),
-    (a_session(tools=[{"type": "mcp"}]), "session.tools.0.type", ""),
-    (a_session(truncation="auto"), "session.truncation", ""),
+    (a_session(tools=[{"type": "mcp"}]), "session.tools", "unsupported"),
+    (
+        a_session(truncation={"type": "retention_ratio", "retention_ratio": 0.5}),
+        "session.truncation",
+        "",
+    ),
     ({"type": "session.update", "session": {"type": "transcription"}}, "session.type", ""),
     ({"type": "session.update", "session": []}, "session", "invalid_value"),
     (an_item(content=[{"type": "input_text"}]), "item.content.0.text", "missing_field"),
@@ -117,9 +123,9 @@ WRONG: list[tuple[Any, str | None, str]] = [
     ({**an_item(), "previous_item_id": "none"}, "previous_item_id", "item_not_found"),
     (an_item(content=[{"type": "input_image", "image_url": "/etc/passwd"}]), None, "*"),
     ({"type": "conversation.item.create", "item": {"type": "mcp_call"}}, "item", ""),
-    ({"type": "conversation.item.retrieve", "item_id": "none"}, "item_id", "item_not_found"),
+    ({"type": "conversation.item.retrieve", "item_id": "none"}, "item_id", RETRIEVED),
     ({"type": "conversation.item.delete", "item_id": ""}, "item_id", "invalid_value"),
-    ({**CUT, "content_index": 0, "audio_end_ms": 1}, "item_id", "item_not_found"),
+    ({**CUT, "content_index": 0, "audio_end_ms": 1}, "item_id", "item_truncate_invalid_item_id"),
     ({**CUT, "content_index": 0, "audio_end_ms": -1}, "audio_end_ms", "invalid_value"),
     ({"type": "response.create", "response": {"seed": "x"}}, "response.seed", ""),
     ({"type": "response.create", "response": {"input": [{}]}}, "response.input.0", ""),
@@ -273,7 +279,7 @@ def test_a_checkpoint_without_a_talker_writes() -> None:
 
 
 def test_what_does_not_exist_is_refused(server: Server) -> None:
-    status, error = refusal(server, path="/v1/realtime?model=gpt-realtime")
+    status, error = refusal(server, path="/v1/realtime?model=other")
     assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
     with pytest.raises(InvalidStatus, match="404"):
         opened(url_of(server), path="/v1/nothing")

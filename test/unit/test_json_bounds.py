@@ -21,12 +21,12 @@ from qwen3_omni_neuron.serving.realtime.events import (
     server_event,
 )
 from qwen3_omni_neuron.serving.realtime.session_config import (
-    Voices,
     first_config,
     options_of,
     response_config,
     updated,
 )
+from qwen3_omni_neuron.serving.voices import Voices
 
 MIB = 1 << 20
 strings = st.text() | st.sampled_from(

@@ -157,7 +157,7 @@ VERBS = {
         --media-timeout-s --model --model-name --owner-share --placement --port
         --predictor-dtype --ray
         --request-timeout-s --requests-per-minute --send-timeout-s --stall-timeout-s --threads
-        --tls-cert --tls-key -h
+        --tls-cert --tls-key --voice-alias -h
     """,
     "compile": """
         --audio-windows --batches --buckets --chunk-frames --context-length

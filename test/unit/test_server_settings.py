@@ -22,6 +22,7 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
         ({"requests_per_minute": 0}, "requests_per_minute is 1 or more, got 0."),
         ({"decoder_bytes": 1}, "decoder_bytes is 67108864 or more, got 1."),
         ({"allowed_hosts": ("http://a",)}, "names alone, .* got 'http://a'"),
+        ({"voice_aliases": ("marin",)}, "NAME=VOICE, .* got 'marin'"),
         ({"api_keys": ("",)}, "an API key is empty."),
         ({"port": 65536}, "port is at most 65535, got 65536."),
         ({"max_medja": 1}, "max_medja: "),
@@ -37,7 +38,8 @@ def test_a_setting_is_given_by_its_flag_or_has_its_default() -> None:
     changed = {
         name for name, default in ServerSettings() if getattr(parsed, name, default) != default
     }
-    assert changed == {"model_name", "api_keys", "allowed_hosts", "allowed_origins", "media_hosts"}
+    lists = {"voice_aliases", "allowed_hosts", "allowed_origins", "media_hosts"}
+    assert changed == {"model_name", "api_keys"} | lists
     given = {"--max-media-s": "0.5", "--allow-host": "a", "--log-content": None, "--port": "81"}
     words = [word for pair in given.items() for word in pair if word is not None]
     parsed = make_parser().parse_args(["serve", *words, "--allow-host", "b"])

@@ -1,9 +1,9 @@
 """Parsing of request bodies: fields, the model's name, and options of a request."""
 
 from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.json_bounds import check_json
@@ -11,6 +11,10 @@ from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 LARGEST_SEED = 2**63 - 1
+Seed = Annotated[int, Field(ge=-LARGEST_SEED - 1, le=LARGEST_SEED)]
+"""OpenAI's seed; `seed_of` makes it one of this API."""
+OPENAI_MODELS = ("gpt-", "chatgpt-", "whisper-", "tts-")
+"""Beginnings of the names of OpenAI's models, which clients send by default."""
 SMALL_BODY_BYTES = 1 << 12  # a smaller body without media is parsed at once, without a thread
 # More than fit into a prompt of 32,768 tokens: an empty message in Qwen's template has 5 tokens.
 MOST_MESSAGES = 1 << 13
@@ -45,15 +49,28 @@ def wrong_value(message: str, param: str) -> ApiError:
     return ApiError(400, message, "invalid_value", param)
 
 
+def seed_of(given: Any) -> Any:
+    """Return the seed of this API for OpenAI's, which may be negative. Others are unchanged."""
+    if isinstance(given, int) and -LARGEST_SEED - 1 <= given < 0:
+        return given + LARGEST_SEED + 1
+    return given
+
+
+def is_model(name: str, own: str) -> bool:
+    """Return whether a client may call the model so. own: its name, beside OpenAI's."""
+    return name == own or name.startswith(OPENAI_MODELS)
+
+
 def check_model(service: Service, name: str) -> None:
     """Refuse a request for another model. Raises ApiError."""
-    if name != service.model.name:
-        raise ApiError(
-            404,
-            f"there is no model {name[:80]!r} here, only {service.model.name!r}.",
-            "model_not_found",
-            "model",
-        )
+    if not is_model(name, service.model.name):
+        raise no_model(service, name)
+
+
+def no_model(service: Service, name: str) -> ApiError:
+    """Return the error for the name of another model."""
+    message = f"there is no model {name[:80]!r} here, only {service.model.name!r}."
+    return ApiError(404, message, "model_not_found", "model")
 
 
 def unknown_field(name: str, options: Collection[str]) -> ApiError:
@@ -70,6 +87,8 @@ def bounded_options(
 ) -> dict[str, Any]:
     """Return a request's options, limited to the server's deadlines and the owner's KV rows."""
     options = {**given, "owner": owner}
+    if "seed" in options:
+        options["seed"] = seed_of(options["seed"])
     for name in ("first_token_timeout_s", "wait_timeout_s"):
         seconds = options.get(name)
         if isinstance(seconds, int | float):

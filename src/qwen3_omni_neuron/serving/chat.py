@@ -20,6 +20,7 @@ from qwen3_omni_neuron.events import (
     SpeechResult,
     TextDelta,
 )
+from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.answer import PieceStream, json_event
@@ -40,6 +41,7 @@ from qwen3_omni_neuron.serving.reply_text import Call, Content, Part, Reasoning,
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.sound import encode_sound, pcm16, wav_header
 from qwen3_omni_neuron.serving.usage import chat_usage
+from qwen3_omni_neuron.serving.without_effect import CHAT
 
 router = APIRouter()
 Json = dict[str, Any]
@@ -84,6 +86,7 @@ def _read(service: Service, context: Context) -> "ChatQuestion":
     omni = context.omni
     check_model(service, wanted.model)
     check_request(wanted)
+    service.count_without_effect(CHAT, wanted)
     if wanted.speaks and not omni.info.speakers:
         raise ApiError(
             400,
@@ -92,7 +95,8 @@ def _read(service: Service, context: Context) -> "ChatQuestion":
             "no_speech",
             "modalities",
         )
-    options = request_options(wanted, service.settings, context.owner)
+    voices = service.voices_of(omni)
+    options = request_options(wanted, service.settings, context.owner, voices)
     hears_videos = options.get("use_audio_in_video") is True
     media = MediaReader(service, omni, context.owner, hears_videos)
     messages = conversation(wanted, media, service.replies, context.owner)
@@ -128,7 +132,7 @@ class ChatQuestion:
         stream = ask(self.messages, **self.options)
         if self.service.settings.log_content:  # only now: a refused request may have any length
             context.question = [_texts(message) for message in self.messages]
-        return ChatReply(wanted, stream, "tools" in self.options, self.service, context)
+        return ChatReply(wanted, stream, self.options, self.service, context)
 
     def close(self) -> None:
         """Do nothing: nothing runs yet."""
@@ -149,7 +153,7 @@ class ChatReply:
         self,
         wanted: ChatRequest,
         stream: SpeechStream,
-        takes_calls: bool,
+        options: Json,
         service: Service,
         context: Context,
     ):
@@ -158,7 +162,8 @@ class ChatReply:
         self._id, self._created = new_id("chatcmpl-"), int(time.time())
         self._speaks, self._vllm_omni = wanted.speaks, wanted.in_vllm_omnis_way
         self._audio_id, self._expires_at = service.replies.new_id()
-        self._split = ReplyText(context.omni.info.thinks, takes_calls)
+        self._split = ReplyText(context.omni.info.thinks, "tools" in options)
+        self._voice = options.get("speaker", RequestOptions.speaker)
         self._texts: list[str] = []
         self._reasons: list[str] = []
         self._calls: list[Call] = []
@@ -190,7 +195,7 @@ class ChatReply:
         """
         first: Json = {"role": "assistant", "content": ""}
         if self._speaks and not self._vllm_omni:
-            first |= {"content": None, "audio": {"id": self._audio_id}}
+            first |= {"content": None, "audio": {"id": self._audio_id, "voice": self._voice}}
         pieces = [self._piece(first)]
         with self._stream as stream:
             async for events in stream.bursts():
@@ -234,6 +239,7 @@ class ChatReply:
             message["content"] = None
             message["audio"] = {
                 "id": self._audio_id,
+                "voice": self._voice,
                 "data": pybase64.b64encode(sound).decode("ascii"),
                 "expires_at": self._expires_at,
                 "transcript": "".join(self._texts),
@@ -335,7 +341,7 @@ class ChatReply:
             "id": self._id,
             "object": kind,
             "created": self._created,
-            "model": self.wanted.model,
+            "model": self._service.model.name,
             "system_fingerprint": f"qwen3-omni-neuron-{__version__}",
             "choices": choices,
         }

@@ -7,10 +7,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from qwen3_omni_neuron.options import REQUEST_OPTIONS
 from qwen3_omni_neuron.serving.bodies import (
-    LARGEST_SEED,
     MOST_MESSAGES,
     MOST_TOOLS,
+    Seed,
     bounded_options,
+    seed_of,
     unknown_field,
     wrong_value,
 )
@@ -21,6 +22,8 @@ from qwen3_omni_neuron.serving.replies import SpokenReplies
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.serving.sound import SOUND_FORMATS, STREAMED_FORMATS
 from qwen3_omni_neuron.serving.vllm_omni import VLLM_OMNI_FIELDS, vllm_omni_options
+from qwen3_omni_neuron.serving.voices import VoiceName, Voices
+from qwen3_omni_neuron.serving.without_effect import CHAT, FIELDS
 
 # Fields that a client may send beside OpenAI's: the options of a request, except those that have an
 # OpenAI field and those that the server itself sets.
@@ -28,13 +31,7 @@ CHAT_OPTIONS = frozenset(option.name for option in REQUEST_OPTIONS) - {
     *("seed", "stop", "tools", "literal_text", "owner"),
 }
 # OpenAI's fields that have no effect here, whatever their value.
-_WITHOUT_EFFECT = frozenset(
-    (
-        *("user", "metadata", "store", "safety_identifier", "prompt_cache_key"),
-        *("prompt_cache_retention", "prompt_cache_options", "parallel_tool_calls"),
-        *("service_tier", "verbosity", "reasoning_effort"),
-    )
-)
+_WITHOUT_EFFECT = frozenset(FIELDS[CHAT]) - {"model", "tools.function.strict"}
 # OpenAI's fields that are accepted with these values alone.
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -163,6 +160,7 @@ class Function(_Lenient):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class Tool(_Lenient):
@@ -175,7 +173,7 @@ class Tool(_Lenient):
 class AudioOutput(_Strict):
     """Voice and format of the speech."""
 
-    voice: str | None = None
+    voice: VoiceName | None = None
     format: Literal["wav", "mp3", "flac", "opus", "pcm16"] = "wav"
 
 
@@ -202,7 +200,7 @@ class ChatRequest(BaseModel):
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
-    seed: int | None = Field(None, ge=0, le=LARGEST_SEED)
+    seed: Seed | None = None
     stop: str | list[str] | None = None
     max_completion_tokens: int | None = Field(None, ge=1)
     max_tokens: int | None = Field(None, ge=1)
@@ -247,16 +245,18 @@ def check_request(wanted: ChatRequest) -> None:
             raise wrong_value(f"{name} can only be {allowed} here. Leave it out.", name)
 
 
-def request_options(wanted: ChatRequest, settings: ServerSettings, owner: str) -> dict[str, Any]:
+def request_options(
+    wanted: ChatRequest, settings: ServerSettings, owner: str, voices: Voices
+) -> dict[str, Any]:
     """Return the Python API's options for a request's fields. Raises ApiError."""
     extra = wanted.model_extra or {}
     options = vllm_omni_options(extra)
     options |= {name: extra[name] for name in CHAT_OPTIONS & extra.keys()}
     options = bounded_options(options, settings, owner) | {"literal_text": True}
     if wanted.audio is not None and wanted.audio.voice is not None:
-        options["speaker"] = wanted.audio.voice
+        options["speaker"] = voices.speaker(wanted.audio.voice, "audio.voice")
     if wanted.seed is not None:
-        options["seed"] = wanted.seed
+        options["seed"] = seed_of(wanted.seed)
     if wanted.temperature is not None:
         options["thinker_do_sample"] = wanted.temperature > 0
         if wanted.temperature > 0:
@@ -269,7 +269,10 @@ def request_options(wanted: ChatRequest, settings: ServerSettings, owner: str) -
     if wanted.stop:
         options["stop"] = [wanted.stop] if isinstance(wanted.stop, str) else wanted.stop
     if wanted.tools and wanted.tool_choice != "none":
-        options["tools"] = [tool.model_dump(exclude_none=True) for tool in wanted.tools]
+        options["tools"] = [
+            tool.model_dump(exclude_none=True, exclude={"function": {"strict"}})
+            for tool in wanted.tools
+        ]
     return options
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from qwen3_omni_neuron.serving.bodies import check_model
+from qwen3_omni_neuron.serving.bodies import no_model
 from qwen3_omni_neuron.serving.openapi import errors_of
 from qwen3_omni_neuron.serving.service import Service
 
@@ -21,7 +21,8 @@ async def models(request: Request) -> dict[str, Any]:
 async def model(request: Request, name: str) -> dict[str, Any]:
     """Describe the model."""
     service: Service = request.app.state.service
-    check_model(service, name)
+    if name != service.model.name:
+        raise no_model(service, name)
     return _model(service)
 
 

@@ -130,7 +130,7 @@ class Server:
 
         def load() -> None:
             try:
-                made.append(self._load())
+                made.append(self.service.checked(self._load()))
             except BaseException as error:
                 made.append(error)
             done.set()

@@ -1,7 +1,10 @@
 """Objects that the endpoints of one server share."""
 
 from dataclasses import dataclass
+from typing import Any
 
+from qwen3_omni_neuron.api import Qwen3Omni
+from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.decoding.job import PoolSettings
@@ -15,6 +18,8 @@ from qwen3_omni_neuron.serving.quotas import Account, Quota
 from qwen3_omni_neuron.serving.replies import SpokenReplies
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.serving.turnstile import Turnstile
+from qwen3_omni_neuron.serving.voices import Voices
+from qwen3_omni_neuron.serving.without_effect import sent_without_effect
 
 READERS = 4  # threads that read requests and their media
 
@@ -72,6 +77,27 @@ class Service:
             extra = {"request_id": context.request_id}
             logs.logger.error("failed", exc_info=error, extra=extra)
         return refusal
+
+    def voices_of(self, omni: Qwen3Omni) -> Voices:
+        """Return a model's voices by all their names.
+
+        Raises OptionError if an alias of the settings is for a voice that the model does not have.
+        """
+        return Voices(omni.info.speakers, self.settings.voice_aliases)
+
+    def checked(self, omni: Qwen3Omni) -> Qwen3Omni:
+        """Return a model that fits the settings. Otherwise closes it, and raises OptionError."""
+        try:
+            self.voices_of(omni)
+        except OptionError:
+            omni.close()
+            raise
+        return omni
+
+    def count_without_effect(self, path: str, given: Any) -> None:
+        """Count the fields without effect that a client has sent: see `sent_without_effect`."""
+        for name in sent_without_effect(path, given, self.model.name):
+            self.metrics.without_effect.labels(path, name).inc()
 
     def account_of_request(self, owner: str) -> Account:
         """Open the account of one request."""

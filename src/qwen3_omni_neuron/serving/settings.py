@@ -113,6 +113,13 @@ def _host_name(name: str) -> str:
     return name
 
 
+def _alias(text: str) -> str:
+    name, mark, voice = (part.strip() for part in text.partition("="))
+    if not (name and mark and voice):
+        raise ValueError(f"voice_aliases has NAME=VOICE, such as marin=Chelsie; got {text!r}.")
+    return f"{name}={voice}"
+
+
 class Limits(Settings):
     """Limits and deadlines of one server, alone or a replica in a Ray cluster."""
 
@@ -121,6 +128,14 @@ class Limits(Settings):
         "name of the model in requests",
         metavar="NAME",
         shown="the folder's, or the hub id",
+    )
+    voice_aliases: tuple[Annotated[str, AfterValidator(_alias)], ...] = setting(
+        (),
+        "another name of a voice, such as marin=Chelsie, before those that OpenAI's voices have; "
+        "repeatable",
+        flag="--voice-alias",
+        metavar="NAME=VOICE",
+        shown="none",
     )
     max_concurrency: Count | None = setting(
         None, "requests that run at a time", _RETRY, shown=f"{SLOTS}, or as compiled"

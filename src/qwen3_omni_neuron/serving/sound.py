@@ -3,6 +3,7 @@
 import io
 import struct
 from fractions import Fraction
+from importlib.util import find_spec
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +78,11 @@ def encode_sound(samples: NDArray[np.float32], sample_rate: int, sound_format: s
         file, np.frombuffer(data, "<i2"), sample_rate, format=container, subtype=subtype
     )
     return file.getvalue()
+
+
+def can_stretch() -> bool:
+    """Return whether the packages of `Tempo` are installed: those of the extra `video`."""
+    return find_spec("av") is not None
 
 
 class Tempo:

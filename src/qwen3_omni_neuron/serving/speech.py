@@ -17,12 +17,12 @@ from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.answer import EVENTS, PieceStream, json_event
 from qwen3_omni_neuron.serving.bodies import (
-    LARGEST_SEED,
+    Seed,
     bounded_options,
     check_model,
     parse_json,
+    seed_of,
     unknown_field,
-    wrong_value,
 )
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import ApiError
@@ -30,6 +30,8 @@ from qwen3_omni_neuron.serving.openapi import body_of, errors_of, schema_of_opti
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.sound import MEDIA_TYPES, Tempo, encode_sound, pcm16, wav_header
 from qwen3_omni_neuron.serving.usage import speech_usage
+from qwen3_omni_neuron.serving.voices import VoiceName
+from qwen3_omni_neuron.serving.without_effect import SPEECH
 
 MOST_CHARACTERS = 32_768  # half an hour of speech
 SMALL_TEXT_BYTES = 1 << 10  # a smaller body is split into pieces at once, in 2 ms at most
@@ -44,14 +46,6 @@ FURTHER_FIELDS: Mapping[str, Any] = {
 router = APIRouter()
 
 
-class VoiceId(BaseModel):
-    """A voice by its id, which is its name."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    id: str
-
-
 class SpeechRequest(BaseModel):
     """Body of POST /v1/audio/speech. Further fields are options of `options.SpeechArguments`."""
 
@@ -59,12 +53,12 @@ class SpeechRequest(BaseModel):
 
     model: str
     input: str = Field(min_length=1, max_length=MOST_CHARACTERS)
-    voice: str | VoiceId
+    voice: VoiceName
     response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"
     speed: float = Field(1.0, ge=0.25, le=4)
     stream_format: Literal["audio", "sse"] | None = None
     instructions: str | None = None
-    seed: int | None = Field(None, ge=0, le=LARGEST_SEED)
+    seed: Seed | None = None
 
     @property
     def sound_format(self) -> str:
@@ -105,10 +99,14 @@ async def speech(request: Request) -> Response:
     context.release_body()
     wanted = spoken.wanted
     media_type = EVENTS if wanted.in_events else MEDIA_TYPES[wanted.sound_format]
+    answer: Response
     if wanted.as_made or wanted.in_events:
-        return PieceStream(spoken.pieces(), media_type)
-    sound = [piece async for piece in spoken.pieces()]
-    return Response(b"".join(sound), media_type=media_type)
+        answer = PieceStream(spoken.pieces(), media_type)
+    else:
+        sound = [piece async for piece in spoken.pieces()]
+        answer = Response(b"".join(sound), media_type=media_type)
+    answer.headers["x-voice"] = spoken.speaker
+    return answer
 
 
 def _start(service: Service, context: Context) -> "SpokenText":
@@ -119,26 +117,18 @@ def _start(service: Service, context: Context) -> "SpokenText":
     extra = wanted.model_extra or {}
     for name in extra.keys() - _OWN_OPTIONS:
         raise unknown_field(name, _OWN_OPTIONS)
-    if wanted.instructions:
-        raise wrong_value(
-            "instructions can't be followed: this model's voices have one manner each. Leave it "
-            "out.",
-            "instructions",
-        )
-    speakers = omni.info.speakers
-    if not speakers:
+    if not omni.info.speakers:
         message = "this checkpoint has no talker: it can write text, not speak."
         raise ApiError(400, message, "no_speech", "model")
-    voice = wanted.voice if isinstance(wanted.voice, str) else wanted.voice.id
-    if voice.lower() not in map(str.lower, speakers):
-        raise wrong_value(f"there is no voice {voice[:80]!r}, only {', '.join(speakers)}.", "voice")
+    speaker = service.voices_of(omni).speaker(wanted.voice, "voice")
+    service.count_without_effect(SPEECH, wanted)
     if service.settings.log_content:
         context.question = wanted.input
     options = bounded_options(extra, service.settings, context.owner)
-    options |= {"speaker": voice, "seed": wanted.seed}
+    options |= {"speaker": speaker, "seed": seed_of(wanted.seed)}
     context.wanted(wanted.as_made or wanted.in_events, True)
     start = partial(omni.stream_speech, wanted.input, **options)
-    return SpokenText(wanted, start, service, context)
+    return SpokenText(wanted, start, speaker, service, context)
 
 
 class SpokenText:
@@ -148,11 +138,13 @@ class SpokenText:
         self,
         wanted: SpeechRequest,
         start: Callable[[], SpeechStream],
+        speaker: str,
         service: Service,
         context: Context,
     ):
         """Start the speech. Raises ApiError if the speed is not available, and the API's errors."""
-        self.wanted, self._service, self._context = wanted, service, context
+        self.wanted, self.speaker = wanted, speaker
+        self._service, self._context = service, context
         self._file = _SoundFile(wanted)
         self._stream = start()
 

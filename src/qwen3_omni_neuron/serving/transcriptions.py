@@ -30,6 +30,7 @@ from qwen3_omni_neuron.serving.media import MediaReader
 from qwen3_omni_neuron.serving.openapi import errors_of, form_of
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.usage import duration_usage, transcription_usage
+from qwen3_omni_neuron.serving.without_effect import TRANSCRIPTIONS
 from qwen3_omni_neuron.transcription import Segment, Window, read_windows, stream_transcript
 
 router = APIRouter()
@@ -55,6 +56,9 @@ class TranscriptionRequest(BaseModel):
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
     stream: bool = False
     language: str = Field("unknown", max_length=40)
+    languages: list[str] = []
+    keywords: list[str] = []
+    include: list[Literal["logprobs"]] = []
     temperature: float = Field(0, ge=0, le=1)
     prompt: str = ""
     timestamp_granularities: list[Literal["segment"]] = []
@@ -108,12 +112,6 @@ def _read(
     except ValidationError as error:
         raise refused_field(error) from error
     check_model(service, wanted.model)
-    if wanted.prompt:
-        raise wrong_value(
-            "prompt, the text before this audio, is not taken. `instruction` is what the model is "
-            "asked after the audio.",
-            "prompt",
-        )
     if wanted.stream and wanted.response_format not in ("json", "text"):
         raise wrong_value(
             f"{wanted.response_format} can't be streamed. Take json, or stream: false.", "stream"
@@ -126,6 +124,7 @@ def _read(
     content = form.files.pop("file", None)
     if content is None or form.files:
         raise wrong_value("the form needs one file, under the name file.", "file")
+    service.count_without_effect(TRANSCRIPTIONS, wanted)
     media = MediaReader(
         service, context.omni, context.owner, param="file", in_windows=wanted.in_windows
     )

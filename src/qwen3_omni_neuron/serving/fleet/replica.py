@@ -49,7 +49,7 @@ class Replica:
         self._load = ReplicaFigures(self._service.metrics.registry)
         load = settings.load_arguments(self._cores(settings))
         model = await self._loop.run_in_executor(None, partial(load_and_answer, **load))
-        self._service.model.loaded(model)
+        self._service.model.loaded(self._service.checked(model))
         context = serve.get_replica_context()
         PRESENCE.watch(context.replica_tag, self._on_change)
         own = serve.get_deployment_handle(context.deployment, context.app_name)

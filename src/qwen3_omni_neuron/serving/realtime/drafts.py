@@ -111,10 +111,11 @@ def _read_part(
 ) -> tuple[Json, Json]:
     """Return a part of a message's content for the API, and as clients see it."""
     text = part.text if part.type in ("input_text", "output_text") else part.transcript
-    if role == "assistant" and part.type.startswith("output_"):
-        text = _required(text, where, "text" if part.type == "output_text" else "transcript")
+    # Pipecat's client sends an assistant's text as input_text.
+    if role == "assistant" and part.type in ("output_text", "output_audio", "input_text"):
+        text = _required(text, where, "transcript" if part.type == "output_audio" else "text")
         return {"type": "text", "text": text}, {"type": "output_text", "text": text}
-    if part.type == "input_text" and role != "assistant":
+    if part.type == "input_text":
         text = _required(text, where, "text")
         return {"type": "text", "text": text}, {"type": "input_text", "text": text}
     if role != "user" or part.type.startswith("output_"):

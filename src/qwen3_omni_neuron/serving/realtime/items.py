@@ -40,7 +40,8 @@ class ConversationItem:
     """Item of the conversation.
 
     shown: the item as clients see it, without content if it is a reply. spoken: a reply's content
-    is sound. audio_s: seconds of sound that the client was sent. size: bytes that it counts for.
+    is sound. audio_s: seconds of sound that the client was sent, at `speed` times the reply's own.
+    size: bytes that it counts for.
     """
 
     id: str
@@ -49,6 +50,7 @@ class ConversationItem:
     size: int = ITEM_BYTES
     spoken: bool = False
     audio_s: float = 0.0
+    speed: float = 1.0
     status: str = "completed"
 
     @property
@@ -144,7 +146,7 @@ class ConversationItems:
     async def retrieve(self, item_id: str, codec: Codec) -> None:
         """Send an item with the user's sound. Raises ApiError."""
         made = await self._connection.in_thread(
-            lambda: self._found(item_id, "item_id").json_with_sound(codec)
+            lambda: self._found(item_id, "item_id", "retrieve").json_with_sound(codec)
         )
         await self._connection.send("conversation.item.retrieved", item=made)
 
@@ -184,13 +186,16 @@ class ConversationItems:
             return list(turns)
         return [*turns, self.session.read(_EMPTY)]
 
-    def begin_reply(self, reply: Reply, spoken: bool) -> tuple[ConversationItem, str | None]:
+    def begin_reply(
+        self, reply: Reply, spoken: bool, speed: float
+    ) -> tuple[ConversationItem, str | None]:
         """Make the item of a reply in the history. Returns it, and the previous item's id.
 
         Clients are told of the item once it has content.
         """
         shown = {"type": "message", "role": "assistant"}
-        item = ConversationItem(new_id("item_"), shown, reply, spoken=spoken, status="in_progress")
+        item = ConversationItem(new_id("item_"), shown, reply, spoken=spoken, speed=speed)
+        item.status = "in_progress"
         self.account.add(item.size)
         return item, self.add(item)
 
@@ -225,7 +230,7 @@ class ConversationItems:
         if not as_it_is:
             # A client may have reported heard seconds since the reply's last event.
             heard_s = item.turn.heard_s if isinstance(item.turn, Reply) else None
-            self._replace_text(item, text, heard_s)
+            self._replace_text(item, text, None if heard_s is None else heard_s / item.speed)
 
     def forget(self, item: ConversationItem) -> None:
         """Remove an item without telling clients."""
@@ -238,7 +243,7 @@ class ConversationItems:
             raise ApiError(
                 400,
                 f"there is an item {item.id[:80]!r} already. Take another id, or leave it out.",
-                "item_already_exists",
+                "item_create_duplicate_item_id",
                 "item.id",
             )
         return read_item(item, self.account, media, codec)
@@ -261,13 +266,13 @@ class ConversationItems:
         return item, self.add(item)
 
     def _delete(self, item_id: str) -> None:
-        item = self._found(item_id, "item_id")
+        item = self._found(item_id, "item_id", "delete")
         if item.status == "in_progress":
             raise _in_progress(item_id)
         self.forget(item)
 
     def _truncate(self, item_id: str, content_index: int, audio_end_ms: int) -> None:
-        item = self._found(item_id, "item_id")
+        item = self._found(item_id, "item_id", "truncate")
         if not (item.is_reply and item.spoken):
             message = f"item {item_id[:80]!r} is no reply in speech: only such can be truncated."
             raise ApiError(400, message, "invalid_value", "item_id")
@@ -288,7 +293,8 @@ class ConversationItems:
             )
         heard_s = min(audio_end_ms / 1000, item.audio_s)
         if isinstance(item.turn, Reply):
-            self.session.heard(heard_s, item.turn)
+            # Time stretching rounds to whole samples.
+            self.session.heard(min(heard_s * item.speed, item.turn.audio_s), item.turn)
         else:
             self._replace_text(item, item.text, heard_s)
 
@@ -302,11 +308,13 @@ class ConversationItems:
         self.session.remove(item.turn)
         item.turn = turn
 
-    def _found(self, item_id: str, param: str) -> ConversationItem:
+    def _found(self, item_id: str, param: str, event: str | None = None) -> ConversationItem:
+        """Return an item. event: kind of the event that is about it. Raises ApiError."""
         item = self._items.get(item_id)
         if item is None:
             message = f"there is no item {item_id[:80]!r} in the conversation."
-            raise ApiError(400, message, "item_not_found", param)
+            code = f"item_{event}_invalid_item_id" if event else "item_not_found"
+            raise ApiError(400, message, code, param)
         return item
 
 

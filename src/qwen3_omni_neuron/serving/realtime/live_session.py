@@ -22,16 +22,17 @@ from qwen3_omni_neuron.serving.realtime.items import ConversationItem, Conversat
 from qwen3_omni_neuron.serving.realtime.responses import Responses, reply_options
 from qwen3_omni_neuron.serving.realtime.session_config import (
     SessionConfig,
-    Voices,
     first_config,
     response_config,
     shown,
     speaks,
     updated,
+    without_mcp,
 )
 from qwen3_omni_neuron.serving.realtime.transcribing import Transcriber
 from qwen3_omni_neuron.serving.realtime.turns import Paused, Speech, Started, TimedOut, TurnEvent
 from qwen3_omni_neuron.serving.service import Service
+from qwen3_omni_neuron.serving.without_effect import REALTIME
 
 TOO_LONG, RESTART = 1000, 1012  # WebSocket close codes
 _TICK_S = 0.1
@@ -53,7 +54,7 @@ class LiveSession:
         self._service, self._receive = service, receive
         self._session = omni.session(literal_text=True)
         self._account = service.account_of_session(context.owner)
-        self._voices = Voices(omni.info.speakers)
+        self._voices = service.voices_of(omni)
         self._config = first_config(service.model.name, self._voices)
         self._config_bytes = 0  # bytes of the configuration in the account
         self._id = new_id("sess_")
@@ -168,6 +169,7 @@ class LiveSession:
                 await self._items.truncate(event.item_id, event.content_index, event.audio_end_ms)
             case events.ResponseCreate():
                 overrides = response_config(event.response, self._voices)
+                self._service.count_without_effect(REALTIME, event.response)
                 await self._responses.start(self._config, overrides)
             case events.ResponseCancel():
                 await self._responses.cancel(event.response_id)
@@ -181,6 +183,7 @@ class LiveSession:
 
     async def _update(self, given: Json) -> None:
         before = self._config
+        given, refusal = without_mcp(given)
         config = await self._in_thread(updated, before, given, self._voices)
         await self._count(config)
         self._config = config
@@ -189,7 +192,10 @@ class LiveSession:
             await self._input.set_format(now.format)
         if now.turn_detection != earlier.turn_detection:
             await self._in_thread(self._detect)
+        self._service.count_without_effect(REALTIME, given)
         await self._send("session.updated", session=await self._in_thread(self._shown))
+        if refusal is not None:
+            raise refusal
 
     async def _count(self, config: SessionConfig) -> None:
         """Set the session's instructions and options, and count their bytes. Raises ApiError."""

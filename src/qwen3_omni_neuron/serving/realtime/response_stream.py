@@ -11,11 +11,17 @@ from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.ids import new_id
-from qwen3_omni_neuron.serving.realtime.audio_codecs import Codec, Resampler, encoded_sound
+from qwen3_omni_neuron.serving.realtime.audio_codecs import (
+    Codec,
+    Resampler,
+    Samples,
+    encoded_sound,
+)
 from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Json
 from qwen3_omni_neuron.serving.realtime.items import ConversationItem, ConversationItems
 from qwen3_omni_neuron.serving.reply_text import Call, Content, Part, ReplyText
+from qwen3_omni_neuron.serving.sound import Tempo
 from qwen3_omni_neuron.serving.usage import realtime_usage
 from qwen3_omni_neuron.session import ReplyStream
 
@@ -28,12 +34,14 @@ class ResponseSettings:
     """Properties of a response that are known before it begins.
 
     spoken: its content is sound. kept: it is added to the conversation. codec: format of its sound.
-    takes_calls: it may call tools. shown: fields of the response that clients get.
+    speed: factor by which its sound is faster than it was made. takes_calls: it may call tools.
+    shown: fields of the response that clients get.
     """
 
     spoken: bool
     kept: bool
     codec: Codec
+    speed: float
     takes_calls: bool
     shown: Json
 
@@ -66,6 +74,8 @@ class Response:
         self._open: _OutputItem | None = None
         self._calls = 0
         self._dropped = False  # True if some of the reply's text is in no message
+        changed = settings.spoken and settings.speed != 1
+        self._tempo = Tempo(settings.speed, SAMPLE_RATE) if changed else None
         self._resampler = Resampler(SAMPLE_RATE, settings.codec.rate)
         self._task: asyncio.Task[None] | None = None
 
@@ -177,11 +187,16 @@ class Response:
         if self._calls:  # a call is not meant to be heard: from the first on, speech is left out
             return
         out = self._open or await self._open_message()
-        samples = self._resampler.push(chunk.samples)
-        if len(samples):
-            delta = encoded_sound(samples, self._settings.codec)
+        samples = chunk.samples
+        await self._send_sound(out, self._tempo.push(samples) if self._tempo else samples)
+
+    async def _send_sound(self, out: "_OutputItem", samples: Samples) -> None:
+        """Send samples that are to be played next, at the model's rate."""
+        coded = self._resampler.push(samples)
+        if len(coded):
+            delta = encoded_sound(coded, self._settings.codec)
             await self._send_of("output_audio.delta", out, delta=delta)
-        seconds = len(chunk.samples) / SAMPLE_RATE
+        seconds = len(samples) / SAMPLE_RATE
         self.playback.arrived(seconds)
         if out.item is not None:
             out.item.audio_s += seconds
@@ -199,6 +214,9 @@ class Response:
         if out is None:
             return
         if self._settings.spoken:
+            tempo, self._tempo = self._tempo, None
+            if tempo is not None and status == "completed":
+                await self._send_sound(out, tempo.finish())
             rest = self._resampler.finish()
             if len(rest) and status == "completed":
                 delta = encoded_sound(rest, self._settings.codec)

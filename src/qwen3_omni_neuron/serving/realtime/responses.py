@@ -23,10 +23,11 @@ from qwen3_omni_neuron.serving.realtime.response_stream import (
 from qwen3_omni_neuron.serving.realtime.session_config import (
     ResponseConfig,
     SessionConfig,
-    Voices,
+    check_speech,
     options_of,
     speaks,
 )
+from qwen3_omni_neuron.serving.voices import Voices
 from qwen3_omni_neuron.session import ReplyStream
 
 # The stream of a reply, its item in the conversation, if it has one, and the previous item's id.
@@ -75,8 +76,9 @@ class Responses:
             raise ApiError(503, message, "server_draining")
         service, owner = self._connection.service, self._connection.context.owner
         service.rates.count(owner)
-        spoken = speaks(overrides if overrides.output_modalities else config)
-        self._voices.check(None, spoken, "session")
+        asked = overrides if overrides.output_modalities else config
+        check_speech(asked, self._voices, "session")
+        spoken = speaks(asked)
         options = reply_options(self._connection, config, overrides)
         with ExitStack() as held:
             held.enter_context(service.requests.place(owner))
@@ -102,7 +104,8 @@ class Responses:
         if last is None or not last.running or response_id not in (None, last.id):
             raise ApiError(
                 400,
-                "there is no such response that is being made.",
+                # LiveKit's client knows the beginning of this message.
+                "Cancellation failed: no such response is being made.",
                 "response_cancel_not_active",
                 "response_id",
             )
@@ -192,7 +195,8 @@ class Responses:
         )
         if not kept:
             return stream, None, None
-        return stream, *items.begin_reply(stream.reply, spoken)
+        speed = config.audio.output.speed
+        return stream, *items.begin_reply(stream.reply, spoken, speed)
 
 
 def reply_options(
@@ -216,7 +220,8 @@ def _settings(
         "metadata": overrides.metadata,
     }
     kept = overrides.conversation == "auto"
-    return ResponseSettings(spoken, kept, codec_of(form.type, form.rate), takes_calls, shown)
+    codec = codec_of(form.type, form.rate)
+    return ResponseSettings(spoken, kept, codec, output.speed, takes_calls, shown)
 
 
 def _close_stream(future: "Future[StartedReply]") -> None:

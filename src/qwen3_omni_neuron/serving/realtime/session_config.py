@@ -7,12 +7,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, RequestOptions
-from qwen3_omni_neuron.serving.bodies import MOST_MESSAGES, MOST_TOOLS
+from qwen3_omni_neuron.serving.bodies import MOST_MESSAGES, MOST_TOOLS, is_model, seed_of
 from qwen3_omni_neuron.serving.chat_request import CHAT_OPTIONS
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.realtime import vad
 from qwen3_omni_neuron.serving.realtime.events import Json, wrong_field
 from qwen3_omni_neuron.serving.realtime.turns import TurnSettings
+from qwen3_omni_neuron.serving.sound import can_stretch
+from qwen3_omni_neuron.serving.voices import VoiceName, Voices
 
 # Options of a request that a session or a response may have beside OpenAI's fields, except
 # use_audio_in_video: sessions hold no sound of videos.
@@ -22,6 +24,7 @@ _OPTIONS = {
     if option.name in {*CHAT_OPTIONS, "seed"} - {"use_audio_in_video"}
 }
 _SILENCE_MS = {"low": 1000, "high": 300}  # silence that ends a turn, by semantic_vad's eagerness
+MOST_NAMED = 8  # MCP servers that an error names
 _NESTED = ("audio", "input", "output")
 Modalities = Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=1)]
 MetadataName = Annotated[str, Field(max_length=64)]  # both lengths are OpenAI's limits
@@ -78,24 +81,42 @@ class Transcription(_Strict):
 
     model: str | None = None
     language: str | None = None
+    languages: list[str] | None = None
+    keywords: list[str] | None = None
     prompt: str | None = None
+    delay: Literal["minimal", "low", "medium", "high", "xhigh"] | None = None
+
+
+class NoiseReduction(_Strict):
+    """Noise reduction before the sound is heard; here none is done."""
+
+    type: Literal["near_field", "far_field"] | None = None
+    strength: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+class StoredPrompt(_Strict):
+    """A prompt that is stored at OpenAI; it is ignored."""
+
+    id: str
+    version: str | None = None
+    variables: dict[str, Any] | None = None
 
 
 class AudioInput(_Strict):
     """Sound of the user."""
 
     format: SoundFormat = SoundFormat()
-    noise_reduction: None = None
+    noise_reduction: NoiseReduction | None = None
     transcription: Transcription | None = None
     turn_detection: Annotated[ServerVad | SemanticVad, Field(discriminator="type")] | None = None
 
 
 class AudioOutput(_Strict):
-    """Sound of the reply."""
+    """Sound of the reply. speed: above 1 is faster, at the same pitch."""
 
     format: SoundFormat = SoundFormat()
-    voice: str | None = None
-    speed: Annotated[float, Field(ge=1, le=1)] = 1.0
+    voice: VoiceName | None = None
+    speed: Annotated[float, Field(ge=0.25, le=1.5)] = 1.0
 
 
 class Audio(_Strict):
@@ -112,6 +133,7 @@ class Tool(_Strict):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class _CommonConfig(BaseModel):
@@ -125,7 +147,7 @@ class _CommonConfig(BaseModel):
     tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: bool | None = None
-    prompt: None = None
+    prompt: StoredPrompt | None = None
     reasoning: Any = None
 
 
@@ -135,16 +157,16 @@ class SessionConfig(_CommonConfig):
     type: Literal["realtime"] = "realtime"
     model: str
     audio: Audio = Audio()
-    include: Annotated[list[str], Field(max_length=0)] | None = None
+    include: list[Literal["item.input_audio_transcription.logprobs"]] | None = None
     tracing: Any = None
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"] = "disabled"
 
 
 class ResponseAudioOutput(_Strict):
     """Sound of one response. Its format is the session's."""
 
     format: SoundFormat | None = None
-    voice: str | None = None
+    voice: VoiceName | None = None
 
 
 class ResponseAudio(_Strict):
@@ -162,33 +184,15 @@ class ResponseConfig(_CommonConfig):
     metadata: dict[MetadataName, MetadataValue] | None = Field(None, max_length=16)
 
 
-class Voices:
-    """Names of a model's voices. A checkpoint without a talker has none, and only writes text."""
-
-    def __init__(self, names: tuple[str, ...]):
-        self.names = names
-
-    @property
-    def default(self) -> str | None:
-        """The default voice."""
-        return self.names[0] if self.names else None
-
-    def check(self, voice: str | None, speaks: bool, where: str) -> None:
-        """Raise ApiError for an unknown voice, or for speech from a model without voices."""
-        if speaks and not self.names:
-            raise ApiError(
-                400,
-                'this checkpoint has no talker: it can write text, not speak. Take ["text"].',
-                "no_speech",
-                f"{where}.output_modalities",
-            )
-        if voice is not None and voice.lower() not in map(str.lower, self.names):
-            raise ApiError(
-                400,
-                f"there is no voice {voice[:80]!r}. There are: {', '.join(self.names)}.",
-                "invalid_value",
-                f"{where}.audio.output.voice",
-            )
+def check_speech(config: _CommonConfig, voices: Voices, where: str) -> None:
+    """Raise ApiError if speech is requested from a model without voices."""
+    if speaks(config) and not voices.names:
+        raise ApiError(
+            400,
+            'this checkpoint has no talker: it can write text, not speak. Take ["text"].',
+            "no_speech",
+            f"{where}.output_modalities",
+        )
 
 
 def first_config(model: str, voices: Voices) -> SessionConfig:
@@ -208,6 +212,23 @@ def first_config(model: str, voices: Voices) -> SessionConfig:
     )
 
 
+def without_mcp(given: Json) -> tuple[Json, ApiError | None]:
+    """Return a client's fields without tools of type mcp, and the error for these, if any."""
+    tools = given.get("tools")
+    if not isinstance(tools, list):
+        return given, None
+    remote = [tool for tool in tools if isinstance(tool, Mapping) and tool.get("type") == "mcp"]
+    if not remote:
+        return given, None
+    labels = ", ".join(repr(str(tool.get("server_label"))[:80]) for tool in remote[:MOST_NAMED])
+    message = (
+        f"{len(remote)} tools are of type mcp ({labels}): this server calls no other servers. The "
+        "rest of the session was updated. Take tools of type function, which the client calls."
+    )
+    left = [tool for tool in tools if not any(tool is other for other in remote)]
+    return {**given, "tools": left}, ApiError(400, message, "unsupported", "session.tools")
+
+
 def updated(config: SessionConfig, given: Mapping[str, Any], voices: Voices) -> SessionConfig:
     """Return a configuration with the fields that a client gave. Raises ApiError."""
     if given.get("type") == "transcription":
@@ -217,14 +238,22 @@ def updated(config: SessionConfig, given: Mapping[str, Any], voices: Voices) -> 
         new = SessionConfig.model_validate(_merged(config.model_dump(), given))
     except ValidationError as error:
         raise wrong_field(error, before="session") from error
-    if new.model != config.model:
+    if not is_model(new.model, config.model):
         message = f"the session's model is {config.model!r} and can't be changed."
         raise ApiError(400, message, "invalid_value", "session.model")
+    new.model = config.model
     if new.audio.input.turn_detection is not None and not vad.is_installed():
         kind = new.audio.input.turn_detection.type
         message = f"{kind} needs packages that the server does not have: {vad.INSTALL}."
         raise ApiError(400, message, "not_installed", "session.audio.input.turn_detection")
-    voices.check(new.audio.output.voice, speaks(new), "session")
+    check_speech(new, voices, "session")
+    output = new.audio.output
+    if output.voice is None:
+        output.voice = voices.default
+    else:
+        output.voice = voices.speaker(output.voice, "session.audio.output.voice")
+    if not can_stretch():
+        output.speed = 1.0
     _check_options(new, "session")
     return new
 
@@ -235,7 +264,10 @@ def response_config(given: Json | None, voices: Voices) -> ResponseConfig:
         config = ResponseConfig.model_validate(given or {})
     except ValidationError as error:
         raise wrong_field(error, before="response") from error
-    voices.check(config.audio.output.voice, speaks(config), "response")
+    check_speech(config, voices, "response")
+    output = config.audio.output
+    if output.voice is not None:
+        output.voice = voices.speaker(output.voice, "response.audio.output.voice")
     _check_options(config, "response")
     return config
 
@@ -288,7 +320,7 @@ def _check_options(config: _CommonConfig, where: str) -> None:
             message = f"unknown field {name[:80]!r}. Beside OpenAI's fields there may be: {known}."
             raise ApiError(400, message, "unknown_field", f"{where}.{name[:80]}")
         try:
-            _OPTIONS[name].check(value)
+            _OPTIONS[name].check(seed_of(value) if name == "seed" else value)
         except OptionError as error:
             raise ApiError(400, str(error), "invalid_value", f"{where}.{name}") from error
 

@@ -9,6 +9,7 @@ from qwen3_omni_neuron.serving.bodies import check_model
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.realtime.live_session import LiveSession
 from qwen3_omni_neuron.serving.service import Service
+from qwen3_omni_neuron.serving.without_effect import REALTIME
 
 PATH = "/v1/realtime"
 
@@ -25,6 +26,7 @@ class RealtimeSockets:
         asked = parse_qs(scope["query_string"].decode("latin-1")).get("model")
         if asked is not None:
             check_model(service, asked[0])
+            service.count_without_effect(REALTIME, {"model": asked[0]})
         omni = service.model.take()
         if service.model.sessions_end_in_s is not None:
             message = "the server ends: open the session again."

@@ -1,0 +1,497 @@
+"""Default requests of OpenAI's clients, to every endpoint: taken, answered, and counted.
+
+The sessions are what each client sends with nothing set but address and key, and for those that
+have no default what their users configure.
+"""
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.serving import sound
+from qwen3_omni_neuron.serving.bodies import seed_of
+from qwen3_omni_neuron.serving.realtime import session_config
+from qwen3_omni_neuron.serving.server import Server
+from qwen3_omni_neuron.serving.voices import OPENAI_VOICES, Voices
+from qwen3_omni_neuron.serving.without_effect import FIELDS, REALTIME, sent_without_effect
+from testing.http_client import ask
+from testing.http_server import client_of, same_sound, serving, url_of, wait_until
+from testing.media_cases import QUESTION_WAV
+from testing.realtime import (
+    PUSH_TO_TALK,
+    SHORT,
+    Caller,
+    calling,
+    sound_of,
+    text_of,
+)
+
+PCM = {"type": "audio/pcm", "rate": 24000}
+TRANSCRIPTION = {"model": "gpt-4o-mini-transcribe"}
+TOOL = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+
+# By client: the sessions of its first events, and the fields without effect in them.
+SESSIONS: dict[str, tuple[list[dict[str, Any]], set[str]]] = {
+    "livekit-agents 1.8.9": (
+        [
+            {
+                "type": "realtime",
+                "model": "gpt-realtime",
+                "output_modalities": ["audio"],
+                "audio": {
+                    "input": {
+                        "format": PCM,
+                        "noise_reduction": None,
+                        "transcription": TRANSCRIPTION,
+                        "turn_detection": {
+                            "type": "semantic_vad",
+                            "create_response": True,
+                            "eagerness": "medium",
+                            "interrupt_response": True,
+                        },
+                    },
+                    "output": {"format": PCM, "speed": 1.0, "voice": "marin"},
+                },
+                "max_output_tokens": "inf",
+                "tool_choice": "auto",
+                "tracing": None,
+            }
+        ],
+        {"model", "audio.input.transcription.model"},
+    ),
+    "openai-agents 0.24.0": (
+        [
+            {
+                "type": "realtime",
+                "model": "gpt-realtime-2.1",
+                "instructions": "Be brief.",
+                "output_modalities": ["audio"],
+                "audio": {
+                    "input": {
+                        "format": PCM,
+                        "transcription": TRANSCRIPTION,
+                        "turn_detection": {"type": "semantic_vad", "interrupt_response": True},
+                    },
+                    "output": {"format": PCM, "voice": "ash"},
+                },
+                "tools": [],
+            },
+            {"type": "realtime", "model": "gpt-realtime-2.1", "tracing": "auto"},
+        ],
+        {"model", "audio.input.transcription.model", "tracing"},
+    ),
+    "@openai/agents-realtime 0.20.0": (
+        [
+            {
+                "type": "realtime",
+                "instructions": "Be brief.",
+                "model": "gpt-realtime-2.1",
+                "output_modalities": ["audio"],
+                "audio": {
+                    "input": {
+                        "format": PCM,
+                        "noise_reduction": None,
+                        "transcription": TRANSCRIPTION,
+                        "turn_detection": {"type": "semantic_vad"},
+                    },
+                    "output": {"format": PCM, "speed": 1},
+                },
+            },
+            {"type": "realtime", "tracing": "auto"},
+        ],
+        {"model", "audio.input.transcription.model", "tracing"},
+    ),
+    "pipecat-ai 1.14.0": ([{"type": "realtime", "model": "gpt-realtime-2.1"}], {"model"}),
+    "Open WebUI 0.12.4, a voice call": (
+        [
+            {
+                "type": "realtime",
+                "audio": {
+                    "input": {
+                        "transcription": TRANSCRIPTION,
+                        "turn_detection": {
+                            "type": "server_vad",
+                            "interrupt_response": True,
+                            "create_response": False,
+                        },
+                    },
+                    "output": {"voice": "alloy"},
+                },
+                "tools": [TOOL],
+            }
+        ],
+        {"audio.input.transcription.model"},
+    ),
+    "Open WebUI 0.12.4, speech of a text": (
+        [
+            {
+                "type": "realtime",
+                "audio": {
+                    "input": {"turn_detection": None, "transcription": None},
+                    "output": {"voice": "alloy"},
+                },
+                "tool_choice": "none",
+                "tools": [],
+            }
+        ],
+        set(),
+    ),
+    "wyoming-openai 0.8.0, speech of a text": (
+        [
+            {
+                "type": "realtime",
+                "instructions": "Say what you are given.",
+                "audio": {"output": {"voice": "alloy", "speed": 1.25}},
+                "tool_choice": "none",
+            }
+        ],
+        set(),
+    ),
+    "every option of openai-python's types": (
+        [
+            {
+                "type": "realtime",
+                "audio": {
+                    "input": {
+                        "noise_reduction": {"type": "far_field", "strength": 0.5},
+                        "transcription": {
+                            "model": "gpt-4o-transcribe",
+                            "languages": ["en", "de"],
+                            "keywords": ["Qwen"],
+                            "prompt": "A sum.",
+                            "delay": "low",
+                            "language": "en",
+                        },
+                    },
+                    "output": {"voice": {"id": "Ethan"}, "speed": 0.25},
+                },
+                "include": ["item.input_audio_transcription.logprobs"],
+                "prompt": {"id": "pmpt_1", "version": "2", "variables": {"a": "b"}},
+                "reasoning": {"effort": "low"},
+                "parallel_tool_calls": False,
+                "tools": [{**TOOL, "strict": True}, {**TOOL, "strict": False}],
+                "truncation": "auto",
+            }
+        ],
+        set(FIELDS[REALTIME]) - {"model", "tracing", "audio.output.speed"},
+    ),
+}
+
+
+def counted(server: Server) -> dict[tuple[str, str], float]:
+    """Return the counts of fields without effect, by path and field."""
+    text = ask(f"{url_of(server)}/metrics").body.decode()
+    name = "qwen3_omni_fields_without_effect_total"
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    return {(s.labels["path"], s.labels["field"]): s.value for s in samples if s.name == name}
+
+
+@pytest.fixture
+def caller(server: Server) -> Iterator[Caller]:
+    """A session that is pushed to talk, with short replies."""
+    with calling(server) as made:
+        made.update(audio=PUSH_TO_TALK, **SHORT)
+        yield made
+
+
+@pytest.mark.parametrize("client", SESSIONS)
+def test_a_clients_first_session_is_taken_and_answered(
+    omni: Qwen3Omni, server: Server, client: str
+) -> None:
+    sessions, ignored = SESSIONS[client]
+    before = counted(server)
+    asks_for_model = any("model" in session for session in sessions)
+    with calling(server, model="gpt-realtime" if asks_for_model else None) as caller:
+        for number, given in enumerate(sessions):
+            caller.send("session.update", event_id=f"update_{number}", session=given)
+            updated = caller.next()
+            assert updated.type == "session.updated", updated
+        session = updated.session
+        assert session.model == server.settings.model_name
+        assert session.audio.output.voice in omni.info.speakers
+        assert session.tool_choice in ("auto", "none")
+        caller.update(**SHORT, tools=[])  # the template of this checkpoint takes none
+        caller.write("Hello")
+        events = caller.answer(output_modalities=["audio"])
+        assert events[-1].response.audio.output.voice == session.audio.output.voice
+        assert events[-1].response.status in ("completed", "incomplete")
+    found = {
+        field: value - before.get((path, field), 0)
+        for (path, field), value in counted(server).items()
+        if path == REALTIME and value > before.get((path, field), 0)
+    }
+    assert set(found) == ignored
+    wait_until(lambda: not omni.status().running)
+
+
+def test_names_of_voices_that_the_operator_changes(omni: Qwen3Omni) -> None:
+    """An alias precedes OpenAI's names, and may be any name; the checkpoint's own come first."""
+    aliases = "marin=Aiden", "Robot = ethan"
+    with serving(omni, voice_aliases=aliases) as server, calling(server) as caller:
+        for asked, speaks in (
+            *(("marin", "Aiden"), ("robot", "Ethan"), ("MARIN", "Aiden")),
+            *(("cedar", OPENAI_VOICES["cedar"]), ({"id": "sage"}, OPENAI_VOICES["sage"])),
+        ):
+            session = caller.update(audio={"output": {"voice": asked}})
+            assert session.audio.output.voice == speaks
+    missing = r"'marin=Bob' is for a voice 'Bob'.* It has Aiden"
+    with pytest.raises(OptionError, match=missing), serving(omni, voice_aliases=("marin=Bob",)):
+        pass
+
+
+def test_every_voice_of_openai_has_one_of_any_checkpoint() -> None:
+    voices = Voices(("Chelsie", "Ethan", "Aiden"))
+    assert {voices.speaker(name, "") for name in OPENAI_VOICES} == set(voices.names)
+    assert Voices(("Anna",)).speaker("alloy", "") == "Anna"
+    assert Voices(("Alloy", "Ethan"), ("ash=Alloy",)).speaker("alloy", "") == "Alloy"
+
+
+def test_speech_of_a_realtime_reply_at_another_speed(
+    omni: Qwen3Omni, server: Server, caller: Caller
+) -> None:
+    """It is as long as its speed says, and what was heard of it is counted in what was played."""
+    caller.update(**{**SHORT, "thinker_max_new_tokens": 12, "talker_max_new_tokens": 30})
+    options: Any = {**SHORT, "thinker_max_new_tokens": 12, "talker_max_new_tokens": 30}
+    whole = omni.generate_audio(HELLO, literal_text=True, speaker="Aiden", **options)
+    left = {}
+    for speed in (1.0, 1.5, 0.5):
+        session = caller.update(audio={"output": {"speed": speed}})
+        assert session.audio.output.speed == speed
+        asked = caller.write("Hello")
+        item = {"type": "item_reference", "id": asked.id}
+        events = caller.answer(input=[item])
+        samples = len(sound_of(events)) // 2
+        assert text_of(events) == whole.text
+        assert samples == round(len(whole.audio) / speed)
+        made = events[-1].response.output[0]
+        cut = {"item_id": made.id, "content_index": 0}
+        played_ms = samples / 24
+        caller.send("conversation.item.truncate", audio_end_ms=int(played_ms) + 2, **cut)
+        assert caller.until("error")[-1].error.param == "audio_end_ms"
+        caller.send("conversation.item.truncate", audio_end_ms=int(played_ms / 2), **cut)
+        caller.until("conversation.item.truncated")
+        caller.send("conversation.item.retrieve", item_id=made.id)
+        back = caller.until("conversation.item.retrieved")[-1].item
+        left[speed] = back.content[0].transcript
+    assert 0 < len(left[1.0]) < len(whole.text)
+    assert left[1.5] == left[1.0] == left[0.5]
+
+
+def test_speed_without_its_package_has_no_effect_and_is_counted(
+    server: Server, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sound, "find_spec", lambda _: None)
+    before = counted(server).get((REALTIME, "audio.output.speed"), 0)
+    session = caller.update(audio={"output": {"speed": 1.25}})
+    assert session.audio.output.speed == 1
+    assert counted(server)[REALTIME, "audio.output.speed"] == before + 1
+    caller.write("Hello")
+    assert sound_of(caller.answer())
+
+
+def test_tools_of_type_mcp_are_refused_by_name_and_the_rest_is_taken(caller: Caller) -> None:
+    """First comes session.updated, for which clients wait, then the error."""
+    remote = [{"type": "mcp", "server_label": f"label {n}", "server_url": "x"} for n in range(10)]
+    given = {"type": "realtime", "instructions": "Be brief.", "tools": [*remote, TOOL]}
+    caller.send("session.update", event_id="mine", session=given)
+    updated, refused = caller.next(), caller.next()
+    assert (updated.type, updated.session.instructions) == ("session.updated", "Be brief.")
+    assert [tool.name for tool in updated.session.tools] == ["look_up"]
+    assert (refused.error.event_id, refused.error.param) == ("mine", "session.tools")
+    assert "10 tools are of type mcp ('label 0', " in refused.error.message
+    assert "label 8" not in refused.error.message
+    caller.send("response.create", response={"tools": remote[:1]})
+    assert caller.until("error")[-1].error.param == "response.tools.0.type"
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"tool_choice": "required"}, "session.tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "look_up"}}, "session.tool_choice"),
+        ({"tool_choice": {"type": "mcp", "server_label": "a"}}, "session.tool_choice"),
+        ({"truncation": {"type": "retention_ratio"}}, "session.truncation"),
+        ({"include": ["item.other"]}, "session.include.0"),
+        ({"prompt": {"version": "2"}}, "session.prompt.id"),
+        ({"audio": {"output": {"voice": {"name": "x"}}}}, "session.audio.output.voice"),
+        ({"audio": {"output": {"speed": 1.51}}}, "session.audio.output.speed"),
+        ({"audio": {"output": {"speed": float("nan")}}}, "session.audio.output.speed"),
+        (
+            {"audio": {"input": {"transcription": {"delay": "none"}}}},
+            "session.audio.input.transcription.delay",
+        ),
+        ({"model": "other"}, "session.model"),
+    ],
+)
+def test_what_changes_an_answers_meaning_is_refused_by_name(
+    caller: Caller, given: dict[str, Any], param: str
+) -> None:
+    caller.send("session.update", session={"type": "realtime", **given})
+    error = caller.until("error")[-1].error
+    assert (error.type, error.param) == ("invalid_request_error", param)
+
+
+def test_errors_that_clients_know(caller: Caller) -> None:
+    """Codes by which LiveKit's and Pipecat's clients go on, and the beginning of a message."""
+    caller.send("response.cancel")
+    error = caller.until("error")[-1].error
+    assert error.code == "response_cancel_not_active"
+    assert error.message.startswith("Cancellation failed")
+    caller.send("conversation.item.retrieve", item_id="none", event_id="rci_none")
+    error = caller.until("error")[-1].error
+    assert (error.code, error.event_id) == ("item_retrieve_invalid_item_id", "rci_none")
+    caller.send("conversation.item.delete", item_id="none")
+    assert caller.until("error")[-1].error.code == "item_delete_invalid_item_id"
+    item = {"type": "message", "role": "user", "id": "twice"}
+    item["content"] = [{"type": "input_text", "text": "Hello"}]
+    caller.send("conversation.item.create", item=item)
+    caller.until("conversation.item.done")
+    caller.send("conversation.item.create", item=item)
+    assert caller.until("error")[-1].error.code == "item_create_duplicate_item_id"
+    caller.send("input_audio_buffer.commit")
+    assert caller.until("error")[-1].error.code == "input_audio_buffer_commit_empty"
+
+
+def test_an_assistants_message_with_input_text(omni: Qwen3Omni, caller: Caller) -> None:
+    """It is the assistant's text; Pipecat sends it so."""
+    caller.write("Hello")
+    part = {"type": "input_text", "text": "Hm."}
+    item = {"type": "message", "role": "assistant", "content": [part]}
+    caller.send("conversation.item.create", item=item)
+    shown = caller.until("conversation.item.done")[-1].item
+    assert shown.content[0].to_dict() == {"type": "output_text", "text": "Hm."}
+    caller.write("And?")
+    events = caller.answer(output_modalities=["text"])
+    asked: Any = [
+        *(*HELLO, {"role": "assistant", "content": "Hm."}),
+        {"role": "user", "content": "And?"},
+    ]
+    assert text_of(events) == omni.generate_text(asked, literal_text=True, **SHORT).text
+
+
+def test_truncation_auto_until_the_conversation_is_too_long(caller: Caller) -> None:
+    assert caller.update(truncation="auto").truncation == "auto"
+    caller.write("Hello")
+    assert caller.answer()[-1].response.output
+    for number in range(40):
+        caller.write("a word " * 40, previous_item_id=None if number else "root")
+    caller.send("response.create")
+    assert caller.until("error")[-1].error.code == "context_length_exceeded"
+
+
+def test_a_negative_seed_is_a_seed(omni: Qwen3Omni, client: OpenAI, caller: Caller) -> None:
+    """In every endpoint; two that differ give different replies."""
+    options: Any = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
+    wanted = omni.generate_audio(
+        HELLO, literal_text=True, seed=2**63 - 5, speaker="Ethan", **options
+    )
+    asked: Any = {"model": "gpt-4o-audio-preview", "messages": HELLO, "extra_body": options}
+    asked |= {"modalities": ["text", "audio"], "audio": {"voice": "ash", "format": "pcm16"}}
+    made = client.chat.completions.create(**asked, seed=-5).choices[0].message
+    assert made.audio is not None
+    assert made.audio.transcript == wanted.text
+    same_sound(base64.b64decode(made.audio.data), wanted.audio)
+    other = client.chat.completions.create(**asked, seed=-6).choices[0].message
+    assert other.audio is not None
+    assert other.audio.data != made.audio.data
+    caller.update(seed=-5, audio={"output": {"voice": "Ethan"}})
+    caller.write("Hello")
+    events = caller.answer()
+    same_sound(sound_of(events), wanted.audio)
+    assert [seed_of(n) for n in (-1, -(2**63), 3)] == [2**63 - 1, 0, 3]
+
+
+def test_a_chat_with_names_and_fields_of_openai(server: Server, client: OpenAI) -> None:
+    """The answer names the model and the voice that answer."""
+    before = counted(server)
+    path = "/v1/chat/completions"
+    tools: Any = [{"type": "function", "function": {"name": "f", "strict": True}}]
+    fields: dict[str, Any] = {
+        **{"user": "me", "store": True, "metadata": {"a": "b"}, "service_tier": "flex"},
+        **{"reasoning_effort": "low", "verbosity": "low", "parallel_tool_calls": False},
+        **{"prompt_cache_key": "k", "safety_identifier": "s", "prompt_cache_retention": "24h"},
+        **{"prediction": {"type": "content", "content": "x"}, "prompt_cache_options": {"a": 1}},
+    }
+    asked: Any = {"model": "gpt-4o-audio-preview", "messages": HELLO, "tool_choice": "none"}
+    asked |= {"modalities": ["text", "audio"], "tools": tools}
+    asked["extra_body"] = {**fields, "thinker_max_new_tokens": 4, "talker_max_new_tokens": 4}
+    whole = client.chat.completions.create(**asked, audio={"voice": "nova", "format": "wav"})
+    assert whole.model == server.settings.model_name
+    assert whole.choices[0].message.audio is not None
+    assert whole.choices[0].message.audio.to_dict()["voice"] == OPENAI_VOICES["nova"]
+    found = {f for (p, f), n in counted(server).items() if p == path and n > before.get((p, f), 0)}
+    assert found == set(FIELDS[path])
+    voice = {"voice": {"id": "onyx"}, "format": "pcm16"}
+    first = next(iter(client.chat.completions.create(**asked, audio=voice, stream=True)))
+    assert first.model == server.settings.model_name
+    assert first.choices[0].delta.to_dict()["audio"]["voice"] == OPENAI_VOICES["onyx"]
+
+
+def test_speech_with_names_and_fields_of_openai(server: Server, client: OpenAI) -> None:
+    asked: Any = {"model": "gpt-4o-mini-tts", "input": "Hi", "response_format": "pcm"}
+    asked["extra_body"] = {"talker_max_new_tokens": 4, "seed": -1}
+    answer = client.audio.speech.create(**asked, voice="coral", instructions="Be cheerful.")
+    assert answer.response.headers["x-voice"] == OPENAI_VOICES["coral"]
+    said = client.audio.speech.create(**asked, voice=OPENAI_VOICES["coral"])
+    samples = np.frombuffer(said.content, "<i2").astype(np.float32) / 32767
+    same_sound(answer.content, samples)
+    path = "/v1/audio/speech"
+    assert set(FIELDS[path]) <= {field for p, field in counted(server) if p == path}
+
+
+def test_a_transcription_with_names_and_fields_of_openai(server: Server, client: OpenAI) -> None:
+    path, file = "/v1/audio/transcriptions", ("a.wav", QUESTION_WAV.read_bytes())
+    short = {"max_new_tokens": 4}
+    plain = client.audio.transcriptions.create(
+        model=server.settings.model_name, file=file, extra_body=short
+    )
+    assert path not in {p for p, _ in counted(server)}
+    fields: Any = {"language": "en", "languages": ["en"], "keywords": ["sum"], "prompt": "A sum."}
+    made = client.audio.transcriptions.create(
+        model="whisper-1", file=file, include=["logprobs"], extra_body=short, **fields
+    )
+    assert made.text == plain.text
+    assert {field for p, field in counted(server) if p == path} == set(FIELDS[path])
+
+
+@pytest.mark.parametrize("name", ["gpt", "gpt/4", "whisper", "other", "Gpt-4o", ""])
+def test_other_models_are_still_unknown(server: Server, name: str) -> None:
+    with client_of(server) as client, pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model=name, messages=HELLO)
+
+
+def test_what_asks_for_nothing_is_not_counted() -> None:
+    given = {
+        **{"model": "own", "tracing": None, "include": [], "prompt": None, "tools": [{}, TOOL]},
+        **{"parallel_tool_calls": True, "truncation": "disabled", "reasoning": {}},
+        "audio": {"input": {"noise_reduction": None, "transcription": {}}, "output": {"speed": 1}},
+    }
+    assert list(sent_without_effect(REALTIME, given, "own")) == []
+    assert list(sent_without_effect(REALTIME, None, "own")) == []
+    given["parallel_tool_calls"] = False
+    assert list(sent_without_effect(REALTIME, given, "own")) == ["parallel_tool_calls"]
+
+
+def test_fields_of_the_table_are_fields_of_a_session() -> None:
+    """Each path leads to a field that a session takes: none is misspelled."""
+    for name in FIELDS[REALTIME]:
+        kinds: list[Any] = [session_config.SessionConfig]
+        for part in name.split("."):
+            fields = next(kind.model_fields for kind in kinds if hasattr(kind, "model_fields"))
+            assert part in fields, name
+            kinds = _kinds(fields[part].annotation)
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    """Return the types that an annotation is made of."""
+    inner = getattr(annotation, "__args__", ())
+    return [annotation, *(kind for one in inner for kind in _kinds(one))]
