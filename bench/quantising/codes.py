@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bench.common.command_line import Row
 from bench.quantising.arithmetic import PREDICTOR, RELEASED, TALKER, WIDE, Arithmetic, compute_in
 from bench.quantising.cases import Weights, decoder_logits, random_inputs
-from bench.quantising.rounding import CHOICES, STORED, Choice
+from bench.quantising.rounding import CHOICES, INT8_32, PREDICTOR_SAME, STORED, Choice
 from qwen3_omni_neuron.cpu.eager.slots import EagerSlots
 from qwen3_omni_neuron.model.code_predictor import CodePredictor, sample_top, top_p_limits
 from qwen3_omni_neuron.model.config import TalkerConfig
@@ -32,6 +32,8 @@ class Numbers:
     def __str__(self) -> str:
         if self.choice == STORED:
             return self.arithmetic.name
+        if self.choice.only:
+            return f"{self.choice.layers} in {self.choice.only} alone"
         down = self.choice.down or self.choice.layers
         return f"{self.choice.layers}, down {down}"
 
@@ -54,9 +56,14 @@ class Numbers:
         compute_in(decoder, self.arithmetic)
 
 
-INT8 = Numbers(choice=CHOICES["code_predictor"][2])
+INT8 = Numbers(choice=PREDICTOR_SAME)
 INT8_TALKER = Numbers(choice=CHOICES["talker"][2])
 PREDICTORS = (*map(Numbers, PREDICTOR), INT8)
+BETWEEN = tuple(
+    Numbers(choice=Choice(INT8_32, INT8_32, only=only))
+    for only in ("", "attention", "gate_up", "down", "head", "layers.2.ffn.gate_up")
+)
+"""Code predictors with less in int8, or in smaller groups."""
 TALKERS = (*map(Numbers, TALKER), INT8_TALKER)
 RELEASED_NUMBERS = Numbers(RELEASED)
 LOOPS = (
@@ -99,7 +106,7 @@ def frame_rows(weights: Weights, about: Row, frames: int) -> Iterator[Row]:
 
     compared: tuple[tuple[str, tuple[Numbers, ...], Callable[..., tuple[Tensor, Tensor]]], ...] = (
         ("talker", TALKERS, talker_codes),
-        ("code predictor", PREDICTORS, predictor_codes),
+        ("code predictor", (*PREDICTORS, *BETWEEN), predictor_codes),
     )
     for model, every, codes_of in compared:
         reference = codes_of(every[0])

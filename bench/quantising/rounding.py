@@ -1,7 +1,7 @@
 """Number formats of matrices, and modules that compute with the rounding of a format."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -74,7 +74,8 @@ class Choice:
 
     layers: of attention and feed-forward; audio: of the audio encoder; down: of the feed-forward's
     second matrix, None where it is as `layers`; residual: type that a decoder layer's output is
-    rounded to; dtypes: those of the package that are like this.
+    rounded to; only: part of the names of the parameters that are rounded, the others are as
+    stored; dtypes: those of the package that are like this.
     """
 
     layers: Format
@@ -82,6 +83,7 @@ class Choice:
     audio: Format = BFLOAT16
     down: Format | None = None
     residual: torch.dtype = torch.float32
+    only: str = ""
     dtypes: tuple[str, ...] = ()
 
     def format_of(self, kind: str | None) -> Format:
@@ -96,6 +98,8 @@ STORED = Choice(BFLOAT16, BFLOAT16, dtypes=("mixed",))
 """bfloat16 numbers are float32 numbers: over a checkpoint in bfloat16 this is float32, too."""
 RESIDUAL = Choice(BFLOAT16, BFLOAT16, residual=torch.bfloat16)
 """The least that an implementation rounds that computes in bfloat16, as most do: a yardstick."""
+PREDICTOR_SAME = Choice(INT8, INT8, down=BFLOAT16)
+"""The code predictor of dtypes int8 and int4 with predictor_dtype "same"."""
 _GROUPED = (Choice(INT8_128, INT8_128), Choice(INT8_32, INT8_32))
 CHOICES = {
     "thinker": (
@@ -110,9 +114,9 @@ CHOICES = {
     ),
     "talker": (STORED, RESIDUAL, Choice(INT8, INT8, dtypes=("int8", "int4")), *_GROUPED),
     "code_predictor": (
-        STORED,
+        replace(STORED, dtypes=("mixed", "int8", "int4")),
         RESIDUAL,
-        Choice(INT8, INT8, down=BFLOAT16, dtypes=("int8", "int4")),
+        PREDICTOR_SAME,
         Choice(INT8, INT8),
         *_GROUPED,
     ),
@@ -201,7 +205,7 @@ def fill(
             put_parameter(module, target, stored)
             continue
         kind = kind_of(name, module, target)
-        form = choice.format_of(kind)
+        form = choice.format_of(kind) if choice.only in target else BFLOAT16
         wide = form.rounded(stored)
         if errors is not None and kind is not None and form != BFLOAT16:
             errors.add(kind, form, stored, wide)

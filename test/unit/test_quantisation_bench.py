@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from bench import quantisation
 from bench.common.results import load_results
 from bench.quantising.cases import Weights
-from bench.quantising.codes import LOOPS, PREDICTORS, TALKERS
+from bench.quantising.codes import BETWEEN, LOOPS, PREDICTORS, TALKERS
 from bench.quantising.rounding import (
     CHOICES,
     INT4_32,
@@ -16,12 +17,17 @@ from bench.quantising.rounding import (
     INT8,
     INT8_32,
     INT8_128,
+    PREDICTOR_SAME,
+    STORED,
+    Choice,
     Format,
     heavy_tailed,
     kind_of,
 )
 from qwen3_omni_neuron.checkpoint.modules import lay_out
-from qwen3_omni_neuron.cpu.precision import PRECISIONS, weight_form
+from qwen3_omni_neuron.compilation.plan import SAME
+from qwen3_omni_neuron.cpu.precision import Precision, part_precision, weight_form
+from qwen3_omni_neuron.cpu.target import LIMITS
 from qwen3_omni_neuron.model.config import OmniConfig
 
 
@@ -40,18 +46,41 @@ def test_smaller_groups_are_closer_and_heavy_tails_are_worse() -> None:
     assert error_of(INT4_32, normal) == pytest.approx(0.081, abs=0.001)
 
 
+def assert_rounds(choice: Choice, precision: Precision, part: str, module: nn.Module) -> None:
+    for target, parameter in module.named_parameters():
+        stored = torch.randn(parameter.shape).bfloat16()
+        form = weight_form(precision, part, module, target)
+        rounded = choice.format_of(kind_of(part, module, target)).rounded(stored)
+        assert torch.equal(rounded, form.rounded(stored.to(form.read_as))), (part, target)
+
+
 @pytest.mark.parametrize("dtype", ["mixed", "int8", "int4"])
 def test_a_choice_named_by_a_dtype_rounds_as_it_does(config: OmniConfig, dtype: str) -> None:
     """The vision encoder, code2wav and tables of rows are rounded by none."""
     models, _ = lay_out(config)
     for part, choices in CHOICES.items():
         (choice,) = (choice for choice in choices if dtype in choice.dtypes)
-        module = getattr(models, part)
-        for target, parameter in module.named_parameters():
-            stored = torch.randn(parameter.shape).bfloat16()
-            form = weight_form(PRECISIONS[dtype], part, module, target)
-            rounded = choice.format_of(kind_of(part, module, target)).rounded(stored)
-            assert torch.equal(rounded, form.rounded(stored.to(form.read_as))), (part, target)
+        default = LIMITS.predictor_dtypes.get(dtype, (SAME,))[0]
+        assert_rounds(choice, part_precision(part, dtype, default), part, getattr(models, part))
+
+
+def test_a_predictor_in_the_dtype_of_the_others_rounds_as_its_choice(config: OmniConfig) -> None:
+    models, _ = lay_out(config)
+    assert models.code_predictor is not None
+    given = "code_predictor", models.code_predictor
+    assert_rounds(PREDICTOR_SAME, part_precision("code_predictor", "int8", SAME), *given)
+
+
+def test_one_kind_of_matrix_alone_is_rounded(checkpoint: Path, config: OmniConfig) -> None:
+    weights = Weights(checkpoint, config)
+    stored, head = (
+        weights.predictor(choice).code_predictor
+        for choice in (STORED, Choice(INT8_32, INT8_32, only="head"))
+    )
+    assert stored is not None and head is not None
+    exact = dict(stored.named_parameters())
+    changed = {n for n, tensor in head.named_parameters() if not torch.equal(tensor, exact[n])}
+    assert changed == {"head"}
 
 
 def test_every_choice_is_compared_over_random_weights(tmp_path: Path) -> None:
@@ -71,7 +100,8 @@ def test_every_choice_is_compared_over_random_weights(tmp_path: Path) -> None:
         else:
             assert 1e-9 < row["kl_mean"] < (100 if row["weights"] == "outlier" else 0.3)
     of_frames = [row for row in rows if row["measure"] == "frames"]
-    assert [row["numbers"] for row in of_frames] == [str(n) for n in (*TALKERS, *PREDICTORS)]
+    every = [str(numbers) for numbers in (*TALKERS, *PREDICTORS, *BETWEEN)]
+    assert [row["numbers"] for row in of_frames] == every
     of_replies = [row for row in rows if row["measure"] == "replies"]
     assert [(r["talker"], r["predictor"]) for r in of_replies] == [
         (str(talker), str(predictor)) for talker, predictor in LOOPS

@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 
 from qwen3_omni_neuron.checkpoint.modules import lay_out
-from qwen3_omni_neuron.compilation.plan import models_of
+from qwen3_omni_neuron.compilation.plan import SAME, models_of
 from qwen3_omni_neuron.cpu.precision import PRECISIONS
+from qwen3_omni_neuron.cpu.target import LIMITS
 from qwen3_omni_neuron.cpu.weights import model_bytes
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 
@@ -54,7 +55,8 @@ def fits_of(config: OmniConfig, context_length: int, talker_context_length: int)
         slot += _kv_bytes(config.talker.text, talker_context_length)
     found, (_, parts) = [], lay_out(config)
     for dtype in DTYPES:
-        sizes = {model: model_bytes(parts, dtype, model) for model in models_of(config)}
+        numbers = dtype, LIMITS.predictor_dtypes.get(dtype, (SAME,))[0]
+        sizes = {model: model_bytes(parts, *numbers, model) for model in models_of(config)}
         found.append(Fit(dtype, sum(sizes.values()), sizes["vision"], slot))
     return found
 

@@ -8,12 +8,10 @@
     bfloat16   bfloat16                                           bfloat16    torch
     float64    float64                                            float64     torch
 
-The code predictor may be in mixed where the others are in int8 or int4, and compute in float32
-where they compute in bfloat16: CompilePlan.predictor_dtype.
-
-(*) But the code predictor's down projections stay as in mixed: after one of them the released model
-has an activation of about 49,000, to which rounding adds a hundred times what frames can bear
-(bench.quantisation, outlier).
+(*) But the code predictor is in mixed by default, and computes in float32 where the others compute
+in bfloat16: CompilePlan.predictor_dtype. The released one has an activation of about 49,000, under
+which int8 in any group of its matrices changes more codes than frames can bear, though its down
+projections stay as in mixed (bench.quantisation, outlier).
 
 Weights for the C are packed (see cpu.packing). Without the compiled library torch computes
 all of them: packed weights are unpacked and widened to float32 when they are loaded.

@@ -35,10 +35,7 @@ LIMITS = Limits(
     auto={"bfloat16": "mixed"},
     auto_quantised=auto_quantised,
     predictor_top_k=0,
-    predictor_dtypes={
-        **dict.fromkeys(("int8", "int4"), ("same", "mixed")),
-        "bfloat16": ("mixed", "same"),
-    },
+    predictor_dtypes=dict.fromkeys(("int8", "int4", "bfloat16"), ("mixed", "same")),
     chunked_prefill=True,
     sizes={"prompt_buckets": (), "patch_buckets": (), "chunk_frames": CHUNK_FRAMES},
 )

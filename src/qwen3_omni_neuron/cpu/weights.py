@@ -272,22 +272,22 @@ def compile_model(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
 
 def expected_bytes(plan: CompilePlan, model: str) -> int:
     """Return the size in bytes of a model's weights in the plan's dtype. Raises CheckpointError."""
-    quantised = Checkpoint(plan.model).quantised
-    parts, numbers = _stage_parts(plan, model), (plan.dtype, plan.predictor_dtype)
-    return layout_bytes(_file_layout(parts, *numbers, model, quantised))
+    numbers = plan.dtype, plan.predictor_dtype
+    return model_bytes(_stage_parts(plan, model), *numbers, model, Checkpoint(plan.model).quantised)
 
 
 def model_bytes(
     parts: Mapping[str, Part],
     dtype: str,
+    predictor_dtype: str,
     model: str,
     quantised: Mapping[str, QuantisedForm] = NOT_QUANTISED,
 ) -> int:
-    """Return the size in bytes of a model's weights in a compiled tree, all in one dtype.
+    """Return the size in bytes of a model's weights in a compiled tree.
 
-    parts: all parts of its stage. quantised: see load_compiled_models.
+    parts: all parts of its stage. predictor_dtype, quantised: see load_compiled_models.
     """
-    return layout_bytes(_file_layout(parts, dtype, SAME, model, quantised))
+    return layout_bytes(_file_layout(parts, dtype, predictor_dtype, model, quantised))
 
 
 def _stage_parts(plan: CompilePlan, model: str) -> dict[str, Part]:
