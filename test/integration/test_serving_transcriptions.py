@@ -1,5 +1,6 @@
 """Transcription over HTTP, by OpenAI's own client: it is `transcribe`."""
 
+import base64
 import io
 import re
 from collections.abc import Iterator
@@ -15,12 +16,15 @@ from openai.types.audio import Transcription, TranscriptionVerbose
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.events import TextDelta
+from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.serving import transcriptions
 from qwen3_omni_neuron.serving.forms import MOST_PARTS, read_form
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.transcription import read_windows, stream_transcript, transcribe_windows
 from testing.http_client import HttpClient, ask, form, parts_of
 from testing.http_server import client_of, serving, url_of, wait_until
+from testing.made_recordings import make_matroska, make_recording
+from testing.made_videos import make_video
 from testing.media_cases import QUESTION_WAV
 from testing.raw_http import connected, head_of
 from testing.scripted_model import ScriptedModel
@@ -59,6 +63,35 @@ def test_a_transcription_is_what_transcribe_finds(client: OpenAI, omni: Qwen3Omn
     assert "".join(event.delta for event in deltas) == text
     assert (done.type, done.text) == ("transcript.text.done", text)
     assert done.usage.model_dump() == usage.model_dump()
+
+
+@pytest.mark.parametrize(
+    ("form", "codec", "streamed"),
+    [("webm", "libopus", True), ("mp4", "aac", False), ("ipod", "aac", False)],
+)
+def test_a_recording_of_a_browser_is_heard_as_its_samples(
+    client: OpenAI, omni: Qwen3Omni, form: str, codec: str, streamed: bool
+) -> None:
+    recording = make_recording(form, codec, streamed=streamed)
+    samples = load_waveform({"audio": recording}, 16000, "audio")
+    file = io.BytesIO()
+    soundfile.write(file, samples, 16000, format="WAV", subtype="FLOAT")
+    ask: dict[str, Any] = {"model": MODEL, "extra_body": FEW}
+    create = client.audio.transcriptions.create
+    expected = create(**ask, file=("a.wav", file.getvalue()))
+    assert create(**ask, file=("recording", recording)).text == expected.text
+    texts = []
+    for content in (recording, file.getvalue()):
+        data = base64.b64encode(content).decode()
+        kind: Any = form if content is recording and form != "ipod" else None
+        heard: Any = {"type": "input_audio", "input_audio": {"data": data, "format": kind}}
+        message: Any = {"role": "user", "content": [heard]}
+        made = client.chat.completions.create(
+            model=MODEL, messages=[message], temperature=0, max_tokens=6
+        )
+        assert made.usage is not None
+        texts.append((made.choices[0].message.content, made.usage.prompt_tokens))
+    assert texts[0] == texts[1]
 
 
 def test_segments_are_those_of_the_windows(client: OpenAI, omni: Qwen3Omni) -> None:
@@ -172,6 +205,10 @@ def lasting(seconds: int) -> bytes:
         ({"file": ("a.wav", b"no sound")}, 400, "file"),
         ({"file": ("a.wav", WAV[:30])}, 400, "file"),
         ({"file": ("a.flac", lasting(30))}, 400, "file"),
+        ({"file": ("a.webm", make_video(container="webm", codec="libvpx"))}, 400, "file"),
+        ({"file": ("a.m4a", make_recording("ipod", "aac")[:-500])}, 400, "file"),
+        ({"file": ("a.webm", make_matroska([bytes(9_000_000)] * 20, packed=True))}, 400, "file"),
+        ({"file": ("a.webm", make_matroska([bytes(64_000)] * 4, block_ticks=1))}, 400, "file"),
         ({"file": ("a.wav", b"x" * 650_000)}, 413, "file"),
         ({"file": ("a.wav", b"x" * 750_000)}, 413, None),
         ({"file": ("a.wav", b"/etc/passwd")}, 400, "file"),

@@ -30,6 +30,7 @@ from qwen3_omni_neuron.serving.decoding.job import admit_all as admitted
 from qwen3_omni_neuron.serving.decoding.pcm import decode_inline
 from qwen3_omni_neuron.serving.sound import pcm16, wav_header
 from testing.decoding_cases import SharedPool, grey_video, job_of, picture, sound
+from testing.made_recordings import make_matroska, make_recording
 from testing.made_videos import make_video
 from testing.media_cases import QUESTION_WAV, noise_image, tone, user
 
@@ -104,6 +105,9 @@ AUDIO = {
     "ogg": lambda: sound("OGG", "VORBIS", 44100, 2),
     "opus": lambda: sound("OGG", "OPUS", 48000),
     "aiff": lambda: sound("AIFF", "PCM_16", 11025),
+    "webm": lambda: make_recording("webm", "libopus", streamed=True),
+    "m4a": lambda: make_recording("ipod", "aac", rate=44100, channels=2),
+    "mp4": lambda: make_video(audio="aac"),
     "just-long-enough": lambda: sound("FLAC", "PCM_16", 44100, s=0.03),
 }
 IMAGES: dict[str, tuple[Callable[[], bytes], dict[str, Any]]] = {
@@ -195,6 +199,8 @@ REFUSED: dict[str, tuple[str, Callable[[], bytes], dict[str, Any]]] = {
     "short-sound": ("audio", lambda: sound("FLAC", "PCM_16", s=0.01), {}),
     "cut-flac": ("audio", lambda: sound("FLAC", "PCM_16")[:9000], {}),
     "infinite": ("audio", wav_of_infinity, {}),
+    "unheard": ("audio", make_video, {}),
+    "cut-m4a": ("audio", lambda: make_recording("ipod", "aac")[:-500], {}),
     "no-image": ("image", lambda: b"hello", {}),
     "ico": ("image", lambda: picture("ICO"), {}),
     "cut-png": ("image", lambda: picture("PNG")[:5000], {}),
@@ -297,6 +303,11 @@ def refuse(measured: Measured) -> None:
         (
             lambda: job_of("audio", flac_of_silence(600)),
             Measured(600.0, 0, 38_400_000),
+        ),
+        # 94 minutes of silence: 200 kB that become 360 MB.
+        (
+            lambda: job_of("audio", make_matroska([bytes(9_000_000)] * 20, packed=True)),
+            Measured(5625.0, 0, 360_000_000),
         ),
         (
             lambda: job_of("image", picture("PNG", Image.new("1", (4096, 4096)))),

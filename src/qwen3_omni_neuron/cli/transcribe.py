@@ -24,7 +24,9 @@ def add_transcribe(parser: argparse.ArgumentParser) -> None:
     from qwen3_omni_neuron.transcription import INSTRUCTION
 
     parser.set_defaults(run=_transcribe)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="WAV, FLAC, OGG, MP3")
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="WAV, FLAC, OGG, MP3, WebM, MP4, M4A"
+    )
     add_model_arguments(parser, "the small one that ships with the package")
     parser.add_argument(
         "--instruction", help=f"default: the checkpoint's own, or else: {INSTRUCTION}"

@@ -80,7 +80,7 @@ class SoundData(_Lenient):
     """A sound file in base64; its format is found in its content."""
 
     data: str
-    format: Literal["wav", "mp3", "flac", "ogg", "opus"] | None = None
+    format: Literal["wav", "mp3", "flac", "ogg", "opus", "webm", "mp4", "m4a"] | None = None
 
 
 class InputAudioPart(_Lenient):

@@ -22,7 +22,6 @@ from qwen3_omni_neuron.serving.decoding.work import measured_picture
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.service import Service
 
-SOUND_INPUTS = ("wav", "mp3", "flac", "ogg", "opus")
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)((?:;[\w.+-]+=[\w.+-]+)*);base64,", re.ASCII)
 Json = dict[str, Any]
 Hold = Callable[[int], None]
@@ -223,8 +222,10 @@ class MediaReader:
         return self._decoded(url[head.end() :], where)
 
     def _check_type(self, media_type: str, kind: str, where: str) -> None:
-        allowed = (f"{kind}/", "application/octet-stream", "application/ogg")
-        if not media_type.startswith(allowed):
+        allowed = [f"{kind}/", "application/octet-stream", "application/ogg"]
+        if kind == "audio":  # what browsers and systems call such a file by its name alone
+            allowed += ["video/webm", "video/mp4"]
+        if not media_type.startswith(tuple(allowed)):
             raise ApiError(
                 400,
                 f"{where} is {kind}, and its content says that it is {media_type[:80]}. Give it "

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import AudioError, PromptTooLongError, format_value
+from qwen3_omni_neuron.prompt.media.audio_container import container_format, open_contained
 from qwen3_omni_neuron.prompt.media.fields import Source, name_of, open_media, real_number
 
 Waveform = NDArray[np.float32]
@@ -195,6 +196,11 @@ def open_audio(item: Mapping[str, Any], where: str) -> AudioSource:
 def _open_file(source: Source, where: str) -> AudioSource:
     import soundfile
 
+    form = container_format(source, where)
+    if form is not None:
+        found = open_contained(source, where, form)
+        blocks = (mono for block in found.blocks for mono in _mono_blocks(block))
+        return AudioSource(_checked_rate(found.rate, where), found.seconds, blocks)
     try:
         with open_media(source, where, AudioError) as file:
             info = soundfile.info(file)
@@ -223,7 +229,8 @@ def _file_blocks(source: Source, where: str) -> Iterator[Waveform]:
 def _unreadable(where: str, source: Source, error: object) -> AudioError:
     reason = getattr(error, "error_string", error)  # its str has the file object's address
     return AudioError(
-        f"{where}: {name_of(source)} can't be read as audio ({reason}). WAV, FLAC, OGG and MP3 can."
+        f"{where}: {name_of(source)} can't be read as audio ({reason}). WAV, FLAC, OGG, MP3, WebM, "
+        "MP4 and M4A can."
     )
 
 

@@ -5,18 +5,18 @@ then its frames, of which the chosen ones are kept. Its audio is read in a third
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.errors import InputError, VideoError
+from qwen3_omni_neuron.errors import VideoError
 from qwen3_omni_neuron.prompt.media.audio import Waveform, load_waveform, too_long
-from qwen3_omni_neuron.prompt.media.fields import Source, name_of, open_media
+from qwen3_omni_neuron.prompt.media.container import no_decoder, opened
+from qwen3_omni_neuron.prompt.media.fields import Source, name_of
 from qwen3_omni_neuron.prompt.media.video_times import Timeline, choose_frames, read_timeline
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def read_video_file(
     Raises VideoError when the file can't be decoded, AudioError when its audio is too short, and
     PromptTooLongError when it is too long.
     """
-    with _opened(source, where) as container:
+    with opened(source, where, "video", VideoError) as container:
         stream = _video_stream(container, source, where, threads)
         timeline = read_timeline(container, stream, fps)
         if not len(timeline.ticks):
@@ -141,42 +141,6 @@ def read_video_file(
     return Video(frames, float(len(frames) / timeline.seconds), audio)
 
 
-class _Nameless:
-    """File object without a name, so that FFmpeg finds the format from the content alone."""
-
-    def __init__(self, file: BinaryIO):
-        self.read, self.seek, self.tell = file.read, file.seek, file.tell
-
-
-@contextmanager
-def _opened(source: Source, where: str) -> "Iterator[InputContainer]":
-    try:
-        import av
-    except ImportError as error:
-        raise VideoError(
-            f"{where} is a video file, which PyAV decodes, and it isn't installed. "
-            "Run: pip install 'qwen3-omni-neuron[video]'; or give frames, with their fps."
-        ) from error
-    # FFmpeg also reads playlists, which name other files, on this machine or another. With no
-    # protocol allowed it can't open those; the file object that we opened needs none.
-    options = {"protocol_whitelist": ""}
-    with open_media(source, where, VideoError) as file:
-        try:
-            with av.open(
-                _Nameless(file), "r", options=options, metadata_errors="replace"
-            ) as container:
-                yield container
-        except InputError:
-            raise
-        # ValueError and ArithmeticError come from PyAV, and from arithmetic with the file's
-        # numbers.
-        except (av.FFmpegError, ValueError, ArithmeticError) as error:
-            raise VideoError(
-                f"{where}: {name_of(source)} can't be decoded as video; it is something else, "
-                f"broken or cut short ({error}). Export it again."
-            ) from error
-
-
 def _video_stream(
     container: "InputContainer", source: Source, where: str, threads: int
 ) -> "VideoStream":
@@ -189,18 +153,11 @@ def _video_stream(
             stream.thread_type, stream.codec_context.thread_count = "AUTO", threads
             return stream
     if videos:
-        raise _no_decoder(where, source, "video")
+        raise no_decoder(where, source, "video", VideoError)
     others = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
     raise VideoError(
         f"{where}: {name_of(source)} has no video stream that can be decoded, only {others}. Give "
         "a video, or frames."
-    )
-
-
-def _no_decoder(where: str, source: Source, kind: str) -> VideoError:
-    return VideoError(
-        f"{where}: the {kind} of {name_of(source)} is of a codec that FFmpeg has no decoder for "
-        "here. Export it with another one, such as H.264 and AAC."
     )
 
 
@@ -217,7 +174,7 @@ def _audio_seconds(container: "InputContainer", timeline: Timeline) -> float:
 def _read_frames(
     source: Source, where: str, timeline: Timeline, chosen: list[int], fit: Fit, threads: int
 ) -> Frames | None:
-    with _opened(source, where) as container:
+    with opened(source, where, "video", VideoError) as container:
         stream = _video_stream(container, source, where, threads)
         return _decode(container, stream, chosen, timeline.counted, fit)
 
@@ -289,12 +246,12 @@ def _read_audio(
 
     pieces: list[NDArray[Any]] = []
     begins, count, place = timeline.start, 0, f"{where} (its audio)"
-    with _opened(source, where) as container:
+    with opened(source, where, "video", VideoError) as container:
         if not container.streams.audio:
             return None
         stream: AudioStream = container.streams.audio[0]
         if stream.codec_context is None:
-            raise _no_decoder(where, source, "audio")
+            raise no_decoder(where, source, "audio", VideoError)
         resampler = av.AudioResampler(format="fltp")  # rate and channels stay as they are
         for frame in container.decode(stream):
             if not pieces and frame.pts is not None and frame.time_base is not None:
