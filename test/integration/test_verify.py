@@ -15,37 +15,26 @@ from torch import Tensor
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, cli
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
+from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
 from qwen3_omni_neuron.loading import plan_of
+from qwen3_omni_neuron.verification import verify as verifying
 from qwen3_omni_neuron.verification.judgement import Difference
-from qwen3_omni_neuron.verification.questions import Question, draw_picture
 from qwen3_omni_neuron.verification.reference import read_reference
+from qwen3_omni_neuron.verification.report import page
 from qwen3_omni_neuron.verification.verify import compare, verify
 from qwen3_omni_neuron.verification.write import write_reference
-from testing.media_cases import QUESTION_WAV
+from testing.verified import short_questions
 
 BELOW, WHOLE = "thinker's layers 1 to 2", "thinker's 3 layers, lm_head"
-
-
-def questions() -> list[Question]:
-    """Speech of 2 s, an image, and text."""
-    import soundfile
-
-    sound, rate = soundfile.read(QUESTION_WAV, dtype="float32")
-    assert rate == 16000
-    return [
-        Question(sound=sound[:32000]),
-        Question("What is six plus two?", picture=draw_picture()),
-        Question("What colour is the sky?"),
-    ]
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results for the checkpoint that ships."""
     path = tmp_path_factory.mktemp("reference") / "reference.npz"
-    write_reference(SPEAKING_CHECKPOINT, path, questions(), tokens=6, frames=6)
+    write_reference(SPEAKING_CHECKPOINT, path, short_questions(2.0), tokens=6, frames=6)
     return path
 
 
@@ -158,7 +147,7 @@ def outlier(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("outlier")
     write_tiny_checkpoint(folder / "checkpoint", seed=1, outlier=True)
     path = folder / "reference.npz"
-    write_reference(folder / "checkpoint", path, questions()[2:], tokens=4, frames=10)
+    write_reference(folder / "checkpoint", path, short_questions()[2:], tokens=4, frames=10)
     return folder / "checkpoint", path
 
 
@@ -215,15 +204,15 @@ def test_the_command_says_what_differs_and_its_status(
 ) -> None:
     given = ["verify", "--against", str(reference), "--model"]
     assert cli.main([*given, str(SPEAKING_CHECKPOINT)]) == 0
-    page = capsys.readouterr().out
-    assert page.endswith("\nHOLDS\n")
-    assert "heard again" in page
-    assert "RTF" in page
+    shown = capsys.readouterr().out
+    assert shown.endswith("\nHOLDS\n")
+    assert "heard again" in shown
+    assert "RTF" in shown
     folder = planted(tmp_path / "faulty", FAULTS["projection"])
     assert cli.main([*given, str(folder)]) == 1
-    page = capsys.readouterr().out
-    assert "DIFFERS, first in: hidden projection (question 1, row of media 1)" in page
-    assert "try: compile model talker again" in page
+    shown = capsys.readouterr().out
+    assert "DIFFERS, first in: hidden projection (question 1, row of media 1)" in shown
+    assert "try: compile model talker again" in shown
 
 
 def test_a_stale_tree_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,3 +284,42 @@ def test_a_file_that_unpacks_to_too_much_is_refused_unread(
 def test_stages_in_other_processes_are_refused() -> None:
     with pytest.raises(OptionError, match="placement is shared"):
         verify(SPEAKING_CHECKPOINT, load={"placement": "split"})
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_numbers_that_are_none_are_found_without_a_reference(
+    monkeypatch: pytest.MonkeyPatch, number: float
+) -> None:
+    """The model answers, and it does not hold."""
+    decode = CpuVocoder.step
+
+    def broken(*arguments: Any) -> Any:
+        first, *others = decode(*arguments)
+        first[7] = number
+        return [first, *others]
+
+    monkeypatch.setattr(CpuVocoder, "step", broken)
+    monkeypatch.setattr(verifying, "make_questions", short_questions)  # whose speech is whole
+    verdict = verify(SPEAKING_CHECKPOINT)
+    assert not verdict.holds
+    assert [*verdict.seen.broken] == ["vocoder.step"]
+    lines = page(verdict).splitlines()
+    assert lines[-1] == "NaN or infinity, first in: vocoder.step"
+
+
+def test_the_end_code_and_the_words_without_a_reference() -> None:
+    """The checkpoint that ships ends its speech soon after its text, and hears it again."""
+    verdict = verify(SPEAKING_CHECKPOINT, most_spoken=4)
+    assert verdict.holds
+    assert verdict.differences == []
+    for spoken in verdict.spoken:
+        assert spoken.result.talker_finish_reason == "stop"
+        assert (spoken.end or 0) > 0.5
+    assert sum(spoken.found == 1 for spoken in verdict.spoken) >= 3
+    assert page(verdict).endswith("HOLDS, as far as it can be told without a reference")
+
+
+def test_a_reference_in_other_numbers_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["verify", "--model", str(SPEAKING_CHECKPOINT), "--write", "none.npz"]
+    assert cli.main([*given, "--dtype", "int4"]) == 1
+    assert "a reference is in float32 or bfloat16, got --dtype int4" in capsys.readouterr().err

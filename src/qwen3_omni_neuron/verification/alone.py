@@ -98,9 +98,9 @@ def watched(engines: Engines, config: OmniConfig, seen: Seen) -> Engines:
 class Spoken:
     """An answer in speech.
 
-    heard: what the model itself hears in it; None without speech. found: share of the text's words
-    among the heard ones, in order. end: largest probability of the end code after the text's end;
-    None if there was no frame after it.
+    heard: what the model itself hears in it; None without speech, or with NaN in it. found: share
+    of the text's words among the heard ones, in order. end: largest probability of the end code
+    after the text's end; None if there was no frame after it.
     """
 
     question: Question
@@ -121,7 +121,8 @@ def speak(omni: Qwen3Omni, seen: Seen, questions: Sequence[Question]) -> Iterato
             talker_max_new_tokens=MOST_FRAMES,
         )
         end = max(seen.ends, default=None)
-        heard = _hear(omni, result) if len(result.audio) else None
+        sounds = len(result.audio) > 0 and bool(np.isfinite(result.audio).all())
+        heard = _hear(omni, result) if sounds else None
         found = None if heard is None else _words_found(result.text, heard)
         yield Spoken(question, result, heard, found, end)
 

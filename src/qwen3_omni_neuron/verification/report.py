@@ -92,7 +92,7 @@ def _answer(number: int, spoken: Spoken) -> Iterator[str]:
     yield f"{number}. {spoken.question.title}"
     yield f"   answer: {result.text!r}"
     if spoken.heard is None:
-        yield "   no speech"
+        yield "   no speech that can be heard"
         return
     found = "no words" if spoken.found is None else f"{spoken.found:.0%} of its words"
     yield f"   heard again ({found}): {spoken.heard!r}"

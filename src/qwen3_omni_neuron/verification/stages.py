@@ -112,7 +112,8 @@ class EngineStages:
     def _sound(self, codes: Tensor) -> NDArray[np.float32]:
         """Decode in chunks of one of the vocoder's sizes, so that its state is carried on."""
         half = max(1, len(codes) // 2)
-        size = max([n for n in self._vocoder.chunk_frames if n <= half] or [1])
+        sizes = self._vocoder.chunk_frames
+        size = max([n for n in sizes if n <= half] or [min(sizes)])
         first, *later = codes.split(size)
         parts = self._vocoder.start([0], [first])
         return np.concatenate([*parts, *(self._vocoder.step([0], [c])[0] for c in later)])
