@@ -34,7 +34,7 @@ from bench.common.observed import observe
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.prompt.template import Conversation
-from testing.oracle import Reference, ReferenceResult
+from qwen3_omni_neuron.verification.oracle import Reference, ReferenceResult
 
 QUESTION = Path(__file__).parents[1] / "examples" / "question.wav"
 PROMPTS: dict[str, list[dict[str, Any]]] = {

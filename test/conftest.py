@@ -20,8 +20,8 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.verification.oracle import Reference
 from testing.models import load_models
-from testing.oracle import Reference
 from testing.simulation import Simulation
 
 if TYPE_CHECKING:

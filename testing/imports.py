@@ -19,7 +19,7 @@ LAYERS = [
     {"loading", "session"},
     {"api"},
     {"transcription", "__init__"},
-    {"serving"},
+    {"serving", "verification"},
     {"cli"},
 ]
 

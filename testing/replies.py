@@ -7,7 +7,7 @@ import torch
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.events import Finished
-from testing.oracle import Reference, ReferenceResult
+from qwen3_omni_neuron.verification.oracle import Reference, ReferenceResult
 
 GREEDY: dict[str, Any] = {
     "thinker_do_sample": False,

@@ -16,8 +16,8 @@ from typing import Any
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.verification.oracle import Reference
 from testing.media_cases import CLIP, image, text
-from testing.oracle import Reference
 from testing.replies import GREEDY
 
 CASES = {

@@ -20,8 +20,8 @@ from qwen3_omni_neuron.cpu.native.talker import NativeTalker
 from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.verification.oracle import Reference
 from testing.media_cases import IMAGE, QUESTION_WAV, audio, text, user
-from testing.oracle import Reference
 from testing.prompts import prompt_of
 from testing.replies import GREEDY, assert_same, reply_to_the_limit
 from testing.rounded_checkpoint import write_rounded_checkpoint
@@ -199,13 +199,13 @@ def test_every_talker_row_is_the_references(
         return advance(slots, row)
 
     def spy_step_ids(slots: Any, ids: Any, table: Any, added: torch.Tensor, hidden: Any) -> Any:
-        rows.append(talker._text_rows(torch.tensor(ids)) + added[list(slots)])
+        rows.append(talker.text_rows(torch.tensor(ids)) + added[list(slots)])
         return step_ids(slots, ids, table, added, hidden)
 
     def spy_prefill_ids(
         slot: int, ids: Any, positions: Any, start: int, table: Any, after: torch.Tensor, wants: Any
     ) -> Any:
-        rows.extend((talker._text_rows(torch.from_numpy(ids)), after))
+        rows.extend((talker.text_rows(torch.from_numpy(ids)), after))
         return prefill_ids(slot, ids, positions, start, table, after, wants)
 
     monkeypatch.setattr(talker, "_fill", spy_fill)

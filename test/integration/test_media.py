@@ -18,9 +18,9 @@ from qwen3_omni_neuron.events import Finished
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.media.pixels import Visual
 from qwen3_omni_neuron.prompt.prompt import Prompt
+from qwen3_omni_neuron.verification.oracle import Reference, media_inputs
 from testing.media_cases import CASES, Case, audio, text, user, write_deeper_checkpoint
 from testing.models import load_models
-from testing.oracle import Reference, media_inputs
 from testing.prompts import random_visual
 from testing.replies import GREEDY, assert_same, reply_to_the_limit
 

@@ -17,7 +17,7 @@ from qwen3_omni_neuron.cli import main
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import MessageError, OptionError, PromptTooLongError
 from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
-from testing.oracle import Reference
+from qwen3_omni_neuron.verification.oracle import Reference
 from testing.replies import GREEDY, assert_same
 from train.judge import Judge
 from train.speech import MEASURING, RATE, spoken_clip

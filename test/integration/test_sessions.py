@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.events import AudioChunk, Finished
 from qwen3_omni_neuron.session import Session
+from qwen3_omni_neuron.verification.oracle import Reference
 from testing.media_cases import (
     CASES,
     IMAGE,
@@ -27,7 +28,6 @@ from testing.media_cases import (
     video,
     write_deeper_checkpoint,
 )
-from testing.oracle import Reference
 from testing.replies import GREEDY, assert_same, last
 from train.judge import Judge
 from train.speech import MEASURING, spoken_clip

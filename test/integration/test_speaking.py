@@ -18,7 +18,7 @@ from bench.common.results import load_results
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.events import AudioChunk, Finished
-from testing.oracle import Reference
+from qwen3_omni_neuron.verification.oracle import Reference
 from testing.replies import GREEDY, assert_same
 from train.assess import figures, questions, replies
 from train.judge import Judge

@@ -11,10 +11,10 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generatio
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES, resized
 from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.verification.oracle import Reference
 from testing.media_cases import CASES
 from testing.neuron.cpu_mode import build_cpu_mode_engines
 from testing.neuron.nxdi_engines import nxdi_spec
-from testing.oracle import Reference
 from testing.replies import assert_same, reply_to_the_limit
 
 TEXT = [{"role": "user", "content": "What colour is the sky?"}]

@@ -36,8 +36,8 @@ from qwen3_omni_neuron.neuron.torchneuron.build import ModelRanks, build_engines
 from qwen3_omni_neuron.neuron.torchneuron.cache import NEFF_FOLDER, NeffCache
 from qwen3_omni_neuron.neuron.torchneuron.model_folder import expected_bytes
 from qwen3_omni_neuron.prompt.prompt import Prompt
+from qwen3_omni_neuron.verification.oracle import Reference
 from testing.media_cases import CASES, text, user
-from testing.oracle import Reference
 from testing.replies import GREEDY, assert_same, reply_to_the_limit
 from testing.specs import cpu_engines
 from testing.torchneuron.leaner import write_leaner_checkpoint

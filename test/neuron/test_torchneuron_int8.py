@@ -18,9 +18,9 @@ from qwen3_omni_neuron.loading import load_engines
 from qwen3_omni_neuron.model.moe import SCALE
 from qwen3_omni_neuron.neuron.part import LoadedPart, rank_file
 from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
+from qwen3_omni_neuron.verification.oracle import Reference
 from testing.int8_experts import write_int8_experts
 from testing.media_cases import CASES, text, user
-from testing.oracle import Reference
 from testing.quantised_checkpoint import int8_rows
 from testing.replies import GREEDY, assert_same, reply_to_the_limit
 from testing.specs import cpu_engines, engine_spec

@@ -21,8 +21,8 @@ from qwen3_omni_neuron.errors import EngineDiedError
 from qwen3_omni_neuron.loading import load_engines
 from qwen3_omni_neuron.neuron.part import LoadedPart
 from qwen3_omni_neuron.neuron.torchneuron.build import ModelRanks
+from qwen3_omni_neuron.verification.oracle import Reference
 from testing.media_cases import CASES, assistant, text, user
-from testing.oracle import Reference
 from testing.recorded_calls import Calls, ungated, watching
 from testing.replies import GREEDY, assert_same, reply_to_the_limit
 from testing.torchneuron.leaner import write_leaner_checkpoint

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from testing.oracle import Reference
+from qwen3_omni_neuron.verification.oracle import Reference
 from testing.quantised_by_packages import write_auto_round, write_compressed_tensors
 from testing.quantised_checkpoint import block_fp8, write_quantised_checkpoint
 from testing.replies import assert_same, reply_to_the_limit

@@ -113,17 +113,28 @@ def test_an_engine_does_not_know_whose_process_it_is_in(file: Path) -> None:
     assert not any(name.startswith(f"{NAME}.process") for name in imports(file))
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+# They write the references that `verify` compares with, and are imported for nothing else.
+ORACLE = [PACKAGE / "verification" / name for name in ("forced.py", "oracle.py", "write.py")]
+OWN = [file for file in FILES if file not in ORACLE]
+
+
+@pytest.mark.parametrize("file", OWN, ids=lambda f: str(f.relative_to(PACKAGE)))
 def test_no_generate_of_another_library(file: Path) -> None:
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             assert node.func.attr != "generate"
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
-def test_transformers_is_the_oracle_of_tests_alone(file: Path) -> None:
+@pytest.mark.parametrize("file", OWN, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_transformers_is_the_oracle_alone(file: Path) -> None:
     """Importing it takes longer than a whole reply of the shipped checkpoint."""
     assert not any(name.split(".")[0] == "transformers" for name in imports(file))
+
+
+def test_only_who_writes_a_reference_imports_the_oracle() -> None:
+    modules = {f"{NAME}.verification.{file.stem}" for file in ORACLE}
+    users = [file.relative_to(PACKAGE).as_posix() for file in OWN if imports(file) & modules]
+    assert users == ["cli/verify.py"]
 
 
 def test_importing_the_package_is_light() -> None:
@@ -152,9 +163,12 @@ def test_planning_and_the_runner_need_no_torch() -> None:
 
 
 def test_only_its_own_table_names_a_target() -> None:
-    """The table is in `loading`; a target's entry and its engines are in a room of its own."""
+    """The table is in `loading`; a target's entry and its engines are in a room of its own.
+
+    verification rounds the reference's weights as the CPU does.
+    """
     for file in FILES:
         own = room(module_parts(file))
         rooms = {room(tuple(n.split(".")[1:])) for n in imports(file) if n.startswith(NAME)}
-        if own not in ("loading", "cli", "cpu", "neuron"):
+        if own not in ("loading", "cli", "cpu", "neuron", "verification"):
             assert not rooms & {"cpu", "neuron"}, f"{own} knows a target: {rooms}"

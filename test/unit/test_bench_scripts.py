@@ -37,9 +37,9 @@ from qwen3_omni_neuron.cpu.eager.code2wav import EagerCode2Wav
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.verification.oracle import Reference
 from testing import report_cases
 from testing.media_cases import QUESTION_WAV
-from testing.oracle import Reference
 from testing.peak_memory import peak_tensor_bytes
 from testing.prompts import prompt_of
 from testing.released import RELEASED

@@ -26,9 +26,9 @@ from qwen3_omni_neuron.model.code2wav import Code2Wav, State, window_mask
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.engines.vocoder import NeuronVocoder
 from qwen3_omni_neuron.neuron.graphs.parts import code2wav_graph
+from qwen3_omni_neuron.verification.oracle import Reference
 from testing.eager_neuron import EagerPart
 from testing.models import load_models
-from testing.oracle import Reference
 
 FRAME, LATENCY = 1920, 555
 WINDOW = 12  # of the tiny checkpoint

@@ -119,6 +119,10 @@ ERRORS = [
     "VideoError",
 ]
 VERBS = {
+    "verify": """
+        --against --compiled --cores --device --dtype --help --instance --kv-cache-dtype --model
+        --placement --predictor-dtype --target --threads --write -h
+    """,
     "speak": """
         --audio --chunk-frames --compiled --cores --dtype --first-chunk
         --first-token-timeout-s --help --image --instance --kv-cache-dtype --literal-text

@@ -14,7 +14,7 @@ from torch import nn
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.prompt.template import Conversation
-from testing.oracle import Reference
+from qwen3_omni_neuron.verification.oracle import Reference
 from train import fit as fitting
 from train import learn_code2wav, learn_talker, learn_thinker, train
 from train.audio_loss import audio_losses

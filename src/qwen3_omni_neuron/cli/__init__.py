@@ -14,6 +14,7 @@ from qwen3_omni_neuron.cli.storage import add_pull, add_push
 from qwen3_omni_neuron.cli.talk import add_talk
 from qwen3_omni_neuron.cli.tiny import add_tiny
 from qwen3_omni_neuron.cli.transcribe import add_transcribe
+from qwen3_omni_neuron.cli.verify import add_verify
 from qwen3_omni_neuron.errors import Qwen3OmniError
 
 
@@ -51,5 +52,6 @@ def make_parser() -> argparse.ArgumentParser:
     add_push(verbs.add_parser("push", help="copy what compile wrote to shared storage"))
     add_pull(verbs.add_parser("pull", help="copy it from there to this machine"))
     add_doctor(verbs.add_parser("doctor", help="report on this machine, to paste into an issue"))
+    add_verify(verbs.add_parser("verify", help="compare a model with transformers, by stages"))
     add_tiny(verbs.add_parser("tiny-checkpoint", help="write a small checkpoint of random weights"))
     return parser

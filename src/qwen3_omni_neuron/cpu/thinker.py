@@ -23,7 +23,7 @@ class CpuThinker:
 
     def __init__(self, config: OmniConfig, thinker: Thinker, media: MediaEncoders, slots: Slots):
         self.slots, self.context_length = slots.slots, slots.context_length
-        self._config, self._thinker, self._media, self._slots = config, thinker, media, slots
+        self._config, self._thinker, self.media, self._slots = config, thinker, media, slots
         self._dtype = thinker.decoder.norm.weight.dtype
 
     @torch.inference_mode()
@@ -34,7 +34,7 @@ class CpuThinker:
         ids, positions = prompt.token_ids[start:], prompt.positions[:, start:]
         rows = self._thinker.embedding(ids).to(self._dtype)
         visual: tuple[Tensor, ...] = ()
-        media = self._media.rows(prompt, start, media)
+        media = self.media.rows(prompt, start, media)
         if media is not None:
             rows[media.filled] = media.rows
             visual = media.visual, media.deepstack

@@ -52,8 +52,8 @@ class TalkerEngine:
         self.slots, self.context_length = decoder.slots, decoder.context_length
         self.chunked_prefill = decoder.chunked_prefill
         self._config, self._decoder, self._predictor = config, decoder, predictor
-        self._codec_rows, self._text_rows = codec_rows, text_rows
-        self._project_hidden, self._release, self.fault = project_hidden, release, fault
+        self._codec_rows, self.text_rows = codec_rows, text_rows
+        self.project_hidden, self._release, self.fault = project_hidden, release, fault
         self._text_prefix = torch.tensor(text_prefix_ids(config, newline_id))
         self._number = Numbers(max(config.talker.text.vocab_size, config.thinker.text.vocab_size))
         self._incomplete: dict[int, _IncompletePrompt] = {}
@@ -70,7 +70,7 @@ class TalkerEngine:
         self._check_length(prompt)
         token_ids = prompt.token_ids[start:]
         if len(token_ids):
-            media, rows = media_mask(token_ids, self._config), self._text_rows(token_ids)
+            media, rows = media_mask(token_ids, self._config), self.text_rows(token_ids)
             rows = self._with_media(rows, media, accepted)
             positions = prompt.positions[:, start : len(prompt.token_ids)]
             self._decoder.prefill(slot, rows, positions, start=start)
@@ -86,7 +86,7 @@ class TalkerEngine:
         self._check_length(prompt)
         token_ids, positions = prompt.token_ids[start:], prompt.positions[:, start:]
         assistant = self._assistant(speaker_id)
-        rows = torch.cat((self._text_rows(token_ids), assistant))
+        rows = torch.cat((self.text_rows(token_ids), assistant))
         media = media_mask(token_ids, self._config)
         if media.any():
             mask = F.pad(media, (0, len(assistant)))
@@ -103,7 +103,7 @@ class TalkerEngine:
         if prompt is None:  # codec_bos is in the place of the last frame in later rows
             self._feedback[slot] = codec_bos
             return self.step((slot,), (first_token,))
-        last = self._text_rows(self._number(first_token)) + codec_bos
+        last = self.text_rows(self._number(first_token)) + codec_bos
         rows = self._with_media(prompt.rows, prompt.media, accepted)
         return self._fill(slot, torch.cat((rows, last)), prompt.positions, prompt.start)
 
@@ -128,11 +128,20 @@ class TalkerEngine:
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
         """Append one row to each slot; see Talker.step."""
         if len(slots) == 1:
-            text = self._text_rows(self._number(token_ids[0]))
+            text = self.text_rows(self._number(token_ids[0]))
             return self._advance(slots, self._feedback[slots[0]] + text)
         feedback = torch.cat([self._feedback[slot] for slot in slots])
-        text = self._text_rows(torch.tensor(token_ids))
+        text = self.text_rows(torch.tensor(token_ids))
         return self._advance(slots, feedback + text)
+
+    def rows(self, slot: int) -> tuple[Tensor, Tensor]:
+        """Return a slot's hidden state and feedback, [1, hidden] each."""
+        return self._hidden[slot], self._feedback[slot]
+
+    def set_rows(self, slot: int, hidden: Tensor, feedback: Tensor) -> None:
+        """Replace a slot's hidden state and feedback, [1, hidden] each, for a comparison."""
+        self._hidden[slot] = hidden.to(self._codec_rows.dtype)
+        self._feedback[slot] = feedback.to(self._codec_rows.dtype)
 
     def close(self) -> None:
         """Release the parts' resources; see Thinker.close."""
@@ -151,7 +160,7 @@ class TalkerEngine:
         assert len(accepted) == count, f"{len(accepted)} accepted rows for {count} of media"
         if not count:
             return rows
-        return rows.masked_scatter(media[:, None], self._project_hidden(accepted))
+        return rows.masked_scatter(media[:, None], self.project_hidden(accepted))
 
     def _fill(self, slot: int, rows: Tensor, positions: Tensor, start: int) -> Tensor:
         """Append rows to the first `start` of a slot. Returns the last row's logits [1, vocab]."""
@@ -171,7 +180,7 @@ class TalkerEngine:
         if rows is None:
             assert self._config.talker is not None
             ids = codec_prefix_ids(self._config.talker, speaker_id)[:-1]
-            rows = self._text_rows(self._text_prefix)
+            rows = self.text_rows(self._text_prefix)
             rows[3:] += self._codec_rows[torch.tensor(ids)]
             self._assistant_rows[speaker_id] = rows
         return rows

@@ -61,7 +61,7 @@ class NeuronThinker:
     ):
         self.slots, self.context_length = decoder.slots, decoder.context_length
         self.chunked_prefill = decoder.chunked_prefill
-        self._config, self._decoder, self._media = config, decoder, media
+        self._config, self._decoder, self.media = config, decoder, media
         self._release, self.fault = release, fault
 
     @torch.inference_mode()
@@ -70,7 +70,7 @@ class NeuronThinker:
     ) -> tuple[Tensor, Tensor]:
         """Compute a prompt's rows from `start` on; see Thinker.prefill."""
         ids, positions = prompt.token_ids[start:], prompt.positions[:, start:]
-        media = self._media.rows(prompt, start, media)
+        media = self.media.rows(prompt, start, media)
         logits, accepted = self._decoder.prefill_tokens(slot, ids, positions, media, start)
         return logits, accepted[media_mask(ids, self._config)]
 

@@ -1,4 +1,4 @@
-"""The reference: transformers' own generate, which tests and benchmarks compare us with.
+"""The reference: transformers' own generate, with which replies of this package are compared.
 
 Codes are recorded as inputs of code2wav, talker rows as inputs of the talker. The audio to compare
 with is one full forward over the codes, since the reference's own chunked_decode loses samples at
@@ -38,12 +38,14 @@ class ReferenceResult:
 
 
 class Reference:
-    """The reference model of a checkpoint, greedy throughout."""
+    """The reference model of a checkpoint, greedy throughout, on "cpu" or one "cuda" device."""
 
-    def __init__(self, checkpoint: Path, dtype: torch.dtype = torch.float32):
+    def __init__(
+        self, checkpoint: Path, dtype: torch.dtype = torch.float32, device: str | None = None
+    ):
         transformers.logging.set_verbosity_error()
         self.model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(
-            checkpoint, dtype=dtype
+            checkpoint, dtype=dtype, device_map=device
         ).eval()
         _make_predictor_greedy(self.model.talker.code_predictor)
         if Version(transformers.__version__) < Version("5"):
@@ -60,11 +62,13 @@ class Reference:
 
     @property
     def audio_tower(self) -> Any:
+        """Return the audio encoder."""
         thinker = self.model.thinker
         return getattr(thinker, "audio_tower", None) or thinker.model.audio_tower
 
     @property
     def visual(self) -> Any:
+        """Return the vision encoder."""
         thinker = self.model.thinker
         return getattr(thinker, "visual", None) or thinker.model.visual
 
@@ -75,6 +79,7 @@ class Reference:
         """
         ids = prompt.token_ids[None]
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **media_inputs(prompt)}
+        inputs = {name: tensor.to(self.model.device) for name, tensor in inputs.items()}
         options = {"thinker_eos_token_id": NO_EOS, **GREEDY, **options}
         with _recorded(self.model) as record:
             generated = self.model.generate(**inputs, **options)[0]

@@ -1,0 +1,71 @@
+"""`qwen3-omni-neuron verify`: compares a model with transformers, stage by stage."""
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+
+from qwen3_omni_neuron.cli.model_arguments import (
+    add_model_arguments,
+    chosen_model,
+    load_arguments,
+)
+from qwen3_omni_neuron.errors import NotInstalledError, OptionError
+from qwen3_omni_neuron.loading import TARGETS
+
+_DTYPES = ("float32", "bfloat16")
+
+
+def add_verify(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
+    parser.set_defaults(run=_verify)
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "--write",
+        type=Path,
+        metavar="FILE",
+        help="ask transformers, and write its results, a reference, to this file",
+    )
+    either.add_argument(
+        "--against", type=Path, metavar="FILE", help="compare with the reference in this file"
+    )
+    parser.add_argument(
+        "--target", help=f"{', '.join(TARGETS)}; default: that of --compiled, or else cpu"
+    )
+    parser.add_argument(
+        "--device", default="cpu", help="of transformers, for --write: cpu, or one GPU such as cuda"
+    )
+    add_model_arguments(parser)
+
+
+def _verify(parsed: argparse.Namespace) -> int:
+    """Write a reference, or verify a model. Returns the exit status: 1 where it differs."""
+    tell = partial(print, file=sys.stderr)
+    if parsed.write is not None:
+        return _write(parsed)
+    from qwen3_omni_neuron.verification.report import page
+    from qwen3_omni_neuron.verification.verify import verify
+
+    load = load_arguments(parsed, slots=1) | {"target": parsed.target}
+    verdict = verify(chosen_model(parsed), parsed.against, load, progress=tell)
+    print(page(verdict))
+    return 0 if verdict.holds else 1
+
+
+def _write(parsed: argparse.Namespace) -> int:
+    dtype = "float32" if parsed.dtype == "auto" else parsed.dtype
+    if dtype not in _DTYPES:
+        raise OptionError(f"a reference is in {' or '.join(_DTYPES)}, got --dtype {dtype}.")
+    try:
+        from qwen3_omni_neuron.verification.questions import make_questions
+        from qwen3_omni_neuron.verification.write import write_reference
+    except ImportError as error:
+        raise NotInstalledError(
+            f"--write needs transformers ({error}). Install it: pip install 'transformers>=4.57,<6'"
+        ) from error
+    tell = partial(print, file=sys.stderr)
+    questions = make_questions()
+    model = chosen_model(parsed)
+    write_reference(model, parsed.write, questions, dtype, parsed.device, progress=tell)
+    print(f"wrote {parsed.write}: {parsed.write.stat().st_size / 1e6:.1f} MB")
+    return 0

@@ -1,0 +1,231 @@
+"""Results of each stage of the reference over given inputs: those of one of its own replies.
+
+A stage's inputs are those that the reference gave it, so that an error of one stage does not reach
+the next. They are recorded once; the reference with other weights may compute over them again.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qwen3_omni_neuron.model.code_predictor import sample_top, top_p_limits
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.prompt.prompt import Prompt
+from qwen3_omni_neuron.verification.oracle import Reference
+from qwen3_omni_neuron.verification.reference import TOP_K, Arrays, channels, text_rows
+
+
+@dataclass(frozen=True)
+class Given:
+    """Inputs of the stages in one reply.
+
+    token_ids: generated ids [N]. codes: int64 [frames, 16]. thinker: keyword arguments of the text
+    model over prompt and reply. talker: keyword arguments of the talker's model.
+    prompt_rows, talker_rows: number of rows before the first step of each.
+    """
+
+    prompt: Prompt
+    token_ids: list[int]
+    codes: Tensor
+    thinker: dict[str, Any]
+    talker: dict[str, Any]
+    prompt_rows: int
+    talker_rows: int
+
+
+def record(reference: Reference, prompt: Prompt, end: int, tokens: int, frames: int) -> Given:
+    """Let the reference answer greedily, and record its stages' inputs.
+
+    end: token that ends the text. tokens, frames: most of each.
+    """
+    model = reference.model
+    with (
+        _calls(reference.thinker_model) as of_thinker,
+        _calls(model.talker.model) as of_talker,
+    ):
+        result = reference.generate(
+            prompt,
+            thinker_eos_token_id=end,
+            thinker_min_new_tokens=2,
+            thinker_max_new_tokens=tokens,
+            talker_min_new_tokens=2,
+            talker_max_new_tokens=frames + 1,
+        )
+    thinker, talker = _joined(of_thinker), _joined(of_talker)
+    first = of_thinker[0]
+    deepstack = first.get("deepstack_visual_embeds")
+    if deepstack is not None and len(deepstack):
+        mask = first["visual_pos_masks"]
+        later = thinker["inputs_embeds"].shape[1] - mask.shape[1]
+        thinker["visual_pos_masks"] = F.pad(mask, (0, later))
+        thinker["deepstack_visual_embeds"] = deepstack
+    talker_rows = of_talker[0]["inputs_embeds"].shape[1]
+    codes = result.codes.cpu()
+    return Given(prompt, result.token_ids, codes, thinker, talker, len(prompt), talker_rows)
+
+
+@contextmanager
+def _calls(module: Any) -> Iterator[list[dict[str, Any]]]:
+    calls: list[dict[str, Any]] = []
+    hook = module.register_forward_pre_hook(
+        lambda _, __, kwargs: calls.append(dict(kwargs)), with_kwargs=True
+    )
+    try:
+        yield calls
+    finally:
+        hook.remove()
+
+
+def _joined(calls: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "inputs_embeds": torch.cat([call["inputs_embeds"] for call in calls], 1),
+        "position_ids": torch.cat([call["position_ids"] for call in calls], -1),
+        "use_cache": False,
+    }
+
+
+class Stages:
+    """The stages of the reference over given inputs."""
+
+    def __init__(self, reference: Reference, config: OmniConfig):
+        assert config.talker is not None, "the checkpoint speaks"
+        self.reference, self._config = reference, config
+        self._talker, self._accept = reference.model.talker, config.talker.accept_hidden_layer
+
+    @torch.no_grad()
+    def inputs(self, given: Given) -> Arrays:
+        """Return what does not depend on the rounding of decoders: tokens, codes, encoders, sound.
+
+        The arrays are named and described in verification.reference.
+        """
+        c, ids = self._config.thinker, given.prompt.token_ids
+        rows = given.thinker["inputs_embeds"][0, : given.prompt_rows]
+        visual = rows[(ids == c.image_token_id).to(rows.device)]
+        deepstack = given.thinker.get("deepstack_visual_embeds")
+        levels = [visual, *(deepstack if deepstack is not None else ())]
+        missing = 1 + len(c.vision.deepstack_layers) - len(levels)
+        spoken = torch.tensor(text_rows(self._config, given.token_ids, len(given.codes)))
+        embedded = self.reference.model.thinker.get_input_embeddings()(spoken.to(rows.device))
+        accepted, _ = self._thinker(given)
+        talker = self._talker
+        return {
+            "prompt": ids.numpy(),
+            "token_ids": np.array(given.token_ids),
+            "codes": given.codes.numpy(),
+            "audio": _array(rows[(ids == c.audio_token_id).to(rows.device)]),
+            "vision": _array(torch.stack([*levels, *[visual] * missing])),
+            "text_projection": _thinned(talker.text_projection(embedded)),
+            "hidden_projection": _thinned(talker.hidden_projection(accepted)),
+            "feedback": _array(self._feedback(given.codes)),
+            "samples": self.reference.decode(given.codes.to(rows.device)).cpu().numpy(),
+        }
+
+    @torch.no_grad()
+    def outputs(self, given: Given, hidden: Tensor | None, uniforms: Tensor) -> Arrays:
+        """Return what the decoders compute.
+
+        hidden: what the code predictor starts from, [frames, hidden]; None: the talker's own.
+        uniforms: float32 [frames, 15].
+        """
+        accepted, logits = self._thinker(given)
+        frames = len(given.codes)
+        states = self._talker.model(**given.talker).last_hidden_state[0]
+        states = states[given.talker_rows - 1 :][:frames]
+        found = {
+            "accepted": _array(accepted),
+            **_logits("thinker", logits),
+            "hidden": _array(states),
+            **_logits("talker", self._talker.codec_head(states)),
+        }
+        start = states if hidden is None else hidden.to(states)
+        for kind, numbers in (("greedy", None), ("sampled", uniforms)):
+            chosen, margins = self._predict(start, given.codes[:, 0], numbers)
+            found[f"{kind}_codes"], found[f"{kind}_margins"] = chosen.numpy(), margins.numpy()
+        return found
+
+    def _thinker(self, given: Given) -> tuple[Tensor, Tensor]:
+        """Return the accept layer's rows of media, and the logits of the reply's tokens."""
+        model, kept = self.reference.thinker_model, []
+
+        def keep(_: Any, __: Any, output: Any) -> None:
+            kept.append((output[0] if isinstance(output, tuple) else output).clone())
+
+        hook = model.layers[self._accept - 1].register_forward_hook(keep)
+        try:
+            last = model(**given.thinker).last_hidden_state[0]
+        finally:
+            hook.remove()
+        media = torch.isin(
+            given.prompt.token_ids, torch.tensor(self._config.thinker.media_token_ids)
+        )
+        accepted = kept[0][0, : given.prompt_rows][media.to(last.device)]
+        return accepted, self.reference.model.thinker.lm_head(last[given.prompt_rows - 1 :])
+
+    def _feedback(self, codes: Tensor) -> Tensor:
+        tables = self._tables
+        parts = [table(codes[:, g].to(table.weight.device)) for g, table in enumerate(tables)]
+        return torch.stack(parts).sum(0)
+
+    @property
+    def _tables(self) -> list[Any]:
+        return [
+            self._talker.get_input_embeddings(),
+            *self._talker.code_predictor.get_input_embeddings(),
+        ]
+
+    def _predict(
+        self, hidden: Tensor, code0: Tensor, uniforms: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the codes [frames, 16] of the code predictor, and how sure each is [frames, 15].
+
+        Greedy: by how much its logit is above the next one, in standard deviations of the logits.
+        Sampled: how far its random number is from the interval's end, as a probability.
+        """
+        predictor, tables = self._talker.code_predictor, self._tables
+        device = hidden.device
+        rows, codes, margins = hidden[:, None], [code0.to(device)], []
+        for step, head in enumerate(predictor.lm_head):
+            rows = torch.cat((rows, tables[step](codes[-1])[:, None]), 1)
+            states = predictor.model(inputs_embeds=rows, use_cache=False).last_hidden_state
+            logits = head(states[:, -1]).float()
+            if uniforms is None:
+                code, margin = logits.argmax(-1), gaps(logits)
+            else:
+                code, margin = _sampled(logits, uniforms[:, step].to(device))
+            codes.append(code)
+            margins.append(margin)
+        return torch.stack(codes, 1).cpu(), torch.stack(margins, 1).cpu()
+
+
+def gaps(logits: Tensor) -> Tensor:
+    """Return how far each row's largest logit is above the next, in the row's deviations."""
+    first, second = logits.float().topk(2).values.unbind(-1)
+    return (first - second) / logits.float().std(-1)
+
+
+def _sampled(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    top_p = top_p_limits([1.0] * len(logits)).to(logits.device)
+    codes = sample_top(logits, uniforms, TOP_K, top_p)
+    kept = logits.topk(min(TOP_K, logits.shape[-1])).values.softmax(-1).cumsum(-1)
+    return codes, (kept - uniforms[:, None]).abs().amin(-1)
+
+
+def _logits(name: str, logits: Tensor) -> Arrays:
+    top, margin = logits.argmax(-1).cpu().numpy(), gaps(logits).cpu().numpy()
+    return {f"{name}_logits": _thinned(logits), f"{name}_top": top, f"{name}_margins": margin}
+
+
+def _thinned(x: Tensor) -> NDArray[np.float32]:
+    return _array(x[..., torch.from_numpy(channels(x.shape[-1])).to(x.device)])
+
+
+def _array(x: Tensor) -> NDArray[np.float32]:
+    array: NDArray[np.float32] = x.detach().float().cpu().numpy()
+    return array

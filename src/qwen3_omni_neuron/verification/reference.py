@@ -1,0 +1,250 @@
+"""The file of a reference's results: written, and read as a file from a stranger.
+
+An npz file without pickles. `about` is JSON; the arrays of question 3 are `3/NAME`, and those of
+its decoders with the weights of int8 `3/int8/NAME`:
+
+    sound, picture                    what was asked, beside the text in `about`
+    prompt, token_ids                 [S] of the prompt, [N] of the reply
+    codes, uniforms                   [F, 16] of the reply, [F, 15] for the sampled codes
+    audio, vision                     the encoders' rows, [A, H] and [levels, V, H]
+    accepted                          the accept layer's rows of media, [A + V, H]
+    text_projection                   rows of the talker's text tokens, [F + 1, channels]
+    hidden_projection                 rows of media, [A + V, channels]
+    hidden, feedback                  the talker's, of each frame, [F, T]
+    NAME_logits, NAME_top             of thinker [N] and talker [F]: some channels, the likeliest
+    NAME_codes                        greedy and sampled, of the code predictor [F, 16]
+    NAME_margins                      how sure these ids are: see verification.forced
+    samples                           of code2wav
+"""
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwen3_omni_neuron.errors import ArtifactError, OutputError
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.verification.questions import Question
+from qwen3_omni_neuron.verification.rounding import ROUNDED
+
+Arrays = dict[str, NDArray[Any]]
+FORMAT = 1
+MOST_BYTES = 512 * 2**20
+"""Most bytes of all arrays of a file, unpacked."""
+MOST_QUESTIONS, MOST_TEXT = 64, 10_000
+CHANNELS = 256
+"""Most channels of an array that is only compared, and that no stage reads."""
+TOP_K = 50
+"""Top-k of the sampled codes, whose top-p is 1."""
+
+# Sizes by letter: the same letter is the same size in all arrays of a question.
+_INPUTS = {
+    **{"prompt": "S", "token_ids": "N", "codes": "FG", "uniforms": "Fg", "audio": "AH"},
+    **{"vision": "LVH", "text_projection": "Rt", "hidden_projection": "Mt", "feedback": "FT"},
+    "samples": "X",
+}
+_OUTPUTS = {
+    **{"accepted": "MH", "thinker_logits": "Nv", "thinker_top": "N", "thinker_margins": "N"},
+    **{"hidden": "FT", "talker_logits": "Fw", "talker_top": "F", "talker_margins": "F"},
+    **{"greedy_codes": "FG", "greedy_margins": "Fg"},
+    **{"sampled_codes": "FG", "sampled_margins": "Fg"},
+}
+_ASKED = {"sound": "P", "picture": "yx3"}
+
+
+@dataclass(frozen=True)
+class About:
+    """Origin of a reference. dtype: of its arithmetic. config: see `config_digest`."""
+
+    config: str
+    transformers: str
+    dtype: str
+    device: str
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Results for one question.
+
+    arrays: those that don't depend on a dtype, and those of the weights as stored. rounded: arrays
+    of the decoders with the weights of a dtype, by its name.
+    """
+
+    question: Question
+    arrays: Arrays
+    rounded: Mapping[str, Arrays]
+
+
+def channels(count: int) -> NDArray[np.int64]:
+    """Return the indices of the channels that are kept of `count`."""
+    return np.linspace(0, count - 1, min(count, CHANNELS)).astype(np.int64)
+
+
+def text_rows(config: OmniConfig, token_ids: list[int], frames: int) -> list[int]:
+    """Return the text token of each row of the talker: of the prompt's last, then one a frame.
+
+    The reference leaves out the last token that it generated.
+    """
+    ids = [*token_ids[:-1], config.tts_eos_id]
+    return (ids + [config.tts_pad_id] * frames)[: frames + 1]
+
+
+def config_digest(folder: Path) -> str:
+    """Return a sha256 of a checkpoint's config.json, but for how it is quantised and by whom."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    for name in ("quantization_config", "transformers_version", "_name_or_path"):
+        config.pop(name, None)
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+
+
+def save_reference(path: Path, about: About, answers: Sequence[Answer]) -> None:
+    """Write a reference. Raises OutputError."""
+    texts = [answer.question.text for answer in answers]
+    arrays: Arrays = {"about": np.array(json.dumps({**asdict(about), "questions": texts}))}
+    for number, answer in enumerate(answers):
+        asked = {"sound": answer.question.sound, "picture": answer.question.picture}
+        parts = {"": {k: v for k, v in asked.items() if v is not None} | answer.arrays}
+        parts |= {f"{dtype}/": of_dtype for dtype, of_dtype in answer.rounded.items()}
+        for prefix, part in parts.items():
+            arrays |= {f"{number}/{prefix}{name}": array for name, array in part.items()}
+    try:
+        with path.open("wb") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    except OSError as error:
+        raise OutputError(f"{path} can't be written: {error}. Name another file.") from error
+
+
+def read_reference(path: Path, folder: Path, config: OmniConfig) -> tuple[About, list[Answer]]:
+    """Read a reference, and check that it fits a checkpoint.
+
+    Raises ArtifactError for a file that is no reference, or one of another config.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+        if size > MOST_BYTES:
+            raise _UnfitError(f"its arrays have {size} bytes, and {MOST_BYTES} are allowed")
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        about, texts = _about(arrays.pop("about", None))
+        if about.config != config_digest(folder):
+            raise ArtifactError(
+                f"{path} was written for a checkpoint with another config.json than {folder} has. "
+                "Name the checkpoint that it was written for, or write a reference of this one: "
+                f"qwen3-omni-neuron verify --model {folder} --write reference.npz"
+            )
+        return about, [_answer(arrays, n, text, config) for n, text in enumerate(texts)]
+    except (_UnfitError, OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+        raise ArtifactError(
+            f"{path} can't be read as a reference: {error}. Write it anew by "
+            "qwen3-omni-neuron verify --write, with this version."
+        ) from error
+
+
+class _UnfitError(Exception):
+    """A part of the file is not what a reference has."""
+
+
+def _about(found: NDArray[Any] | None) -> tuple[About, list[str]]:
+    if found is None or found.shape != () or found.dtype.kind != "U":
+        raise _UnfitError("it has no text 'about'")
+    fields = json.loads(str(found))
+    texts = fields.pop("questions", None) if isinstance(fields, dict) else None
+    if not isinstance(texts, list) or not 1 <= len(texts) <= MOST_QUESTIONS:
+        raise _UnfitError(f"'about' names no questions, or more than {MOST_QUESTIONS}")
+    if not all(isinstance(text, str) and len(text) <= MOST_TEXT for text in texts):
+        raise _UnfitError(f"a question is no text of at most {MOST_TEXT} characters")
+    if fields.get("format") != FORMAT:
+        raise _UnfitError(f"its format is {fields.get('format')!r}, this version reads {FORMAT}")
+    expected = About.__annotations__
+    if set(fields) != set(expected) or not all(
+        isinstance(fields[name], str) for name in expected if name != "format"
+    ):
+        raise _UnfitError(f"'about' has not the fields {', '.join(expected)}")
+    return About(**fields), texts
+
+
+def _answer(arrays: Arrays, number: int, text: str, config: OmniConfig) -> Answer:
+    sizes = _known_sizes(config)
+    taken = _take(arrays, f"{number}/", _INPUTS | _OUTPUTS, sizes, config)
+    if sizes["R"] != sizes["F"] + 1 or sizes["M"] != sizes["A"] + sizes["V"]:
+        raise _UnfitError(f"the sizes of question {number} contradict each other")
+    if not (sizes["S"] and sizes["N"] and sizes["F"]):
+        raise _UnfitError(f"question {number} has no prompt, no reply or no frame")
+    rounded = {
+        dtype: _take(arrays, f"{number}/{dtype}/", _OUTPUTS, sizes, config)
+        for dtype in ROUNDED
+        if f"{number}/{dtype}/hidden" in arrays
+    }
+    asked = {n: shape for n, shape in _ASKED.items() if f"{number}/{n}" in arrays}
+    media = _take(arrays, f"{number}/", asked, sizes, config)
+    return Answer(Question(text, **media), taken, rounded)
+
+
+def _known_sizes(config: OmniConfig) -> dict[str, int]:
+    thinker, talker = config.thinker, config.talker
+    if talker is None:
+        raise _UnfitError("the checkpoint can't speak, and a reference is of one that can")
+    groups = config.code_groups
+    kept = {
+        "t": talker.text.hidden_size,
+        "v": thinker.text.vocab_size,
+        "w": talker.text.vocab_size,
+    }
+    return {
+        "H": thinker.text.hidden_size,
+        "T": talker.text.hidden_size,
+        "L": 1 + len(thinker.vision.deepstack_layers),
+        **{"G": groups, "g": groups - 1, "3": 3},
+        **{letter: len(channels(count)) for letter, count in kept.items()},
+    }
+
+
+def _take(
+    arrays: Arrays,
+    prefix: str,
+    shapes: Mapping[str, str],
+    sizes: dict[str, int],
+    config: OmniConfig,
+) -> Arrays:
+    """Return the arrays of a prefix by name. sizes: known ones; filled with those that it finds."""
+    found: Arrays = {}
+    for name, letters in shapes.items():
+        if (array := arrays.get(prefix + name)) is None:
+            raise _UnfitError(f"it lacks the array {prefix}{name}")
+        expected = tuple(sizes.get(letter, -1) for letter in letters)
+        shape = array.shape
+        if len(shape) != len(expected) or any(
+            e not in (-1, n) for e, n in zip(expected, shape, strict=False)
+        ):
+            raise _UnfitError(f"{prefix}{name} has the shape {shape}, not {expected} (-1: any)")
+        sizes.update(zip(letters, shape, strict=True))
+        if limit := _limit(name, config):
+            right = (array.dtype.kind in "iu" and array.size == 0) or _within(array, limit)
+        else:
+            right = array.dtype == np.float32 and bool(np.isfinite(array).all())
+        if not right:
+            raise _UnfitError(f"{prefix}{name} ({array.dtype}) has numbers that it can't have")
+        found[name] = array.astype(np.int64) if limit and name != "picture" else array
+    return found
+
+
+def _limit(name: str, config: OmniConfig) -> int:
+    """Return what the integers of an array are below; 0: it has floats."""
+    assert config.talker is not None
+    if name in ("prompt", "token_ids", "thinker_top"):
+        return config.thinker.text.vocab_size
+    if name in ("codes", "greedy_codes", "sampled_codes"):
+        return config.talker.predictor.vocab_size
+    return {"talker_top": config.talker.text.vocab_size, "picture": 256}.get(name, 0)
+
+
+def _within(array: NDArray[Any], limit: int) -> bool:
+    return array.dtype.kind in "iu" and bool(array.min() >= 0 and array.max() < limit)

@@ -1,0 +1,46 @@
+"""The reference with the weights of the CPU's dtypes int8 and int4."""
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qwen3_omni_neuron.checkpoint.rounding import quantise
+from qwen3_omni_neuron.cpu.packing import Groups, quantise_groups
+
+ROUNDED = ("int8", "int4")
+# By the parameters' names in transformers 4.57 and 5, or in a checkpoint. The rows of a matrix, and
+# the groups of a row, are rounded alone: which rows form one matrix doesn't matter.
+_LAYER = (
+    r"model\.(?:language_model\.)?layers\.\d+\."
+    r"(?:self_attn|mlp|mlp\.experts(?:\.\d+)?|mlp\.shared_expert)\.\w+_proj(?:\.weight)?"
+)
+_THINKER = re.compile(rf"thinker\.{_LAYER}")
+_OTHERS = re.compile(
+    r"thinker\.lm_head\.weight|talker\.codec_head\.weight"
+    rf"|talker\.(?:code_predictor\.)?{_LAYER}|talker\.code_predictor\.lm_head\.\d+\.weight"
+)
+_EXACT = re.compile(r"talker\.code_predictor\.model\.layers\.\d+\.mlp\.down_proj\.weight")
+
+
+def rounded_weight(name: str, weight: Tensor, dtype: str) -> Tensor:
+    """Return a weight in float32 with the rounding of a dtype. name: its parameter's."""
+    if dtype == "int4" and _THINKER.fullmatch(name):
+        groups = Groups()
+        numbers, scale = quantise_groups(weight.bfloat16(), groups)
+        wide = scale.float().repeat_interleave(groups.size, -1)[..., : weight.shape[-1]]
+        return numbers.float() * wide
+    rounded = _THINKER.fullmatch(name) or _OTHERS.fullmatch(name)
+    if rounded and not _EXACT.fullmatch(name):
+        whole, row_scale = quantise(weight)
+        return whole.float() * row_scale.unsqueeze(-1)
+    return weight.float()
+
+
+@torch.no_grad()
+def round_weights(model: Any, dtype: str) -> None:
+    """Round the weights of a model of transformers, in place, as a dtype does."""
+    for name, parameter in model.named_parameters():
+        if _THINKER.fullmatch(name) or _OTHERS.fullmatch(name):
+            parameter.copy_(rounded_weight(name, parameter.cpu(), dtype))

@@ -1,0 +1,26 @@
+"""A clean checkpoint holds against transformers' results on target torchneuron."""
+
+from pathlib import Path
+
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
+from qwen3_omni_neuron.verification.reference import read_reference
+from qwen3_omni_neuron.verification.verify import compare
+from qwen3_omni_neuron.verification.write import write_reference
+from testing.torchneuron.leaner import write_leaner_checkpoint
+from testing.torchneuron.runtime import StandIn, omni_over, weights_for_stand_in
+from testing.verified import short_questions
+
+
+def test_a_clean_checkpoint_holds(tmp_path: Path) -> None:
+    """Over the stand-in for TorchNeuron, whose graphs are compiled by torch."""
+    folder, path = write_leaner_checkpoint(tmp_path / "checkpoint"), tmp_path / "reference.npz"
+    write_reference(folder, path, short_questions(), tokens=4, frames=5)
+    about, answers = read_reference(path, folder, read_config(folder))
+    spec = weights_for_stand_in(folder, tmp_path / "tree", dtype="bfloat16", max_concurrency=1)
+    engines = Engines.of(build_engines(spec, runtime=StandIn(caches=False)))
+    with omni_over(engines, spec) as omni:
+        found = compare(omni, engines, spec.plan, about, answers)
+    assert [one.stage for one in found if not one.holds] == []
+    assert len(found) == 12, "every stage had rows"
