@@ -327,13 +327,15 @@ def test_weights_in_bfloat16_answer_as_the_reference_in_float32(
             assert len(ours.codes) == 15
 
 
+@pytest.mark.parametrize("predictor_dtype", ["mixed", "same"])
 def test_int4_answers_as_the_reference_over_its_weights(
-    checkpoint_of_seed: CheckpointMaker, tmp_path: Path
+    checkpoint_of_seed: CheckpointMaker, tmp_path: Path, predictor_dtype: str
 ) -> None:
     """In float32, over a checkpoint whose matrices are rounded as int4 rounds them."""
     folder = checkpoint_of_seed(2)
-    reference = Reference(write_rounded_checkpoint(folder, tmp_path / "rounded"))
-    with Qwen3Omni.load(folder, dtype="int4", max_concurrency=1) as omni:
+    numbers: dict[str, Any] = {"dtype": "int4", "predictor_dtype": predictor_dtype}
+    reference = Reference(write_rounded_checkpoint(folder, tmp_path / "rounded", predictor_dtype))
+    with Qwen3Omni.load(folder, max_concurrency=1, **numbers) as omni:
         for messages in (TEXT, SPOKEN, SYSTEM + EARLIER):
             ours, theirs = reply_to_the_limit(
                 omni, reference, messages, AUTO_TOKENS, talker_max_new_tokens=16
