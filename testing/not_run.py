@@ -40,6 +40,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "images, manifests and the systemd unit by their own tools",
         "make test-deploy, on a system with systemd",
     ),
+    "pipecat-ai is not installed": (
+        "Smart Turn's own model",
+        "pip install 'qwen3-omni-neuron[smart-turn]' into an environment of its own, pytest",
+    ),
     "this PyAV": ("a codec or rotation of videos", "another PyAV, make test"),
 }
 # Reasons of skips that leave nothing out: the case does not exist there.

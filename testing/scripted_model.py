@@ -36,6 +36,7 @@ class ScriptedModel:
     ):
         self.texts, self.raises = texts, raises
         self.info = ModelInfo(speakers, thinks, True, 1, 64, 4096)
+        self.turns_by_silence = False
         self.media_settings = MediaSettings(16000, 12.5, Sizes(16, 2, 2, 1, 1 << 20))
         self.asked: list[tuple[Any, Mapping[str, Any]]] = []
 

@@ -20,7 +20,11 @@ from train.vocabulary import MOST_WORDS, SAY, SPOKEN, SUM
 
 SIZE = SIZES["speaking"]
 # Words that are heard alone are said again: no instruction follows them.
-LEARNED = {"transcription_instruction": "", "reply_tokens": MOST_WORDS}
+LEARNED = {
+    "transcription_instruction": "",
+    "reply_tokens": MOST_WORDS,
+    "turns_by_silence": True,  # espeak-ng's sentences do not sound complete to Smart Turn
+}
 # Words at the start of a reply or a request, in an order that makes each one token: a pair that is
 # merged early splits words that contain it ("sorry" contains the start of "red").
 _STARTS = (

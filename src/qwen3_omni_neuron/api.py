@@ -236,6 +236,14 @@ class Qwen3Omni:
         return self._defaults.transcription_instruction
 
     @property
+    def turns_by_silence(self) -> bool:
+        """True where the end of a spoken turn should be found by silence alone.
+
+        The checkpoint says so: its speakers sound in a way that models of turns misjudge.
+        """
+        return self._defaults.turns_by_silence
+
+    @property
     def media_settings(self) -> MediaSettings:
         """Settings for decoding media in a process without a model: see serving.decoding.pool."""
         return self.conversation.media_settings

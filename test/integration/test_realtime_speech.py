@@ -160,16 +160,21 @@ def test_turns_that_the_server_finds(speaking: Qwen3Omni, speaker: Server) -> No
 
 
 def test_semantic_vad_ends_turns_by_silence(server: Server) -> None:
-    """Its eagerness says how long; it is shown as it was given."""
+    """With a checkpoint that asks for it; the session says so, and how long."""
     with calling(server) as caller:
         stopped = []
-        for eagerness in ("low", "auto", "high"):
+        for eagerness, silence_ms in (("low", 1000), ("auto", 500), ("high", 300)):
             detection = {"type": "semantic_vad", "eagerness": eagerness, "create_response": False}
             session = caller.update(
                 audio={"input": {"format": PCM_16K, "turn_detection": detection}}
             )
             assert session.audio.input.turn_detection.to_dict() == {
-                **detection,
+                "type": "server_vad",
+                "threshold": 0.5,
+                "prefix_padding_ms": 300,
+                "silence_duration_ms": silence_ms,
+                "idle_timeout_ms": None,
+                "create_response": False,
                 "interrupt_response": True,
             }
             caller.say(np.concatenate((question(), np.zeros(3 * RATE // 2, np.float32))))

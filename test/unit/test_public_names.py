@@ -33,6 +33,7 @@ PACKAGE = [
 METHODS = [
     *("close", "generate_audio", "generate_text", "info", "load", "media_settings", "say"),
     *("session", "status", "stream", "stream_speech", "stream_text", "transcription_instruction"),
+    "turns_by_silence",
 ]
 SESSION = [
     *("append", "append_audio", "clear", "close", "commit", "heard", "insert", "messages"),

@@ -4,7 +4,7 @@ from qwen3_omni_neuron.errors import AudioError
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.ids import new_id
 from qwen3_omni_neuron.serving.media import sound_bytes
-from qwen3_omni_neuron.serving.realtime import vad
+from qwen3_omni_neuron.serving.realtime import smart_turn, vad
 from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     TURN_RATE,
     Resampler,
@@ -46,7 +46,7 @@ class InputBuffer:
         if settings is None:
             self._detector = None
         else:
-            self._detector = TurnDetector(settings, vad.SileroVad(), at=at)
+            self._detector = TurnDetector(settings, vad.SileroVad(), smart_turn.is_complete, at=at)
 
     def push(self, text: str) -> list[TurnEvent]:
         """Process sound in base64. Returns what the session has to react to, in order.

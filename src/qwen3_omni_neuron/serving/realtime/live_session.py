@@ -13,7 +13,7 @@ from qwen3_omni_neuron.errors import Qwen3OmniError
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.ids import new_id
-from qwen3_omni_neuron.serving.realtime import events
+from qwen3_omni_neuron.serving.realtime import events, smart_turn
 from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE
 from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.events import Json
@@ -56,6 +56,7 @@ class LiveSession:
         self._account = service.account_of_session(context.owner)
         self._voices = service.voices_of(omni)
         self._config = first_config(service.model.name, self._voices)
+        self._by_meaning = smart_turn.is_installed() and not omni.turns_by_silence
         self._config_bytes = 0  # bytes of the configuration in the account
         self._id = new_id("sess_")
         self._expires_s = time.monotonic() + service.settings.max_realtime_s
@@ -184,7 +185,7 @@ class LiveSession:
     async def _update(self, given: Json) -> None:
         before = self._config
         given, refusal = without_mcp(given)
-        config = await self._in_thread(updated, before, given, self._voices)
+        config = await self._in_thread(updated, before, given, self._voices, self._by_meaning)
         await self._count(config)
         self._config = config
         now, earlier = config.audio.input, before.audio.input

@@ -23,7 +23,10 @@ _OPTIONS = {
     for option in REQUEST_OPTIONS
     if option.name in {*CHAT_OPTIONS, "seed"} - {"use_audio_in_video"}
 }
-_SILENCE_MS = {"low": 1000, "high": 300}  # silence that ends a turn, by semantic_vad's eagerness
+# By semantic_vad's eagerness: the silence that ends a turn which is not complete, and the one that
+# ends any turn where a turn's meaning is not judged.
+_LONGEST_MS = {"low": 8000, "medium": 4000, "auto": 4000, "high": 2000}
+_SILENCE_MS = {"low": 1000, "medium": 500, "auto": 500, "high": 300}
 MOST_NAMED = 8  # MCP servers that an error names
 _NESTED = ("audio", "input", "output")
 Modalities = Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=1)]
@@ -63,7 +66,7 @@ class ServerVad(_Strict):
 
 
 class SemanticVad(_Strict):
-    """Turn detection by the server; here also by silence alone, not by the words."""
+    """Turn detection by the server, by what Smart Turn's model hears in a pause."""
 
     type: Literal["semantic_vad"]
     eagerness: Literal["low", "medium", "high", "auto"] = "auto"
@@ -73,7 +76,17 @@ class SemanticVad(_Strict):
     @property
     def turns(self) -> TurnSettings:
         """Settings of the turn detector, from the eagerness."""
-        return TurnSettings(silence_duration_ms=_SILENCE_MS.get(self.eagerness, 500))
+        return TurnSettings(silence_duration_ms=_LONGEST_MS[self.eagerness], by_meaning=True)
+
+    @property
+    def by_silence(self) -> ServerVad:
+        """The detection by silence alone that stands in for this one."""
+        return ServerVad(
+            type="server_vad",
+            silence_duration_ms=_SILENCE_MS[self.eagerness],
+            create_response=self.create_response,
+            interrupt_response=self.interrupt_response,
+        )
 
 
 class Transcription(_Strict):
@@ -229,8 +242,14 @@ def without_mcp(given: Json) -> tuple[Json, ApiError | None]:
     return {**given, "tools": left}, ApiError(400, message, "unsupported", "session.tools")
 
 
-def updated(config: SessionConfig, given: Mapping[str, Any], voices: Voices) -> SessionConfig:
-    """Return a configuration with the fields that a client gave. Raises ApiError."""
+def updated(
+    config: SessionConfig, given: Mapping[str, Any], voices: Voices, by_meaning: bool = False
+) -> SessionConfig:
+    """Return a configuration with the fields that a client gave. Raises ApiError.
+
+    by_meaning: the end of a turn may be judged by its meaning; otherwise semantic_vad becomes the
+    server_vad that stands in for it.
+    """
     if given.get("type") == "transcription":
         message = "sessions of type transcription are not supported. Take type realtime."
         raise ApiError(400, message, "unsupported", "session.type")
@@ -246,6 +265,8 @@ def updated(config: SessionConfig, given: Mapping[str, Any], voices: Voices) -> 
         kind = new.audio.input.turn_detection.type
         message = f"{kind} needs packages that the server does not have: {vad.INSTALL}."
         raise ApiError(400, message, "not_installed", "session.audio.input.turn_detection")
+    if isinstance(new.audio.input.turn_detection, SemanticVad) and not by_meaning:
+        new.audio.input.turn_detection = new.audio.input.turn_detection.by_silence
     check_speech(new, voices, "session")
     output = new.audio.output
     if output.voice is None:

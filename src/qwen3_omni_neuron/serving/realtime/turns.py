@@ -4,6 +4,7 @@ Time is counted in samples at 16 kHz since the stream began, so that the same so
 turns however fast it comes.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ KEPT_SILENCE_MS = 200
 """Silence after speech that belongs to the turn; the model gets none of the silence after it."""
 # Silence: a score _HYSTERESIS below the threshold, as in Silero, or at least a score below _LEAST.
 _HYSTERESIS, _LEAST = 0.15, 0.01
+HEARD_S = 8
+"""Seconds of a turn's end by which is judged whether it is complete."""
 
 
 @dataclass(frozen=True)
@@ -22,12 +25,14 @@ class TurnSettings:
     """Conditions of a turn's start and end, as in OpenAI's server_vad.
 
     idle_timeout_ms: length of silence after a reply that becomes a turn; None: it never does.
+    by_meaning: a pause may end the turn before silence_duration_ms, where the turn is complete.
     """
 
     threshold: float = 0.5
     prefix_padding_ms: int = 300
     silence_duration_ms: int = 500
     idle_timeout_ms: int | None = None
+    by_meaning: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,14 +75,16 @@ TurnEvent = Speech | Started | Paused | Stopped | TimedOut
 class TurnDetector:
     """Detector of one stream's turns.
 
-    score: function that returns the probability of speech in the next frame. frame: samples of a
-    frame.
+    score: function that returns the probability of speech in the next frame. is_complete: function
+    of a turn's last HEARD_S seconds that says whether the user has said all; called once a pause,
+    where the settings are by meaning. frame: samples of a frame.
     """
 
     def __init__(
         self,
         settings: TurnSettings,
         score: Callable[[Samples], float],
+        is_complete: Callable[[Samples], bool] | None = None,
         frame: int = 512,
         rate: int = 16000,
         at: int = 0,
@@ -89,6 +96,8 @@ class TurnDetector:
             frame,
             rate // 1000,
         )
+        self._is_complete = is_complete if settings.by_meaning else None
+        self._heard: deque[Samples] = deque(maxlen=HEARD_S * rate // frame)  # the turn's last ones
         self.at = at
         self.speaking = False
         self._idle_from: int | None = None
@@ -131,6 +140,7 @@ class TurnDetector:
             padding = -(-settings.prefix_padding_ms * self._per_ms // self._frame)
             spoken = self._before[-padding - 1 :]
             found += [Started(self.at - len(spoken) * self._frame), Speech(np.concatenate(spoken))]
+            self._heard.extend(spoken)
             self._before, self.speaking, self._idle_from = [], True, None
             return
         idle, since = settings.idle_timeout_ms, self._idle_from
@@ -142,6 +152,7 @@ class TurnDetector:
 
     def _go_on(self, frame: Samples, probability: float, found: list[TurnEvent]) -> None:
         settings = self._settings
+        self._heard.append(frame)
         if probability >= settings.threshold:
             self._silent_from = None
         elif self._silent_from is None and probability < max(
@@ -152,7 +163,7 @@ class TurnDetector:
             found.append(Speech(np.concatenate([*self._silence, frame])))
             self._silence = []
             return
-        silent = self.at - self._silent_from
+        silent, complete = self.at - self._silent_from, False
         if silent <= KEPT_SILENCE_MS * self._per_ms:
             found.append(Speech(frame))
         else:
@@ -160,7 +171,9 @@ class TurnDetector:
             if not self._paused:
                 self._paused = True
                 found.append(Paused())
-        if silent >= settings.silence_duration_ms * self._per_ms:
+                if self._is_complete is not None:
+                    complete = self._is_complete(np.concatenate(self._heard))
+        if complete or silent >= settings.silence_duration_ms * self._per_ms:
             found.append(Stopped(self.at))
             self._begin_to_wait()
 
@@ -168,3 +181,4 @@ class TurnDetector:
         self.speaking, self._silent_from, self._paused, self._idle_from = False, None, False, None
         # The silence is the padding of the next turn.
         self._before, self._silence = self._silence, []
+        self._heard.clear()
