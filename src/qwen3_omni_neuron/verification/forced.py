@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -62,9 +61,10 @@ def record(reference: Reference, prompt: Prompt, end: int, tokens: int, frames: 
     first = of_thinker[0]
     deepstack = first.get("deepstack_visual_embeds")
     if deepstack is not None and len(deepstack):
-        mask = first["visual_pos_masks"]
+        mask = first["visual_pos_masks"]  # [1, S], in 4.57 [1, S, hidden]
         later = thinker["inputs_embeds"].shape[1] - mask.shape[1]
-        thinker["visual_pos_masks"] = F.pad(mask, (0, later))
+        padding = mask.new_zeros(1, later, *mask.shape[2:])
+        thinker["visual_pos_masks"] = torch.cat((mask, padding), 1)
         thinker["deepstack_visual_embeds"] = deepstack
     talker_rows = of_talker[0]["inputs_embeds"].shape[1]
     codes = result.codes.cpu()
@@ -84,8 +84,11 @@ def _calls(module: Any) -> Iterator[list[dict[str, Any]]]:
 
 
 def _joined(calls: list[dict[str, Any]]) -> dict[str, Any]:
+    rows = torch.cat([call["inputs_embeds"] for call in calls], 1)
     return {
-        "inputs_embeds": torch.cat([call["inputs_embeds"] for call in calls], 1),
+        "inputs_embeds": rows,
+        # Without a mask 4.57 takes an image's positions for several sequences in a row.
+        "attention_mask": rows.new_ones(rows.shape[:2], dtype=torch.long),
         "position_ids": torch.cat([call["position_ids"] for call in calls], -1),
         "use_cache": False,
     }
