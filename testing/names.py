@@ -53,7 +53,7 @@ _TRANSFORMERS = re.compile(
 _TOKEN_NAMES = (("", "_id"), ("", "_token_id"), ("codec_", "_id"))
 _PIP = re.compile(r"\bpython -m pip .*")
 _PLACEHOLDER = re.compile(r"[\w./-]*\b(?:NAME|MODULE|TARGET|VERB|FILE|DIR)\b[\w./-]*")
-_DATA_SUFFIXES = ("json", "wav", "so", "mp4", "safetensors", "pt")
+_DATA_SUFFIXES = ("json", "wav", "so", "mp4", "safetensors", "pt", "npz")
 
 
 @dataclass(frozen=True)
