@@ -1,5 +1,6 @@
 """Memory of a dtype on the CPU: the bytes of a tree and of a slot, and what fits a machine."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,15 +8,17 @@ import torch
 
 from qwen3_omni_neuron import cli
 from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.tiny.sizes import released_config
 from qwen3_omni_neuron.compilation.plan import MODELS, make_plan
 from qwen3_omni_neuron.compilation.runner import _check_disk
 from qwen3_omni_neuron.cpu import fits
 from qwen3_omni_neuron.cpu.fits import GB, PROCESS_BYTES, Fit, fits_of, fits_text
 from qwen3_omni_neuron.cpu.target import LIMITS
-from qwen3_omni_neuron.cpu.weights import WEIGHTS_FILE, compile_model
+from qwen3_omni_neuron.cpu.weights import WEIGHTS_FILE, compile_model, expected_bytes
 from qwen3_omni_neuron.errors import OutputError
 from qwen3_omni_neuron.model.kv_cache import KvCache
+from testing.quantised_checkpoint import gptq, write_quantised_checkpoint
 
 
 @pytest.mark.parametrize("dtype", fits.DTYPES)
@@ -74,6 +77,29 @@ def test_a_dry_run_for_the_cpu_says_what_fits_here(
     assert "memory with one conversation of 256 positions" in printed
     assert "conversations that fit 0.6 GB" in printed
     assert all(f"| {dtype} |" in printed for dtype in fits.DTYPES)
+
+
+def test_a_quantised_checkpoint_is_counted_as_its_numbers_are_kept(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of config.json alone it is counted as if it were not quantised, and that is said."""
+    queries = re.compile(r"thinker\.model\.layers\.\d+\.self_attn\.[qkv]_proj\.weight")
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True}
+    folder, _ = write_quantised_checkpoint(
+        checkpoint, tmp_path, lambda n: gptq(size=64) if queries.fullmatch(n) else None, settings
+    )
+    config, quantised = read_config(folder), Checkpoint(folder).quantised
+    plan = make_plan(folder, config, LIMITS, dtype="int4")
+    (fit,) = [fit for fit in fits_of(config, 64, 64, quantised) if fit.dtype == "int4"]
+    (other,) = [fit for fit in fits_of(config, 64, 64) if fit.dtype == "int4"]
+    assert fit.tree_bytes == sum(expected_bytes(plan, model) for model in MODELS)
+    assert fit.tree_bytes != other.tree_bytes
+    words = ["compile", "--model", str(folder), "--dry-run", "--target", "cpu", "--dtype", "int4"]
+    assert cli.main(words) == 0
+    assert capsys.readouterr().err == ""
+    (folder / "model.safetensors").unlink()
+    assert cli.main(words) == 0
+    assert "counted as if it were not quantised" in capsys.readouterr().err
 
 
 def test_a_disk_that_is_too_small_is_noticed_before_anything_is_written(tmp_path: Path) -> None:

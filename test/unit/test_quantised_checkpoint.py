@@ -242,7 +242,7 @@ def test_a_compiled_tree_has_what_the_checkpoint_has(
     made_of: Callable[[str], Made], config: OmniConfig, tmp_path: Path, name: str, packed: bool
 ) -> None:
     folder = made_of(name).quantised
-    plan = make_plan(folder, config, LIMITS, dtype="int4")
+    plan = make_plan(folder, config, LIMITS, dtype="int4", predictor_dtype="same")
     for model in MODELS:
         (tmp_path / model).mkdir()
         compile_model(plan, model, tmp_path / model)

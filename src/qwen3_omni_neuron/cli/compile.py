@@ -16,7 +16,7 @@ from qwen3_omni_neuron.compilation.plan import (
     make_plan,
 )
 from qwen3_omni_neuron.compilation.runner import Outcome, Progress, compile_tree
-from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.errors import CheckpointError, OptionError
 from qwen3_omni_neuron.loading import DEFAULT_TARGET, TARGETS, find_target
 
 if TYPE_CHECKING:
@@ -186,9 +186,17 @@ def _dry_run(plan: "CompilePlan", degrees: tuple[int, ...] | None) -> int:
 def _dry_run_here(plan: "CompilePlan") -> int:
     """Print what each dtype takes on the CPU, and how many conversations fit this machine."""
     from qwen3_omni_neuron.checkpoint.config_json import read_config
+    from qwen3_omni_neuron.checkpoint.files import Checkpoint
+    from qwen3_omni_neuron.checkpoint.quantised import read_settings
     from qwen3_omni_neuron.cpu.fits import fits_of, fits_text, memory_bytes
 
-    fits = fits_of(read_config(plan.model), plan.context_length, plan.talker_context_length)
+    given = read_config(plan.model), plan.context_length, plan.talker_context_length
+    fits = fits_of(*given)
+    if read_settings(plan.model) is not None:
+        try:
+            fits = fits_of(*given, Checkpoint(plan.model).quantised)
+        except CheckpointError as error:  # of a folder that has config.json alone
+            print(f"counted as if it were not quantised: {error}", file=sys.stderr)
     print("\n".join(fits_text(fits, plan.context_length, memory_bytes())))
     return 0
 

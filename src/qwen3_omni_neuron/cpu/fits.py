@@ -1,21 +1,23 @@
 """Memory of a model on the CPU by dtype: its weights, its slots, and how many fit a machine.
 
-Counted from config.json and the layout of a compiled tree; nothing is read or measured. Pages of a
-mapped tree that are used count as memory, and those of the vision encoder are only used by images.
+Counted from config.json, the headers of a quantised checkpoint and the layout of a compiled tree;
+nothing is measured. Pages of a mapped tree that are used count as memory, and those of the vision
+encoder are only used by images.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from qwen3_omni_neuron.checkpoint.modules import lay_out
+from qwen3_omni_neuron.checkpoint.quantised import QuantisedForm
 from qwen3_omni_neuron.compilation.plan import SAME, models_of
 from qwen3_omni_neuron.cpu.precision import PRECISIONS
 from qwen3_omni_neuron.cpu.target import LIMITS
-from qwen3_omni_neuron.cpu.weights import model_bytes
+from qwen3_omni_neuron.cpu.weights import NOT_QUANTISED, model_bytes
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 
 GB = 1e9
@@ -45,10 +47,16 @@ class Fit:
         return max(0, (memory_bytes - self.memory_bytes(0)) // self.slot_bytes)
 
 
-def fits_of(config: OmniConfig, context_length: int, talker_context_length: int) -> list[Fit]:
+def fits_of(
+    config: OmniConfig,
+    context_length: int,
+    talker_context_length: int,
+    quantised: Mapping[str, QuantisedForm] = NOT_QUANTISED,
+) -> list[Fit]:
     """Count every dtype that the C computes, with KV caches in float32.
 
     context_length, talker_context_length: positions of a slot of the thinker and of the talker.
+    quantised: Checkpoint.quantised, whose numbers int8 and int4 keep.
     """
     slot = _kv_bytes(config.thinker.text, context_length)
     if config.talker is not None:
@@ -56,7 +64,9 @@ def fits_of(config: OmniConfig, context_length: int, talker_context_length: int)
     found, (_, parts) = [], lay_out(config)
     for dtype in DTYPES:
         numbers = dtype, LIMITS.predictor_dtypes.get(dtype, (SAME,))[0]
-        sizes = {model: model_bytes(parts, *numbers, model) for model in models_of(config)}
+        sizes = {
+            model: model_bytes(parts, *numbers, model, quantised) for model in models_of(config)
+        }
         found.append(Fit(dtype, sum(sizes.values()), sizes["vision"], slot))
     return found
 

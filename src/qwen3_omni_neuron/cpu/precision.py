@@ -18,7 +18,7 @@ all of them: packed weights are unpacked and widened to float32 when they are lo
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -56,7 +56,8 @@ class Precision:
     matrices: type of matrices, convolutions and tables of rows. decoders: type of the matrices of
     thinker, talker and code predictor. others: type of norms, biases and all arithmetic. packed:
     whether they are laid out for the C. groups: format of the matrices in the thinker's layers,
-    None where they are as the other matrices of decoders.
+    None where they are as the other matrices of decoders. published: whether matrices of decoders
+    that a checkpoint has in int8 or int4 stay so; see cpu.published.
     """
 
     matrices: torch.dtype
@@ -64,13 +65,15 @@ class Precision:
     others: torch.dtype
     packed: bool
     groups: Groups | None = None
+    published: bool = False
 
 
+_INT8 = Precision(torch.bfloat16, torch.int8, torch.float32, packed=True, published=True)
 PRECISIONS = {
     "mixed": Precision(torch.bfloat16, torch.bfloat16, torch.float32, packed=True),
     "float32": Precision(torch.float32, torch.float32, torch.float32, packed=True),
-    "int8": Precision(torch.bfloat16, torch.int8, torch.float32, packed=True),
-    "int4": Precision(torch.bfloat16, torch.int8, torch.float32, packed=True, groups=Groups()),
+    "int8": _INT8,
+    "int4": replace(_INT8, groups=Groups()),
     "bfloat16": Precision(torch.bfloat16, torch.bfloat16, torch.bfloat16, packed=False),
     "float64": Precision(torch.float64, torch.float64, torch.float64, packed=False),
 }
@@ -82,15 +85,17 @@ class WeightForm:
 
     read_as: type that the checkpoint's values are rounded to; see also `read`. kept_as: type in
     memory. matrix: shape [..., out, into] before packing; None: kept in the module's shape. groups:
-    format of an int4 matrix, which is kept as bytes. published: whether it keeps the checkpoint's
-    own numbers, which cpu.published reads in place of `keep`. ordered: whether the order of its
-    inputs is kept beside it.
+    format of an int4 matrix, which is kept as bytes. may_be_published: whether it keeps the
+    checkpoint's own numbers where cpu.published finds some; published: whether it does, so that
+    cpu.published reads it in place of `keep`. ordered: whether the order of its inputs is kept
+    beside it.
     """
 
     read_as: torch.dtype
     kept_as: torch.dtype
     matrix: tuple[int, ...] | None
     groups: Groups | None = None
+    may_be_published: bool = False
     published: bool = False
     ordered: bool = False
 
@@ -162,8 +167,10 @@ def part_precision(part: str, dtype: str, predictor_dtype: str = SAME) -> Precis
     part: its name in checkpoint.modules.Models. predictor_dtype: see CompilePlan. Weights that are
     not packed are in `dtype` in either case.
     """
-    mixed = part == "code_predictor" and predictor_dtype != SAME and PRECISIONS[dtype].packed
-    return PRECISIONS["mixed" if mixed else dtype]
+    precision = PRECISIONS[dtype]
+    if part == "code_predictor" and predictor_dtype != SAME and precision.packed:
+        return replace(PRECISIONS["mixed"], published=precision.published)
+    return precision
 
 
 def library_for(dtype: str) -> Any:
@@ -200,15 +207,15 @@ def weight_form(precision: Precision, part: str, module: nn.Module, target: str)
         if "gate_up" in target:
             *stack, out, into = shape
             shape = (*stack, 2, out // 2, into)
-        kept_as = precision.matrices
+        kept_as, keeps = precision.matrices, False
         exact = "router" in target or shape[-2] == 1  # a router, or a shared expert's gate
         exact = exact or (part == "code_predictor" and target.endswith("down.weight"))
         if part in ("thinker", "talker", "code_predictor") and not exact:
-            kept_as = precision.decoders
+            kept_as, keeps = precision.decoders, precision.published
             if precision.groups is not None and part == "thinker" and owner_name != "head":
-                return WeightForm(precision.matrices, torch.uint8, shape, precision.groups)
-        read_as = precision.matrices
-        return WeightForm(read_as, kept_as, shape if precision.packed else None)
+                return WeightForm(precision.matrices, torch.uint8, shape, precision.groups, keeps)
+        matrix = shape if precision.packed else None
+        return WeightForm(precision.matrices, kept_as, matrix, may_be_published=keeps)
     is_table = isinstance(owner, nn.Embedding) or name == "embedding"
     # The vision encoder's table is interpolated by torch. Matrices that are left are code2wav's,
     # and it packs them and its convolutions by itself, as the audio encoder does its convolutions.

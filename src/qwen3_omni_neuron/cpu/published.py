@@ -1,9 +1,9 @@
 """Matrices that keep a checkpoint's own 4-bit and 8-bit numbers in dtypes int8 and int4.
 
-Of the matrices that these dtypes round, those keep their published numbers whose stored matrices
+Of the decoders' matrices, those keep their published numbers in these dtypes whose stored matrices
 all have 4-bit integers in groups of one size, a multiple of 32 inputs, or 8-bit integers around 0
 with a scale for a whole row. Every other one is widened to the weights that its numbers stand for,
-and rounded like the weights of any checkpoint. In dtypes that round nothing all are widened.
+and rounded like the weights of any checkpoint. In the other dtypes all are widened.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ def published_form(
     pieces: stored matrices of the parameter. quantised: Checkpoint.quantised.
     """
     stored = [quantised[piece.name] for piece in pieces if piece.name in quantised]
-    if form.kept_as not in (torch.int8, torch.uint8) or len(stored) < len(pieces):
+    if not form.may_be_published or len(stored) < len(pieces):
         return form
     if all(matrix.has_int8_rows for matrix in stored):
         return replace(form, kept_as=torch.int8, groups=None, published=True)
