@@ -23,9 +23,10 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.compilation.manifest import read_manifest
-from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODELS
+from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODELS, SAME
 from qwen3_omni_neuron.compilation.storage import push_tree
 from qwen3_omni_neuron.cpu import precision
+from qwen3_omni_neuron.cpu.target import LIMITS
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models, load_compiled_models
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -155,8 +156,10 @@ def test_the_weights_are_the_checkpoints_converted(
 ) -> None:
     """In memory and on the disk, where safetensors' own reader finds them; mapped, not copied."""
     tree = tree_of(dtype)
-    loaded = load_checkpoint_models(Checkpoint(checkpoint), config, dtype, STAGES, packed)
-    compiled = load_compiled_models(tree, config, dtype, STAGES, packed)
+    given = config, dtype, STAGES, packed
+    numbers = {"predictor_dtype": LIMITS.predictor_dtypes.get(dtype, (SAME,))[0]}
+    loaded = load_checkpoint_models(Checkpoint(checkpoint), *given, **numbers)
+    compiled = load_compiled_models(tree, *given, **numbers)
     uncopied = packed or dtype in ("bfloat16", "float64")
     files = [tree / model / "weights.safetensors" for model in MODELS] if MAPS.exists() else []
     ranges = [pair for file in files for pair in mapped_ranges(file)]

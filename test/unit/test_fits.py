@@ -82,7 +82,7 @@ def test_a_dry_run_for_the_cpu_says_what_fits_here(
 def test_a_quantised_checkpoint_is_counted_as_its_numbers_are_kept(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of config.json alone it is counted as if it were not quantised, and that is said."""
+    """Without its files it is counted as if it were not quantised, and that is said."""
     queries = re.compile(r"thinker\.model\.layers\.\d+\.self_attn\.[qkv]_proj\.weight")
     settings = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True}
     folder, _ = write_quantised_checkpoint(

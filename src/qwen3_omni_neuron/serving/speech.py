@@ -57,7 +57,7 @@ class SpeechRequest(BaseModel):
     response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"
     speed: float = Field(1.0, ge=0.25, le=4)
     stream_format: Literal["audio", "sse"] | None = None
-    instructions: str | None = None
+    instructions: str | None = Field(None, max_length=MOST_CHARACTERS)
     seed: Seed | None = None
 
     @property
