@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
+from packaging.version import Version
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -33,6 +35,8 @@ BELOW, WHOLE = "thinker's layers 1 to 2", "thinker's 3 layers, lm_head"
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results for the checkpoint that ships."""
+    if Version(transformers.__version__) < Version("5"):
+        pytest.skip("4.57 adds deepstack to the layer that the shipped checkpoint's talker gets")
     path = tmp_path_factory.mktemp("reference") / "reference.npz"
     write_reference(SPEAKING_CHECKPOINT, path, short_questions(2.0), tokens=6, frames=6)
     return path
