@@ -3,15 +3,18 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.serving.realtime import smart_turn, vad
+from qwen3_omni_neuron.serving.realtime.input_buffer import InputBuffer
 from qwen3_omni_neuron.serving.realtime.session_config import (
     SemanticVad,
     ServerVad,
+    SoundFormat,
     Voices,
     first_config,
     updated,
@@ -98,6 +101,18 @@ def test_the_next_turn_is_judged_without_the_one_before() -> None:
 
     detected(sound((0.9, 960), (0, 960), (0.9, 320), (0, 960)), "high", complete)
     assert judged == [(960 + 224) * RATE // 1000, (320 + 320 + 224) * RATE // 1000]  # with padding
+
+
+def test_the_model_is_loaded_before_the_first_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(smart_turn, "load", lambda: loaded.append("smart turn"))
+    monkeypatch.setattr(vad, "SileroVad", lambda: None)
+    nothing: Any = None
+    buffer = InputBuffer(nothing, nothing, SoundFormat())
+    buffer.detect(ServerVad(type="server_vad").turns)
+    assert loaded == []
+    buffer.detect(SemanticVad(type="semantic_vad").turns)
+    assert loaded == ["smart turn"]
 
 
 def test_server_vad_judges_nothing() -> None:

@@ -20,7 +20,7 @@ from qwen3_omni_neuron.errors import CheckpointError
 
 _TIMEOUT_S = 30
 _NEAR_BYTES = 65536  # tensors so near to each other are fetched at once
-_MOST_BYTES = 64  # of a tensor that is read with the headers: it has two numbers
+_MOST_BYTES = 64  # a tensor that is read with the headers has two numbers
 ReadBytes = Callable[[int, int], bytes]
 """Function that reads a file's bytes from a place to another."""
 

@@ -190,14 +190,15 @@ def _dry_run_here(plan: "CompilePlan") -> int:
     from qwen3_omni_neuron.checkpoint.quantised import read_settings
     from qwen3_omni_neuron.cpu.fits import fits_of, fits_text, memory_bytes
 
-    given = read_config(plan.model), plan.context_length, plan.talker_context_length
-    fits = fits_of(*given)
+    quantised = {}
     if read_settings(plan.model) is not None:
         try:
-            fits = fits_of(*given, Checkpoint(plan.model).quantised)
-        except CheckpointError as error:  # of a folder that has config.json alone
+            quantised = Checkpoint(plan.model).quantised
+        except CheckpointError as error:  # the folder may have config.json alone
             print(f"counted as if it were not quantised: {error}", file=sys.stderr)
-    print("\n".join(fits_text(fits, plan.context_length, memory_bytes())))
+    config, positions = read_config(plan.model), plan.context_length
+    fits = fits_of(config, positions, plan.talker_context_length, quantised)
+    print("\n".join(fits_text(fits, positions, memory_bytes())))
     return 0
 
 

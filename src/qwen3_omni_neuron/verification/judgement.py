@@ -120,8 +120,8 @@ def judge(
 ) -> list[Difference]:
     """Compare all stages.
 
-    pairs: of each question the reference, its results for the weights that the model computes with,
-    and the model's results.
+    pairs: for each question, the reference, its results for the weights that the model computes
+    with, and the model's results.
     """
     wrong = [n for n, (a, _, ours) in enumerate(pairs) if not _same(a.arrays, ours, "prompt")]
     share = len(wrong) / len(pairs)

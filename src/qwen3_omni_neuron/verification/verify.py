@@ -26,7 +26,7 @@ class Verdict:
     """Result of a verification.
 
     about, differences: the reference, and each stage's difference from it; None and empty without
-    one. seen, spoken: of the answers in speech.
+    one. seen: numbers that the engines returned. spoken: the answers in speech.
     """
 
     folder: Path
@@ -102,7 +102,7 @@ def compare(
 ) -> list[Difference]:
     """Compare all stages of a loaded model, which has no other work, with a reference.
 
-    engines: those of the model, in this process. plan: that it was loaded with.
+    engines: the model's engines, in this process. plan: the plan that it was loaded with.
     """
     config, pairs = read_config(plan.model), []
     stages = EngineStages(engines, config)

@@ -46,6 +46,8 @@ class InputBuffer:
         if settings is None:
             self._detector = None
         else:
+            if settings.by_meaning:
+                smart_turn.load()  # now, and not in the first turn's pause
             self._detector = TurnDetector(settings, vad.SileroVad(), smart_turn.is_complete, at=at)
 
     def push(self, text: str) -> list[TurnEvent]:

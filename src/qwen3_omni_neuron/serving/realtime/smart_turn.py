@@ -33,7 +33,7 @@ def probability(turn: NDArray[np.float32]) -> float:
     heard = np.concatenate((np.zeros(HEARD_SAMPLES - len(heard), np.float32), heard))
     heard = (heard - heard.mean()) / np.sqrt(heard.var() + np.float32(_VARIANCE))
     features = log_mel(heard, _mel_settings()).numpy()[None]  # [1, 80, 800]
-    (output,) = _model().run(None, {"input_features": features})
+    (output,) = load().run(None, {"input_features": features})
     return float(output[0, 0])
 
 
@@ -56,8 +56,8 @@ def _file() -> Path | None:
 
 
 @functools.cache
-def _model() -> Any:
-    """Load the model once for all streams; its `run` may be called by several threads."""
+def load() -> Any:
+    """Load the model, once for all streams. Its `run` may be called by several threads."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
