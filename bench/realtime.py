@@ -12,9 +12,10 @@ own figures (419 ms with a commit, 1035 ms with server VAD, on other hardware).
     python -m bench.realtime --url wss://api.openai.com/v1/realtime --model gpt-realtime --turns 10
 
 judges any server of OpenAI's Realtime API by its documented events alone; the key is --key, or
-OPENAI_API_KEY. One session; its microphone never stops, and a player plays each answer as it comes.
-A row is a turn, of three kinds: "question"; "pause", a sentence with a pause of pause_ms in it;
-"interruption", a question that is spoken as soon as the answer to a longer one is heard.
+OPENAI_API_KEY, and SSL_CERT_FILE names an authority of one's own. One session; its microphone never
+stops, and a player plays each answer as it comes. A row is a turn, of three kinds: "question";
+"pause", a sentence with a pause of pause_ms in it; "interruption", a question that is spoken as
+soon as the answer to a longer one is heard.
 
 - first_sample_s, first_word_s: end of speech to the answer's first sample, and to the first words
   of its transcript; null if none came within 30 s.
@@ -67,6 +68,7 @@ from train.espeak import VOICES, speak, trimmed
 SPOKEN = Path(__file__).parents[1] / "examples" / "sum.wav"
 SENTENCE = ("what is six", "plus two")  # a pause comes between them
 LONG = "say seven red goodbye white"
+MESSAGE_BYTES = 1 << 24  # of one event of another server
 ANSWER_S = 30.0  # in which an answer comes, from its question's end
 PLAYED_S = 120.0  # in which it has been played
 GAP_S = 0.5  # of silence before the next question
@@ -184,7 +186,9 @@ def called(options: argparse.Namespace) -> Iterator[Call]:
     model = f"?{urlencode({'model': options.model})}" if options.model else ""
     headers = {"authorization": f"Bearer {options.key}"} if options.key else {}
     try:
-        with connect(options.url + model, additional_headers=headers, max_size=None) as socket:
+        with connect(
+            options.url + model, additional_headers=headers, max_size=MESSAGE_BYTES
+        ) as socket:
             yield Call(socket, piece_ms=options.piece_ms)
     except WebSocketException as error:
         raise InputError(f"{options.url}: {error}") from error

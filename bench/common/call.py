@@ -38,22 +38,22 @@ class Answer:
 
     @property
     def complete(self) -> bool:
-        """Whether it is whole, and was not cancelled."""
+        """True for an answer that is whole and was not cancelled."""
         return self.status not in (None, "cancelled")
 
     @property
     def played_until_s(self) -> float:
-        """When it would be played to its end, also if the player drops it; -inf without sound."""
+        """Time at which it would be played to its end, dropped or not; -inf without sound."""
         return playing(self.chunks, CALL_RATE)[-1][1] if self.chunks else -math.inf
 
     @property
     def late(self) -> list[ChunkArrival]:
-        """What came after the player had dropped it."""
+        """Chunks that came after the player had dropped it."""
         return [c for c in self.chunks if self.stopped_s is not None and c.at_s > self.stopped_s]
 
     @property
     def silent_from_s(self) -> float:
-        """When the player is silent again: it drops what it has, and plays what comes later."""
+        """Time of silence again: the player drops what it has, and plays what comes later."""
         if self.stopped_s is None:
             return self.played_until_s
         return playing(self.late, CALL_RATE)[-1][1] if self.late else self.stopped_s
@@ -78,7 +78,7 @@ class Call:
 
     @property
     def spoken_s(self) -> float:
-        """When the next sample begins to be spoken."""
+        """Time at which the next sample begins to be spoken."""
         return self._spoken_s
 
     def configure(self, **session: Any) -> None:
@@ -127,12 +127,18 @@ class Call:
 
     def _receive(self, until_s: float) -> str | None:
         """Receive an event before a time. Returns its type, or None at that time."""
+        event: Any = None
         try:
             event = received(self._socket, max(0.0, until_s - self._now()))
+            self._note(event, self._now())
+            return str(event["type"])
         except TimeoutError:
             return None
-        self._note(event, self._now())
-        return str(event["type"])
+        except InputError:
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            said = "something other than an event" if event is None else repr(event)[:200]
+            raise InputError(f"the server sent {said}: OpenAI documents none like it.") from error
 
     def _note(self, event: dict[str, Any], at_s: float) -> None:
         kind = event["type"]

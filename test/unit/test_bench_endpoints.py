@@ -189,6 +189,20 @@ def test_answers_that_do_not_come_are_counted() -> None:
     assert counts(summary) == {"unanswered": 4}
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        *({"type": "response.done"}, {"type": "response.done", "response": None}, [], "no event"),
+        {"type": "response.output_audio.delta", "response_id": "unknown", "delta": ""},
+    ],
+)
+def test_an_event_that_openai_does_not_document_is_shown(event: Any) -> None:
+    endpoint = Endpoint()
+    endpoint.recv = lambda timeout: json.dumps(event)  # type: ignore[method-assign]
+    with pytest.raises(InputError, match="OpenAI documents none like it"):
+        judged(endpoint)
+
+
 def counts(summary: dict[str, Any]) -> dict[str, int]:
     """Return the counts that are not 0, but the cut-offs."""
     names = ("interruptions", "not_silenced", "underruns", "unanswered")
