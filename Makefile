@@ -36,7 +36,7 @@ IMPORT_VENV := .venv-import
 QUANTISED_VENV := .venv-quantised
 QUANTISED_READERS := .venv-quantised-4.57 .venv-quantised-5.13
 OPENVINO_VENV := .venv-openvino
-CLIENTS ?= openai openai-agents livekit pipecat
+CLIENTS ?= openai openai-agents openai-node openai-agents-node livekit pipecat
 CLIENT_VENVS = $(addprefix .venv-clients-,$(CLIENTS))
 BENCH_RESULTS := $(VENV)/bench
 NATIVE := src/qwen3_omni_neuron/cpu/native
@@ -226,6 +226,14 @@ $(addsuffix /installed,$(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(QUANTISED_VENV)
 .venv-clients-%/installed: requirements/clients-%.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/$(INSTALL) -r $<
+	touch $@
+
+# A client for Node has a Node of its own, too.
+.venv-clients-%/installed: requirements/clients-%.json requirements/node.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/$(INSTALL) -r requirements/node.txt
+	cp $< $(@D)/package.json
+	$(@D)/bin/npm install --prefix $(@D) --no-audit --no-fund --loglevel error
 	touch $@
 
 # optimum-intel without its dependencies: torchvision, which exporting does not import, would replace
