@@ -1,0 +1,201 @@
+"""Good replies of the checkpoint that ships, and replies of it that are made to run away.
+
+    python -m testing.runaways --good 2000 --made 100
+
+Every good reply must end by itself, and every made one must be ended.
+"""
+
+import argparse
+import logging
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, SpeechResult
+from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
+from qwen3_omni_neuron.events import Event, Finished
+from train.vocabulary import MOST_WORDS, SPEAKERS, SPOKEN, prompts
+
+logger = logging.getLogger(__name__)
+SLOTS = 8
+TURNS = 3  # of a session
+SHORT: dict[str, Any] = {"thinker_max_new_tokens": 16}
+KINDS = ("silence", "cycle", "noise")
+SURE = 32.0  # a forced code's logit: the end code's probability is about 1e-15
+END_ID = 358  # the codec's end code
+SILENT_CODES = (225, 226)  # codes 0 of frames below -60 dBFS
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text to speak, and how."""
+
+    words: str
+    options: dict[str, Any]
+
+
+def drawn_text(rng: random.Random, most_words: int) -> Text:
+    """Draw words that the checkpoint can say, a voice and a seed."""
+    words = " ".join(rng.choice(SPOKEN) for _ in range(rng.randint(1, most_words)))
+    return Text(words, _voice(rng))
+
+
+def good_replies(omni: Qwen3Omni, seed: int) -> Iterator[SpeechResult]:
+    """Yield sampled replies without end: texts of up to 12 words, and turns of sessions."""
+    rng = random.Random(f"good {seed}")
+    while True:
+        drawn = [drawn_text(rng, 12) for _ in range(SLOTS)]
+        yield from results_of([omni.stream_speech(text.words, **text.options) for text in drawn])
+        sessions = [omni.session(**_voice(rng)) for _ in range(SLOTS)]
+        for _ in range(TURNS):
+            for session in sessions:
+                session.append(prompts(rng, 1, heard=False, held_out=False)[0].words)
+            yield from results_of(
+                [session.respond(seed=rng.randrange(2**31), **SHORT) for session in sessions]
+            )
+
+
+def results_of(streams: Sequence[Iterator[Event]]) -> list[SpeechResult]:
+    """Read streams, which run at the same time, to their ends."""
+    last = [list(stream)[-1] for stream in streams]
+    return [event.result for event in last if isinstance(event, Finished)]
+
+
+class RunawayTalker:
+    """A talker that makes no end code: where it would end, its logits are forced to go on.
+
+    kind: the frames that follow. silence: the last silent frame again and again; cycle: the reply's
+    last few frames over and over; noise: its frames with sound in random order. begun: codes of
+    each reply before it was forced, [frames, 16].
+    """
+
+    def __init__(self, engine: Any, kind: str):
+        self._engine, self._kind = engine, kind
+        self._rng = random.Random(kind)
+        self._said: dict[int, list[Tensor]] = {}  # by slot: the frames before the runaway
+        self._forced: dict[int, list[Tensor]] = {}  # and those after it, the next one last
+        self.begun: list[Tensor] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
+        self._said[slot] = []
+        self._forced.pop(slot, None)
+        return self._engine.prefill(slot, accepted, first_token)
+
+    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        logits = self._engine.step(slots, token_ids).clone()
+        for row, slot in zip(logits, slots, strict=True):
+            if slot in self._forced or int(row.argmax()) == END_ID:
+                if slot not in self._forced:
+                    self._forced[slot] = []
+                    self.begun.append(torch.stack(self._said[slot]))
+                forced = self._forced[slot]
+                if not forced:
+                    forced += reversed(self._more(self._said[slot]))
+                row.zero_()
+                row[forced[-1][0]] = SURE
+        return logits
+
+    def predict(
+        self, slots: Sequence[int], code0: Sequence[int], sampling: Sequence[PredictorSampling]
+    ) -> Tensor:
+        frames = self._engine.predict(slots, code0, sampling).clone()
+        for frame, slot in zip(frames, slots, strict=True):
+            if slot in self._forced:
+                frame[:] = self._forced[slot].pop()
+            else:
+                self._said[slot].append(frame)
+        return frames
+
+    def _more(self, said: list[Tensor]) -> list[Tensor]:
+        """Return the next frames of a runaway."""
+        if self._kind == "silence":
+            return [frame for frame in said if int(frame[0]) in SILENT_CODES][-1:]
+        loud = [frame for frame in said if int(frame[0]) not in SILENT_CODES]
+        if self._kind == "cycle":
+            return loud[-len(said) % 12 - 1 :]
+        return self._rng.choices(loud, k=len(loud))
+
+
+@dataclass(frozen=True)
+class Made:
+    """A reply that was made to run away, after its first `said` frames."""
+
+    text: Text
+    result: SpeechResult
+    said: int
+
+
+def made_replies(kind: str, count: int, **options: Any) -> list[Made]:
+    """Speak texts with a talker that never ends. options: of every request."""
+    rng = random.Random(f"made {kind}")
+    drawn = [drawn_text(rng, MOST_WORDS) for _ in range(count)]
+    talkers: list[RunawayTalker] = []
+
+    def put_in(engines: Engines) -> Engines:
+        talkers.append(RunawayTalker(engines.talker, kind))
+        return replace(engines, talker=talkers[0])
+
+    with Qwen3Omni.load(SPEAKING_CHECKPOINT, max_concurrency=SLOTS, wrap_engines=put_in) as omni:
+        results = [
+            result
+            for start in range(0, count, SLOTS)
+            for result in results_of(
+                [
+                    omni.stream_speech(text.words, **text.options, **options)
+                    for text in drawn[start : start + SLOTS]
+                ]
+            )
+        ]
+    return [
+        Made(text, result, _said(result, talkers[0].begun))
+        for text, result in zip(drawn, results, strict=True)
+    ]
+
+
+def _said(result: SpeechResult, begun: Sequence[Tensor]) -> int:
+    """Return the length of the frames in `begun` with which a reply begins."""
+    codes = torch.from_numpy(result.codes)
+    return next(len(said) for said in begun if torch.equal(said[: len(codes)], codes[: len(said)]))
+
+
+def _voice(rng: random.Random) -> dict[str, Any]:
+    return {"speaker": rng.choice(SPEAKERS), "seed": rng.randrange(2**31)}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Speak, and log how the replies ended. Returns 1 where any ended as it should not."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("qwen3_omni_neuron").setLevel(logging.ERROR)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--good", type=int, default=2000)
+    parser.add_argument("--made", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args(arguments)
+    with Qwen3Omni.load(SPEAKING_CHECKPOINT, max_concurrency=SLOTS) as omni:
+        good = list(islice(good_replies(omni, asked.seed), asked.good))
+    ends = Counter(result.talker_finish_reason for result in good)
+    frames = sum(len(result.codes) for result in good)
+    logger.info("%d good replies, %d frames: %s", len(good), frames, dict(ends))
+    wrong = ends["runaway"]
+    for number, kind in enumerate(KINDS):
+        made = made_replies(kind, asked.made // 3 + (number < asked.made % 3))
+        ended = [one for one in made if one.result.talker_finish_reason == "runaway"]
+        wrong += len(made) - len(ended)
+        most = max(len(one.result.codes) - one.said for one in made)
+        logger.info(
+            "%s: %d of %d ended, %d frames after it began", kind, len(ended), len(made), most
+        )
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
