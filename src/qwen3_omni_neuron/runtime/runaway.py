@@ -25,7 +25,7 @@ MOST_PAUSES = 4
 KEPT_FRAMES = 2  # after the last sound, in which it fades
 CYCLE_FRAMES = 48  # 3.84 s, of a cycle with its first period
 LONGEST_PERIOD = 16  # frames of a cycle's period: it is repeated twice or more
-LOST = 8  # repeated frames that one frame outside the cycle takes away
+LOST = 4  # repeated frames that one frame outside the cycle takes away
 # Frames a text token. Released talkers take 3 to 4; 10 cut last words where others had them as
 # the limit, 15 did not (vllm-omni #6215). With less than 2, words must still come.
 SLOW, QUICK = 15.0, 2.0
