@@ -10,6 +10,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -121,7 +122,7 @@ class RunawayTalker:
             return [frame for frame in said if int(frame[0]) in SILENT_CODES][-1:]
         loud = [frame for frame in said if int(frame[0]) not in SILENT_CODES]
         if self._kind == "cycle":
-            return loud[-len(said) % 12 - 1 :]
+            return loud[-1 - len(said) % 12 :]
         return self._rng.choices(loud, k=len(loud))
 
 
@@ -134,10 +135,9 @@ class Made:
     said: int
 
 
-def made_replies(kind: str, count: int, **options: Any) -> list[Made]:
-    """Speak texts with a talker that never ends. options: of every request."""
-    rng = random.Random(f"made {kind}")
-    drawn = [drawn_text(rng, MOST_WORDS) for _ in range(count)]
+@contextmanager
+def running_away(kind: str) -> Iterator[tuple[Qwen3Omni, RunawayTalker]]:
+    """Load the checkpoint with a talker that never ends, until the block does."""
     talkers: list[RunawayTalker] = []
 
     def put_in(engines: Engines) -> Engines:
@@ -145,18 +145,26 @@ def made_replies(kind: str, count: int, **options: Any) -> list[Made]:
         return replace(engines, talker=talkers[0])
 
     with Qwen3Omni.load(SPEAKING_CHECKPOINT, max_concurrency=SLOTS, wrap_engines=put_in) as omni:
+        yield omni, talkers[0]
+
+
+def made_replies(kind: str, count: int) -> list[Made]:
+    """Speak texts with a talker that never ends."""
+    rng = random.Random(f"made {kind}")
+    drawn = [drawn_text(rng, MOST_WORDS) for _ in range(count)]
+    with running_away(kind) as (omni, talker):
         results = [
             result
             for start in range(0, count, SLOTS)
             for result in results_of(
                 [
-                    omni.stream_speech(text.words, **text.options, **options)
+                    omni.stream_speech(text.words, **text.options)
                     for text in drawn[start : start + SLOTS]
                 ]
             )
         ]
     return [
-        Made(text, result, _said(result, talkers[0].begun))
+        Made(text, result, _said(result, talker.begun))
         for text, result in zip(drawn, results, strict=True)
     ]
 
