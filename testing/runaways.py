@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, SpeechResult
@@ -30,7 +29,7 @@ SHORT: dict[str, Any] = {"thinker_max_new_tokens": 16}
 KINDS = ("silence", "cycle", "noise")
 SURE = 32.0  # a forced code's logit: the end code's probability is about 1e-15
 END_ID = 358  # the codec's end code
-SILENT_CODES = (225, 226)  # codes 0 of frames below -60 dBFS
+SILENT_CODES = (225, 226)  # codes 0 of a word's fading and of the silence after it, -99 dBFS
 
 
 @dataclass(frozen=True)
@@ -72,22 +71,21 @@ class RunawayTalker:
     """A talker that makes no end code: where it would end, its logits are forced to go on.
 
     kind: the frames that follow. silence: the last silent frame again and again; cycle: the reply's
-    last few frames over and over; noise: its frames with sound in random order. begun: codes of
-    each reply before it was forced, [frames, 16].
+    last few frames over and over; noise: its frames with sound in random order. said: by
+    slot, the frames of the last reply before it was forced.
     """
 
     def __init__(self, engine: Any, kind: str):
         self._engine, self._kind = engine, kind
         self._rng = random.Random(kind)
-        self._said: dict[int, list[Tensor]] = {}  # by slot: the frames before the runaway
-        self._forced: dict[int, list[Tensor]] = {}  # and those after it, the next one last
-        self.begun: list[Tensor] = []
+        self.said: dict[int, list[Tensor]] = {}
+        self._forced: dict[int, list[Tensor]] = {}  # by slot: frames to come, the next one last
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
-        self._said[slot] = []
+        self.said[slot] = []
         self._forced.pop(slot, None)
         return self._engine.prefill(slot, accepted, first_token)
 
@@ -95,12 +93,9 @@ class RunawayTalker:
         logits = self._engine.step(slots, token_ids).clone()
         for row, slot in zip(logits, slots, strict=True):
             if slot in self._forced or int(row.argmax()) == END_ID:
-                if slot not in self._forced:
-                    self._forced[slot] = []
-                    self.begun.append(torch.stack(self._said[slot]))
-                forced = self._forced[slot]
+                forced = self._forced.setdefault(slot, [])
                 if not forced:
-                    forced += reversed(self._more(self._said[slot]))
+                    forced += reversed(self._more(self.said[slot]))
                 row.zero_()
                 row[forced[-1][0]] = SURE
         return logits
@@ -113,13 +108,13 @@ class RunawayTalker:
             if slot in self._forced:
                 frame[:] = self._forced[slot].pop()
             else:
-                self._said[slot].append(frame)
+                self.said[slot].append(frame)
         return frames
 
     def _more(self, said: list[Tensor]) -> list[Tensor]:
         """Return the next frames of a runaway."""
         if self._kind == "silence":
-            return [frame for frame in said if int(frame[0]) in SILENT_CODES][-1:]
+            return [frame for frame in said if int(frame[0]) == SILENT_CODES[-1]][-1:]
         loud = [frame for frame in said if int(frame[0]) not in SILENT_CODES]
         if self._kind == "cycle":
             return loud[-1 - len(said) % 12 :]
@@ -152,27 +147,14 @@ def made_replies(kind: str, count: int) -> list[Made]:
     """Speak texts with a talker that never ends."""
     rng = random.Random(f"made {kind}")
     drawn = [drawn_text(rng, MOST_WORDS) for _ in range(count)]
+    made: list[Made] = []
     with running_away(kind) as (omni, talker):
-        results = [
-            result
-            for start in range(0, count, SLOTS)
-            for result in results_of(
-                [
-                    omni.stream_speech(text.words, **text.options)
-                    for text in drawn[start : start + SLOTS]
-                ]
-            )
-        ]
-    return [
-        Made(text, result, _said(result, talker.begun))
-        for text, result in zip(drawn, results, strict=True)
-    ]
-
-
-def _said(result: SpeechResult, begun: Sequence[Tensor]) -> int:
-    """Return the length of the frames in `begun` with which a reply begins."""
-    codes = torch.from_numpy(result.codes)
-    return next(len(said) for said in begun if torch.equal(said[: len(codes)], codes[: len(said)]))
+        for start in range(0, count, SLOTS):
+            some = drawn[start : start + SLOTS]
+            streams = [omni.stream_speech(text.words, **text.options) for text in some]
+            for text, stream, result in zip(some, streams, results_of(streams), strict=True):
+                made.append(Made(text, result, len(talker.said[stream.slot])))
+    return made
 
 
 def _voice(rng: random.Random) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def test_no_good_reply_is_cut() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_made_runaway_ends_and_all_that_was_said_is_kept(kind: str) -> None:
-    for made in made_replies(kind, 6):
+    for made in made_replies(kind, 4):
         result, frames = made.result, len(made.result.codes)
         assert result.talker_finish_reason == "runaway"
         assert result.text == made.text.words
