@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 SAMPLE_RATE = 24000
 
-FinishReason = Literal["stop", "length", "no_speech"]
+FinishReason = Literal["stop", "length", "no_speech", "runaway"]
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,9 @@ class SpeechResult:
     text: without special tokens. token_ids: generated thinker ids, EOS included when it was
     produced. codes: int64 [frames, code_groups]. audio: float32 [samples] in [-1, 1] at
     sample_rate Hz. Finish reasons: "stop" (the model ended), "length" (a limit did), and for the
-    talker "no_speech" (an empty text, or speech was not asked for). seed: seed of the request,
-    given or drawn, with which the request can be repeated.
+    talker "no_speech" (an empty text, or speech was not asked for) and "runaway" (all was said, and
+    what followed was not speech: see runtime.runaway). seed: seed of the request, given or drawn,
+    with which the request can be repeated.
     """
 
     text: str

@@ -126,7 +126,7 @@ def test_the_command_line_has_a_flag_for_every_option() -> None:
     add_speak(parser)
     values = {str: "Ethan", bool: "true", int: "3", float: "0.5"}
     given = {o.name: values[o.value_type] for o in REQUEST_OPTIONS if o.value_type in values}
-    given = given | {"chunk_frames": "1,2", "first_chunk": "early"}
+    given = given | {"chunk_frames": "1,2", "first_chunk": "early", "runaway_speech": "keep"}
     del given["thinker_eos_token_id"], given["cache_key"], given["owner"]
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     parsed = vars(parser.parse_args(flags))

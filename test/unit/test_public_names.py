@@ -80,6 +80,7 @@ OPTIONS = [
     "predictor_top_p",
     "chunk_frames",
     "first_chunk",
+    "runaway_speech",
     "cache_key",
     "owner",
     "first_token_timeout_s",
@@ -128,7 +129,8 @@ VERBS = {
         --audio --chunk-frames --compiled --cores --dtype --first-chunk
         --first-token-timeout-s --help --image --instance --kv-cache-dtype --literal-text
         --model --out --placement --predictor-do-sample --predictor-dtype
-        --predictor-top-k --predictor-top-p --seed --speaker --system --talker-do-sample
+        --predictor-top-k --predictor-top-p --runaway-speech --seed --speaker --system
+        --talker-do-sample
         --talker-max-new-tokens --talker-repetition-penalty --talker-temperature
         --talker-top-k --talker-top-p --thinker-do-sample --thinker-max-new-tokens
         --thinker-temperature --thinker-top-k --thinker-top-p --threads --use-audio-in-video
@@ -138,7 +140,7 @@ VERBS = {
         --chunk-frames --compiled --cores --dtype --first-chunk --first-token-timeout-s --help
         --instance --kv-cache-dtype --model --out --placement --predictor-do-sample
         --predictor-dtype --predictor-top-k --predictor-top-p
-        --seed --speaker --talker-do-sample --talker-max-new-tokens
+        --runaway-speech --seed --speaker --talker-do-sample --talker-max-new-tokens
         --talker-repetition-penalty --talker-temperature --talker-top-k --talker-top-p
         --threads --wait-timeout-s -h text
     """,

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.row_keys import PromptKeys
 from qwen3_omni_neuron.runtime.buffers import CAPACITY, MAX_TOKENS, Output, TextEnd, TokenBuffer
+from qwen3_omni_neuron.runtime.runaway import SpokenPace
 
 # Most tokens of a WrittenReply: they are put at once, and the buffers have space for so many.
 MOST_WRITTEN = min(CAPACITY, MAX_TOKENS)
@@ -55,7 +56,7 @@ class Request:
     clock when the request came, before its conversation was read. codec: decodes its reply. keys:
     keys of the prompt's rows in the prefix cache; None: it is not used. ahead: see
     `Pipeline.prefill_ahead`. written: reply to speak without a call of the thinker's engine; the
-    talker's prompt was made from `prompt`.
+    talker's prompt was made from `prompt`. pace: of the caller's replies before it.
     """
 
     prompt: Prompt
@@ -66,6 +67,7 @@ class Request:
     keys: PromptKeys | None = None
     ahead: bool = False
     written: WrittenReply | None = None
+    pace: SpokenPace = field(default_factory=SpokenPace)
 
 
 @dataclass
@@ -109,6 +111,8 @@ class LiveRequest:
         self.encoding = False  # whether its prefill waits for the encoder stage
         self.encoded: PromptMedia | None = None  # media that the encoder stage has encoded
         self.codes: list[NDArray[np.int64]] = []  # [16] a frame
+        # By frame: see runtime.runaway.end_probability; 1 before the whole text was taken.
+        self.end_probabilities: list[float] = []
         self.decoded_frames = 0  # frames of `codes` that the vocoder has decoded
         self.chunk_wanted = 1  # frames that the vocoder's next chunk needs
         self.chunks = 0  # number of chunks that the vocoder has decoded
@@ -145,6 +149,11 @@ class LiveRequest:
             self.text.close(error)
             self.output.notify()
             self._wake()
+
+    def end_speech(self, why: FinishReason) -> None:
+        """Record that no frame comes after those in `codes`. The lock is held."""
+        self.talker_finish, self.speech_ended = why, True
+        self.text.abandon()
 
     @property
     def waiting_frames(self) -> int:
