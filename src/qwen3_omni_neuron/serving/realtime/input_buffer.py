@@ -48,7 +48,7 @@ class InputBuffer:
         else:
             if settings.by_meaning:
                 smart_turn.load()  # now, and not in the first turn's pause
-            self._detector = TurnDetector(settings, vad.SileroVad(), smart_turn.is_complete, at=at)
+            self._detector = TurnDetector(settings, vad.SileroVad(), at=at)
 
     def push(self, text: str) -> list[TurnEvent]:
         """Process sound in base64. Returns what the session has to react to, in order.
@@ -66,6 +66,10 @@ class InputBuffer:
                 return found[number:]
             self.append(event.samples)
         return []
+
+    def judged(self, complete: bool) -> list[TurnEvent]:
+        """Go on after a pause that was judged: see `TurnDetector.judged`."""
+        return [] if self._detector is None else self._detector.judged(complete)
 
     def append(self, samples: Samples) -> None:
         """Append sound to the user's turn. Raises ApiError if the session holds too much."""

@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -14,7 +16,7 @@ from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.ids import new_id
 from qwen3_omni_neuron.serving.realtime import events, smart_turn
-from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE
+from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE, Samples
 from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.events import Json
 from qwen3_omni_neuron.serving.realtime.input_buffer import InputBuffer
@@ -151,8 +153,9 @@ class LiveSession:
             case events.SessionUpdate():
                 await self._update(event.session)
             case events.Append():
-                for turn_event in await self._in_thread(self._input.push, event.audio):
-                    await self._react(turn_event)
+                found = deque(await self._in_thread(self._input.push, event.audio))
+                while found:
+                    found.extend(await self._react(found.popleft()))
             case events.Commit():
                 await self._transcribe(await self._input.commit(flush=True))
             case events.Clear():
@@ -220,16 +223,15 @@ class LiveSession:
 
     # The user's turns.
 
-    async def _react(self, event: TurnEvent) -> None:
-        """Do what follows from what the turn detector has found."""
+    async def _react(self, event: TurnEvent) -> Sequence[TurnEvent]:
+        """Do what follows from what the turn detector has found. Returns what it finds next."""
         detection = self._config.audio.input.turn_detection
         if detection is None:
-            return
+            return ()
         if isinstance(event, Speech):
             await self._in_thread(self._input.append, event.samples)
         elif isinstance(event, Paused):
-            if detection.create_response:
-                await self._in_thread(self._session.prepare, speaks(self._config))
+            return await self._pause(event.heard, detection.create_response)
         elif isinstance(event, Started):
             if detection.interrupt_response:
                 self._responses.abandon("turn_detected")
@@ -243,6 +245,22 @@ class LiveSession:
         else:
             times = {"audio_end_ms": _ms(event.at)}
             await self._end_turn("speech_stopped", times, detection.create_response)
+        return ()
+
+    async def _pause(self, heard: Samples | None, create_response: bool) -> Sequence[TurnEvent]:
+        """Compute the prompt ahead, and meanwhile judge whether the turn is complete.
+
+        heard: see `Paused`. Returns what the turn detector finds next.
+        """
+        judging = None
+        if heard is not None:
+            judge = self._service.model.in_thread(smart_turn.is_complete, heard)
+            judging = asyncio.create_task(judge)
+        if create_response:
+            await self._in_thread(self._session.prepare, speaks(self._config))
+        if judging is None:
+            return ()
+        return await self._in_thread(self._input.judged, await judging)
 
     async def _end_turn(self, kind: str, times: dict[str, int], create_response: bool) -> None:
         """Commit the user's turn, and answer it. kind, times: the event that tells the client."""
