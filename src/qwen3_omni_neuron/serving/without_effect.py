@@ -76,7 +76,9 @@ FIELDS: Mapping[str, Mapping[str, WithoutEffect]] = {
         "audio.input.transcription.languages": WithoutEffect(_LANGUAGE),
         "audio.input.transcription.keywords": WithoutEffect(_KEYWORDS),
         "audio.input.transcription.prompt": WithoutEffect("the transcript has no context"),
-        "audio.input.transcription.delay": WithoutEffect("a turn is transcribed when it ends"),
+        "audio.input.transcription.delay": WithoutEffect(
+            "speech is transcribed by windows of at most 8 s"
+        ),
         "audio.output.speed": WithoutEffect(
             "only where PyAV is not installed (the extra `video`): the session shows 1.0",
             1,

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-import numpy as np
 from starlette.types import Receive, Send
 
 from qwen3_omni_neuron.api import Qwen3Omni
@@ -24,6 +23,7 @@ from qwen3_omni_neuron.serving.realtime.items import ConversationItem, Conversat
 from qwen3_omni_neuron.serving.realtime.responses import Responses, reply_options
 from qwen3_omni_neuron.serving.realtime.session_config import (
     SessionConfig,
+    SessionType,
     first_config,
     response_config,
     shown,
@@ -31,7 +31,7 @@ from qwen3_omni_neuron.serving.realtime.session_config import (
     updated,
     without_mcp,
 )
-from qwen3_omni_neuron.serving.realtime.transcribing import Transcriber
+from qwen3_omni_neuron.serving.realtime.transcribing import Transcriber, Transcript
 from qwen3_omni_neuron.serving.realtime.turns import Paused, Speech, Started, TimedOut, TurnEvent
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.without_effect import REALTIME
@@ -52,12 +52,14 @@ class LiveSession:
         pool: ThreadPoolExecutor,
         receive: Receive,
         send: Send,
+        kind: SessionType = "realtime",
     ):
+        """kind: the session's type, which its client may still change."""
         self._service, self._receive = service, receive
         self._session = omni.session(literal_text=True)
         self._account = service.account_of_session(context.owner)
         self._voices = service.voices_of(omni)
-        self._config = first_config(service.model.name, self._voices)
+        self._config = first_config(service.model.name, self._voices, kind)
         self._by_meaning = smart_turn.is_installed() and not omni.turns_by_silence
         self._config_bytes = 0  # bytes of the configuration in the account
         self._id = new_id("sess_")
@@ -66,9 +68,15 @@ class LiveSession:
         self._connection = connection = Connection(send, pool, service, context)
         self._send, self._in_thread = connection.send, connection.in_thread
         self._items = ConversationItems(connection, omni, self._session, self._account)
-        self._input = InputBuffer(connection, self._items, self._config.audio.input.format)
+        self._transcriber = Transcriber(connection, self._account, self._config)
+        self._input = InputBuffer(
+            connection,
+            self._items,
+            self._transcriber,
+            self._config.audio.input.format,
+            self._config.answers,
+        )
         self._responses = Responses(connection, self._items, self._input, self._voices)
-        self._transcriber = Transcriber(connection, self._account)
 
     async def serve(self) -> None:
         """Serve until the client leaves, the session's time is over, or the server ends."""
@@ -157,7 +165,7 @@ class LiveSession:
                 while found:
                     found.extend(await self._react(found.popleft()))
             case events.Commit():
-                await self._transcribe(await self._input.commit(flush=True))
+                self._transcribe(*await self._input.commit(flush=True))
             case events.Clear():
                 await self._input.clear()
             case events.ClearOutput():
@@ -182,15 +190,24 @@ class LiveSession:
 
     def _shown(self) -> Json:
         """Return the session as clients see it."""
-        made = {"id": self._id, "object": "realtime.session", "expires_at": self._expires_at}
+        kind = "session" if self._config.answers else "transcription_session"
+        made = {"id": self._id, "object": f"realtime.{kind}", "expires_at": self._expires_at}
         return {**made, **shown(self._config)}
 
     async def _update(self, given: Json) -> None:
         before = self._config
         given, refusal = without_mcp(given)
         config = await self._in_thread(updated, before, given, self._voices, self._by_meaning)
+        if config.type != before.type:
+            if self._session.turns or not self._input.is_empty:
+                message = (
+                    f"the session's type is {before.type} and can't be changed any more: there are "
+                    "items, or sound was appended. Open another session."
+                )
+                raise ApiError(400, message, "invalid_value", "session.type")
+            self._input.keeps = config.answers
         await self._count(config)
-        self._config = config
+        self._config = self._transcriber.config = config
         now, earlier = config.audio.input, before.audio.input
         if now.format != earlier.format:
             await self._input.set_format(now.format)
@@ -231,7 +248,8 @@ class LiveSession:
         if isinstance(event, Speech):
             await self._in_thread(self._input.append, event.samples)
         elif isinstance(event, Paused):
-            return await self._pause(event.heard, detection.create_response)
+            answer = detection.create_response and self._config.answers
+            return await self._pause(event.heard, answer)
         elif isinstance(event, Started):
             if detection.interrupt_response:
                 self._responses.abandon("turn_detected")
@@ -266,18 +284,19 @@ class LiveSession:
         """Commit the user's turn, and answer it. kind, times: the event that tells the client."""
         await self._send(f"input_audio_buffer.{kind}", **times, item_id=self._input.item_id)
         try:
-            item = await self._input.commit(flush=False)
-            if create_response:
-                await self._responses.start(self._config, response_config(None, self._voices))
-            await self._transcribe(item)
+            item, transcript = await self._input.commit(flush=False)
+            try:
+                if create_response and self._config.answers:
+                    await self._responses.start(self._config, response_config(None, self._voices))
+            finally:
+                self._transcribe(item, transcript)
         except (ApiError, Qwen3OmniError) as error:
             await self._connection.send_error(self._connection.failed(error))
 
-    async def _transcribe(self, item: ConversationItem) -> None:
-        """Start a turn's transcription, if requested, after its answer has started."""
-        if self._config.audio.input.transcription is not None:
-            samples = await self._in_thread(lambda: np.concatenate(item.sounds))
-            self._transcriber.add(item, samples)
+    def _transcribe(self, item: ConversationItem, transcript: Transcript | None) -> None:
+        """Let a turn's transcript end, if there is one, after its answer has started."""
+        if transcript is not None:
+            self._transcriber.finish(transcript, item)
 
 
 def _ms(samples: int) -> int:
