@@ -262,7 +262,7 @@ def test_the_wait_for_silence_is_not_spent_waiting(omni: Qwen3Omni, server: Serv
     """All rows of the prompt but the last are there before the turn has ended."""
     with calling(server) as caller:
         caller.update(audio={"input": {"format": PCM_16K}}, instructions="Be brief.", **SHORT)
-        caller.say(np.concatenate((question(), np.zeros(RATE // 3, np.float32))))
+        caller.say(np.concatenate((question(), np.zeros(RATE // 4, np.float32))))
         caller.send("conversation.item.retrieve", item_id="none")  # answered after what was said
         caller.until("error")
         wait_until(lambda: not omni.status().running)

@@ -187,6 +187,30 @@ def test_sound_that_is_cleared_is_in_no_transcript(
     assert {e.item_id for e in caller.heard if e.type == f"{KIND}.completed"} == {done.item_id}
 
 
+def test_log_probabilities_where_they_are_asked_for(
+    speaking: Qwen3Omni, server: Server, speech: NDArray[np.float32]
+) -> None:
+    clip = speech[: 3 * RATE]
+    audio = {"audio": clip, "sampling_rate": RATE}
+    with stream_transcript(speaking, audio, logprobs=True) as stream:
+        deltas = [event for event in stream if isinstance(event, TextDelta) and event.text]
+    with calling(server) as caller:
+        caller.update(**TRANSCRIBING, include=["item.input_audio_transcription.logprobs"])
+        caller.say(clip)
+        caller.send("input_audio_buffer.commit")
+        events = ended(caller)
+        given = events[-1].logprobs
+        assert [x.token for x in given] == [delta.text for delta in deltas]
+        for entry, delta in zip(given, deltas, strict=True):
+            assert entry.logprob == pytest.approx(sum(delta.logprobs), abs=1e-4)
+            assert bytes(entry.bytes).decode() == entry.token
+        assert given == [x for e in events if e.type == f"{KIND}.delta" for x in e.logprobs]
+        caller.update(**TRANSCRIBING, include=None)
+        caller.say(clip)
+        caller.send("input_audio_buffer.commit")
+        assert {e.logprobs for e in ended(caller) if e.type.startswith(KIND)} == {None}
+
+
 def test_the_server_cuts_speech_where_it_pauses_and_answers_nothing(server: Server) -> None:
     silence = np.zeros(RATE, np.float32)
     with calling(server) as caller:

@@ -21,6 +21,7 @@ from qwen3_omni_neuron.transcription import (
     Transcript,
     stream_transcript,
     transcribe,
+    GrowingWindows,
     transcribe_windows,
     windows,
 )

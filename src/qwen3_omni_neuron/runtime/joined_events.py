@@ -121,6 +121,7 @@ class JoinedEvents:
             talker_finish_reason="length" if cut else lives[-1].talker_finish,
             timings=self._timings(len(audio) / SAMPLE_RATE),
             seed=lives[0].seed,
+            logprobs=[logprob for live in lives for logprob in live.logprobs],
         )
 
     def _timings(self, audio_s: float) -> Timings:

@@ -180,6 +180,11 @@ class SessionConfig(_CommonConfig):
     truncation: Literal["auto", "disabled"] = "disabled"
 
     @property
+    def logprobs(self) -> bool:
+        """True where transcripts have log-probabilities."""
+        return bool(self.include)
+
+    @property
     def answers(self) -> bool:
         """False where the session only transcribes."""
         return self.type == "realtime"

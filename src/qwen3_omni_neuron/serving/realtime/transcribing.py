@@ -8,6 +8,7 @@ from qwen3_omni_neuron.events import TextDelta
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.bodies import bounded_options
 from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.logprobs import logprob_entries
 from qwen3_omni_neuron.serving.media import sound_bytes
 from qwen3_omni_neuron.serving.quotas import Account
 from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE, Samples
@@ -26,17 +27,20 @@ _KIND = "conversation.item.input_audio_transcription"
 class Transcript:
     """Transcript of one turn, from its first sample on.
 
-    item_id: id of the turn's item. sound: windows of the turn; for the session's thread until the
-    turn has ended. item: None until then. text: transcript so far. sent: number of its characters
-    that the client was sent. error: what ended the transcription. dropped: nobody wants it any
-    more.
+    item_id: id of the turn's item. logprobs: entries of its tokens, None: nobody asked for them.
+    sound: windows of the turn; for the session's thread until the turn has ended. item: None until
+    then. text: transcript so far. sent, told: numbers of characters and of entries that the client
+    was sent. counted: the turn counts towards the rate of its key. error: what ended the
+    transcription. dropped: nobody wants it any more.
     """
 
     item_id: str
+    logprobs: list[Json] | None
     sound: GrowingWindows = field(default_factory=GrowingWindows)
     item: ConversationItem | None = None
     text: str = ""
     sent: int = 0
+    told: int = 0
     counted: bool = False
     error: Json | None = None
     dropped: bool = False
@@ -65,8 +69,9 @@ class Transcriber:
 
     def begin(self, item_id: str) -> Transcript | None:
         """Begin a turn; None: it is not to be transcribed."""
-        wanted = self.config.audio.input.transcription is not None
-        return Transcript(item_id) if wanted else None
+        if self.config.audio.input.transcription is None:
+            return None
+        return Transcript(item_id, [] if self.config.logprobs else None)
 
     def hear(self, turn: Transcript, samples: Samples) -> None:
         """Transcribe a turn's next samples, which the account counts already."""
@@ -137,7 +142,7 @@ class Transcriber:
         begun = False
         with (
             service.requests.place(owner),
-            await service.model.start(self._stream, window) as stream,
+            await service.model.start(self._stream, turn, window) as stream,
         ):
             async for event in stream:
                 if turn.dropped:
@@ -145,13 +150,17 @@ class Transcriber:
                 if isinstance(event, TextDelta) and event.text:
                     turn.text += event.text if begun or not turn.text else f" {event.text}"
                     begun = True
+                    if turn.logprobs is not None:
+                        turn.logprobs += logprob_entries(event)
                     await self._tell(turn)
 
     async def _tell(self, turn: Transcript) -> None:
         """Send the text that was not sent yet, if the client can make use of it already."""
         if (turn.item is not None or not self.config.answers) and turn.sent < len(turn.text):
             delta, turn.sent = turn.text[turn.sent :], len(turn.text)
-            fields = {"item_id": turn.item_id, "content_index": 0, "delta": delta}
+            fields: Json = {"item_id": turn.item_id, "content_index": 0, "delta": delta}
+            if turn.logprobs is not None:
+                fields["logprobs"], turn.told = turn.logprobs[turn.told :], len(turn.logprobs)
             await self._connection.send(f"{_KIND}.delta", **fields)
 
     async def _complete(self, turn: Transcript) -> None:
@@ -163,11 +172,14 @@ class Transcriber:
         await self._tell(turn)
         assert turn.item is not None
         turn.item.shown["content"][0]["transcript"] = turn.text
+        if turn.logprobs is not None:
+            fields["logprobs"] = turn.logprobs
         fields["usage"] = duration_usage(turn.sound.length / TURN_RATE)
         await self._connection.send(f"{_KIND}.completed", **fields, transcript=turn.text)
 
-    def _stream(self, window: Samples) -> SpeechStream:
+    def _stream(self, turn: Transcript, window: Samples) -> SpeechStream:
         service = self._connection.service
         options = bounded_options({}, service.settings, self._connection.context.owner)
         audio = {"audio": window, "sampling_rate": TURN_RATE}
-        return stream_transcript(service.model.take(), audio, **options)
+        wanted = turn.logprobs is not None
+        return stream_transcript(service.model.take(), audio, logprobs=wanted, **options)
