@@ -16,7 +16,7 @@ from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import AudioError, LateError, PromptTooLongError
 from qwen3_omni_neuron.events import Finished, FinishReason, TextDelta
 from qwen3_omni_neuron.options import RequestArguments, RequestOptions
-from qwen3_omni_neuron.prompt.media.audio import load_waveform
+from qwen3_omni_neuron.prompt.media.audio import check_length, load_waveform
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 
 if TYPE_CHECKING:
@@ -188,6 +188,10 @@ class GrowingWindows:
     def finish(self) -> list[NDArray[np.float32]]:
         """Return the windows that are left, two at most: the sound has ended."""
         return self._cut(False) if self.held else []
+
+    def check(self, where: str) -> None:
+        """Raise AudioError if the sound is too short to be transcribed. where: its name there."""
+        check_length(self.length, SAMPLING_RATE, where)
 
     def _cut(self, grows: bool) -> list[NDArray[np.float32]]:
         samples = np.concatenate(self._pieces)

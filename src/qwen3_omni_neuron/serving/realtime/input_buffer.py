@@ -1,7 +1,6 @@
 """The user's sound from its arrival to the commit of its turn."""
 
 from qwen3_omni_neuron.errors import AudioError
-from qwen3_omni_neuron.prompt.media.audio import check_length
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.ids import new_id
 from qwen3_omni_neuron.serving.media import sound_bytes
@@ -165,7 +164,8 @@ class InputBuffer:
         if self.keeps:
             turn = session.commit()
         else:
-            check_length(self._samples, TURN_RATE, "append_audio")
+            assert self._transcript is not None, "sound that is not kept is transcribed"
+            self._transcript.sound.check("append_audio")
             turn = session.read(EMPTY_MESSAGE)
             session.insert(turn)
         content = [{"type": "input_audio", "transcript": None}]

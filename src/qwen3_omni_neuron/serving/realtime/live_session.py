@@ -198,15 +198,14 @@ class LiveSession:
         before = self._config
         given, refusal = without_mcp(given)
         config = await self._in_thread(updated, before, given, self._voices, self._by_meaning)
-        if config.type != before.type:
-            if self._session.turns or not self._input.is_empty:
-                message = (
-                    f"the session's type is {before.type} and can't be changed any more: there are "
-                    "items, or sound was appended. Open another session."
-                )
-                raise ApiError(400, message, "invalid_value", "session.type")
-            self._input.keeps = config.answers
+        if config.type != before.type and (self._session.turns or not self._input.is_empty):
+            message = (
+                f"the session's type is {before.type} and can't be changed any more: there are "
+                "items, or sound was appended. Open another session."
+            )
+            raise ApiError(400, message, "invalid_value", "session.type")
         await self._count(config)
+        self._input.keeps = config.answers
         self._config = self._transcriber.config = config
         now, earlier = config.audio.input, before.audio.input
         if now.format != earlier.format:
