@@ -241,6 +241,10 @@ class RequestArguments(SpeechArguments, total=False):
         Sequence[Mapping[str, Any]],
         OptionDoc("functions that the reply may call, as OpenAI's API describes them", _DICTS),
     ]
+    logprobs: Annotated[
+        bool,
+        OptionDoc("give the log-probability of each token of the text; not with stop", _FLAG),
+    ]
     literal_text: Annotated[
         bool,
         OptionDoc("take names of special tokens in messages as words, not as these tokens", _FLAG),
@@ -306,11 +310,11 @@ class GenerateArguments(LoadArguments, RequestArguments, total=False):
 class RequestOptions:
     """Options of one request with their defaults; `RequestArguments` documents each.
 
-    Names and defaults are the reference's; stop, tools, literal_text, chunk_frames, first_chunk,
-    runaway_speech, cache_key, owner and the two timeouts are ours. A field whose default is None
-    takes the checkpoint's value, unless `OptionDoc.default` names another. Limits count tokens,
-    including the one that ends text or speech. As in the reference, the talker token that reaches
-    the limit is never decoded, so N tokens give N - 1 frames.
+    Names and defaults are the reference's; stop, tools, logprobs, literal_text, chunk_frames,
+    first_chunk, runaway_speech, cache_key, owner and the two timeouts are ours. A field whose
+    default is None takes the checkpoint's value, unless `OptionDoc.default` names another. Limits
+    count tokens, including the one that ends text or speech. As in the reference, the talker token
+    that reaches the limit is never decoded, so N tokens give N - 1 frames.
     Source: transformers Qwen3OmniMoeForConditionalGeneration.generate.
     """
 
@@ -325,6 +329,7 @@ class RequestOptions:
     thinker_top_p: float | None = None
     stop: Sequence[str] = ()
     tools: Sequence[Mapping[str, Any]] = ()
+    logprobs: bool = False
     literal_text: bool = False
     talker_max_new_tokens: int = 4096
     talker_do_sample: bool = True
@@ -364,7 +369,13 @@ class RequestOptions:
                     f"unknown option {format_value(name)}.{hint} Options: {', '.join(known)}."
                 )
             known[name].check(value)
-        return replace(base or RequestOptions(), **given)
+        made = replace(base or RequestOptions(), **given)
+        if made.logprobs and made.stop:
+            raise OptionError(
+                "logprobs can't be given with stop: where a stop string begins inside of a token, "
+                "the text has tokens that the model did not write. Leave one of them out."
+            )
+        return made
 
     def thinker_sampling(self, defaults: GenerationDefaults) -> SamplingParams:
         """Return the thinker's sampling, from the options or else from generation_config.json."""

@@ -159,3 +159,8 @@ def test_limits_in_the_openapi_document_are_those_that_are_checked() -> None:
         assert "maximum" not in limits or not accepts(limits["maximum"] + 1), name
         assert all(accepts(one) for one in limits.get("enum", ())), name
         assert "minItems" not in limits or not accepts([]), name
+
+
+def test_logprobs_and_stop_are_not_given_together() -> None:
+    with pytest.raises(OptionError, match="logprobs can't be given with stop"):
+        RequestOptions.parse({"logprobs": True, "stop": ["."]})

@@ -105,6 +105,7 @@ class LiveRequest:
         self.ended = False
         self.error: BaseException | None = None
         self.token_ids: list[int] = []
+        self.logprobs: list[float] = []  # of token_ids, where the request asks for them
         self.accepted: Tensor | None = None  # hidden states of the accept layer, for the talker
         self.cached_rows = 0  # prompt rows in the prefix cache; an estimate before prefill
         self.prefilled_rows = 0  # prompt rows that were cached or computed so far
