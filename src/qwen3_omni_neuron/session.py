@@ -216,7 +216,7 @@ class Session:
                 return
             options = self._options
             try:
-                prompt = self._prompt(self._conversation(), tools=options.tools)
+                prompt = self._prompt(self._conversation(), tools=options.shown_tools)
             except (AudioError, PromptTooLongError):  # so far the clip is too short; see respond
                 return
             self._prefill_ahead(prompt, options, speak and model.speaks)
@@ -295,7 +295,7 @@ class Session:
                     "user. Append text or audio first."
                 )
             request = self._model.request(
-                self._prompt(read, tools=parsed.tools), parsed, speak, arrived_s
+                self._prompt(read, tools=parsed.shown_tools), parsed, speak, arrived_s
             )
             self._end_ahead(parsed.first_token_timeout_s)
             reply = Reply(speak, mean_pace([e for e in self._history if isinstance(e, Reply)]))
@@ -433,7 +433,7 @@ class Session:
         self._ahead_of = state
         options = self._options
         try:
-            prompt = self._prompt(self._conversation(), True, options.tools)
+            prompt = self._prompt(self._conversation(), True, options.shown_tools)
         except PromptTooLongError:  # `respond` raises it
             return
         speak = model.speaks and (self._reply is None or self._reply.spoken)
