@@ -44,6 +44,9 @@ class Metrics:
         self._frames = counter("frames", "Codec frames of speech, of 80 ms each")
         self._audio = counter("audio_seconds", "Duration of the speech that was made")
         self._finished = counter("replies", "Replies by the reason that text ended", "reason")
+        self.failed_calls = counter(
+            "tool_calls_failed", "Replies that a malformed or unfinished call of a tool has ended"
+        )
         self.without_effect = counter(
             "fields_without_effect", "Fields that were sent and have no effect", "path", "field"
         )
