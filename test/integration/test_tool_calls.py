@@ -182,7 +182,7 @@ def test_a_schema_that_is_not_strict_and_not_supported_is_any_object(
     call = '<tool_call>\n{"name": "odd", "arguments": {"b": [1]}}\n</tool_call>'
     script(tokens(omni, call))
     assert omni.generate_text(HELLO, **options).text == call
-    script(tokens(omni, call.replace('{"b": [1]}', "[1]")[: call.index("[1]")]))
+    script(tokens(omni, call.partition('{"b"')[0] + "["))
     with pytest.raises(GrammarError):
         omni.generate_text(HELLO, **options)
     tools[0]["function"]["strict"] = True
@@ -200,7 +200,7 @@ def test_a_schema_that_is_not_strict_and_not_supported_is_any_object(
         ({"tool_choice": "required", "tools": []}, "requires a call, and there are no tools"),
         ({"tools": [{"type": "function"}]}, r"tools\[0\] has no function with a name"),
         (
-            {"tools": [tool("f", {"properties": dict.fromkeys(map(str, range(501)), {})})]},
+            {"tools": [tool("f", {"properties": {str(n): {} for n in range(501)}})]},
             "501 properties",
         ),
     ],
