@@ -8,7 +8,7 @@ those of new messages.
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.errors import (
@@ -443,6 +443,8 @@ class Session:
         model = self._model
         if len(prompt) > model.most_tokens:
             return
+        # A reply alone has a grammar; the prompt has shown the tools.
+        options = replace(options, tools=(), tool_choice="auto", grammar=None)
         request = model.request(prompt, options, speak, model.pipeline.clock.now())
         for earlier in self._ahead:
             if earlier.slot < 0:  # it has not begun, and the new one has its rows, too

@@ -164,6 +164,31 @@ def test_what_can_not_be_used_is_refused_before_the_reply(
     assert not omni.status().running
 
 
+def test_reasoning_comes_before_the_grammar(
+    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it says; then blank lines may come, and the grammar."""
+    monkeypatch.setitem(omni.conversation.__dict__, "thinks", True)
+    begun = omni.conversation._tokenizer.encode("Maybe <tool_call> no.</think>\n")
+    stage = omni._pipeline._thinker
+    sample = stage._sample_ids
+    monkeypatch.setattr(
+        stage, "_sample_ids", lambda *a: [begun.pop(0) if begun else i for i in sample(*a)]
+    )
+    result = omni.generate_text(HELLO, grammar={"regex": "(yes|no)!"}, **LIMITS)
+    assert re.fullmatch(r"Maybe <tool_call> no\.</think>\n{1,2}(yes|no)!", result.text)
+
+
+def test_a_prefill_ahead_compiles_nothing(omni: Qwen3Omni) -> None:
+    """A grammar that can't be used is refused where a reply is asked for."""
+    with omni.session(grammar={"regex": "(a"}, **LIMITS) as session:
+        session.append("Hello")
+        session.prepare()
+        with pytest.raises(OptionError, match="unclosed group"):
+            session.respond()
+        assert session.respond(grammar={"regex": "b"}, speak=False) is not None
+
+
 def test_without_llguidance_the_error_says_how_to_install_it(
     omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
 ) -> None:
