@@ -14,6 +14,7 @@ import random
 import statistics
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,8 @@ class MadeVocabulary:
         self._backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         self._backend.decoder = decoders.ByteLevel()
         self._backend.add_tokens([AddedToken(name, normalized=False) for name in MARKERS])
-        self.end_id: int = self._backend.token_to_id(END)
+        assert self._backend.get_vocab_size() == VOCABULARY
+        self.end_id = VOCABULARY - len(MARKERS)
 
     def tokenizer_json(self) -> str:
         """Return the tokenizer's file."""
@@ -154,7 +156,7 @@ def measure(options: argparse.Namespace) -> Figures:
 
         for number in range(options.steps):
             for kind, replies in kinds.items():
-                seconds[kind].append(timed(lambda r=replies, n=number: iterate(r, n)))
+                seconds[kind].append(timed(partial(iterate, replies, number)))
     masks.close()
     rows: list[dict[str, Any]] = [
         {"kind": kind, "median_us": 1e6 * statistics.median(found), "p95_us": 1e6 * _p95(found)}

@@ -103,7 +103,12 @@ def test_from_the_marker_on_a_call_is_held_to_its_schema_and_not_spoken(
 ) -> None:
     spoken: list[int] = []
     put = TokenBuffer.put
-    monkeypatch.setattr(TokenBuffer, "put", lambda b, t: (spoken.append(t), put(b, t))[1])
+
+    def put_and_note(buffer: TokenBuffer, token_id: int) -> None:
+        spoken.append(token_id)
+        put(buffer, token_id)
+
+    monkeypatch.setattr(TokenBuffer, "put", put_and_note)
     encode = omni.conversation.encode_words
     script(
         encode("Let me look. ") + (encode if spelled else lambda t: tokens(omni, t))("<tool_call>")
@@ -270,7 +275,7 @@ def test_a_chat_calls_the_tools_that_its_choice_allows(
     asked: Any = {"model": server.settings.model_name, "messages": HELLO, "tools": TOOLS, "seed": 4}
     asked |= {"tool_choice": choice, "parallel_tool_calls": False, "extra_body": BODY}
     (whole,) = client.chat.completions.create(**asked).choices
-    (call,) = whole.message.tool_calls or ()
+    (call,) = whole.message.tool_calls
     assert (whole.finish_reason, whole.message.content) == (reason, None)
     check(call.function.name, json.loads(call.function.arguments))
     assert "\\u" not in call.function.arguments
@@ -280,7 +285,7 @@ def test_a_chat_calls_the_tools_that_its_choice_allows(
     calls = [call for delta in deltas for call in delta.tool_calls or ()]
     assert [c.function.arguments for c in calls] == [call.function.arguments]
     assert pieces[-1].choices[0].finish_reason == reason
-    assert not any(delta.to_dict().get("audio", {}).get("data") for delta in deltas)  # type: ignore[attr-defined]
+    assert not any(delta.to_dict().get("audio", {}).get("data") for delta in deltas)
 
 
 def failed_calls(server: Server) -> float:
@@ -314,7 +319,7 @@ SCHEMA = {"name": "place", "schema": PARAMETERS, "strict": True}
 def test_a_chat_answers_in_the_json_of_its_format(client: OpenAI, server: Server) -> None:
     asked: Any = {"model": server.settings.model_name, "messages": HELLO, "seed": 4}
     asked["extra_body"] = BODY
-    form = {"type": "json_schema", "json_schema": SCHEMA}
+    form: Any = {"type": "json_schema", "json_schema": SCHEMA}
     content = client.chat.completions.create(**asked, response_format=form).choices[0].message
     check("weather", json.loads(content.content or ""))
     assert json.dumps(json.loads(content.content or ""), ensure_ascii=False) == content.content

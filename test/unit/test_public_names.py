@@ -68,6 +68,9 @@ OPTIONS = [
     "thinker_top_p",
     "stop",
     "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "grammar",
     "literal_text",
     "talker_max_new_tokens",
     "talker_do_sample",
@@ -108,6 +111,7 @@ ERRORS = [
     "ClosedError",
     "CompileError",
     "EngineDiedError",
+    "GrammarError",
     "ImageError",
     "InputError",
     "LateError",
@@ -117,6 +121,7 @@ ERRORS = [
     "OutputError",
     "PromptTooLongError",
     "Qwen3OmniError",
+    "ToolCallError",
     "VideoError",
 ]
 VERBS = {
