@@ -359,8 +359,7 @@ def test_tools_of_type_mcp_are_refused_by_name_and_the_rest_is_taken(caller: Cal
 @pytest.mark.parametrize(
     ("given", "param"),
     [
-        ({"tool_choice": "required"}, "session.tool_choice"),
-        ({"tool_choice": {"type": "function", "name": "look_up"}}, "session.tool_choice"),
+        ({"tool_choice": "always"}, "session.tool_choice"),
         ({"tool_choice": {"type": "mcp", "server_label": "a"}}, "session.tool_choice"),
         ({"truncation": {"type": "retention_ratio"}}, "session.truncation"),
         ({"include": ["item.other"]}, "session.include.0"),
@@ -515,13 +514,13 @@ def test_other_models_are_still_unknown(server: Server, name: str) -> None:
 def test_what_asks_for_nothing_is_not_counted() -> None:
     given = {
         **{"model": "own", "tracing": None, "include": [], "prompt": None, "tools": [{}, TOOL]},
-        **{"parallel_tool_calls": True, "truncation": "disabled", "reasoning": {}},
+        **{"parallel_tool_calls": False, "truncation": "disabled", "reasoning": {}},
         "audio": {"input": {"noise_reduction": None, "transcription": {}}, "output": {"speed": 1}},
     }
     assert list(sent_without_effect(REALTIME, given, "own")) == []
     assert list(sent_without_effect(REALTIME, None, "own")) == []
-    given["parallel_tool_calls"] = False
-    assert list(sent_without_effect(REALTIME, given, "own")) == ["parallel_tool_calls"]
+    given["truncation"] = "auto"
+    assert list(sent_without_effect(REALTIME, given, "own")) == ["truncation"]
 
 
 def test_fields_of_the_table_are_fields_of_a_session() -> None:

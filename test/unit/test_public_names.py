@@ -68,6 +68,9 @@ OPTIONS = [
     "thinker_top_p",
     "stop",
     "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "grammar",
     "logprobs",
     "literal_text",
     "talker_max_new_tokens",
@@ -110,6 +113,7 @@ ERRORS = [
     "ClosedError",
     "CompileError",
     "EngineDiedError",
+    "GrammarError",
     "ImageError",
     "InputError",
     "LateError",
@@ -119,6 +123,7 @@ ERRORS = [
     "OutputError",
     "PromptTooLongError",
     "Qwen3OmniError",
+    "ToolCallError",
     "VideoError",
 ]
 VERBS = {

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 STDIN = STDOUT = "-"
 # Options that need the tokenizer, a list or dicts, serve several callers, or change no output here.
-_FOR_PROGRAMS = ("thinker_eos_token_id", "stop", "tools", "logprobs", "cache_key", "owner")
+_FOR_PROGRAMS = (
+    *("thinker_eos_token_id", "stop", "tools", "tool_choice", "parallel_tool_calls", "grammar"),
+    *("logprobs", "cache_key", "owner"),
+)
 
 
 def add_speak(parser: argparse.ArgumentParser) -> None:

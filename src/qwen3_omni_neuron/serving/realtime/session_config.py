@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, RequestOptions
 from qwen3_omni_neuron.serving.bodies import MOST_MESSAGES, MOST_TOOLS, is_model, seed_of
-from qwen3_omni_neuron.serving.chat_request import CHAT_OPTIONS
+from qwen3_omni_neuron.serving.chat_request import CHAT_OPTIONS, Function
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.realtime import vad
 from qwen3_omni_neuron.serving.realtime.events import Json, wrong_field
@@ -151,6 +151,13 @@ class Tool(_Strict):
     strict: bool | None = None
 
 
+class NamedTool(_Strict):
+    """The function that a reply must call."""
+
+    type: Literal["function"]
+    name: str
+
+
 class _CommonConfig(BaseModel):
     """Common fields of a session and a response. Further fields are options of a request."""
 
@@ -160,7 +167,7 @@ class _CommonConfig(BaseModel):
     output_modalities: Modalities | None = None
     max_output_tokens: MostTokens | None = None
     tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
-    tool_choice: Literal["auto", "none"] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     prompt: StoredPrompt | None = None
     reasoning: Any = None
@@ -337,7 +344,7 @@ def options_of(*configs: _CommonConfig) -> dict[str, Any]:
     """Return the Python API's options for the fields; the last configuration takes precedence."""
     options: dict[str, Any] = {}
     tools: list[Tool] = []
-    choice = "auto"
+    choice: str | NamedTool = "auto"
     for config in configs:
         if config.max_output_tokens == "inf":
             options["thinker_max_new_tokens"] = RequestOptions.thinker_max_new_tokens
@@ -346,16 +353,22 @@ def options_of(*configs: _CommonConfig) -> dict[str, Any]:
         options |= config.model_extra or {}
         tools = tools if config.tools is None else config.tools
         choice = config.tool_choice or choice
+        if config.parallel_tool_calls is not None:
+            options["parallel_tool_calls"] = config.parallel_tool_calls
         output = getattr(config, "audio").output  # noqa: B009
         if output.voice is not None:
             options["speaker"] = output.voice
     functions = [] if choice == "none" else [_function(tool) for tool in tools]
+    if isinstance(choice, NamedTool):
+        options["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    elif choice == "required":
+        options["tool_choice"] = choice
     return {**options, "tools": [{"type": "function", "function": one} for one in functions]}
 
 
 def _function(tool: Tool) -> Json:
     """Return a tool for the API, without a copy of its parameters, which could take long."""
-    fields = {name: getattr(tool, name) for name in ("name", "description", "parameters")}
+    fields = {name: getattr(tool, name) for name in Function.model_fields}
     return {name: value for name, value in fields.items() if value is not None}
 
 
