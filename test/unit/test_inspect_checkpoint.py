@@ -239,6 +239,7 @@ def reply_of(status: int, headers: dict[str, str], body: bytes) -> Iterator[tupl
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Reply)
+    server.daemon_threads = False  # so that server_close waits for what they sent
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
