@@ -156,6 +156,30 @@ _TOOL_CHOICE = ValueRange(
     '"allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [a function each]}}',
     _is_tool_choice,
 )
+_TRUNCATIONS = ("auto", "disabled")
+
+
+def _is_truncation(value: Any) -> bool:
+    if isinstance(value, str):
+        return value in _TRUNCATIONS
+    if not isinstance(value, Mapping) or value.get("type") != "retention_ratio":
+        return False
+    limits = value.get("token_limits", {})
+    return (
+        set(value) <= {"type", "retention_ratio", "token_limits"}
+        and _is_number(value.get("retention_ratio"), 0, 1)
+        and isinstance(limits, Mapping)
+        and set(limits) <= {"post_instructions"}
+        and _is_integer(limits.get("post_instructions", 0), 0)
+    )
+
+
+_TRUNCATION = ValueRange(
+    'auto, disabled or {"type": "retention_ratio", "retention_ratio": number from 0 to 1}, which '
+    'may have "token_limits": {"post_instructions": integer of 0 or more}',
+    _is_truncation,
+    {"type": ["string", "object"]},
+)
 _SIZES = ValueRange(
     "a list of sizes in frames",
     lambda value: _are_integers(value, 1),
@@ -311,6 +335,13 @@ class RequestArguments(SpeechArguments, total=False):
         bool,
         OptionDoc("take names of special tokens in messages as words, not as these tokens", _FLAG),
     ]
+    truncation: Annotated[
+        str | Mapping[str, Any],
+        OptionDoc(
+            "auto, or a ratio: drop the oldest turns of a conversation that is too long",
+            _TRUNCATION,
+        ),
+    ]
 
 
 class LoadArguments(TypedDict, total=False):
@@ -386,10 +417,10 @@ class RequestOptions:
     """Options of one request with their defaults; `RequestArguments` documents each.
 
     Names and defaults are the reference's; stop, tools, tool_choice, parallel_tool_calls, grammar,
-    logprobs, literal_text, chunk_frames, first_chunk, runaway_speech, cache_key, owner and the two
-    timeouts are ours. A field whose default is None takes the checkpoint's value, unless
-    `OptionDoc.default` names another. Limits count tokens, including the one that ends text or
-    speech. As in the reference, the talker token that reaches the limit is never decoded, so N
+    logprobs, literal_text, truncation, chunk_frames, first_chunk, runaway_speech, cache_key, owner
+    and the two timeouts are ours. A field whose default is None takes the checkpoint's value,
+    unless `OptionDoc.default` names another. Limits count tokens, including the one that ends text
+    or speech. As in the reference, the talker token that reaches the limit is never decoded, so N
     tokens give N - 1 frames.
     Source: transformers Qwen3OmniMoeForConditionalGeneration.generate.
     """
@@ -410,6 +441,7 @@ class RequestOptions:
     grammar: Mapping[str, Any] | None = None
     logprobs: bool = False
     literal_text: bool = False
+    truncation: str | Mapping[str, Any] = "disabled"
     talker_max_new_tokens: int = 4096
     talker_do_sample: bool = True
     talker_temperature: float = 0.9

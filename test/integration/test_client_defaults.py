@@ -361,7 +361,10 @@ def test_tools_of_type_mcp_are_refused_by_name_and_the_rest_is_taken(caller: Cal
     [
         ({"tool_choice": "always"}, "session.tool_choice"),
         ({"tool_choice": {"type": "mcp", "server_label": "a"}}, "session.tool_choice"),
-        ({"truncation": {"type": "retention_ratio"}}, "session.truncation"),
+        (
+            {"truncation": {"type": "retention_ratio"}},
+            "session.truncation.RetentionRatio.retention_ratio",
+        ),
         ({"include": ["item.other"]}, "session.include.0"),
         ({"prompt": {"version": "2"}}, "session.prompt.id"),
         ({"audio": {"output": {"voice": {"name": "x"}}}}, "session.audio.output.voice"),
@@ -420,8 +423,38 @@ def test_an_assistants_message_with_input_text(omni: Qwen3Omni, caller: Caller) 
     assert text_of(events) == omni.generate_text(asked, literal_text=True, **SHORT).text
 
 
-def test_truncation_auto_until_the_conversation_is_too_long(caller: Caller) -> None:
-    assert caller.update(truncation="auto").truncation == "auto"
+@pytest.mark.parametrize("ratio", [None, 0.8])
+def test_old_items_leave_the_prompt_and_stay_in_the_conversation(
+    omni: Qwen3Omni, caller: Caller, ratio: float | None
+) -> None:
+    """Without a word about it the oldest turns are dropped; a ratio drops more of them."""
+    words = "a word " * 40
+    most = len(omni.conversation.prompt([{"role": "user", "content": words}] * 4))
+    if ratio is None:
+        assert caller.update().truncation == "auto"
+        turns = omni.info.context_length // (most // 4) + 2
+    else:
+        limits = {"post_instructions": most}
+        cut = {"type": "retention_ratio", "retention_ratio": ratio, "token_limits": limits}
+        assert caller.update(truncation=cut).truncation.model_dump() == cut
+        turns = 5
+    for number in range(turns):
+        caller.write(words, id=f"item_{number}")
+    events = caller.answer(output_modalities=["text"])
+    used = events[-1].response.usage.input_tokens
+    least, limit = (omni.info.context_length - 600, omni.info.context_length)
+    if ratio is not None:
+        least, limit = most / 2, 0.8 * most
+    assert least < used < limit
+    kept = round(4 * used / most)
+    asked: Any = [{"role": "user", "content": words}] * kept
+    assert text_of(events) == omni.generate_text(asked, literal_text=True, **SHORT).text
+    caller.send("conversation.item.retrieve", item_id="item_0")
+    assert caller.until("conversation.item.retrieved")[-1].item.content[0].text == words
+
+
+def test_truncation_disabled_until_the_conversation_is_too_long(caller: Caller) -> None:
+    assert caller.update(truncation="disabled").truncation == "disabled"
     caller.write("Hello")
     assert caller.answer()[-1].response.output
     for number in range(40):
@@ -514,13 +547,13 @@ def test_other_models_are_still_unknown(server: Server, name: str) -> None:
 def test_what_asks_for_nothing_is_not_counted() -> None:
     given = {
         **{"model": "own", "tracing": None, "include": [], "prompt": None, "tools": [{}, TOOL]},
-        **{"parallel_tool_calls": False, "truncation": "disabled", "reasoning": {}},
+        **{"parallel_tool_calls": False, "truncation": "auto", "reasoning": {}},
         "audio": {"input": {"noise_reduction": None, "transcription": {}}, "output": {"speed": 1}},
     }
     assert list(sent_without_effect(REALTIME, given, "own")) == []
     assert list(sent_without_effect(REALTIME, None, "own")) == []
-    given["truncation"] = "auto"
-    assert list(sent_without_effect(REALTIME, given, "own")) == ["truncation"]
+    given["reasoning"] = {"effort": "low"}
+    assert list(sent_without_effect(REALTIME, given, "own")) == ["reasoning"]
 
 
 def test_fields_of_the_table_are_fields_of_a_session() -> None:

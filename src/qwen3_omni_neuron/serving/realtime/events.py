@@ -253,6 +253,7 @@ _TAGS = frozenset(
         "constrained-int",
         "literal['inf']",
         "literal['auto','none','required']",
+        "literal['auto','disabled']",
     )
 )
 

@@ -158,6 +158,20 @@ class NamedTool(_Strict):
     name: str
 
 
+class TokenLimits(_Strict):
+    """Limits of the conversation. post_instructions: most tokens after instructions and tools."""
+
+    post_instructions: Annotated[int, Field(ge=0)] | None = None
+
+
+class RetentionRatio(_Strict):
+    """Truncation that drops more of the conversation than it must, and so less often."""
+
+    type: Literal["retention_ratio"]
+    retention_ratio: Annotated[float, Field(ge=0, le=1)]
+    token_limits: TokenLimits | None = None
+
+
 class _CommonConfig(BaseModel):
     """Common fields of a session and a response. Further fields are options of a request."""
 
@@ -184,7 +198,7 @@ class SessionConfig(_CommonConfig):
     audio: Audio = Audio()
     include: list[Literal["item.input_audio_transcription.logprobs"]] | None = None
     tracing: Any = None
-    truncation: Literal["auto", "disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"] | RetentionRatio = "auto"
 
     @property
     def logprobs(self) -> bool:
@@ -350,6 +364,11 @@ def options_of(*configs: _CommonConfig) -> dict[str, Any]:
             options["thinker_max_new_tokens"] = RequestOptions.thinker_max_new_tokens
         elif config.max_output_tokens is not None:
             options["thinker_max_new_tokens"] = config.max_output_tokens
+        if isinstance(config, SessionConfig):
+            cut = config.truncation
+            options["truncation"] = (
+                cut if isinstance(cut, str) else cut.model_dump(exclude_none=True)
+            )
         options |= config.model_extra or {}
         tools = tools if config.tools is None else config.tools
         choice = config.tool_choice or choice
