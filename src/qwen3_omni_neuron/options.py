@@ -164,13 +164,14 @@ def _is_truncation(value: Any) -> bool:
         return value in _TRUNCATIONS
     if not isinstance(value, Mapping) or value.get("type") != "retention_ratio":
         return False
-    limits = value.get("token_limits", {})
+    limits = value.get("token_limits") or {}
+    most = limits.get("post_instructions") if isinstance(limits, Mapping) else None
     return (
         set(value) <= {"type", "retention_ratio", "token_limits"}
         and _is_number(value.get("retention_ratio"), 0, 1)
         and isinstance(limits, Mapping)
         and set(limits) <= {"post_instructions"}
-        and _is_integer(limits.get("post_instructions", 0), 0)
+        and (most is None or _is_integer(most, 0))
     )
 
 

@@ -361,10 +361,7 @@ def test_tools_of_type_mcp_are_refused_by_name_and_the_rest_is_taken(caller: Cal
     [
         ({"tool_choice": "always"}, "session.tool_choice"),
         ({"tool_choice": {"type": "mcp", "server_label": "a"}}, "session.tool_choice"),
-        (
-            {"truncation": {"type": "retention_ratio"}},
-            "session.truncation.RetentionRatio.retention_ratio",
-        ),
+        ({"truncation": {"type": "retention_ratio"}}, "session.truncation"),
         ({"include": ["item.other"]}, "session.include.0"),
         ({"prompt": {"version": "2"}}, "session.prompt.id"),
         ({"audio": {"output": {"voice": {"name": "x"}}}}, "session.audio.output.voice"),
@@ -428,28 +425,24 @@ def test_old_items_leave_the_prompt_and_stay_in_the_conversation(
     omni: Qwen3Omni, caller: Caller, ratio: float | None
 ) -> None:
     """Without a word about it the oldest turns are dropped; a ratio drops more of them."""
-    words = "a word " * 40
-    most = len(omni.conversation.prompt([{"role": "user", "content": words}] * 4))
+    words, context = "a word " * 40, omni.info.context_length
+    question = {"role": "user", "content": words}
+    size = len(omni.conversation.prompt([question] * 2)) - len(omni.conversation.prompt([question]))
     if ratio is None:
         assert caller.update().truncation == "auto"
-        turns = omni.info.context_length // (most // 4) + 2
+        kept = (context - SHORT["thinker_max_new_tokens"] - 3) // size  # 3: the reply's beginning
+        turns = context // size + 2
     else:
-        limits = {"post_instructions": most}
+        limits = {"post_instructions": 4 * size}
         cut = {"type": "retention_ratio", "retention_ratio": ratio, "token_limits": limits}
         assert caller.update(truncation=cut).truncation.model_dump() == cut
-        turns = 5
-    for number in range(turns):
-        caller.write(words, id=f"item_{number}")
+        kept, turns = 3, 5
+    first, *_ = [caller.write(words).id for _ in range(turns)]
     events = caller.answer(output_modalities=["text"])
-    used = events[-1].response.usage.input_tokens
-    least, limit = (omni.info.context_length - 600, omni.info.context_length)
-    if ratio is not None:
-        least, limit = most / 2, 0.8 * most
-    assert least < used < limit
-    kept = round(4 * used / most)
-    asked: Any = [{"role": "user", "content": words}] * kept
+    asked: Any = [question] * kept
+    assert events[-1].response.usage.input_tokens == len(omni.conversation.prompt(asked))
     assert text_of(events) == omni.generate_text(asked, literal_text=True, **SHORT).text
-    caller.send("conversation.item.retrieve", item_id="item_0")
+    caller.send("conversation.item.retrieve", item_id=first)
     assert caller.until("conversation.item.retrieved")[-1].item.content[0].text == words
 
 

@@ -112,7 +112,7 @@ WRONG: list[tuple[Any, str | None, str]] = [
     (
         a_session(truncation={"type": "retention_ratio", "retention_ratio": 1.5}),
         "session.truncation",
-        "",
+        "invalid_value",
     ),
     (a_session(type="transcription", instructions=""), "session.instructions", "unknown_field"),
     (a_session(type="transcription", audio={"output": {}}), "session.audio.output", ""),

@@ -141,8 +141,8 @@ def test_each_part_is_counted_to_the_token(omni: Qwen3Omni, name: str, literal_t
 QUESTIONS = [
     user(text("What is this? " * 3), image(64, 64)),
     user(text("And this sound? " * 4), audio(1.5)),
-    user(text("Who are you, then? " * 5)),
-    user(text("What do you see? " * 4)),
+    user(text("Who are you, then? " * 6)),
+    user(text("What do you see? " * 5)),
 ]
 
 
@@ -214,7 +214,7 @@ def test_what_does_not_fit_with_its_last_turn_alone_is_refused(small: Qwen3Omni)
 @pytest.mark.parametrize(
     "wrong",
     [
-        *("never", None, 0.8, {}, {"type": "retention_ratio"}, {"type": "auto"}),
+        *("never", None, 0.8, [], {}, {"type": "retention_ratio"}, {"type": "auto"}),
         {"type": "retention_ratio", "retention_ratio": 1.1},
         {"type": "retention_ratio", "retention_ratio": True},
         {"type": "retention_ratio", "retention_ratio": 0.5, "more": 1},

@@ -253,7 +253,6 @@ _TAGS = frozenset(
         "constrained-int",
         "literal['inf']",
         "literal['auto','none','required']",
-        "literal['auto','disabled']",
     )
 )
 

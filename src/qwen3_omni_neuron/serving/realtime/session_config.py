@@ -158,20 +158,6 @@ class NamedTool(_Strict):
     name: str
 
 
-class TokenLimits(_Strict):
-    """Limits of the conversation. post_instructions: most tokens after instructions and tools."""
-
-    post_instructions: Annotated[int, Field(ge=0)] | None = None
-
-
-class RetentionRatio(_Strict):
-    """Truncation that drops more of the conversation than it must, and so less often."""
-
-    type: Literal["retention_ratio"]
-    retention_ratio: Annotated[float, Field(ge=0, le=1)]
-    token_limits: TokenLimits | None = None
-
-
 class _CommonConfig(BaseModel):
     """Common fields of a session and a response. Further fields are options of a request."""
 
@@ -198,7 +184,7 @@ class SessionConfig(_CommonConfig):
     audio: Audio = Audio()
     include: list[Literal["item.input_audio_transcription.logprobs"]] | None = None
     tracing: Any = None
-    truncation: Literal["auto", "disabled"] | RetentionRatio = "auto"
+    truncation: str | dict[str, Any] = "auto"
 
     @property
     def logprobs(self) -> bool:
@@ -365,10 +351,7 @@ def options_of(*configs: _CommonConfig) -> dict[str, Any]:
         elif config.max_output_tokens is not None:
             options["thinker_max_new_tokens"] = config.max_output_tokens
         if isinstance(config, SessionConfig):
-            cut = config.truncation
-            options["truncation"] = (
-                cut if isinstance(cut, str) else cut.model_dump(exclude_none=True)
-            )
+            options["truncation"] = config.truncation
         options |= config.model_extra or {}
         tools = tools if config.tools is None else config.tools
         choice = config.tool_choice or choice
@@ -405,7 +388,10 @@ def shown(config: SessionConfig) -> Json:
 
 
 def _check_options(config: _CommonConfig, where: str) -> None:
-    for name, value in (config.model_extra or {}).items():
+    given = dict(config.model_extra or {})
+    if isinstance(config, SessionConfig):
+        given["truncation"] = config.truncation
+    for name, value in given.items():
         if name not in _OPTIONS:
             known = ", ".join(sorted(_OPTIONS))
             message = f"unknown field {name[:80]!r}. Beside OpenAI's fields there may be: {known}."
