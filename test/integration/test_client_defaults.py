@@ -446,6 +446,26 @@ def test_old_items_leave_the_prompt_and_stay_in_the_conversation(
     assert caller.until("conversation.item.retrieved")[-1].item.content[0].text == words
 
 
+def test_a_chat_is_cut_where_it_asks_for_it(omni: Qwen3Omni, client: OpenAI) -> None:
+    asked: Any = [{"role": "system", "content": "Be brief."}, *HELLO * 40, *HELLO]
+    kept = [asked[0], *HELLO]
+    cut = {"type": "retention_ratio", "retention_ratio": 0.0}
+    own: Any = {"truncation": {**cut, "token_limits": {"post_instructions": 60}}, **SHORT}
+    del own["seed"]
+    options: Any = {"model": "qwen3-omni", "seed": SHORT["seed"], "extra_body": own}
+    made = client.chat.completions.create(messages=asked, **options)
+    assert made.usage is not None
+    assert made.usage.prompt_tokens == len(omni.conversation.prompt(kept))
+    wanted = omni.generate_text(kept, literal_text=True, **SHORT).text
+    assert made.choices[0].message.content == wanted
+    own["truncation"]["retention_ratio"] = 2
+    with pytest.raises(openai.BadRequestError, match="truncation must be auto, disabled or"):
+        client.chat.completions.create(messages=asked, **options)
+    del own["truncation"]  # disabled
+    with pytest.raises(openai.BadRequestError, match="let `truncation` drop its oldest turns"):
+        client.chat.completions.create(messages=HELLO * 2000, **options)
+
+
 def test_truncation_disabled_until_the_conversation_is_too_long(caller: Caller) -> None:
     assert caller.update(truncation="disabled").truncation == "disabled"
     caller.write("Hello")

@@ -441,6 +441,21 @@ def test_the_end_of_speech_is_timed_in_each_turn(tmp_path: Path) -> None:
     assert third["reused_rows"] > first["prompt_rows"], "what was said before, at least"
 
 
+def test_the_end_of_speech_is_timed_after_a_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(end_of_speech, "MOST_ROWS", 60)
+    more = ["--seconds", "2", "--piece-ms", "200", "--turns", "1,2", "--others", "0"]
+    more += ["--retained", "1.0,0.8", "--rounds", "1", "--speed", "20"]
+    found = [r for r in run(end_of_speech, more, tmp_path).rows if r["reuse"] == "on"]
+    assert [(r["retained"], r["turn"]) for r in found] == [
+        (retained, turn) for retained in (None, 1.0, 0.8) for turn in (1, 2)
+    ]
+    rows = [r["prompt_rows"] for r in found]
+    assert rows[0] == rows[2] == rows[4] < rows[1]
+    assert rows[3] == rows[5] == rows[0], "the first turn was dropped"
+
+
 def test_the_end_of_speech_is_replayed_below_its_goals(tmp_path: Path) -> None:
     """All but the last window is held: 170 ms on shared cores, 150 on cores of their own."""
     found = run(end_of_speech, ["--replay", "port-167,roofline", "--others", "0"], tmp_path)

@@ -127,7 +127,13 @@ def test_the_command_line_has_a_flag_for_every_option() -> None:
     values = {str: "Ethan", bool: "true", int: "3", float: "0.5"}
     given = {o.name: values[o.value_type] for o in REQUEST_OPTIONS if o.value_type in values}
     given = given | {"chunk_frames": "1,2", "first_chunk": "early", "runaway_speech": "keep"}
-    for name in ("thinker_eos_token_id", "tool_choice", "parallel_tool_calls", "logprobs"):
+    for name in (
+        "thinker_eos_token_id",
+        "tool_choice",
+        "parallel_tool_calls",
+        "logprobs",
+        "truncation",
+    ):
         del given[name]
     del given["cache_key"], given["owner"]
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]

@@ -1,5 +1,6 @@
 """Truncation: which messages a prompt keeps where all of a conversation do not fit."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,15 +49,15 @@ class Truncation:
         most = self.most_tokens - instructions
         if self.after_instructions is not None:
             most = min(most, self.after_instructions)
-        starts = _starts(parts)
+        starts = deque(_starts(parts))
         first = tokens = 0
         for end in range(len(parts) + 1):
             replies = end == len(parts) or parts[end].role == "assistant"
             if replies and tokens > most:
-                for start in starts:
-                    if first < start < end and tokens > self.retained * most:
-                        tokens -= sum(part.tokens for part in parts[first:start])
-                        first = start
+                while starts and starts[0] < end and tokens > self.retained * most:
+                    start = starts.popleft()
+                    tokens -= sum(part.tokens for part in parts[first:start])
+                    first = start
             if end < len(parts):
                 tokens += parts[end].tokens
         return first
