@@ -45,6 +45,7 @@ from qwen3_omni_neuron.prompt.pieces import cut
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.row_keys import NO_KEYS, prompt_keys
 from qwen3_omni_neuron.prompt.template import Conversation, Messages
+from qwen3_omni_neuron.runtime.grammar import Grammars
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, Request, WrittenReply
 from qwen3_omni_neuron.runtime.stream import SpeechStream
@@ -80,6 +81,8 @@ class Qwen3Omni:
         self._config, self._defaults, self.conversation = config, defaults, conversation
         self._context_length, self._slots = engines.thinker.context_length, engines.thinker.slots
         self._max_queued = max_queued
+        vocab_size = config.thinker.text.vocab_size
+        self._grammars = Grammars(conversation, vocab_size, config.im_end_id)
         self._talker_context_length = engines.talker.context_length if engines.talker else 0
         self._pipeline = Pipeline(
             engines,
@@ -312,7 +315,7 @@ class Qwen3Omni:
                 messages,
                 options.use_audio_in_video,
                 self._context_length - 1,
-                options.tools,
+                options.shown_tools,
                 options.literal_text,
             )
         request = self._request(prompt, options, speak, arrived_s)
@@ -356,14 +359,23 @@ class Qwen3Omni:
     def _request(
         self, prompt: Prompt, options: RequestOptions, speak: bool, arrived_s: float
     ) -> Request:
-        """Make a request. Raises OptionError for a speaker, and PromptTooLongError."""
+        """Make a request. Raises PromptTooLongError, and OptionError for a speaker or a grammar."""
         self._check_length(prompt)
         if speak:
             options.speaker_id(self._config)
         if options.seed is None:
             options = replace(options, seed=secrets.randbits(32))
         keys = prompt_keys(prompt, self._config) if self._pipeline.caches_prefixes else None
-        return Request(prompt, options, speak, arrived_s, self.conversation, keys)
+        return Request(
+            prompt,
+            options,
+            speak,
+            arrived_s,
+            self.conversation,
+            keys,
+            grammar=self._grammars.compile(options),
+            thinks=self.conversation.thinks,
+        )
 
     def _check_length(self, prompt: Prompt) -> None:
         if len(prompt) >= self._context_length:

@@ -14,6 +14,8 @@
     │   └── PromptTooLongError   more tokens than the KV cache holds
     ├── BucketError (ValueError) a call of a size that no engine was compiled for
     ├── BusyError                every slot is in use, and the queue is full
+    ├── GrammarError             a reply can't go on within its grammar
+    ├── ToolCallError            a reply's call of a tool is malformed or cut off
     ├── LateError (TimeoutError) a deadline of the request has passed
     ├── ClosedError              the model or the session was closed
     ├── EngineDiedError          a process or thread that ran a part of the model has ended
@@ -77,6 +79,14 @@ class BucketError(Qwen3OmniError, ValueError):
 
 class BusyError(Qwen3OmniError):
     """Every slot is in use, and the queue for slots is full."""
+
+
+class GrammarError(Qwen3OmniError):
+    """A reply can't go on within its grammar, which became too complex to follow."""
+
+
+class ToolCallError(Qwen3OmniError):
+    """A reply's call of a tool is malformed, or was cut off; nothing of it was passed on."""
 
 
 class LateError(Qwen3OmniError, TimeoutError):

@@ -109,6 +109,53 @@ _DICTS = ValueRange(
         and all(isinstance(one, Mapping) for one in value)
     ),
 )
+_GRAMMAR_KINDS = ("json", "regex", "lark")
+
+
+def _is_grammar(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    kinds = [kind for kind in _GRAMMAR_KINDS if kind in value]
+    others = set(value) - set(kinds) - ({"strict"} if kinds == ["json"] else set())
+    if len(kinds) != 1 or others or not isinstance(value.get("strict", False), bool):
+        return False
+    return isinstance(value[kinds[0]], Mapping if kinds == ["json"] else str)
+
+
+def _is_tool_choice(value: Any) -> bool:
+    if isinstance(value, str):
+        return value in _TOOL_CHOICES
+    return isinstance(value, Mapping) and _named_tools(value) is not None
+
+
+def _named_tools(choice: Mapping[str, Any]) -> list[str] | None:
+    """Return the names of functions that a choice of tools has; None where it is malformed."""
+    if choice.get("type") == "function":
+        given: Any = [choice]
+    else:
+        allowed = choice.get("allowed_tools")
+        if choice.get("type") != "allowed_tools" or not isinstance(allowed, Mapping):
+            return None
+        given = allowed.get("tools")
+        if allowed.get("mode") not in ("auto", "required") or not isinstance(given, list | tuple):
+            return None
+    functions = [tool.get("function") if isinstance(tool, Mapping) else None for tool in given]
+    names = [
+        f["name"] for f in functions if isinstance(f, Mapping) and _NAME.accepts(f.get("name"))
+    ]
+    return names if names and len(names) == len(given) else None
+
+
+_GRAMMAR = ValueRange(
+    '{"json": schema}, which may have "strict": True, {"regex": pattern} or {"lark": grammar}',
+    _is_grammar,
+)
+_TOOL_CHOICES = ("auto", "none", "required")
+_TOOL_CHOICE = ValueRange(
+    'auto, none, required, {"type": "function", "function": {"name": name}} or {"type": '
+    '"allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [a function each]}}',
+    _is_tool_choice,
+)
 _SIZES = ValueRange(
     "a list of sizes in frames",
     lambda value: _are_integers(value, 1),
@@ -241,6 +288,25 @@ class RequestArguments(SpeechArguments, total=False):
         Sequence[Mapping[str, Any]],
         OptionDoc("functions that the reply may call, as OpenAI's API describes them", _DICTS),
     ]
+    tool_choice: Annotated[
+        str | Mapping[str, Any],
+        OptionDoc("which of the tools the reply may or must call", _TOOL_CHOICE),
+    ]
+    parallel_tool_calls: Annotated[
+        bool, OptionDoc("the reply may have several calls; at most one where false", _FLAG)
+    ]
+    grammar: Annotated[
+        Mapping[str, Any] | None,
+        OptionDoc(
+            "what the text is held to: a JSON schema, a regex or a Lark grammar",
+            _GRAMMAR,
+            "free text",
+        ),
+    ]
+    logprobs: Annotated[
+        bool,
+        OptionDoc("give the log-probability of each token of the text; not with stop", _FLAG),
+    ]
     literal_text: Annotated[
         bool,
         OptionDoc("take names of special tokens in messages as words, not as these tokens", _FLAG),
@@ -303,14 +369,28 @@ class GenerateArguments(LoadArguments, RequestArguments, total=False):
 
 
 @dataclass(frozen=True)
+class ToolChoice:
+    """Tools that a reply may call.
+
+    functions: their descriptions, each with a name. required: the reply is a call. several: it may
+    have more than one.
+    """
+
+    functions: tuple[Mapping[str, Any], ...]
+    required: bool
+    several: bool
+
+
+@dataclass(frozen=True)
 class RequestOptions:
     """Options of one request with their defaults; `RequestArguments` documents each.
 
-    Names and defaults are the reference's; stop, tools, literal_text, chunk_frames, first_chunk,
-    runaway_speech, cache_key, owner and the two timeouts are ours. A field whose default is None
-    takes the checkpoint's value, unless `OptionDoc.default` names another. Limits count tokens,
-    including the one that ends text or speech. As in the reference, the talker token that reaches
-    the limit is never decoded, so N tokens give N - 1 frames.
+    Names and defaults are the reference's; stop, tools, tool_choice, parallel_tool_calls, grammar,
+    logprobs, literal_text, chunk_frames, first_chunk, runaway_speech, cache_key, owner and the two
+    timeouts are ours. A field whose default is None takes the checkpoint's value, unless
+    `OptionDoc.default` names another. Limits count tokens, including the one that ends text or
+    speech. As in the reference, the talker token that reaches the limit is never decoded, so N
+    tokens give N - 1 frames.
     Source: transformers Qwen3OmniMoeForConditionalGeneration.generate.
     """
 
@@ -325,6 +405,10 @@ class RequestOptions:
     thinker_top_p: float | None = None
     stop: Sequence[str] = ()
     tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: str | Mapping[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    grammar: Mapping[str, Any] | None = None
+    logprobs: bool = False
     literal_text: bool = False
     talker_max_new_tokens: int = 4096
     talker_do_sample: bool = True
@@ -364,7 +448,13 @@ class RequestOptions:
                     f"unknown option {format_value(name)}.{hint} Options: {', '.join(known)}."
                 )
             known[name].check(value)
-        return replace(base or RequestOptions(), **given)
+        made = replace(base or RequestOptions(), **given)
+        if made.logprobs and made.stop:
+            raise OptionError(
+                "logprobs can't be given with stop: where a stop string begins inside of a token, "
+                "the text has tokens that the model did not write. Leave one of them out."
+            )
+        return made
 
     def thinker_sampling(self, defaults: GenerationDefaults) -> SamplingParams:
         """Return the thinker's sampling, from the options or else from generation_config.json."""
@@ -393,6 +483,45 @@ class RequestOptions:
             top_k=self.predictor_top_k,
             top_p=self.predictor_top_p,
         )
+
+    @property
+    def shown_tools(self) -> list[dict[str, Any]]:
+        """The tools as the prompt shows them: none where none may be called, and no `strict`."""
+        shown = [] if self.tool_choice == "none" else [dict(tool) for tool in self.tools]
+        for tool in shown:
+            if isinstance(tool.get("function"), Mapping):
+                tool["function"] = {k: v for k, v in tool["function"].items() if k != "strict"}
+        return shown
+
+    @property
+    def choice(self) -> ToolChoice:
+        """The tools that may be called. Raises OptionError for a choice of tools that lack it."""
+        if self.tool_choice == "none":
+            return ToolChoice((), False, False)
+        tools = {}
+        for index, tool in enumerate(self.tools):
+            function = tool.get("function")
+            if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+                raise OptionError(
+                    f"tools[{index}] has no function with a name, got {format_value(tool)}."
+                )
+            tools[function["name"]] = function
+        required, several = self.tool_choice == "required", self.parallel_tool_calls
+        if isinstance(self.tool_choice, Mapping):
+            names = _named_tools(self.tool_choice) or []
+            missing = [name for name in names if name not in tools]
+            if missing:
+                raise OptionError(
+                    f"tool_choice names {format_value(missing[0])}, and tools has "
+                    f"{', '.join(map(format_value, tools)) or 'none'}."
+                )
+            tools = {name: tools[name] for name in names}
+            allowed = self.tool_choice.get("allowed_tools")
+            required = allowed is None or allowed["mode"] == "required"
+            several = several and allowed is not None
+        if required and not tools:
+            raise OptionError("tool_choice requires a call, and there are no tools. Give tools.")
+        return ToolChoice(tuple(tools.values()), required, several)
 
     def eos_ids(self, config: OmniConfig) -> frozenset[int]:
         """Return the thinker ids that end a reply."""

@@ -218,7 +218,7 @@ class Session:
                 return
             options = self._options
             try:
-                prompt = self._prompt(self._conversation(), tools=options.tools)
+                prompt = self._prompt(self._conversation(), tools=options.shown_tools)
             except (AudioError, PromptTooLongError):  # so far the clip is too short; see respond
                 return
             self._prefill_ahead(prompt, options, speak and model.speaks)
@@ -296,7 +296,7 @@ class Session:
                     "there is nothing to answer: the conversation does not end with a turn of the "
                     "user. Append text or audio first."
                 )
-            prompt = self._prompt(read, tools=parsed.tools)
+            prompt = self._prompt(read, tools=parsed.shown_tools)
             request = self._model.request(prompt, parsed, speak, arrived_s)
             request = replace(request, pace=self._pace)
             self._end_ahead(parsed.first_token_timeout_s)
@@ -435,7 +435,7 @@ class Session:
         self._ahead_of = state
         options = self._options
         try:
-            prompt = self._prompt(self._conversation(), True, options.tools)
+            prompt = self._prompt(self._conversation(), True, options.shown_tools)
         except PromptTooLongError:  # `respond` raises it
             return
         speak = model.speaks and (self._reply is None or self._reply.spoken)
@@ -445,6 +445,8 @@ class Session:
         model = self._model
         if len(prompt) > model.most_tokens:
             return
+        # A reply alone has a grammar; the prompt has shown the tools.
+        options = replace(options, tools=(), tool_choice="auto", grammar=None)
         request = model.request(prompt, options, speak, model.pipeline.clock.now())
         for earlier in self._ahead:
             if earlier.slot < 0:  # it has not begun, and the new one has its rows, too

@@ -67,8 +67,9 @@ def test_the_server_knows_the_public_api_alone(file: Path) -> None:
     public = {"__init__", "api", "errors", "events", "options"}
     public |= {"serving", "session", "transcription"}
     # The type of what `stream` returns, a session's turns, a client's playback, and a process's
-    # memory; the mel features that the judge of a turn's end hears.
+    # memory; the text of a call; the mel features that the judge of a turn's end hears.
     modules = ("runtime.stream", "prompt.turns", "runtime.playback", "engines.process.heap")
+    modules += ("runtime.tool_calls",)
     modules += ("prompt.media.log_mel",)
     known = {f"{NAME}.{name}" for name in modules}
     for name in imports(file) - known:

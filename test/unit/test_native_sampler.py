@@ -53,6 +53,29 @@ def test_sampled_ids_are_those_of_numpy(
         np.testing.assert_array_equal(one.penalties, other.penalties)
 
 
+@pytest.mark.parametrize("vocab", [5, 200, 3000])
+def test_a_mask_forbids_the_same_ids_as_in_numpy(library: Library, vocab: int) -> None:
+    """Each sequence has a mask of its own, or none, and all are sampled in one call."""
+
+    def samplers() -> list[Sampler]:
+        return [Sampler(k, vocab, RequestRandom(i).talker) for i, k in enumerate(SAMPLINGS)]
+
+    generator, ours, numpys = np.random.default_rng(vocab), samplers(), samplers()
+    sample = NativeSampler(library)
+    for step in range(40):
+        allowed = generator.random((len(SAMPLINGS), vocab)) < (0.02, 0.5, 0.98)[step % 3]
+        allowed[:, step % vocab] = True
+        padded = np.pad(allowed, ((0, 0), (0, -vocab % 32)), constant_values=True)
+        for index, mask in enumerate(np.packbits(padded, 1, "little").view(np.uint32)):
+            masks = None if (index + step) % 4 == 0 else mask
+            ours[index].mask = numpys[index].mask = masks
+        logits = torch.from_numpy(3 * generator.standard_normal(allowed.shape, np.float32))
+        ids = sample(ours, logits.split(1))
+        assert ids == sample_ids(numpys, logits.split(1))
+        for index, token_id in enumerate(ids):
+            assert ours[index].mask is None or allowed[index, token_id]
+
+
 def test_logits_of_another_type_are_widened(library: Library) -> None:
     logits = torch.randperm(100, generator=torch.Generator().manual_seed(0)).bfloat16() / 16
     first, second = (Sampler(SAMPLINGS[1], 100, RequestRandom(0).talker) for _ in range(2))

@@ -127,11 +127,13 @@ def test_the_command_line_has_a_flag_for_every_option() -> None:
     values = {str: "Ethan", bool: "true", int: "3", float: "0.5"}
     given = {o.name: values[o.value_type] for o in REQUEST_OPTIONS if o.value_type in values}
     given = given | {"chunk_frames": "1,2", "first_chunk": "early", "runaway_speech": "keep"}
-    del given["thinker_eos_token_id"], given["cache_key"], given["owner"]
+    for name in ("thinker_eos_token_id", "tool_choice", "parallel_tool_calls", "logprobs"):
+        del given[name]
+    del given["cache_key"], given["owner"]
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     parsed = vars(parser.parse_args(flags))
     RequestOptions.parse({name: parsed[name] for name in given})
-    assert len(given) == len(REQUEST_OPTIONS) - 5 and parsed["chunk_frames"] == [1, 2]
+    assert len(given) == len(REQUEST_OPTIONS) - 8 and parsed["chunk_frames"] == [1, 2]
 
 
 def test_the_tables_name_every_option_once() -> None:
@@ -159,3 +161,8 @@ def test_limits_in_the_openapi_document_are_those_that_are_checked() -> None:
         assert "maximum" not in limits or not accepts(limits["maximum"] + 1), name
         assert all(accepts(one) for one in limits.get("enum", ())), name
         assert "minItems" not in limits or not accepts([]), name
+
+
+def test_logprobs_and_stop_are_not_given_together() -> None:
+    with pytest.raises(OptionError, match="logprobs can't be given with stop"):
+        RequestOptions.parse({"logprobs": True, "stop": ["."]})

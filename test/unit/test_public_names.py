@@ -68,6 +68,10 @@ OPTIONS = [
     "thinker_top_p",
     "stop",
     "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "grammar",
+    "logprobs",
     "literal_text",
     "talker_max_new_tokens",
     "talker_do_sample",
@@ -88,10 +92,10 @@ OPTIONS = [
 ]
 RESULTS = {
     "SpeechResult": "text token_ids codes audio sample_rate thinker_finish_reason "
-    "talker_finish_reason timings seed",
+    "talker_finish_reason timings seed logprobs",
     "Timings": "queued_s ttft_s ttfb_s total_s audio_s rtf prompt_tokens reused_tokens text_tokens "
     "frames prompt_audio_tokens prompt_image_tokens speech_s slow_stage",
-    "TextDelta": "text token_ids",
+    "TextDelta": "text token_ids logprobs",
     "AudioChunk": "samples first_sample frames",
     "Finished": "result",
 }
@@ -109,6 +113,7 @@ ERRORS = [
     "ClosedError",
     "CompileError",
     "EngineDiedError",
+    "GrammarError",
     "ImageError",
     "InputError",
     "LateError",
@@ -118,6 +123,7 @@ ERRORS = [
     "OutputError",
     "PromptTooLongError",
     "Qwen3OmniError",
+    "ToolCallError",
     "VideoError",
 ]
 VERBS = {

@@ -23,7 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.engines.process.heap import LOOK_S, IdleMemory
-from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.errors import OptionError, ToolCallError
 from qwen3_omni_neuron.events import StageTime, Status
 from qwen3_omni_neuron.serving import model as model_module
 from qwen3_omni_neuron.serving.errors import ApiError
@@ -50,10 +50,6 @@ REPLIES: list[tuple[str, bool, bool, tuple[str, str, list[str]]]] = [
     (f"Hm.</think>{CALL}", True, True, ("Hm.", "", ["f"])),
     (f"One.\n{CALL}\n{CALL}\nTwo.", False, True, ("", "One.\nTwo.", ["f", "f"])),
     (f"One {CALL}", False, False, ("", f"One {CALL}", [])),
-    ("<tool_call>{</tool_call>x", False, True, ("", "<tool_call>{</tool_call>x", [])),
-    ('<tool_call>{"name": 1, "arguments": {}}</tool_call>', False, True, ("", "*", [])),
-    ('<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>', False, True, ("", "*", [])),
-    ('<tool_call>{"name": "f"', False, True, ("", '<tool_call>{"name": "f"', [])),
     ("a < b <tool", False, True, ("", "a < b <tool", [])),
 ]
 
@@ -77,6 +73,29 @@ def test_a_reply_is_split_the_same_however_its_text_comes(
     expected = text if wanted[1] == "*" else wanted[1]
     assert (reasoning, content, [call.name for call in calls]) == (wanted[0], expected, wanted[2])
     assert all(json.loads(call.arguments) == {"a": [1]} for call in calls)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *("{</tool_call>x", '{"name": 1, "arguments": {}}</tool_call>', '{"name": "f"'),
+        *('{"name": "\\ud800", "arguments": {}}</tool_call>', "[" * 9999 + "</tool_call>"),
+        *('{"name": "f"}</tool_call>', "[]</tool_call>", '{"name": "f", "arguments": {}}'),
+    ],
+)
+def test_a_call_that_is_malformed_or_cut_off_is_never_content(body: str) -> None:
+    split = ReplyText(False, True)
+    assert split.push("One. <tool_call>") == [Content("One. ")]
+    with pytest.raises(ToolCallError):
+        split.push(body)
+        split.finish()
+
+
+def test_arguments_keep_their_letters() -> None:
+    split = ReplyText(False, True)
+    written = '{"city": "K\u00f6ln \u6771\u4eac", "n": [1, 2]}'
+    (call,) = split.push(f'<tool_call>\n{{"name": "f", "arguments": {written}}}\n</tool_call>')
+    assert isinstance(call, Call) and call.arguments == written
 
 
 def test_ids_differ_from_whatever_thread_they_come() -> None:

@@ -1,7 +1,8 @@
 """Sampling on the host: text tokens and code 0 of a frame, sampled from a step's logits.
 
 The operations are those of transformers' logits processors in their order: repetition penalty,
-suppression, temperature, top-k, top-p. Each request has random numbers of its own.
+suppression, temperature, top-k, top-p; a grammar's mask comes before the temperature. Each request
+has random numbers of its own.
 Codes 1 to 15 are sampled on the device by model.code_predictor, a part of the code predictor's
 graph, from uniform numbers that `Uniforms` here makes.
 
@@ -22,6 +23,7 @@ from qwen3_omni_neuron.engines.inputs import batch_of
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
+Mask = NDArray[np.uint32]
 SampleIds = Callable[[Sequence["Sampler"], Sequence[Tensor]], list[int]]
 """`sample_ids`, or a function that computes the same."""
 UNIFORMS_AT_ONCE = 256  # random numbers, enough for 16 frames
@@ -88,6 +90,8 @@ class Sampler:
     that the sequence contains from the start, all of them allowed.
     penalties: float32, one for each allowed id, 1 where the sequence does not contain it. None
     where repetition is not penalized. prepared: data that a `SampleIds` caches for it.
+    mask: uint32 [vocab_size / 32, rounded up], C-contiguous: the ids that its next id is one of, a
+    bit each from the lowest, at least one of them; None: every id. Only where `allowed` is None.
     """
 
     def __init__(
@@ -101,6 +105,7 @@ class Sampler:
         self.params, self.uniforms, self.allowed = params, uniforms, allowed
         self.vocab_size = vocab_size
         self.prepared: Any = None
+        self.mask: Mask | None = None
         self.penalties: Floats | None = None
         if params.repetition_penalty != 1.0:
             self.penalties = np.ones(vocab_size if allowed is None else len(allowed), np.float32)
@@ -129,8 +134,16 @@ def sample_ids(samplers: Sequence[Sampler], logits: Sequence[Tensor]) -> list[in
     return ids
 
 
+def log_probability(logits: Tensor, token_id: int) -> float:
+    """Return the log-probability of an id by the logits of one sequence, [1, vocab]."""
+    scores = logits.float().numpy().ravel()
+    most = scores.max()
+    total = np.exp(scores - most).sum(dtype=np.float64)
+    return float(scores[token_id] - most - np.log(total))
+
+
 def processed(samplers: Sequence[Sampler], logits: Tensor) -> Floats:
-    """Return float32 scores [sequences, allowed ids]: logits after penalty and suppression."""
+    """Return float32 scores [sequences, allowed ids]: logits after penalty, suppression, mask."""
     scores: Floats = logits.float().numpy()
     if samplers[0].allowed is not None:  # first: later operations cost more with more ids
         scores = scores.take(samplers[0].allowed, 1)
@@ -138,6 +151,12 @@ def processed(samplers: Sequence[Sampler], logits: Tensor) -> Floats:
         ones = np.ones(scores.shape[1], dtype=np.float32)
         penalties = np.stack([ones if s.penalties is None else s.penalties for s in samplers])
         scores = np.where(scores < 0, scores * penalties, scores / penalties)
+    if any(sampler.mask is not None for sampler in samplers):
+        scores = scores.copy()
+        for row, sampler in zip(scores, samplers, strict=True):
+            if sampler.mask is not None:
+                bits = np.unpackbits(sampler.mask.view(np.uint8), bitorder="little")
+                row[bits[: len(row)] == 0] = -np.inf
     return scores
 
 

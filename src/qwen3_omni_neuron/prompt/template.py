@@ -204,6 +204,15 @@ class Conversation:
         prompt = self._template.render([{"role": "user", "content": ""}])
         return prompt.rstrip().endswith("<think>")
 
+    @property
+    def added_tokens(self) -> Sequence[str]:
+        """Texts of the tokens beyond the vocabulary of words, such as `<tool_call>`."""
+        return self._tokenizer.added_tokens
+
+    def tokenizer_json(self) -> str:
+        """Return the tokenizer in the format of the library `tokenizers`."""
+        return self._tokenizer.to_json()
+
     def whole_windows(self, clip: GrowingClip) -> int:
         """Count a growing clip's whole windows of the audio encoder so far."""
         window = self._config.thinker.audio.window_mel_frames

@@ -100,6 +100,10 @@ class Tokenizer:
         """Return the text of token ids, without special tokens."""
         return self._backend.decode(token_ids, skip_special_tokens=True)
 
+    def to_json(self) -> str:
+        """Return this tokenizer in the library's own format, that of tokenizer.json."""
+        return self._backend.to_str()
+
     def token(self, token_id: int) -> str:
         """Return the text of one token. Raises CheckpointError where the vocabulary lacks it."""
         text = self._backend.id_to_token(token_id)

@@ -18,6 +18,7 @@ from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.row_keys import PromptKeys
 from qwen3_omni_neuron.runtime.buffers import CAPACITY, MAX_TOKENS, Output, TextEnd, TokenBuffer
+from qwen3_omni_neuron.runtime.grammar import Grammar
 from qwen3_omni_neuron.runtime.runaway import SpokenPace
 
 # Most tokens of a WrittenReply: they are put at once, and the buffers have space for so many.
@@ -56,7 +57,8 @@ class Request:
     clock when the request came, before its conversation was read. codec: decodes its reply. keys:
     keys of the prompt's rows in the prefix cache; None: it is not used. ahead: see
     `Pipeline.prefill_ahead`. written: reply to speak without a call of the thinker's engine; the
-    talker's prompt was made from `prompt`. pace: of the caller's replies before it.
+    talker's prompt was made from `prompt`. grammar: what its text is held to, None where it is
+    free. thinks: its text begins with reasoning. pace: of the caller's replies before it.
     """
 
     prompt: Prompt
@@ -67,6 +69,8 @@ class Request:
     keys: PromptKeys | None = None
     ahead: bool = False
     written: WrittenReply | None = None
+    grammar: Grammar | None = None
+    thinks: bool = False
     pace: SpokenPace = field(default_factory=SpokenPace)
 
 
@@ -105,6 +109,7 @@ class LiveRequest:
         self.ended = False
         self.error: BaseException | None = None
         self.token_ids: list[int] = []
+        self.logprobs: list[float] = []  # of token_ids, where the request asks for them
         self.accepted: Tensor | None = None  # hidden states of the accept layer, for the talker
         self.cached_rows = 0  # prompt rows in the prefix cache; an estimate before prefill
         self.prefilled_rows = 0  # prompt rows that were cached or computed so far

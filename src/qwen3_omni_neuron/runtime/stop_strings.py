@@ -71,3 +71,17 @@ class StopStrings:
             if len(spelled) <= length and text.startswith(spelled):
                 return count
         return 0
+
+
+class Marker:
+    """Watch for one string of single-byte characters over the tokens of a text."""
+
+    def __init__(self, string: str, decode: Decode):
+        self._string, self._decode = string, decode
+        self._tail: list[int] = []  # a token has at least one byte
+
+    def push(self, token_id: int) -> str | None:
+        """Add a token. Returns the text after the string once it was written, else None."""
+        self._tail = [*self._tail, token_id][-len(self._string) :]
+        _, found, rest = self._decode(self._tail).partition(self._string)
+        return rest if found else None

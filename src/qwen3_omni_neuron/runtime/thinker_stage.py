@@ -1,7 +1,7 @@
 """Thinker stage: prefill one prompt, step all requests, and pass on their text tokens."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -11,16 +11,19 @@ from torch import Tensor
 from qwen3_omni_neuron.engines.inputs import rows_of
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import Thinker
-from qwen3_omni_neuron.engines.sampling import SampleIds, Sampler
+from qwen3_omni_neuron.engines.sampling import SampleIds, Sampler, log_probability
+from qwen3_omni_neuron.errors import Qwen3OmniError
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.runtime.buffers import TextEnd
 from qwen3_omni_neuron.runtime.fairness import in_turn
+from qwen3_omni_neuron.runtime.grammar import GrammarState, MaskThread
 from qwen3_omni_neuron.runtime.policy import AHEAD_ROWS, SchedulingPolicy
 from qwen3_omni_neuron.runtime.prefix_cache import CachedRows, PrefixCache
 from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, LiveRequest
-from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
+from qwen3_omni_neuron.runtime.stage import Result, Shared, Stage, Task, Work
 from qwen3_omni_neuron.runtime.stop_strings import StopStrings
+from qwen3_omni_neuron.runtime.tool_calls import CallWatch
 
 MOST_TOKENS_ANEW = 256  # bytes of the longest text token
 
@@ -30,7 +33,8 @@ class ThinkerTask(Task):
 
     last: the token that the next step appends, None before the prefill. limit: largest number of
     text tokens. eos_ids: tokens that end the text. begun: whether its prefill has begun.
-    next_since_s: when its prompt became the next one to prefill, infinity before.
+    next_since_s: when its prompt became the next one to prefill, infinity before. stop, calls,
+    grammar: watches over its tokens; None where it has no stop string, tool or grammar.
     """
 
     def __init__(
@@ -53,6 +57,13 @@ class ThinkerTask(Task):
         self.stop: StopStrings | None = None
         if options.stop:
             self.stop = StopStrings(options.stop, codec.decode, codec.encode_words)
+        request = live.request
+        self.calls: CallWatch | None = None
+        if options.shown_tools:
+            self.calls = CallWatch(codec.decode, codec.encode_words, request.thinks)
+        self.grammar: GrammarState | None = None
+        if request.grammar is not None and not request.ahead:
+            self.grammar = request.grammar.begin(self.eos_ids)
         self.last: int | None = None
         self.begun = False
         self.next_since_s = math.inf
@@ -80,12 +91,15 @@ class ThinkerTask(Task):
     def has_space(self) -> bool:
         """True where the talker's and the caller's buffers have space for the next token.
 
-        The tokens that were held for a stop string are put with it. The last of them may be
-        tokenised anew, to at most one token for each of its bytes.
+        The tokens that were held for a stop string or a call are put with it. The last of them may
+        be tokenised anew, to at most one token for each of its bytes. A longer call than an empty
+        buffer takes is put nevertheless.
         """
-        tokens = 1 if self.stop is None else self.stop.held + 1 + MOST_TOKENS_ANEW
+        watches = [watch for watch in (self.stop, self.calls) if watch is not None]
+        tokens = 1 + sum(watch.held + MOST_TOKENS_ANEW for watch in watches)
         tokens = min(tokens, MOST_WRITTEN)  # capacity of an empty buffer
-        return self.live.text.may_put(tokens) and self.live.output.may_put(tokens)
+        spoken = self.live.text.closed or self.live.text.may_put(tokens)
+        return spoken and self.live.output.may_put(tokens)
 
 
 class ThinkerStage(Stage[ThinkerTask]):
@@ -101,12 +115,18 @@ class ThinkerStage(Stage[ThinkerTask]):
         super().__init__("thinker", shared)
         self._engine, self._sample_ids, self._policy = engine, sample_ids, policy
         self._holds = False  # whether the last selection held a request back
+        self._masks = MaskThread()
         self.cache = PrefixCache(engine.slots)
 
     def on_frame(self) -> None:
         """Wake this stage where it waits for a new frame (runtime.policy). The lock is held."""
         if self._holds:
             self.changed.notify_all()
+
+    def close(self) -> None:
+        """Make the threads end after their current work. The lock is held."""
+        super().close()
+        self._masks.close()
 
     def _select(self) -> Work | float | None:
         now, holds = self._clock.now(), []
@@ -148,14 +168,15 @@ class ThinkerStage(Stage[ThinkerTask]):
 
     def _work(self, new: list[ThinkerTask], writing: list[ThinkerTask]) -> None:
         for one in new:
-            for task, (logits, accepted) in self._call_engine((one,), self._prefill):
+            for task, (logits, accepted) in self._call_with_masks((one,), self._prefill):
                 task.prefilled_s = self._clock.now()
                 if task.live.prefilled_rows < len(task.live.request.prompt):
                     continue
                 if task.live.request.ahead:
                     self._end_ahead(task, accepted)
-                else:
-                    self._write(task, self._sample_ids([task.sampler], [logits])[0], accepted)
+                elif self._has_mask(task):
+                    token_id = self._sample_ids([task.sampler], [logits])[0]
+                    self._write(task, token_id, logits, accepted)
         if new:
             with self._lock:  # the requests may have become starters
                 lives = [task.live for task in writing]
@@ -163,14 +184,37 @@ class ThinkerStage(Stage[ThinkerTask]):
                 writing = [task for task in writing if task.live not in held_s]
         if writing:
             start_s = self._clock.now()
-            stepped = self._call_engine(writing, self._step)
+            stepped = self._call_with_masks(writing, self._step)
             with self._lock:
                 self._policy.stepped(self._clock.now() - start_s)
+            stepped = [pair for pair in stepped if self._has_mask(pair[0])]
             if stepped:
                 samplers = [task.sampler for task, _ in stepped]
                 token_ids = self._sample_ids(samplers, [logits for _, logits in stepped])
-                for (task, _), token_id in zip(stepped, token_ids, strict=True):
-                    self._write(task, token_id)
+                for (task, logits), token_id in zip(stepped, token_ids, strict=True):
+                    self._write(task, token_id, logits)
+
+    def _call_with_masks(
+        self,
+        tasks: Sequence[ThinkerTask],
+        call: Callable[[Sequence[ThinkerTask]], Sequence[Result]],
+    ) -> list[tuple[ThinkerTask, Result]]:
+        """Call the engine, and make the masks of the tokens after the call meanwhile."""
+        wait = self._masks.start([task.grammar for task in tasks if task.grammar is not None])
+        try:
+            return self._call_engine(tasks, call)
+        finally:
+            wait()
+
+    def _has_mask(self, task: ThinkerTask) -> bool:
+        """Give a request's sampler its mask. Ends the request that can't have one."""
+        if task.grammar is None:
+            return True
+        task.sampler.mask = task.grammar.mask
+        if task.grammar.error is not None:
+            with self._lock:
+                task.live.end(task.grammar.error)
+        return task.grammar.error is None
 
     def _prefill(self, tasks: Sequence[ThinkerTask]) -> list[tuple[Tensor, Tensor]]:
         return [self._prefill_rest(task) for task in tasks]
@@ -242,10 +286,14 @@ class ThinkerStage(Stage[ThinkerTask]):
         tokens = [task.last for task in tasks if task.last is not None]
         return rows_of(self._engine.step([task.slot for task in tasks], tokens))
 
-    def _write(self, task: ThinkerTask, token_id: int, accepted: Tensor | None = None) -> None:
+    def _write(
+        self, task: ThinkerTask, token_id: int, logits: Tensor, accepted: Tensor | None = None
+    ) -> None:
         """Pass a token to the caller and, unless it is an end marker, to the talker."""
         task.last = token_id
         live = task.live
+        wants_logprobs = live.request.options.logprobs
+        logprob = log_probability(logits, token_id) if wants_logprobs else None
         with self._lock:
             if live.ended:
                 return
@@ -254,22 +302,42 @@ class ThinkerStage(Stage[ThinkerTask]):
                 live.accepted = accepted
                 live.timestamps.first_token_s = live.timestamps.progress_s
             live.token_ids.append(token_id)
-            spoken, end_ids = [token_id], task.eos_ids
-            if token_id in end_ids:
-                live.thinker_finish = "stop"
-                spoken = [] if task.stop is None else task.stop.flush()
-            elif task.stop is not None:
-                spoken, stopped = task.stop.push(token_id)
-                if stopped:
-                    live.thinker_finish = "stop"
-                elif len(live.token_ids) == task.limit:
-                    spoken += task.stop.flush()
-            for spoken_id in spoken:
-                live.output.put(spoken_id)
-                live.text.put(spoken_id)
-            if token_id in end_ids:
-                live.output.put(token_id)
-            if live.thinker_finish == "stop" or len(live.token_ids) == task.limit:
+            if logprob is not None:
+                live.logprobs.append(logprob)
+            try:
+                ended = self._pass_on(task, token_id)
+            except Qwen3OmniError as error:  # of its grammar, or of a call of a tool
+                live.end(error)
+                return
+            if ended:
                 live.output.put(TextEnd())
                 live.text.close()
                 self._release(task)
+
+    def _pass_on(self, task: ThinkerTask, token_id: int) -> bool:
+        """Put the tokens that are no longer held. Returns whether the reply ends.
+
+        The lock is held. Raises GrammarError or ToolCallError.
+        """
+        live, is_end, stopped = task.live, token_id in task.eos_ids, False
+        given = [] if is_end else [token_id]
+        if task.stop is not None and not is_end:
+            given, stopped = task.stop.push(token_id)
+        complete = task.grammar is not None and not is_end and task.grammar.push(token_id)
+        if is_end or stopped or complete:
+            live.thinker_finish = "stop"
+        last = live.thinker_finish == "stop" or len(live.token_ids) == task.limit
+        if last and task.stop is not None and not stopped:
+            given += task.stop.flush()
+        spoken = given
+        if task.calls is not None:
+            given, spoken = task.calls.push(given, last)
+        for given_id in given:
+            live.output.put(given_id)
+        for spoken_id in spoken:
+            live.text.put(spoken_id)
+        if is_end:
+            live.output.put(token_id)
+        if task.calls is not None and task.calls.begun:
+            live.text.close()
+        return last

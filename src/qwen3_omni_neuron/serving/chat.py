@@ -28,6 +28,7 @@ from qwen3_omni_neuron.serving.bodies import SMALL_BODY_BYTES, check_model, pars
 from qwen3_omni_neuron.serving.chat_request import (
     FURTHER_FIELDS,
     ChatRequest,
+    NamedTool,
     check_request,
     conversation,
     request_options,
@@ -59,7 +60,7 @@ async def chat_completions(request: Request) -> Response:
     begun: ChatReply | ChatQuestion
     if len(context.body) > SMALL_BODY_BYTES:
         begun = await service.model.start(_read_and_begin, service, context)
-    elif (question := _read(service, context)).media.pending:
+    elif (question := _read(service, context)).takes_long:
         begun = await service.model.start(question.begin)
     else:
         begun = question.answer()
@@ -116,6 +117,12 @@ class ChatQuestion:
     media: MediaReader
     service: Service
     context: Context
+
+    @property
+    def takes_long(self) -> bool:
+        """True where it has media to read, or a grammar to compile."""
+        constrained = self.options.keys() & {"tools", "tool_choice", "grammar"}
+        return self.media.pending or bool(constrained)
 
     def begin(self) -> "ChatReply | ChatQuestion":
         """Start the request, unless it has media that must first be decoded in a process.
@@ -301,8 +308,8 @@ class ChatReply:
 
     def _finish_reason(self) -> str:
         assert self._result is not None, "an answer that has ended"
-        if self._calls:
-            return "tool_calls"
+        if self._calls:  # as OpenAI: a client that has named the function knows of the call
+            return "stop" if isinstance(self.wanted.tool_choice, NamedTool) else "tool_calls"
         reasons = self._result.thinker_finish_reason, self._result.talker_finish_reason
         return "length" if "length" in reasons else "stop"
 

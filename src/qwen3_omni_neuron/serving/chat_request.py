@@ -1,6 +1,6 @@
 """Body of a chat request: its fields, and the messages and options that they become."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -28,10 +28,11 @@ from qwen3_omni_neuron.serving.without_effect import CHAT, FIELDS
 # Fields that a client may send beside OpenAI's: the options of a request, except those that have an
 # OpenAI field and those that the server itself sets.
 CHAT_OPTIONS = frozenset(option.name for option in REQUEST_OPTIONS) - {
-    *("seed", "stop", "tools", "literal_text", "owner"),
+    *("seed", "stop", "tools", "tool_choice", "parallel_tool_calls", "logprobs", "literal_text"),
+    "owner",
 }
 # OpenAI's fields that have no effect here, whatever their value.
-_WITHOUT_EFFECT = frozenset(FIELDS[CHAT]) - {"model", "tools.function.strict"}
+_WITHOUT_EFFECT = frozenset(FIELDS[CHAT]) - {"model"}
 # OpenAI's fields that are accepted with these values alone.
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -40,7 +41,6 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
 }
 
 FURTHER_FIELDS: Mapping[str, Any] = {
@@ -170,6 +170,69 @@ class Tool(_Lenient):
     function: Function
 
 
+class FunctionName(_Lenient):
+    """Name of a function."""
+
+    name: str
+
+
+class NamedTool(_Lenient):
+    """The function that the reply must call."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class AllowedNames(_Lenient):
+    """The functions that the reply may call, or must call one of."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1, max_length=MOST_TOOLS)
+
+
+class AllowedTools(_Lenient):
+    """Some of the tools: the others are shown to the model, and not called."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedNames
+
+
+ToolChoice = Annotated[NamedTool | AllowedTools, Field(discriminator="type")]
+
+
+class TextFormat(_Strict):
+    """Free text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(_Strict):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(_Strict):
+    """A JSON schema by its name."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(_Strict):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
+]
+
+
 class AudioOutput(_Strict):
     """Voice and format of the speech."""
 
@@ -205,7 +268,9 @@ class ChatRequest(BaseModel):
     max_completion_tokens: int | None = Field(None, ge=1)
     max_tokens: int | None = Field(None, ge=1)
     tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
-    tool_choice: Literal["auto", "none"] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
 
     @property
     def speaks(self) -> bool:
@@ -269,11 +334,46 @@ def request_options(
     if wanted.stop:
         options["stop"] = [wanted.stop] if isinstance(wanted.stop, str) else wanted.stop
     if wanted.tools and wanted.tool_choice != "none":
-        options["tools"] = [
-            tool.model_dump(exclude_none=True, exclude={"function": {"strict"}})
-            for tool in wanted.tools
-        ]
+        options["tools"] = [tool.model_dump(exclude_none=True) for tool in wanted.tools]
+    choice = wanted.tool_choice
+    if choice not in (None, "none"):
+        options["tool_choice"] = choice if isinstance(choice, str) else choice.model_dump()
+    if wanted.parallel_tool_calls is not None:
+        options["parallel_tool_calls"] = wanted.parallel_tool_calls
+    grammar = _grammar(wanted)
+    if grammar is not None:
+        if "grammar" in options:
+            raise wrong_value("give response_format or grammar, not both.", "response_format")
+        options["grammar"] = grammar
     return options
+
+
+def _grammar(wanted: ChatRequest) -> dict[str, Any] | None:
+    """Return the grammar of the request's format, None for text. Raises ApiError."""
+    form = wanted.response_format
+    if isinstance(form, JsonSchemaFormat):
+        schema = form.json_schema.schema_
+        strict = form.json_schema.strict is True
+        return {"json": {"type": "object"} if schema is None else schema, "strict": strict}
+    if not isinstance(form, JsonObjectFormat):
+        return None
+    if not any("json" in text.lower() for text in _written(wanted.messages)):
+        raise wrong_value(
+            "response_format is json_object, and no message has the word JSON. Ask for JSON in a "
+            "message too, or take json_schema.",
+            "response_format",
+        )
+    return {"json": {"type": "object"}}
+
+
+def _written(messages: list[Message]) -> Iterator[str]:
+    """Yield the texts of messages."""
+    for message in messages:
+        if isinstance(message.content, str):
+            yield message.content
+        for part in message.content if isinstance(message.content, list) else ():
+            if isinstance(part, TextPart):
+                yield part.text
 
 
 def conversation(

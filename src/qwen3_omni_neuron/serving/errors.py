@@ -8,11 +8,14 @@ from qwen3_omni_neuron.errors import (
     BusyError,
     ClosedError,
     EngineDiedError,
+    GrammarError,
     ImageError,
     InputError,
     LateError,
     MessageError,
+    NotInstalledError,
     PromptTooLongError,
+    ToolCallError,
     VideoError,
 )
 
@@ -74,6 +77,12 @@ def api_error_of(error: BaseException, param: str = "messages") -> ApiError:
         return ApiError(400, str(error), "invalid_value", param)
     if isinstance(error, InputError):
         return ApiError(400, str(error), "invalid_value")
+    if isinstance(error, GrammarError):
+        return ApiError(400, str(error), "grammar_too_complex")
+    if isinstance(error, ToolCallError):
+        return ApiError(500, str(error), "tool_call_failed")
+    if isinstance(error, NotInstalledError):
+        return ApiError(400, str(error), "not_installed")
     if isinstance(error, BusyError):
         return ApiError(429, str(error), "queue_full", retry_after_s=RETRY_S)
     if isinstance(error, LateError):

@@ -1,7 +1,7 @@
 """Parts of the OpenAPI document: bodies that endpoints parse themselves, and errors."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic import BaseModel
 
@@ -63,7 +63,7 @@ def form_of(model: type[BaseModel], file: str) -> dict[str, Any]:
 def schema_of_option(option: Option) -> dict[str, Any]:
     """Return the schema of an option of the API."""
     names = {bool: "boolean", int: "integer", float: "number", str: "string"}
-    kind = names.get(option.value_type)
+    kind = "object" if get_origin(option.value_type) is Mapping else names.get(option.value_type)
     schema: dict[str, Any] = {"type": kind} if kind else {"type": "array"}
     if kind is None:
         schema["items"] = {"type": "integer"}

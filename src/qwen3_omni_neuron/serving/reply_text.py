@@ -1,12 +1,10 @@
 """Splitter of a reply's text into reasoning, content and tool calls, while it is generated."""
 
-import json
 from dataclasses import dataclass
 
+from qwen3_omni_neuron.errors import ToolCallError
+from qwen3_omni_neuron.runtime.tool_calls import CALL, END_OF_CALL, END_OF_THOUGHT, ToolCall
 from qwen3_omni_neuron.serving.ids import new_id
-
-END_OF_THOUGHT = "</think>"
-CALL, END_OF_CALL = "<tool_call>", "</tool_call>"
 
 
 @dataclass(frozen=True)
@@ -45,12 +43,12 @@ class ReplyText:
         self._held = ""
 
     def push(self, text: str) -> list[Part]:
-        """Add text. Returns the parts that it completes."""
+        """Add text. Returns the parts that it completes. Raises ToolCallError; see ToolCall."""
         self._held += text
         return self._split(last=False)
 
     def finish(self) -> list[Part]:
-        """Return the remaining parts at the end of the reply."""
+        """Return the remaining parts at the end of the reply. Raises ToolCallError, as push."""
         return self._split(last=True)
 
     def _split(self, last: bool) -> list[Part]:
@@ -60,8 +58,11 @@ class ReplyText:
                 body, found, rest = self._held.partition(END_OF_CALL)
                 if not found and not last:
                     return parts
+                if not found:
+                    raise ToolCallError("the reply ended inside a call of a tool.")
                 self._held, self._in_call, self._strip = rest, False, True
-                parts.append(_call_of(body) or Content(f"{CALL}{body}{found}"))
+                call = ToolCall.parse(body)
+                parts.append(Call(new_id("call_"), call.name, call.arguments))
                 continue
             marker = END_OF_THOUGHT if self._reasoning else CALL
             if not self._reasoning and not self._takes_calls:
@@ -96,18 +97,3 @@ def _begun(text: str, marker: str) -> int:
         if marker.startswith(text[-length:]):
             return length
     return 0
-
-
-def _call_of(body: str) -> Call | None:
-    """Parse a tool call's JSON body, or return None if it is no call."""
-    try:
-        call = json.loads(body)
-        arguments = call["arguments"]
-        written = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        name = call["name"]
-        f"{name}{written}".encode()  # JSON can encode lone surrogates, UTF-8 can't
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    if not isinstance(name, str):
-        return None
-    return Call(new_id("call_"), name, written)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qwen3_omni_neuron.api import Qwen3Omni
-from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.errors import OptionError, ToolCallError
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.decoding.job import PoolSettings
@@ -72,6 +72,8 @@ class Service:
         if the error means that the model died.
         """
         self.model.noticed(error)
+        if isinstance(error, ToolCallError):
+            self.metrics.failed_calls.inc()
         refusal = api_error_of(error, context.param)
         if refusal.code == "internal_error":
             extra = {"request_id": context.request_id}

@@ -120,6 +120,21 @@ int64_t draw(const Drawing *d, const float *logits, int64_t vocab, int64_t top_k
     return kept[rank].id;
 }
 
+/* Give the ids without a bit in the mask the score minus infinity. It skips whole words: most
+ * grammars allow few ids, or nearly all. */
+static void forbid(float *scores, int64_t vocab, const uint32_t *mask)
+{
+    for (int64_t start = 0; start < vocab; start += 32) {
+        uint32_t bits = mask[start / 32];
+        int64_t end = start + 32 < vocab ? start + 32 : vocab;
+        if (bits == UINT32_MAX)
+            continue;
+        for (int64_t i = start; i < end; i++, bits >>= 1)
+            if (!(bits & 1))
+                scores[i] = -INFINITY;
+    }
+}
+
 /* Write the scores [count] of one sequence: its logits after suppression and penalty. */
 static void score(float *scores, const Sampling *s, const float *logits)
 {
@@ -131,7 +146,8 @@ static void score(float *scores, const Sampling *s, const float *logits)
 }
 
 int draw_rows(int64_t rows, const float *const *logits, int64_t vocab,
-              const Sampling *const *sampling, const float *uniforms, int64_t *ids)
+              const Sampling *const *sampling, const float *uniforms,
+              const uint32_t *const *masks, int64_t *ids)
 {
     size_t kept = (size_t)(2 * vocab) * sizeof(Candidate);
     char *block = malloc(kept + (size_t)(2 * vocab) * sizeof(float));
@@ -143,6 +159,8 @@ int draw_rows(int64_t rows, const float *const *logits, int64_t vocab,
         const Sampling *s = sampling[r];
         int64_t index;
         score(scores, s, logits[r]);
+        if (masks != NULL && masks[r] != NULL)
+            forbid(scores, s->count, masks[r]);
         if (s->top_k == GREEDY) {
             index = likeliest(scores, s->count);
         } else {

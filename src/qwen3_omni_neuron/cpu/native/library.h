@@ -174,9 +174,11 @@ typedef struct {
 } Sampling;
 
 /* Draw the next id of each sequence, and note it in its penalties: engines.sampling.sample_ids.
- * logits: [vocab] of each; uniforms [rows] in [0, 1). Writes ids [rows]. */
+ * logits: [vocab] of each; uniforms [rows] in [0, 1). masks: NULL, or for each sequence NULL or the
+ * ids that it may have, a bit each: [vocab / 32] rounded up. Writes ids [rows]. */
 int draw_rows(int64_t rows, const float *const *logits, int64_t vocab,
-              const Sampling *const *sampling, const float *uniforms, int64_t *ids);
+              const Sampling *const *sampling, const float *uniforms,
+              const uint32_t *const *masks, int64_t *ids);
 
 /* ---- code2wav ---- */
 

@@ -42,6 +42,9 @@ class NativeSampler:
         how = [(s.prepared or _prepare(s))[1] for s in samplers]
         uniforms = [s.uniforms(1)[0] if s.params.do_sample else 0.0 for s in samplers]
         pointers, ids = ctypes.c_void_p * count, (ctypes.c_int64 * count)()
+        masks = None
+        if any(sampler.mask is not None for sampler in samplers):
+            masks = pointers(*(None if s.mask is None else s.mask.ctypes.data for s in samplers))
         run = self._run_holding if count * vocab <= MOST_HELD else self._run
         check(
             run(
@@ -50,6 +53,7 @@ class NativeSampler:
                 vocab,
                 pointers(*how),
                 (ctypes.c_float * count)(*uniforms),
+                masks,
                 ids,
             )
         )

@@ -252,6 +252,7 @@ _TAGS = frozenset(
         "semantic_vad",
         "constrained-int",
         "literal['inf']",
+        "literal['auto','none','required']",
     )
 )
 

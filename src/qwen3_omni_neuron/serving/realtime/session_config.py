@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, RequestOptions
 from qwen3_omni_neuron.serving.bodies import MOST_MESSAGES, MOST_TOOLS, is_model, seed_of
-from qwen3_omni_neuron.serving.chat_request import CHAT_OPTIONS
+from qwen3_omni_neuron.serving.chat_request import CHAT_OPTIONS, Function
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.realtime import vad
 from qwen3_omni_neuron.serving.realtime.events import Json, wrong_field
@@ -27,6 +27,8 @@ _OPTIONS = {
 # ends any turn where a turn's meaning is not judged.
 _LONGEST_MS = {"low": 8000, "medium": 4000, "auto": 4000, "high": 2000}
 _SILENCE_MS = {"low": 1000, "medium": 500, "auto": 500, "high": 300}
+SessionType = Literal["realtime", "transcription"]
+_TRANSCRIBING = ("type", "audio", "include")  # fields of a session that only transcribes
 MOST_NAMED = 8  # MCP servers that an error names
 _NESTED = ("audio", "input", "output")
 Modalities = Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=1)]
@@ -149,6 +151,13 @@ class Tool(_Strict):
     strict: bool | None = None
 
 
+class NamedTool(_Strict):
+    """The function that a reply must call."""
+
+    type: Literal["function"]
+    name: str
+
+
 class _CommonConfig(BaseModel):
     """Common fields of a session and a response. Further fields are options of a request."""
 
@@ -158,21 +167,34 @@ class _CommonConfig(BaseModel):
     output_modalities: Modalities | None = None
     max_output_tokens: MostTokens | None = None
     tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
-    tool_choice: Literal["auto", "none"] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     prompt: StoredPrompt | None = None
     reasoning: Any = None
 
 
 class SessionConfig(_CommonConfig):
-    """Configuration of a session."""
+    """Configuration of a session.
 
-    type: Literal["realtime"] = "realtime"
+    type: a session of type transcription has the fields of _TRANSCRIBING alone.
+    """
+
+    type: SessionType = "realtime"
     model: str
     audio: Audio = Audio()
     include: list[Literal["item.input_audio_transcription.logprobs"]] | None = None
     tracing: Any = None
     truncation: Literal["auto", "disabled"] = "disabled"
+
+    @property
+    def logprobs(self) -> bool:
+        """True where transcripts have log-probabilities."""
+        return bool(self.include)
+
+    @property
+    def answers(self) -> bool:
+        """False where the session only transcribes."""
+        return self.type == "realtime"
 
 
 class ResponseAudioOutput(_Strict):
@@ -208,11 +230,12 @@ def check_speech(config: _CommonConfig, voices: Voices, where: str) -> None:
         )
 
 
-def first_config(model: str, voices: Voices) -> SessionConfig:
-    """Return the initial configuration of a session."""
+def first_config(model: str, voices: Voices, kind: SessionType = "realtime") -> SessionConfig:
+    """Return the initial configuration of a session. kind: its type."""
     detection = ServerVad(type="server_vad") if vad.is_installed() else None
     speaks: Literal["audio", "text"] = "audio" if voices.names else "text"
     return SessionConfig(
+        type=kind,
         model=model,
         instructions="",
         output_modalities=[speaks],
@@ -220,7 +243,11 @@ def first_config(model: str, voices: Voices) -> SessionConfig:
         tools=[],
         tool_choice="auto",
         audio=Audio(
-            input=AudioInput(turn_detection=detection), output=AudioOutput(voice=voices.default)
+            input=AudioInput(
+                turn_detection=detection,
+                transcription=Transcription() if kind == "transcription" else None,
+            ),
+            output=AudioOutput(voice=voices.default),
         ),
     )
 
@@ -250,9 +277,8 @@ def updated(
     by_meaning: the end of a turn may be judged by its meaning; otherwise semantic_vad becomes the
     server_vad that stands in for it.
     """
-    if given.get("type") == "transcription":
-        message = "sessions of type transcription are not supported. Take type realtime."
-        raise ApiError(400, message, "unsupported", "session.type")
+    if given.get("type", config.type) == "transcription":
+        _check_transcribing(given)
     try:
         new = SessionConfig.model_validate(_merged(config.model_dump(), given))
     except ValidationError as error:
@@ -261,6 +287,8 @@ def updated(
         message = f"the session's model is {config.model!r} and can't be changed."
         raise ApiError(400, message, "invalid_value", "session.model")
     new.model = config.model
+    if not new.answers and new.audio.input.transcription is None:
+        new.audio.input.transcription = Transcription()
     if new.audio.input.turn_detection is not None and not vad.is_installed():
         kind = new.audio.input.turn_detection.type
         message = f"{kind} needs packages that the server does not have: {vad.INSTALL}."
@@ -277,6 +305,20 @@ def updated(
         output.speed = 1.0
     _check_options(new, "session")
     return new
+
+
+def _check_transcribing(given: Mapping[str, Any]) -> None:
+    """Raise ApiError for a field that concerns answers."""
+    audio = given.get("audio")
+    inner = audio if isinstance(audio, Mapping) else {}
+    wrong = [f"session.{name}" for name in given if name not in _TRANSCRIBING]
+    wrong += [f"session.audio.{name}" for name in inner if name != "input"]
+    if wrong:
+        path = wrong[0][:80]
+        message = (
+            f"{path}: a session of type transcription has type, audio.input and include alone."
+        )
+        raise ApiError(400, message, "unknown_field", path)
 
 
 def response_config(given: Json | None, voices: Voices) -> ResponseConfig:
@@ -302,7 +344,7 @@ def options_of(*configs: _CommonConfig) -> dict[str, Any]:
     """Return the Python API's options for the fields; the last configuration takes precedence."""
     options: dict[str, Any] = {}
     tools: list[Tool] = []
-    choice = "auto"
+    choice: str | NamedTool = "auto"
     for config in configs:
         if config.max_output_tokens == "inf":
             options["thinker_max_new_tokens"] = RequestOptions.thinker_max_new_tokens
@@ -311,23 +353,32 @@ def options_of(*configs: _CommonConfig) -> dict[str, Any]:
         options |= config.model_extra or {}
         tools = tools if config.tools is None else config.tools
         choice = config.tool_choice or choice
+        if config.parallel_tool_calls is not None:
+            options["parallel_tool_calls"] = config.parallel_tool_calls
         output = getattr(config, "audio").output  # noqa: B009
         if output.voice is not None:
             options["speaker"] = output.voice
     functions = [] if choice == "none" else [_function(tool) for tool in tools]
+    if isinstance(choice, NamedTool):
+        options["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    elif choice == "required":
+        options["tool_choice"] = choice
     return {**options, "tools": [{"type": "function", "function": one} for one in functions]}
 
 
 def _function(tool: Tool) -> Json:
     """Return a tool for the API, without a copy of its parameters, which could take long."""
-    fields = {name: getattr(tool, name) for name in ("name", "description", "parameters")}
+    fields = {name: getattr(tool, name) for name in Function.model_fields}
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def shown(config: SessionConfig) -> Json:
     """Return a configuration as clients see it."""
     made = config.model_dump()
-    for side in ("input", "output"):
+    if not config.answers:
+        made = {name: made[name] for name in _TRANSCRIBING}
+        del made["audio"]["output"]
+    for side in made["audio"]:
         form = made["audio"][side]["format"]
         if form["type"] != "audio/pcm":
             del form["rate"]

@@ -1,0 +1,400 @@
+"""Calls of tools held to their schemas, and calls that fail: in the API, chat, and realtime.
+
+The tiny model's words are random. A script stands for the beginning of its reply; from there on the
+model writes, within the grammar.
+"""
+
+import builtins
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from qwen3_omni_neuron import AudioChunk, Finished, Qwen3Omni, TextDelta
+from qwen3_omni_neuron.errors import GrammarError, OptionError, ToolCallError
+from qwen3_omni_neuron.runtime.buffers import TokenBuffer
+from qwen3_omni_neuron.serving.server import Server
+from testing.http_client import ask
+from testing.http_server import url_of
+from testing.realtime import PUSH_TO_TALK, calling
+
+pytest.importorskip("llguidance", reason="the extra serve is not installed")
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+LIMITS: dict[str, Any] = {"thinker_max_new_tokens": 150, "talker_max_new_tokens": 12, "seed": 4}
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Köln", "東京"]},
+        "place": {"$ref": "#/$defs/place"},
+    },
+    "required": ["city", "place"],
+    "additionalProperties": False,
+    "$defs": {"place": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}},
+}
+EMPTY: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def tool(name: str, parameters: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **more}}
+
+
+TOOLS = [tool("weather", PARAMETERS), tool("stop", EMPTY), tool("wait", EMPTY)]
+NAMED = {"type": "function", "function": {"name": "weather"}}
+CUT = "<tool_call>\n" + '{"name": "wea'
+
+
+def allowed(mode: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("stop", "wait")]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.fixture(autouse=True)
+def template_with_tools(omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(omni.conversation._template, "takes_tools", True)
+
+
+@pytest.fixture
+def script(
+    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Sequence[int]], None]]:
+    """Gives the tokens that the next reply begins with, whatever the model would write."""
+    stage = omni._pipeline._thinker
+    sample, left = stage._sample_ids, list[int]()
+
+    def scripted(samplers: Any, logits: Any) -> list[int]:
+        return [left.pop(0) if left else token_id for token_id in sample(samplers, logits)]
+
+    monkeypatch.setattr(stage, "_sample_ids", scripted)
+    yield left.extend
+    assert not left
+
+
+def tokens(omni: Qwen3Omni, text: str) -> list[int]:
+    """Return the ids of a text in which markers of calls are tokens."""
+    return omni.conversation._tokenizer.encode(text)
+
+
+def calls_of(text: str) -> list[tuple[str, Any]]:
+    """Return the calls of a text that has nothing else, checked against the schemas."""
+    found = []
+    for part in text.removesuffix("</tool_call>").split("</tool_call>\n"):
+        call = json.loads(part.removeprefix("<tool_call>\n"))
+        check(call["name"], call["arguments"])
+        written = json.dumps(call, ensure_ascii=False)
+        assert part.removesuffix("</tool_call>") == f"<tool_call>\n{written}\n"
+        found.append((call["name"], call["arguments"]))
+    return found
+
+
+def check(name: str, arguments: Any) -> None:
+    if name == "weather":
+        assert list(arguments) == ["city", "place"] and arguments["city"] in ("Köln", "東京")
+        assert len(arguments["place"]) <= 2 and {*arguments["place"]} <= {True, False}
+    else:
+        assert (name, arguments) in (("stop", {}), ("wait", {}))
+
+
+@pytest.mark.parametrize("spelled", [False, True], ids=["a token", "spelled in words"])
+def test_from_the_marker_on_a_call_is_held_to_its_schema_and_not_spoken(
+    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch, script: Any, spelled: bool
+) -> None:
+    spoken: list[int] = []
+    put = TokenBuffer.put
+
+    def put_and_note(buffer: TokenBuffer, token_id: int) -> None:
+        spoken.append(token_id)
+        put(buffer, token_id)
+
+    monkeypatch.setattr(TokenBuffer, "put", put_and_note)
+    encode = omni.conversation.encode_words
+    script(
+        encode("Let me look. ") + (encode if spelled else lambda t: tokens(omni, t))("<tool_call>")
+    )
+    result = omni.generate_audio(HELLO, tools=TOOLS, parallel_tool_calls=False, **LIMITS)
+    assert result.text.startswith("Let me look. <tool_call>\n")
+    assert len(calls_of(result.text.removeprefix("Let me look. "))) == 1
+    assert omni.conversation.decode(spoken) == "Let me look. " and len(result.audio)
+    assert result.thinker_finish_reason == "stop"
+
+
+def test_several_calls_are_held_each_and_text_between_them_is_free(
+    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch, script: Any
+) -> None:
+    one = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
+    script(tokens(omni, f"{one}\nand\n<tool_call>"))
+    stream = omni.stream_text(HELLO, tools=TOOLS, **LIMITS)
+    texts = [event.text for event in stream if isinstance(event, TextDelta)]
+    first, second = "".join(texts).split("\nand\n")
+    assert first == one and "".join(texts).count("<tool_call>") >= 2
+    calls_of(second.partition("</tool_call>")[0] + "</tool_call>")
+
+
+@pytest.mark.parametrize(
+    ("choice", "names", "one"),
+    [
+        ("required", {"weather", "stop", "wait"}, True),
+        ("required", {"weather", "stop", "wait"}, False),
+        (NAMED, {"weather"}, True),
+        (allowed("required"), {"stop", "wait"}, False),
+    ],
+    ids=["required, one", "required", "named", "allowed"],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_choice_of_tools_is_a_call_of_one_of_them_from_the_first_token_on(
+    omni: Qwen3Omni, choice: Any, names: set[str], one: bool, seed: int
+) -> None:
+    options = {**LIMITS, "seed": seed, "thinker_max_new_tokens": 800}
+    options |= {"thinker_do_sample": True, "thinker_temperature": 1e4, "thinker_top_k": 0}
+    stream = omni.stream(
+        HELLO, tools=TOOLS, tool_choice=choice, parallel_tool_calls=not one, **options
+    )
+    events = list(stream)
+    assert not any(isinstance(event, AudioChunk) for event in events)
+    (finished,) = [event for event in events if isinstance(event, Finished)]
+    calls = calls_of(finished.result.text)
+    assert {name for name, _ in calls} <= names
+    assert not one or len(calls) == 1
+    assert finished.result.talker_finish_reason == "no_speech"
+
+
+def test_tools_that_are_not_allowed_are_not_called(omni: Qwen3Omni, script: Any) -> None:
+    script(tokens(omni, "<tool_call>"))
+    choice = allowed("auto")
+    result = omni.generate_text(
+        HELLO, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, **LIMITS
+    )
+    assert calls_of(result.text)[0][0] in ("stop", "wait")
+
+
+def test_a_grammar_beside_tools_allows_either(omni: Qwen3Omni, script: Any) -> None:
+    options = {"tools": TOOLS, "grammar": {"regex": "(yes|no)"}, **LIMITS}
+    for begun in ("y", "<tool_call>"):
+        script(tokens(omni, begun))
+        text = omni.generate_text(HELLO, parallel_tool_calls=False, **options).text
+        assert text == "yes" if begun == "y" else len(calls_of(text)) == 1
+
+
+def test_a_schema_that_is_not_strict_and_not_supported_is_any_object(
+    omni: Qwen3Omni, script: Any
+) -> None:
+    """A script that the grammar does not allow would end the reply with a GrammarError."""
+    odd = {"type": "object", "properties": {"a": {"$ref": "http://localhost/a"}}}
+    tools = [tool("odd", odd), tool("weather", PARAMETERS)]
+    options = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False, **LIMITS}
+    call = '<tool_call>\n{"name": "odd", "arguments": {"b": [1]}}\n</tool_call>'
+    script(tokens(omni, call))
+    assert omni.generate_text(HELLO, **options).text == call
+    script(tokens(omni, call.partition('{"b"')[0] + "["))
+    with pytest.raises(GrammarError):
+        omni.generate_text(HELLO, **options)
+    tools[0]["function"]["strict"] = True
+    with pytest.raises(OptionError, match=r"tool 0 \(odd\): the schema is strict, and every"):
+        omni.stream_text(HELLO, tools=tools, **LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tool_choice": "always"}, "tool_choice must be auto, none, required"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice must be"),
+        ({"tool_choice": {"type": "mcp", "server_label": "a"}}, "tool_choice must be"),
+        ({"tool_choice": NAMED | {"function": {"name": "no"}}}, "names 'no', and tools has 'weath"),
+        ({"tool_choice": "required", "tools": []}, "requires a call, and there are no tools"),
+        ({"tools": [{"type": "function"}]}, r"tools\[0\] has no function with a name"),
+        (
+            {"tools": [tool("f", {"properties": {str(n): {} for n in range(501)}})]},
+            "501 properties",
+        ),
+    ],
+)
+def test_a_choice_that_can_not_be_made_is_refused(
+    omni: Qwen3Omni, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        omni.stream(HELLO, **{"tools": TOOLS, **LIMITS, **options})
+
+
+@pytest.mark.parametrize("how", ["cut by the limit", "ended by a stop string", "malformed"])
+def test_a_call_that_fails_is_an_error_and_nothing_of_it_is_passed_on(
+    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch, script: Any, how: str
+) -> None:
+    """In a stream, and in a session, whose history has what was said before the call."""
+    options: dict[str, Any] = {"tools": TOOLS, **LIMITS}
+    begun = tokens(omni, "Hm. " + CUT)
+    if how == "cut by the limit":
+        options["thinker_max_new_tokens"] = len(begun)
+    elif how == "ended by a stop string":
+        options["stop"] = ['"wea']
+    else:
+        without_llguidance(monkeypatch)
+        begun = tokens(omni, 'Hm. <tool_call>\n{"name": "stop"\n</tool_call>')
+    for speak in (False, True):
+        script(begun)
+        events = []
+        with (
+            pytest.raises(ToolCallError, match="Nothing of the call is kept"),
+            (omni.stream if speak else omni.stream_text)(HELLO, **options) as stream,
+        ):
+            events += list(iter(stream.__next__, None))
+        texts = [event.text for event in events if isinstance(event, TextDelta)]
+        assert "".join(texts) in ("Hm. ", "")
+        assert omni.status().fault is None
+    script(begun)
+    with omni.session(messages=[*HELLO], **options) as session:
+        session.append("And?")
+        with pytest.raises(ToolCallError):
+            list(session.respond(speak=False))
+        assert "tool_call" not in json.dumps(session.messages)
+
+
+def without_llguidance(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def missing(name: str, *arguments: Any) -> Any:
+        if name == "llguidance":
+            raise ImportError(name)
+        return real(name, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+
+
+BODY = {name: value for name, value in LIMITS.items() if name != "seed"}
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [("required", "tool_calls"), (NAMED, "stop"), (allowed("required"), "tool_calls")],
+)
+def test_a_chat_calls_the_tools_that_its_choice_allows(
+    client: OpenAI, server: Server, choice: Any, reason: str
+) -> None:
+    """Whole and streamed, spoken too, and with the letters that the model wrote."""
+    asked: Any = {"model": server.settings.model_name, "messages": HELLO, "tools": TOOLS, "seed": 4}
+    asked |= {"tool_choice": choice, "parallel_tool_calls": False, "extra_body": BODY}
+    (whole,) = client.chat.completions.create(**asked).choices
+    (call,) = whole.message.tool_calls
+    assert (whole.finish_reason, whole.message.content) == (reason, None)
+    check(call.function.name, json.loads(call.function.arguments))
+    assert "\\u" not in call.function.arguments
+    asked |= {"modalities": ["text", "audio"], "audio": {"voice": "Ethan", "format": "pcm16"}}
+    pieces = list(client.chat.completions.create(**asked, stream=True))
+    deltas = [piece.choices[0].delta for piece in pieces]
+    calls = [call for delta in deltas for call in delta.tool_calls or ()]
+    assert [c.function.arguments for c in calls] == [call.function.arguments]
+    assert pieces[-1].choices[0].finish_reason == reason
+    assert not any(delta.to_dict().get("audio", {}).get("data") for delta in deltas)
+
+
+def failed_calls(server: Server) -> float:
+    text = ask(f"{url_of(server)}/metrics").body.decode()
+    name = "qwen3_omni_tool_calls_failed_total "
+    return float(next(x for x in text.splitlines() if x.startswith(name)).split()[1])
+
+
+def test_a_call_that_is_cut_off_is_an_error_of_the_chat_and_counted(
+    omni: Qwen3Omni, client: OpenAI, server: Server, script: Any
+) -> None:
+    before, begun = failed_calls(server), tokens(omni, "Hm. " + CUT)
+    asked: Any = {"model": server.settings.model_name, "messages": HELLO, "tools": TOOLS}
+    asked["max_completion_tokens"] = len(begun)
+    script(begun)
+    with pytest.raises(openai.InternalServerError, match="inside a call of a tool") as failed:
+        client.with_options(max_retries=0).chat.completions.create(**asked)
+    assert failed.value.code == "tool_call_failed"
+    script(begun)
+    pieces = client.with_options(max_retries=0).chat.completions.create(**asked, stream=True)
+    contents: list[str] = []
+    with pytest.raises(openai.APIError, match="inside a call of a tool"):
+        contents.extend(piece.choices[0].delta.content or "" for piece in pieces)
+    assert "wea" not in "".join(contents)
+    assert failed_calls(server) == before + 2
+
+
+SCHEMA = {"name": "place", "schema": PARAMETERS, "strict": True}
+
+
+def test_a_chat_answers_in_the_json_of_its_format(client: OpenAI, server: Server) -> None:
+    asked: Any = {"model": server.settings.model_name, "messages": HELLO, "seed": 4}
+    asked["extra_body"] = BODY
+    form: Any = {"type": "json_schema", "json_schema": SCHEMA}
+    content = client.chat.completions.create(**asked, response_format=form).choices[0].message
+    check("weather", json.loads(content.content or ""))
+    assert json.dumps(json.loads(content.content or ""), ensure_ascii=False) == content.content
+    pieces = client.chat.completions.create(**asked, response_format=form, stream=True)
+    assert "".join(p.choices[0].delta.content or "" for p in pieces) == content.content
+    asked["messages"] = [{"role": "user", "content": "Answer in JSON."}]
+    asked["extra_body"] = {**BODY, "thinker_max_new_tokens": 12}
+    made = client.chat.completions.create(**asked, response_format={"type": "json_object"})
+    assert (made.choices[0].message.content or "").startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"response_format": {"type": "json_object"}}, "no message has the word JSON"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": SCHEMA | {"name": "a b"}}},
+            "name",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": SCHEMA | {"schema": {"type": "object", "properties": {"a": {}}}},
+                }
+            },
+            "every object in it needs additionalProperties: false",
+        ),
+        (
+            {
+                "response_format": {"type": "json_schema", "json_schema": SCHEMA},
+                "grammar": {"regex": "a"},
+            },
+            "response_format or grammar, not both",
+        ),
+        ({"grammar": {"lark": "start: nothing"}}, "unknown name"),
+        ({"tool_choice": "required"}, "there are no tools"),
+        ({"tools": TOOLS, "tool_choice": {"type": "custom"}}, "tool_choice"),
+    ],
+)
+def test_a_format_that_can_not_be_kept_is_refused_before_the_answer(
+    server: Server, fields: dict[str, Any], message: str
+) -> None:
+    body = {"model": server.settings.model_name, "messages": HELLO, **fields}
+    answer = ask(f"{url_of(server)}/v1/chat/completions", json.dumps(body).encode())
+    assert answer.status == 400 and message in answer.json()["error"]["message"]
+
+
+REALTIME_TOOLS = [{"type": "function", **one["function"]} for one in TOOLS]
+
+
+def test_a_realtime_response_calls_the_tool_that_it_must_and_a_cut_call_fails_it(
+    omni: Qwen3Omni, server: Server, script: Any
+) -> None:
+    before = failed_calls(server)
+    with calling(server) as caller:
+        caller.update(audio=PUSH_TO_TALK, tools=REALTIME_TOOLS, parallel_tool_calls=False, **LIMITS)
+        caller.write("Hello")
+        events = caller.answer(tool_choice={"type": "function", "name": "weather"})
+        (call,) = events[-1].response.output
+        check(call.name, json.loads(call.arguments))
+        assert call.name == "weather" and "\\u" not in call.arguments
+        assert not [event for event in events if event.type == "response.output_audio.delta"]
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "warm"}
+        caller.send("conversation.item.create", item=result)
+        begun = tokens(omni, "Hm. " + CUT)
+        script(begun)
+        caller.send("response.create", response={"max_output_tokens": len(begun)})
+        events = caller.until("response.done")
+        failed = events[-1].response
+        assert failed.status == "failed" and failed.status_details.error.code == "tool_call_failed"
+        assert "wea" not in "".join(getattr(e, "delta", None) or "" for e in events)
+        caller.write("And?")
+        (again,) = caller.answer(tool_choice="required")[-1].response.output
+        check(again.name, json.loads(again.arguments))
+    assert failed_calls(server) == before + 1

@@ -1,0 +1,206 @@
+"""Grammars: what they let a reply write, what they refuse, and that they disturb nobody else."""
+
+import builtins
+import json
+import re
+import threading
+from typing import Any
+
+import pytest
+
+from qwen3_omni_neuron import Finished, Qwen3Omni, TextDelta
+from qwen3_omni_neuron.errors import GrammarError, NotInstalledError, OptionError
+from qwen3_omni_neuron.runtime import grammar as grammar_module
+
+pytest.importorskip("llguidance", reason="the extra serve is not installed")
+HELLO = [{"role": "user", "content": "Hello"}]
+LIMITS: dict[str, Any] = {"thinker_max_new_tokens": 120, "talker_max_new_tokens": 20}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["K\u00f6ln", "\u6771\u4eac"]},
+        "days": {"type": "array", "items": {"type": "integer", "maximum": 9}, "maxItems": 3},
+        "warm": {"type": ["boolean", "null"]},
+    },
+    "required": ["city", "days", "warm"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_reply_is_json_of_its_schema_with_its_letters_as_they_are(
+    omni: Qwen3Omni, seed: int
+) -> None:
+    """With the keys in the schema's order, and the spaces of Qwen's templates."""
+    options = {"thinker_do_sample": True, "thinker_temperature": 2.0, "thinker_top_k": 0, **LIMITS}
+    for grammar in ({"json": SCHEMA}, {"json": SCHEMA, "strict": True}):
+        result = omni.generate_text(HELLO, seed=seed, grammar=grammar, **options)
+        found = json.loads(result.text)
+        assert list(found) == ["city", "days", "warm"]
+        assert found["city"] in ("K\u00f6ln", "\u6771\u4eac") and len(found["days"]) <= 3
+        assert result.text == json.dumps(found, ensure_ascii=False)
+        assert result.thinker_finish_reason == "stop"
+
+
+def test_a_regex_and_a_lark_grammar_hold_text_and_speech(omni: Qwen3Omni) -> None:
+    for grammar, pattern in (
+        ({"regex": "(red|blue) [0-9]{3}\\."}, r"(red|blue) [0-9]{3}\."),
+        ({"lark": 'start: a "!"\na: "ho" | "hi" a'}, r"(hi)*ho!"),
+    ):
+        result = omni.generate_audio(HELLO, seed=1, grammar=grammar, **LIMITS)
+        assert re.fullmatch(pattern, result.text) and len(result.audio)
+
+
+def test_a_grammar_that_may_end_ends_by_the_token_that_ends_this_reply(omni: Qwen3Omni) -> None:
+    """And by no other: a token that ends replies elsewhere is no part of the grammar."""
+    (word,) = omni.conversation.encode_words("b")
+    result = omni.generate_text(
+        HELLO, grammar={"regex": "ab*"}, thinker_eos_token_id=word, **LIMITS
+    )
+    assert omni.conversation.decode(result.token_ids) == "ab" and result.token_ids[-1] == word
+    assert result.text == "ab"
+
+
+def test_requests_with_a_grammar_and_without_run_together_as_they_run_alone(
+    omni: Qwen3Omni,
+) -> None:
+    grammars: list[Any] = [{"json": SCHEMA}, None, {"regex": "[a-z]{20}"}]
+    asked = [{"seed": 5 + n, "grammar": g, **LIMITS} for n, g in enumerate(grammars)]
+    alone = [omni.generate_text(HELLO, **options).token_ids for options in asked]
+    streams = [omni.stream_text(HELLO, **options) for options in asked]
+    together = [list(stream)[-1] for stream in streams]
+    assert [e.result.token_ids for e in together if isinstance(e, Finished)] == alone
+    free = {name: value for name, value in asked[1].items() if name != "grammar"}
+    assert omni.generate_text(HELLO, **free).token_ids == alone[1]
+
+
+def test_masks_are_made_while_the_engine_computes(
+    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step here lasts until the mask of its token is made."""
+    made = threading.Event()
+    prepare = grammar_module.GrammarState.prepare
+    engine = omni._pipeline._engines.thinker
+    step = engine.step
+
+    def prepare_and_tell(state: grammar_module.GrammarState) -> None:
+        prepare(state)
+        made.set()
+
+    def slow(*arguments: Any) -> Any:
+        assert made.wait(60), "the mask waits for the step"
+        made.clear()
+        return step(*arguments)
+
+    monkeypatch.setattr(grammar_module.GrammarState, "prepare", prepare_and_tell)
+    monkeypatch.setattr(engine, "step", slow)
+    result = omni.generate_text(HELLO, grammar={"regex": "[ab]{9}"}, **LIMITS)
+    assert re.fullmatch("[ab]{9}", result.text)
+
+
+def test_a_grammar_that_grows_too_complex_ends_its_own_reply_alone(omni: Qwen3Omni) -> None:
+    lark = "start: a a a a a\na: a a | /[a-z]/ | b\nb: a b| /[a-z]/ | "
+    other = omni.stream_text(HELLO, seed=3, **LIMITS)
+    with pytest.raises(GrammarError, match=r"can't go on within its grammar: .*Take a simpler"):
+        omni.generate_text(HELLO, seed=2, grammar={"lark": lark}, thinker_temperature=5.0, **LIMITS)
+    assert isinstance(list(other)[-1], Finished)
+    assert omni.status().fault is None
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def properties(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{n}": {"type": "null"} for n in range(count)}}
+
+
+def strict(**changes: Any) -> dict[str, Any]:
+    return {"json": SCHEMA | changes, "strict": True}
+
+
+NESTED: dict[str, Any] = {"type": "object", "additionalProperties": False, "properties": {}}
+for _ in range(11):
+    NESTED = {
+        "type": "object",
+        "properties": {"a": NESTED},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+REFUSED: list[tuple[Any, str]] = [
+    ({"xml": ""}, "grammar must be"),
+    ({"json": SCHEMA, "regex": "a"}, "grammar must be"),
+    ({"regex": 3}, "grammar must be"),
+    ({"regex": "(a"}, "unclosed group"),
+    ({"regex": "a" * (1 << 19)}, "524288 characters"),
+    ({"lark": "start: nothing"}, "unknown name"),
+    ({"json": {"type": "text"}}, "Invalid type: text"),
+    ({"json": {"not": {}}}, 'Unimplemented keys: \\["not"\\]'),
+    ({"json": {"$ref": "http://localhost/a"}}, "not present in a registry"),
+    ({"json": deep(80)}, "nested deeper than 64"),
+    ({"json": properties(501)}, "501 properties that are not required, and at most 500"),
+    ({"json": {"enum": ["a" * (1 << 18)]}}, "262158 characters, and at most 262144"),
+    ({"json": {"const": float("nan"), "description": {1, 2}}}, "can't be written as JSON"),
+    (strict(additionalProperties=True), "every object in it needs additionalProperties: false"),
+    (strict(required=["city"]), "required must name every property, and lacks 'days'"),
+    (strict(allOf=[]), "allOf is not supported in strict schemas"),
+    (strict(type="array"), "its root must be of type object"),
+    (strict(**{"$defs": {"x": {"enum": list(range(1001))}}}), "1003 values of enums"),
+    (strict(**{"$defs": {"x": {"const": "a" * 120_000}}}), "1200.. characters in its names"),
+    ({"json": NESTED, "strict": True}, "nested deeper than 10 levels"),
+]
+
+
+@pytest.mark.parametrize(("grammar", "message"), REFUSED, ids=[text for _, text in REFUSED])
+def test_what_can_not_be_used_is_refused_before_the_reply(
+    omni: Qwen3Omni, grammar: Any, message: str
+) -> None:
+    with pytest.raises(OptionError, match=message) as refused:
+        omni.stream(HELLO, grammar=grammar)
+    assert len(str(refused.value)) < 1000
+    assert not omni.status().running
+
+
+def test_reasoning_comes_before_the_grammar(
+    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it says; then blank lines may come, and the grammar."""
+    monkeypatch.setitem(omni.conversation.__dict__, "thinks", True)
+    begun = omni.conversation._tokenizer.encode("Maybe <tool_call> no.</think>\n")
+    stage = omni._pipeline._thinker
+    sample = stage._sample_ids
+    monkeypatch.setattr(
+        stage, "_sample_ids", lambda *a: [begun.pop(0) if begun else i for i in sample(*a)]
+    )
+    result = omni.generate_text(HELLO, grammar={"regex": "(yes|no)!"}, **LIMITS)
+    assert re.fullmatch(r"Maybe <tool_call> no\.</think>\n{1,2}(yes|no)!", result.text)
+
+
+def test_a_prefill_ahead_compiles_nothing(omni: Qwen3Omni) -> None:
+    """A grammar that can't be used is refused where a reply is asked for."""
+    with omni.session(grammar={"regex": "(a"}, **LIMITS) as session:
+        session.append("Hello")
+        session.prepare()
+        with pytest.raises(OptionError, match="unclosed group"):
+            session.respond()
+        assert session.respond(grammar={"regex": "b"}, speak=False) is not None
+
+
+def test_without_llguidance_the_error_says_how_to_install_it(
+    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def missing(name: str, *arguments: Any) -> Any:
+        if name == "llguidance":
+            raise ImportError(name)
+        return real(name, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(NotInstalledError, match=r"pip install .qwen3-omni-neuron\[serve\]"):
+        omni.stream(HELLO, grammar={"regex": "a"})
+    (event, *_) = omni.stream_text(HELLO, seed=3, **LIMITS)
+    assert isinstance(event, TextDelta)
