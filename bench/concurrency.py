@@ -46,6 +46,7 @@ def measure(options: argparse.Namespace) -> Figures:
     limits: RequestArguments = {
         "thinker_max_new_tokens": TEXT_TOKENS,
         "talker_max_new_tokens": FRAMES + 1,
+        "runaway_speech": "keep",
     }
     requests: list[tuple[Messages, RequestArguments]] = [
         (

@@ -30,7 +30,7 @@ from bench.common.models import add_model_arguments, chosen_checkpoint, load_cho
 from bench.replaying.curves import FRAME_S, RANKS, ServiceCurves
 from bench.replaying.fleet import Fleet, Plan, Talk
 from bench.replaying.load import RequestLengths
-from bench.serve_load import SLOTS, Way, at_once, over_http, through_api
+from bench.serve_load import SLOTS, Way, at_once, limits, over_http, through_api
 
 REPLICAS, QUEUED = 3, 8
 AT_ONCE = (1, 2, 4, 8)
@@ -100,7 +100,7 @@ def measure(options: argparse.Namespace) -> Figures:
             ray.plan(name, replicas, prefix, **args)
             ray.deploy()
             ray.wait_for(name, replicas)
-            over_ray[replicas] = partial(over_http, ray.url + prefix, options)
+            over_ray[replicas] = partial(over_http, f"{ray.url}{prefix}/v1", limits(options))
             at_once(over_ray[replicas], 2 * replicas, 2)  # so that every replica has answered
         cases: dict[tuple[int, int], tuple[Way, int]]
         cases = {(0, count): (alone, count) for count in AT_ONCE}

@@ -15,10 +15,12 @@ are for comparison of formats. With --model, which is a checkpoint of train/trai
 float32 replies to questions of train.assess. Each model gets the inputs that float32 gives it.
 
 Rows of measure "matrix": weights (stored, tails, outlier), model, matrix, format,
-relative_error (root mean square). Of measure "logits": weights, model, layers, down and head (their
-formats), audio_encoder, residual, dtypes that are like this, inputs, positions; kl_mean, its
-standard error and kl_max, the divergence of the probabilities from float32's, in nats; agreement,
-the share of positions with the same likeliest token. The code predictor's positions are 15 a frame.
+relative_error (root mean square). Of measure "fp8": the same error of formats of the thinker's
+matrices against what these are when published in FP8, with a scale for a row or a block. Of measure
+"logits": weights, model, layers, down and head (their formats), audio_encoder, residual, dtypes
+that are like this, inputs, positions; kl_mean, its standard error and kl_max, the divergence of the
+probabilities from float32's, in nats; agreement, the share of positions with the same likeliest
+token. The code predictor's positions are 15 a frame.
 Of the measures "frames" and "replies", over the outlier: numbers, or talker and predictor (their
 arithmetic and weights, see bench/quantising/arithmetic.py); of frames over float32's inputs the
 share with float32's codes and the share of codes, greedy and with the same random numbers; of
@@ -58,7 +60,19 @@ from bench.quantising.cases import (
     thinker_inputs,
 )
 from bench.quantising.codes import frame_rows, loop_rows
-from bench.quantising.rounding import AUDIO_CHOICES, CHOICES, INT8, STORED, Choice, RelativeErrors
+from bench.quantising.rounding import (
+    AUDIO_CHOICES,
+    BFLOAT16,
+    CHOICES,
+    FP8_BLOCKS,
+    INT8,
+    INT8_32,
+    ROWS_AT_ONCE,
+    STORED,
+    Choice,
+    RelativeErrors,
+    as_fp8,
+)
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -131,6 +145,7 @@ def weights_rows(
     of_thinker, of_talker, codes = random_inputs(weights, positions)
     thinker, talker = [of_thinker], [of_talker]
     if "thinker" in parts:
+        yield from fp8_rows(weights, about)
         every = CHOICES["thinker"]
         yield from thinker_rows(weights, about, every, partial(given_inputs, thinker))
     if "talker" in parts:
@@ -138,6 +153,20 @@ def weights_rows(
     if "predictor" in parts:
         (hidden,) = hidden_states(weights, talker)
         yield from predictor_rows(weights, about, hidden, codes)
+
+
+def fp8_rows(weights: Weights, about: Row) -> Iterator[Row]:
+    """Compare formats that keep matrices published in FP8. A table of its 256 numbers is exact."""
+    for published, block in FP8_BLOCKS.items():
+        errors = RelativeErrors()
+        for kind, matrix in weights.thinker_matrices():
+            for some in matrix.split(ROWS_AT_ONCE):
+                exact = as_fp8(some, *block)
+                for form in (BFLOAT16, INT8, INT8_32):
+                    errors.add(kind, form, exact, form.rounded(exact.bfloat16()))
+        for kind, name, error in errors.items():
+            found = {"matrix": kind, "format": name, "relative_error": error}
+            yield {"measure": "fp8", **about, "model": "thinker", "published": published, **found}
 
 
 def trained_rows(folder: Path, config: OmniConfig, options: argparse.Namespace) -> Iterator[Row]:

@@ -8,34 +8,71 @@ process; "commit", over the socket with input_audio_buffer.commit and response.c
 the last piece; "vad", with server_vad, for which silence goes on. A row is a way and a number of
 sessions at once; added_s is what the socket adds to the median. The method is that of vllm-omni's
 own figures (419 ms with a commit, 1035 ms with server VAD, on other hardware).
+
+    python -m bench.realtime --url wss://api.openai.com/v1/realtime --model gpt-realtime --turns 10
+
+judges any server of OpenAI's Realtime API by its documented events alone; the key is --key, or
+OPENAI_API_KEY, and SSL_CERT_FILE names an authority of one's own. One session; its microphone never
+stops, and a player plays each answer as it comes. A row is a turn, of three kinds: "question";
+"pause", a sentence with a pause of pause_ms in it; "interruption", a question that is spoken as
+soon as the answer to a longer one is heard.
+
+- first_sample_s, first_word_s: end of speech to the answer's first sample, and to the first words
+  of its transcript; null if none came within 30 s.
+- cut_off: an answer was begun before the end of the sentence.
+- silence_s: from the interruption's first sample to the player's silence. The player drops what it
+  has at input_audio_buffer.speech_started, and plays what still comes of that answer.
+- silenced: false if that answer was played to its end, or the server made it whole while it knew of
+  the speech; silence_s and silenced are null if it was too short to tell (1 s or less was left).
+- underruns, silent_s: how often a player that starts at the first sample had to wait, and how long.
 """
 
 import argparse
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import numpy as np
 import soundfile
-from websockets.sync.client import ClientConnection
+import soxr
+from numpy.typing import NDArray
+from websockets.exceptions import WebSocketException
+from websockets.sync.client import connect
 
-from bench.common.command_line import Figures, InputError, Row, parser_of, positive, run, sizes
-from bench.common.metrics import percentiles
+from bench.common.call import CALL_RATE, Answer, Call
+from bench.common.command_line import (
+    Figures,
+    InputError,
+    Row,
+    add_endpoint_arguments,
+    parser_of,
+    positive,
+    run,
+    sizes,
+)
+from bench.common.metrics import percentiles, playback
 from bench.common.models import add_model_arguments, chosen_checkpoint, load_chosen
 from bench.end_of_speech import LIMITS, RATE
 from bench.serve_load import SLOTS, server_process
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.events import AudioChunk
 from qwen3_omni_neuron.options import RequestArguments
-from testing.websocket_client import append, opened, received, send
+from testing.websocket_client import opened
+from train.espeak import VOICES, speak, trimmed
 
 SPOKEN = Path(__file__).parents[1] / "examples" / "sum.wav"
-WAIT_S = 60.0
-MOST_SILENCE_S = 5.0
+SENTENCE = ("what is six", "plus two")  # a pause comes between them
+LONG = "say seven red goodbye white"
+MESSAGE_BYTES = 1 << 24  # of one event of another server
+ANSWER_S = 30.0  # in which an answer comes, from its question's end
+PLAYED_S = 120.0  # in which it has been played
+GAP_S = 0.5  # of silence before the next question
+TELLING_S = 1.0  # of an answer were left when it was interrupted: else it says nothing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,14 +85,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--question", default=str(SPOKEN), help="a sound file; default: the example"
     )
+    add_endpoint_arguments(parser, "judge this endpoint (ws: or wss:) and nothing else")
+    parser.add_argument("--pauses-ms", type=sizes, default=[300, 600, 1000], metavar="N,N,...")
+    parser.add_argument("--detection", default="server_vad", help="or semantic_vad, with --url")
     return run("realtime", parser, measure, arguments)
 
 
 def measure(options: argparse.Namespace) -> Figures:
-    """Measure each way at each number of sessions."""
+    """Measure each way at each number of sessions, or judge another server."""
     samples, rate = soundfile.read(options.question, dtype="float32")
     if rate != RATE or samples.ndim != 1:
         raise InputError(f"{options.question} is not mono of {RATE} Hz.")
+    if options.url:
+        with called(options) as call:
+            return judge(call, samples, options)
     rows: list[Row] = []
     with (
         chosen_checkpoint(options) as checkpoint,
@@ -116,48 +159,131 @@ def over_socket(
     detection = {"type": "server_vad"} if vad else None
     sound = {"format": {"type": "audio/pcm", "rate": RATE}, "turn_detection": detection}
     with opened(url) as socket:
-        session = {"type": "realtime", "audio": {"input": sound}, "seed": number, **LIMITS}
-        send(socket, "session.update", session=session)
+        call = Call(socket, RATE, options.piece_ms)
+        call.configure(audio={"input": sound}, seed=number, **LIMITS)
         for turn in range(options.turns + 1):
             # A rolled question would begin and end in mid-word, which is no turn for a VAD.
             said = samples if vad else np.roll(samples, 997 * (turn + 10 * number))
-            found.append(spoken_turn(socket, said, options.piece_ms, vad))
+            began_s, ended_s = call.spoken_s, call.speak(said)
+            if not vad:
+                call.ask()
+            answer = answer_after(call, began_s, silence=vad)
+            if answer is None or not answer.chunks:
+                raise InputError(f"no spoken answer came within {ANSWER_S:.0f} s.")
+            found.append(answer.chunks[0].at_s - ended_s)
     return found[1:]
 
 
-def spoken_turn(socket: ClientConnection, samples: Any, piece_ms: int, vad: bool) -> float:
-    """Speak one turn. Returns seconds from its last sample to the answer's first."""
-    first_s, done = list[float](), threading.Event()
+def answer_after(call: Call, at_s: float, silence: bool = True) -> Answer | None:
+    """Wait for the answer that is begun after a time, and made whole. None: it did not come."""
+    call.wait(lambda: call.answer_after(at_s) is not None, ANSWER_S, silence)
+    return call.answer_after(at_s)
 
-    def listen() -> None:
-        while True:
-            event = received(socket, WAIT_S)
-            if event["type"] == "error":
-                raise InputError(event["error"]["message"])
-            if event["type"] == "response.created":
-                first_s.clear()
-            elif event["type"] == "response.output_audio.delta":
-                first_s.append(time.perf_counter())
-            elif event["type"] == "response.done" and event["response"]["status"] != "cancelled":
-                return done.set()
 
-    with ThreadPoolExecutor(1) as pool:
-        listening = pool.submit(listen)
-        ended_s = 0.0
-        for piece in pieces(samples, piece_ms):
-            ended_s = time.perf_counter()
-            append(socket, piece)
-        if vad:
-            silence = np.zeros(int(MOST_SILENCE_S * RATE), np.float32)
-            for piece in pieces(silence, piece_ms):
-                if done.is_set():
-                    break
-                append(socket, piece)
-        else:
-            send(socket, "input_audio_buffer.commit")
-            send(socket, "response.create")
-        listening.result()
-    return first_s[0] - ended_s
+@contextmanager
+def called(options: argparse.Namespace) -> Iterator[Call]:
+    """Call the endpoint of the command line, whose certificate is checked."""
+    model = f"?{urlencode({'model': options.model})}" if options.model else ""
+    headers = {"authorization": f"Bearer {options.key}"} if options.key else {}
+    try:
+        with connect(
+            options.url + model, additional_headers=headers, max_size=MESSAGE_BYTES
+        ) as socket:
+            yield Call(socket, piece_ms=options.piece_ms)
+    except WebSocketException as error:
+        raise InputError(f"{options.url}: {error}") from error
+
+
+def judge(call: Call, samples: NDArray[np.float32], options: argparse.Namespace) -> Figures:
+    """Speak all kinds of turns in one call."""
+    form, voice = {"type": "audio/pcm", "rate": CALL_RATE}, VOICES["ethan"]
+    question = trimmed(soxr.resample(samples, RATE, CALL_RATE))
+    if not len(question):
+        raise InputError(f"{options.question} holds no speech.")
+    sentence = [speak(words, voice, CALL_RATE) for words in SENTENCE]
+    long = speak(LONG, voice, CALL_RATE)
+    detection = {"type": options.detection}
+    sound = {"input": {"format": form, "turn_detection": detection}, "output": {"format": form}}
+    call.configure(output_modalities=["audio"], audio=sound)
+    rows: list[Row] = []
+    for turn in range(options.turns):
+        rows.append({"kind": "question", "turn": turn, **spoken_turn(call, [question])})
+        for pause_ms in options.pauses_ms:
+            rows.append({"kind": "pause", "turn": turn, "pause_ms": pause_ms})
+            rows[-1] |= spoken_turn(call, sentence, pause_ms)
+        rows.append({"kind": "interruption", "turn": turn, **interruption(call, long, question)})
+    return rows, verdict(rows)
+
+
+def spoken_turn(call: Call, parts: Sequence[NDArray[np.float32]], pause_ms: int = 0) -> Row:
+    """Speak a turn, with pauses between its parts, and listen to its answer."""
+    first, ended_s = len(call.answers), 0.0
+    pause = np.zeros(CALL_RATE * pause_ms // 1000, np.float32)
+    for number, part in enumerate(parts):
+        if number:
+            call.speak(pause)
+        ended_s = call.speak(part)
+    answer = answer_after(call, ended_s)
+
+    def over() -> bool:
+        ends = [played.silent_from_s for played in call.answers]
+        return call.spoken_s >= max(ends, default=0.0) + GAP_S
+
+    call.wait(over, PLAYED_S)
+    heard = call.answers[first:]
+    return {
+        "first_sample_s": answer.chunks[0].at_s - ended_s if answer and answer.chunks else None,
+        "first_word_s": answer.words_s - ended_s if answer and answer.words_s else None,
+        "cut_off": any(played.created_s < ended_s for played in heard),
+        **waits(heard),
+    }
+
+
+def interruption(call: Call, long: NDArray[np.float32], question: NDArray[np.float32]) -> Row:
+    """Interrupt the answer to a turn by a question. first_sample_s and so on are that one's."""
+    first = len(call.answers)
+    call.speak(long)
+    call.wait(lambda: any(answer.chunks for answer in call.answers[first:]), ANSWER_S)
+    began_s, answers = call.spoken_s, call.answers[first:]
+    row = spoken_turn(call, [question])
+    row |= {"silence_s": None, "silenced": None}
+    spoken = [answer for answer in answers if answer.chunks]
+    if not spoken:
+        return row
+    cut = spoken[-1]
+    silenced = cut.stopped_s is not None and not (cut.late and cut.status != "cancelled")
+    if silenced or cut.played_until_s > began_s + TELLING_S:
+        row |= {"silence_s": cut.silent_from_s - began_s, "silenced": silenced}
+    more = waits(answers)
+    return row | {name: row[name] + value for name, value in more.items()}
+
+
+def waits(answers: Sequence[Answer]) -> Row:
+    """Count the underruns of answers, as far as the player plays them."""
+    found = [playback([c for c in a.chunks if c not in a.late], CALL_RATE) for a in answers]
+    return {"underruns": sum(n for n, _ in found), "silent_s": sum(s for _, s in found)}
+
+
+def verdict(rows: Sequence[Row]) -> dict[str, Any]:
+    """Sum the rows up. cut_offs: by pause_ms; 0 are the turns without a pause."""
+
+    def values(name: str) -> list[Any]:
+        return [row[name] for row in rows if row.get(name) is not None]
+
+    cut_offs: dict[str, int] = {}
+    for row in rows:
+        pause_ms = str(row.get("pause_ms", 0))
+        cut_offs[pause_ms] = cut_offs.get(pause_ms, 0) + row["cut_off"]
+    return {
+        **{name: percentiles(values(name)) for name in ("first_sample_s", "first_word_s")},
+        "cut_offs": cut_offs,
+        "silence_s": percentiles(values("silence_s")),
+        "interruptions": len(values("silenced")),
+        "not_silenced": values("silenced").count(False),
+        "underruns": sum(values("underruns")),
+        "silent_s": sum(values("silent_s")),
+        "unanswered": sum(row["first_sample_s"] is None for row in rows),
+    }
 
 
 if __name__ == "__main__":

@@ -153,6 +153,7 @@ def limits(options: Namespace) -> dict[str, Any]:
         "thinker_eos_token_id": NEVER,
         "thinker_max_new_tokens": options.tokens,
         "talker_max_new_tokens": options.frames + 1,  # with the code that ends speech
+        "runaway_speech": "keep",
         "seed": options.seed,
     }
 

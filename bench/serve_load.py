@@ -2,11 +2,16 @@
 
     python -m bench.serve_load --clients 1,4,8,32 --json result.json
     python -m bench.serve_load --ray                           # and through Ray Serve, one replica
+    python -m bench.serve_load --url https://api.openai.com/v1 --model gpt-audio     # that server
 
 The server is a process of its own; each client asks, listens to the whole streamed reply, and asks
 again over the same connection. A row is a number of clients in one of the ways: time to the first
-sound, RTF, underruns of a client that plays, and requests a second. All ways ask the same questions
-with the same seeds, in turn. --ray needs the extra `ray`.
+words and sound, RTF, underruns of a client that plays, and requests a second. All ways ask the same
+questions with the same seeds, in turn. --ray needs the extra `ray`.
+
+--url is the base URL of any server of OpenAI's API, as its clients have it; the key is --key, or
+OPENAI_API_KEY. It is the only way then, with fields alone that OpenAI documents: its replies are as
+long as its model has them, so that --max-frames has no effect.
 
 Real clients have machines of their own. Here they share the server's, so that they only read: every
 byte, with the time at which it came. HTTP, JSON and sound are decoded when all have finished.
@@ -17,13 +22,14 @@ import base64
 import io
 import json
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -35,7 +41,16 @@ from urllib.parse import urlsplit
 
 import torch
 
-from bench.common.command_line import Figures, InputError, Row, parser_of, positive, run, sizes
+from bench.common.command_line import (
+    Figures,
+    InputError,
+    Row,
+    add_endpoint_arguments,
+    parser_of,
+    positive,
+    run,
+    sizes,
+)
 from bench.common.metrics import (
     ChunkArrival,
     RequestEvents,
@@ -46,8 +61,8 @@ from bench.common.metrics import (
 from bench.common.models import add_model_arguments, chosen_checkpoint, load_chosen
 from bench.common.observed import observe
 from qwen3_omni_neuron import Qwen3Omni
-from testing.http_client import READ_BYTES
-from testing.raw_http import CHAT, connected, head_of
+from testing.http_client import JSON, READ_BYTES
+from testing.raw_http import connected, head_of
 
 QUESTION = [{"role": "user", "content": "What colour is the sky?"}]
 SLOTS, QUEUED = 8, 64
@@ -70,12 +85,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=positive, default=3, help="of both ways; default: 3")
     parser.add_argument("--max-frames", type=positive, default=48, help="of a reply; default: 48")
     parser.add_argument("--ray", action="store_true", help="a third way: one replica through Ray")
+    add_endpoint_arguments(parser, "ask this server, and nothing else")
     return run("serve_load", parser, measure, arguments)
 
 
 def measure(options: argparse.Namespace) -> Figures:
     """Ask in all ways, in turn, with each number of clients."""
-    rows: list[Row] = []
+    if options.url:
+        if not options.model:
+            raise InputError("--url needs --model, the name of the server's model.")
+        asked = {"model": options.model, "audio": {"voice": "alloy", "format": "pcm16"}}
+        rows = asked_in({"url": partial(over_http, options.url, asked, options.key)}, options)
+        return rows, {}
     with (
         chosen_checkpoint(options) as checkpoint,
         load_chosen(checkpoint, options, SLOTS, reuse=True) as omni,
@@ -84,19 +105,26 @@ def measure(options: argparse.Namespace) -> Figures:
     ):
         ways: dict[str, Way] = {
             "api": partial(through_api, omni, options),
-            "http": partial(over_http, url, options),
+            "http": partial(over_http, f"{url}/v1", limits(options)),
         }
         if options.ray:
-            ways["ray"] = partial(over_http, ray_url, options)
-        for way in ways.values():
-            at_once(way, 1, 1)
-        for clients in options.clients:
-            found: dict[str, list[tuple[float, list[RequestEvents]]]] = {name: [] for name in ways}
-            for _ in range(options.rounds):
-                for name, way in ways.items():
-                    found[name].append(at_once(way, clients, options.requests))
-            rows += [row_of(name, clients, rounds) for name, rounds in found.items()]
+            ways["ray"] = partial(over_http, f"{ray_url}/v1", limits(options))
+        rows = asked_in(ways, options)
     return rows, {"overhead": overhead(rows)}
+
+
+def asked_in(ways: Mapping[str, Way], options: argparse.Namespace) -> list[Row]:
+    """Ask in some ways, in turn, with each number of clients. Returns a row for each."""
+    rows: list[Row] = []
+    for way in ways.values():
+        at_once(way, 1, 1)
+    for clients in options.clients:
+        found: dict[str, list[tuple[float, list[RequestEvents]]]] = {name: [] for name in ways}
+        for _ in range(options.rounds):
+            for name, way in ways.items():
+                found[name].append(at_once(way, clients, options.requests))
+        rows += [row_of(name, clients, rounds) for name, rounds in found.items()]
+    return rows
 
 
 @contextmanager
@@ -111,11 +139,17 @@ def through_api(omni: Qwen3Omni, options: argparse.Namespace) -> Iterator[Client
 
 
 @contextmanager
-def over_http(url: str, options: argparse.Namespace) -> Iterator[Client]:
-    """Make a client of a server, with a connection of its own."""
-    path = f"{urlsplit(url).path}{CHAT}"
-    with connected(url, REPLY_S) as sock:
-        yield lambda seed: ask_over(sock, path, {"seed": seed, **limits(options)})
+def over_http(url: str, more: dict[str, Any], key: str | None = None) -> Iterator[Client]:
+    """Make a client of a server, with a connection of its own.
+
+    url: base URL of its API; a certificate is checked. more: fields of each request.
+    """
+    parts = urlsplit(url)
+    path = f"{parts.path.rstrip('/')}/chat/completions"
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    tls = ssl.create_default_context() if parts.scheme == "https" else None
+    with connected(url, REPLY_S, tls=tls) as sock:
+        yield lambda seed: ask_over(sock, path, parts.netloc, headers, {"seed": seed, **more})
 
 
 def limits(options: argparse.Namespace) -> dict[str, Any]:
@@ -139,7 +173,9 @@ def at_once(way: Way, clients: int, requests: int) -> tuple[float, list[RequestE
     return seconds, [heard() for heard in replies]
 
 
-def ask_over(sock: socket.socket, path: str, more: dict[str, Any]) -> Heard:
+def ask_over(
+    sock: socket.socket, path: str, host: str, headers: dict[str, str], more: dict[str, Any]
+) -> Heard:
     """Send one request over a connection, and read its reply with the times of its parts."""
     body = {
         "model": "load",
@@ -149,10 +185,11 @@ def ask_over(sock: socket.socket, path: str, more: dict[str, Any]) -> Heard:
         "stream": True,
         **more,
     }
-    session = {"x-session-id": str(more["seed"])}  # with several replicas, any of them takes it
+    # With several replicas, any of them takes it.
+    headers = {**headers, **JSON, "x-session-id": str(more["seed"])}
     data = json.dumps(body).encode()
     arrived_s = time.perf_counter()
-    sock.sendall(head_of(len(data), path, session) + data)
+    sock.sendall(head_of(len(data), path, headers, host) + data)
     room = memoryview(bytearray(READ_BYTES))
     received: list[tuple[float, bytes]] = []
     last = b""
@@ -176,7 +213,10 @@ def decoded(arrived_s: float, received: Sequence[tuple[float, bytes]]) -> Reques
         if not line.startswith(b"data: {"):
             continue
         at_s = received[bisect_left(ends, file.tell())][0]
-        choice = json.loads(line[6:])["choices"][0]
+        choices = json.loads(line[6:]).get("choices")
+        if not choices:  # the event of the usage
+            continue
+        choice = choices[0]
         audio = choice["delta"].get("audio") or {}
         reason = choice["finish_reason"] or reason
         if "transcript" in audio:
@@ -195,6 +235,7 @@ def row_of(way: str, clients: int, rounds: list[tuple[float, list[RequestEvents]
         "way": way,
         "clients": clients,
         "requests": len(metrics),
+        "ttft_s": percentiles([m.ttft_s for m in metrics if m.ttft_s is not None]),
         "ttfb_s": percentiles(first),
         "rtf": percentiles([m.rtf for m in metrics if m.rtf is not None]),
         "underruns": sum(m.underruns for m in metrics),

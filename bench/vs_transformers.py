@@ -106,7 +106,7 @@ def limits(options: argparse.Namespace, text_tokens: int) -> dict[str, Any]:
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of our requests."""
-    return {**GREEDY, **limits(options, options.text_tokens)}
+    return {**GREEDY, **limits(options, options.text_tokens), "runaway_speech": "keep"}
 
 
 def answer(

@@ -182,6 +182,11 @@ class Index:
         return frozenset(name.rsplit(".", 1)[-1] for name in self.modules)
 
     @cached_property
+    def words(self) -> frozenset[str]:
+        """Everything that an identifier in prose may name."""
+        return self.identifiers | self.stems | self.tops | self.verbs
+
+    @cached_property
     def flags(self) -> frozenset[str]:
         """Every option of the command line and of the scripts."""
         flags = set[str]()
@@ -305,14 +310,15 @@ def _keep_lines(match: re.Match[str]) -> str:
     return "\n" * match[0].count("\n")
 
 
-def unresolved(name: str) -> list[Found]:
+@cache
+def unresolved(name: str) -> tuple[Found, ...]:
     """Return the names in a file's prose that do not exist."""
     found = []
     for first, text in prose(name):
         for offset, line in enumerate(text.splitlines()):
             for kind, what in unresolved_in(line, name):
                 found.append(Found(name, first + offset, kind, what))
-    return found
+    return tuple(found)
 
 
 def unresolved_in(line: str, file: str) -> list[tuple[str, str]]:
@@ -356,8 +362,7 @@ def _paths(line: str) -> Iterator[str]:
 
 def _is_identifier(name: str) -> bool:
     """Return whether the code has this identifier, or tts_eos_token_id for tts_eos."""
-    known = index()
-    here = known.identifiers | known.stems | known.tops | known.verbs
+    here = index().words
     return not here.isdisjoint((name, *(f"{before}{name}{end}" for before, end in _TOKEN_NAMES)))
 
 

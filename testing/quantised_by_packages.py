@@ -57,6 +57,8 @@ def write_compressed_tensors(checkpoint: Path, to: Path, form: str, **weights: A
             ))  # fmt: skip
             weight = weight[:, order]
         parts = weight.unflatten(1, (-1, args.group_size or into))
+        if args.strategy == "tensor":
+            parts = weight.view(1, -1)
         scale, zero_point = calculate_qparams(parts.amin(-1), parts.amax(-1), args)
         module.weight_scale.data.copy_(scale)
         if hasattr(module, "weight_zero_point"):

@@ -1,6 +1,7 @@
 """Plain sockets: for bytes that are no request, and for clients that stop in one or read slowly."""
 
 import socket
+import ssl
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -28,10 +29,12 @@ def connected(
     *,
     source: str | None = None,
     buffer_bytes: int | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> socket.socket:
-    """Connect to a server, with TLS where its URL says so; no certificate is checked.
+    """Connect to a server, with TLS where its URL says so.
 
     source: own address. buffer_bytes: size of the buffer for what comes; None for the system's.
+    tls: None for a context that accepts any certificate.
     """
     parts = urlsplit(url)
     sock = socket.socket()
@@ -41,8 +44,11 @@ def connected(
         sock.settimeout(timeout_s)
         if source is not None:
             sock.bind((source, 0))
-        sock.connect((parts.hostname, parts.port))
-        return unchecked().wrap_socket(sock) if parts.scheme == "https" else sock
+        secure = parts.scheme == "https"
+        sock.connect((parts.hostname, parts.port or (443 if secure else 80)))
+        if not secure:
+            return sock
+        return (tls or unchecked()).wrap_socket(sock, server_hostname=parts.hostname)
     except BaseException:
         sock.close()
         raise

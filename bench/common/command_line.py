@@ -1,5 +1,6 @@
 """The command line that all benchmarks share: kinds of arguments, errors, the result's file."""
 
+import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
@@ -24,6 +25,13 @@ def parser_of(name: str, description: str) -> ArgumentParser:
         description=description,
         formatter_class=RawDescriptionHelpFormatter,
     )
+
+
+def add_endpoint_arguments(parser: ArgumentParser, text: str) -> None:
+    """Add --url and --key: a server that is there already. text: what is done with it."""
+    parser.add_argument("--url", help=f"{text}; --model is then the name of its model")
+    default = os.environ.get("OPENAI_API_KEY")
+    parser.add_argument("--key", default=default, help="with --url; default: OPENAI_API_KEY")
 
 
 def run(

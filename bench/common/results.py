@@ -54,11 +54,15 @@ def results_of(
 ) -> Results:
     """Make results of a benchmark, with its command, settings, versions and machine.
 
-    arguments: command-line arguments, None for this process's own; options: their parsed values.
+    arguments: command-line arguments, None for this process's own; options: their parsed values. A
+    key is left out of both.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
+    if key := getattr(options, "key", None):
+        given = [word.replace(key, "KEY") for word in given]
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
-    settings.pop("json", None)
+    for name in ("json", "key"):
+        settings.pop(name, None)
     return Results(
         benchmark,
         ["python", "-m", f"bench.{benchmark}", *given],

@@ -41,6 +41,7 @@ class Ours:
             # The talker token that meets its limit is never decoded: one more than frames.
             "talker_max_new_tokens": frames + 1,
             "talker_repetition_penalty": 1.0,
+            "runaway_speech": "keep",
             "chunk_frames": [1] if one_frame_chunks else None,
         }
         start_s = time.perf_counter()

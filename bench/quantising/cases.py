@@ -4,7 +4,7 @@ Every model gets what float32 gives it, so that a difference is its own: the tal
 rows of the float32 thinker, the code predictor the hidden states of the float32 talker.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from bench.quantising.rounding import (
     Choice,
     RelativeErrors,
     fill,
+    kind_of,
     round_residual,
     stored_weights,
 )
@@ -83,6 +84,17 @@ class Weights:
         assert models.thinker is not None
         round_residual(models.thinker.decoder, choice)
         return models.thinker
+
+    def thinker_matrices(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the thinker's matrices that int8 rounds, bfloat16 [out, into], by their kind.
+
+        A stack is yielded as one matrix.
+        """
+        part = lay_out(self.config, ("thinker",))[1]["thinker"]
+        for target, stored in stored_weights(self._checkpoint, "thinker", part, self._tails):
+            kind = kind_of("thinker", part.module, target)
+            if kind is not None:
+                yield kind, stored.flatten(0, -2)
 
     def encoders(self, choice: Choice, errors: RelativeErrors | None = None) -> MediaEncoders:
         """Return the media encoders, without the weights of the vision encoder."""

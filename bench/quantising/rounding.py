@@ -1,6 +1,6 @@
 """Number formats of matrices, and modules that compute with the rounding of a format."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,6 +66,24 @@ class Format:
 
 BFLOAT16, INT8, INT8_128, INT8_32 = Format(), Format(8), Format(8, 128), Format(8, 32)
 INT4_32, INT4_128 = Format(4, 32), Format(4, 128)
+
+FP8_BLOCKS: Mapping[str, tuple[int, int | None]] = {"a row": (1, None), "128 x 128": (128, 128)}
+"""Rows and inputs that share a scale in published FP8 checkpoints. None: all inputs."""
+
+
+def as_fp8(matrix: Tensor, rows: int, inputs: int | None) -> Tensor:
+    """Return a matrix [out, into] with the rounding of FP8 (e4m3), in float32.
+
+    rows, inputs: of a block, see FP8_BLOCKS; its largest weight becomes 448.
+    """
+    (out, into), wide = matrix.shape, matrix.float()
+    inputs = inputs or into
+    # [row blocks, rows, column blocks, inputs]
+    blocks = F.pad(wide, (0, -into % inputs, 0, -out % rows))
+    blocks = blocks.unflatten(1, (-1, inputs)).unflatten(0, (-1, rows))
+    scale = blocks.abs().amax((1, 3), keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / 448
+    rounded = (blocks / scale).to(torch.float8_e4m3fn).float() * scale
+    return rounded.flatten(2, 3).flatten(0, 1)[:out, :into]
 
 
 @dataclass(frozen=True)

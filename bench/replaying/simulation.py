@@ -36,6 +36,7 @@ GREEDY = RequestOptions(
     talker_do_sample=False,
     talker_repetition_penalty=1.0,
     predictor_do_sample=False,
+    runaway_speech="keep",
     first_token_timeout_s=NEVER_S,
     wait_timeout_s=NEVER_S,
 )

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 SAMPLE_RATE = 24000
 
-FinishReason = Literal["stop", "length", "no_speech"]
+FinishReason = Literal["stop", "length", "no_speech", "runaway"]
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,11 @@ class SpeechResult:
     text: without special tokens. token_ids: generated thinker ids, EOS included when it was
     produced. codes: int64 [frames, code_groups]. audio: float32 [samples] in [-1, 1] at
     sample_rate Hz. Finish reasons: "stop" (the model ended), "length" (a limit did), and for the
-    talker "no_speech" (an empty text, or speech was not asked for). seed: seed of the request,
-    given or drawn, with which the request can be repeated.
+    talker "no_speech" (an empty text, or speech was not asked for) and "runaway" (all was said, and
+    what followed was not speech: see runtime.runaway). seed: seed of the request, given or drawn,
+    with which the request can be repeated. logprobs: log-probability of each of token_ids, where
+    the request asks for them, by the thinker's logits as they are: before penalty, temperature,
+    top_k and top_p.
     """
 
     text: str
@@ -64,14 +67,19 @@ class SpeechResult:
     talker_finish_reason: FinishReason
     timings: Timings
     seed: int
+    logprobs: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class TextDelta:
-    """Next part of the text, in whole characters, and the token ids that it was decoded from."""
+    """Next part of the text, in whole characters, and the token ids that it was decoded from.
+
+    logprobs: as in SpeechResult, of these tokens.
+    """
 
     text: str
     token_ids: list[int]
+    logprobs: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

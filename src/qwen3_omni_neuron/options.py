@@ -53,14 +53,18 @@ def _are_integers(values: Any, least: int) -> bool:
     )
 
 
+def _one_of(*names: str) -> ValueRange:
+    return ValueRange(
+        " or ".join(names),
+        lambda value: isinstance(value, str) and value in names,
+        {"enum": list(names)},
+    )
+
+
 _NAME = ValueRange("a name", lambda value: isinstance(value, str))
 _FLAG = ValueRange("True or False", lambda value: isinstance(value, bool))
-_FIRST_CHUNKS = ("steady", "early")
-_FIRST_CHUNK = ValueRange(
-    " or ".join(_FIRST_CHUNKS),
-    lambda value: isinstance(value, str) and value in _FIRST_CHUNKS,
-    {"enum": list(_FIRST_CHUNKS)},
-)
+_FIRST_CHUNK = _one_of("steady", "early")
+_RUNAWAY_SPEECH = _one_of("end", "keep")
 _FROM_0 = ValueRange("an integer of 0 or more", lambda value: _is_integer(value, 0), {"minimum": 0})
 _FROM_1 = ValueRange("an integer of 1 or more", lambda value: _is_integer(value, 1), {"minimum": 1})
 _TOP_K = ValueRange(
@@ -224,6 +228,14 @@ class SpeechArguments(TypedDict, total=False):
             _FIRST_CHUNK,
         ),
     ]
+    runaway_speech: Annotated[
+        str,
+        OptionDoc(
+            "speech that goes on after all words are said, in silence, in a cycle or for too long: "
+            "end cuts it at the last sound, keep lets it run to its limit as the reference does",
+            _RUNAWAY_SPEECH,
+        ),
+    ]
     cache_key: Annotated[
         str | None,
         OptionDoc("only requests with the same one reuse each other's rows", _NAME, "one for all"),
@@ -290,6 +302,10 @@ class RequestArguments(SpeechArguments, total=False):
             _GRAMMAR,
             "free text",
         ),
+    ]
+    logprobs: Annotated[
+        bool,
+        OptionDoc("give the log-probability of each token of the text; not with stop", _FLAG),
     ]
     literal_text: Annotated[
         bool,
@@ -370,10 +386,11 @@ class RequestOptions:
     """Options of one request with their defaults; `RequestArguments` documents each.
 
     Names and defaults are the reference's; stop, tools, tool_choice, parallel_tool_calls, grammar,
-    literal_text, chunk_frames, first_chunk, cache_key, owner and the two timeouts are ours. A field
-    whose default is None takes the checkpoint's value, unless `OptionDoc.default` names another.
-    Limits count tokens, including the one that ends text or speech. As in the reference, the talker
-    token that reaches the limit is never decoded, so N tokens give N - 1 frames.
+    logprobs, literal_text, chunk_frames, first_chunk, runaway_speech, cache_key, owner and the two
+    timeouts are ours. A field whose default is None takes the checkpoint's value, unless
+    `OptionDoc.default` names another. Limits count tokens, including the one that ends text or
+    speech. As in the reference, the talker token that reaches the limit is never decoded, so N
+    tokens give N - 1 frames.
     Source: transformers Qwen3OmniMoeForConditionalGeneration.generate.
     """
 
@@ -391,6 +408,7 @@ class RequestOptions:
     tool_choice: str | Mapping[str, Any] = "auto"
     parallel_tool_calls: bool = True
     grammar: Mapping[str, Any] | None = None
+    logprobs: bool = False
     literal_text: bool = False
     talker_max_new_tokens: int = 4096
     talker_do_sample: bool = True
@@ -403,6 +421,7 @@ class RequestOptions:
     predictor_top_p: float = 0.8
     chunk_frames: Sequence[int] | None = None
     first_chunk: str = "steady"
+    runaway_speech: str = "end"
     cache_key: str | None = None
     owner: str | None = None
     first_token_timeout_s: float = 600.0
@@ -429,7 +448,13 @@ class RequestOptions:
                     f"unknown option {format_value(name)}.{hint} Options: {', '.join(known)}."
                 )
             known[name].check(value)
-        return replace(base or RequestOptions(), **given)
+        made = replace(base or RequestOptions(), **given)
+        if made.logprobs and made.stop:
+            raise OptionError(
+                "logprobs can't be given with stop: where a stop string begins inside of a token, "
+                "the text has tokens that the model did not write. Leave one of them out."
+            )
+        return made
 
     def thinker_sampling(self, defaults: GenerationDefaults) -> SamplingParams:
         """Return the thinker's sampling, from the options or else from generation_config.json."""

@@ -39,6 +39,7 @@ from qwen3_omni_neuron.prompt.turns import (
 from qwen3_omni_neuron.runtime.buffers import Item
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import LiveRequest, Request
+from qwen3_omni_neuron.runtime.runaway import SpokenPace
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class Session:
         # not even the rows before the clip.
         self._ahead_of: tuple[int, float] | None = None
         self._ahead: list[LiveRequest] = []  # prefills ahead that may still run
+        self._pace = SpokenPace()  # of its replies
         self._closed = False
         self.system = system
         for index, message in enumerate(messages):
@@ -294,9 +296,9 @@ class Session:
                     "there is nothing to answer: the conversation does not end with a turn of the "
                     "user. Append text or audio first."
                 )
-            request = self._model.request(
-                self._prompt(read, tools=parsed.shown_tools), parsed, speak, arrived_s
-            )
+            prompt = self._prompt(read, tools=parsed.shown_tools)
+            request = self._model.request(prompt, parsed, speak, arrived_s)
+            request = replace(request, pace=self._pace)
             self._end_ahead(parsed.first_token_timeout_s)
             reply = Reply(speak, mean_pace([e for e in self._history if isinstance(e, Reply)]))
             stream = ReplyStream(self._model.pipeline, request, self._model.owner, reply)

@@ -16,7 +16,7 @@ from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import AudioError, LateError, PromptTooLongError
 from qwen3_omni_neuron.events import Finished, FinishReason, TextDelta
 from qwen3_omni_neuron.options import RequestArguments, RequestOptions
-from qwen3_omni_neuron.prompt.media.audio import load_waveform
+from qwen3_omni_neuron.prompt.media.audio import check_length, load_waveform
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 
 if TYPE_CHECKING:
@@ -167,19 +167,57 @@ def read_windows(
     ]
 
 
-def windows(samples: NDArray[np.float32]) -> list[tuple[int, int]]:
-    """Return each window's first sample and the one after its last. samples: at SAMPLING_RATE."""
+class GrowingWindows:
+    """Windows of sound that arrives in pieces: those of the whole, each as soon as it is known.
+
+    length: number of samples so far. held: number of those that no window has yet, at most those
+    of 9 s after a call.
+    """
+
+    def __init__(self) -> None:
+        self.length = self.held = 0
+        self._pieces: list[NDArray[np.float32]] = []
+
+    def push(self, samples: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+        """Take the next samples, at SAMPLING_RATE; return the windows that are known now."""
+        self.length += len(samples)
+        self.held += len(samples)
+        self._pieces.append(samples)
+        return self._cut(True) if self.held >= (WINDOW_S + SHORTEST_S) * SAMPLING_RATE else []
+
+    def finish(self) -> list[NDArray[np.float32]]:
+        """Return the windows that are left, two at most: the sound has ended."""
+        return self._cut(False) if self.held else []
+
+    def check(self, where: str) -> None:
+        """Raise AudioError if the sound is too short to be transcribed. where: its name there."""
+        check_length(self.length, SAMPLING_RATE, where)
+
+    def _cut(self, grows: bool) -> list[NDArray[np.float32]]:
+        samples = np.concatenate(self._pieces)
+        bounds = windows(samples, grows)
+        end = bounds[-1][1]
+        self._pieces, self.held = [samples[end:]], len(samples) - end
+        return [samples[first:last] for first, last in bounds]
+
+
+def windows(samples: NDArray[np.float32], grows: bool = False) -> list[tuple[int, int]]:
+    """Return each window's first sample and the one after its last. samples: at SAMPLING_RATE.
+
+    grows: more samples follow; only windows that they can't change are returned.
+    """
     most, last, least = (int(s * SAMPLING_RATE) for s in (WINDOW_S, CUT_S, SHORTEST_S))
     step = int(_QUIET_S * SAMPLING_RATE)
-    bounds, start = [], 0
-    while len(samples) - start > most:
+    bounds, start = list[tuple[int, int]](), 0
+    enough = most + least if grows else most + 1
+    while len(samples) - start >= enough:
         earliest, latest = start + most - last, min(start + most, len(samples) - least)
         steps = (latest - earliest) // step
         parts = samples[earliest : earliest + steps * step].reshape(steps, step)
         end = earliest + int(np.square(parts).sum(1).argmin()) * step + step // 2
         bounds.append((start, end))
         start = end
-    return [*bounds, (start, len(samples))]
+    return bounds if grows else [*bounds, (start, len(samples))]
 
 
 def _several(

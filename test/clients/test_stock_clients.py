@@ -27,29 +27,48 @@ from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.sound import pcm16
 from qwen3_omni_neuron.session import Session
 from testing.clients.microphone import LONG, QUESTION, RATE, SUM
-from testing.http_server import serving, url_of
+from testing.http_server import made_certificate, serving, url_of
 from testing.imports import ROOT
 from testing.scripted_model import ScriptedStream
 from train.speech import MEASURING, spoken_clip
 
 CLIENTS = {
-    "openai": "openai_python",
-    "openai-agents": "openai_agents",
-    "livekit": "livekit_agents",
-    "pipecat": "pipecat_ai",
+    "openai": "openai_python.py",
+    "openai-agents": "openai_agents.py",
+    "openai-node": "openai_node.cjs",
+    "openai-agents-node": "openai_agents_node.cjs",
+    "livekit": "livekit_agents.py",
+    "pipecat": "pipecat_ai.py",
 }
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"word": "sky"}}\n</tool_call>'
 DIALOGUE_S = 90.0
 
 
 @pytest.fixture(scope="module", params=CLIENTS)
-def program(request: pytest.FixtureRequest) -> list[str]:
+def client(request: pytest.FixtureRequest) -> str:
+    """The name of a client that is to be tested."""
+    name = str(request.param)
+    if name not in os.environ.get("TEST_CLIENTS", "").split():
+        pytest.skip(f"{name} needs an environment of its own, which has a client's packages")
+    return name
+
+
+@pytest.fixture(scope="module")
+def program(client: str) -> list[str]:
     """A client's program, in its environment."""
-    client = request.param
-    if client not in os.environ.get("TEST_CLIENTS", "").split():
-        pytest.skip(f"{client} needs an environment of its own, which has a client's packages")
-    python = ROOT / f".venv-clients-{client}" / "bin" / "python"
-    return [str(python), "-m", f"testing.clients.{CLIENTS[client]}"]
+    file, commands = Path(CLIENTS[client]), ROOT / f".venv-clients-{client}" / "bin"
+    if file.suffix == ".cjs":
+        return [str(commands / "node"), str(ROOT / "testing/clients" / file)]
+    return [str(commands / "python"), "-m", f"testing.clients.{file.stem}"]
+
+
+@pytest.fixture(scope="module")
+def certificate(client: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The server's certificate and its key, for a client that speaks TLS alone."""
+    if client != "openai-node":
+        return {}
+    cert, key = made_certificate(tmp_path_factory.mktemp("certificate"))
+    return {"tls_cert": cert, "tls_key": key}
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +118,11 @@ def heard(turn: Any) -> bool:
 
 
 @pytest.fixture
-def server(checkpoint_with_tools: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(
+    checkpoint_with_tools: Path,
+    certificate: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Server]:
     """A server whose first answer to speech calls the tool."""
     real = Session.respond
 
@@ -114,14 +137,25 @@ def server(checkpoint_with_tools: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         return stream
 
     monkeypatch.setattr(Session, "respond", respond)
-    with Qwen3Omni.load(checkpoint_with_tools) as omni, serving(omni) as running:
+    with Qwen3Omni.load(checkpoint_with_tools) as omni, serving(omni, **certificate) as running:
         yield running
 
 
-def test_a_spoken_dialogue(program: list[str], server: Server, clips: Path) -> None:
-    command = [*program, url_of(server), str(clips)]
+def test_a_spoken_dialogue(
+    client: str, program: list[str], certificate: dict[str, Path], server: Server, clips: Path
+) -> None:
+    environment = {**os.environ, "NODE_PATH": str(ROOT / f".venv-clients-{client}/node_modules")}
+    scheme = "http"
+    if certificate:
+        scheme, environment["NODE_EXTRA_CA_CERTS"] = "https", str(certificate["tls_cert"])
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=DIALOGUE_S, check=False
+        [*program, url_of(server, scheme), str(clips)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DIALOGUE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout.splitlines()[-1])

@@ -187,6 +187,23 @@ SESSIONS: dict[str, tuple[list[dict[str, Any]], set[str]]] = {
 }
 
 
+# A session of wyoming-openai 0.8.0 for speech to text, with each of its settings.
+TRANSCRIBING: dict[str, Any] = {
+    "type": "transcription",
+    "audio": {
+        "input": {
+            "format": PCM,
+            "transcription": {
+                "model": "gpt-4o-mini-transcribe",
+                "languages": ["en", "de"],
+                "prompt": "A smart home.",
+            },
+            "turn_detection": None,
+        }
+    },
+}
+
+
 def counted(server: Server) -> dict[tuple[str, str], float]:
     """Return the counts of fields without effect, by path and field."""
     text = ask(f"{url_of(server)}/metrics").body.decode()
@@ -230,6 +247,32 @@ def test_a_clients_first_session_is_taken_and_answered(
         if path == REALTIME and value > before.get((path, field), 0)
     }
     assert set(found) == ignored
+    wait_until(lambda: not omni.status().running)
+
+
+def test_a_clients_first_session_of_type_transcription_is_taken(
+    omni: Qwen3Omni, server: Server
+) -> None:
+    """It names no model, asks for nothing else, and reads until `completed`."""
+    before = counted(server)
+    client = client_of(server)
+    with client.realtime.connect(extra_query={"intent": "transcription"}) as connection:
+        caller = Caller(connection)
+        assert caller.next().session.type == "transcription"
+        caller.send("session.update", session=TRANSCRIBING)
+        assert caller.next().type == "session.updated"
+        caller.say(np.zeros(24000, np.float32))
+        caller.send("input_audio_buffer.commit")
+        kind = "conversation.item.input_audio_transcription"
+        events = caller.until(f"{kind}.completed")
+    deltas = [event.delta for event in events if event.type == f"{kind}.delta"]
+    assert "".join(deltas) == events[-1].transcript
+    assert not any(event.type.startswith("response.") for event in events)
+    name = "audio.input.transcription"
+    found = {
+        f for (p, f), n in counted(server).items() if p == REALTIME and n > before.get((p, f), 0)
+    }
+    assert found == {f"{name}.model", f"{name}.languages", f"{name}.prompt"}
     wait_until(lambda: not omni.status().running)
 
 

@@ -48,6 +48,24 @@ EARLIER = [
 ]
 
 
+@torch.no_grad()
+def test_log_probabilities_are_by_the_references_logits(both_of_seed: BothMaker) -> None:
+    """Whatever they are sampled with; every event has those of its tokens."""
+    omni, reference = both_of_seed(1)
+    options: Any = {"thinker_do_sample": True, "thinker_temperature": 3.0, "thinker_top_k": 20}
+    options |= {"thinker_max_new_tokens": 12, "seed": 4}
+    *deltas, end = omni.stream_text(SYSTEM + TEXT, logprobs=True, **options)
+    assert isinstance(end, Finished)
+    prompt, made = omni.conversation.prompt(SYSTEM + TEXT), torch.tensor(end.result.token_ids)
+    ids = torch.cat((prompt.token_ids, made))[None]
+    logits = reference.model.thinker(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    expected = logits[0, len(prompt) - 1 : -1].log_softmax(-1)[torch.arange(len(made)), made]
+    torch.testing.assert_close(torch.tensor(end.result.logprobs), expected, atol=1e-4, rtol=0)
+    told = [x for event in deltas if isinstance(event, TextDelta) for x in event.logprobs]
+    assert told == end.result.logprobs
+    assert omni.generate_text(SYSTEM + TEXT, **options).logprobs == []
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize(
     "messages",

@@ -3,6 +3,7 @@
 import base64
 import io
 import random
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 import soundfile
 import soxr
+from numpy.typing import NDArray
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
-from qwen3_omni_neuron.serving.realtime import vad
+from qwen3_omni_neuron.serving.realtime import smart_turn, vad
 from qwen3_omni_neuron.serving.server import Server
+from qwen3_omni_neuron.session import Session
 from testing import recorded_session
 from testing.http_server import same_sound, serving, wait_until
 from testing.imports import ROOT
@@ -184,11 +187,82 @@ def test_semantic_vad_ends_turns_by_silence(server: Server) -> None:
         assert stopped[1] - stopped[2] == pytest.approx(200, abs=70)
 
 
+@pytest.fixture
+def by_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets semantic_vad judge turns, by what a test puts in place of `smart_turn.is_complete`."""
+    monkeypatch.setattr(smart_turn, "is_installed", lambda: True)
+    monkeypatch.setattr(smart_turn, "load", lambda: None)
+    monkeypatch.setattr(Qwen3Omni, "turns_by_silence", False)
+
+
+@pytest.mark.usefixtures("by_meaning")
+def test_a_complete_turn_is_answered_at_its_pause_from_a_prompt_computed_meanwhile(
+    omni: Qwen3Omni, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The judge waits until the whole prompt is computed: so nothing of it waits for the judge."""
+    computed, was_computed = threading.Event(), list[bool]()
+    prepare = Session.prepare
+
+    def prepare_all(session: Session, speak: bool = True) -> None:
+        prepare(session, speak)
+        wait_until(lambda: not omni.status().running)
+        computed.set()
+
+    def is_complete(heard: NDArray[np.float32]) -> bool:
+        was_computed.append(computed.wait(5))
+        return True
+
+    monkeypatch.setattr(Session, "prepare", prepare_all)
+    monkeypatch.setattr(smart_turn, "is_complete", is_complete)
+    with calling(server) as caller:
+        detection = {"type": "semantic_vad", "eagerness": "low"}
+        sound = {"input": {"format": PCM_16K, "turn_detection": detection}}
+        assert caller.update(audio=sound, **SHORT).audio.input.turn_detection.eagerness == "low"
+        samples = np.concatenate((question(), np.zeros(RATE, np.float32)))
+        caller.say(samples, piece=len(samples))
+        events = caller.until("response.done")
+    assert was_computed == [True]
+    stopped = next(e for e in events if e.type == "input_audio_buffer.speech_stopped")
+    assert stopped.audio_end_ms < 1000 * len(question()) / RATE + 300
+    usage = events[-1].response.usage
+    assert usage.input_token_details.cached_tokens == usage.input_tokens - 1
+
+
+@pytest.mark.usefixtures("by_meaning")
+def test_an_incomplete_turn_waits_no_longer_than_its_eagerness_says(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In seconds of sound, which comes faster here; speech in the wait makes it begin anew."""
+    judged = list[int]()
+
+    def is_complete(heard: NDArray[np.float32]) -> bool:
+        judged.append(len(heard))
+        return False
+
+    monkeypatch.setattr(smart_turn, "is_complete", is_complete)
+    with calling(server) as caller:
+        for eagerness, longest_ms in (("low", 8000), ("medium", 4000), ("high", 2000)):
+            detection = {"type": "semantic_vad", "eagerness": eagerness, "create_response": False}
+            caller.update(audio={"input": {"format": PCM_16K, "turn_detection": detection}})
+            pause = np.zeros((longest_ms - 500) * RATE // 1000, np.float32)
+            end = np.zeros((longest_ms + 500) * RATE // 1000, np.float32)
+            caller.say(np.concatenate((question(), pause, question(), end)), piece=10 * RATE)
+            events = caller.until("conversation.item.done")
+            assert kinds(events)[:2] == [
+                "input_audio_buffer.speech_started",
+                "input_audio_buffer.speech_stopped",
+            ]
+            spoken_ms = (2 * len(question()) + len(pause)) * 1000 / RATE
+            waited_ms = events[1].audio_end_ms - events[0].audio_start_ms - spoken_ms
+            assert longest_ms - 300 < waited_ms <= longest_ms + 64, eagerness
+    assert len(judged) == 6
+
+
 def test_the_wait_for_silence_is_not_spent_waiting(omni: Qwen3Omni, server: Server) -> None:
     """All rows of the prompt but the last are there before the turn has ended."""
     with calling(server) as caller:
         caller.update(audio={"input": {"format": PCM_16K}}, instructions="Be brief.", **SHORT)
-        caller.say(np.concatenate((question(), np.zeros(RATE // 3, np.float32))))
+        caller.say(np.concatenate((question(), np.zeros(RATE // 4, np.float32))))
         caller.send("conversation.item.retrieve", item_id="none")  # answered after what was said
         caller.until("error")
         wait_until(lambda: not omni.status().running)

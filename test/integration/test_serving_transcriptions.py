@@ -65,6 +65,26 @@ def test_a_transcription_is_what_transcribe_finds(client: OpenAI, omni: Qwen3Omn
     assert done.usage.model_dump() == usage.model_dump()
 
 
+def test_log_probabilities_are_those_of_the_text(client: OpenAI, omni: Qwen3Omni) -> None:
+    with stream_transcript(omni, {"audio": WAV}, max_new_tokens=6, logprobs=True) as stream:
+        deltas = [event for event in stream if isinstance(event, TextDelta) and event.text]
+    wanted = [(delta.text, sum(delta.logprobs)) for delta in deltas]
+    create = client.audio.transcriptions.create
+    whole = create(**FILE, include=["logprobs"])
+    *parts, done = list[Any](create(**FILE, include=["logprobs"], stream=True))
+    for given in (whole.logprobs, done.logprobs, [x for part in parts for x in part.logprobs]):
+        assert given is not None
+        assert [(x.token, pytest.approx(x.logprob, abs=1e-4)) for x in given] == wanted
+        assert [bytes(map(int, x.bytes or ())).decode() for x in given] == [
+            text for text, _ in wanted
+        ]
+    verbose = create(**FILE, response_format="verbose_json")
+    assert verbose.segments is not None
+    numbers = [x for delta in deltas for x in delta.logprobs]
+    assert verbose.segments[0].avg_logprob == pytest.approx(np.mean(numbers), abs=1e-4)
+    assert create(**FILE).logprobs is None
+
+
 @pytest.mark.parametrize(
     ("form", "codec", "streamed"),
     [("webm", "libopus", True), ("mp4", "aac", False), ("ipod", "aac", False)],
@@ -219,8 +239,9 @@ def lasting(seconds: int) -> bytes:
         (
             {"timestamp_granularities": ["word"], "response_format": "verbose_json"},
             400,
-            "timestamp_granularities.0",
+            "timestamp_granularities",
         ),
+        ({"include": ["logprobs"], "response_format": "text"}, 400, "include"),
         ({"include": ["words"]}, 400, "include.0"),
         ({"chunking_strategy": {"type": "server_vad"}}, 400, "chunking_strategy[type]"),
         ({"extra_body": {"max_new_tokens": 0}}, 400, "max_new_tokens"),

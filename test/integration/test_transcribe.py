@@ -18,6 +18,7 @@ from qwen3_omni_neuron.events import Finished, TextDelta
 from qwen3_omni_neuron.transcription import (
     INSTRUCTION,
     Failure,
+    GrowingWindows,
     Transcript,
     stream_transcript,
     transcribe,
@@ -237,6 +238,26 @@ def test_windows_are_cut_in_silence_and_none_is_short(seconds: float) -> None:
         assert all(end - start >= 16000 for start, end in found)
     if seconds > 8.5:
         assert all(any(p <= end <= p + 1600 for p in pauses) for _, end in found[:-1])
+
+
+@pytest.mark.parametrize("seconds", [0.5, 8.01, 8.99, 9.0, 17.5, 40.3])
+@pytest.mark.parametrize("piece_s", [0.02, 0.7, 9.3, 15.4, 15.8, 60.0])
+def test_windows_of_sound_that_arrives_are_those_of_the_whole(
+    seconds: float, piece_s: float
+) -> None:
+    """None of them is known later than after 9 s of its own."""
+    samples = np.random.default_rng(2).uniform(-0.5, 0.5, int(16000 * seconds)).astype(np.float32)
+    growing, found, piece = GrowingWindows(), [], int(16000 * piece_s)
+    for start in range(0, len(samples), piece):
+        found += growing.push(samples[start : start + piece])
+        assert growing.held < 9 * 16000
+    early = len(found)
+    found += growing.finish()
+    whole = [samples[first:last] for first, last in windows(samples)]
+    for made, wanted in zip(found, whole, strict=True):
+        assert np.array_equal(made, wanted)
+    assert growing.length == len(samples)
+    assert len(found) - early <= 1 + (len(samples) - sum(map(len, found[:early])) > 8 * 16000)
 
 
 def test_a_segment_is_the_transcript_of_its_window(omni: Qwen3Omni) -> None:

@@ -5,7 +5,6 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ TEXT = [user(text("What colour is the sky?"))]
 AT_ONCE_S = 5.0  # of a busy machine; a request would wait for its calls for 120 s
 # 4.57 chooses another code for the picture, also beside the CPU's engines.
 MEDIA = "image-and-audio" if Version(transformers.__version__) >= Version("5") else "two-clips"
+MEDIA_GRAPHS = ("audio_encoder", "vision_encoder", "thinker_prefill_visual", "hidden_projection")
 LIMITS: dict[str, Any] = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
 
 
@@ -69,12 +69,7 @@ class Split:
 
 @pytest.fixture(scope="module")
 def split(two: EngineSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Split]:
-    with split_over(two, tmp_path_factory.mktemp("seen")) as split:
-        yield split
-
-
-@contextmanager
-def split_over(two: EngineSpec, seen: Path) -> Iterator[Split]:
+    seen = tmp_path_factory.mktemp("seen")
     calls, target = ungated(), stand_in_target(StandIn(seen, caches=False))
     engines = load_engines(target, two, "split", "trn2.48xlarge")
     with omni_over(watching(calls)(engines), two) as omni:
@@ -145,15 +140,8 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_a_rank_that_dies_in_the_middle_ends_its_stage_alone(
-    two: EngineSpec, tmp_path: Path
-) -> None:
-    """The talker loses one first, then the vocoder, then the thinker."""
-    with split_over(two, tmp_path) as split:
-        end_one_after_another(split)
-
-
-def end_one_after_another(split: Split) -> None:
+def test_a_rank_that_dies_in_the_middle_ends_its_stage_alone(split: Split) -> None:
+    """The talker loses one first, then the vocoder, then the thinker: the last test of `split`."""
     omni = split.omni
     pids = [int(path.name) for path in split.seen.iterdir()]
     stream = omni.stream(TEXT, thinker_max_new_tokens=40, talker_max_new_tokens=80, **GREEDY)
@@ -187,17 +175,20 @@ def end_one_after_another(split: Split) -> None:
 def test_replies_of_four_ranks_are_transformers(
     checkpoint: Path, reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More ranks than KV heads; all stages on the same four. The prompt has text and media."""
-    unused = ("thinker_prefill", "code_predictor_sampled")
+    """More ranks than KV heads; all stages on the same four.
+
+    Media, and prompts in chunks, are over two ranks above, and over four in test_parallel.py.
+    """
+    unused = (*MEDIA_GRAPHS, "code_predictor_sampled")
     monkeypatch.setattr(LoadedPart, "warm_up", warm_up_without(*unused))
     for name in ("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG"):
         monkeypatch.setenv(name, "")  # what a load sets here is gone after this test
         monkeypatch.delenv(name)
-    spec = weights_for_stand_in(checkpoint, tmp_path, tp=4)
-    target = stand_in_target(StandIn(caches=False))
+    target = stand_in_target(StandIn(caches=False), chunked_prefill=False)
+    spec = weights_for_stand_in(checkpoint, tmp_path, target, tp=4)
     engines = load_engines(target, spec, "shared", "trn2.48xlarge")
     with omni_over(engines, spec) as omni:
-        assert_replies(omni, reference, MEDIA)
+        assert_replies(omni, reference, "text")
 
 
 def test_two_ranks_find_what_one_process_has_compiled_and_one_that_hangs_is_named(

@@ -18,7 +18,7 @@ from train.assess import questions, replies
 from train.espeak import VOICES
 from train.judge import Judge
 
-QUESTIONS = 8
+QUESTIONS = 4
 UNUSED = ("vision_encoder", "thinker_prefill_visual", "code_predictor_greedy")
 
 

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 
 from qwen3_omni_neuron import cli
 from qwen3_omni_neuron.checkpoint.headers import read_headers
+from qwen3_omni_neuron.checkpoint.hub_headers import read_range
 from qwen3_omni_neuron.cpu import target
 from qwen3_omni_neuron.loading import plan_of
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -212,3 +213,76 @@ def test_a_weight_shape_of_many_numbers_is_not_fetched(checkpoint: Path, tmp_pat
     assert shown.returncode == 1
     assert "a weight_shape has more than 64 bytes" in shown.stderr
     assert sent[shard.name] == shard.stat().st_size - 72
+
+
+ENDLESS = 64 << 20  # bytes of a body that should not be read, more than sockets buffer
+
+
+@contextmanager
+def reply_of(status: int, headers: dict[str, str], body: bytes) -> Iterator[tuple[str, list[int]]]:
+    """Serve one reply. Yields its URL, and gets how many bytes of it a client let be sent."""
+    sent: list[int] = []
+
+    class Reply(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            for key, value in headers.items():
+                self.send_header(key, value)
+            self.end_headers()
+            done, pieces = 0, memoryview(body)
+            with suppress(ConnectionError):
+                while done < len(body):
+                    done += self.connection.send(pieces[done : done + 65536])
+            sent.append(done)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Reply)
+    server.daemon_threads = False  # so that server_close waits for what they sent
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/shard", sent
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture(params=["own", "requests"])
+def session_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the hub client have its own session, and one of requests, as before its version 1."""
+    if request.param == "requests":
+        requests = pytest.importorskip("requests", reason="requests is not installed")
+        monkeypatch.setattr("huggingface_hub.utils.get_session", requests.Session)
+
+
+PARTIAL = {"Content-Range": "bytes 8-15/99"}
+
+
+@pytest.mark.usefixtures("session_of")
+@pytest.mark.parametrize(
+    ("status", "headers", "size", "said"),
+    [
+        (206, PARTIAL, 8, None),
+        (206, PARTIAL, 7, "8 bytes were asked for, and 7 came"),
+        (206, PARTIAL, ENDLESS, "8 bytes were asked for, and more than 8 came"),
+        (206, {"Content-Range": "bytes 0-7/99"}, 8, "bytes 8-15 were .*-Range bytes 0-7/99"),
+        (206, {}, ENDLESS, "bytes 8-15 were .*, Content-Range none, Content-Length None"),
+        (
+            200, {"Content-Length": str(ENDLESS)}, ENDLESS,
+            f"a reply of status 200 came, Content-Range none, Content-Length {ENDLESS}",
+        ),
+    ],
+)  # fmt: skip
+def test_a_hub_that_sends_other_bytes_than_asked_for_is_not_read_whole(
+    status: int, headers: dict[str, str], size: int, said: str | None
+) -> None:
+    with reply_of(status, headers, bytes(size)) as (url, sent):
+        if said is None:
+            assert read_range(url, 8, 16) == bytes(8)
+        else:
+            with pytest.raises(ValueError, match=said):
+                read_range(url, 8, 16)
+    assert size <= 8 or sent[0] < ENDLESS

@@ -22,7 +22,7 @@ SUFFIXES = (".py", ".c", ".h", ".md", ".toml", ".txt", "Makefile", ".ci/run")
 WORDS = {
     *("KiB", "LibriSpeech", "LiveKit", "MoE", "PyAV", "SoX"),
     *("KubeRay", "NeuronCores", "NxD", "ModelBuilderV2", "TorchScript"),
-    *("WebRTC", "WebSocket", "WebSockets"),
+    *("JavaScript", "WebRTC", "WebSocket", "WebSockets"),
 }
 # Folders of a compiled tree.
 TREE = ("compiled/", "thinker/", "vision/", "audio/", "talker/", "code_predictor/", "code2wav/")

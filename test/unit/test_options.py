@@ -126,8 +126,8 @@ def test_the_command_line_has_a_flag_for_every_option() -> None:
     add_speak(parser)
     values = {str: "Ethan", bool: "true", int: "3", float: "0.5"}
     given = {o.name: values[o.value_type] for o in REQUEST_OPTIONS if o.value_type in values}
-    given = given | {"chunk_frames": "1,2", "first_chunk": "early"}
-    for name in ("thinker_eos_token_id", "tool_choice", "parallel_tool_calls"):
+    given = given | {"chunk_frames": "1,2", "first_chunk": "early", "runaway_speech": "keep"}
+    for name in ("thinker_eos_token_id", "tool_choice", "parallel_tool_calls", "logprobs"):
         del given[name]
     del given["cache_key"], given["owner"]
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
@@ -161,3 +161,8 @@ def test_limits_in_the_openapi_document_are_those_that_are_checked() -> None:
         assert "maximum" not in limits or not accepts(limits["maximum"] + 1), name
         assert all(accepts(one) for one in limits.get("enum", ())), name
         assert "minItems" not in limits or not accepts([]), name
+
+
+def test_logprobs_and_stop_are_not_given_together() -> None:
+    with pytest.raises(OptionError, match="logprobs can't be given with stop"):
+        RequestOptions.parse({"logprobs": True, "stop": ["."]})

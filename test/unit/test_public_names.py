@@ -71,6 +71,7 @@ OPTIONS = [
     "tool_choice",
     "parallel_tool_calls",
     "grammar",
+    "logprobs",
     "literal_text",
     "talker_max_new_tokens",
     "talker_do_sample",
@@ -83,6 +84,7 @@ OPTIONS = [
     "predictor_top_p",
     "chunk_frames",
     "first_chunk",
+    "runaway_speech",
     "cache_key",
     "owner",
     "first_token_timeout_s",
@@ -90,10 +92,10 @@ OPTIONS = [
 ]
 RESULTS = {
     "SpeechResult": "text token_ids codes audio sample_rate thinker_finish_reason "
-    "talker_finish_reason timings seed",
+    "talker_finish_reason timings seed logprobs",
     "Timings": "queued_s ttft_s ttfb_s total_s audio_s rtf prompt_tokens reused_tokens text_tokens "
     "frames prompt_audio_tokens prompt_image_tokens speech_s slow_stage",
-    "TextDelta": "text token_ids",
+    "TextDelta": "text token_ids logprobs",
     "AudioChunk": "samples first_sample frames",
     "Finished": "result",
 }
@@ -133,7 +135,8 @@ VERBS = {
         --audio --chunk-frames --compiled --cores --dtype --first-chunk
         --first-token-timeout-s --help --image --instance --kv-cache-dtype --literal-text
         --model --out --placement --predictor-do-sample --predictor-dtype
-        --predictor-top-k --predictor-top-p --seed --speaker --system --talker-do-sample
+        --predictor-top-k --predictor-top-p --runaway-speech --seed --speaker --system
+        --talker-do-sample
         --talker-max-new-tokens --talker-repetition-penalty --talker-temperature
         --talker-top-k --talker-top-p --thinker-do-sample --thinker-max-new-tokens
         --thinker-temperature --thinker-top-k --thinker-top-p --threads --use-audio-in-video
@@ -143,7 +146,7 @@ VERBS = {
         --chunk-frames --compiled --cores --dtype --first-chunk --first-token-timeout-s --help
         --instance --kv-cache-dtype --model --out --placement --predictor-do-sample
         --predictor-dtype --predictor-top-k --predictor-top-p
-        --seed --speaker --talker-do-sample --talker-max-new-tokens
+        --runaway-speech --seed --speaker --talker-do-sample --talker-max-new-tokens
         --talker-repetition-penalty --talker-temperature --talker-top-k --talker-top-p
         --threads --wait-timeout-s -h text
     """,

@@ -12,6 +12,7 @@ from bench.quantising.cases import Weights
 from bench.quantising.codes import BETWEEN, LOOPS, PREDICTORS, TALKERS
 from bench.quantising.rounding import (
     CHOICES,
+    FP8_BLOCKS,
     INT4_32,
     INT4_128,
     INT8,
@@ -21,6 +22,7 @@ from bench.quantising.rounding import (
     STORED,
     Choice,
     Format,
+    as_fp8,
     heavy_tailed,
     kind_of,
 )
@@ -29,6 +31,7 @@ from qwen3_omni_neuron.compilation.plan import SAME
 from qwen3_omni_neuron.cpu.precision import Precision, part_precision, weight_form
 from qwen3_omni_neuron.cpu.target import LIMITS
 from qwen3_omni_neuron.model.config import OmniConfig
+from testing.quantised_checkpoint import block_fp8, fp8
 
 
 def error_of(form: Format, matrix: torch.Tensor) -> float:
@@ -44,6 +47,12 @@ def test_smaller_groups_are_closer_and_heavy_tails_are_worse() -> None:
         assert error_of(finer, normal) < error_of(coarser, normal) < error_of(coarser, heavy)
     assert error_of(INT8, normal) == pytest.approx(0.008, abs=0.002)
     assert error_of(INT4_32, normal) == pytest.approx(0.081, abs=0.001)
+
+
+def test_fp8_is_as_published() -> None:
+    matrix = torch.randn(200, 300, generator=torch.Generator().manual_seed(0)).bfloat16().float()
+    for writer, blocks in ((fp8("row"), "a row"), (block_fp8(), "128 x 128")):
+        assert torch.equal(as_fp8(matrix, *FP8_BLOCKS[blocks]), writer(matrix)[1])
 
 
 def assert_rounds(choice: Choice, precision: Precision, part: str, module: nn.Module) -> None:
@@ -124,6 +133,14 @@ def test_every_choice_is_compared_over_random_weights(tmp_path: Path) -> None:
     for (model, kind, form), error in errors.items():
         if form == "int8/32":
             assert error <= errors[model, kind, "int8"] < 0.02
+    for published in FP8_BLOCKS:
+        of_fp8 = [r for r in rows if r["measure"] == "fp8" and r["published"] == published]
+        worst = {
+            form: max(r["relative_error"] for r in of_fp8 if r["format"] == form)
+            for form in ("bfloat16", "int8/32", "int8")
+        }
+        assert len(of_fp8) == 2 * 3 * len(kinds - {"shared expert"})
+        assert 0 < worst["bfloat16"] < worst["int8/32"] < worst["int8"] < 0.02
 
 
 def test_what_cannot_be_measured_is_refused(

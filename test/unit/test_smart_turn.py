@@ -44,10 +44,14 @@ def detected(
     piece: int = 10**9,
 ) -> list[TurnEvent]:
     settings = SemanticVad.model_validate({"type": "semantic_vad", "eagerness": eagerness}).turns
-    detector = TurnDetector(settings, lambda frame: float(frame[0]), is_complete)
-    found = []
+    detector = TurnDetector(settings, lambda frame: float(frame[0]))
+    found = list[TurnEvent]()
     for start in range(0, len(samples), piece):
-        found += detector.push(samples[start : start + piece])
+        found += (more := detector.push(samples[start : start + piece]))
+        while more and isinstance(more[-1], Paused):
+            heard = more[-1].heard
+            assert heard is not None
+            found += (more := detector.judged(is_complete(heard)))
     return [one for one in found if isinstance(one, Started | Paused | Stopped)]
 
 
@@ -116,10 +120,18 @@ def test_the_model_is_loaded_before_the_first_pause(monkeypatch: pytest.MonkeyPa
 
 
 def test_server_vad_judges_nothing() -> None:
-    detector = TurnDetector(
-        ServerVad(type="server_vad").turns, lambda frame: float(frame[0]), pytest.fail
-    )
-    assert isinstance(detector.push(sound((0.9, 960), (0, 960)))[-1], Stopped)
+    detector = TurnDetector(ServerVad(type="server_vad").turns, lambda frame: float(frame[0]))
+    found = detector.push(sound((0.9, 960), (0, 960)))
+    assert Paused(None) in found
+    assert isinstance(found[-1], Stopped)
+
+
+def test_a_pause_that_was_not_judged_does_not_end_the_turn() -> None:
+    detector = TurnDetector(SemanticVad(type="semantic_vad").turns, lambda frame: float(frame[0]))
+    assert isinstance(detector.push(sound((0.9, 960), (0, 960)))[-1], Paused)
+    found = detector.push(sound((0, 4000)))
+    assert [type(one) for one in found if isinstance(one, Paused | Stopped)] == [Stopped]
+    assert detector.judged(True) == []
 
 
 def test_a_session_without_it_says_that_silence_ends_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,11 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from qwen3_omni_neuron.checkpoint.files import (
     HUB_FILES,
@@ -19,6 +22,7 @@ from qwen3_omni_neuron.checkpoint.quantised import READ_WITH_HEADERS
 from qwen3_omni_neuron.errors import CheckpointError
 
 _TIMEOUT_S = 30
+_PART_BYTES = 65536  # of a body, read at a time
 _NEAR_BYTES = 65536  # tensors so near to each other are fetched at once
 _MOST_BYTES = 64  # a tensor that is read with the headers has two numbers
 ReadBytes = Callable[[int, int], bytes]
@@ -58,7 +62,6 @@ def _cached(hub_id: str) -> Path | None:
 
 def _fetch(hub_id: str, to: Path) -> None:
     from huggingface_hub import hf_hub_url
-    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
     folder = download(hub_id, ["*.json"])
     for path in folder.glob("*.json"):
@@ -66,21 +69,50 @@ def _fetch(hub_id: str, to: Path) -> None:
     for shard in _shards(folder):
         url = hf_hub_url(hub_id, shard, revision=folder.name)
 
-        def read(begin: int, end: int, url: str = url) -> bytes:
-            range_of = {**build_hf_headers(), "Range": f"bytes={begin}-{end - 1}"}
-            reply = get_session().get(url, headers=range_of, timeout=_TIMEOUT_S)
-            hf_raise_for_status(reply)
-            if len(reply.content) != end - begin:
-                raise ValueError(f"{len(reply.content)} bytes came, {end - begin} were asked for")
-            return bytes(reply.content)
-
         try:
-            _fetch_shard(read, to / shard)
+            _fetch_shard(partial(read_range, url), to / shard)
         except Exception as error:  # the hub client also raises its HTTP library's errors
             raise CheckpointError(
                 f"the header of {shard} of {hub_id} can't be fetched: {error}. Check the network, "
                 "or download the checkpoint and pass its folder."
             ) from error
+
+
+def read_range(url: str, begin: int, end: int) -> bytes:
+    """Read a file's bytes from a place to another.
+
+    A hub that ignores the range would send a whole shard, gigabytes: status and headers are looked
+    at before the body is read, and no more of it than was asked for. Raises ValueError for a reply
+    with other bytes, and the hub client's errors.
+    """
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+    span, size = f"{begin}-{end - 1}", end - begin
+    headers = {"Range": f"bytes={span}", "Accept-Encoding": "identity"}
+    given: dict[str, Any] = {"headers": build_hf_headers() | headers, "timeout": _TIMEOUT_S}
+    # The hub client's session is one of requests before its version 1, and then one of httpx.
+    session: Any = get_session()
+    if callable(session.stream):
+        opened, parts_of = session.stream("GET", url, **given), "iter_bytes"
+    else:
+        opened, parts_of = session.get(url, stream=True, **given), "iter_content"
+    with opened as reply:
+        hf_raise_for_status(reply)
+        sent = reply.headers.get("Content-Range", "none")
+        if reply.status_code != HTTPStatus.PARTIAL_CONTENT or not sent.startswith(f"bytes {span}/"):
+            raise ValueError(
+                f"bytes {span} were asked for, and a reply of status {reply.status_code} came, "
+                f"Content-Range {sent}, Content-Length {reply.headers.get('Content-Length')}"
+            )
+        body = bytearray()
+        for part in getattr(reply, parts_of)(_PART_BYTES):
+            body += part
+            if len(body) > size:
+                break
+    if len(body) != size:
+        came = len(body) if len(body) < size else f"more than {size}"
+        raise ValueError(f"{size} bytes were asked for, and {came} came")
+    return bytes(body)
 
 
 def _shards(folder: Path) -> Sequence[str]:

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.runtime.stream import SpeechStream
 
 STDIN = STDOUT = "-"
-# Options that need the tokenizer, a list or dicts, or serve several callers.
+# Options that need the tokenizer, a list or dicts, serve several callers, or change no output here.
 _FOR_PROGRAMS = (
     *("thinker_eos_token_id", "stop", "tools", "tool_choice", "parallel_tool_calls", "grammar"),
-    *("cache_key", "owner"),
+    *("logprobs", "cache_key", "owner"),
 )
 
 

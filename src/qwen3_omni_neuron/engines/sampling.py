@@ -134,6 +134,14 @@ def sample_ids(samplers: Sequence[Sampler], logits: Sequence[Tensor]) -> list[in
     return ids
 
 
+def log_probability(logits: Tensor, token_id: int) -> float:
+    """Return the log-probability of an id by the logits of one sequence, [1, vocab]."""
+    scores = logits.float().numpy().ravel()
+    most = scores.max()
+    total = np.exp(scores - most).sum(dtype=np.float64)
+    return float(scores[token_id] - most - np.log(total))
+
+
 def processed(samplers: Sequence[Sampler], logits: Tensor) -> Floats:
     """Return float32 scores [sequences, allowed ids]: logits after penalty, suppression, mask."""
     scores: Floats = logits.float().numpy()

@@ -52,6 +52,11 @@ class TokenBuffer:
         return self._closed
 
     @property
+    def end_taken(self) -> bool:
+        """True where the reader has taken every token, and tts_eos."""
+        return self._eos_taken
+
+    @property
     def ready(self) -> bool:
         """True where `take` would return a row or raise."""
         return bool(self._tokens) or self._closed

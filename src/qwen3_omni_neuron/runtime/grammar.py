@@ -215,7 +215,7 @@ class Grammars:
         guidance = _import_guidance()
         if guidance is None:
             if free and not any(map(_is_strict, choice.functions)):
-                return None  # runtime.tool_calls.CallWatch checks calls that are complete
+                return None  # runtime.tool_calls.CallWatch checks complete calls
             raise NotInstalledError(
                 "grammar, tool_choice and strict tools need llguidance, which is not installed: "
                 'pip install "qwen3-omni-neuron[serve]".'

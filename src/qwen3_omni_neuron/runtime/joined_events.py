@@ -12,6 +12,7 @@ from qwen3_omni_neuron.events import (
     AudioChunk,
     Event,
     Finished,
+    FinishReason,
     SpeechResult,
     Timings,
 )
@@ -110,7 +111,8 @@ class JoinedEvents:
             bytearray().join(chunk.samples.data for chunk in self._chunks), np.float32
         )
         codes = np.frombuffer(bytearray().join(codes.data for codes in frames), np.int64)
-        cut = any(live.talker_finish == "length" for live in lives)
+        reasons = {live.talker_finish for live in lives}
+        cut: tuple[FinishReason, ...] = ("length", "runaway")
         return SpeechResult(
             text="".join(self._texts),
             token_ids=[token_id for live in lives for token_id in live.token_ids],
@@ -118,9 +120,12 @@ class JoinedEvents:
             audio=audio,
             sample_rate=SAMPLE_RATE,
             thinker_finish_reason=lives[-1].thinker_finish,
-            talker_finish_reason="length" if cut else lives[-1].talker_finish,
+            talker_finish_reason=next(
+                (reason for reason in cut if reason in reasons), lives[-1].talker_finish
+            ),
             timings=self._timings(len(audio) / SAMPLE_RATE),
             seed=lives[0].seed,
+            logprobs=[logprob for live in lives for logprob in live.logprobs],
         )
 
     def _timings(self, audio_s: float) -> Timings:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.row_keys import PromptKeys
 from qwen3_omni_neuron.runtime.buffers import CAPACITY, MAX_TOKENS, Output, TextEnd, TokenBuffer
 from qwen3_omni_neuron.runtime.grammar import Grammar
+from qwen3_omni_neuron.runtime.runaway import SpokenPace
 
 # Most tokens of a WrittenReply: they are put at once, and the buffers have space for so many.
 MOST_WRITTEN = min(CAPACITY, MAX_TOKENS)
@@ -57,7 +58,7 @@ class Request:
     keys of the prompt's rows in the prefix cache; None: it is not used. ahead: see
     `Pipeline.prefill_ahead`. written: reply to speak without a call of the thinker's engine; the
     talker's prompt was made from `prompt`. grammar: what its text is held to, None where it is
-    free. thinks: its text begins with reasoning.
+    free. thinks: its text begins with reasoning. pace: of the caller's replies before it.
     """
 
     prompt: Prompt
@@ -70,6 +71,7 @@ class Request:
     written: WrittenReply | None = None
     grammar: Grammar | None = None
     thinks: bool = False
+    pace: SpokenPace = field(default_factory=SpokenPace)
 
 
 @dataclass
@@ -107,12 +109,15 @@ class LiveRequest:
         self.ended = False
         self.error: BaseException | None = None
         self.token_ids: list[int] = []
+        self.logprobs: list[float] = []  # of token_ids, where the request asks for them
         self.accepted: Tensor | None = None  # hidden states of the accept layer, for the talker
         self.cached_rows = 0  # prompt rows in the prefix cache; an estimate before prefill
         self.prefilled_rows = 0  # prompt rows that were cached or computed so far
         self.encoding = False  # whether its prefill waits for the encoder stage
         self.encoded: PromptMedia | None = None  # media that the encoder stage has encoded
         self.codes: list[NDArray[np.int64]] = []  # [16] a frame
+        # By frame: see runtime.runaway.end_probability; 1 before the whole text was taken.
+        self.end_probabilities: list[float] = []
         self.decoded_frames = 0  # frames of `codes` that the vocoder has decoded
         self.chunk_wanted = 1  # frames that the vocoder's next chunk needs
         self.chunks = 0  # number of chunks that the vocoder has decoded
@@ -149,6 +154,11 @@ class LiveRequest:
             self.text.close(error)
             self.output.notify()
             self._wake()
+
+    def end_speech(self, why: FinishReason) -> None:
+        """Record that no frame comes after those in `codes`. The lock is held."""
+        self.talker_finish, self.speech_ended = why, True
+        self.text.abandon()
 
     @property
     def waiting_frames(self) -> int:

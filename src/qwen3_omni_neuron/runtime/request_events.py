@@ -18,13 +18,18 @@ class RequestEvents:
     def __init__(self, live: LiveRequest, clock: Clock, before: str = ""):
         self.live, self._clock = live, clock
         self._text = TextStream(live.request.codec.decode, before)
+        self._told = 0  # tokens of the events so far
 
     def event_of(self, item: Item) -> TextDelta | AudioChunk | None:
         """Return the event of an item; None where it completes no character yet."""
         if isinstance(item, AudioChunk):
             return item
         delta = self._text.finish() if isinstance(item, TextEnd) else self._text.push(item)
-        return TextDelta(*delta) if delta[1] else None
+        text, token_ids = delta
+        if not token_ids:
+            return None
+        first, self._told = self._told, self._told + len(token_ids)
+        return TextDelta(text, token_ids, self.live.logprobs[first : self._told])
 
     def take(self, since_s: float) -> tuple[Item | None, float | None]:
         """Take an item if there is one. The lock is held.

@@ -17,6 +17,7 @@ from qwen3_omni_neuron.runtime.fairness import in_turn
 from qwen3_omni_neuron.runtime.policy import AHEAD_ROWS, LEAST_CHUNK_ROWS, SchedulingPolicy
 from qwen3_omni_neuron.runtime.prefix_cache import NO_ACCEPTED, CachedRows, PrefixCache
 from qwen3_omni_neuron.runtime.request import LiveRequest
+from qwen3_omni_neuron.runtime.runaway import end_probability
 from qwen3_omni_neuron.runtime.stage import Result, Shared, Stage, Task, Work
 
 MAX_WAITING_FRAMES = 128  # frames not yet decoded by the vocoder, before the talker waits
@@ -92,6 +93,8 @@ class TalkerStage(Stage[TalkerTask]):
         self.allowed = allowed_ids(config.text.vocab_size, config.suppressed_ids)
 
     def _select(self) -> Work | float | None:
+        for task in [task for task in self._tasks if task.live.speech_ended]:
+            self._release(task)  # the vocoder has found that its speech runs away
         first = self._together(self._with_token(self._in_phase(Phase.PREFILL)))
         stepping = [task for task in self._tasks if task.phase is Phase.STEP and task.has_space]
         for task in stepping:
@@ -274,12 +277,17 @@ class TalkerStage(Stage[TalkerTask]):
         code0: dict[TalkerTask, int] = {}
         sampling: dict[TalkerTask, PredictorSampling] = {}
         # A request that has ended during the step needs no code predictor.
-        speaking = [(task, logits) for task, logits in speaking if not task.live.ended]
+        speaking = [
+            (task, logits)
+            for task, logits in speaking
+            if not (task.live.ended or task.live.speech_ended)
+        ]
         if not speaking:
             return
         samplers = [task.sampler for task, _ in speaking]
         sampled = self._sample_ids(samplers, [logits for _, logits in speaking])
-        for (task, _), code in zip(speaking, sampled, strict=True):
+        may_end: dict[TalkerTask, float] = {}
+        for (task, logits), code in zip(speaking, sampled, strict=True):
             task.phase, task.row = Phase.STEP, None
             ended = code == self._config.codec_eos_id
             if ended or len(task.live.codes) + 1 >= task.limit:
@@ -287,6 +295,7 @@ class TalkerStage(Stage[TalkerTask]):
                     self._finish(task, "stop" if ended else "length")
             else:
                 code0[task], sampling[task] = code, task.predictor_sampling()
+                may_end[task] = self._end_probability(task, logits)
         if not code0:
             return
 
@@ -302,15 +311,28 @@ class TalkerStage(Stage[TalkerTask]):
         with self._lock:
             now = self._clock.now()
             for task, codes in predicted:
+                if task.live.speech_ended:
+                    continue
                 task.live.timestamps.progress_s = now
                 task.live.frame_times.append(now)
                 task.live.codes.append(codes)
+                task.live.end_probabilities.append(may_end[task])
                 self._on_frame(task.live)
+
+    def _end_probability(self, task: TalkerTask, logits: Tensor) -> float:
+        """Return LiveRequest.end_probabilities of the next frame."""
+        live = task.live
+        if not live.text.end_taken or live.request.options.runaway_speech == "keep":
+            return 1.0
+        end_id = self._config.codec_eos_id
+        return end_probability(logits, task.sampler.params, self.allowed, end_id)
 
     def _finish(self, task: TalkerTask, why: FinishReason) -> None:
         """End a request's speech: no frame will follow. The lock is held."""
         if task in self._tasks:
-            task.live.talker_finish, task.live.speech_ended = why, True
-            task.live.text.abandon()
+            live = task.live
+            live.end_speech(why)
+            if why == "stop":
+                live.request.pace.add(live.text.written, len(live.codes))
             self._release(task)
             self._on_frame(task.live)

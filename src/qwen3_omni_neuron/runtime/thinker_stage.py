@@ -11,7 +11,7 @@ from torch import Tensor
 from qwen3_omni_neuron.engines.inputs import rows_of
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import Thinker
-from qwen3_omni_neuron.engines.sampling import SampleIds, Sampler
+from qwen3_omni_neuron.engines.sampling import SampleIds, Sampler, log_probability
 from qwen3_omni_neuron.errors import Qwen3OmniError
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.prompt.prompt import Prompt
@@ -175,7 +175,8 @@ class ThinkerStage(Stage[ThinkerTask]):
                 if task.live.request.ahead:
                     self._end_ahead(task, accepted)
                 elif self._has_mask(task):
-                    self._write(task, self._sample_ids([task.sampler], [logits])[0], accepted)
+                    token_id = self._sample_ids([task.sampler], [logits])[0]
+                    self._write(task, token_id, logits, accepted)
         if new:
             with self._lock:  # the requests may have become starters
                 lives = [task.live for task in writing]
@@ -190,8 +191,8 @@ class ThinkerStage(Stage[ThinkerTask]):
             if stepped:
                 samplers = [task.sampler for task, _ in stepped]
                 token_ids = self._sample_ids(samplers, [logits for _, logits in stepped])
-                for (task, _), token_id in zip(stepped, token_ids, strict=True):
-                    self._write(task, token_id)
+                for (task, logits), token_id in zip(stepped, token_ids, strict=True):
+                    self._write(task, token_id, logits)
 
     def _call_with_masks(
         self,
@@ -285,10 +286,14 @@ class ThinkerStage(Stage[ThinkerTask]):
         tokens = [task.last for task in tasks if task.last is not None]
         return rows_of(self._engine.step([task.slot for task in tasks], tokens))
 
-    def _write(self, task: ThinkerTask, token_id: int, accepted: Tensor | None = None) -> None:
+    def _write(
+        self, task: ThinkerTask, token_id: int, logits: Tensor, accepted: Tensor | None = None
+    ) -> None:
         """Pass a token to the caller and, unless it is an end marker, to the talker."""
         task.last = token_id
         live = task.live
+        wants_logprobs = live.request.options.logprobs
+        logprob = log_probability(logits, token_id) if wants_logprobs else None
         with self._lock:
             if live.ended:
                 return
@@ -297,6 +302,8 @@ class ThinkerStage(Stage[ThinkerTask]):
                 live.accepted = accepted
                 live.timestamps.first_token_s = live.timestamps.progress_s
             live.token_ids.append(token_id)
+            if logprob is not None:
+                live.logprobs.append(logprob)
             try:
                 ended = self._pass_on(task, token_id)
             except Qwen3OmniError as error:  # of its grammar, or of a call of a tool

@@ -1,5 +1,6 @@
 """Vocoder stage: decode frames to audio chunks, whose sizes runtime.schedule decides."""
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -17,21 +18,26 @@ from qwen3_omni_neuron.runtime.request import (
     LiveRequest,
     frame_pace,
 )
+from qwen3_omni_neuron.runtime.runaway import Runaway, RunawayGuard
 from qwen3_omni_neuron.runtime.schedule import Pace, Schedule
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
+
+logger = logging.getLogger(__name__)
 
 
 class VocoderTask(Task):
     """A request in the vocoder stage.
 
     samples: number of samples decoded. chunk: frames of the next chunk. The lock guards both, and
-    the schedule, since the talker's thread uses them in `VocoderStage.on_frame`.
+    the schedule, since the talker's thread uses them in `VocoderStage.on_frame`. guard: finds
+    runaway speech; None before a frame was decoded that was made after the whole text was taken.
     """
 
     def __init__(self, live: LiveRequest, schedule: Schedule):
         super().__init__(live)
         self.schedule = schedule
         self.samples = self.chunk = 0
+        self.guard: RunawayGuard | None = None
 
 
 class VocoderStage(Stage[VocoderTask]):
@@ -124,24 +130,76 @@ class VocoderStage(Stage[VocoderTask]):
     def _work(self, first: bool, bucket: int, tasks: list[VocoderTask]) -> None:
         start_s = self._clock.now()
         decoded = self._call_engine(tasks, partial(self._decode, first))
+        found = [self._listen(task, samples) for task, samples in decoded]
         with self._lock:
             now = self._clock.now()
             call_s = now - start_s
             shortest_s = min(call_s, self._shortest_call_s.get(bucket, call_s))
             self._last_call_s, self._shortest_call_s[bucket] = call_s, shortest_s
             self._delay_s = call_s - shortest_s
-            for task, samples in decoded:
-                self._put(task, samples, now)
+            for (task, samples), runaway in zip(decoded, found, strict=True):
+                self._put(task, samples, runaway, now)
             self._on_space()
 
     def _decode(self, first: bool, tasks: Sequence[VocoderTask]) -> list[NDArray[np.float32]]:
         decode = self._engine.start if first else self._engine.step
         return decode([task.slot for task in tasks], [_chunk(task) for task in tasks])
 
-    def _put(self, task: VocoderTask, samples: NDArray[np.float32], now: float) -> None:
-        """Pass a chunk to the caller. The lock is held."""
+    def _listen(self, task: VocoderTask, samples: NDArray[np.float32]) -> Runaway | None:
+        """Return the end of the speech, if this chunk shows that it has run away."""
+        live, start = task.live, task.live.decoded_frames
+        chunk = slice(start, start + task.chunk)
+        ends = live.end_probabilities[chunk]
+        if min(ends) == 1:
+            return None
+        if task.guard is None:
+            text = live.request.codec.decode(live.token_ids)
+            task.guard = RunawayGuard(start, live.text.written, text, live.request.pace)
+        frames = np.zeros((task.chunk, self._engine.frame_samples), np.float32)
+        frames.reshape(-1)[frames.size - len(samples) :] = samples
+        powers = np.square(frames).mean(1).tolist()
+        for power, codes, end in zip(powers, live.codes[chunk], ends, strict=True):
+            runaway = task.guard.hear(power, int(codes[0]), end)
+            if runaway is not None:
+                return runaway
+        return None
+
+    def _end_runaway(self, task: VocoderTask, runaway: Runaway) -> int:
+        """End runaway speech. Returns how many frames of the task's chunk are dropped.
+
+        What was sent before the chunk can't be withdrawn. The lock is held.
+        """
+        live = task.live
+        kept = max(runaway.kept, live.decoded_frames)
+        logger.warning(
+            "speech ran away and was ended: %s (%d text tokens, %d frames, of which %d are kept, "
+            "seed %d)",
+            runaway.why,
+            live.text.written,
+            len(live.codes),
+            kept,
+            live.seed,
+        )
+        del live.codes[kept:], live.end_probabilities[kept:]
+        live.end_speech("runaway")
+        return live.decoded_frames + task.chunk - kept
+
+    def _put(
+        self,
+        task: VocoderTask,
+        samples: NDArray[np.float32],
+        runaway: Runaway | None,
+        now: float,
+    ) -> None:
+        """Pass a chunk, or what is kept of it, to the caller. The lock is held."""
         live = task.live
         if live.ended:
+            return
+        if runaway is not None and not live.speech_ended:
+            dropped = self._end_runaway(task, runaway)
+            task.chunk -= dropped
+            samples = samples[: len(samples) - dropped * self._engine.frame_samples]
+        if not task.chunk:
             return
         live.timestamps.progress_s = live.timestamps.last_sample_s = now
         if live.timestamps.first_sample_s is None:

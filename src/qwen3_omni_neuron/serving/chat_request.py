@@ -28,7 +28,8 @@ from qwen3_omni_neuron.serving.without_effect import CHAT, FIELDS
 # Fields that a client may send beside OpenAI's: the options of a request, except those that have an
 # OpenAI field and those that the server itself sets.
 CHAT_OPTIONS = frozenset(option.name for option in REQUEST_OPTIONS) - {
-    *("seed", "stop", "tools", "tool_choice", "parallel_tool_calls", "literal_text", "owner"),
+    *("seed", "stop", "tools", "tool_choice", "parallel_tool_calls", "logprobs", "literal_text"),
+    "owner",
 }
 # OpenAI's fields that have no effect here, whatever their value.
 _WITHOUT_EFFECT = frozenset(FIELDS[CHAT]) - {"model"}

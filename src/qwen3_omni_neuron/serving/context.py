@@ -60,6 +60,7 @@ class Context:
             "text_tokens": timings.text_tokens,
             "frames": timings.frames,
             "finish": result.thinker_finish_reason,
+            "speech_finish": result.talker_finish_reason,
         }
 
     def log_fields(self) -> dict[str, Any]:

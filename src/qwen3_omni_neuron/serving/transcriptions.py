@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -26,6 +27,7 @@ from qwen3_omni_neuron.serving.bodies import (
 )
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.forms import read_form
+from qwen3_omni_neuron.serving.logprobs import logprob_entries
 from qwen3_omni_neuron.serving.media import MediaReader
 from qwen3_omni_neuron.serving.openapi import errors_of, form_of
 from qwen3_omni_neuron.serving.service import Service
@@ -61,7 +63,7 @@ class TranscriptionRequest(BaseModel):
     include: list[Literal["logprobs"]] = []
     temperature: float = Field(0, ge=0, le=1)
     prompt: str = ""
-    timestamp_granularities: list[Literal["segment"]] = []
+    timestamp_granularities: list[Literal["segment", "word"]] = []
     chunking_strategy: Literal["", "auto"] = ""
     instruction: str | None = None
     max_new_tokens: int = Field(RequestOptions.thinker_max_new_tokens, ge=1)
@@ -116,6 +118,14 @@ def _read(
         raise wrong_value(
             f"{wanted.response_format} can't be streamed. Take json, or stream: false.", "stream"
         )
+    if wanted.include and wanted.response_format != "json":
+        raise wrong_value("include: logprobs come with response_format json alone.", "include")
+    if "word" in wanted.timestamp_granularities:
+        raise wrong_value(
+            "timestamp_granularities: word is not there, since the model writes words without "
+            "their times. Take segment: a segment is at most 8 s long.",
+            "timestamp_granularities",
+        )
     if wanted.timestamp_granularities and wanted.response_format != "verbose_json":
         raise wrong_value(
             "timestamp_granularities needs response_format verbose_json.",
@@ -147,15 +157,21 @@ class Transcription:
         self._service, self._context = service, context
         self.text = ""
         self._segments: list[Segment] = []
+        self._averages: list[float] = []  # mean log-probability of each segment's tokens
+        self._logprobs: list[Json] = []
         self._timings: list[Timings] = []
         self._options = bounded_options({}, service.settings, context.owner)
-        self._options |= {"literal_text": True}
+        logprobs = bool(wanted.include) or wanted.response_format == "verbose_json"
+        self._options |= {"literal_text": True, "logprobs": logprobs}
         if wanted.temperature > 0:
             self._options |= {"thinker_do_sample": True}
             self._options |= {"thinker_temperature": max(wanted.temperature, 1e-6)}
 
-    async def deltas(self) -> AsyncGenerator[str, None]:
-        """Yield the text, one window after the other, so that a request has at most one slot."""
+    async def deltas(self) -> AsyncGenerator[tuple[str, list[Json]], None]:
+        """Yield the text, one window after the other, so that a request has at most one slot.
+
+        Each part comes with the entries of its log-probabilities, where they are computed.
+        """
         for window in self._windows:
             segment = Segment(window.start_s, window.end_s, "", [])
             with await self._start(window) as stream:
@@ -163,13 +179,16 @@ class Transcription:
                     if isinstance(event, TextDelta) and event.text:
                         delta = event.text if segment.text or not self.text else f" {event.text}"
                         self.text += delta
-                        yield delta
+                        entries = logprob_entries(event)
+                        self._logprobs += entries
+                        yield delta, entries
                         text, token_ids = segment.text, segment.token_ids
                         segment = replace(
                             segment, text=text + event.text, token_ids=token_ids + event.token_ids
                         )
                     elif isinstance(event, Finished):
                         self._count(event.result)
+                        self._averages.append(float(np.mean(event.result.logprobs or [0.0])))
             self._segments.append(segment)
         self._context.place.leave()
         self._context.fields |= {
@@ -183,14 +202,15 @@ class Transcription:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the text as server-sent events, then an event with the whole text and usage."""
         async with aclosing(self.deltas()) as deltas:
-            async for delta in deltas:
-                yield json_event({"type": "transcript.text.delta", "delta": delta})
+            async for delta, entries in deltas:
+                event = {"type": "transcript.text.delta", "delta": delta}
+                yield json_event(event | self._included(entries))
         done = {
             "type": "transcript.text.done",
             "text": self.text,
             "usage": transcription_usage(self._timings),
         }
-        yield json_event(done)
+        yield json_event(done | self._included(self._logprobs))
 
     def whole(self) -> bytes:
         """Return the answer in the requested format."""
@@ -202,7 +222,8 @@ class Transcription:
         if wanted == "vtt":
             return "".join(("WEBVTT\n\n", *_vtt_cues(self._segments))).encode()
         if wanted == "json":
-            return to_json({"text": self.text, "usage": transcription_usage(self._timings)})
+            short = {"text": self.text, "usage": transcription_usage(self._timings)}
+            return to_json(short | self._included(self._logprobs))
         seconds = round(self._windows[-1].end_s, 3)
         segments = map(self._verbose, range(len(self._segments)), self._segments)
         answer = {
@@ -214,6 +235,9 @@ class Transcription:
             "usage": duration_usage(seconds),
         }
         return to_json(answer)
+
+    def _included(self, entries: list[Json]) -> Json:
+        return {"logprobs": entries} if self._wanted.include else {}
 
     async def _start(self, window: Window) -> SpeechStream:
         """Start a window's request. It uses the place of this HTTP request in the quota."""
@@ -234,7 +258,7 @@ class Transcription:
         self._timings.append(timings)
 
     def _verbose(self, number: int, segment: Segment) -> Json:
-        """Return a segment with all fields of OpenAI's; values that nobody measures are zero."""
+        """Return a segment with all fields of OpenAI's; no_speech_prob, not measured, is zero."""
         data = segment.text.encode()
         return {
             "id": number,
@@ -244,7 +268,7 @@ class Transcription:
             "text": segment.text,
             "tokens": segment.token_ids,
             "temperature": self._wanted.temperature,
-            "avg_logprob": 0.0,
+            "avg_logprob": self._averages[number],
             "compression_ratio": round(len(data) / len(zlib.compress(data)), 3),
             "no_speech_prob": 0.0,
         }

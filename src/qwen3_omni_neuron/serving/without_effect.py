@@ -32,7 +32,6 @@ class WithoutEffect:
 _MODEL = WithoutEffect("a name of one of OpenAI's models is another name of the one model here")
 _LANGUAGE = "the model finds the language by itself"
 _KEYWORDS = "the model takes no list of words to expect"
-_LOGPROBS = WithoutEffect("probabilities of a transcript's tokens are not kept")
 _KEPT = WithoutEffect("nothing is stored beyond the request", False)
 _OWNER = WithoutEffect("callers are told apart by their API key")
 _CACHE = WithoutEffect("what prompts share is reused in any case; `cache_key` keeps it apart")
@@ -62,7 +61,6 @@ FIELDS: Mapping[str, Mapping[str, WithoutEffect]] = {
         "languages": WithoutEffect(_LANGUAGE),
         "keywords": WithoutEffect(_KEYWORDS),
         "prompt": WithoutEffect("what was said before the audio is not taken as its context"),
-        "include": _LOGPROBS,
     },
     REALTIME: {
         "model": _MODEL,
@@ -72,13 +70,14 @@ FIELDS: Mapping[str, Mapping[str, WithoutEffect]] = {
         "audio.input.transcription.languages": WithoutEffect(_LANGUAGE),
         "audio.input.transcription.keywords": WithoutEffect(_KEYWORDS),
         "audio.input.transcription.prompt": WithoutEffect("the transcript has no context"),
-        "audio.input.transcription.delay": WithoutEffect("a turn is transcribed when it ends"),
+        "audio.input.transcription.delay": WithoutEffect(
+            "speech is transcribed by windows of at most 8 s"
+        ),
         "audio.output.speed": WithoutEffect(
             "only where PyAV is not installed (the extra `video`): the session shows 1.0",
             1,
             can_stretch,
         ),
-        "include": _LOGPROBS,
         "prompt": WithoutEffect("prompts that are stored at OpenAI are not here"),
         "reasoning": WithoutEffect("the checkpoint thinks, or it does not"),
         "tracing": WithoutEffect("no traces are written"),

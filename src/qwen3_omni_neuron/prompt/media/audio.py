@@ -150,12 +150,7 @@ class _Resampled:
 
     def finish(self) -> Waveform:
         """Return the last samples. Raises AudioError if the clip is too short."""
-        seconds = self._samples / self._rate
-        if seconds < MIN_SECONDS:
-            raise AudioError(
-                f"{self._where} lasts {seconds:.3f} s ({self._samples} samples); {MIN_SECONDS} s "
-                "is the least."
-            )
+        check_length(self._samples, self._rate, self._where)
         rest = np.empty(0, np.float32)
         return rest if self._stream is None else self._stream.resample_chunk(rest, last=True)
 
@@ -164,6 +159,16 @@ def _resampler(from_rate: float, to_rate: float) -> Any:
     import soxr
 
     return soxr.ResampleStream(from_rate, to_rate, 1)
+
+
+def check_length(samples: int, rate: float, where: str) -> None:
+    """Raise AudioError for a clip that is too short."""
+    seconds = samples / rate
+    if seconds < MIN_SECONDS:
+        message = (
+            f"{where} lasts {seconds:.3f} s ({samples} samples); {MIN_SECONDS} s is the least."
+        )
+        raise AudioError(message)
 
 
 def too_long(where: str, lasts: str, limit_s: float) -> PromptTooLongError:

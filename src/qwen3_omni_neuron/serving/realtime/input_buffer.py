@@ -14,25 +14,47 @@ from qwen3_omni_neuron.serving.realtime.audio_codecs import (
 )
 from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.drafts import ITEM_BYTES
-from qwen3_omni_neuron.serving.realtime.items import ConversationItem, ConversationItems
+from qwen3_omni_neuron.serving.realtime.items import (
+    EMPTY_MESSAGE,
+    ConversationItem,
+    ConversationItems,
+)
 from qwen3_omni_neuron.serving.realtime.session_config import SoundFormat
+from qwen3_omni_neuron.serving.realtime.transcribing import Transcriber, Transcript
 from qwen3_omni_neuron.serving.realtime.turns import Speech, TurnDetector, TurnEvent, TurnSettings
 
 
 class InputBuffer:
     """Input audio buffer: decodes and resamples sound, finds turns, and appends to the session.
 
-    codec: format of the sound. item_id: id for the item of the user's current turn.
+    codec: format of the sound. item_id: id for the item of the user's current turn. keeps: the
+    turns' sound becomes part of the conversation; false where it is only transcribed.
     Methods that are no coroutines are for the session's thread.
     """
 
-    def __init__(self, connection: Connection, items: ConversationItems, form: SoundFormat):
-        self._connection, self._items = connection, items
+    def __init__(
+        self,
+        connection: Connection,
+        items: ConversationItems,
+        transcriber: Transcriber,
+        form: SoundFormat,
+        keeps: bool = True,
+    ):
+        self._connection, self._items, self._transcriber = connection, items, transcriber
+        self.keeps = keeps
         self.codec = codec_of(form.type, form.rate)
         self._resampler = Resampler(self.codec.rate, TURN_RATE)
         self._detector: TurnDetector | None = None
         self.item_id = new_id("item_")
-        self._held = 0  # bytes of the user's unfinished turn
+        # The user's unfinished turn.
+        self._samples = 0
+        self._held = 0  # bytes of its sound that the conversation keeps
+        self._transcript: Transcript | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """True where the user's turn has not begun."""
+        return not self._samples
 
     async def set_format(self, form: SoundFormat) -> None:
         """Change the format of the sound that follows."""
@@ -48,7 +70,7 @@ class InputBuffer:
         else:
             if settings.by_meaning:
                 smart_turn.load()  # now, and not in the first turn's pause
-            self._detector = TurnDetector(settings, vad.SileroVad(), smart_turn.is_complete, at=at)
+            self._detector = TurnDetector(settings, vad.SileroVad(), at=at)
 
     def push(self, text: str) -> list[TurnEvent]:
         """Process sound in base64. Returns what the session has to react to, in order.
@@ -67,31 +89,43 @@ class InputBuffer:
             self.append(event.samples)
         return []
 
+    def judged(self, complete: bool) -> list[TurnEvent]:
+        """Go on after a pause that was judged: see `TurnDetector.judged`."""
+        return [] if self._detector is None else self._detector.judged(complete)
+
     def append(self, samples: Samples) -> None:
         """Append sound to the user's turn. Raises ApiError if the session holds too much."""
-        size = sound_bytes(samples)
-        self._items.account.hold(size)
+        if self.is_empty:
+            self._transcript = self._transcriber.begin(self.item_id)
+        account, size = self._items.account, sound_bytes(samples)
+        held = size * (self.keeps + (self._transcript is not None))
+        account.hold(held)
         try:
-            self._items.session.append_audio(samples, TURN_RATE)
+            if self.keeps:
+                self._items.session.append_audio(samples, TURN_RATE)
         except BaseException:
-            self._items.account.release(size)
+            account.release(held)
             raise
-        self._held += size
+        self._samples += len(samples)
+        self._held += size * self.keeps
+        if self._transcript is not None:
+            self._transcriber.hear(self._transcript, samples)
 
     def expect_speech(self, seconds: float) -> None:
         """Start the idle timeout, if there is one, after so many seconds."""
         if self._detector is not None:
             self._detector.wait(seconds)
 
-    async def commit(self, flush: bool) -> ConversationItem:
+    async def commit(self, flush: bool) -> tuple[ConversationItem, Transcript | None]:
         """End the user's turn, and send the events of its item. Raises ApiError.
 
+        Returns the item and its transcript, which is to be finished, if there is to be one.
         flush: include sound that the resampler and the detector still hold.
         """
         if flush:
             await self._flush()
         try:
-            item, before = await self._connection.in_thread(self._commit)
+            item, before, transcript = await self._connection.in_thread(self._commit)
         except AudioError as error:
             code = "input_audio_buffer_commit_empty"
             raise ApiError(400, f"the input audio buffer: {error}", code) from error
@@ -99,7 +133,7 @@ class InputBuffer:
         fields = {"item_id": item.id, "previous_item_id": before}
         await self._connection.send("input_audio_buffer.committed", **fields)
         await self._items.announce(item, before)
-        return item
+        return item, transcript
 
     async def clear(self) -> None:
         """Drop the user's unfinished turn."""
@@ -117,24 +151,34 @@ class InputBuffer:
         if len(rest):
             await self._connection.in_thread(self.append, rest)
 
-    def _commit(self) -> tuple[ConversationItem, str | None]:
-        """End the user's turn. Returns its item, and the previous item's id."""
-        if not self._held:
+    def _commit(self) -> tuple[ConversationItem, str | None, Transcript | None]:
+        """End the user's turn. Returns its item, the previous item's id, and its transcript."""
+        if self.is_empty:
             raise ApiError(
                 400,
                 "the input audio buffer is empty. Append sound first; with server_vad, wait for "
                 "speech_started.",
                 "input_audio_buffer_commit_empty",
             )
-        turn = self._items.session.commit()
+        session = self._items.session
+        if self.keeps:
+            turn = session.commit()
+        else:
+            assert self._transcript is not None, "sound that is not kept is transcribed"
+            self._transcript.sound.check("append_audio")
+            turn = session.read(EMPTY_MESSAGE)
+            session.insert(turn)
         content = [{"type": "input_audio", "transcript": None}]
         shown = {"type": "message", "role": "user", "content": content}
         self._items.account.add(ITEM_BYTES)
         item = ConversationItem(self.item_id, shown, turn, ITEM_BYTES + self._held)
-        self._held = 0
-        return item, self._items.add(item)
+        transcript, self._transcript = self._transcript, None
+        self._samples = self._held = 0
+        return item, self._items.add(item), transcript
 
     def _drop(self) -> None:
         self._items.session.clear()
         self._items.account.release(self._held)
-        self._held = 0
+        if self._transcript is not None:
+            self._transcriber.drop(self._transcript)
+        self._transcript, self._samples, self._held = None, 0, 0

@@ -32,7 +32,7 @@ from qwen3_omni_neuron.serving.realtime.events import Base64, CallItem, Item, Js
 from qwen3_omni_neuron.serving.reply_text import Call
 from qwen3_omni_neuron.session import Session
 
-_EMPTY: Json = {"role": "user", "content": ""}
+EMPTY_MESSAGE: Json = {"role": "user", "content": ""}
 
 
 @dataclass(eq=False)
@@ -184,7 +184,7 @@ class ConversationItems:
         """Return turns that end with a user's or tool's turn: append an empty one if needed."""
         if turns and turns[-1].role in ("user", "tool"):
             return list(turns)
-        return [*turns, self.session.read(_EMPTY)]
+        return [*turns, self.session.read(EMPTY_MESSAGE)]
 
     def begin_reply(
         self, reply: Reply, spoken: bool, speed: float

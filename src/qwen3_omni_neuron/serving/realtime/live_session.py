@@ -2,10 +2,11 @@
 
 import asyncio
 import time
+from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-import numpy as np
 from starlette.types import Receive, Send
 
 from qwen3_omni_neuron.api import Qwen3Omni
@@ -14,7 +15,7 @@ from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.ids import new_id
 from qwen3_omni_neuron.serving.realtime import events, smart_turn
-from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE
+from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE, Samples
 from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.events import Json
 from qwen3_omni_neuron.serving.realtime.input_buffer import InputBuffer
@@ -22,6 +23,7 @@ from qwen3_omni_neuron.serving.realtime.items import ConversationItem, Conversat
 from qwen3_omni_neuron.serving.realtime.responses import Responses, reply_options
 from qwen3_omni_neuron.serving.realtime.session_config import (
     SessionConfig,
+    SessionType,
     first_config,
     response_config,
     shown,
@@ -29,7 +31,7 @@ from qwen3_omni_neuron.serving.realtime.session_config import (
     updated,
     without_mcp,
 )
-from qwen3_omni_neuron.serving.realtime.transcribing import Transcriber
+from qwen3_omni_neuron.serving.realtime.transcribing import Transcriber, Transcript
 from qwen3_omni_neuron.serving.realtime.turns import Paused, Speech, Started, TimedOut, TurnEvent
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.without_effect import REALTIME
@@ -50,12 +52,14 @@ class LiveSession:
         pool: ThreadPoolExecutor,
         receive: Receive,
         send: Send,
+        kind: SessionType = "realtime",
     ):
+        """kind: the session's type, which its client may still change."""
         self._service, self._receive = service, receive
         self._session = omni.session(literal_text=True)
         self._account = service.account_of_session(context.owner)
         self._voices = service.voices_of(omni)
-        self._config = first_config(service.model.name, self._voices)
+        self._config = first_config(service.model.name, self._voices, kind)
         self._by_meaning = smart_turn.is_installed() and not omni.turns_by_silence
         self._config_bytes = 0  # bytes of the configuration in the account
         self._id = new_id("sess_")
@@ -64,9 +68,15 @@ class LiveSession:
         self._connection = connection = Connection(send, pool, service, context)
         self._send, self._in_thread = connection.send, connection.in_thread
         self._items = ConversationItems(connection, omni, self._session, self._account)
-        self._input = InputBuffer(connection, self._items, self._config.audio.input.format)
+        self._transcriber = Transcriber(connection, self._account, self._config)
+        self._input = InputBuffer(
+            connection,
+            self._items,
+            self._transcriber,
+            self._config.audio.input.format,
+            self._config.answers,
+        )
         self._responses = Responses(connection, self._items, self._input, self._voices)
-        self._transcriber = Transcriber(connection, self._account)
 
     async def serve(self) -> None:
         """Serve until the client leaves, the session's time is over, or the server ends."""
@@ -151,10 +161,11 @@ class LiveSession:
             case events.SessionUpdate():
                 await self._update(event.session)
             case events.Append():
-                for turn_event in await self._in_thread(self._input.push, event.audio):
-                    await self._react(turn_event)
+                found = deque(await self._in_thread(self._input.push, event.audio))
+                while found:
+                    found.extend(await self._react(found.popleft()))
             case events.Commit():
-                await self._transcribe(await self._input.commit(flush=True))
+                self._transcribe(*await self._input.commit(flush=True))
             case events.Clear():
                 await self._input.clear()
             case events.ClearOutput():
@@ -179,15 +190,23 @@ class LiveSession:
 
     def _shown(self) -> Json:
         """Return the session as clients see it."""
-        made = {"id": self._id, "object": "realtime.session", "expires_at": self._expires_at}
+        kind = "session" if self._config.answers else "transcription_session"
+        made = {"id": self._id, "object": f"realtime.{kind}", "expires_at": self._expires_at}
         return {**made, **shown(self._config)}
 
     async def _update(self, given: Json) -> None:
         before = self._config
         given, refusal = without_mcp(given)
         config = await self._in_thread(updated, before, given, self._voices, self._by_meaning)
+        if config.type != before.type and (self._session.turns or not self._input.is_empty):
+            message = (
+                f"the session's type is {before.type} and can't be changed any more: there are "
+                "items, or sound was appended. Open another session."
+            )
+            raise ApiError(400, message, "invalid_value", "session.type")
         await self._count(config)
-        self._config = config
+        self._input.keeps = config.answers
+        self._config = self._transcriber.config = config
         now, earlier = config.audio.input, before.audio.input
         if now.format != earlier.format:
             await self._input.set_format(now.format)
@@ -220,16 +239,16 @@ class LiveSession:
 
     # The user's turns.
 
-    async def _react(self, event: TurnEvent) -> None:
-        """Do what follows from what the turn detector has found."""
+    async def _react(self, event: TurnEvent) -> Sequence[TurnEvent]:
+        """Do what follows from what the turn detector has found. Returns what it finds next."""
         detection = self._config.audio.input.turn_detection
         if detection is None:
-            return
+            return ()
         if isinstance(event, Speech):
             await self._in_thread(self._input.append, event.samples)
         elif isinstance(event, Paused):
-            if detection.create_response:
-                await self._in_thread(self._session.prepare, speaks(self._config))
+            answer = detection.create_response and self._config.answers
+            return await self._pause(event.heard, answer)
         elif isinstance(event, Started):
             if detection.interrupt_response:
                 self._responses.abandon("turn_detected")
@@ -243,23 +262,40 @@ class LiveSession:
         else:
             times = {"audio_end_ms": _ms(event.at)}
             await self._end_turn("speech_stopped", times, detection.create_response)
+        return ()
+
+    async def _pause(self, heard: Samples | None, create_response: bool) -> Sequence[TurnEvent]:
+        """Compute the prompt ahead, and meanwhile judge whether the turn is complete.
+
+        heard: see `Paused`. Returns what the turn detector finds next.
+        """
+        judging = None
+        if heard is not None:
+            judge = self._service.model.in_thread(smart_turn.is_complete, heard)
+            judging = asyncio.create_task(judge)
+        if create_response:
+            await self._in_thread(self._session.prepare, speaks(self._config))
+        if judging is None:
+            return ()
+        return await self._in_thread(self._input.judged, await judging)
 
     async def _end_turn(self, kind: str, times: dict[str, int], create_response: bool) -> None:
         """Commit the user's turn, and answer it. kind, times: the event that tells the client."""
         await self._send(f"input_audio_buffer.{kind}", **times, item_id=self._input.item_id)
         try:
-            item = await self._input.commit(flush=False)
-            if create_response:
-                await self._responses.start(self._config, response_config(None, self._voices))
-            await self._transcribe(item)
+            item, transcript = await self._input.commit(flush=False)
+            try:
+                if create_response and self._config.answers:
+                    await self._responses.start(self._config, response_config(None, self._voices))
+            finally:
+                self._transcribe(item, transcript)
         except (ApiError, Qwen3OmniError) as error:
             await self._connection.send_error(self._connection.failed(error))
 
-    async def _transcribe(self, item: ConversationItem) -> None:
-        """Start a turn's transcription, if requested, after its answer has started."""
-        if self._config.audio.input.transcription is not None:
-            samples = await self._in_thread(lambda: np.concatenate(item.sounds))
-            self._transcriber.add(item, samples)
+    def _transcribe(self, item: ConversationItem, transcript: Transcript | None) -> None:
+        """Let a turn's transcript end, if there is one, after its answer has started."""
+        if transcript is not None:
+            self._transcriber.finish(transcript, item)
 
 
 def _ms(samples: int) -> int:

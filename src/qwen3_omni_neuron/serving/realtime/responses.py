@@ -64,6 +64,9 @@ class Responses:
 
         config: the session's. overrides: configuration of this response.
         """
+        if not config.answers:
+            message = "a session of type transcription makes no responses. Take type realtime."
+            raise ApiError(400, message, "unsupported", "type")
         if self._last is not None and self._last.running:
             raise ApiError(
                 400,

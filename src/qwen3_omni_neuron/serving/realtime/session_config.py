@@ -27,6 +27,8 @@ _OPTIONS = {
 # ends any turn where a turn's meaning is not judged.
 _LONGEST_MS = {"low": 8000, "medium": 4000, "auto": 4000, "high": 2000}
 _SILENCE_MS = {"low": 1000, "medium": 500, "auto": 500, "high": 300}
+SessionType = Literal["realtime", "transcription"]
+_TRANSCRIBING = ("type", "audio", "include")  # fields of a session that only transcribes
 MOST_NAMED = 8  # MCP servers that an error names
 _NESTED = ("audio", "input", "output")
 Modalities = Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=1)]
@@ -172,14 +174,27 @@ class _CommonConfig(BaseModel):
 
 
 class SessionConfig(_CommonConfig):
-    """Configuration of a session."""
+    """Configuration of a session.
 
-    type: Literal["realtime"] = "realtime"
+    type: a session of type transcription has the fields of _TRANSCRIBING alone.
+    """
+
+    type: SessionType = "realtime"
     model: str
     audio: Audio = Audio()
     include: list[Literal["item.input_audio_transcription.logprobs"]] | None = None
     tracing: Any = None
     truncation: Literal["auto", "disabled"] = "disabled"
+
+    @property
+    def logprobs(self) -> bool:
+        """True where transcripts have log-probabilities."""
+        return bool(self.include)
+
+    @property
+    def answers(self) -> bool:
+        """False where the session only transcribes."""
+        return self.type == "realtime"
 
 
 class ResponseAudioOutput(_Strict):
@@ -215,11 +230,12 @@ def check_speech(config: _CommonConfig, voices: Voices, where: str) -> None:
         )
 
 
-def first_config(model: str, voices: Voices) -> SessionConfig:
-    """Return the initial configuration of a session."""
+def first_config(model: str, voices: Voices, kind: SessionType = "realtime") -> SessionConfig:
+    """Return the initial configuration of a session. kind: its type."""
     detection = ServerVad(type="server_vad") if vad.is_installed() else None
     speaks: Literal["audio", "text"] = "audio" if voices.names else "text"
     return SessionConfig(
+        type=kind,
         model=model,
         instructions="",
         output_modalities=[speaks],
@@ -227,7 +243,11 @@ def first_config(model: str, voices: Voices) -> SessionConfig:
         tools=[],
         tool_choice="auto",
         audio=Audio(
-            input=AudioInput(turn_detection=detection), output=AudioOutput(voice=voices.default)
+            input=AudioInput(
+                turn_detection=detection,
+                transcription=Transcription() if kind == "transcription" else None,
+            ),
+            output=AudioOutput(voice=voices.default),
         ),
     )
 
@@ -257,9 +277,8 @@ def updated(
     by_meaning: the end of a turn may be judged by its meaning; otherwise semantic_vad becomes the
     server_vad that stands in for it.
     """
-    if given.get("type") == "transcription":
-        message = "sessions of type transcription are not supported. Take type realtime."
-        raise ApiError(400, message, "unsupported", "session.type")
+    if given.get("type", config.type) == "transcription":
+        _check_transcribing(given)
     try:
         new = SessionConfig.model_validate(_merged(config.model_dump(), given))
     except ValidationError as error:
@@ -268,6 +287,8 @@ def updated(
         message = f"the session's model is {config.model!r} and can't be changed."
         raise ApiError(400, message, "invalid_value", "session.model")
     new.model = config.model
+    if not new.answers and new.audio.input.transcription is None:
+        new.audio.input.transcription = Transcription()
     if new.audio.input.turn_detection is not None and not vad.is_installed():
         kind = new.audio.input.turn_detection.type
         message = f"{kind} needs packages that the server does not have: {vad.INSTALL}."
@@ -284,6 +305,20 @@ def updated(
         output.speed = 1.0
     _check_options(new, "session")
     return new
+
+
+def _check_transcribing(given: Mapping[str, Any]) -> None:
+    """Raise ApiError for a field that concerns answers."""
+    audio = given.get("audio")
+    inner = audio if isinstance(audio, Mapping) else {}
+    wrong = [f"session.{name}" for name in given if name not in _TRANSCRIBING]
+    wrong += [f"session.audio.{name}" for name in inner if name != "input"]
+    if wrong:
+        path = wrong[0][:80]
+        message = (
+            f"{path}: a session of type transcription has type, audio.input and include alone."
+        )
+        raise ApiError(400, message, "unknown_field", path)
 
 
 def response_config(given: Json | None, voices: Voices) -> ResponseConfig:
@@ -340,7 +375,10 @@ def _function(tool: Tool) -> Json:
 def shown(config: SessionConfig) -> Json:
     """Return a configuration as clients see it."""
     made = config.model_dump()
-    for side in ("input", "output"):
+    if not config.answers:
+        made = {name: made[name] for name in _TRANSCRIBING}
+        del made["audio"]["output"]
+    for side in made["audio"]:
         form = made["audio"][side]["format"]
         if form["type"] != "audio/pcm":
             del form["rate"]

@@ -8,6 +8,7 @@ from starlette.types import Receive, Scope, Send
 from qwen3_omni_neuron.serving.bodies import check_model
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.realtime.live_session import LiveSession
+from qwen3_omni_neuron.serving.realtime.session_config import SessionType
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.without_effect import REALTIME
 
@@ -23,10 +24,14 @@ class RealtimeSockets:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one session. Raises ApiError before it has begun."""
         service, context = self._service, scope["context"]
-        asked = parse_qs(scope["query_string"].decode("latin-1")).get("model")
-        if asked is not None:
-            check_model(service, asked[0])
-            service.count_without_effect(REALTIME, {"model": asked[0]})
+        asked = parse_qs(scope["query_string"].decode("latin-1"))
+        if "model" in asked:
+            model = asked["model"][0]
+            check_model(service, model)
+            service.count_without_effect(REALTIME, {"model": model})
+        kind: SessionType = "realtime"
+        if asked.get("intent") == ["transcription"]:
+            kind = "transcription"
         omni = service.model.take()
         if service.model.sessions_end_in_s is not None:
             message = "the server ends: open the session again."
@@ -39,7 +44,7 @@ class RealtimeSockets:
             chosen = "realtime" if "realtime" in offered else None
             await receive()  # the message "websocket.connect"
             await send({"type": "websocket.accept", "subprotocol": chosen})
-            await LiveSession(service, context, omni, pool, receive, send).serve()
+            await LiveSession(service, context, omni, pool, receive, send, kind).serve()
         finally:
             pool.shutdown(wait=False)
             place.leave()

@@ -1,90 +1,185 @@
-"""Transcription of the user's turns by the model that answers, one after the other."""
+"""Transcription of the user's turns by the model that answers, one window after the other."""
 
 import asyncio
+from dataclasses import dataclass, field
 from typing import Any
 
-from qwen3_omni_neuron.events import Finished, TextDelta
+from qwen3_omni_neuron.events import TextDelta
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.bodies import bounded_options
 from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.logprobs import logprob_entries
 from qwen3_omni_neuron.serving.media import sound_bytes
 from qwen3_omni_neuron.serving.quotas import Account
 from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE, Samples
 from qwen3_omni_neuron.serving.realtime.connection import Connection
-from qwen3_omni_neuron.serving.realtime.events import ClientGoneError
+from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Json
 from qwen3_omni_neuron.serving.realtime.items import ConversationItem
+from qwen3_omni_neuron.serving.realtime.session_config import SessionConfig
 from qwen3_omni_neuron.serving.usage import duration_usage
-from qwen3_omni_neuron.transcription import stream_transcript
+from qwen3_omni_neuron.transcription import GrowingWindows, stream_transcript
 
 MOST_WAITING = 16
+_KIND = "conversation.item.input_audio_transcription"
+
+
+@dataclass(eq=False)
+class Transcript:
+    """Transcript of one turn, from its first sample on.
+
+    item_id: id of the turn's item. logprobs: entries of its tokens, None: nobody asked for them.
+    sound: windows of the turn; for the session's thread until the turn has ended. item: None until
+    then. text: transcript so far. sent, told: numbers of characters and of entries that the client
+    was sent. counted: the turn counts towards the rate of its key. error: what ended the
+    transcription. dropped: nobody wants it any more.
+    """
+
+    item_id: str
+    logprobs: list[Json] | None
+    sound: GrowingWindows = field(default_factory=GrowingWindows)
+    item: ConversationItem | None = None
+    text: str = ""
+    sent: int = 0
+    told: int = 0
+    counted: bool = False
+    error: Json | None = None
+    dropped: bool = False
 
 
 class Transcriber:
     """Transcriber of one session's turns, concurrent with its answers.
 
-    account: the session's account; it also counts a second copy of the waiting turns' sound.
+    A turn's windows are transcribed as soon as they are known, while it is spoken. A session that
+    only transcribes sends their text at once. One that answers sends it once the turn's item is
+    there, since its clients look for the item. account: the session's account; it also counts the
+    sound that was not transcribed yet. config: the session's configuration.
     """
 
-    def __init__(self, connection: Connection, account: Account):
+    def __init__(self, connection: Connection, account: Account, config: SessionConfig):
+        self.config = config
         self._connection, self._account = connection, account
-        self._waiting: asyncio.Queue[tuple[ConversationItem, Samples]] = asyncio.Queue(MOST_WAITING)
+        self._loop = asyncio.get_running_loop()
+        # Windows and ends (None) of turns, in their order.
+        self._waiting: asyncio.Queue[tuple[Transcript, Samples | None]] = asyncio.Queue()
+        self._ended = 0  # turns that have ended and wait
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
 
-    def add(self, item: ConversationItem, samples: Samples) -> None:
-        """Transcribe a turn after the earlier ones. Raises ApiError."""
-        if self._task is None:
-            self._task = asyncio.create_task(self._run())
-        if self._waiting.full():
+    # The session's thread.
+
+    def begin(self, item_id: str) -> Transcript | None:
+        """Begin a turn; None: it is not to be transcribed."""
+        if self.config.audio.input.transcription is None:
+            return None
+        return Transcript(item_id, [] if self.config.logprobs else None)
+
+    def hear(self, turn: Transcript, samples: Samples) -> None:
+        """Transcribe a turn's next samples, which the account counts already."""
+        for window in turn.sound.push(samples):
+            self._loop.call_soon_threadsafe(self._put, turn, window)
+
+    # The event loop.
+
+    def finish(self, turn: Transcript, item: ConversationItem) -> None:
+        """End a turn, whose item is in the conversation. Raises ApiError."""
+        if self._ended >= MOST_WAITING:
+            self.drop(turn)
             message = f"{MOST_WAITING} turns wait to be transcribed already."
             raise ApiError(429, message, "too_many_transcriptions")
-        self._account.hold(sound_bytes(samples))
-        self._waiting.put_nowait((item, samples))
+        self._ended += 1
+        turn.item = item
+        for window in turn.sound.finish():
+            self._put(turn, window)
+        self._put(turn, None)
+
+    def drop(self, turn: Transcript) -> None:
+        """Forget a turn that has not ended."""
+        turn.dropped = True
+        for window in turn.sound.finish():
+            self._release(window)
 
     def close(self) -> None:
         """End the running transcription."""
+        self._closed = True
         if self._task is not None:
             self._task.cancel()
             self._task = None  # breaks the reference cycle through its error
 
+    def _put(self, turn: Transcript, window: Samples | None) -> None:
+        if self._closed:
+            return
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        self._waiting.put_nowait((turn, window))
+
+    def _release(self, window: Samples) -> None:
+        self._account.release(sound_bytes(window))
+
     async def _run(self) -> None:
         while True:
-            item, samples = await self._waiting.get()
-            fields = {"item_id": item.id, "content_index": 0}
-            kind = "conversation.item.input_audio_transcription"
+            turn, window = await self._waiting.get()
             try:
-                await self._transcribe(kind, item, samples, fields)
+                if window is None:
+                    self._ended -= 1
+                    await self._complete(turn)
+                elif turn.error is None and not turn.dropped:
+                    await self._transcribe(turn, window)
             except ClientGoneError:
                 return
             except Exception as failure:
-                error = self._connection.failed(failure).body["error"]
-                await self._connection.send(f"{kind}.failed", **fields, error=error)
+                turn.error = self._connection.failed(failure).body["error"]
             finally:
-                self._account.release(sound_bytes(samples))
-                del item, samples
+                if window is not None:
+                    self._release(window)
+                del turn, window
 
-    async def _transcribe(
-        self, kind: str, item: ConversationItem, samples: Samples, fields: dict[str, Any]
-    ) -> None:
-        connection, texts = self._connection, []
-        service, owner = connection.service, connection.context.owner
-        service.rates.count(owner)
+    async def _transcribe(self, turn: Transcript, window: Samples) -> None:
+        """Transcribe one window. It takes a place of the requests, and a slot."""
+        service, owner = self._connection.service, self._connection.context.owner
+        if not turn.counted:
+            service.rates.count(owner)
+            turn.counted = True
+        begun = False
         with (
             service.requests.place(owner),
-            await service.model.start(self._stream, samples) as stream,
+            await service.model.start(self._stream, turn, window) as stream,
         ):
             async for event in stream:
-                if isinstance(event, TextDelta):
-                    texts.append(event.text)
-                    await connection.send(f"{kind}.delta", **fields, delta=event.text)
-                elif isinstance(event, Finished):
-                    seconds = len(samples) / TURN_RATE
-        usage = duration_usage(seconds)
-        transcript = "".join(texts)
-        item.shown["content"][0]["transcript"] = transcript
-        await connection.send(f"{kind}.completed", **fields, transcript=transcript, usage=usage)
+                if turn.dropped:
+                    return
+                if isinstance(event, TextDelta) and event.text:
+                    turn.text += event.text if begun or not turn.text else f" {event.text}"
+                    begun = True
+                    if turn.logprobs is not None:
+                        turn.logprobs += logprob_entries(event)
+                    await self._tell(turn)
 
-    def _stream(self, samples: Samples) -> SpeechStream:
+    async def _tell(self, turn: Transcript) -> None:
+        """Send the text that was not sent yet, if the client can make use of it already."""
+        if (turn.item is not None or not self.config.answers) and turn.sent < len(turn.text):
+            delta, turn.sent = turn.text[turn.sent :], len(turn.text)
+            fields: Json = {"item_id": turn.item_id, "content_index": 0, "delta": delta}
+            if turn.logprobs is not None:
+                fields["logprobs"], turn.told = turn.logprobs[turn.told :], len(turn.logprobs)
+            await self._connection.send(f"{_KIND}.delta", **fields)
+
+    async def _complete(self, turn: Transcript) -> None:
+        """Send the end of a turn's transcript."""
+        fields: dict[str, Any] = {"item_id": turn.item_id, "content_index": 0}
+        if turn.error is not None:
+            await self._connection.send(f"{_KIND}.failed", **fields, error=turn.error)
+            return
+        await self._tell(turn)
+        assert turn.item is not None
+        turn.item.shown["content"][0]["transcript"] = turn.text
+        if turn.logprobs is not None:
+            fields["logprobs"] = turn.logprobs
+        fields["usage"] = duration_usage(turn.sound.length / TURN_RATE)
+        await self._connection.send(f"{_KIND}.completed", **fields, transcript=turn.text)
+
+    def _stream(self, turn: Transcript, window: Samples) -> SpeechStream:
         service = self._connection.service
         options = bounded_options({}, service.settings, self._connection.context.owner)
-        audio = {"audio": samples, "sampling_rate": TURN_RATE}
-        return stream_transcript(service.model.take(), audio, **options)
+        audio = {"audio": window, "sampling_rate": TURN_RATE}
+        wanted = turn.logprobs is not None
+        return stream_transcript(service.model.take(), audio, logprobs=wanted, **options)

@@ -51,7 +51,13 @@ class Started:
 
 @dataclass(frozen=True)
 class Paused:
-    """The user may have ended: without further speech the turn is complete."""
+    """The user may have ended: without further speech the turn is complete.
+
+    heard: the turn's last HEARD_S seconds, by which the caller is to judge whether the user has
+    said all, and to answer with `TurnDetector.judged`; None: nothing is to be judged.
+    """
+
+    heard: Samples | None = None
 
 
 @dataclass(frozen=True)
@@ -75,16 +81,15 @@ TurnEvent = Speech | Started | Paused | Stopped | TimedOut
 class TurnDetector:
     """Detector of one stream's turns.
 
-    score: function that returns the probability of speech in the next frame. is_complete: function
-    of a turn's last HEARD_S seconds that says whether the user has said all; called once a pause,
-    where the settings are by meaning. frame: samples of a frame.
+    score: function that returns the probability of speech in the next frame. frame: samples of a
+    frame. Where the settings are by meaning, each pause is judged once: the sound after it waits
+    for `judged`, so that the same sound gives the same turns however long that takes.
     """
 
     def __init__(
         self,
         settings: TurnSettings,
         score: Callable[[Samples], float],
-        is_complete: Callable[[Samples], bool] | None = None,
         frame: int = 512,
         rate: int = 16000,
         at: int = 0,
@@ -96,7 +101,6 @@ class TurnDetector:
             frame,
             rate // 1000,
         )
-        self._is_complete = is_complete if settings.by_meaning else None
         self._heard: deque[Samples] = deque(maxlen=HEARD_S * rate // frame)  # the turn's last ones
         self.at = at
         self.speaking = False
@@ -105,23 +109,23 @@ class TurnDetector:
         self._before: list[Samples] = []  # frames before speech: padding, or idle silence
         self._silence: list[Samples] = []  # frames after speech that were not returned yet
         self._silent_from: int | None = None
-        self._paused = False
+        self._paused = self._judging = False
 
     def push(self, samples: Samples) -> list[TurnEvent]:
-        """Process the next samples; return its events in order."""
+        """Process the next samples, up to a pause that is to be judged; return events in order.
+
+        A pause that was not judged, because that has failed, counts as one inside of a turn.
+        """
+        self._judging, self._rest = False, np.concatenate((self._rest, samples))
+        return self._process([])
+
+    def judged(self, complete: bool) -> list[TurnEvent]:
+        """Go on after the pause that was returned last, which ends the turn if it is complete."""
         found: list[TurnEvent] = []
-        samples = np.concatenate((self._rest, samples))
-        whole = len(samples) - len(samples) % self._frame
-        for first in range(0, whole, self._frame):
-            frame = samples[first : first + self._frame]
-            probability = self._score(frame)
-            self.at += self._frame
-            if self.speaking:
-                self._go_on(frame, probability, found)
-            else:
-                self._wait(frame, probability, found)
-        self._rest = samples[whole:]
-        return found
+        if complete and self._judging:
+            self._stop(found)
+        self._judging = False
+        return self._process(found)
 
     def wait(self, seconds: float) -> None:
         """Start the idle timeout after so many seconds, when the reply's playback ends."""
@@ -132,6 +136,21 @@ class TurnDetector:
         rest = np.concatenate([*self._silence, self._rest]) if self.speaking else self._rest[:0]
         self._begin_to_wait()
         return rest
+
+    def _process(self, found: list[TurnEvent]) -> list[TurnEvent]:
+        """Process whole frames of the samples that were not processed yet."""
+        first, last = 0, len(self._rest) - self._frame
+        while first <= last and not self._judging:
+            frame = self._rest[first : first + self._frame]
+            first += self._frame
+            probability = self._score(frame)
+            self.at += self._frame
+            if self.speaking:
+                self._go_on(frame, probability, found)
+            else:
+                self._wait(frame, probability, found)
+        self._rest = self._rest[first:]
+        return found
 
     def _wait(self, frame: Samples, probability: float, found: list[TurnEvent]) -> None:
         settings = self._settings
@@ -163,22 +182,24 @@ class TurnDetector:
             found.append(Speech(np.concatenate([*self._silence, frame])))
             self._silence = []
             return
-        silent, complete = self.at - self._silent_from, False
+        silent = self.at - self._silent_from
         if silent <= KEPT_SILENCE_MS * self._per_ms:
             found.append(Speech(frame))
         else:
             self._silence.append(frame)
             if not self._paused:
-                self._paused = True
-                found.append(Paused())
-                if self._is_complete is not None:
-                    complete = self._is_complete(np.concatenate(self._heard))
-        if complete or silent >= settings.silence_duration_ms * self._per_ms:
-            found.append(Stopped(self.at))
-            self._begin_to_wait()
+                self._paused, self._judging = True, settings.by_meaning
+                found.append(Paused(np.concatenate(self._heard) if settings.by_meaning else None))
+        if silent >= settings.silence_duration_ms * self._per_ms:
+            self._stop(found)
+
+    def _stop(self, found: list[TurnEvent]) -> None:
+        found.append(Stopped(self.at))
+        self._begin_to_wait()
 
     def _begin_to_wait(self) -> None:
-        self.speaking, self._silent_from, self._paused, self._idle_from = False, None, False, None
+        self.speaking, self._silent_from, self._idle_from = False, None, None
+        self._paused = self._judging = False
         # The silence is the padding of the next turn.
         self._before, self._silence = self._silence, []
         self._heard.clear()

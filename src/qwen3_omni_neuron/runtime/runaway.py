@@ -1,0 +1,140 @@
+"""Runaway speech: what the talker makes after all words are said, if it does not draw its end code.
+
+In about 1 of 300 replies of the Qwen3 talkers (sglang-omni #1179) all words are said, and then
+near-silence or one piece of sound feeds itself: the end code gets a probability of 1e-14, and only
+the limit of tokens would end the speech. Once the whole text was taken, three things can't be
+speech as long as the end is unlikely: long silence, a repeated cycle of codes, and more frames than
+the words can take.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qwen3_omni_neuron.engines.sampling import Ids, SamplingParams
+
+LIKELY_END = 0.01  # of the end code: speech that has it in a frame ends within a few seconds
+SILENT_POWER = 1e-5  # mean square of a frame's samples: -50 dBFS
+SILENT_FRAMES = 24  # 1.92 s, of a silence that the text does not ask for
+PAUSE_FRAMES = 25  # more for each pause that the text asks for, as far as MOST_PAUSES
+MOST_PAUSES = 4
+KEPT_FRAMES = 2  # after the last sound, in which it fades
+CYCLE_FRAMES = 48  # 3.84 s, of a cycle with its first period
+LONGEST_PERIOD = 16  # frames of a cycle's period: it is repeated twice or more
+LOST = 4  # repeated frames that one frame outside the cycle takes away
+# Frames a text token. Released talkers take 3 to 4; 10 cut last words where others had them as
+# the limit, 15 did not (vllm-omni #6215). With less than 2, words must still come.
+SLOW, QUICK = 15.0, 2.0
+PAUSES_OF_ANY_TEXT = 25  # frames that a text of one word may take beside its tokens
+CEILING = 1.5  # times the longest that the words can take
+LEAST_TOKENS = 4  # of a reply whose pace counts
+_PAUSE = re.compile(r"(?:…|\.\.\.)|\n\s*\n")
+
+
+@dataclass
+class SpokenPace:
+    """Pace of the replies to one caller, which bounds the frames of the next one.
+
+    slowest: most frames a text token in replies that the talker ended by itself; None before there
+    is one of LEAST_TOKENS or more. The pipeline's lock guards it.
+    """
+
+    slowest: float | None = None
+
+    def add(self, tokens: int, frames: int) -> None:
+        """Record a reply whose speech the talker ended by itself."""
+        if tokens >= LEAST_TOKENS:
+            self.slowest = max(self.slowest or 0.0, frames / tokens)
+
+    def longest_frames(self, tokens: int) -> float:
+        """Return the most frames that a text of so many tokens can take.
+
+        Another text may be read twice as slowly as any before: digits are a token each.
+        """
+        slow = SLOW if self.slowest is None else 2 * self.slowest
+        return PAUSES_OF_ANY_TEXT + slow * tokens
+
+    def shortest_frames(self, tokens: int) -> float:
+        """Return the frames before which words of the text must still come."""
+        return QUICK * tokens if self.slowest is None else self.slowest / 2 * tokens
+
+
+class Runaway(NamedTuple):
+    """Speech that has run away. why: in words. kept: number of its frames to keep, from its start.
+
+    They are a cycle's first period, and no silence.
+    """
+
+    why: str
+    kept: int
+
+
+class RunawayGuard:
+    """Finds runaway speech, frame by frame, once the whole text was taken.
+
+    first: number of frames before the first one that it hears. frames: number of all frames.
+    """
+
+    def __init__(self, first: int, tokens: int, text: str, pace: SpokenPace):
+        self.frames = self._last_sound = self._silent_from = first
+        self._longest = CEILING * pace.longest_frames(tokens)
+        self._shortest = pace.shortest_frames(tokens)
+        pauses = min(len(_PAUSE.findall(text)), MOST_PAUSES)
+        self._most_silent = SILENT_FRAMES + PAUSE_FRAMES * pauses
+        # Of the last frames, the latest first; and by period, how many frames repeat those before.
+        self._codes = np.full(LONGEST_PERIOD, -1, np.int64)
+        self._repeated = np.zeros(LONGEST_PERIOD, np.int64)
+
+    def hear(self, power: float, code0: int, end_probability: float) -> Runaway | None:
+        """Take the next frame. Returns the speech's end, if this frame shows that it has run away.
+
+        power: mean square of its samples. end_probability: see `end_probability`; 1 for a frame
+        that was made before the whole text was taken.
+        """
+        self.frames += 1
+        if power >= SILENT_POWER:
+            self._last_sound = self._silent_from = self.frames
+        silent = self.frames - self._last_sound
+        repeated = self._codes == code0
+        self._repeated = np.where(repeated, self._repeated + 1, self._repeated - LOST).clip(0)
+        self._codes = np.concatenate(([code0], self._codes[:-1]))
+        if end_probability >= LIKELY_END:
+            self._silent_from = self.frames
+        if end_probability >= LIKELY_END or silent > LONGEST_PERIOD:
+            self._repeated[:] = 0  # codes of silence repeat, too, and the text may ask for it
+        if end_probability >= LIKELY_END:
+            return None
+        more = SILENT_FRAMES if self._last_sound < self._shortest else 0
+        if self.frames - self._silent_from >= self._most_silent + more:
+            return self._end("silence", self.frames)
+        cycles = _PERIODS[self._repeated >= CYCLE_FRAMES - _PERIODS]
+        if len(cycles):
+            repeats = CYCLE_FRAMES - int(cycles[0])
+            return self._end("a cycle of codes", self.frames - repeats)
+        if self.frames > self._longest:
+            return self._end("more frames than the words can take", self.frames)
+        return None
+
+    def _end(self, why: str, kept: int) -> Runaway:
+        return Runaway(why, min(kept, self._last_sound + KEPT_FRAMES))
+
+
+_PERIODS: NDArray[np.int64] = np.arange(1, LONGEST_PERIOD + 1)
+
+
+def end_probability(logits: Tensor, params: SamplingParams, allowed: Ids, end_id: int) -> float:
+    """Return the probability with which a frame that goes on could have ended the speech.
+
+    logits: [1, vocab] of code 0. Greedy speech could not have. What top-k and top-p leave out is
+    not looked at: they only make an unlikely end impossible.
+    """
+    if not params.do_sample:
+        return 0.0
+    scores = logits.float().numpy()[0] / params.temperature
+    end, scores = scores[end_id], scores.take(allowed)
+    largest = scores.max()
+    return float(np.exp(end - largest) / np.exp(scores - largest).sum())
