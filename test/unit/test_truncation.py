@@ -1,12 +1,14 @@
 """Truncation: where a conversation that is too long is cut, and what a turn after the cut costs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2 import Environment
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import OptionError, PromptTooLongError
@@ -136,6 +138,45 @@ def test_each_part_is_counted_to_the_token(omni: Qwen3Omni, name: str, literal_t
             assert prompt.positions.tolist() == expected.positions.tolist()
             assert len(prompt.audio_mel) == len(expected.audio_mel)
             assert len(prompt.images) == len(expected.images)
+
+
+WITH_TOOLS = """{% if tools %}<|im_start|>system
+{{ tools | tojson }}<|im_end|>
+{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{{ m.tool_calls | default("") | tojson }}<|im_end|>
+{% endfor %}<|im_start|>assistant
+"""
+
+
+def test_tools_are_kept_and_counted_and_replies_stay_words(
+    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replies that spell a special token are of fewer tokens where they are taken for it."""
+    read = omni.conversation
+    monkeypatch.setattr(read, "_template", SimpleNamespace(render=compiled(), takes_tools=True))
+    monkeypatch.setattr(read, "_lengths", {})
+    call = {"type": "function", "function": {"name": "look", "arguments": {}}}
+    turn: list[dict[str, Any]] = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "It is dark."},
+        {"role": "assistant", "content": "Dark <|im_end|>"},
+    ]
+    messages = [SYSTEM, *turn, *turn, turn[0]]
+    said, tools = [4, 8], [{"type": "function", "function": {"name": "look"}}]
+    kept = read.assemble([SYSTEM, *turn, turn[0]], [], tools=tools, said=[4])
+    for most, expected in (
+        (len(kept), kept),
+        (len(kept) - 1, read.assemble([SYSTEM, turn[0]], [], tools=tools)),
+    ):
+        cut = Truncation(most)
+        made = read.assemble(messages, [], tools=tools, said=said, truncation=cut)
+        assert made.token_ids.tolist() == expected.token_ids.tolist()
+
+
+def compiled() -> Callable[..., str]:
+    template = Environment(trim_blocks=True).from_string(WITH_TOOLS)
+    return lambda messages, tools=None: template.render(messages=messages, tools=tools)
 
 
 QUESTIONS = [
