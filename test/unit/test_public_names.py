@@ -73,6 +73,7 @@ OPTIONS = [
     "grammar",
     "logprobs",
     "literal_text",
+    "truncation",
     "talker_max_new_tokens",
     "talker_do_sample",
     "talker_temperature",

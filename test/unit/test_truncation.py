@@ -111,7 +111,7 @@ def test_parts_of_a_conversation() -> None:
 
 
 def test_room_for_the_reply() -> None:
-    """As many tokens as the reply may have, and at most an eighth of the context."""
+    """Room for all tokens of the reply, and at most an eighth of the context."""
     assert Truncation.of("auto", 8000, 300) == Truncation(7700)
     assert Truncation.of("auto", 8000, 4000) == Truncation(7000)
     assert Truncation.of(ratio(0.8, 50), 8000, 4000) == Truncation(7000, 0.8, 50)
