@@ -242,11 +242,16 @@ def test_windows_are_cut_in_silence_and_none_is_short(seconds: float) -> None:
 
 @pytest.mark.parametrize("seconds", [0.5, 8.01, 8.99, 9.0, 17.5, 40.3])
 @pytest.mark.parametrize("piece_s", [0.02, 0.7, 9.3, 15.4, 15.8, 60.0])
+@pytest.mark.parametrize("last", [1.0, 0.1])
 def test_windows_of_sound_that_arrives_are_those_of_the_whole(
-    seconds: float, piece_s: float
+    seconds: float, piece_s: float, last: float
 ) -> None:
-    """None of them is known later than after 9 s of its own."""
+    """None of them is known later than after 9 s of its own.
+
+    Sound that gets quieter is cut as late as may be: a window that is taken too early is seen.
+    """
     samples = np.random.default_rng(2).uniform(-0.5, 0.5, int(16000 * seconds)).astype(np.float32)
+    samples *= np.linspace(1, last, len(samples), dtype=np.float32)
     growing, found, piece = GrowingWindows(), [], int(16000 * piece_s)
     for start in range(0, len(samples), piece):
         found += growing.push(samples[start : start + piece])

@@ -4,6 +4,7 @@ import builtins
 import json
 import re
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -77,23 +78,22 @@ def test_requests_with_a_grammar_and_without_run_together_as_they_run_alone(
 def test_masks_are_made_while_the_engine_computes(
     omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each step here lasts until the mask of its token is made."""
-    made = threading.Event()
+    """Each call of the engine here lasts until the mask of its token is made."""
+    made = threading.Semaphore(0)
     prepare = grammar_module.GrammarState.prepare
     engine = omni._pipeline._engines.thinker
-    step = engine.step
 
     def prepare_and_tell(state: grammar_module.GrammarState) -> None:
         prepare(state)
-        made.set()
+        made.release()
 
-    def slow(*arguments: Any) -> Any:
-        assert made.wait(60), "the mask waits for the step"
-        made.clear()
-        return step(*arguments)
+    def slow(call: Any, *arguments: Any) -> Any:
+        assert made.acquire(timeout=60), "the mask waits for the engine"
+        return call(*arguments)
 
     monkeypatch.setattr(grammar_module.GrammarState, "prepare", prepare_and_tell)
-    monkeypatch.setattr(engine, "step", slow)
+    for name in ("prefill", "step"):
+        monkeypatch.setattr(engine, name, partial(slow, getattr(engine, name)))
     result = omni.generate_text(HELLO, grammar={"regex": "[ab]{9}"}, **LIMITS)
     assert re.fullmatch("[ab]{9}", result.text)
 

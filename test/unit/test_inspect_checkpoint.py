@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from qwen3_omni_neuron import cli
 from qwen3_omni_neuron.checkpoint.headers import read_headers
-from qwen3_omni_neuron.checkpoint.hub_headers import read_range
+from qwen3_omni_neuron.checkpoint.hub_headers import _fetch_shard, read_range
 from qwen3_omni_neuron.cpu import target
 from qwen3_omni_neuron.loading import plan_of
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -213,6 +213,23 @@ def test_a_weight_shape_of_many_numbers_is_not_fetched(checkpoint: Path, tmp_pat
     assert shown.returncode == 1
     assert "a weight_shape has more than 64 bytes" in shown.stderr
     assert sent[shard.name] == shard.stat().st_size - 72
+
+
+def test_weight_shapes_with_gigabytes_between_them_are_not_fetched(tmp_path: Path) -> None:
+    """A header may say that each is just near enough to the one before to be fetched with it."""
+    entry = {"dtype": "I64", "shape": [2]}
+    places = [(n * 60_000, n * 60_000 + 16) for n in range(1200)]
+    header = {f"{n}.weight_shape": entry | {"data_offsets": p} for n, p in enumerate(places)}
+    written = json.dumps(header).encode()
+    shard, asked = len(written).to_bytes(8, "little") + written, []
+
+    def read(begin: int, end: int) -> bytes:
+        asked.append(end)
+        return shard[begin:end]
+
+    with pytest.raises(ValueError, match="its weight_shapes are spread over 71940016 bytes"):
+        _fetch_shard(read, tmp_path / "model.safetensors")
+    assert max(asked) == len(shard)
 
 
 ENDLESS = 64 << 20  # bytes of a body that should not be read, more than sockets buffer

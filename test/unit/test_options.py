@@ -133,7 +133,7 @@ def test_the_command_line_has_a_flag_for_every_option() -> None:
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     parsed = vars(parser.parse_args(flags))
     RequestOptions.parse({name: parsed[name] for name in given})
-    assert len(given) == len(REQUEST_OPTIONS) - 8 and parsed["chunk_frames"] == [1, 2]
+    assert len(given) == len(REQUEST_OPTIONS) - 9 and parsed["chunk_frames"] == [1, 2]
 
 
 def test_the_tables_name_every_option_once() -> None:

@@ -25,6 +25,7 @@ _TIMEOUT_S = 30
 _PART_BYTES = 65536  # of a body, read at a time
 _NEAR_BYTES = 65536  # tensors so near to each other are fetched at once
 _MOST_BYTES = 64  # a tensor that is read with the headers has two numbers
+_MOST_READ_BYTES = 64 << 20  # of a shard beside its header, what is between such tensors included
 ReadBytes = Callable[[int, int], bytes]
 """Function that reads a file's bytes from a place to another."""
 
@@ -150,6 +151,9 @@ def _fetch_shard(read: ReadBytes, path: Path) -> None:
             joined[-1][1] = end
         else:
             joined.append([begin, end])
+    size = sum(end - begin for begin, end in joined)
+    if size > _MOST_READ_BYTES:
+        raise ValueError(f"its {READ_WITH_HEADERS}s are spread over {size} bytes")
     with path.open("wb") as file:
         file.write(length + header)
         file.truncate(start + max(end for _, end in tensors.values()))  # takes no room on the disk
