@@ -14,6 +14,7 @@ class PlatformWheel(bdist_wheel):
     """A wheel for all versions of Python: its library uses nothing of Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
+        """Return the tags of Python, its ABI and the platform."""
         return "py3", "none", super().get_tag()[2]
 
 

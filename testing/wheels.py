@@ -58,8 +58,8 @@ class Platform:
 
 
 # x86-64 by gcc: what zig 0.17 brings for __builtin_cpu_supports finds no instructions at all, so
-# that its library would run the slowest kernels everywhere. 2.28 and 11.0 are the oldest with wheels
-# of torch.
+# that its library would run the slowest kernels everywhere. Torch's wheels need glibc 2.28, too;
+# macOS 11 is the first on arm64.
 PLATFORMS = (
     Platform("manylinux_2_28_x86_64", "x86_64-linux-gnu.2.28", compiler="gcc"),
     Platform("manylinux_2_28_aarch64", "aarch64-linux-gnu.2.28"),
@@ -69,7 +69,9 @@ PLATFORMS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build into a folder, or compare a tag with the version. Returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("out", nargs="?", type=Path, help="folder for the archives")
     what.add_argument("--tag", help="a tag that must be v and the version")
@@ -77,14 +79,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.tag is not None:
         if args.tag == f"v{PACKAGE_VERSION}":
             return 0
-        print(
+        sys.stderr.write(
             f"The tag is {args.tag} and the version {PACKAGE_VERSION}: set PACKAGE_VERSION in "
-            f"compilation/versions.py, or tag the commit v{PACKAGE_VERSION}.",
-            file=sys.stderr,
+            f"compilation/versions.py, or tag the commit v{PACKAGE_VERSION}.\n"
         )
         return 1
     for archive in build(args.out):
-        print(archive)
+        sys.stdout.write(f"{archive}\n")
     return 0
 
 
@@ -152,7 +153,7 @@ def repack(source: Path, target: Path, seconds: int) -> None:
 
 
 def _run(script: str, *arguments: object, cwd: Path, seconds: int, **environment: str) -> None:
-    """Run Python in a folder, quietly unless it fails, with files' time and modes as they must be."""
+    """Run Python in a folder, with the time and the modes that files of archives have."""
     subprocess.run(
         [sys.executable, "-c", script, *map(str, arguments)],
         cwd=cwd,

@@ -37,7 +37,7 @@ def packed(path: Path, names: Sequence[str], seconds: int) -> Path:
 
 
 def test_a_source_archive_has_nothing_of_the_build_that_made_it(tmp_path: Path) -> None:
-    """Neither times nor owners nor the order of files; their bytes and the right to run are kept."""
+    """Neither times nor owners nor the order of files; bytes and the right to run are kept."""
     names = ["b", "a/c", "run"]
     one, two = tmp_path / "one.tar.gz", tmp_path / "two.tar.gz"
     wheels.repack(packed(tmp_path / "x", names, 7), one, seconds=10**9)
@@ -63,6 +63,9 @@ def test_the_workflow_publishes_what_was_built_and_tried() -> None:
     assert [name for name in jobs if "permissions" in jobs[name]] == ["publish"]
     assert jobs["publish"]["permissions"] == {"id-token": "write"}
     runs = [step["run"] for step in jobs["build"]["steps"] if "run" in step]
-    assert runs == ['PYTHONPATH=src python -m testing.wheels --tag "$GITHUB_REF_NAME"', "make wheels"]
+    assert runs == [
+        'PYTHONPATH=src python -m testing.wheels --tag "$GITHUB_REF_NAME"',
+        "make wheels",
+    ]
     assert re.search(r"^wheels:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert "secrets." not in text
