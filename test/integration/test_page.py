@@ -185,7 +185,8 @@ def test_push_to_talk_by_the_keyboard(visitor: Visitor, judge: Judge) -> None:
     page = visitor.page
     focus = "[document.activeElement].map((x) => x.id || x.value || x.type)[0]"
     reached = []
-    for _ in range(9):
+    page.locator("#questions button").first.wait_for()
+    for _ in range(12):
         page.keyboard.press("Tab")
         reached.append(page.evaluate(focus))
         ring = page.evaluate(
@@ -473,6 +474,8 @@ def test_it_can_be_read(browser: Any, server: Server, scheme: Any, width: int) -
     options: Any = {"color_scheme": scheme, "viewport": {"width": width, "height": 740}}
     with visiting(browser, url_of(server), **options) as visitor:
         page = visitor.page
+        page.locator("#questions button").first.wait_for()
+        assert page.evaluate(FAINT) == []
         page.fill("#text", "say red")
         page.keyboard.press("Enter")
         visitor.answered(1)
