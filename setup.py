@@ -4,9 +4,19 @@ from pathlib import Path
 from runpy import run_path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 
 NATIVE = Path("src/qwen3_omni_neuron/cpu/native")
 SOURCE_DIGEST = run_path(str(NATIVE / "sources.py"))["source_digest"](NATIVE)
+
+
+class PlatformWheel(bdist_wheel):
+    """A wheel for all versions of Python: its library uses nothing of Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Return the tags of Python, its ABI and the platform."""
+        return "py3", "none", super().get_tag()[2]
+
 
 setup(
     ext_modules=[
@@ -18,11 +28,12 @@ setup(
             extra_compile_args=["-O3", "-Wno-psabi", "-pthread"],
             extra_link_args=["-pthread"],
             libraries=["m"],
-            py_limited_api=True,  # it uses nothing of Python: one library for all versions
+            py_limited_api=True,  # one name of the file for all versions of Python
             optional=True,  # without a compiler torch does the same
         )
     ],
     cffi_modules=[f"{NATIVE}/sources.py:declarations"],
+    cmdclass={"bdist_wheel": PlatformWheel},
     # By time stamps alone a library of other sources may pass for new; a rebuild must rebuild.
-    options={"build_ext": {"force": True}, "bdist_wheel": {"py_limited_api": "cp310"}},
+    options={"build_ext": {"force": True}},
 )

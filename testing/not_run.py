@@ -44,6 +44,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Smart Turn's own model",
         "pip install 'qwen3-omni-neuron[smart-turn]' into an environment of its own, pytest",
     ),
+    "takes compilers for other platforms": ("the wheels of a release", "make wheels"),
     "pip asks a registry": ("extras that resolve together", "make test-extras"),
     "this PyAV": ("a codec or rotation of videos", "another PyAV, make test"),
 }

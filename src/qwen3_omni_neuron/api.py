@@ -263,6 +263,8 @@ class Qwen3Omni:
             slots=self._slots,
             max_queued=self._max_queued,
             context_length=self._context_length,
+            introduction=self._defaults.introduction,
+            questions=self._defaults.questions,
         )
 
     def status(self) -> Status:

@@ -17,6 +17,7 @@ from qwen3_omni_neuron.engines.sampling import SamplingParams
 from qwen3_omni_neuron.errors import CheckpointError, OptionError, format_value
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 
+_MAX_INTRODUCTION, _MAX_QUESTIONS, _MAX_QUESTION = 200, 6, 60
 _MAX_TOP_K = 2**31 - 1  # larger than any vocabulary; engines keep it in 32 bits
 # Samplers compute in float32, in which a score divided by temperature and penalty must be finite;
 # and no lock can wait longer than a few thousand million seconds.
@@ -38,6 +39,10 @@ class ValueRange:
 
 def _is_integer(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_line(value: Any, most: int) -> bool:
+    return isinstance(value, str) and len(value) <= most and value.isprintable()
 
 
 def _is_number(value: Any, least: float, most: float) -> bool:
@@ -76,6 +81,18 @@ _FACTOR = ValueRange(
     f"a number from {_MIN_FACTOR:g} to {_MAX_NUMBER:g}",
     lambda value: _is_number(value, _MIN_FACTOR, _MAX_NUMBER),
     {"minimum": _MIN_FACTOR, "maximum": _MAX_NUMBER},
+)
+_INTRODUCTION = ValueRange(
+    f"one line of at most {_MAX_INTRODUCTION} characters",
+    lambda value: _is_line(value, _MAX_INTRODUCTION),
+)
+_QUESTIONS = ValueRange(
+    f"a list of at most {_MAX_QUESTIONS} lines of at most {_MAX_QUESTION} characters",
+    lambda value: (
+        isinstance(value, tuple)
+        and len(value) <= _MAX_QUESTIONS
+        and all(text and _is_line(text, _MAX_QUESTION) for text in value)
+    ),
 )
 _SECONDS = ValueRange(
     f"a number above 0 and at most {_MAX_NUMBER:g}",
@@ -584,6 +601,8 @@ def check_defaults(defaults: GenerationDefaults, folder: Path) -> None:
         ("top_k", _TOP_K),
         ("top_p", _PROBABILITY),
         ("repetition_penalty", _FACTOR),
+        ("introduction", _INTRODUCTION),
+        ("questions", _QUESTIONS),
     ):
         value = getattr(defaults, name)
         if not values.accepts(value):

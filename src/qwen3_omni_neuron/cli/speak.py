@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from qwen3_omni_neuron.cli.model_arguments import (
     add_model_arguments,
+    introduce,
     load_arguments,
     model_or_shipped,
     sizes,
@@ -141,6 +142,7 @@ def _write_speech(
             write_audio = stack.enter_context(WavFile(Path(parsed.out), SAMPLE_RATE)).write
             text = sys.stdout
         omni = stack.enter_context(Qwen3Omni.load(model, **load))
+        introduce(omni.info)
         stream = start(omni, given)
         result = _write_events(stream, write_audio, text if shows_text else None)
     print(_summary(result, parsed.out), file=sys.stderr)

@@ -1,0 +1,71 @@
+"""A release: its tag is its version, and its archives are the same from every build."""
+
+import io
+import re
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
+from testing import wheels
+from testing.imports import ROOT
+
+
+def test_a_tag_has_to_name_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert wheels.main(["--tag", f"v{PACKAGE_VERSION}"]) == 0
+    assert capsys.readouterr().err == ""
+    for tag in (PACKAGE_VERSION, f"v{PACKAGE_VERSION}.post1", "refs/tags/v0"):
+        assert wheels.main(["--tag", tag]) == 1
+        told = capsys.readouterr().err
+        assert f"The tag is {tag} and the version {PACKAGE_VERSION}" in told
+
+
+def packed(path: Path, names: Sequence[str], seconds: int) -> Path:
+    """Write a .tar.gz as a user does: of his name, at his time."""
+    with tarfile.open(path, "w:gz") as archive:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            member.mtime, member.uid, member.uname = seconds, seconds, f"user{seconds}"
+            member.mode = 0o600 | (0o177 & -(name == "run"))
+            member.size = len(name)
+            archive.addfile(member, io.BytesIO(name.encode()))
+    return path
+
+
+def test_a_source_archive_has_nothing_of_the_build_that_made_it(tmp_path: Path) -> None:
+    """Neither times nor owners nor the order of files; bytes and the right to run are kept."""
+    names = ["b", "a/c", "run"]
+    one, two = tmp_path / "one.tar.gz", tmp_path / "two.tar.gz"
+    wheels.repack(packed(tmp_path / "x", names, 7), one, seconds=10**9)
+    wheels.repack(packed(tmp_path / "y", names[::-1], 8), two, seconds=10**9)
+    assert one.read_bytes() == two.read_bytes()
+    with tarfile.open(one) as archive:
+        members = archive.getmembers()
+        assert [member.name for member in members] == ["a/c", "b", "run"]
+        for member in members:
+            file = archive.extractfile(member)
+            assert file is not None
+            assert file.read() == member.name.encode()
+            assert member.mode == (0o755 if member.name == "run" else 0o644)
+            assert member.mtime == 10**9
+
+
+def test_the_workflow_publishes_what_was_built_and_tried() -> None:
+    """The tag is looked at first; only the last job may publish, by PyPI's trust and no token."""
+    text = (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
+    jobs: dict[str, Any] = yaml.safe_load(text)["jobs"]
+    assert jobs["publish"]["needs"] == "speak"
+    assert jobs["speak"]["needs"] == "build"
+    assert [name for name in jobs if "permissions" in jobs[name]] == ["publish"]
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    runs = [step["run"] for step in jobs["build"]["steps"] if "run" in step]
+    assert runs == [
+        'PYTHONPATH=src python -m testing.wheels --tag "$GITHUB_REF_NAME"',
+        "make wheels",
+    ]
+    assert re.search(r"^wheels:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert "secrets." not in text
