@@ -100,7 +100,8 @@ RESULTS = {
     "Finished": "result",
 }
 STATUS = {
-    "ModelInfo": "speakers thinks takes_tools slots max_queued context_length introduction questions",
+    "ModelInfo": "speakers thinks takes_tools slots max_queued context_length "
+    "introduction questions",
     "Status": "running queued stages fault",
     "StageTime": "calls busy_s call_s",
 }
