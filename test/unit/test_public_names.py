@@ -101,7 +101,8 @@ RESULTS = {
     "Finished": "result",
 }
 STATUS = {
-    "ModelInfo": "speakers thinks takes_tools slots max_queued context_length",
+    "ModelInfo": "speakers thinks takes_tools slots max_queued context_length "
+    "introduction questions",
     "Status": "running queued stages fault",
     "StageTime": "calls busy_s call_s",
 }
