@@ -66,11 +66,7 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
 .PHONY: wheels test-deploy test-quantised test-clients test-ray test-scaling test-hammer test-extras
 
 demo: $(VENV)/installed
-	@echo "examples/sum.wav asks what six plus two is. The little checkpoint that ships with the package"
-	@echo "knows a small world of words; for the whole one, with 70 GB of memory and of disk:"
-	@echo "  $(VENV)/bin/qwen3-omni-neuron speak --audio examples/question.wav \\"
-	@echo "      --model Qwen/Qwen3-Omni-30B-A3B-Instruct"
-	@echo
+	@echo "examples/sum.wav asks what six plus two is."
 	$(VENV)/bin/qwen3-omni-neuron speak --audio examples/sum.wav --out demo.wav
 
 serve: $(VENV)/installed

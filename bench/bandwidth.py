@@ -7,12 +7,11 @@ with one:
 
 - triad: a = b + s * c over arrays of float32, 12 bytes an element;
 - read: the sum of such an array, 4 bytes an element: weights, too, are only read;
-- product: a product of square matrices in float32, by torch's BLAS or by oneDNN, whichever is
-  faster: on an AMD processor MKL reaches half of what oneDNN does.
+- product: a product of square matrices in float32 (cpu/rates.py).
 
 Then the stages: thinker prefill, and thinker decode after the prompt, by prompt length; talker step
 and code predictor after the first prompt. One slot. What a call has to read and to multiply follows
-from the config (bench/common/work.py): one row reads the experts that it chose, a prompt all those
+from the config (cpu/work.py): one row reads the experts that it chose, a prompt all those
 that it can have chosen, the code predictor its layers once a step, 15 times a frame.
 
 A row has, with null for what does not apply:
@@ -33,8 +32,7 @@ import argparse
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,12 +43,13 @@ from bench import stages
 from bench.common.command_line import Figures, Row, natural, parser_of, positive, run, sizes
 from bench.common.measure import median_row, repeated
 from bench.common.models import add_size_argument, loaded_engines, made_checkpoint
-from bench.common.work import Work, l3_bytes, work_of
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
 from qwen3_omni_neuron.cli import model_arguments
 from qwen3_omni_neuron.cpu.precision import PRECISIONS
+from qwen3_omni_neuron.cpu.rates import one_thread_each, products, reads
+from qwen3_omni_neuron.cpu.work import Work, work_of
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.prompts import prompt_of
 
@@ -62,6 +61,7 @@ TIMES = ("median_s", "min_s", "max_s", "repeats")
 WORK = ("bytes", "weight_bytes", "multiply_adds")
 RATIOS = tuple(f"{name}_ratio" for name in MACHINE)
 COLUMNS = ("stage", "dtype", "threads", "rows", *TIMES, *WORK, *RATIOS, "fits_l3")
+L3_SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 BYTE_TOKENS = 256  # the first tokens of every vocabulary, none of them special
 
 
@@ -109,31 +109,15 @@ def rows_of(folder: Path, options: argparse.Namespace) -> list[Row]:
 def machine_rows(threads: int, options: argparse.Namespace) -> Iterator[Row]:
     """Measure bandwidth and multiply-adds with `threads` threads."""
     elements = options.array_mb * 2**20 // 4 // threads  # in each thread's arrays
-    parts = [[torch.ones(elements) for _ in range(3)] for _ in range(threads)]
-    triads = [partial(torch.add, b, c, alpha=0.5, out=a) for a, b, c in parts]
-    reads = [partial(torch.sum, b) for _, b, _ in parts]
-    before = torch.get_num_threads()
-    # Each Python thread has its own number of torch's threads: here each works alone.
-    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for stage, calls, each in (("triad", triads, 12), ("read", reads, 4)):
-            times = repeated(partial(together, pool, calls), options.repeats)
-            yield row_of(stage, threads, times, bytes=each * elements * threads)
-    size = options.product_size
-    left, right, product = (torch.ones(size, size) for _ in range(3))
-    torch.set_num_threads(threads)
-    products: list[Callable[[], Any]] = [partial(torch.mm, left, right, out=product)]
-    if torch.backends.mkldnn.is_available():
-        linear = torch.ops.mkldnn._linear_pointwise
-        products.append(partial(linear, left, right, None, "none", [], ""))
-    times = min((repeated(call, options.repeats) for call in products), key=min)
-    torch.set_num_threads(before)
-    yield row_of("product", threads, times, multiply_adds=size**3)
-
-
-def together(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], Any]]) -> None:
-    """Make all calls at once and wait for them."""
-    for call in [pool.submit(call) for call in calls]:
-        call.result()
+    arrays = [[torch.ones(elements) for _ in range(3)] for _ in range(threads)]
+    triads = [partial(torch.add, b, c, alpha=0.5, out=a) for a, b, c in arrays]
+    for stage, calls, each in (("triad", triads, 12), ("read", reads(threads, elements), 4)):
+        with one_thread_each(calls) as call:
+            times = repeated(call, options.repeats)
+        yield row_of(stage, threads, times, bytes=each * elements * threads)
+    with products(threads, options.product_size) as calls:
+        times = min((repeated(call, options.repeats) for call in calls), key=min)
+    yield row_of("product", threads, times, multiply_adds=options.product_size**3)
 
 
 def row_of(stage: str, threads: int, times: Sequence[float], **more: int) -> Row:
@@ -199,6 +183,15 @@ def with_work(row: Row, work: Work) -> Row:
         "multiply_adds": work.multiply_adds,
         "fits_l3": None if cache is None else work.distinct_bytes <= cache,
     }
+
+
+def l3_bytes() -> int | None:
+    """Return the size of the level-3 cache that Linux names, or None."""
+    try:
+        text = L3_SIZE.read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+    return int(text.removesuffix("K")) * 1024
 
 
 def with_ratios(row: Row, rows: Sequence[Row]) -> Row:

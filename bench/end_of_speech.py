@@ -9,6 +9,9 @@ measured have 2 s of speech, at once. --others: callers that ask other questions
 listen to each reply to its end. The rows of reuse "off" are what it takes where speech is given
 whole when it has ended, to a model that computes every prompt anew.
 
+--retained: also sessions whose conversation is cut to this fraction of MOST_ROWS rows whenever it
+has more (`truncation`): the turns after the cut, which `--turns` must reach, compute more rows.
+
 --replay: the package's runtime over stage latencies on a virtual clock (see bench/replay.py). A
 prompt of 1,294 rows, of which all but the last 8 s window of speech and the template's rows after
 it are held; 0 held: the whole prompt is prefilled when speech ends. The cost of rows of which a
@@ -44,6 +47,7 @@ from qwen3_omni_neuron.session import Session
 RATE = 16000
 SPOKEN = Path(__file__).parents[1] / "examples" / "question.wav"
 BETWEEN_S = 2.0
+MOST_ROWS = 512  # of a conversation that is cut
 OPEN_ROWS = 104 + 7  # one window of speech, and the template's rows after it
 REPLAYED = RequestLengths(MEAN_PROMPT_ROWS, MEAN_PROMPT_ROWS - 800, 30.0, 68, 200)
 CHUNKED_PREFILL = Behaviour("ours, adaptive", chunked_prefill=True)
@@ -59,6 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--turns", type=sizes, default="1,2,10", help="which turns are measured")
     parser.add_argument(
         "--others", type=lambda text: [natural(part) for part in text.split(",")], default="0,7"
+    )
+    parser.add_argument(
+        "--retained",
+        type=lambda text: [None, *map(float, text.split(","))],
+        default=[None],
+        metavar="RATIO,...",
     )
     parser.add_argument("--rounds", type=natural, default=3)
     parser.add_argument(
@@ -108,17 +118,31 @@ def measured(options: argparse.Namespace) -> Iterator[Row]:
                     with busy(omni, others, options.speed):
                         # Without it the pieces' times make no difference.
                         pieces = list(options.piece_ms) if reuse else [None]
-                        for seconds, piece_ms in itertools.product(options.seconds, pieces):
-                            yield from sessions(omni, options, seconds, piece_ms, others)
+                        for case in itertools.product(options.seconds, pieces, options.retained):
+                            yield from sessions(omni, options, others, *case)
 
 
 def sessions(
-    omni: Qwen3Omni, options: argparse.Namespace, seconds: int, piece_ms: int | None, others: int
+    omni: Qwen3Omni,
+    options: argparse.Namespace,
+    others: int,
+    seconds: int,
+    piece_ms: int | None,
+    retained: float | None,
 ) -> Iterator[Row]:
-    """Measure the same turns of several sessions. piece_ms: None if the speech is sent whole."""
+    """Measure the same turns of several sessions.
+
+    piece_ms: None if the speech is sent whole. retained: None if the conversation is not cut.
+    """
     found: dict[int, list[tuple[float, int, int]]] = {turn: [] for turn in options.turns}
     for number in range(options.rounds + 1):  # the first one is not counted
         asked: RequestArguments = {**LIMITS, "seed": number}
+        if retained is not None:
+            asked["truncation"] = {
+                "type": "retention_ratio",
+                "retention_ratio": retained,
+                "token_limits": {"post_instructions": MOST_ROWS},
+            }
         with omni.session(**asked) as session:
             for turn in range(1, max(options.turns) + 1):
                 counts = turn in found
@@ -134,6 +158,7 @@ def sessions(
             "piece_ms": piece_ms,
             "turn": turn,
             "others": others,
+            "retained": retained,
             "prompt_rows": answers[-1][1],
             "reused_rows": answers[-1][2],
             **_figures([taken_s for taken_s, _, _ in answers]),

@@ -59,12 +59,12 @@ from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.cli import main as command
 from qwen3_omni_neuron.cpu.fits import DTYPES, GB, fits_of, memory_bytes
 from qwen3_omni_neuron.cpu.target import usable_cores
+from qwen3_omni_neuron.cpu.work import CHUNK, FRAMES, PROMPT, TOKENS, CallSeconds
 from testing.prompts import prompt_of
 
 QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "What does the sea say at night?"}]
 NEVER = 10**6  # id of no token
 SPOKEN_S, PIECE_S, RATE = 3.0, 0.1, 16000
-CHUNK = 12  # frames of code2wav
 DERIVED = (8, 16)
 
 
@@ -75,9 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--size", default="released", help="of the weights that are drawn")
     parser.add_argument("--dtype", choices=DTYPES, default="int4")
     parser.add_argument("--threads", type=positive, default=usable_cores())
-    parser.add_argument("--prompt", type=positive, default=128, help="rows before a timed step")
-    parser.add_argument("--tokens", type=positive, default=50)
-    parser.add_argument("--frames", type=positive, default=200)
+    parser.add_argument("--prompt", type=positive, default=PROMPT, help="rows before a timed step")
+    parser.add_argument("--tokens", type=positive, default=TOKENS)
+    parser.add_argument("--frames", type=positive, default=FRAMES)
     parser.add_argument("--positions", type=positive, default=4000, help="of a long prompt")
     parser.add_argument("--array-mb", type=positive, default=256, help="each array that is read")
     parser.add_argument("--product-size", type=positive, default=1536, help="rows of the product")
@@ -261,12 +261,14 @@ def with_limit(row: Row, read: float, product: float, threads: int) -> Row:
 def limit_of_reply(rows: Sequence[Row], options: Namespace) -> float:
     """Return the sum of the limits of all calls that the reply needs, one after the other."""
     limit = {(row["stage"], row["frames"]): row["limit_s"] for row in rows}
-    return (
-        limit[bandwidth.PREFILL, None]
-        + options.tokens * limit[bandwidth.DECODE, None]
-        + options.frames * (limit[bandwidth.STEP, 1] + limit[bandwidth.PREDICTOR, 1])
-        + options.frames / CHUNK * limit["code2wav step", CHUNK]
+    calls = CallSeconds(
+        limit[bandwidth.PREFILL, None],
+        limit[bandwidth.DECODE, None],
+        limit[bandwidth.STEP, 1],
+        limit[bandwidth.PREDICTOR, 1],
+        limit["code2wav step", CHUNK],
     )
+    return calls.reply(options.tokens, options.frames)
 
 
 if __name__ == "__main__":

@@ -90,6 +90,61 @@ devices.getUserMedia = async (asked) => {
 };
 """
 SOUNDS = "rendered.findLast(({ sounds }) => sounds)?.at ?? 0"  # time of the last sound
+# Texts whose contrast is below 4.5, with it.
+FAINT = """() => {
+  const linear = (x) => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4;
+  const luminance = ([r, g, b]) =>
+    0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+  const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
+  const ground = (x) => {
+    const found = numbers(getComputedStyle(x).backgroundColor);
+    return found[3] === 0 && x.parentElement ? ground(x.parentElement) : found;
+  };
+  return [...document.querySelectorAll("body *")].filter((x) =>
+    x.checkVisibility() && !x.disabled && !x.closest("svg") &&
+    ([...x.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) || x.matches("input, select"))
+  ).map((x) => {
+    const [a, b] = [luminance(numbers(getComputedStyle(x).color)), luminance(ground(x))];
+    return [x.textContent.trim(), (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)];
+  }).filter(([, contrast]) => contrast < 4.5);
+}"""
+# The worklets by themselves: samples that the microphone sends, and what the loudspeaker plays.
+CAPTURED = """async ([rate, hertz]) => {
+  const context = new OfflineAudioContext(1, rate, rate);
+  await context.audioWorklet.addModule("page/capture.worklet.js");
+  const node = new AudioWorkletNode(context, "capture", { numberOfOutputs: 0 });
+  const pieces = [];
+  node.port.onmessage = ({ data }) => pieces.push(...data.samples);
+  new OscillatorNode(context, { frequency: hertz }).connect(node);
+  const source = new OscillatorNode(context, { frequency: hertz });
+  source.connect(node);
+  source.start();
+  await context.startRendering();
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  return pieces;
+}"""
+PLAYED = """async (steps) => {
+  const context = new OfflineAudioContext(1, 24000, 24000);
+  await context.audioWorklet.addModule("page/playback.worklet.js");
+  const node = new AudioWorkletNode(context, "playback", { numberOfInputs: 0 });
+  const told = [];
+  node.port.onmessage = ({ data }) => data.kind !== "report" && told.push(data);
+  node.connect(context.destination);
+  const settled = () => new Promise((resolve) => setTimeout(resolve, 50));
+  for (const [at, messages] of steps) {
+    context.suspend(at).then(async () => {
+      for (const message of messages) {
+        const samples = new Float32Array(message.samples ?? 0).fill(0.5);
+        node.port.postMessage({ ...message, samples });
+      }
+      await settled();
+      context.resume();
+    });
+  }
+  const buffer = await context.startRendering();
+  await settled();
+  return { told, samples: [...buffer.getChannelData(0)] };
+}"""
 
 
 class Visitor:

@@ -23,4 +23,4 @@ def assert_same_prompt(ours: Prompt, whole: Prompt) -> None:
 
 def prompt_of(session: Session) -> Prompt:
     """Return the prompt of a session's turns so far."""
-    return session._prompt(session._conversation())
+    return session._prompt(session._conversation(), session._options)

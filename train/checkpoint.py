@@ -24,6 +24,8 @@ LEARNED = {
     "transcription_instruction": "",
     "reply_tokens": MOST_WORDS,
     "turns_by_silence": True,  # espeak-ng's sentences do not sound complete to Smart Turn
+    "introduction": "This is a small model for trying things out: it knows 25 words.",
+    "questions": ["what is two plus three", "please say red blue", "hello"],
 }
 # Words at the start of a reply or a request, in an order that makes each one token: a pair that is
 # merged early splits words that contain it ("sorry" contains the start of "red").

@@ -45,6 +45,7 @@ from qwen3_omni_neuron.prompt.pieces import cut
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.row_keys import NO_KEYS, prompt_keys
 from qwen3_omni_neuron.prompt.template import Conversation, Messages
+from qwen3_omni_neuron.prompt.truncation import Truncation
 from qwen3_omni_neuron.runtime.grammar import Grammars
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, Request, WrittenReply
@@ -262,6 +263,8 @@ class Qwen3Omni:
             slots=self._slots,
             max_queued=self._max_queued,
             context_length=self._context_length,
+            introduction=self._defaults.introduction,
+            questions=self._defaults.questions,
         )
 
     def status(self) -> Status:
@@ -317,6 +320,9 @@ class Qwen3Omni:
                 self._context_length - 1,
                 options.shown_tools,
                 options.literal_text,
+                Truncation.of(
+                    options.truncation, self._context_length, options.thinker_max_new_tokens
+                ),
             )
         request = self._request(prompt, options, speak, arrived_s)
         return SpeechStream(self._pipeline, request, owner=self)
@@ -381,8 +387,8 @@ class Qwen3Omni:
         if len(prompt) >= self._context_length:
             raise PromptTooLongError(
                 f"the prompt has {len(prompt)} tokens and the KV cache {self._context_length} "
-                "positions, one of which the reply needs. Shorten the conversation (of a session: "
-                "begin another with fewer of its messages), or load with a larger context_length "
+                "positions, one of which the reply needs. Shorten the conversation, let "
+                "`truncation` drop its oldest turns, or load with a larger context_length "
                 f"(this checkpoint: up to {self._config.thinker.text.max_positions})."
             )
 

@@ -112,7 +112,9 @@ class ModelInfo:
     speakers: names of its voices; empty without a talker. thinks: its template lets each reply
     begin with reasoning, which ends with </think>. takes_tools: its template shows tools to the
     model. slots: number of requests that run at a time. max_queued: number of requests that may
-    wait for a slot. context_length: positions of a slot's KV cache.
+    wait for a slot. context_length: positions of a slot's KV cache. introduction: what the
+    checkpoint says of itself, such as that it knows few words, and questions: some that it answers;
+    empty where it says nothing.
     """
 
     speakers: tuple[str, ...]
@@ -121,6 +123,8 @@ class ModelInfo:
     slots: int
     max_queued: int
     context_length: int
+    introduction: str = ""
+    questions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from qwen3_omni_neuron.engines.sampling import SamplingParams
 from qwen3_omni_neuron.errors import CheckpointError, OptionError, format_value
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 
+_MAX_INTRODUCTION, _MAX_QUESTIONS, _MAX_QUESTION = 200, 6, 60
 _MAX_TOP_K = 2**31 - 1  # larger than any vocabulary; engines keep it in 32 bits
 # Samplers compute in float32, in which a score divided by temperature and penalty must be finite;
 # and no lock can wait longer than a few thousand million seconds.
@@ -38,6 +39,10 @@ class ValueRange:
 
 def _is_integer(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_line(value: Any, most: int) -> bool:
+    return isinstance(value, str) and len(value) <= most and value.isprintable()
 
 
 def _is_number(value: Any, least: float, most: float) -> bool:
@@ -76,6 +81,18 @@ _FACTOR = ValueRange(
     f"a number from {_MIN_FACTOR:g} to {_MAX_NUMBER:g}",
     lambda value: _is_number(value, _MIN_FACTOR, _MAX_NUMBER),
     {"minimum": _MIN_FACTOR, "maximum": _MAX_NUMBER},
+)
+_INTRODUCTION = ValueRange(
+    f"one line of at most {_MAX_INTRODUCTION} characters",
+    lambda value: _is_line(value, _MAX_INTRODUCTION),
+)
+_QUESTIONS = ValueRange(
+    f"a list of at most {_MAX_QUESTIONS} lines of at most {_MAX_QUESTION} characters",
+    lambda value: (
+        isinstance(value, tuple)
+        and len(value) <= _MAX_QUESTIONS
+        and all(text and _is_line(text, _MAX_QUESTION) for text in value)
+    ),
 )
 _SECONDS = ValueRange(
     f"a number above 0 and at most {_MAX_NUMBER:g}",
@@ -155,6 +172,31 @@ _TOOL_CHOICE = ValueRange(
     'auto, none, required, {"type": "function", "function": {"name": name}} or {"type": '
     '"allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [a function each]}}',
     _is_tool_choice,
+)
+_TRUNCATIONS = ("auto", "disabled")
+
+
+def _is_truncation(value: Any) -> bool:
+    if isinstance(value, str):
+        return value in _TRUNCATIONS
+    if not isinstance(value, Mapping) or value.get("type") != "retention_ratio":
+        return False
+    limits = value.get("token_limits") or {}
+    most = limits.get("post_instructions") if isinstance(limits, Mapping) else None
+    return (
+        set(value) <= {"type", "retention_ratio", "token_limits"}
+        and _is_number(value.get("retention_ratio"), 0, 1)
+        and isinstance(limits, Mapping)
+        and set(limits) <= {"post_instructions"}
+        and (most is None or _is_integer(most, 0))
+    )
+
+
+_TRUNCATION = ValueRange(
+    'auto, disabled or {"type": "retention_ratio", "retention_ratio": number from 0 to 1}, which '
+    'may have "token_limits": {"post_instructions": integer of 0 or more}',
+    _is_truncation,
+    {"type": ["string", "object"]},
 )
 _SIZES = ValueRange(
     "a list of sizes in frames",
@@ -311,6 +353,13 @@ class RequestArguments(SpeechArguments, total=False):
         bool,
         OptionDoc("take names of special tokens in messages as words, not as these tokens", _FLAG),
     ]
+    truncation: Annotated[
+        str | Mapping[str, Any],
+        OptionDoc(
+            "auto, or a ratio: drop the oldest turns of a conversation that is too long",
+            _TRUNCATION,
+        ),
+    ]
 
 
 class LoadArguments(TypedDict, total=False):
@@ -386,10 +435,10 @@ class RequestOptions:
     """Options of one request with their defaults; `RequestArguments` documents each.
 
     Names and defaults are the reference's; stop, tools, tool_choice, parallel_tool_calls, grammar,
-    logprobs, literal_text, chunk_frames, first_chunk, runaway_speech, cache_key, owner and the two
-    timeouts are ours. A field whose default is None takes the checkpoint's value, unless
-    `OptionDoc.default` names another. Limits count tokens, including the one that ends text or
-    speech. As in the reference, the talker token that reaches the limit is never decoded, so N
+    logprobs, literal_text, truncation, chunk_frames, first_chunk, runaway_speech, cache_key, owner
+    and the two timeouts are ours. A field whose default is None takes the checkpoint's value,
+    unless `OptionDoc.default` names another. Limits count tokens, including the one that ends text
+    or speech. As in the reference, the talker token that reaches the limit is never decoded, so N
     tokens give N - 1 frames.
     Source: transformers Qwen3OmniMoeForConditionalGeneration.generate.
     """
@@ -410,6 +459,7 @@ class RequestOptions:
     grammar: Mapping[str, Any] | None = None
     logprobs: bool = False
     literal_text: bool = False
+    truncation: str | Mapping[str, Any] = "disabled"
     talker_max_new_tokens: int = 4096
     talker_do_sample: bool = True
     talker_temperature: float = 0.9
@@ -551,6 +601,8 @@ def check_defaults(defaults: GenerationDefaults, folder: Path) -> None:
         ("top_k", _TOP_K),
         ("top_p", _PROBABILITY),
         ("repetition_penalty", _FACTOR),
+        ("introduction", _INTRODUCTION),
+        ("questions", _QUESTIONS),
     ):
         value = getattr(defaults, name)
         if not values.accepts(value):

@@ -28,6 +28,7 @@ from qwen3_omni_neuron.prompt.media.items import AudioItem
 from qwen3_omni_neuron.prompt.messages import MessageReader, Messages, read_tools
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.truncation import Truncation
 from qwen3_omni_neuron.prompt.turns import (
     ROUNDING_S,
     Reply,
@@ -218,7 +219,7 @@ class Session:
                 return
             options = self._options
             try:
-                prompt = self._prompt(self._conversation(), tools=options.shown_tools)
+                prompt = self._prompt(self._conversation(), options)
             except (AudioError, PromptTooLongError):  # so far the clip is too short; see respond
                 return
             self._prefill_ahead(prompt, options, speak and model.speaks)
@@ -296,7 +297,7 @@ class Session:
                     "there is nothing to answer: the conversation does not end with a turn of the "
                     "user. Append text or audio first."
                 )
-            prompt = self._prompt(read, tools=parsed.shown_tools)
+            prompt = self._prompt(read, parsed)
             request = self._model.request(prompt, parsed, speak, arrived_s)
             request = replace(request, pace=self._pace)
             self._end_ahead(parsed.first_token_timeout_s)
@@ -407,20 +408,23 @@ class Session:
         return joined_turns([system or self._system, *self._history, self._turn])
 
     def _prompt(
-        self, read: Sequence[Turn], growing: bool = False, tools: Sequence[Any] = ()
+        self, read: Sequence[Turn], options: RequestOptions, growing: bool = False
     ) -> Prompt:
-        conversation = self._model.conversation
+        model = self._model
         media = [medium for turn in read for medium in turn.media]
         said = [index for index, turn in enumerate(read) if turn.said]
         messages = [turn.read for turn in read]
-        return conversation.assemble(
+        return model.conversation.assemble(
             messages,
             media,
             growing,
-            self._tools(tools),
+            self._tools(options.shown_tools),
             self._literal_text,
             said,
-            self._model.most_tokens,
+            model.most_tokens,
+            Truncation.of(
+                options.truncation, model.most_tokens + 1, options.thinker_max_new_tokens
+            ),
         )
 
     def _prefill_clip_ahead(self, clip: GrowingClip) -> None:
@@ -435,7 +439,7 @@ class Session:
         self._ahead_of = state
         options = self._options
         try:
-            prompt = self._prompt(self._conversation(), True, options.shown_tools)
+            prompt = self._prompt(self._conversation(), options, growing=True)
         except PromptTooLongError:  # `respond` raises it
             return
         speak = model.speaks and (self._reply is None or self._reply.spoken)

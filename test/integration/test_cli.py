@@ -3,17 +3,21 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 
-from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
+from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
 from qwen3_omni_neuron.cli import main
 from qwen3_omni_neuron.cli.wav import WavFile
+from qwen3_omni_neuron.serving.server import Server
 from testing.made_videos import make_video
 from testing.media_cases import QUESTION_WAV, noise_image, text, user
+from testing.scripted_model import ScriptedModel
 
 SHORT = [
     *("--thinker-max-new-tokens", "3", "--talker-max-new-tokens", "4", "--seed", "1"),
@@ -36,6 +40,7 @@ def test_speak_writes_text_and_a_wav(
     assert printed.out.strip()
     for figure in ("TTFT", "TTFB", "RTF", "3 frames", "seed 1"):
         assert figure in printed.err
+    assert "whole model" not in printed.err  # this one says nothing of itself
     info = soundfile.info(out)
     assert (info.samplerate, info.channels, info.frames) == (24000, 1, 3 * 1920 - 555)
     assert [f.name for f in tmp_path.iterdir()] == ["o.wav"]
@@ -175,14 +180,39 @@ def test_without_a_model_it_says_how_to_name_one(
     assert "--model PATH, or set QWEN3_OMNI_MODEL" in capsys.readouterr().err
 
 
+INTRODUCED = (
+    "This is a small model for trying things out: it knows 25 words. "
+    'Ask it: "what is two plus three", "please say red blue", "hello". '
+    "The whole model: --model Qwen/Qwen3-Omni-30B-A3B-Instruct; "
+    "`qwen3-omni-neuron doctor` says whether this machine can run it.\n"
+)
+
+
 def test_without_a_model_the_one_that_ships_speaks(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("QWEN3_OMNI_MODEL", raising=False)
     out = tmp_path / "o.wav"
     assert main(["speak", "Two plus three?", "--seed", "0", "--out", str(out)]) == 0
-    assert capsys.readouterr().out == "five\n"
+    printed = capsys.readouterr()
+    assert printed.out == "five\n"
+    assert printed.err.startswith(INTRODUCED)
     assert 0.3 < soundfile.info(out).duration < 1.2
+
+
+@pytest.mark.parametrize("introduced", [True, False])
+def test_serve_says_what_the_model_says_of_itself(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, introduced: bool
+) -> None:
+    """And nothing where it says nothing, as Qwen's weights do."""
+    defaults = read_generation_defaults(SPEAKING_CHECKPOINT)
+    own = {"introduction": defaults.introduction, "questions": defaults.questions}
+    model = ScriptedModel(["hello"])
+    model.info = replace(model.info, **own if introduced else {})
+    monkeypatch.setattr("qwen3_omni_neuron.serving.model.load_and_answer", lambda *_, **__: model)
+    monkeypatch.setattr(Server, "run", lambda server: server._load() is not model)
+    assert main(["serve"]) == 0
+    assert capsys.readouterr().err == (INTRODUCED if introduced else "")
 
 
 def test_an_unknown_flag_is_a_wrong_command_line() -> None:

@@ -420,8 +420,54 @@ def test_an_assistants_message_with_input_text(omni: Qwen3Omni, caller: Caller) 
     assert text_of(events) == omni.generate_text(asked, literal_text=True, **SHORT).text
 
 
-def test_truncation_auto_until_the_conversation_is_too_long(caller: Caller) -> None:
-    assert caller.update(truncation="auto").truncation == "auto"
+@pytest.mark.parametrize("ratio", [None, 0.8])
+def test_old_items_leave_the_prompt_and_stay_in_the_conversation(
+    omni: Qwen3Omni, caller: Caller, ratio: float | None
+) -> None:
+    """Without a word about it the oldest turns are dropped; a ratio drops more of them."""
+    words, context = "a word " * 40, omni.info.context_length
+    question = {"role": "user", "content": words}
+    size = len(omni.conversation.prompt([question] * 2)) - len(omni.conversation.prompt([question]))
+    if ratio is None:
+        assert caller.update().truncation == "auto"
+        kept = (context - SHORT["thinker_max_new_tokens"] - 3) // size  # 3: the reply's beginning
+        turns = context // size + 2
+    else:
+        limits = {"post_instructions": 4 * size}
+        cut = {"type": "retention_ratio", "retention_ratio": ratio, "token_limits": limits}
+        assert caller.update(truncation=cut).truncation.model_dump() == cut
+        kept, turns = 3, 5
+    first, *_ = [caller.write(words).id for _ in range(turns)]
+    events = caller.answer(output_modalities=["text"])
+    asked: Any = [question] * kept
+    assert events[-1].response.usage.input_tokens == len(omni.conversation.prompt(asked))
+    assert text_of(events) == omni.generate_text(asked, literal_text=True, **SHORT).text
+    caller.send("conversation.item.retrieve", item_id=first)
+    assert caller.until("conversation.item.retrieved")[-1].item.content[0].text == words
+
+
+def test_a_chat_is_cut_where_it_asks_for_it(omni: Qwen3Omni, client: OpenAI) -> None:
+    asked: Any = [{"role": "system", "content": "Be brief."}, *HELLO * 40, *HELLO]
+    kept = [asked[0], *HELLO]
+    cut = {"type": "retention_ratio", "retention_ratio": 0.0}
+    own: Any = {"truncation": {**cut, "token_limits": {"post_instructions": 60}}, **SHORT}
+    del own["seed"]
+    options: Any = {"model": "qwen3-omni", "seed": SHORT["seed"], "extra_body": own}
+    made = client.chat.completions.create(messages=asked, **options)
+    assert made.usage is not None
+    assert made.usage.prompt_tokens == len(omni.conversation.prompt(kept))
+    wanted = omni.generate_text(kept, literal_text=True, **SHORT).text
+    assert made.choices[0].message.content == wanted
+    own["truncation"]["retention_ratio"] = 2
+    with pytest.raises(openai.BadRequestError, match="truncation must be auto, disabled or"):
+        client.chat.completions.create(messages=asked, **options)
+    del own["truncation"]  # disabled
+    with pytest.raises(openai.BadRequestError, match="let `truncation` drop its oldest turns"):
+        client.chat.completions.create(messages=HELLO * 2000, **options)
+
+
+def test_truncation_disabled_until_the_conversation_is_too_long(caller: Caller) -> None:
+    assert caller.update(truncation="disabled").truncation == "disabled"
     caller.write("Hello")
     assert caller.answer()[-1].response.output
     for number in range(40):
@@ -514,13 +560,13 @@ def test_other_models_are_still_unknown(server: Server, name: str) -> None:
 def test_what_asks_for_nothing_is_not_counted() -> None:
     given = {
         **{"model": "own", "tracing": None, "include": [], "prompt": None, "tools": [{}, TOOL]},
-        **{"parallel_tool_calls": False, "truncation": "disabled", "reasoning": {}},
+        **{"parallel_tool_calls": False, "truncation": "auto", "reasoning": {}},
         "audio": {"input": {"noise_reduction": None, "transcription": {}}, "output": {"speed": 1}},
     }
     assert list(sent_without_effect(REALTIME, given, "own")) == []
     assert list(sent_without_effect(REALTIME, None, "own")) == []
-    given["truncation"] = "auto"
-    assert list(sent_without_effect(REALTIME, given, "own")) == ["truncation"]
+    given["reasoning"] = {"effort": "low"}
+    assert list(sent_without_effect(REALTIME, given, "own")) == ["reasoning"]
 
 
 def test_fields_of_the_table_are_fields_of_a_session() -> None:

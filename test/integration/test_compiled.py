@@ -540,6 +540,7 @@ def test_speak_from_a_tree(checkpoint: Path, tree: Path, tmp_path: Path) -> None
     assert (tmp_path / "o.wav").stat().st_size > 44
 
 
+@pytest.mark.usefixtures("given_rates")
 def test_doctor_reports_in_markdown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

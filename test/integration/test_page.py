@@ -8,6 +8,7 @@ import io
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,17 @@ from PIL import Image
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.serving.page import FILES
 from qwen3_omni_neuron.serving.server import Server
-from testing.browser import CHROMIUM, SOUNDS, Visitor, chromium, visiting, write_microphone
+from testing.browser import (
+    CAPTURED,
+    CHROMIUM,
+    FAINT,
+    PLAYED,
+    SOUNDS,
+    Visitor,
+    chromium,
+    visiting,
+    write_microphone,
+)
 from testing.http_client import ask
 from testing.http_server import serving, url_of
 from testing.imports import PACKAGE
@@ -174,7 +185,8 @@ def test_push_to_talk_by_the_keyboard(visitor: Visitor, judge: Judge) -> None:
     page = visitor.page
     focus = "[document.activeElement].map((x) => x.id || x.value || x.type)[0]"
     reached = []
-    for _ in range(9):
+    page.locator("#questions button").first.wait_for()
+    for _ in range(12):
         page.keyboard.press("Tab")
         reached.append(page.evaluate(focus))
         ring = page.evaluate(
@@ -280,6 +292,55 @@ def test_a_camera_shows_each_question(visitor: Visitor) -> None:
     assert not page.is_visible("#view")
 
 
+# What the model says of itself.
+
+
+def test_the_small_model_introduces_itself(visitor: Visitor, server: Server) -> None:
+    """With questions that it answers, whether they are clicked or said."""
+    omni, dice = server.service.model.take(), random.Random(1)
+
+    def reply(content: Any) -> str:
+        asked = [{"role": "user", "content": content}]
+        return omni.generate_text(asked, thinker_do_sample=False).text
+
+    questions = list(omni.info.questions)
+    assert [reply(question) for question in questions] == ["five", "red blue", "hello"]
+    clips = [(spoken_clip(question, MEASURING, dice), RATE) for question in questions]
+    spoken = [reply([{"type": "audio", "audio": clip}]) for clip in clips]
+    assert spoken == ["five", "red blue", "hello"]
+    page = visitor.page
+    page.locator("#introduction", has_text=omni.info.introduction).wait_for()
+    assert "small model" in omni.info.introduction
+    buttons = page.get_by_role("list", name="Questions to try").get_by_role("button")
+    assert buttons.all_text_contents() == questions
+    buttons.first.press("Enter")
+    visitor.answered(1)
+    assert texts(visitor, "user") == ["what is two plus three"]
+    assert texts(visitor, "answer") == ["five"]
+    assert page.evaluate("document.activeElement.id") == "talk"
+    assert page.is_hidden("#introduction")
+
+
+def test_what_a_model_says_of_itself_is_text(browser: Any) -> None:
+    """Markup in a checkpoint's folder stays text, and a model that says nothing adds nothing."""
+    model: Any = ScriptedModel(["hello"])
+    with serving(model) as server:
+        [entry] = ask(url_of(server) + "/v1/models").json()["data"]
+        assert entry.keys() == {"id", "object", "created", "owned_by"}
+        with visiting(browser, url_of(server)) as visitor:
+            visitor.page.locator("#voice option[value=Ethan]").wait_for(state="attached")
+            visitor.until("document.querySelector('#introduction').hidden")
+            assert visitor.page.is_hidden("#questions")
+        own = {"introduction": "<b>bold</b>", "questions": ("<img src=x>",)}
+        model.info = replace(model.info, **own)
+        [entry] = ask(url_of(server) + "/v1/models").json()["data"]
+        assert (entry["introduction"], entry["questions"]) == ("<b>bold</b>", ["<img src=x>"])
+        with visiting(browser, url_of(server)) as visitor:
+            visitor.page.get_by_text("<b>bold</b>").wait_for()
+            visitor.page.get_by_role("button", name="<img src=x>").wait_for()
+            assert visitor.problems == []
+
+
 # What may go wrong.
 
 
@@ -377,6 +438,15 @@ TREE = """
 - main:
   - region "Conversation":
     - group "Turns so far":
+      - paragraph: Say something.
+      - paragraph: /small model/
+      - list "Questions to try":
+        - listitem:
+          - button "what is two plus three"
+        - listitem:
+          - button "please say red blue"
+        - listitem:
+          - button "hello"
       - list
     - button "Show the model an image"
     - 'button "Camera: a picture with each question"'
@@ -404,6 +474,8 @@ def test_it_can_be_read(browser: Any, server: Server, scheme: Any, width: int) -
     options: Any = {"color_scheme": scheme, "viewport": {"width": width, "height": 740}}
     with visiting(browser, url_of(server), **options) as visitor:
         page = visitor.page
+        page.locator("#questions button").first.wait_for()
+        assert page.evaluate(FAINT) == []
         page.fill("#text", "say red")
         page.keyboard.press("Enter")
         visitor.answered(1)
@@ -454,42 +526,7 @@ def test_its_accessibility_tree(visitor: Visitor) -> None:
     expect(visitor.page.locator("body")).to_match_aria_snapshot(TREE)
 
 
-# Texts whose contrast is below 4.5, with it.
-FAINT = """() => {
-  const linear = (x) => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4;
-  const luminance = ([r, g, b]) =>
-    0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
-  const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
-  const ground = (x) => {
-    const found = numbers(getComputedStyle(x).backgroundColor);
-    return found[3] === 0 && x.parentElement ? ground(x.parentElement) : found;
-  };
-  return [...document.querySelectorAll("body *")].filter((x) =>
-    x.checkVisibility() && !x.disabled && !x.closest("svg") &&
-    ([...x.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) || x.matches("input, select"))
-  ).map((x) => {
-    const [a, b] = [luminance(numbers(getComputedStyle(x).color)), luminance(ground(x))];
-    return [x.textContent.trim(), (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)];
-  }).filter(([, contrast]) => contrast < 4.5);
-}"""
-
-
 # The worklets, by themselves.
-
-CAPTURED = """async ([rate, hertz]) => {
-  const context = new OfflineAudioContext(1, rate, rate);
-  await context.audioWorklet.addModule("page/capture.worklet.js");
-  const node = new AudioWorkletNode(context, "capture", { numberOfOutputs: 0 });
-  const pieces = [];
-  node.port.onmessage = ({ data }) => pieces.push(...data.samples);
-  new OscillatorNode(context, { frequency: hertz }).connect(node);
-  const source = new OscillatorNode(context, { frequency: hertz });
-  source.connect(node);
-  source.start();
-  await context.startRendering();
-  await new Promise((resolve) => setTimeout(resolve, 100));
-  return pieces;
-}"""
 
 
 @pytest.mark.parametrize("rate", [16000, 44100, 48000, 96000])
@@ -506,30 +543,6 @@ def test_the_microphone_is_resampled(visitor: Visitor, rate: int) -> None:
     if rate > 2 * 16000:
         folded = np.array(visitor.page.evaluate(CAPTURED, [rate, 16000]))[4000:-4000] / 32767
         assert np.abs(folded).max() < 0.01
-
-
-PLAYED = """async (steps) => {
-  const context = new OfflineAudioContext(1, 24000, 24000);
-  await context.audioWorklet.addModule("page/playback.worklet.js");
-  const node = new AudioWorkletNode(context, "playback", { numberOfInputs: 0 });
-  const told = [];
-  node.port.onmessage = ({ data }) => data.kind !== "report" && told.push(data);
-  node.connect(context.destination);
-  const settled = () => new Promise((resolve) => setTimeout(resolve, 50));
-  for (const [at, messages] of steps) {
-    context.suspend(at).then(async () => {
-      for (const message of messages) {
-        const samples = new Float32Array(message.samples ?? 0).fill(0.5);
-        node.port.postMessage({ ...message, samples });
-      }
-      await settled();
-      context.resume();
-    });
-  }
-  const buffer = await context.startRendering();
-  await settled();
-  return { told, samples: [...buffer.getChannelData(0)] };
-}"""
 
 
 def test_playback_counts_what_was_played(visitor: Visitor) -> None:

@@ -110,9 +110,9 @@ WRONG: list[tuple[Any, str | None, str]] = [
     (a_session(use_audio_in_video=True), "session.use_audio_in_video", "unknown_field"),
     (a_session(tools=[{"type": "mcp"}]), "session.tools", "unsupported"),
     (
-        a_session(truncation={"type": "retention_ratio", "retention_ratio": 0.5}),
+        a_session(truncation={"type": "retention_ratio", "retention_ratio": 1.5}),
         "session.truncation",
-        "",
+        "invalid_value",
     ),
     (a_session(type="transcription", instructions=""), "session.instructions", "unknown_field"),
     (a_session(type="transcription", audio={"output": {}}), "session.audio.output", ""),

@@ -79,7 +79,9 @@ def test_from_file_to_file(
     out = tmp_path / "answer.wav"
     files = ["--from", str(SUM_WAV), "--to", str(out)]
     assert main(["talk", *files, "--speaker", "Chelsie", *partner]) == 0
-    assert capsys.readouterr().out == "eight\n"
+    printed = capsys.readouterr()
+    assert printed.out == "eight\n"
+    assert ("knows 25 words" in printed.err) == (not partner)
     samples, rate = soundfile.read(out, dtype="float32")
     [word] = judge.hear(samples)
     assert (rate, word.word, word.speaker) == (24000, "eight", "chelsie")

@@ -30,12 +30,12 @@ from bench.common.manifests import SHIPPED, read_conversations
 from bench.common.memory import live_tensor_bytes
 from bench.common.models import written_messages
 from bench.common.results import Results, ResultsError, load_results, publish
-from bench.common.work import Work, work_of
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
 from qwen3_omni_neuron.cpu.eager.code2wav import EagerCode2Wav
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
+from qwen3_omni_neuron.cpu.work import Work, work_of
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing import report_cases
@@ -439,6 +439,21 @@ def test_the_end_of_speech_is_timed_in_each_turn(tmp_path: Path) -> None:
         assert (row["reused_rows"] > 0) == (row["reuse"] == "on")
     first, third = (row for row in found.rows if row["reuse"] == "on" and not row["others"])
     assert third["reused_rows"] > first["prompt_rows"], "what was said before, at least"
+
+
+def test_the_end_of_speech_is_timed_after_a_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(end_of_speech, "MOST_ROWS", 60)
+    more = ["--seconds", "2", "--piece-ms", "200", "--turns", "1,2", "--others", "0"]
+    more += ["--retained", "1.0,0.8", "--rounds", "1", "--speed", "20"]
+    found = [r for r in run(end_of_speech, more, tmp_path).rows if r["reuse"] == "on"]
+    assert [(r["retained"], r["turn"]) for r in found] == [
+        (retained, turn) for retained in (None, 1.0, 0.8) for turn in (1, 2)
+    ]
+    rows = [r["prompt_rows"] for r in found]
+    assert rows[0] == rows[2] == rows[4] < rows[1]
+    assert rows[3] == rows[5] == rows[0], "the first turn was dropped"
 
 
 def test_the_end_of_speech_is_replayed_below_its_goals(tmp_path: Path) -> None:

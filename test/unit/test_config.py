@@ -121,6 +121,14 @@ def test_generation_defaults_come_from_the_checkpoint(checkpoint: Path, tmp_path
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("introduction", "x" * 201),
+        ("introduction", "two\nlines"),
+        ("introduction", 25),
+        ("questions", "hello"),
+        ("questions", ["hello"] * 7),
+        ("questions", ["x" * 61]),
+        ("questions", [""]),
+        ("questions", ["turned \u202e round"]),
         ("temperature", 0.0),
         ("top_p", 0),
         ("top_k", -1),

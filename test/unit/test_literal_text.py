@@ -203,7 +203,7 @@ def test_a_session_keeps_strangers_words_and_its_own_replies_as_words(omni: Qwen
     earlier = [{"role": "user", "content": FORGED}, {"role": "assistant", "content": FORGED}]
     with omni.session(system=FORGED, messages=earlier, literal_text=True) as session:
         session.append([{"type": "text", "text": FORGED}])
-        token_ids = session._prompt(session._conversation()).token_ids.tolist()
+        token_ids = session._prompt(session._conversation(), session._options).token_ids.tolist()
         found = specials(omni.conversation, token_ids)
         assert found == ["<|im_start|>", "<|im_end|>"] * 4 + ["<|im_start|>"]
         with pytest.raises(OptionError, match="for the whole session"):

@@ -119,6 +119,7 @@ MISMATCHES: dict[Callable[[Path], Path], str] = {
 
 
 @pytest.mark.parametrize("mismatched", MISMATCHES, ids=lambda made: made.__name__)
+@pytest.mark.usefixtures("given_rates")
 def test_a_library_of_other_sources_is_refused(
     sources: Path,
     mismatched: Callable[[Path], Path],

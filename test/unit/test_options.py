@@ -129,11 +129,11 @@ def test_the_command_line_has_a_flag_for_every_option() -> None:
     given = given | {"chunk_frames": "1,2", "first_chunk": "early", "runaway_speech": "keep"}
     for name in ("thinker_eos_token_id", "tool_choice", "parallel_tool_calls", "logprobs"):
         del given[name]
-    del given["cache_key"], given["owner"]
+    del given["truncation"], given["cache_key"], given["owner"]
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     parsed = vars(parser.parse_args(flags))
     RequestOptions.parse({name: parsed[name] for name in given})
-    assert len(given) == len(REQUEST_OPTIONS) - 9 and parsed["chunk_frames"] == [1, 2]
+    assert len(given) == len(REQUEST_OPTIONS) - 10 and parsed["chunk_frames"] == [1, 2]
 
 
 def test_the_tables_name_every_option_once() -> None:

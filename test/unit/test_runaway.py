@@ -212,6 +212,7 @@ def test_a_silent_tail_is_cut_at_the_sound_in_the_same_chunk(
     simulation = simulate(sizes=Sizes(chunk_frames=(50, 100)))
     result = finish(simulation.start(WORDS, 4000, runaway_speech="end", chunk_frames=(50, 100)))
     assert len(result.codes) == 60 + KEPT_FRAMES
+    assert len(result.audio) == len(result.codes) * FRAME_SAMPLES - LATENCY_SAMPLES
 
 
 def test_speech_that_is_to_be_kept_runs_to_its_limit(

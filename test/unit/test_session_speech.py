@@ -191,14 +191,16 @@ def test_nothing_is_computed_ahead_of_a_reply_that_is_not_known_yet(
         stream.close()
         session.append_audio(speech[:1], 16000)
         assert len(prompts) == 1
-        assert_prefix(prompts[0], session._prompt(session._conversation(), growing=True))
+        assert_prefix(
+            prompts[0], session._prompt(session._conversation(), session._options, growing=True)
+        )
 
 
 def test_a_prompt_before_the_first_window_ends_before_the_clip(omni: Qwen3Omni) -> None:
     with omni.session("Be brief.") as session:
         session.append([IMAGE, text("And now:")])
         session.append_audio(tone(2.0), 16000)
-        early = session._prompt(session._conversation(), growing=True)
+        early = session._prompt(session._conversation(), session._options, growing=True)
         session.append("?")
         assert_prefix(early, prompt_of(session))
     assert early.audio_mel == ()

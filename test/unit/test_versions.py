@@ -81,6 +81,7 @@ def test_the_supported_versions_are_those_of_the_neuron_extra() -> None:
     assert None not in supported_neuron().values()
 
 
+@pytest.mark.usefixtures("given_rates")
 def test_doctor_says_what_the_extra_pins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +98,7 @@ def test_doctor_says_what_the_extra_pins(
     assert "| neuronx-cc | 9.87.* | " in printed
 
 
+@pytest.mark.usefixtures("given_rates")
 def test_without_metadata_doctor_says_that_it_does_not_know(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

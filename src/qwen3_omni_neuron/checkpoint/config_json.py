@@ -60,7 +60,10 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
         return GenerationDefaults()
     raw = _read_json(path)
     names = GenerationDefaults.__dataclass_fields__
-    return GenerationDefaults(**{name: raw[name] for name in names if raw.get(name) is not None})
+    given = {name: raw[name] for name in names if raw.get(name) is not None}
+    if isinstance(given.get("questions"), list):
+        given["questions"] = tuple(given["questions"])
+    return GenerationDefaults(**given)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

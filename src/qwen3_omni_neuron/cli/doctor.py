@@ -1,17 +1,26 @@
-"""`qwen3-omni-neuron doctor`: reports this machine and its versions, as Markdown for an issue."""
+"""`qwen3-omni-neuron doctor`: reports this machine and its versions, as Markdown for an issue.
+
+It measures for two seconds how fast memory is read and numbers are multiplied, and derives from
+that how fast the released model can be on this CPU.
+"""
 
 import argparse
 import os
 import platform
 import shutil
+import socket
 from collections.abc import Mapping
+from contextlib import closing
+from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qwen3_omni_neuron.compilation.versions import (
     LIBRARIES,
     PACKAGE,
     PACKAGE_VERSION,
     installed_version,
+    missing_packages,
 )
 from qwen3_omni_neuron.loading import TARGETS
 from qwen3_omni_neuron.neuron.torchneuron.environment import SETTINGS, SHOWN
@@ -24,6 +33,10 @@ from qwen3_omni_neuron.neuron.versions import (
     supported_torchneuron,
 )
 
+if TYPE_CHECKING:
+    from qwen3_omni_neuron.cpu.rates import Rates
+    from qwen3_omni_neuron.cpu.work import CallSeconds
+
 NEURON_VARIABLES = (
     "NEURON_RT_VISIBLE_CORES",
     "NEURON_RT_NUM_CORES",
@@ -33,6 +46,18 @@ NEURON_VARIABLES = (
 GB = 1e9
 # The conversation in the table of what fits: positions of the thinker and of the talker.
 POSITIONS, TALKER_POSITIONS = 4096, 4096 + 1024
+MEASURE_S = 2.0
+# Times that measured replies took of the least time of their calls: see "The released size" in
+# BENCHMARK.md, three machines.
+MEASURED_TIMES = 1.15, 1.38
+EXTRAS = {
+    "serve": "`serve`",
+    "realtime": "turns that `/v1/realtime` finds by itself",
+    "smart-turn": "`semantic_vad`",
+    "talk": "`talk`",
+    "video": "video files; sound in WebM, MP4 and M4A",
+    "ray": "`serve --ray`",
+}
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +68,8 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
 def _doctor(parsed: argparse.Namespace) -> int:
     """Print the report. Returns the exit status."""
     neuron = [*_torchneuron(), "", *_neuron(), "", *_neuron_target()]
-    print("\n".join([*_versions(), "", *neuron, "", *_prompts(), "", *_machine(), "", *_fits()]))
+    print("\n".join([*_versions(), "", *_extras(), "", *neuron, "", *_prompts(), "", *_machine()]))
+    print("\n".join(["", *_fits(), "", *_speed()]))
     return 0
 
 
@@ -51,6 +77,20 @@ def _versions() -> list[str]:
     rows = [("python", platform.python_version()), (PACKAGE, PACKAGE_VERSION)]
     rows += [(name, installed_version(name) or "not installed") for name in LIBRARIES]
     return ["| package | version |", "| --- | --- |", *(f"| {n} | {v} |" for n, v in rows)]
+
+
+def _extras() -> list[str]:
+    """Return a table of the extras, and the command that installs what one lacks."""
+    try:
+        required = metadata.requires(PACKAGE) or []
+    except metadata.PackageNotFoundError:
+        return ["Missing extras are unknown: the package runs here without being installed."]
+    lines = ["| extra | is for | missing | install |", "| --- | --- | --- | --- |"]
+    for extra, use in EXTRAS.items():
+        missing = missing_packages(required, extra)
+        command = f"`pip install '{PACKAGE}[{extra}]'`" if missing else ""
+        lines.append(f"| {extra} | {use} | {', '.join(missing) or 'nothing'} | {command} |")
+    return lines
 
 
 def _torchneuron() -> list[str]:
@@ -116,6 +156,7 @@ def _machine() -> list[str]:
         ("memory", _memory()),
         ("disk here", _disk()),
         ("steps in C", _native_library()),
+        ("default port of `serve`", _port()),
         ("Neuron devices", str(devices) if devices else "none"),
         *((name, os.environ.get(name, "not set")) for name in NEURON_VARIABLES),
     ]
@@ -133,6 +174,65 @@ def _fits() -> list[str]:
     fits = fits_of(released_config(), POSITIONS, TALKER_POSITIONS)
     title = "Qwen3-Omni-30B-A3B on this CPU (compile --dry-run --target cpu: for a checkpoint):"
     return [title, "", *fits_text(fits, POSITIONS, memory_bytes())]
+
+
+def _speed() -> list[str]:
+    """Measure this CPU, and return what that lets the released model's replies take."""
+    try:
+        from qwen3_omni_neuron.compilation.plan import SAME
+        from qwen3_omni_neuron.cpu.fits import DTYPES
+        from qwen3_omni_neuron.cpu.rates import measured_rates
+        from qwen3_omni_neuron.cpu.target import LIMITS, usable_cores
+        from qwen3_omni_neuron.cpu.work import released_limits
+    except (ImportError, OSError) as error:
+        return [f"How fast this CPU is can't be measured, as torch can't be imported ({error})."]
+    rates = measured_rates(usable_cores(), MEASURE_S)
+    predictors = {d: LIMITS.predictor_dtypes.get(d, (SAME,))[0] for d in DTYPES}
+    predictors = {d: d if p == SAME else p for d, p in predictors.items()}
+    return speed_text(rates, released_limits(rates, predictors))
+
+
+def speed_text(rates: "Rates", limits: "Mapping[str, CallSeconds]") -> list[str]:
+    """Return what was measured, and a table of what follows from it for each dtype."""
+    least, most = MEASURED_TIMES
+    lines = [
+        f"Measured, with {rates.threads} threads: {rates.bytes_per_s / GB:.1f} GB/s of memory are "
+        f"read, and {rates.multiply_adds_per_s / GB:.1f} billion numbers a second multiplied.",
+        "",
+        "Derived from that, for a reply of Qwen3-Omni-30B-A3B with 50 tokens and 16 s of speech in "
+        "a dtype that fits. Below RTF 1 speech is made faster than it plays. Expected: "
+        f"{least} to {most} times the least time of its calls, as replies took that were measured "
+        "(BENCHMARK.md).",
+        "",
+        "| dtype | RTF at least (derived) | RTF expected (derived) | |",
+        "| --- | ---: | ---: | --- |",
+    ]
+    for dtype, calls in limits.items():
+        low, high = least * calls.rtf, most * calls.rtf
+        verdict = "as it plays" if high < 1 else "slower than it plays" if low >= 1 else "close"
+        lines.append(f"| {dtype} | {calls.rtf:.2f} | {low:.2f} to {high:.2f} | {verdict} |")
+    return lines
+
+
+def _port() -> str:
+    """Say whether `serve` can listen where it does by default."""
+    try:
+        from qwen3_omni_neuron.serving.settings import ServerSettings
+    except ImportError as error:
+        return f"unknown, as {error.name} is not installed"
+    return port_text(ServerSettings.model_fields["port"].default)
+
+
+def port_text(port: int) -> str:
+    """Say whether a port of the loopback is free."""
+    with closing(socket.socket()) as listener:
+        # As servers bind: connections that ended a minute ago do not count.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError as error:
+            return f"{port} can't be used ({error.strerror}): give `serve --port` another one"
+    return f"{port} is free"
 
 
 def _native_library() -> str:

@@ -2,14 +2,19 @@
 
 import argparse
 import os
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.checkpoint import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.loading import TARGETS
 
+if TYPE_CHECKING:
+    from qwen3_omni_neuron.events import ModelInfo
+
 MODEL_VARIABLE = "QWEN3_OMNI_MODEL"
 _NO_DEFAULT = "an error"
+WHOLE_MODEL = "Qwen/Qwen3-Omni-30B-A3B-Instruct"
 
 DTYPES = f"auto, {', '.join(TARGETS['cpu'].limits.dtypes)}"
 
@@ -71,6 +76,19 @@ def add_checkpoint_argument(parser: argparse.ArgumentParser, otherwise: str = _N
 def model_or_shipped(parsed: argparse.Namespace) -> str:
     """Return the checkpoint that was named, or the one that ships with the package."""
     return parsed.model or str(SPEAKING_CHECKPOINT)
+
+
+def introduce(info: "ModelInfo") -> None:
+    """Print what the checkpoint says of itself, if anything, and how to get the whole model."""
+    if info.introduction:
+        questions = ", ".join(f'"{question}"' for question in info.questions)
+        asked = f" Ask it: {questions}." if questions else ""
+        print(
+            f"{info.introduction}{asked} The whole model: --model {WHOLE_MODEL}; "
+            "`qwen3-omni-neuron doctor` says whether this machine can run it.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def chosen_model(parsed: argparse.Namespace) -> str:

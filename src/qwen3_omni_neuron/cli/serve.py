@@ -3,16 +3,21 @@
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from qwen3_omni_neuron.cli.model_arguments import (
     add_model_arguments,
+    introduce,
     load_arguments,
     model_or_shipped,
 )
 from qwen3_omni_neuron.errors import NotInstalledError
+
+if TYPE_CHECKING:
+    from qwen3_omni_neuron.api import Qwen3Omni
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +87,6 @@ def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
 
         run_config(parsed.ray)
     from qwen3_omni_neuron.serving import logs
-    from qwen3_omni_neuron.serving.model import load_and_answer
     from qwen3_omni_neuron.serving.server import Server
     from qwen3_omni_neuron.serving.settings import LOOPBACK, SLOTS, ServerSettings, name_of_model
 
@@ -103,7 +107,16 @@ def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
     }
     if settings.max_concurrency is not None:
         load["max_concurrency"] = settings.max_concurrency
-    return Server(settings, partial(load_and_answer, model, **load)).run()
+    return Server(settings, partial(_load, model, load)).run()
+
+
+def _load(model: str, load: Mapping[str, Any]) -> "Qwen3Omni":
+    """Load the model, and print what its checkpoint says of itself."""
+    from qwen3_omni_neuron.serving.model import load_and_answer
+
+    omni = load_and_answer(model, **load)
+    introduce(omni.info)
+    return omni
 
 
 def _flag(name: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from qwen3_omni_neuron.cli.model_arguments import (
     add_model_arguments,
+    introduce,
     load_arguments,
     model_or_shipped,
     sizes,
@@ -30,7 +31,7 @@ STDIN = STDOUT = "-"
 # Options that need the tokenizer, a list or dicts, serve several callers, or change no output here.
 _FOR_PROGRAMS = (
     *("thinker_eos_token_id", "stop", "tools", "tool_choice", "parallel_tool_calls", "grammar"),
-    *("logprobs", "cache_key", "owner"),
+    *("logprobs", "truncation", "cache_key", "owner"),
 )
 
 
@@ -141,6 +142,7 @@ def _write_speech(
             write_audio = stack.enter_context(WavFile(Path(parsed.out), SAMPLE_RATE)).write
             text = sys.stdout
         omni = stack.enter_context(Qwen3Omni.load(model, **load))
+        introduce(omni.info)
         stream = start(omni, given)
         result = _write_events(stream, write_audio, text if shows_text else None)
     print(_summary(result, parsed.out), file=sys.stderr)

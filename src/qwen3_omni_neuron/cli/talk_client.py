@@ -16,7 +16,7 @@ from typing import Any
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from qwen3_omni_neuron.cli.model_arguments import load_arguments, model_or_shipped
+from qwen3_omni_neuron.cli.model_arguments import introduce, load_arguments, model_or_shipped
 from qwen3_omni_neuron.cli.talk_sound import HEARD_RATE, Player, Samples, device
 from qwen3_omni_neuron.cli.wav import WavFile
 from qwen3_omni_neuron.errors import OptionError
@@ -200,6 +200,7 @@ def _serve_model(parsed: argparse.Namespace, stack: ExitStack) -> tuple[str, str
     unlimited: dict[str, Any] = dict.fromkeys(limits, 1 << 50)
     settings = ServerSettings(port=0, api_keys=(key,), **unlimited)
     omni = Qwen3Omni.load(model_or_shipped(parsed), **load_arguments(parsed, slots=1))
+    introduce(omni.info)
     return stack.enter_context(Server(settings, lambda: omni).running(grace_s=1.0)), key
 
 

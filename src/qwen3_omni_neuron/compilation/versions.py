@@ -1,7 +1,7 @@
 """Versions of the installed packages, found without importing them."""
 
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 
 PACKAGE = "qwen3-omni-neuron"
@@ -29,3 +29,27 @@ def decisive_versions(packages: Iterable[str] = ()) -> dict[str, str]:
     """Return the versions of this package and of others, "not installed" for a missing one."""
     found = {name: installed_version(name) or "not installed" for name in packages}
     return {PACKAGE: PACKAGE_VERSION} | found
+
+
+def missing_packages(requirements: Sequence[str], extra: str) -> list[str]:
+    """Return what an extra needs and is not installed here in a version that it allows.
+
+    requirements: lines of this package's metadata, such as "ray[serve]>=2.60; extra == 'ray'".
+    """
+    from packaging.requirements import Requirement
+
+    found: list[str] = []
+    for requirement in map(Requirement, requirements):
+        marker = requirement.marker
+        if marker is None or marker.evaluate({"extra": ""}):
+            continue  # every installation has it
+        if not marker.evaluate({"extra": extra}):
+            continue
+        if requirement.name == PACKAGE:
+            for other in sorted(requirement.extras):
+                found += missing_packages(requirements, other)
+            continue
+        version = installed_version(requirement.name)
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            found.append(f"{requirement.name}{requirement.specifier}")
+    return list(dict.fromkeys(found))

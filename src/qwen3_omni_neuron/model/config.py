@@ -238,8 +238,9 @@ class GenerationDefaults:
     transcription_instruction: text that, after an audio, asks for its transcript; empty where the
     audio alone does; None where the checkpoint does not say. reply_tokens: most tokens that the
     checkpoint has learned to speak at a time, None for any number. turns_by_silence: models that
-    judge the end of a spoken turn misjudge the speech that the checkpoint has learned. These three
-    are this package's.
+    judge the end of a spoken turn misjudge the speech that the checkpoint has learned.
+    introduction: what a user has to know before the first question, empty for nothing; questions:
+    some that it answers. These five are this package's.
     """
 
     do_sample: bool = False
@@ -250,3 +251,5 @@ class GenerationDefaults:
     transcription_instruction: str | None = None
     reply_tokens: int | None = None
     turns_by_silence: bool = False
+    introduction: str = ""
+    questions: tuple[str, ...] = ()

@@ -41,6 +41,10 @@ from qwen3_omni_neuron.prompt.positions import (
 from qwen3_omni_neuron.prompt.preprocessor import read_preprocessor
 from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.prompt.tokenizer import AT_ONCE, Tokenizer
+from qwen3_omni_neuron.prompt.truncation import Part, Truncation, split
+
+_EMPTY_TURN: Mapping[str, Any] = {"role": "user", "content": ""}
+_MOST_LENGTHS = 1 << 16  # lengths of parts that are kept: a few MB
 
 
 class Conversation:
@@ -66,6 +70,7 @@ class Conversation:
             self._mel.rate, c.audio.tokens(chunk) / chunk_s, self._resizer.sizes
         )
         self.newline_id = self._tokenizer.encode("\n")[0]
+        self._lengths: dict[int, int] = {}  # tokens of a part of a conversation, by its hash
 
     def prompt(
         self,
@@ -74,6 +79,7 @@ class Conversation:
         most_tokens: int | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
         literal_text: bool = False,
+        truncation: Truncation | None = None,
     ) -> Prompt:
         """Make the prompt of a conversation, up to the beginning of the assistant's answer.
 
@@ -88,7 +94,7 @@ class Conversation:
         tools: descriptions of functions in the form of OpenAI's API; an assistant's message may
         have its "tool_calls". literal_text: names of special tokens in the messages' text are
         words, as they must be in text from strangers; otherwise they become these tokens, as in the
-        reference.
+        reference. truncation: drops the oldest turns of a conversation that exceeds its limits.
         Raises MessageError, AudioError, ImageError, VideoError or PromptTooLongError, which name
         the wrong message or item.
         """
@@ -102,6 +108,7 @@ class Conversation:
             tools=read_tools(tools, reserved, check),
             literal_text=literal_text,
             most_tokens=most_tokens,
+            truncation=truncation,
         )
 
     @property
@@ -143,6 +150,7 @@ class Conversation:
         literal_text: bool = False,
         said: Collection[int] = (),
         most_tokens: int | None = None,
+        truncation: Truncation | None = None,
     ) -> Prompt:
         """Make the prompt of messages that prompt.messages.read_messages has read.
 
@@ -152,8 +160,9 @@ class Conversation:
         part of the clip can change its windows' features, and a clip that becomes the longest can
         change the ends of other clips. The talker's assistant rows of such a prompt are not used:
         they have the positions of a reply that begins there. tools: result of read_tools.
-        literal_text, most_tokens: see `prompt`. said: indices of the messages that are replies of
-        the model, in whose text a special token's name is always words that the model spelled.
+        literal_text, most_tokens, truncation: see `prompt`. said: indices of the messages that are
+        replies of the model, in whose text a special token's name is always words that the model
+        spelled.
         Raises PromptTooLongError for a prompt that is not tokenised because it can't fit.
         """
         if not self.takes_tools and (tools or any(m["role"] == "tool" for m in messages)):
@@ -161,17 +170,11 @@ class Conversation:
                 "this checkpoint's chat template takes no tools: leave tools, and messages of role "
                 "tool, out; or take a checkpoint whose template does."
             )
-        literal = LiteralText(self._all_names) if literal_text else None
-        if literal is not None:
-            messages, tools = literal.marked(messages), literal.marked(tools)
-        elif self._spelled(messages, said):
-            literal = LiteralText(self._reply_names)
-            messages = [
-                literal.marked([message])[0] if index in said else message
-                for index, message in enumerate(messages)
-            ]
-        text = self._template.render(messages, tools or None)
-        ids = self._encode(text, literal, most_tokens)
+        if truncation is not None:
+            messages, media, said = self._truncated(
+                messages, media, tools, literal_text, said, truncation
+            )
+        ids = self._template_ids(messages, tools, literal_text, said, most_tokens)
         clips = [item.clip for item in media if item.clip is not None]
         window = self._config.thinker.audio.window_mel_frames if growing else None
         mel = features(clips, window)
@@ -192,6 +195,88 @@ class Conversation:
             audio_tokens=sum(run.audio_tokens for run in runs),
             image_tokens=sum(len(run) - run.audio_tokens for run in runs),
         )
+
+    def _template_ids(
+        self,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]],
+        literal_text: bool,
+        said: Collection[int],
+        most_tokens: int | None = None,
+    ) -> list[int]:
+        """Return the tokens of messages, with one placeholder for each of their media."""
+        literal = LiteralText(self._all_names) if literal_text else None
+        if literal is not None:
+            messages, tools = literal.marked(messages), literal.marked(tools)
+        elif self._spelled(messages, said):
+            literal = LiteralText(self._reply_names)
+            messages = [
+                literal.marked([message])[0] if index in said else message
+                for index, message in enumerate(messages)
+            ]
+        text = self._template.render(messages, tools or None)
+        return self._encode(text, literal, most_tokens)
+
+    def _truncated(
+        self,
+        messages: Messages,
+        media: Sequence[Media],
+        tools: Sequence[Mapping[str, Any]],
+        literal_text: bool,
+        said: Collection[int],
+        truncation: Truncation,
+    ) -> tuple[Messages, Sequence[Media], Collection[int]]:
+        """Return messages without the oldest turns, if they exceed the limits; see `assemble`.
+
+        A template writes each part alike in any conversation. So its length is how much a prompt
+        grows by it, which is kept for the next turns.
+        """
+
+        def length(
+            part: Messages, own: Sequence[int] = (), tools: Sequence[Mapping[str, Any]] = ()
+        ) -> int:
+            """Count the tokens of messages and an empty turn of the user after them."""
+            part = [*part, _EMPTY_TURN]
+            # A hash takes less memory than a conversation, which others may have written.
+            key = hash((literal_text, *own, repr(part), repr(tools)))
+            found = self._lengths.get(key)
+            if found is None:
+                if len(self._lengths) >= _MOST_LENGTHS:
+                    self._lengths.clear()
+                found = len(self._template_ids(part, tools, literal_text, own))
+                self._lengths[key] = found
+            return found
+
+        def own(begin: int, end: int) -> list[int]:
+            """Return the indices of replies among some messages, from their begin on."""
+            return [index - begin for index in said if begin <= index < end]
+
+        (_, first), *bounds = split(messages)
+        turn = length([_EMPTY_TURN]) - length([])
+        instructions = length(messages[:first], tools=tools) - turn
+        parts, before = [], 0
+        for begin, end in bounds:
+            part = messages[begin:end]
+            items = sum(item["type"] != "text" for m in part for item in _items(m["content"]))
+            tokens = length(part, own(begin, end)) - length([])
+            tokens += sum(map(self._media_tokens, media[before : before + items]))
+            parts.append(Part.of(part, begin, before, tokens))
+            before += items
+        kept = truncation.first_kept(instructions, parts)
+        if not kept:
+            return messages, media, said
+        begin = parts[kept].begin
+        return (
+            [*messages[:first], *messages[begin:]],
+            media[parts[kept].media_begin :],
+            [first + index for index in own(begin, len(messages))],
+        )
+
+    def _media_tokens(self, item: Media) -> int:
+        """Count the tokens of an item beyond its placeholder; of a clip it may be one too many."""
+        frames = 0 if item.clip is None else math.ceil(item.clip.samples / self._mel.hop)
+        (run,) = self._runs([item], [torch.empty(0, frames)] * (item.clip is not None))
+        return len(self._tokens(item, run)) - 1
 
     @property
     def takes_tools(self) -> bool:
@@ -319,9 +404,14 @@ class Conversation:
         return tokens
 
 
+def _items(content: Any) -> Sequence[Mapping[str, Any]]:
+    """Return the items of a message's content, none if it is a string."""
+    return () if isinstance(content, str) else content
+
+
 def _too_long(what: str, least: int, most: int) -> PromptTooLongError:
     return PromptTooLongError(
         f"{what}, which are {least} tokens or more, and {most} fit into the KV cache beside the "
-        "reply. Shorten the conversation (of a session: begin another with fewer of its messages), "
-        "or load with a larger context_length."
+        "reply. Shorten the conversation, let `truncation` drop its oldest turns, or load with a "
+        "larger context_length."
     )

@@ -19,7 +19,10 @@ async def models(request: Request) -> dict[str, Any]:
 
 @router.get("/v1/models/{name:path}", responses={**errors_of(), 404: errors_of(True)[404]})
 async def model(request: Request, name: str) -> dict[str, Any]:
-    """Describe the model."""
+    """Describe the model.
+
+    With what its checkpoint says of itself, if anything: introduction, and questions to try.
+    """
     service: Service = request.app.state.service
     if name != service.model.name:
         raise no_model(service, name)
@@ -35,9 +38,13 @@ async def voices(request: Request) -> dict[str, list[str]]:
 
 def _model(service: Service) -> dict[str, Any]:
     model = service.model
-    return {
+    found = {
         "id": model.name,
         "object": "model",
         "created": int(model.created),
         "owned_by": "qwen3-omni-neuron",
     }
+    info = None if model.omni is None else model.omni.info
+    if info is None or not info.introduction:
+        return found
+    return {**found, "introduction": info.introduction, "questions": list(info.questions)}

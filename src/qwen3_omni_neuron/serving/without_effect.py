@@ -81,9 +81,6 @@ FIELDS: Mapping[str, Mapping[str, WithoutEffect]] = {
         "prompt": WithoutEffect("prompts that are stored at OpenAI are not here"),
         "reasoning": WithoutEffect("the checkpoint thinks, or it does not"),
         "tracing": WithoutEffect("no traces are written"),
-        "truncation": WithoutEffect(
-            "auto: a conversation that becomes too long is an error, as with disabled", "disabled"
-        ),
     },
 }
 """By path of the endpoint, and by the field's name, with dots where it is inside of others."""

@@ -2,7 +2,7 @@
 
 import { Answer, UserTurn, announce, note } from "./conversation.js";
 import { Camera, readImage } from "./images.js";
-import { Realtime, voices } from "./realtime.js";
+import { describedModel, Realtime, voices } from "./realtime.js";
 import { base64Of, Loudspeaker, Microphone, RATE } from "./sound.js";
 
 const SHORTEST_MS = 200; // of a turn that is worth sending
@@ -137,6 +137,26 @@ async function loadVoices() {
   const chosen = at("voice").value;
   at("voice").replaceChildren(...found.map((name) => new Option(name, name)));
   if (found.includes(chosen)) at("voice").value = chosen;
+  introduce((await describedModel(key)) ?? {});
+}
+
+// Say what the checkpoint says of itself, with a button for each question that it answers.
+function introduce({ introduction = "", questions = [] }) {
+  write("introduction", introduction);
+  at("introduction").hidden = !introduction;
+  at("questions").hidden = !questions.length;
+  const items = questions.map((question) => {
+    const item = document.createElement("li");
+    const button = Object.assign(document.createElement("button"), { type: "button" });
+    button.textContent = question;
+    button.addEventListener("click", quietly(() => {
+      talk.focus(); // it would be lost with the button
+      return sendText(question);
+    }));
+    item.append(button);
+    return item;
+  });
+  at("questions").replaceChildren(...items);
 }
 
 // The user's side.
@@ -224,17 +244,21 @@ function addImage(image_url, alt) {
   new UserTurn().show(Object.assign(new Image(), { src: image_url, alt }));
 }
 
-async function sendText(event) {
+async function sendWritten(event) {
   event.preventDefault();
   const text = at("text").value.trim();
   if (!text) return;
   at("text").value = "";
   try {
-    await takeTurn();
+    await sendText(text);
   } catch (error) {
     at("text").value ||= text;
     throw error;
   }
+}
+
+async function sendText(text) {
+  await takeTurn();
   look();
   add({ type: "input_text", text });
   new UserTurn().write(text);
@@ -456,7 +480,7 @@ at("stop").addEventListener("click", () => {
 });
 at("camera").addEventListener("click", quietly(switchCamera));
 at("end").addEventListener("click", end);
-at("composer").addEventListener("submit", quietly(sendText));
+at("composer").addEventListener("submit", quietly(sendWritten));
 at("image").addEventListener("change", quietly(sendImage));
 at("mode").addEventListener("change", () => {
   muted = false;

@@ -47,16 +47,28 @@ export class Realtime {
 
 // Ask the server for its voices. Gives null where it wants another key.
 export async function voices(key) {
+  return await asked("v1/audio/voices", "voices", key);
+}
+
+// Ask the server for its model: its id, and its introduction and questions where it has them. Gives
+// null where it wants another key.
+export async function describedModel(key) {
+  const models = await asked("v1/models", "data", key);
+  return models && models[0];
+}
+
+// Ask for one field of what is at a path.
+async function asked(path, field, key) {
   let headers;
   try {
     headers = new Headers(key ? { authorization: `Bearer ${key}` } : {});
   } catch {
     throw new Error(UNSENDABLE);
   }
-  const answer = await fetch("v1/audio/voices", { headers }).catch(() => null);
+  const answer = await fetch(path, { headers }).catch(() => null);
   if (!answer) throw new Error("The server does not answer.");
   if (answer.status === 401) return null;
   const body = await answer.json().catch(() => ({})); // of something between here and the server
-  if (!body.voices) throw new Error(body.error?.message ?? `The server answers ${answer.status}.`);
-  return body.voices;
+  if (!body[field]) throw new Error(body.error?.message ?? `The server answers ${answer.status}.`);
+  return body[field];
 }

@@ -184,7 +184,7 @@ class SessionConfig(_CommonConfig):
     audio: Audio = Audio()
     include: list[Literal["item.input_audio_transcription.logprobs"]] | None = None
     tracing: Any = None
-    truncation: Literal["auto", "disabled"] = "disabled"
+    truncation: str | dict[str, Any] = "auto"
 
     @property
     def logprobs(self) -> bool:
@@ -350,6 +350,8 @@ def options_of(*configs: _CommonConfig) -> dict[str, Any]:
             options["thinker_max_new_tokens"] = RequestOptions.thinker_max_new_tokens
         elif config.max_output_tokens is not None:
             options["thinker_max_new_tokens"] = config.max_output_tokens
+        if isinstance(config, SessionConfig):
+            options["truncation"] = config.truncation
         options |= config.model_extra or {}
         tools = tools if config.tools is None else config.tools
         choice = config.tool_choice or choice
@@ -386,7 +388,10 @@ def shown(config: SessionConfig) -> Json:
 
 
 def _check_options(config: _CommonConfig, where: str) -> None:
-    for name, value in (config.model_extra or {}).items():
+    given = dict(config.model_extra or {})
+    if isinstance(config, SessionConfig):
+        given["truncation"] = config.truncation
+    for name, value in given.items():
         if name not in _OPTIONS:
             known = ", ".join(sorted(_OPTIONS))
             message = f"unknown field {name[:80]!r}. Beside OpenAI's fields there may be: {known}."

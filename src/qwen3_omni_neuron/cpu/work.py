@@ -1,15 +1,24 @@
-"""Work of one call of a decoder, counted from a checkpoint's config: nothing is measured here."""
+"""Work of one call of a decoder, counted from a checkpoint's config: nothing is measured here.
 
+So is the least time of a reply of the released model, from what a machine was measured to do.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 
 from torch import nn
 
+from qwen3_omni_neuron.checkpoint.modules import lay_out
+from qwen3_omni_neuron.checkpoint.tiny.sizes import released_config
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, Precision, library_for, weight_form
+from qwen3_omni_neuron.cpu.rates import Rates
 from qwen3_omni_neuron.model.config import DecoderConfig
 
-L3_SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
+# The reply whose time is counted, that of bench/released.py: rows of the prompt, tokens of text,
+# frames of speech, and frames of a call of code2wav.
+PROMPT, TOKENS, FRAMES, CHUNK = 128, 50, 200, 12
+FRAME_S = 0.08
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,10 @@ class Work:
     distinct_bytes: int
     kv_bytes: int
     multiply_adds: int
+
+
+# A chunk of CHUNK frames; to count it on fake tensors takes seconds, and a test does.
+RELEASED_CODE2WAV = Work(365_102_532, 365_102_532, 0, 30_695_301_120)
 
 
 def work_of(
@@ -83,10 +96,55 @@ def kept_bytes(precision: Precision, part: str, module: nn.Module, name: str) ->
     return sum(prod(shape) * dtype.itemsize for shape, dtype in kept.values())
 
 
-def l3_bytes() -> int | None:
-    """Return the size of the level-3 cache that Linux names, or None."""
-    try:
-        text = L3_SIZE.read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
-    return int(text.removesuffix("K")) * 1024
+@dataclass(frozen=True)
+class CallSeconds:
+    """Seconds of one call of each part that a reply needs; code2wav's is for CHUNK frames."""
+
+    prefill: float
+    token: float
+    talker: float
+    predictor: float
+    code2wav: float
+
+    def reply(self, tokens: int = TOKENS, frames: int = FRAMES) -> float:
+        """Return the seconds of a reply's calls, one after the other."""
+        speech = frames * (self.talker + self.predictor) + frames / CHUNK * self.code2wav
+        return self.prefill + tokens * self.token + speech
+
+    @property
+    def rtf(self) -> float:
+        """Seconds of the reply of TOKENS and FRAMES for a second of its speech."""
+        return self.reply() / (FRAMES * FRAME_S)
+
+
+def released_limits(rates: Rates, dtypes: Mapping[str, str]) -> dict[str, CallSeconds]:
+    """Return the least seconds of the released model's calls on a machine, by dtype.
+
+    dtypes: the dtypes, each with that of the code predictor. A call takes what its bytes take at
+    the machine's rate, or its multiply-adds, whichever is longer.
+    """
+    config = released_config()
+    models, _ = lay_out(config, ("thinker", "talker"))
+    thinker, talker = config.thinker.text, config.talker
+    assert models.thinker and models.talker and models.code_predictor and talker
+    groups, found = talker.code_groups, {}
+    for dtype, predictor in dtypes.items():
+        calls = (
+            work_of("thinker", models.thinker, thinker, dtype, PROMPT),
+            work_of("thinker", models.thinker, thinker, dtype, 1, PROMPT),
+            work_of("talker", models.talker, talker.text, dtype, 1, PROMPT),
+            work_of(
+                *("code_predictor", models.code_predictor, talker.predictor, predictor, groups),
+                passes=groups - 1,
+            ),
+            RELEASED_CODE2WAV,
+        )
+        limits = (
+            max(
+                (work.weight_bytes + work.kv_bytes) / rates.bytes_per_s,
+                work.multiply_adds / rates.multiply_adds_per_s,
+            )
+            for work in calls
+        )
+        found[dtype] = CallSeconds(*limits)
+    return found

@@ -1,0 +1,88 @@
+"""Rates of this machine: bytes that it reads in a second, and multiply-adds; measured with torch.
+
+Torch multiplies by its BLAS or by oneDNN, whichever is faster: on an AMD processor MKL reaches half
+of what oneDNN does.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+Call = Callable[[], Any]
+ARRAYS_BYTES = 256 << 20  # more than most caches hold
+PRODUCT_SIZE = 1536
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Bytes that are read in a second, and multiply-adds in float32, by so many threads."""
+
+    bytes_per_s: float
+    multiply_adds_per_s: float
+    threads: int
+
+
+def measured_rates(threads: int, seconds: float) -> Rates:
+    """Measure for so many seconds, and for as long as one product and one read need more."""
+    elements = ARRAYS_BYTES // 4 // threads
+    with one_thread_each(reads(threads, elements)) as read:
+        read_s = _least_s([read], seconds / 2)
+    with products(threads, PRODUCT_SIZE) as calls:
+        product_s = _least_s(calls, seconds / 2)
+    return Rates(4 * elements * threads / read_s, PRODUCT_SIZE**3 / product_s, threads)
+
+
+def reads(threads: int, elements: int) -> list[Call]:
+    """Make a call for each thread that reads an array of its own: 4 bytes an element."""
+    return [partial(torch.sum, torch.ones(elements)) for _ in range(threads)]
+
+
+@contextmanager
+def one_thread_each(calls: Sequence[Call]) -> Iterator[Call]:
+    """Make one function of several: each runs in a thread of its own, and all are waited for."""
+    # Each Python thread has its own number of torch's threads: here each works alone.
+    with ThreadPoolExecutor(len(calls), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        yield partial(_together, pool, calls)
+
+
+@contextmanager
+def products(threads: int, size: int) -> Iterator[list[Call]]:
+    """Make calls that each multiply two matrices [size, size]; torch has so many threads inside."""
+    left, right, product = (torch.ones(size, size) for _ in range(3))
+    calls: list[Call] = [partial(torch.mm, left, right, out=product)]
+    if torch.backends.mkldnn.is_available():
+        linear = torch.ops.mkldnn._linear_pointwise
+        calls.append(partial(linear, left, right, None, "none", [], ""))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield calls
+    finally:
+        torch.set_num_threads(before)
+
+
+def _together(pool: ThreadPoolExecutor, calls: Sequence[Call]) -> None:
+    for call in [pool.submit(call) for call in calls]:
+        call.result()
+
+
+def _least_s(calls: Sequence[Call], seconds: float) -> float:
+    """Return the time of the fastest call. Each is made once uncounted, then in turn till the end.
+
+    Other processes only slow a call down, so the fastest one is nearest to what the machine can do.
+    """
+    for call in calls:
+        call()
+    end_s, least_s = time.perf_counter() + seconds, float("inf")
+    while least_s == float("inf") or time.perf_counter() < end_s:
+        for call in calls:
+            start_s = time.perf_counter()
+            call()
+            least_s = min(least_s, time.perf_counter() - start_s)
+    return least_s

@@ -1,0 +1,144 @@
+"""`doctor`: what is measured and derived of this CPU, the port and the extras."""
+
+import socket
+from importlib import metadata
+from types import SimpleNamespace
+
+import pytest
+
+from bench.threads import code2wav_work
+from qwen3_omni_neuron import cli
+from qwen3_omni_neuron.cli.doctor import EXTRAS, port_text, speed_text
+from qwen3_omni_neuron.compilation import versions
+from qwen3_omni_neuron.compilation.versions import PACKAGE, missing_packages
+from qwen3_omni_neuron.cpu import rates
+from qwen3_omni_neuron.cpu.fits import DTYPES
+from qwen3_omni_neuron.cpu.native.installed import find_library
+from qwen3_omni_neuron.cpu.rates import Rates
+from qwen3_omni_neuron.cpu.work import CHUNK, RELEASED_CODE2WAV, CallSeconds, released_limits
+from testing.released import RELEASED
+
+
+def test_a_reply_is_the_sum_of_its_calls() -> None:
+    calls = CallSeconds(prefill=2.0, token=0.1, talker=0.01, predictor=0.02, code2wav=0.5)
+    assert calls.reply(tokens=30, frames=120) == pytest.approx(2.0 + 3.0 + 120 * 0.03 + 10 * 0.5)
+    assert calls.rtf == pytest.approx((2.0 + 50 * 0.1 + 200 * 0.03 + 200 / 12 * 0.5) / 16)
+
+
+@pytest.mark.skipif(find_library() is None, reason="torch widens the weights without the C")
+def test_the_measured_machines_have_the_published_limits() -> None:
+    """The sums of BENCHMARK.md, with the code predictor in int8, and what its default adds."""
+    for measured, published in (
+        (Rates(23.8e9, 88.9e9, 2), 1.78),
+        (Rates(28.7e9, 180.9e9, 2), 1.27),
+    ):
+        same = released_limits(measured, {"int4": "int4"})["int4"]
+        assert same.rtf == pytest.approx(published, abs=0.01)
+        default = released_limits(measured, {"int4": "mixed"})["int4"]
+        assert default.predictor - same.predictor == pytest.approx(
+            0.97e9 / measured.bytes_per_s, rel=0.02
+        )
+
+
+def test_the_work_of_the_released_code2wav_is_counted() -> None:
+    adds, weight_bytes = code2wav_work(RELEASED, CHUNK)
+    assert (RELEASED_CODE2WAV.multiply_adds, RELEASED_CODE2WAV.weight_bytes) == (adds, weight_bytes)
+
+
+def test_the_fastest_call_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the first one; and one call is made however little time there is."""
+    now = 0.0
+
+    def call(seconds: list[float]) -> None:
+        nonlocal now
+        now += seconds.pop(0)
+
+    monkeypatch.setattr(rates, "time", SimpleNamespace(perf_counter=lambda: now))
+    first, second = [0.1, 4.0, 3.0, 9.0], [0.1, 2.0, 5.0, 9.0]
+    calls = [lambda: call(first), lambda: call(second)]
+    assert rates._least_s(calls, seconds=10.0) == pytest.approx(2.0)
+    assert (first, second) == ([9.0], [9.0])
+    first[:] = [0.1, 7.0]
+    assert rates._least_s(calls[:1], seconds=0.0) == pytest.approx(7.0)
+
+
+def test_the_rates_are_those_of_the_fastest_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read of 1 MiB in four arrays, and a product of 16 rows, that took half a second each."""
+    asked = []
+
+    def least_s(calls: object, seconds: float) -> float:
+        asked.append(seconds)
+        return 0.5
+
+    monkeypatch.setattr(rates, "_least_s", least_s)
+    monkeypatch.setattr(rates, "ARRAYS_BYTES", 1 << 20)
+    monkeypatch.setattr(rates, "PRODUCT_SIZE", 16)
+    assert rates.measured_rates(4, seconds=2.0) == Rates(2 << 20, 2 * 16**3, 4)
+    assert asked == [1.0, 1.0]
+
+
+def test_the_table_says_what_is_derived() -> None:
+    """RTF 0.5, 0.8 and 2 at least, each with what to expect of it."""
+    limits = {
+        name: CallSeconds(prefill=16 * rtf, token=0, talker=0, predictor=0, code2wav=0)
+        for name, rtf in (("int4", 0.5), ("int8", 0.8), ("mixed", 2.0))
+    }
+    lines = speed_text(Rates(23.84e9, 88.91e9, 2), limits)
+    assert lines[0] == (
+        "Measured, with 2 threads: 23.8 GB/s of memory are read, and 88.9 billion numbers a second "
+        "multiplied."
+    )
+    assert lines[-4:] == [
+        "| --- | ---: | ---: | --- |",
+        "| int4 | 0.50 | 0.57 to 0.69 | as it plays |",
+        "| int8 | 0.80 | 0.92 to 1.10 | close |",
+        "| mixed | 2.00 | 2.30 to 2.76 | slower than it plays |",
+    ]
+    assert lines[-5].count("(derived)") == 2
+
+
+def test_a_port_is_free_or_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        taken = port_text(port)
+    assert taken.startswith(f"{port} can't be used (") and "`serve --port`" in taken
+    assert port_text(port) == f"{port} is free"
+
+
+def test_an_extra_misses_what_is_not_there_or_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the packages of the extras that it contains, and without those of other ones."""
+    there = {"torch": "2.9", "fastapi": "0.100", "uvicorn": "0.60"}
+    monkeypatch.setattr(versions, "installed_version", there.get)
+    required = [
+        "torch>=2.9",
+        'fastapi>=0.115; extra == "serve"',
+        'uvicorn>=0.54; extra == "serve"',
+        'uvloop>=0.21; sys_platform == "none" and extra == "serve"',
+        'ray[serve]>=2.60; extra == "ray"',
+        f'{PACKAGE}[serve]; extra == "ray"',
+        'av>=14.2; extra == "video"',
+    ]
+    assert missing_packages(required, "serve") == ["fastapi>=0.115"]
+    assert missing_packages(required, "ray") == ["ray>=2.60", "fastapi>=0.115"]
+    assert missing_packages(required, "video") == ["av>=14.2"]
+
+
+@pytest.mark.usefixtures("given_rates")
+def test_the_report_answers_whether_this_machine_runs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    required = ['nothing-has-this-name>=1; extra == "talk"']
+    monkeypatch.setattr(metadata, "requires", {PACKAGE: required}.get)
+    assert cli.main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        "| talk | `talk` | nothing-has-this-name>=1 | `pip install 'qwen3-omni-neuron[talk]'` |"
+        in lines
+    )
+    for extra in EXTRAS.keys() - {"talk"}:
+        assert any(line.startswith(f"| {extra} |") and "| nothing |" in line for line in lines)
+    assert any(line.startswith("| default port of `serve` | 8000 ") for line in lines)
+    [measured] = [line for line in lines if line.startswith("Measured, with ")]
+    assert "23.8 GB/s" in measured and "88.9 billion" in measured
+    after = lines[lines.index(measured) :]
+    assert [line.split(" | ")[0] for line in after[-len(DTYPES) :]] == [f"| {d}" for d in DTYPES]
