@@ -43,6 +43,7 @@ def test_a_source_archive_has_nothing_of_the_build_that_made_it(tmp_path: Path) 
     wheels.repack(packed(tmp_path / "x", names, 7), one, seconds=10**9)
     wheels.repack(packed(tmp_path / "y", names[::-1], 8), two, seconds=10**9)
     assert one.read_bytes() == two.read_bytes()
+    assert one.read_bytes()[4:8] == (10**9).to_bytes(4, "little")  # the time that gzip keeps
     with tarfile.open(one) as archive:
         members = archive.getmembers()
         assert [member.name for member in members] == ["a/c", "b", "run"]
