@@ -112,7 +112,7 @@ def test_the_model_is_loaded_before_the_first_pause(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(smart_turn, "load", lambda: loaded.append("smart turn"))
     monkeypatch.setattr(vad, "SileroVad", lambda: None)
     nothing: Any = None
-    buffer = InputBuffer(nothing, nothing, SoundFormat())
+    buffer = InputBuffer(nothing, nothing, nothing, SoundFormat())
     buffer.detect(ServerVad(type="server_vad").turns)
     assert loaded == []
     buffer.detect(SemanticVad(type="semantic_vad").turns)
