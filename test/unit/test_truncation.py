@@ -267,3 +267,19 @@ def test_what_does_not_fit_with_its_last_turn_alone_is_refused(small: Qwen3Omni)
 def test_other_values_are_refused(small: Qwen3Omni, wrong: Any) -> None:
     with pytest.raises(OptionError, match="truncation must be auto, disabled or"):
         small.session(truncation=wrong)
+
+
+def test_a_conversation_that_fits_is_tokenised_once(
+    small: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In realtime `auto` is the default: a turn that fits pays nothing for it."""
+    conversation, encoded = small.conversation, list[str]()
+    encode = conversation._encode
+    monkeypatch.setattr(
+        conversation, "_encode", lambda text, *rest: encoded.append(text) or encode(text, *rest)
+    )
+    messages = [SYSTEM, *[user(text("Name a river.")), assistant("Rhine.")] * 3, user(text("More"))]
+    whole = conversation.prompt(messages, truncation=Truncation(CONTEXT))
+    assert len(encoded) == 1
+    cut = conversation.prompt(messages, truncation=Truncation(len(whole) - 1))
+    assert len(cut) < len(whole)

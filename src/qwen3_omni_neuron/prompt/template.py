@@ -170,11 +170,18 @@ class Conversation:
                 "this checkpoint's chat template takes no tools: leave tools, and messages of role "
                 "tool, out; or take a checkpoint whose template does."
             )
-        if truncation is not None:
+        ids = None
+        try:
+            ids = self._template_ids(messages, tools, literal_text, said, most_tokens)
+        except PromptTooLongError:
+            if truncation is None:
+                raise
+        if truncation is not None and not self._fits(ids, media, truncation):
             messages, media, said = self._truncated(
                 messages, media, tools, literal_text, said, truncation
             )
-        ids = self._template_ids(messages, tools, literal_text, said, most_tokens)
+            ids = self._template_ids(messages, tools, literal_text, said, most_tokens)
+        assert ids is not None
         clips = [item.clip for item in media if item.clip is not None]
         window = self._config.thinker.audio.window_mel_frames if growing else None
         mel = features(clips, window)
@@ -216,6 +223,17 @@ class Conversation:
             ]
         text = self._template.render(messages, tools or None)
         return self._encode(text, literal, most_tokens)
+
+    def _fits(
+        self, ids: Sequence[int] | None, media: Sequence[Media], truncation: Truncation
+    ) -> bool:
+        """Return whether a conversation needs no cut, nor did when its replies were made.
+
+        ids: its tokens, with one placeholder for each of its media; None: they are too many.
+        """
+        if ids is None:
+            return False
+        return len(ids) + sum(map(self._media_tokens, media)) <= truncation.surely_fit
 
     def _truncated(
         self,

@@ -36,6 +36,12 @@ class Truncation:
         limits = option.get("token_limits") or {}
         return Truncation(most, option["retention_ratio"], limits.get("post_instructions"))
 
+    @property
+    def surely_fit(self) -> int:
+        """Tokens of a whole conversation that is within every limit, whatever its parts are."""
+        most = self.after_instructions
+        return self.most_tokens if most is None else min(self.most_tokens, most)
+
     def first_kept(self, instructions: int, parts: "Sequence[Part]") -> int:
         """Return the index of the first part that is kept.
 
