@@ -116,7 +116,7 @@ class Session:
         # not even the rows before the clip.
         self._ahead_of: tuple[int, float] | None = None
         self._ahead: list[LiveRequest] = []  # prefills ahead that may still run
-        self._pace = SpokenPace()  # of its replies
+        self._pace = SpokenPace()  # how fast its replies are spoken
         self._closed = False
         self.system = system
         for index, message in enumerate(messages):

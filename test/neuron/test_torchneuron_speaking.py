@@ -14,26 +14,20 @@ from testing.torchneuron.runtime import (
     warm_up_without,
     weights_for_stand_in,
 )
-from train.assess import questions, replies
+from train.assess import Reply, questions, replies
 from train.espeak import VOICES
 from train.judge import Judge
 
-QUESTIONS = 4
+QUESTIONS = {"bfloat16": 1, "int8": 2}  # seeds, by the dtype of the experts
+EACH = 4
 UNUSED = ("vision_encoder", "thinker_prefill_visual", "code_predictor_greedy")
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_questions_it_never_met_are_answered_in_the_asked_voice(
-    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Activations, weights and KV cache in bfloat16, as on a device; experts in either.
-
-    One may be wrong: the checkpoint answers 98 % right, and another processor rounds otherwise.
-    """
-    monkeypatch.setattr(LoadedPart, "warm_up", warm_up_without(*UNUSED))
+def spoken(dtype: str, folder: Path) -> list[Reply]:
+    """Ask a model whose weights are in `folder` its questions."""
     spec = weights_for_stand_in(
         SPEAKING_CHECKPOINT,
-        tmp_path,
+        folder,
         dtype=dtype,
         max_concurrency=1,
         batches=(1,),
@@ -41,7 +35,18 @@ def test_questions_it_never_met_are_answered_in_the_asked_voice(
     )
     engines = Engines.of(build_engines(spec, runtime=StandIn(caches=False)))
     with omni_over(engines, spec) as omni:
-        found = replies(omni, Judge(), questions(QUESTIONS, seed=1), seeds=[0])
+        return replies(omni, Judge(), questions(EACH, seed=QUESTIONS[dtype]), seeds=[0])
+
+
+def test_questions_it_never_met_are_answered_in_the_asked_voice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Activations, other weights and KV cache in bfloat16, as on a device; experts in either.
+
+    One may be wrong: the checkpoint answers 98 % right, and another processor rounds otherwise.
+    """
+    monkeypatch.setattr(LoadedPart, "warm_up", warm_up_without(*UNUSED))
+    found = [reply for dtype in QUESTIONS for reply in spoken(dtype, tmp_path / dtype)]
     wrong = [
         (r.question.reply, r.text, r.recognised, r.speaker, r.voices, r.ended)
         for r in found

@@ -1,8 +1,8 @@
 """Grammars: what they let a reply write, what they refuse, and that they disturb nobody else."""
 
-import builtins
 import json
 import re
+import sys
 import threading
 from functools import partial
 from typing import Any
@@ -192,14 +192,7 @@ def test_a_prefill_ahead_compiles_nothing(omni: Qwen3Omni) -> None:
 def test_without_llguidance_the_error_says_how_to_install_it(
     omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = builtins.__import__
-
-    def missing(name: str, *arguments: Any) -> Any:
-        if name == "llguidance":
-            raise ImportError(name)
-        return real(name, *arguments)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
+    monkeypatch.setitem(sys.modules, "llguidance", None)  # an import of None raises ImportError
     with pytest.raises(NotInstalledError, match=r"pip install .qwen3-omni-neuron\[serve\]"):
         omni.stream(HELLO, grammar={"regex": "a"})
     (event, *_) = omni.stream_text(HELLO, seed=3, **LIMITS)

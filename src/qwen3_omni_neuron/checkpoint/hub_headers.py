@@ -22,10 +22,10 @@ from qwen3_omni_neuron.checkpoint.quantised import READ_WITH_HEADERS
 from qwen3_omni_neuron.errors import CheckpointError
 
 _TIMEOUT_S = 30
-_PART_BYTES = 65536  # of a body, read at a time
+_PART_BYTES = 65536  # read at a time
 _NEAR_BYTES = 65536  # tensors so near to each other are fetched at once
 _MOST_BYTES = 64  # a tensor that is read with the headers has two numbers
-_MOST_READ_BYTES = 64 << 20  # of a shard beside its header, what is between such tensors included
+_MOST_READ_BYTES = 64 << 20  # fetched of a shard beside its header, gaps between tensors included
 ReadBytes = Callable[[int, int], bytes]
 """Function that reads a file's bytes from a place to another."""
 

@@ -1,6 +1,6 @@
 """Work of one call of a decoder, counted from a checkpoint's config: nothing is measured here.
 
-So is the least time of a reply of the released model, from what a machine was measured to do.
+From it and a machine's measured rates follows the least time of the released model's reply.
 """
 
 from collections.abc import Mapping

@@ -6,8 +6,8 @@ from typing import Any
 
 from qwen3_omni_neuron.errors import OptionError, format_value
 
-MOST_CHARACTERS = 1 << 18  # of all schemas of a request
-MOST_DEPTH = 64  # of lists and objects in a schema's JSON
+MOST_CHARACTERS = 1 << 18  # all schemas of a request together
+MOST_DEPTH = 64  # lists and objects inside each other in a schema's JSON
 # Compiling takes time in the square of the optional properties: 40 ms for 300, 0.3 s for 1000.
 MOST_OPTIONAL = 500
 # OpenAI's limits.

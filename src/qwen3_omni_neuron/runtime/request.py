@@ -58,7 +58,8 @@ class Request:
     keys of the prompt's rows in the prefix cache; None: it is not used. ahead: see
     `Pipeline.prefill_ahead`. written: reply to speak without a call of the thinker's engine; the
     talker's prompt was made from `prompt`. grammar: what its text is held to, None where it is
-    free. thinks: its text begins with reasoning. pace: of the caller's replies before it.
+    free. thinks: its text begins with reasoning. pace: how fast the caller's earlier replies were
+    spoken.
     """
 
     prompt: Prompt
@@ -109,7 +110,7 @@ class LiveRequest:
         self.ended = False
         self.error: BaseException | None = None
         self.token_ids: list[int] = []
-        self.logprobs: list[float] = []  # of token_ids, where the request asks for them
+        self.logprobs: list[float] = []  # one for each of token_ids, where the request asks
         self.accepted: Tensor | None = None  # hidden states of the accept layer, for the talker
         self.cached_rows = 0  # prompt rows in the prefix cache; an estimate before prefill
         self.prefilled_rows = 0  # prompt rows that were cached or computed so far

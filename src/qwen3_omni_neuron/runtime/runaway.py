@@ -17,7 +17,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.engines.sampling import Ids, SamplingParams
 
-LIKELY_END = 0.01  # of the end code: speech that has it in a frame ends within a few seconds
+LIKELY_END = 0.01  # probability of the end code with which speech ends within a few seconds
 SILENT_POWER = 1e-5  # mean square of a frame's samples: -50 dBFS
 SILENT_FRAMES = 24  # 1.92 s, of a silence that the text does not ask for
 PAUSE_FRAMES = 25  # more for each pause that the text asks for, as far as MOST_PAUSES
@@ -31,7 +31,7 @@ LOST = 4  # repeated frames that one frame outside the cycle takes away
 SLOW, QUICK = 15.0, 2.0
 PAUSES_OF_ANY_TEXT = 25  # frames that a text of one word may take beside its tokens
 CEILING = 1.5  # times the longest that the words can take
-LEAST_TOKENS = 4  # of a reply whose pace counts
+LEAST_TOKENS = 4  # a shorter reply's pace does not count
 _PAUSE = re.compile(r"(?:…|\.\.\.)|\n\s*\n")
 
 

@@ -306,7 +306,7 @@ class ThinkerStage(Stage[ThinkerTask]):
                 live.logprobs.append(logprob)
             try:
                 ended = self._pass_on(task, token_id)
-            except Qwen3OmniError as error:  # of its grammar, or of a call of a tool
+            except Qwen3OmniError as error:  # its grammar, or a call of a tool, has failed
                 live.end(error)
                 return
             if ended:
