@@ -26,7 +26,7 @@ from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.sealing import Seal, SealError, UnknownKeyError
 
 Kind = Literal["session", "reply"]
-Reason = Literal["disk", "room", "gone"]
+Reason = Literal["disk", "room", "gone", "content"]
 SWEEP_S = 60.0
 """Interval at which files are removed whose time is over."""
 _BLOCK = 4096  # a file takes whole blocks of the disk
@@ -39,7 +39,7 @@ class NotKeptError(Exception):
     """Data could not be written to the folder.
 
     reason: "disk": the system refused; "room": a limit of the folder; "gone": the file that was to
-    be replaced is no longer there.
+    be replaced is no longer there; "content": it has no stored form.
     """
 
     def __init__(self, reason: Reason, message: str):
