@@ -4,7 +4,7 @@ import base64
 import errno
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -37,12 +37,34 @@ SPOKEN["extra_body"] = {"talker_max_new_tokens": 3}
 Keeping = Callable[..., AbstractContextManager[Server]]
 
 
-@pytest.fixture
-def keeping(omni: Qwen3Omni, tmp_path: Path) -> Keeping:
-    """Function that serves a model over one session folder."""
-    key_of(tmp_path, "one")
-    folder = {"session_folder": tmp_path / "kept", "session_keys": tmp_path / "one"}
-    return partial(serving, omni, **folder)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the key `one`, in which servers make the session folder `kept`."""
+    made = tmp_path_factory.mktemp("sessions")
+    key_of(made, "one")
+    return made
+
+
+@pytest.fixture(scope="module")
+def keeping(omni: Qwen3Omni, folder: Path) -> Keeping:
+    """Function that serves a model over the session folder."""
+    keys = {"api_keys": KEYS, "session_keys": folder / "one"}
+    return partial(serving, omni, session_folder=folder / "kept", **keys)
+
+
+@pytest.fixture(scope="module")
+def kept(keeping: Keeping) -> Iterator[Server]:
+    """One server over the session folder."""
+    with keeping() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(folder: Path) -> Iterator[None]:
+    """Every test begins with an empty folder."""
+    yield
+    for file in files_of(folder):
+        file.unlink()
 
 
 def key_of(folder: Path, name: str) -> Path:
@@ -52,7 +74,7 @@ def key_of(folder: Path, name: str) -> Path:
 
 
 def files_of(folder: Path) -> list[Path]:
-    return sorted((folder / "kept").iterdir())
+    return sorted((folder / "kept").glob("*"))
 
 
 def token_of(caller: Caller) -> str | None:
@@ -75,7 +97,7 @@ def refusal(caller: Caller, token: str | None) -> str:
 
 def metric(server: Server, name: str, **labels: str) -> float:
     text = ask(f"{url_of(server)}/metrics", headers={"authorization": "Bearer one"}).body.decode()
-    words = ",".join(f'{label}="{value}"' for label, value in labels.items())
+    words = ",".join(f'{label}="{value}"' for label, value in sorted(labels.items()))
     line = f"qwen3_omni_{name}" + (f"{{{words}}} " if words else " ")
     return sum(float(row[len(line) :]) for row in text.splitlines() if row.startswith(line))
 
@@ -98,9 +120,7 @@ def begun(caller: Caller) -> None:
     caller.send("input_audio_buffer.commit")
     caller.until("input_audio_buffer.committed")
     item = caller.answer(thinker_max_new_tokens=12, talker_max_new_tokens=30)[-1].response.output[0]
-    caller.send(
-        "conversation.item.truncate", item_id=item.id, content_index=0, audio_end_ms=1000
-    )
+    caller.send("conversation.item.truncate", item_id=item.id, content_index=0, audio_end_ms=1000)
     caller.until("conversation.item.truncated")
 
 
@@ -116,19 +136,20 @@ def went_on(caller: Caller) -> tuple[str, bytes, list[Any]]:
     return text_of(events), sound_of(events), items
 
 
-def test_a_session_goes_on_after_a_restart(keeping: Keeping, tmp_path: Path) -> None:
+def test_a_session_goes_on_after_a_restart(keeping: Keeping, folder: Path) -> None:
     """Its next reply is that of a session that was never interrupted; so are its items."""
-    with keeping() as server, calling(server) as caller:
-        begun(caller)
-        whole = went_on(caller)
-    with keeping() as server, calling(server) as caller:
-        begun(caller)
-        token, session = token_of(caller), caller.heard[0].session
-        known = list(caller.heard)
+    with keeping() as server:
+        with calling(server, "one") as caller:
+            begun(caller)
+            whole = went_on(caller)
+        with calling(server, "one") as caller:
+            begun(caller)
+            token, session = token_of(caller), caller.heard[0].session
+            known = list(caller.heard)
     assert token is not None and len(token) == 43
-    for file in files_of(tmp_path):
+    for file in files_of(folder):
         assert token.encode() not in file.name.encode() + file.read_bytes()
-    with keeping() as server, calling(server) as caller:
+    with keeping() as server, calling(server, "one") as caller:
         shown = resume(caller, token)
         assert (shown.id, shown.instructions) == (session.id, "Be brief.")
         assert shown.audio.input.turn_detection is None
@@ -137,16 +158,16 @@ def test_a_session_goes_on_after_a_restart(keeping: Keeping, tmp_path: Path) -> 
         assert went_on(caller) == whole
         assert metric(server, "session_resumes_total", result="resumed") == 1
         assert refusal(caller, token) == "session_in_use"
-        with calling(server) as other:  # the earlier token is of no use any more
+        with calling(server, "one") as other:  # the earlier token is of no use any more
             wait_until(lambda: refusal(other, token) == "session_not_found")
 
 
 @pytest.mark.usefixtures("slow_steps")
 @pytest.mark.parametrize("lost", [False, True], ids=["left", "lost"])
-def test_a_client_that_drops_out_of_a_reply_goes_on(keeping: Keeping, lost: bool) -> None:
+def test_a_client_that_drops_out_of_a_reply_goes_on(kept: Server, lost: bool) -> None:
     """The reply stays as far as it was sent, also where the server does not know of the loss."""
-    with keeping() as server, calling(server) as again:
-        with calling(server) as caller:
+    with calling(kept, "one") as again:
+        with calling(kept, "one") as caller:
             caller.update(audio=PUSH_TO_TALK, **LONG)
             caller.write("Hello")
             caller.send("response.create")
@@ -172,72 +193,72 @@ def test_a_client_that_drops_out_of_a_reply_goes_on(keeping: Keeping, lost: bool
 
 
 def test_a_session_that_no_token_resumes(
-    keeping: Keeping, omni: Qwen3Omni, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: Server, keeping: Keeping, folder: Path, omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one that its client has begun instead goes on."""
-    with keeping(api_keys=KEYS) as server:
-        with calling(server, "one") as caller:
-            caller.update(**SHORT)
-            caller.write("Hello")
-        left(server)
-        (file,) = files_of(tmp_path)
-        token, whole = token_of(caller), file.read_bytes()
-        with calling(server, "two") as caller:
-            assert refusal(caller, token) == refusal(caller, "guessed") == "session_not_found"
-            assert refusal(caller, token_of(caller)) == "session_not_found"  # its own
-        with calling(server, "one") as caller:
-            file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-            assert refusal(caller, token) == "stored_damaged"
-            file.write_bytes(whole)
-            with monkeypatch.context() as patch:
-                patch.setitem(omni.__dict__, "checkpoint_fingerprint", "another's")
-                assert refusal(caller, token) == "stored_unusable"
-            os.utime(file, (1, 1))
-            assert refusal(caller, token) == "session_not_found"
-            caller.update(**SHORT)
-            caller.write("Hello")
-            assert caller.answer()[-1].response.output
-        assert metric(server, "session_resumes_total", result="session_not_found") == 4
+    with calling(kept, "one") as caller:
+        caller.update(**SHORT)
+        caller.write("Hello")
+    left(kept)
+    (file,) = files_of(folder)
+    token, whole = token_of(caller), file.read_bytes()
+    with calling(kept, "two") as caller:
+        assert refusal(caller, token) == refusal(caller, "guessed") == "session_not_found"
+        assert refusal(caller, token_of(caller)) == "session_not_found"  # its own
+    with calling(kept, "one") as caller:
+        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        assert refusal(caller, token) == "stored_damaged"
+        file.write_bytes(whole)
+        with monkeypatch.context() as patch:
+            patch.setitem(omni.__dict__, "checkpoint_fingerprint", "another's")
+            assert refusal(caller, token) == "stored_unusable"
+        os.utime(file, (1, 1))
+        assert refusal(caller, token) == "session_not_found"
+        caller.update(**SHORT)
+        caller.write("Hello")
+        assert caller.answer()[-1].response.output
+    assert metric(kept, "session_resumes_total", result="stored_unusable") == 1
     os.utime(file)
-    new = key_of(tmp_path, "new")
-    with keeping(api_keys=KEYS, session_keys=new) as server, calling(server, "one") as caller:
+    new = key_of(folder, "new")
+    with keeping(session_keys=new) as server, calling(server, "one") as caller:
         assert refusal(caller, token) == "stored_key_lost"
-    new.write_text(f"{new.read_text()}\n{(tmp_path / 'one').read_text()}\n")
-    with keeping(api_keys=KEYS, session_keys=new) as server, calling(server, "one") as caller:
+    new.write_text(f"{new.read_text()}\n{(folder / 'one').read_text()}\n")
+    with keeping(session_keys=new) as server, calling(server, "one") as caller:
         resume(caller, token)
         assert caller.answer()[-1].response.output
-    with serving(omni) as server, calling(server) as caller:
-        assert not hasattr(caller.heard[0].session, "resume_token")
-        assert refusal(caller, token) == "unsupported"
 
 
 def test_a_full_disk_ends_no_session(
-    keeping: Keeping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: Server,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its client is told that it can't be resumed, and again when it can."""
 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with keeping(api_keys=KEYS) as server, calling(server, "one") as caller:
+    not_kept = partial(metric, kept, "not_kept_total", reason="disk")
+    with calling(kept, "one") as caller, client_of(kept, "one") as client:
         caller.update(**SHORT)
         token = token_of(caller)
-        wait_until(lambda: len(files_of(tmp_path)) == 1)
+        wait_until(lambda: len(files_of(folder)) == 1)
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
             caller.write("Hello")
             assert caller.until("session.updated")[-1].session.resume_token is None
-            wait_until(lambda: not files_of(tmp_path))
-            assert metric(server, "not_kept_total", kind="session", reason="disk") == 1
+            wait_until(lambda: not files_of(folder))
+            assert not_kept(kind="session") == 1
+            assert "not_kept" in caplog.messages
             assert caller.answer()[-1].response.output
-            with client_of(server, "one") as client:  # a reply stays in memory
-                assert named(client, client.chat.completions.create(**SPOKEN))
-                wait_until(lambda: metric(server, "not_kept_total", kind="reply", reason="disk"))
-                assert not files_of(tmp_path)
+            assert named(client, client.chat.completions.create(**SPOKEN))  # it stays in memory
+            wait_until(lambda: not_kept(kind="reply") == 1)
+            assert not files_of(folder)
         caller.write("And now?")
         assert caller.until("session.updated")[-1].session.resume_token == token
-        assert len(files_of(tmp_path)) == 1
-    with keeping(api_keys=KEYS) as server, calling(server, "one") as caller:
+        assert len(files_of(folder)) == 1
+    with calling(kept, "one") as caller:
         resume(caller, token)
 
 
@@ -255,7 +276,7 @@ def named(client: openai.OpenAI, reply: Any) -> bool:
 
 def test_two_servers_share_a_folder(keeping: Keeping) -> None:
     """As replicas of a fleet do: sessions, replies, and their removal."""
-    with keeping(api_keys=KEYS) as first, keeping(api_keys=KEYS) as second:
+    with keeping() as first, keeping() as second:
         with calling(first, "one") as caller:
             begun(caller)
             token, known = token_of(caller), list(caller.heard)
@@ -282,21 +303,28 @@ def test_two_servers_share_a_folder(keeping: Keeping) -> None:
                 one.chat.completions.delete(reply.id)
 
 
-def test_a_session_is_deleted_on_request(keeping: Keeping, tmp_path: Path) -> None:
-    with keeping() as server, calling(server) as caller:
+def test_a_session_is_deleted_on_request(kept: Server, folder: Path) -> None:
+    with calling(kept, "one") as caller:
         caller.update(**SHORT)
         caller.write("Hello")
         token = token_of(caller)
-        wait_until(lambda: len(files_of(tmp_path)) == 1)
+        wait_until(lambda: len(files_of(folder)) == 1)
         caller.send("session.update", session={"type": "realtime", "resume_token": "mine"})
         assert caller.until("error")[-1].error.param == "session.resume_token"
         assert caller.update(resume_token=token).resume_token == token  # as it got it
         assert caller.update(resume_token=None).resume_token is None
-        assert not files_of(tmp_path)
+        assert not files_of(folder)
         assert caller.answer()[-1].response.output
-    with keeping() as server, calling(server) as caller:
-        assert not files_of(tmp_path)
+    left(kept)
+    assert not files_of(folder)
+    with calling(kept, "one") as caller:
         assert refusal(caller, token) == "session_not_found"
+
+
+def test_a_server_without_a_folder_keeps_nothing(server: Server) -> None:
+    with calling(server) as caller:
+        assert not hasattr(caller.heard[0].session, "resume_token")
+        assert refusal(caller, "a token") == "unsupported"
 
 
 def test_items_that_are_sent_again_are_computed_once(

@@ -24,6 +24,7 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
         ({"allowed_hosts": ("http://a",)}, "names alone, .* got 'http://a'"),
         ({"voice_aliases": ("marin",)}, "NAME=VOICE, .* got 'marin'"),
         ({"api_keys": ("",)}, "an API key is empty."),
+        ({"session_folder": Path("kept")}, "session_folder needs session_keys, .* no default"),
         ({"port": 65536}, "port is at most 65535, got 65536."),
         ({"max_medja": 1}, "max_medja: "),
     ],

@@ -18,9 +18,7 @@ BLOCK = 4096
 TEXT = b"what was said"
 
 
-def folder_of(
-    path: Path, *keys: bytes, most: int = 1 << 20, **options: Any
-) -> SessionFolder:
+def folder_of(path: Path, *keys: bytes, most: int = 1 << 20, **options: Any) -> SessionFolder:
     return SessionFolder(path, Seal(keys or (OLD,)), KEPT_S, most, **options)  # type: ignore[arg-type]
 
 
@@ -210,9 +208,7 @@ def test_a_file_that_was_removed_is_not_written_again(tmp_path: Path) -> None:
     assert not files_of(tmp_path)
 
 
-def test_a_full_disk_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(tmp_path)
     folder.put("session", "me", "secret", TEXT)
 

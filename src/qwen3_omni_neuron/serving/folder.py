@@ -1,4 +1,4 @@
-"""Session folder: encrypted files of realtime sessions and spoken replies, bounded in bytes and age.
+"""Session folder: encrypted files of sessions and spoken replies, bounded in bytes and age.
 
 A file's name is made of hashes: of its owner, and of a secret that its client alone has. Several
 servers may share one folder.
@@ -105,9 +105,7 @@ class SessionFolder:
         """Wait until everything is written, and end the folder's thread."""
         self._writer.shutdown()
 
-    def put(
-        self, kind: Kind, owner: str, secret: str, data: bytes, replaces: bool = False
-    ) -> None:
+    def put(self, kind: Kind, owner: str, secret: str, data: bytes, replaces: bool = False) -> None:
         """Write data, atomically. Raises NotKeptError; then an earlier version is left as it was.
 
         secret: text without which it can't be found again. replaces: an earlier version must be
@@ -256,9 +254,9 @@ class SessionFolder:
 
     def _check_key(self, end: str) -> None:
         """Raise UnknownKeyError if there is a file whose name ends so, of a key that is lost."""
-        for name in os.listdir(self._folder):
-            if name.endswith(end):
-                with suppress(FileNotFoundError), self._opened(self._folder / name) as (file, _):
+        for path in self._folder.iterdir():
+            if path.name.endswith(end):
+                with suppress(FileNotFoundError), self._opened(path) as (file, _):
                     self._seal.check_key(file)
 
 

@@ -54,7 +54,10 @@ class Metrics:
             "fields_without_effect", "Fields that were sent and have no effect", "path", "field"
         )
         self.not_kept = counter(
-            "not_kept", "Sessions and replies that the session folder did not take", "kind", "reason"
+            "not_kept",
+            "Sessions and replies that the session folder did not take",
+            "kind",
+            "reason",
         )
         self.resumes = counter("session_resumes", "Attempts to resume a session", "result")
         registry.register(_ModelFigures(model))

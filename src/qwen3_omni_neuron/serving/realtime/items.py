@@ -275,9 +275,10 @@ class ConversationItems:
         item.shown["content"][0]["transcript"] = text
 
     def stored(self) -> Json:
-        """Return the conversation for `prompt.stored.pack`. Raises MessageError if it does not rest.
+        """Return the conversation for `prompt.stored.pack`.
 
         Pictures as clients see them are arrays: they can be longer than all text that is stored.
+        Raises MessageError while a reply streams, or the user's turn has begun.
         """
         document = self.session.document()
         items = [self._items[turn.id].stored for turn in self.session.turns if turn.id is not None]

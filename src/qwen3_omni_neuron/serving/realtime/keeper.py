@@ -104,9 +104,7 @@ class SessionKeeper:
         resumes.labels("resumed").inc()
         return found
 
-    async def resumed(
-        self, token: str, version: Version, document: Callable[[], Document]
-    ) -> None:
+    async def resumed(self, token: str, version: Version, document: Callable[[], Document]) -> None:
         """Write the session that a token has resumed, which is of no use any more."""
         await self._write(version, document)
         if self._folder is not None and self._is_there:

@@ -172,10 +172,8 @@ class LiveSession:
     async def _answer(self, event: events.ClientEvent) -> None:
         """Do what a client's event asks for. Raises ApiError and the API's errors."""
         match event:
-            case events.SessionUpdate():
-                await self._update(event.session)
-            case events.SessionResume():
-                await self._resume(event.resume_token)
+            case events.SessionUpdate() | events.SessionResume():
+                await self._change(event)
             case events.Append():
                 found = deque(await self._in_thread(self._input.push, event.audio))
                 while found:
@@ -216,6 +214,12 @@ class LiveSession:
         """Send the session in an event."""
         self._keeper.told = self._keeper.token
         await self._send(event, session=await self._in_thread(self._shown))
+
+    async def _change(self, event: events.SessionUpdate | events.SessionResume) -> None:
+        if isinstance(event, events.SessionUpdate):
+            await self._update(event.session)
+        else:
+            await self._resume(event.resume_token)
 
     async def _update(self, given: Json) -> None:
         before = self._config
