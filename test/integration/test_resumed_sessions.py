@@ -275,7 +275,7 @@ def named(client: openai.OpenAI, reply: Any) -> bool:
 
 
 def test_two_servers_share_a_folder(keeping: Keeping) -> None:
-    """As replicas of a fleet do: sessions, replies, and their removal."""
+    """Like replicas of a fleet: each finds and removes sessions and replies of the other."""
     with keeping() as first, keeping() as second:
         with calling(first, "one") as caller:
             begun(caller)
