@@ -29,7 +29,7 @@ from qwen3_omni_neuron.prompt.media.fields import open_media
 
 FORMAT = 1
 MOST_BYTES = 1 << 32
-"""Size limit of a stored conversation: 18 hours of speech, or 1,700 frames of video."""
+"""Size limit of a stored conversation: 18 hours of speech, or 1,800 of a video's largest pictures."""
 _MOST_JSON_BYTES = 1 << 24  # text of 3 million tokens
 _MOST_VALUES = 1 << 20  # values of the JSON: a parser takes up to 72 bytes for each
 _LINE = re.compile(rb"qwen3-omni-neuron conversation, format (\d{1,9})\n")
@@ -87,9 +87,9 @@ def unpack(data: bytes, kind: str, fingerprint: str, where: str) -> Document:
             f"{where} is stored in format {int(line[1])}, and this version reads format {FORMAT}. "
             f"Install the version that has stored it, or the newest one: {_UPGRADE}"
         )
-    digest, body = data[line.end() :][:_DIGEST_BYTES], memoryview(data)[line.end() :]
-    body = body[_DIGEST_BYTES:]
-    if hashlib.sha256(body).digest() != digest:
+    begin = line.end() + _DIGEST_BYTES
+    body = memoryview(data)[begin:]
+    if hashlib.sha256(body).digest() != data[line.end() : begin]:
         raise StoredSessionError(
             f"{where} is damaged: its {len(data)} bytes do not have the checksum that they were "
             "stored with. It was cut short or changed; take another copy of it."

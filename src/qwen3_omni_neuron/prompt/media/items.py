@@ -149,10 +149,13 @@ class MediaLoader:
         return VideoItem(visual, frame_rate(item.get("fps"), None, where), clip)
 
     def _prepared_clip(self, item: Mapping[str, Any], where: str) -> Clip:
-        samples = item.get("audio")
-        if not isinstance(samples, np.ndarray):  # a path would be opened
-            raise AudioError(f"{where} has no samples.")
-        return Clip(load_waveform(item, self._mel.rate, where), self._mel)
+        samples, rate = item.get("audio"), self._mel.rate
+        array = isinstance(samples, np.ndarray) and samples.dtype == np.float32
+        if not array or samples.ndim != 1 or not np.isfinite(samples).all():
+            raise AudioError(f"{where} has no samples, finite float32 [samples].")
+        if item.get("sampling_rate") != rate:
+            raise AudioError(f"{where} has another sampling_rate than this checkpoint's, {rate} Hz.")
+        return Clip(samples, self._mel)
 
     def growing_clip(self, sampling_rate: Any, where: str) -> GrowingClip:
         """Begin a clip whose pieces have this rate. Raises AudioError for the rate."""
