@@ -90,6 +90,6 @@ def test_a_session_of_another_checkpoint_is_refused(
 ) -> None:
     with omni.session() as session:
         session.save(tmp_path / "session")
-    with Qwen3Omni.load(checkpoint_of_seed(2), max_concurrency=1) as other:
-        with pytest.raises(StoredSessionError, match=r"another checkpoint .* Load the checkpoint"):
-            other.restore_session(tmp_path / "session")
+    expected = pytest.raises(StoredSessionError, match=r"another checkpoint .* Load the checkpoint")
+    with Qwen3Omni.load(checkpoint_of_seed(2), max_concurrency=1) as other, expected:
+        other.restore_session(tmp_path / "session")
