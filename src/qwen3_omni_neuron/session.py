@@ -111,6 +111,7 @@ class Session:
     ):
         """Do not call this; use `Qwen3Omni.session`."""
         self._model = model
+        self._saving = threading.Lock()  # one save at a time writes the temporary file
         # Guards every field below. Reentrant, as the pipeline's is.
         self._lock = threading.RLock()
         self._begin(options)
@@ -356,18 +357,19 @@ class Session:
         OutputError if the file can't be written, and StoredSessionError for a session that is too
         large.
         """
-        data = pack(STORED_KIND, self._model.fingerprint(), self.document())
         path = Path(path)
         if path.is_dir():
             raise OutputError(f"{path} is a folder; name a file for the session.")
-        try:
-            with written_whole(path) as file:
-                file.write(data)
-        except (OSError, ValueError) as error:  # a ValueError for a zero byte in the name
-            raise OutputError(
-                f"{path} can't be written ({error}): the session is not saved. Make room, or name "
-                "a file in a folder that exists and that you may write to."
-            ) from error
+        with self._saving:
+            data = pack(STORED_KIND, self._model.fingerprint(), self.document())
+            try:
+                with written_whole(path) as file:
+                    file.write(data)
+            except (OSError, ValueError) as error:  # a ValueError for a zero byte in the name
+                raise OutputError(
+                    f"{path} can't be written ({error}): the session is not saved. Make room, or "
+                    "name a file in a folder that exists and that you may write to."
+                ) from error
 
     def document(self) -> dict[str, Any]:
         """Return the session as JSON values and arrays, for `prompt.stored.pack`.

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -334,6 +335,27 @@ def test_a_file_that_can_not_be_written_leaves_the_earlier_one(
             session.save(file)
     assert file.read_bytes() == earlier
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_session_is_saved_once_at_a_time(
+    omni: Qwen3Omni, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two writers would share the file's temporary name."""
+    file, flush = tmp_path / "session", os.fsync
+    with omni.session() as session:
+        other = threading.Thread(target=session.save, args=(file,))
+
+        def flush_beside_another(descriptor: int) -> None:
+            if other.ident is None:
+                other.start()
+                other.join(timeout=0.1)  # the other one waits
+            flush(descriptor)
+
+        monkeypatch.setattr(os, "fsync", flush_beside_another)
+        session.save(file)
+        other.join()
+    assert list(tmp_path.iterdir()) == [file]
+    omni.restore_session(file)
 
 
 def test_a_checkpoint_is_told_by_all_that_a_conversation_depends_on(checkpoint: Path) -> None:
