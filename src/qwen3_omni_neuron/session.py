@@ -22,6 +22,7 @@ from qwen3_omni_neuron.errors import (
     PromptTooLongError,
     StoredSessionError,
     format_value,
+    printable,
 )
 from qwen3_omni_neuron.events import Event
 from qwen3_omni_neuron.model.torch_threads import one_torch_thread
@@ -110,6 +111,7 @@ class Session:
     ):
         """Do not call this; use `Qwen3Omni.session`."""
         self._model = model
+        self._saving = threading.Lock()  # one save at a time writes the temporary file
         # Guards every field below. Reentrant, as the pipeline's is.
         self._lock = threading.RLock()
         self._begin(options)
@@ -355,18 +357,19 @@ class Session:
         OutputError if the file can't be written, and StoredSessionError for a session that is too
         large.
         """
-        data = pack(STORED_KIND, self._model.fingerprint(), self.document())
         path = Path(path)
         if path.is_dir():
             raise OutputError(f"{path} is a folder; name a file for the session.")
-        try:
-            with written_whole(path) as file:
-                file.write(data)
-        except (OSError, ValueError) as error:  # a ValueError for a zero byte in the name
-            raise OutputError(
-                f"{path} can't be written ({error}): the session is not saved. Make room, or name "
-                "a file in a folder that exists and that you may write to."
-            ) from error
+        with self._saving:
+            data = pack(STORED_KIND, self._model.fingerprint(), self.document())
+            try:
+                with written_whole(path) as file:
+                    file.write(data)
+            except (OSError, ValueError) as error:  # a ValueError for a zero byte in the name
+                raise OutputError(
+                    f"{path} can't be written ({error}): the session is not saved. Make room, or "
+                    "name a file in a folder that exists and that you may write to."
+                ) from error
 
     def document(self) -> dict[str, Any]:
         """Return the session as JSON values and arrays, for `prompt.stored.pack`.
@@ -419,8 +422,8 @@ class Session:
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                 self._begin(before)
                 raise StoredSessionError(
-                    f"the stored session can't be read ({format_value(error)}): this version has "
-                    "not stored it so."
+                    "the stored session is none that this package has stored "
+                    f"({printable(repr(error), 200)})."
                 ) from error
 
     def close(self) -> None:
@@ -449,7 +452,7 @@ class Session:
 
     def _take(self, document: Mapping[str, Any]) -> None:
         """Set the conversation to a document's. Raises errors as `restore` lists them."""
-        self._tools(self._options.tools)
+        read_tools(self._options.tools, self._reserved)
         system, unfinished = document["system"], document["unfinished"]
         first = None if system is None else self._stored_turn(system, "system")
         last = None if unfinished is None else self._stored_turn(unfinished, "unfinished")
@@ -461,10 +464,10 @@ class Session:
         ]
         at, slowest = document["last_reply"], document["slowest_pace"]
         reply = None if at is None else history[at]
-        if not isinstance(reply, Reply | None) or not isinstance(slowest, float | None):
-            raise TypeError("last_reply is no reply, or slowest_pace no number")
+        if not isinstance(reply, Reply | None):
+            raise TypeError("its last_reply is no reply")
+        self._pace = SpokenPace(None if slowest is None else float(slowest))
         self._system, self._turn, self._history, self._reply = first, last, history, reply
-        self._pace.slowest = slowest
 
     def _check_open(self) -> None:
         if self._closed:

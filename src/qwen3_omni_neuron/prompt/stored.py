@@ -1,6 +1,6 @@
 r"""File format of stored conversations: a document of JSON values and arrays <-> bytes.
 
-    qwen3-omni-neuron conversation, format 1\n
+    qwen3_omni_neuron conversation, format 1\n
     sha256 of all that follows, 32 bytes
     size of the JSON in bytes, 8 bytes, little-endian
     JSON: {"kind", "fingerprint", "document", "arrays": [[place, dtype, shape], ...]}
@@ -29,10 +29,10 @@ from qwen3_omni_neuron.prompt.media.fields import open_media
 
 FORMAT = 1
 MOST_BYTES = 1 << 32
-"""Size limit of a stored conversation: 18 hours of speech, or 1,700 frames of video."""
+"""Size limit of a stored conversation: 18 hours of speech, or 1,800 large pictures of videos."""
 _MOST_JSON_BYTES = 1 << 24  # text of 3 million tokens
 _MOST_VALUES = 1 << 20  # values of the JSON: a parser takes up to 72 bytes for each
-_LINE = re.compile(rb"qwen3-omni-neuron conversation, format (\d{1,9})\n")
+_LINE = re.compile(rb"qwen3_omni_neuron conversation, format (\d{1,9})\n")
 _DTYPES = ("float32", "int64", "uint8")
 _DIGEST_BYTES, _SIZE_BYTES = 32, 8
 _UPGRADE = "pip install --upgrade qwen3-omni-neuron"
@@ -65,7 +65,7 @@ def pack(kind: str, fingerprint: str, document: Mapping[str, Any]) -> bytes:
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
-    line = f"qwen3-omni-neuron conversation, format {FORMAT}\n".encode()
+    line = f"qwen3_omni_neuron conversation, format {FORMAT}\n".encode()
     return b"".join([line, digest.digest(), *parts])
 
 
@@ -87,9 +87,9 @@ def unpack(data: bytes, kind: str, fingerprint: str, where: str) -> Document:
             f"{where} is stored in format {int(line[1])}, and this version reads format {FORMAT}. "
             f"Install the version that has stored it, or the newest one: {_UPGRADE}"
         )
-    digest, body = data[line.end() :][:_DIGEST_BYTES], memoryview(data)[line.end() :]
-    body = body[_DIGEST_BYTES:]
-    if hashlib.sha256(body).digest() != digest:
+    begin = line.end() + _DIGEST_BYTES
+    body = memoryview(data)[begin:]
+    if hashlib.sha256(body).digest() != data[line.end() : begin]:
         raise StoredSessionError(
             f"{where} is damaged: its {len(data)} bytes do not have the checksum that they were "
             "stored with. It was cut short or changed; take another copy of it."

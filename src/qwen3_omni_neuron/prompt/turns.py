@@ -13,6 +13,7 @@ from qwen3_omni_neuron.prompt.media.items import Media
 
 BYTES_PER_S = 15.0  # UTF-8 text spoken: English has 14 to 17, Chinese (3 a character) 12 to 15
 RATE_WEIGHT_S = 2.0  # weight of BYTES_PER_S, in seconds of the session's speech
+_MOST_STORED = 1e12  # limit of a stored reply's numbers, whose products stay finite
 ROUNDING_S = 1e-3
 """Tolerance of the seconds heard that a caller gives, which may be rounded to milliseconds."""
 
@@ -100,12 +101,12 @@ class Reply:
 
         Raises KeyError, TypeError or ValueError for other values.
         """
-        reply = Reply(_flag(stored["spoken"]), _not_negative(stored["bytes_per_s"]))
+        reply = Reply(_flag(stored["spoken"]), _quantity(stored["bytes_per_s"]))
         reply.ended, reply.complete = True, _flag(stored["complete"])
-        reply.audio_s = _not_negative(stored["audio_s"])
+        reply.audio_s = _quantity(stored["audio_s"])
         if stored["heard_s"] is not None:
-            reply.heard_s = _not_negative(stored["heard_s"])
-        reply.spoken_bytes = int(_not_negative(stored["spoken_bytes"]))
+            reply.heard_s = _quantity(stored["heard_s"])
+        reply.spoken_bytes = int(_quantity(stored["spoken_bytes"]))
         reply._deltas = list(stored["deltas"])
         "".join(reply._deltas).encode()  # they are strings, without half a surrogate pair
         reply.id = id_of(stored)
@@ -234,10 +235,10 @@ def _flag(value: Any) -> bool:
     return value
 
 
-def _not_negative(value: Any) -> float:
+def _quantity(value: Any) -> float:
     number = real_number(value)
-    if number is None or number < 0:
-        raise ValueError(f"{format_value(value)} is no number of 0 or more")
+    if number is None or not 0 <= number <= _MOST_STORED:
+        raise ValueError(f"{format_value(value)} is no number from 0 to {_MOST_STORED:g}")
     return number
 
 

@@ -79,6 +79,10 @@ class VideoItem:
 Media = AudioItem | ImageItem | VideoItem
 
 
+def _is_waveform(array: NDArray[Any]) -> bool:
+    return array.dtype == np.float32 and array.ndim == 1 and bool(np.isfinite(array).all())
+
+
 def _samples(clip: Clip) -> Item:
     return {"audio": clip.waveform, "sampling_rate": clip.rate}
 
@@ -134,8 +138,9 @@ class MediaLoader:
         return VideoItem(visual, video.fps, clip)
 
     def prepared(self, kind: str, item: Mapping[str, Any], where: str) -> Media:
-        """Take an item in the form of `Media.item`: its samples and pixels are used as they are.
+        """Take an item of a stored turn: its samples and pixels are used as they are.
 
+        item: in the form of `AudioItem.item`, `ImageItem.item` or `VideoItem.item`.
         Raises AudioError, ImageError or VideoError for any other form.
         """
         if kind == "audio":
@@ -149,10 +154,12 @@ class MediaLoader:
         return VideoItem(visual, frame_rate(item.get("fps"), None, where), clip)
 
     def _prepared_clip(self, item: Mapping[str, Any], where: str) -> Clip:
-        samples = item.get("audio")
-        if not isinstance(samples, np.ndarray):  # a path would be opened
-            raise AudioError(f"{where} has no samples.")
-        return Clip(load_waveform(item, self._mel.rate, where), self._mel)
+        samples, rate = item.get("audio"), self._mel.rate
+        if not isinstance(samples, np.ndarray) or not _is_waveform(samples):
+            raise AudioError(f"{where} has no samples, finite float32 [samples].")
+        if item.get("sampling_rate") != rate:
+            raise AudioError(f"{where} has another sampling_rate than the model, {rate} Hz.")
+        return Clip(samples, self._mel)
 
     def growing_clip(self, sampling_rate: Any, where: str) -> GrowingClip:
         """Begin a clip whose pieces have this rate. Raises AudioError for the rate."""
