@@ -12,6 +12,7 @@ from typing import Any
 
 import openai
 import pytest
+from test_realtime import TOOL, Paused
 from websockets.exceptions import ConnectionClosed
 
 from qwen3_omni_neuron import Qwen3Omni
@@ -74,7 +75,8 @@ def key_of(folder: Path, name: str) -> Path:
 
 
 def files_of(folder: Path) -> list[Path]:
-    return sorted((folder / "kept").glob("*"))
+    """Return the files that are written whole."""
+    return sorted(file for file in (folder / "kept").glob("*") if file.suffix != ".tmp")
 
 
 def token_of(caller: Caller) -> str | None:
@@ -184,12 +186,33 @@ def test_a_client_that_drops_out_of_a_reply_goes_on(kept: Server, lost: bool) ->
         reply = again.until("conversation.item.retrieved")[-1].item
         assert reply.status == "incomplete"
         assert reply.content[0].transcript
-        cut: Any = {"item_id": item, "content_index": 0, "audio_end_ms": 0}
+        cut: Any = {"item_id": item, "content_index": 0, "audio_end_ms": 100}
         again.send("conversation.item.truncate", **cut)
         again.until("conversation.item.truncated")
         again.write("Go on.")
         again.update(**SHORT, thinker_eos_token_id=None)
         assert again.answer()[-1].response.status != "failed"
+
+
+def test_a_reply_with_calls_is_kept_as_its_client_has_it(
+    kept: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call is an item, and no part of the reply's text."""
+    Paused(monkeypatch)
+    with calling(kept, "one") as again:
+        with calling(kept, "one") as caller:
+            caller.update(tools=[TOOL], output_modalities=["text"])
+            caller.write("What is above?")
+            caller.send("response.create")
+            caller.until("response.output_item.added")
+            message = caller.heard[-1].item.id
+            call = caller.until("response.function_call_arguments.done")[-1].item_id
+        resume(again, token_of(caller))
+        for item, content in ((message, "Let me look. "), (call, None)):
+            again.send("conversation.item.retrieve", item_id=item)
+            found = again.until("conversation.item.retrieved")[-1].item
+            assert (found.type == "message") == (content is not None)
+            assert content is None or found.content[0].text == content
 
 
 def test_a_session_that_no_token_resumes(

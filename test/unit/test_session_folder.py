@@ -50,7 +50,7 @@ def test_names_and_files_say_nothing_of_owner_secret_and_content(tmp_path: Path)
     for number in range(2):
         folder.put("session", "address 10.0.0.1", f"secret {number}", TEXT)
     first, second = files_of(tmp_path)
-    assert first.name[:32] == second.name[:32]  # of one owner
+    assert first.name[:48] == second.name[:48]  # of one owner
     for file in (first, second):
         seen = file.name.encode() + file.read_bytes()
         for word in (TEXT, b"10.0.0.1", b"secret", OLD):
@@ -58,7 +58,7 @@ def test_names_and_files_say_nothing_of_owner_secret_and_content(tmp_path: Path)
     assert first.read_bytes()[32:] != second.read_bytes()[32:]
     other = tmp_path / "other"
     folder_of(other, NEW).put("session", "address 10.0.0.1", "secret 0", TEXT)
-    assert files_of(other)[0].name[:32] != first.name[:32]  # the owner's name needs the key
+    assert files_of(other)[0].name[16:48] != first.name[16:48]  # the owner's needs the key
 
 
 def test_nobody_else_finds_it(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import os
 import re
 import secrets
 import stat
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,12 +25,12 @@ from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.sealing import Seal, SealError, UnknownKeyError
 
 Kind = Literal["session", "reply"]
-Reason = Literal["disk", "room", "gone", "content"]
+Reason = Literal["disk", "room", "gone", "content", "failed"]
 SWEEP_S = 60.0
 """Interval at which files are removed whose time is over."""
 _BLOCK = 4096  # a file takes whole blocks of the disk
 _TEMPORARY_S = 3600.0  # a temporary file of this age was left by a process that has died
-_NAME = re.compile(r"([0-9a-f]{32})\.[0-9a-f]{64}\.(session|reply)")
+_NAME = re.compile(r"([0-9a-f]{48})\.[0-9a-f]{64}\.(session|reply)")
 _TEMPORARY = re.compile(r"[0-9a-f]{32}\.tmp")
 
 
@@ -39,7 +38,7 @@ class NotKeptError(Exception):
     """Data could not be written to the folder.
 
     reason: "disk": the system refused; "room": a limit of the folder; "gone": the file that was to
-    be replaced is no longer there; "content": it has no stored form.
+    be replaced is no longer there; "content": it has no stored form; "failed": an error of ours.
     """
 
     def __init__(self, reason: Reason, message: str):
@@ -64,8 +63,8 @@ class SessionFolder:
     all files; share: the fraction of them that one owner may have; the oldest files go first.
     largest: bytes of the largest file that is written or read. held: bytes of all files, as of the
     last look into the folder; other servers that share it are counted at each look.
-    Methods may be called in any thread but the event loop's, as they wait for the disk; `later`
-    calls one in the folder's own. A lock guards the counted bytes.
+    Methods wait for the disk, and so are not for the event loop's thread. `put` and `sweep` are for
+    one thread, the folder's own, in which `later` calls them; the others for any.
     """
 
     def __init__(
@@ -82,8 +81,8 @@ class SessionFolder:
         self._folder, self._seal, self._kept_s, self._now = folder, seal, kept_s, now
         self._most, self._most_of_owner = most_bytes, int(most_bytes * share)
         self._largest = largest
-        self._lock = threading.Lock()
         self._by_owner: Counter[str] = Counter()
+        self._lost = False  # there are files of a key that is not there
         self.held = 0
         self._writer = ThreadPoolExecutor(1, "session folder")
         try:
@@ -118,8 +117,7 @@ class SessionFolder:
             message = f"it has {len(data)} bytes, and a file may have {self._largest}"
             raise NotKeptError("room", message)
         try:
-            with self._lock:
-                self._make_room(own, size)
+            self._make_room(own, size)
             with self._temporary() as (file, temporary):
                 self._seal.write(file, path.name, data)
                 file.flush()
@@ -130,9 +128,8 @@ class SessionFolder:
                 temporary.replace(path)
         except OSError as error:
             raise NotKeptError("disk", f"the disk refused it: {error}") from error
-        with self._lock:
-            self._by_owner[own] += size - before
-            self.held = self._by_owner.total()
+        self._by_owner[own] += size - before
+        self.held = self._by_owner.total()
 
     def get(
         self, kind: Kind, owner: str, secret: str, hold: Callable[[int], None] | None = None
@@ -151,7 +148,9 @@ class SessionFolder:
                     if hold is not None:
                         hold(status.st_size)
                     return self._seal.unsealed(file, path.name, status.st_size)
-            self._check_key(_name("", secret, kind))
+            end = _name("", secret, kind)
+            if self._lost and any(path.name.endswith(end) for path in self._folder.iterdir()):
+                raise UnknownKeyError
         except (SealError, OSError) as error:
             raise _unreadable(kind, error) from error
         return None
@@ -174,13 +173,12 @@ class SessionFolder:
     def sweep(self) -> None:
         """Remove what has expired, and count the rest. Logs an error of the system."""
         try:
-            with self._lock:
-                self._count(self._look())
+            self._count(self._look())
         except OSError as error:
             logs.event("session_folder_failed", logging.ERROR, error=str(error))
 
     def _make_room(self, own: str, size: int) -> None:
-        """Remove the oldest files until one of this size fits. The caller holds the lock."""
+        """Remove the oldest files until one of this size fits."""
         most = min(self._most, self._most_of_owner)
         if size > most:
             message = f"it takes {size} bytes, and one owner may have {most} of the folder"
@@ -206,6 +204,7 @@ class SessionFolder:
         self._by_owner = Counter()
         for entry in entries:
             self._by_owner[entry.owner] += entry.size
+        self._lost = not all(map(self._seal.has_key_of, self._by_owner))
         self.held = self._by_owner.total()
 
     def _look(self) -> list[_Entry]:
@@ -251,13 +250,6 @@ class SessionFolder:
             if status.st_size > most:
                 raise SealError(f"it has {status.st_size} bytes, and {most} are the most")
             yield file, status
-
-    def _check_key(self, end: str) -> None:
-        """Raise UnknownKeyError if there is a file whose name ends so, of a key that is lost."""
-        for path in self._folder.iterdir():
-            if path.name.endswith(end):
-                with suppress(FileNotFoundError), self._opened(path) as (file, _):
-                    self._seal.check_key(file)
 
 
 def _unreadable(kind: Kind, error: Exception) -> ApiError:

@@ -29,6 +29,9 @@ class SealError(Exception):
 class UnknownKeyError(SealError):
     """A file was encrypted with a key that is not among the present ones."""
 
+    def __init__(self) -> None:
+        super().__init__("the key that encrypted it is not among those of the server")
+
 
 class _Key:
     """One key of the operator's, from which a key for each use is derived."""
@@ -39,7 +42,7 @@ class _Key:
         self._owners = hmac.digest(secret, b"owners", sha256)
 
     def owner_name(self, owner: str) -> str:
-        return hmac.digest(self._owners, owner.encode(), sha256)[:16].hex()
+        return self.id.hex() + hmac.digest(self._owners, owner.encode(), sha256)[:16].hex()
 
     def cipher(self, salt: bytes) -> AESGCM:
         """Return the cipher of the one file that has this salt."""
@@ -86,8 +89,15 @@ class Seal:
         return Seal(secrets)
 
     def owner_names(self, owner: str) -> list[str]:
-        """Return names that stand for an owner, one a key, by which nobody else can tell it."""
+        """Return names that stand for an owner, one a key, by which nobody else can tell it.
+
+        They have 48 characters, and differ where keys differ.
+        """
         return [key.owner_name(owner) for key in self._keys]
+
+    def has_key_of(self, name: str) -> bool:
+        """Return whether a name, or what it begins, comes from one of the keys."""
+        return any(name.startswith(key.id.hex()) for key in self._keys)
 
     def write(self, file: BinaryIO, name: str, data: bytes) -> None:
         """Write a file's whole content. name: its name, without which it can't be read again."""
@@ -125,10 +135,6 @@ class Seal:
         """Return the bytes of a file with so many bytes of data."""
         return _HEADER_BYTES + size + TAG_BYTES * _chunks(size)
 
-    def check_key(self, file: BinaryIO) -> None:
-        """Raise UnknownKeyError, or SealError, for a file that can't be of one of the keys."""
-        self._key_of(file.read(_HEADER_BYTES))
-
     def _key_of(self, header: bytes) -> _Key:
         if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
             raise SealError("it is of another format")
@@ -136,7 +142,7 @@ class Seal:
         for key in self._keys:
             if key.id == key_id:
                 return key
-        raise UnknownKeyError("the key that encrypted it is not among those of the server")
+        raise UnknownKeyError
 
 
 def _chunks(size: int) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 
@@ -48,6 +49,7 @@ class SessionKeeper:
         self._is_there = False  # the folder has a file of it
         self._forgotten = False
         self._task: asyncio.Task[None] | None = None
+        self._written_s = 0.0
         if self._folder is not None:
             keepers[self._secret] = self
 
@@ -62,9 +64,15 @@ class SessionKeeper:
         To be called every moment in which no response is made and the user does not speak.
         document: returns the session's content, in its thread.
         """
-        busy = self._task is not None and not self._task.done()
-        if self.keeps and not busy and self._seen == version != self._tried:
+        if not self.keeps or (self._task is not None and not self._task.done()):
+            return
+        if self._seen == version != self._tried:
             self._task = asyncio.create_task(self._write(version, document))
+        elif (
+            time.monotonic() - self._written_s
+            > self._connection.service.settings.kept_session_s / 2
+        ):
+            self._touch()  # the time of an open session is not over
         self._seen = version
 
     async def close(self, version: Version, document: Callable[[], Document]) -> None:
@@ -74,10 +82,10 @@ class SessionKeeper:
                 await asyncio.wait((self._task,), timeout=LAST_S)
                 self._task = None
             if self.keeps and version != self._tried:
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._write(version, document), LAST_S)
-            elif self._folder is not None and self._is_there:
-                self._folder.later(self._folder.touch, "session", self._owner, self._secret)
+                last = asyncio.create_task(self._write(version, document))
+                await asyncio.wait((last,), timeout=LAST_S)  # a later one is written, too
+            else:
+                self._touch()
         finally:
             self._keepers.pop(self._secret, None)
             self._closed.set()
@@ -117,19 +125,33 @@ class SessionKeeper:
             content = await self._connection.in_thread(document)
             if self._folder is None or self._forgotten:
                 return
-            await asyncio.wrap_future(self._folder.later(self._put, content, self._is_there))
+            put = self._folder.later(self._put, content, self._is_there)
+            del content
+            await asyncio.shield(asyncio.wrap_future(put))
         except MessageError:  # a turn or a reply has begun since: it does not rest
             self._tried = before
         except NotKeptError as error:
-            self._connection.service.not_kept("session", error)
-            self.token = None
-            self._forgotten = self._forgotten or error.reason == "gone"
-            if self._folder is not None and self._is_there:  # it lacks what came since
-                self._folder.later(self._remove, self._secret)
-            self._is_there = False
+            self._failed(error)
+        except Exception as error:
+            self._connection.failed(error)  # it is logged
+            self._failed(NotKeptError("failed", "the log says why, under the session's request"))
         else:
-            self._is_there = True
+            self._is_there, self._written_s = True, time.monotonic()
             self.token = None if self._forgotten else self._secret
+
+    def _failed(self, error: NotKeptError) -> None:
+        """Note that the session can't be resumed."""
+        self._connection.service.not_kept("session", error)
+        self.token = None
+        self._forgotten = self._forgotten or error.reason == "gone"
+        if self._folder is not None and self._is_there:  # it lacks what came since
+            self._folder.later(self._remove, self._secret)
+        self._is_there = False
+
+    def _touch(self) -> None:
+        if self._folder is not None and self._is_there:
+            self._folder.later(self._folder.touch, "session", self._owner, self._secret)
+            self._written_s = time.monotonic()
 
     # The folder's thread.
 
