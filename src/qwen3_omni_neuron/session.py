@@ -357,13 +357,10 @@ class Session:
         OutputError if the file can't be written, and StoredSessionError for a session that is too
         large.
         """
-        path = Path(path)
-        if path.is_dir():
-            raise OutputError(f"{path} is a folder; name a file for the session.")
         with self._saving:
             data = pack(STORED_KIND, self._model.fingerprint(), self.document())
             try:
-                with written_whole(path) as file:
+                with written_whole(Path(path)) as file:
                     file.write(data)
             except (OSError, ValueError) as error:  # a ValueError for a zero byte in the name
                 raise OutputError(

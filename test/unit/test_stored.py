@@ -319,7 +319,9 @@ def test_a_file_that_can_not_be_written_leaves_the_earlier_one(
         earlier = file.read_bytes()
         session.append("More")
         for path, match in (
-            (tmp_path, "is a folder; name a file"),
+            (tmp_path, "can't be written .*Is a directory"),
+            (Path(), "can't be written .*empty name"),
+            (tmp_path / ("x" * 300), "can't be written .*File name too long"),
             (tmp_path / "nowhere" / "session", "can't be written .*No such file"),
             (tmp_path / "\0", "can't be written .*null"),
             (file / "session", "can't be written .*Not a directory"),

@@ -35,7 +35,6 @@ _MOST_VALUES = 1 << 20  # values of the JSON: a parser takes up to 72 bytes for 
 _LINE = re.compile(rb"qwen3_omni_neuron conversation, format (\d{1,9})\n")
 _DTYPES = ("float32", "int64", "uint8")
 _DIGEST_BYTES, _SIZE_BYTES = 32, 8
-_UPGRADE = "pip install --upgrade qwen3-omni-neuron"
 
 Document = dict[str, Any]
 Array = NDArray[Any]
@@ -85,7 +84,8 @@ def unpack(data: bytes, kind: str, fingerprint: str, where: str) -> Document:
     if int(line[1]) != FORMAT:
         raise StoredSessionError(
             f"{where} is stored in format {int(line[1])}, and this version reads format {FORMAT}. "
-            f"Install the version that has stored it, or the newest one: {_UPGRADE}"
+            "Install the version that has stored it, or the newest one: "
+            "pip install --upgrade qwen3-omni-neuron"
         )
     begin = line.end() + _DIGEST_BYTES
     body = memoryview(data)[begin:]
@@ -107,9 +107,10 @@ def unpack(data: bytes, kind: str, fingerprint: str, where: str) -> Document:
 def read_file(path: Path, kind: str, fingerprint: str) -> Document:
     """Return the document in a file. Raises StoredSessionError, also if it can't be read."""
     with open_media(path, "the stored conversation", StoredSessionError) as file:
-        check_size(os.fstat(file.fileno()).st_size, str(path))
+        size = os.fstat(file.fileno()).st_size
+        check_size(size, str(path))
         try:
-            data = file.read()
+            data = file.read(size)
         except OSError as error:
             raise StoredSessionError(f"{path} can't be read ({error.strerror}).") from error
     return unpack(data, kind, fingerprint, str(path))
