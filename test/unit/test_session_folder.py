@@ -35,12 +35,12 @@ def aged(path: Path, seconds: float) -> None:
 @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 7])
 def test_data_comes_back_whatever_its_size(tmp_path: Path, size: int) -> None:
     folder, data = folder_of(tmp_path, most=1 << 23), os.urandom(size)
-    folder.put("session", "me", "secret", data)
+    folder.put("session", "me", "secret", [data])
     assert folder.get("session", "me", "secret") == data
     (file,) = files_of(tmp_path)
     assert file.stat().st_size == Seal.sealed_bytes(size)
     assert file.stat().st_mode & 0o777 == 0o600
-    folder.put("session", "me", "secret", TEXT, replaces=True)
+    folder.put("session", "me", "secret", [TEXT], replaces=True)
     assert folder_of(tmp_path).get("session", "me", "secret") == TEXT  # another server
     assert len(files_of(tmp_path)) == 1
 
@@ -48,7 +48,7 @@ def test_data_comes_back_whatever_its_size(tmp_path: Path, size: int) -> None:
 def test_names_and_files_say_nothing_of_owner_secret_and_content(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     for number in range(2):
-        folder.put("session", "address 10.0.0.1", f"secret {number}", TEXT)
+        folder.put("session", "address 10.0.0.1", f"secret {number}", [TEXT])
     first, second = files_of(tmp_path)
     assert first.name[:48] == second.name[:48]  # of one owner
     for file in (first, second):
@@ -57,13 +57,13 @@ def test_names_and_files_say_nothing_of_owner_secret_and_content(tmp_path: Path)
             assert word not in seen
     assert first.read_bytes()[32:] != second.read_bytes()[32:]
     other = tmp_path / "other"
-    folder_of(other, NEW).put("session", "address 10.0.0.1", "secret 0", TEXT)
+    folder_of(other, NEW).put("session", "address 10.0.0.1", "secret 0", [TEXT])
     assert files_of(other)[0].name[16:48] != first.name[16:48]  # the owner's needs the key
 
 
 def test_nobody_else_finds_it(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
-    folder.put("session", "me", "secret", TEXT)
+    folder.put("session", "me", "secret", [TEXT])
     for kind, owner, secret in (
         ("session", "you", "secret"),
         ("session", "me", "another"),
@@ -79,7 +79,7 @@ def test_nobody_else_finds_it(tmp_path: Path) -> None:
 def test_a_file_that_was_changed_is_refused(tmp_path: Path) -> None:
     """At any byte, cut off anywhere, under another name, or in the place of another one."""
     folder = folder_of(tmp_path, most=1 << 23)
-    folder.put("session", "me", "secret", bytes(CHUNK_BYTES + 100))
+    folder.put("session", "me", "secret", [bytes(CHUNK_BYTES + 100)])
     (file,) = files_of(tmp_path)
     whole = file.read_bytes()
 
@@ -98,7 +98,7 @@ def test_a_file_that_was_changed_is_refused(tmp_path: Path) -> None:
         refused(whole[:end])
     refused(whole + b"\0")
     refused(whole[:32] + whole[chunk:])
-    folder.put("session", "you", "secret", TEXT)
+    folder.put("session", "you", "secret", [TEXT])
     (theirs,) = (path for path in files_of(tmp_path) if path != file)
     refused(theirs.read_bytes())
     file.write_bytes(whole)
@@ -108,9 +108,9 @@ def test_a_file_that_was_changed_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_file_of_the_folder_is_not_read(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, largest=BLOCK)
     with pytest.raises(NotKeptError, match="a file may have 4096") as refused:
-        folder.put("session", "me", "secret", bytes(BLOCK + 1))
+        folder.put("session", "me", "secret", [bytes(BLOCK + 1)])
     assert refused.value.reason == "room"
-    folder.put("session", "me", "secret", TEXT)
+    folder.put("session", "me", "secret", [TEXT])
     (file,) = files_of(tmp_path)
     with file.open("r+b") as opened:
         opened.truncate(1 << 40)  # takes no space
@@ -128,9 +128,9 @@ def test_what_is_no_file_of_the_folder_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_new_key_encrypts_and_the_old_one_still_decrypts(tmp_path: Path) -> None:
-    folder_of(tmp_path, OLD).put("session", "me", "old", TEXT)
+    folder_of(tmp_path, OLD).put("session", "me", "old", [TEXT])
     both = folder_of(tmp_path, NEW, OLD)
-    both.put("session", "me", "new", TEXT)
+    both.put("session", "me", "new", [TEXT])
     assert both.get("session", "me", "old") == both.get("session", "me", "new") == TEXT
     new = folder_of(tmp_path, NEW)
     assert new.get("session", "me", "new") == TEXT
@@ -144,7 +144,7 @@ def test_a_new_key_encrypts_and_the_old_one_still_decrypts(tmp_path: Path) -> No
 def test_each_kind_has_its_time_and_a_lost_key_changes_nothing_of_it(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     for kind in ("session", "reply"):
-        folder.put(kind, "me", "secret", TEXT)  # type: ignore[arg-type]
+        folder.put(kind, "me", "secret", [TEXT])  # type: ignore[arg-type]
     reply, session = sorted(files_of(tmp_path), key=lambda path: path.suffix)
     aged(reply, 11)
     aged(session, 99)
@@ -169,19 +169,19 @@ def test_each_kind_has_its_time_and_a_lost_key_changes_nothing_of_it(tmp_path: P
 def test_the_oldest_go_first_and_those_of_the_owner_who_has_most(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, most=8 * BLOCK, share=0.75)
     for number, owner in enumerate(("you", *["me"] * 7)):
-        folder.put("session", owner, str(number), TEXT)
+        folder.put("session", owner, str(number), [TEXT])
         for path in files_of(tmp_path):
             aged(path, 1)
     left = [n for n in range(1, 8) if folder.get("session", "me", str(n))]
     assert left == [2, 3, 4, 5, 6, 7]  # six of eight blocks
-    folder.put("session", "you", "8", TEXT)
-    folder.put("session", "you", "9", TEXT)
+    folder.put("session", "you", "8", [TEXT])
+    folder.put("session", "you", "9", [TEXT])
     left = [n for n in range(1, 8) if folder.get("session", "me", str(n))]
     assert left == [3, 4, 5, 6, 7]  # not the oldest of all, which is another's
     assert folder.get("session", "you", "0") == TEXT
     assert folder.held == 8 * BLOCK
     with pytest.raises(NotKeptError, match="one owner may have 24576 of the folder") as refused:
-        folder.put("session", "me", "10", bytes(6 * BLOCK))
+        folder.put("session", "me", "10", [bytes(6 * BLOCK)])
     assert refused.value.reason == "room"
     assert len(files_of(tmp_path)) == 8
 
@@ -189,35 +189,35 @@ def test_the_oldest_go_first_and_those_of_the_owner_who_has_most(tmp_path: Path)
 def test_what_another_server_writes_counts_too(tmp_path: Path) -> None:
     one, other = (folder_of(tmp_path, most=4 * BLOCK) for _ in range(2))
     for number in range(4):
-        other.put("session", "me", str(number), TEXT)
+        other.put("session", "me", str(number), [TEXT])
         for path in files_of(tmp_path):
             aged(path, 1)
     one.sweep()
-    one.put("session", "me", "4", TEXT)
+    one.put("session", "me", "4", [TEXT])
     assert len(files_of(tmp_path)) == 4
     assert one.get("session", "me", "0") is None
 
 
 def test_a_file_that_was_removed_is_not_written_again(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
-    folder.put("session", "me", "secret", TEXT)
+    folder.put("session", "me", "secret", [TEXT])
     folder_of(tmp_path).remove("session", "me", "secret")
     with pytest.raises(NotKeptError) as refused:
-        folder.put("session", "me", "secret", TEXT, replaces=True)
+        folder.put("session", "me", "secret", [TEXT], replaces=True)
     assert refused.value.reason == "gone"
     assert not files_of(tmp_path)
 
 
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(tmp_path)
-    folder.put("session", "me", "secret", TEXT)
+    folder.put("session", "me", "secret", [TEXT])
 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(NotKeptError, match="No space left") as refused:
-        folder.put("session", "me", "secret", b"more")
+        folder.put("session", "me", "secret", [b"more"])
     assert refused.value.reason == "disk"
     assert len(files_of(tmp_path)) == 1
     assert folder.get("session", "me", "secret") == TEXT

@@ -104,22 +104,30 @@ class SessionFolder:
         """Wait until everything is written, and end the folder's thread."""
         self._writer.shutdown()
 
-    def put(self, kind: Kind, owner: str, secret: str, data: bytes, replaces: bool = False) -> None:
+    def put(
+        self,
+        kind: Kind,
+        owner: str,
+        secret: str,
+        parts: Sequence[bytes | memoryview],
+        replaces: bool = False,
+    ) -> None:
         """Write data, atomically. Raises NotKeptError; then an earlier version is left as it was.
 
-        secret: text without which it can't be found again. replaces: an earlier version must be
-        there: where it was removed meanwhile, it does not come back.
+        parts: the data's. secret: text without which it can't be found again. replaces: an earlier
+        version must be there: where it was removed meanwhile, it does not come back.
         """
         own = self._seal.owner_names(owner)[0]
         path = self._folder / _name(own, secret, kind)
-        size = _blocks(self._seal.sealed_bytes(len(data)))
-        if len(data) > self._largest:
-            message = f"it has {len(data)} bytes, and a file may have {self._largest}"
+        data_bytes = sum(map(len, parts))
+        size = _blocks(self._seal.sealed_bytes(data_bytes))
+        if data_bytes > self._largest:
+            message = f"it has {data_bytes} bytes, and a file may have {self._largest}"
             raise NotKeptError("room", message)
         try:
             self._make_room(own, size)
             with self._temporary() as (file, temporary):
-                self._seal.write(file, path.name, data)
+                self._seal.write(file, path.name, parts)
                 file.flush()
                 os.fsync(file.fileno())
                 before = _size_of(path)
@@ -133,7 +141,7 @@ class SessionFolder:
 
     def get(
         self, kind: Kind, owner: str, secret: str, hold: Callable[[int], None] | None = None
-    ) -> bytes | None:
+    ) -> bytearray | None:
         """Read data; None if it was never there, has expired, was removed or is another owner's.
 
         hold: called with the bytes that are about to be read. Raises ApiError if the data can't be

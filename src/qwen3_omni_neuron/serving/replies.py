@@ -100,7 +100,7 @@ class SpokenReplies:
         assert self._folder is not None
         data = transcript.encode(errors="surrogatepass")
         try:
-            self._folder.put("reply", owner, audio_id, data)
+            self._folder.put("reply", owner, audio_id, [data])
         except NotKeptError as error:
             self._on_failure(error)
         else:

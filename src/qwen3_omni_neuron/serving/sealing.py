@@ -2,7 +2,7 @@
 
 import hmac
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -99,18 +99,20 @@ class Seal:
         """Return whether a name, or what it begins, comes from one of the keys."""
         return any(name.startswith(key.id.hex()) for key in self._keys)
 
-    def write(self, file: BinaryIO, name: str, data: bytes) -> None:
-        """Write a file's whole content. name: its name, without which it can't be read again."""
+    def write(self, file: BinaryIO, name: str, parts: Sequence[bytes | memoryview]) -> None:
+        """Write a file's whole content, given in parts.
+
+        name: the file's, without which it can't be read again.
+        """
         key, salt = self._keys[0], os.urandom(_SALT_BYTES)
         header = _MAGIC + key.id + salt
         file.write(header)
         cipher, bound = key.cipher(salt), header + name.encode()
-        chunks, view = _chunks(len(data)), memoryview(data)
-        for number in range(chunks):
-            chunk = view[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
-            file.write(cipher.encrypt(_nonce(number, number == chunks - 1), chunk, bound))
+        last = _chunks(sum(map(len, parts))) - 1
+        for number, chunk in enumerate(_chunked(parts)):
+            file.write(cipher.encrypt(_nonce(number, number == last), chunk, bound))
 
-    def unsealed(self, file: BinaryIO, name: str, size: int) -> bytes:
+    def unsealed(self, file: BinaryIO, name: str, size: int) -> bytearray:
         """Return the data of a file that `write` has written. size: the file's bytes.
 
         Raises UnknownKeyError and SealError.
@@ -118,17 +120,17 @@ class Seal:
         header = file.read(_HEADER_BYTES)
         key, salt = self._key_of(header), header[-_SALT_BYTES:]
         cipher, bound = key.cipher(salt), header + name.encode()
-        left, chunks = size - _HEADER_BYTES, list[bytes]()
+        left, data = size - _HEADER_BYTES, bytearray()
         for number in count():
             sealed = file.read(min(left, CHUNK_BYTES + TAG_BYTES))
             left -= CHUNK_BYTES + TAG_BYTES
             try:
-                chunks.append(cipher.decrypt(_nonce(number, left <= 0), sealed, bound))
+                data += cipher.decrypt(_nonce(number, left <= 0), sealed, bound)
             except InvalidTag as error:
                 raise SealError("it was changed or cut off since it was written") from error
             if left <= 0:
                 break
-        return b"".join(chunks)
+        return data
 
     @staticmethod
     def sealed_bytes(size: int) -> int:
@@ -147,6 +149,21 @@ class Seal:
 
 def _chunks(size: int) -> int:
     return max(1, -(-size // CHUNK_BYTES))
+
+
+def _chunked(parts: Sequence[bytes | memoryview]) -> Iterator[bytearray]:
+    """Yield the parts' bytes in chunks, which are of CHUNK_BYTES but for the last; at least one."""
+    chunk = bytearray()
+    for part in parts:
+        view = memoryview(part)
+        while view:
+            if len(chunk) == CHUNK_BYTES:
+                yield chunk
+                chunk = bytearray()
+            taken = view[: CHUNK_BYTES - len(chunk)]
+            chunk += taken
+            view = view[len(taken) :]
+    yield chunk
 
 
 def _nonce(number: int, last: bool) -> bytes:

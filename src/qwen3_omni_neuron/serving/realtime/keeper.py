@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import MessageError, StoredSessionError
-from qwen3_omni_neuron.prompt.stored import Document, pack, unpack
+from qwen3_omni_neuron.prompt.stored import Document, packed, unpack
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.folder import NotKeptError
 from qwen3_omni_neuron.serving.realtime.connection import Connection
@@ -17,7 +17,7 @@ STORED_KIND = "realtime session"
 """Kind of document that is written; see prompt.stored."""
 LAST_S = 10.0
 """Time for the last write of a session that ends."""
-_COPIES = 3  # of a session that is read: sealed, as one piece, and its arrays
+_COPIES = 2  # of a session that is read: as one piece, and its arrays
 
 Version = tuple[int, int]
 """Numbers of a session's changes: another version has other content."""
@@ -49,7 +49,7 @@ class SessionKeeper:
         self._is_there = False  # the folder has a file of it
         self._forgotten = False
         self._task: asyncio.Task[None] | None = None
-        self._written_s = 0.0
+        self._written_s, self._touch_s = 0.0, connection.service.settings.kept_session_s / 2
         if self._folder is not None:
             keepers[self._secret] = self
 
@@ -68,10 +68,7 @@ class SessionKeeper:
             return
         if self._seen == version != self._tried:
             self._task = asyncio.create_task(self._write(version, document))
-        elif (
-            time.monotonic() - self._written_s
-            > self._connection.service.settings.kept_session_s / 2
-        ):
+        elif time.monotonic() - self._written_s > self._touch_s:
             self._touch()  # the time of an open session is not over
         self._seen = version
 
@@ -158,16 +155,10 @@ class SessionKeeper:
     def _put(self, content: Document, replaces: bool) -> None:
         assert self._folder is not None
         try:
-            data = pack(STORED_KIND, self._omni.checkpoint_fingerprint, content)
+            parts = packed(STORED_KIND, self._omni.checkpoint_fingerprint, content)
         except (StoredSessionError, ValueError) as error:
             raise NotKeptError("content", str(error)) from error
-        del content
-        held = self._connection.service.held
-        held.add(self._owner, len(data))
-        try:
-            self._folder.put("session", self._owner, self._secret, data, replaces)
-        finally:
-            held.give_back(self._owner, len(data))
+        self._folder.put("session", self._owner, self._secret, parts, replaces)
 
     def _remove(self, token: str) -> None:
         assert self._folder is not None
