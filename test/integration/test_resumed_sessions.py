@@ -111,7 +111,8 @@ def left(server: Server) -> None:
 
 def begun(caller: Caller) -> None:
     """Say something in sound, pictures and text, with a reply that was heard in part."""
-    caller.update(audio=PUSH_TO_TALK, instructions="Be brief.", **SHORT)
+    tools = {"tools": [TOOL], "tool_choice": "none"}
+    caller.update(audio=PUSH_TO_TALK, instructions="Be brief.", **tools, **SHORT)
     png = io.BytesIO()
     noise_image(64, 64).save(png, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
@@ -155,6 +156,7 @@ def test_a_session_goes_on_after_a_restart(keeping: Keeping, folder: Path) -> No
         shown = resume(caller, token)
         assert (shown.id, shown.instructions) == (session.id, "Be brief.")
         assert shown.audio.input.turn_detection is None
+        assert [tool.name for tool in shown.tools] == ["look_up"]
         assert shown.resume_token == caller.heard[0].session.resume_token != token
         caller.heard[:0] = known
         assert went_on(caller) == whole
@@ -295,6 +297,17 @@ def named(client: openai.OpenAI, reply: Any) -> bool:
         assert error.code == "audio_not_found"
         return False
     return True
+
+
+def test_a_session_that_only_transcribes_is_resumed_as_one(kept: Server) -> None:
+    with calling(kept, "one", extra_query={"intent": "transcription"}) as caller:
+        audio = {"input": {"turn_detection": None}}
+        caller.send("session.update", session={"type": "transcription", "audio": audio})
+        caller.until("session.updated")
+    with calling(kept, "one") as again:
+        shown = resume(again, token_of(caller))
+        assert (shown.type, shown.object) == ("transcription", "realtime.transcription_session")
+        assert shown.audio.input.turn_detection is None
 
 
 def test_two_servers_share_a_folder(keeping: Keeping) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, MutableMapping
+from concurrent.futures import Future
 from contextlib import suppress
 
 from qwen3_omni_neuron.api import Qwen3Omni
@@ -118,6 +119,7 @@ class SessionKeeper:
     async def _write(self, version: Version, document: Callable[[], Document]) -> None:
         """Write the session, and note in `token` whether it can be resumed."""
         before, self._tried = self._tried, version
+        put: Future[None] | None = None
         try:
             content = await self._connection.in_thread(document)
             if self._folder is None or self._forgotten:
@@ -135,6 +137,8 @@ class SessionKeeper:
         else:
             self._is_there, self._written_s = True, time.monotonic()
             self.token = None if self._forgotten else self._secret
+        finally:
+            del put  # breaks the reference cycle through its error
 
     def _failed(self, error: NotKeptError) -> None:
         """Note that the session can't be resumed."""
