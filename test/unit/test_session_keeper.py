@@ -136,7 +136,7 @@ def test_an_open_session_that_rests_for_long_is_kept() -> None:
 def test_a_session_that_can_not_be_written(
     error: Exception, reasons: list[str], again: bool
 ) -> None:
-    """What the folder has of it is removed; with the next change it is tried again."""
+    """Its file is removed; with the next change it is tried again."""
 
     async def run() -> None:
         notes = Notes()
