@@ -4,7 +4,7 @@ What one frame of speech costs is counted from the released model's config; what
 saves is read from the timings of three turns with the checkpoint that ships.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
@@ -12,8 +12,8 @@ from qwen3_omni_neuron.cpu.rates import Rates
 from qwen3_omni_neuron.cpu.work import CHUNK, FRAME_S, FRAMES, TOKENS, released_limits
 from testing.imports import ROOT
 
-WIDTH, LABEL, TOTAL, MARGIN = 860, 190, 90, 20
-ROW, BAR, HEAD = 46, 28, 58
+WIDTH, LABEL, TOTAL, MARGIN = 580, 160, 74, 10  # legible on a phone, too
+ROW, BAR, HEAD = 40, 28, 58
 COLOURS = ("#4063d8", "#389826", "#9558b2", "#cb3c33")
 # The machine of BENCHMARK.md, "The released size", with AVX-512.
 MACHINE = Rates(bytes_per_s=28.7e9, multiply_adds_per_s=180.9e9, threads=2)
@@ -38,7 +38,7 @@ def draw(
     scale = (WIDTH - LABEL - TOTAL - MARGIN) / most
     height = HEAD + ROW * len(rows) + MARGIN
     drawn = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" viewBox="0 0 {WIDTH} {height}" '
         'font-family="sans-serif" font-size="14">',
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
         *_legend(colours),
@@ -56,11 +56,11 @@ def draw(
 
 
 def _legend(colours: Mapping[str, str]) -> list[str]:
-    drawn, x = [], float(LABEL)
+    drawn, x = [], float(MARGIN)
     for name, colour in colours.items():
         drawn.append(f'<rect x="{x:.1f}" y="9" width="14" height="14" fill="{colour}"/>')
         drawn.append(_text(x + 20, 21, name))
-        x += 44 + 7.2 * len(name)
+        x += 40 + 8 * len(name)
     return drawn
 
 

@@ -45,8 +45,8 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
         for tag in sorted(here.keys() | there.keys()):
             if here[tag] != there[tag]:
                 LOGGER.warning(
-                    "%s has %d <%s> on the site and %d on GitHub: see whether a list or block lacks "
-                    "its empty line, or is indented by less than four spaces in a list.",
+                    "%s has %d <%s> on the site and %d on GitHub: see whether a list or block "
+                    "lacks its empty line, or is indented by less than four spaces in a list.",
                     *(page.file.src_uri, here[tag], tag, there[tag]),
                 )
     return html

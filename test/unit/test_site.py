@@ -1,4 +1,4 @@
-"""The documentation site's navigation, its page of Python names, and its table of an installation."""
+"""Navigation of the documentation site, its page of Python names, its table of an installation."""
 
 import re
 from importlib import metadata
@@ -6,9 +6,9 @@ from importlib import metadata
 from packaging.requirements import Requirement
 
 import qwen3_omni_neuron
-from testing.imports import ROOT
+from testing.imports import PACKAGE, ROOT
 
-# Pages beside docs/: GitHub shows them where they are.
+# Pages beside docs/.
 BESIDE_DOCS = {
     *("README.md", "BENCHMARK.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md"),
     "src/qwen3_omni_neuron/speaking_checkpoint/README.md",
@@ -32,9 +32,22 @@ def test_every_public_name_is_on_the_page_of_python() -> None:
         assert re.search(rf"\b{name}\b", page), name
 
 
-def test_the_table_of_an_installation_has_each_requirement() -> None:
-    """And nothing else: rows of what these bring in turn name no package."""
+def needed() -> set[str]:
+    """The packages that every installation brings."""
     requirements = map(Requirement, metadata.requires("qwen3-omni-neuron") or ())
-    needed = {r.name for r in requirements if r.marker is None}
+    return {r.name for r in requirements if r.marker is None}
+
+
+def test_the_table_of_an_installation_has_each_requirement_and_no_other() -> None:
     table = text_of("docs/first-answer.md").split("## What an installation brings")[1]
-    assert set(re.findall(r"^\| `([\w-]+)`", table, re.MULTILINE)) == needed
+    assert set(re.findall(r"^\| `([\w-]+)`", table, re.MULTILINE)) == needed()
+
+
+def test_nothing_is_required_that_serving_alone_imports() -> None:
+    imported = set()
+    for file in PACKAGE.rglob("*.py"):
+        if PACKAGE / "serving" not in file.parents:
+            code = file.read_text(encoding="utf-8")
+            imported |= set(re.findall(r"^ *(?:import|from) (\w+)", code, re.MULTILINE))
+    modules = {"pillow": "PIL"}
+    assert {modules.get(name, name) for name in needed()} <= imported
