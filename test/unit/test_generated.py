@@ -19,9 +19,10 @@ def test_blocks_are_what_would_be_written_today(document: str) -> None:
     assert text == renewed(document, text), "run `make docs`"
 
 
-@pytest.mark.skipif(find_library() is None, reason="the C was not compiled, whose work is drawn")
 @pytest.mark.parametrize("picture", PICTURES)
 def test_pictures_are_what_would_be_drawn_today(picture: str) -> None:
+    if picture == "docs/frame.svg" and find_library() is None:
+        pytest.skip("the C was not compiled, whose work is drawn")
     drawn = (ROOT / picture).read_text(encoding="utf-8")
     assert drawn == PICTURES[picture](), "run `make docs`"
 
