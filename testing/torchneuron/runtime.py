@@ -56,10 +56,13 @@ class StandIn:
 
     seen: folder to which each rank's variables are written. caches: False for a tree of weights
     alone: compiled graphs are kept nowhere, so that nobody sees that they were compiled.
+    captures: False where a test is about something else than captured graphs, which take a second
+    each at every rank: torch runs their modules as they are.
     """
 
     seen: Path | None = None
     caches: bool = True
+    captures: bool = True
     names: tuple[str, ...] = field(
         default=("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG", "LOCAL_RANK")
     )
@@ -71,6 +74,8 @@ class StandIn:
         self._register()
         if not self.caches:
             del os.environ[CACHE_FOLDER]
+        if not self.captures:
+            torch.compiler.set_stance("force_eager")
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         signal.signal(HANG, hang_for_ever)
         membership.join("gloo")
