@@ -45,7 +45,6 @@ from testing.rank_threads import Ranks
 from testing.released import RELEASED
 from testing.simulated_toolchain import SimulatedToolchain
 from testing.specs import plan_of
-from testing.torchneuron.backend import standing_in
 
 MODEL = Path("/a/checkpoint")
 BFLOAT16 = torch.bfloat16
@@ -179,7 +178,7 @@ def neuron_part(target: str, spec: PartSpec, outlier: Path, folder: Path) -> Loa
 @pytest.mark.parametrize(
     ("target", "predictor_dtype", "keeps"),
     [
-        ("torchneuron", "mixed", True),  # whose graphs are those of "neuron", compiled in a minute
+        ("torchneuron", "mixed", True),
         ("neuron", "mixed", True),
         ("neuron", "float32", True),
         ("neuron", SAME, False),
@@ -192,7 +191,7 @@ def test_codes_of_the_graphs_for_neuron(
     spec = predictor_spec(outlier, target, predictor_dtype)
     weights = torch.float32 if predictor_dtype == "float32" else BFLOAT16
     assert spec.dtype == weights
-    with standing_in():
+    with torch.compiler.set_stance("force_eager"):  # what is captured: test_torchneuron_graphs.py
         engine = NeuronPredictor(neuron_part(target, spec, outlier, tmp_path), 64)
         given = frame_inputs(talker_models(outlier))
         codes = codes_of_engine(engine.predict, given, BFLOAT16)
