@@ -19,6 +19,7 @@ import pytest
 
 from bench.common.results import load_results
 from qwen3_omni_neuron import Qwen3Omni, cli
+from qwen3_omni_neuron.compilation.storage import pull_tree, push_tree
 from qwen3_omni_neuron.errors import ArtifactError, OptionError, StoredSessionError
 from qwen3_omni_neuron.serving.fleet.command import check_config
 from testing.specs import compiled_here
@@ -49,6 +50,27 @@ def test_a_tree_gives_its_reply_after_the_command_that_the_error_names(
         result = omni.generate_audio(messages, seed=1, **limits)
     assert result.token_ids == reply["token_ids"]
     assert result.codes.tolist() == reply["codes"]
+
+
+def test_a_pulled_tree_is_replaced_by_one_of_another_address(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands that the error names leave the pulled tree, which its address names, alone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    url = f"file://{tmp_path}/trees"
+    address = push_tree(written / "compiled", url)
+    try:
+        Qwen3Omni.load(written / "checkpoint", compiled_path=address).close()
+    except ArtifactError as error:
+        found = re.search(r"again: \S+ (.*) and push that: \S+ (.*) URL", str(error))
+        assert found, error
+        with compiled_here():
+            assert cli.main(shlex.split(found[1])) == 0
+        assert cli.main([*shlex.split(found[2]), url]) == 0
+        assert pull_tree(address).is_dir()
+        address = push_tree(tmp_path / "compiled", url)
+    Qwen3Omni.load(written / "checkpoint", compiled_path=address).close()
 
 
 def test_a_stored_session_goes_on_as_it_did(written: Path) -> None:
