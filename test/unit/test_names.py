@@ -53,6 +53,7 @@ ELSEWHERE = {
     **dict.fromkeys(("input_audio_format", "output_audio_format"), "fields of OpenAI's beta"),
     **dict.fromkeys(("g711_ulaw", "g711_alaw"), "formats of OpenAI's beta"),
     "max_response_output_tokens": "a field of OpenAI's beta",
+    "--max-bodies-bytes": "a flag of version 0.1.0",
     "manifest.jsonl": "a file that the caller of bench/asr.py writes",
 }
 # Events of OpenAI's Realtime API, and fields of its sessions.

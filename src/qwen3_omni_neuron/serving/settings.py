@@ -4,7 +4,7 @@ The flags of `serve`, the `args` of a Ray application and a table of docs/servin
 these fields. The command line imports this module early, so it needs no other package but pydantic.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,6 +30,8 @@ SESSION_KEYS_VARIABLE = "QWEN3_OMNI_SESSION_KEYS"
 """Environment variable that names the file with the keys of the session folder of `serve`."""
 SLOTS = 8
 """Requests that a model runs at a time by default."""
+RENAMED: Mapping[str, str] = {"max_bodies_bytes": "max_held_bytes"}
+"""Settings of version 0.1.0 that are refused, with those that replace them."""
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 _RETRY, _FULL, _CUT = "429, Retry-After", "503, Retry-After", "the connection is cut"
@@ -302,6 +304,16 @@ class ServerSettings(Limits):
             return self.owner_share
         one = len(self.api_keys) == 1 or (not self.api_keys and self.host in LOOPBACK)
         return 1.0 if one else 0.5
+
+
+def renamed(old: str, spelled: Callable[[str], str] = str) -> str:
+    """Return the error for a setting of RENAMED. spelled: returns how a setting is written."""
+    new = RENAMED[old]
+    what, default = ServerSettings.model_fields[new].description, Flag.of(new).default
+    return (
+        f"{spelled(old)} became {spelled(new)} in version 0.2.0: {what}; default: {default}. "
+        f"Write {spelled(new)}."
+    )
 
 
 def _said(error: Mapping[str, Any]) -> str:
