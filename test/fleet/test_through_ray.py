@@ -189,9 +189,9 @@ def test_a_session_stays_where_its_rows_are_until_its_replica_dies(fleet: Cluste
     fleet.wait_for(NAME, 3)
 
 
-def replica_of(caller: Caller) -> str:
+def replica_of(one: Caller) -> str:
     """Return the name of the replica that has a session."""
-    response = caller.connection._connection.response
+    response = one.connection._connection.response
     assert response is not None
     return response.headers["x-replica"]
 
@@ -199,28 +199,28 @@ def replica_of(caller: Caller) -> str:
 def test_a_realtime_session_goes_on_at_another_replica(server: Any) -> None:
     """Over a folder that all replicas share: its next reply is that of one that stayed."""
 
-    def begin(caller: Caller) -> None:
-        caller.update(**SHORT)
-        caller.write("Name a river.")
-        caller.answer()
+    def begin(one: Caller) -> None:
+        one.update(**SHORT)
+        one.write("Name a river.")
+        one.answer()
 
-    def answer(caller: Caller) -> tuple[str, bytes]:
-        caller.write("And another one.")
-        events = caller.answer()
+    def answer(one: Caller) -> tuple[str, bytes]:
+        one.write("And another one.")
+        events = one.answer()
         return text_of(events), sound_of(events)
 
-    with calling(server) as caller:
-        begin(caller)
-        stayed = answer(caller)
-    with calling(server) as caller:
-        begin(caller)
-        left = replica_of(caller)
-        token = token_of(caller)
+    with calling(server) as one:
+        begin(one)
+        stayed = answer(one)
+    with calling(server) as one:
+        begin(one)
+        left = replica_of(one)
+        token = token_of(one)
     for _ in range(20):
-        with calling(server) as caller:
-            if replica_of(caller) != left:
-                resume(caller, token)
-                assert answer(caller) == stayed
+        with calling(server) as one:
+            if replica_of(one) != left:
+                resume(one, token)
+                assert answer(one) == stayed
                 return
     raise AssertionError("twenty sessions began at one of three replicas")
 

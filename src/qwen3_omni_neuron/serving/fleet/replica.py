@@ -133,9 +133,10 @@ class _BehindProxy:
             inner["request_id"] = found[-1].decode("latin-1")
 
         async def named(message: Message) -> None:
-            if message["type"].endswith("http.response.start"):
+            if message["type"].endswith(("http.response.start", "websocket.accept")):
                 # The proxy adds the header with the id itself.
-                kept = [pair for pair in message["headers"] if pair[0] != _REQUEST_ID]
+                headers = message.get("headers", ())
+                kept = [pair for pair in headers if pair[0] != _REQUEST_ID]
                 message = {**message, "headers": [*kept, (b"x-replica", self._replica)]}
             await send(message)
 
