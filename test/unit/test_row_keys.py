@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt import row_keys
-from qwen3_omni_neuron.prompt.row_keys import HEAD_ROWS, PromptKeys, RowKeys, prompt_keys
+from qwen3_omni_neuron.prompt.row_keys import (
+    BLOCK_ROWS,
+    HEAD_ROWS,
+    PromptKeys,
+    RowKeys,
+    prompt_keys,
+)
 from testing.media_cases import RATE, image, text, tone, user, video
 
 Item = dict[str, Any]
@@ -66,6 +72,9 @@ def test_shared_rows_are_counted_as_one_by_one(
     differs = [a != b for a, b in zip(rows, others, strict=False)]
     expected = differs.index(True) if True in differs else len(differs)
     assert first.shared(second) == second.shared(first) == expected
+    digests = zip(first.block_digests, second.block_digests, strict=False)
+    assert [a == b for a, b in digests].count(True) == expected // BLOCK_ROWS
+    assert len(first.block_digests) == len(rows) // BLOCK_ROWS
 
 
 def test_a_later_turn_begins_with_the_earlier_ones_rows(keys_of: Any) -> None:

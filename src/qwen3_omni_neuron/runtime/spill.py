@@ -139,11 +139,17 @@ class SpilledRows:
         with self._lock:
             return self._make_space(size)
 
-    def put(self, key: Key, tensors: Sequence[Tensor]) -> None:
-        """Hold a block, for which `may_put` has made space. Its tensors must not change."""
+    def put(self, key: Key, tensors: Sequence[Tensor]) -> bool:
+        """Hold a block. Its tensors must not change. Returns whether there was space; see may_put.
+
+        Another engine's block may have taken the space that `may_put` has found.
+        """
+        block = _Block(tensors)
         with self._lock:
-            if not self._closing:
-                self._keep(key, _Block(tensors))
+            if self._closing or not self._make_space(block.size):
+                return False
+            self._keep(key, block)
+            return True
 
     def use(self, keys: Sequence[Key]) -> None:
         """Make blocks the most recently used. The first is used last, as all others need it."""
@@ -217,6 +223,8 @@ class SpilledRows:
         self._changed.notify()
 
     def _make_space(self, size: int) -> bool:
+        if size > self.limits.memory_bytes:
+            return False
         while self._memory_bytes + size > self.limits.memory_bytes:
             key, block = next(iter(self._memory.items()))
             if self._files is not None and block.file is None:
@@ -229,6 +237,8 @@ class SpilledRows:
         if block is not None:
             self._memory_bytes -= block.size
             block.tensors = None
+            if block.file is not None:
+                self._disk.move_to_end(key)  # more recently used than what left before it
 
     def _drop_file(self, key: Key) -> None:
         block = self._disk.pop(key)
@@ -261,14 +271,20 @@ class SpilledRows:
         """Wait for a block to write; return None where the store is closed."""
         with self._lock:
             while not self._closing:
-                beyond = self._memory_bytes - WRITTEN_SHARE * self.limits.memory_bytes
-                for key, block in self._memory.items():
-                    if beyond <= 0:
-                        break
-                    if block.file is None and block.tensors is not None:
-                        return key, block, block.tensors
-                    beyond -= block.size
+                if (found := self._to_write()) is not None:
+                    return found
                 self._changed.wait()
+        return None
+
+    def _to_write(self) -> tuple[Key, _Block, Sequence[Tensor]] | None:
+        """Return the oldest block that has no file and is beyond its share of the memory."""
+        beyond = self._memory_bytes - WRITTEN_SHARE * self.limits.memory_bytes
+        for key, block in self._memory.items():
+            if beyond <= 0:
+                break
+            if block.file is None and block.tensors is not None:
+                return key, block, block.tensors
+            beyond -= block.size
         return None
 
     def _written(self, key: Key, block: _Block, file: StoredTensors | None) -> None:
@@ -283,9 +299,10 @@ class SpilledRows:
         self._disk[key] = block
         self._disk_bytes += block.size
         while self._disk_bytes > self.limits.folder_bytes:
-            oldest = next(iter(self._disk))
+            files_alone = (k for k, held in self._disk.items() if held.tensors is None)
+            oldest = next(files_alone, next(iter(self._disk)))
             self._drop_file(oldest)
-            self._leave_memory(oldest)  # it is older than what has no file yet
+            self._leave_memory(oldest)  # otherwise it would be written again
 
 
 class SlotSpill:
@@ -321,7 +338,7 @@ class SlotSpill:
     ) -> bool:
         """Copy blocks of a slot's first rows that the store lacks, about PIECE_BYTES.
 
-        count, accepted: see runtime.prefix_cache.CachedRows. Returns whether all are held now.
+        count, accepted: see runtime.prefix_cache.CachedRows. Returns whether that is all.
         """
         blocks, copied = self._keys(keys, cache_key)[: count // BLOCK_ROWS], 0
         for index in self._store.missing(blocks):
@@ -329,7 +346,9 @@ class SlotSpill:
                 return False
             start, stop = index * BLOCK_ROWS, (index + 1) * BLOCK_ROWS
             media = accepted[keys.media_rows(start) : keys.media_rows(stop)].clone()
-            self._store.put(blocks[index], (self._engine.read_rows(slot, start, stop), media))
+            rows = self._engine.read_rows(slot, start, stop)
+            if not self._store.put(blocks[index], (rows, media)):
+                return self.has_space  # where not even one block's media fit, no other try helps
             copied += self._block_bytes
         self._store.use(blocks)
         return True

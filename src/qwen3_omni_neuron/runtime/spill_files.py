@@ -106,7 +106,9 @@ class SpillFiles:
     def close(self) -> None:
         """Delete all files and the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
-        os.close(self._lock)
+        descriptor, self._lock = self._lock, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def _unlink(path: Path) -> None:
