@@ -1,6 +1,7 @@
 """Time from the last sample of a user's speech to the first sample of the reply.
 
     python -m bench.end_of_speech --size small --json end_of_speech.json
+    python -m bench.end_of_speech --size small --conversations 24 --seconds 5 --others 0,4
     python -m bench.end_of_speech --replay port-167,roofline     # no device, no measurement
 
 Speech arrives through `Qwen3Omni.session`, in pieces, at the speed of speech; the clock starts when
@@ -11,6 +12,11 @@ whole when it has ended, to a model that computes every prompt anew.
 
 --retained: also sessions whose conversation is cut to this fraction of MOST_ROWS rows whenever it
 has more (`truncation`): the turns after the cut, which `--turns` must reach, compute more rows.
+
+--conversations: instead, this many sessions over SLOTS slots, with spilled rows and without. Each
+says the last of `--turns` when all others have spoken since its last turn, and another turn at
+once, for which it has kept its slot: `ratio` is the median of the two turns' ratios. Speech is
+given whole when it has ended.
 
 --replay: the package's runtime over stage latencies on a virtual clock (see bench/replay.py). A
 prompt of 1,294 rows, of which all but the last 8 s window of speech and the template's rows after
@@ -25,8 +31,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import soundfile
@@ -48,6 +55,7 @@ RATE = 16000
 SPOKEN = Path(__file__).parents[1] / "examples" / "question.wav"
 BETWEEN_S = 2.0
 MOST_ROWS = 512  # of a conversation that is cut
+SLOTS, SPILL_BYTES = 8, 4 << 30  # with --conversations
 OPEN_ROWS = 104 + 7  # one window of speech, and the template's rows after it
 REPLAYED = RequestLengths(MEAN_PROMPT_ROWS, MEAN_PROMPT_ROWS - 800, 30.0, 68, 200)
 CHUNKED_PREFILL = Behaviour("ours, adaptive", chunked_prefill=True)
@@ -70,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=[None],
         metavar="RATIO,...",
     )
+    parser.add_argument("--conversations", type=natural, metavar="N")
     parser.add_argument("--rounds", type=natural, default=3)
     parser.add_argument(
         "--speed", type=float, default=1.0, help="of the speech; pieces come as often as that says"
@@ -112,6 +121,9 @@ def measured(options: argparse.Namespace) -> Iterator[Row]:
     """Measure sessions of a made checkpoint, with the prefix cache and without."""
     most = max(options.others) + 2
     with made_checkpoint(options.size) as checkpoint:
+        if options.conversations:
+            yield from returning(checkpoint, options)
+            return
         for reuse in (True, False):
             with Qwen3Omni.load(checkpoint, max_concurrency=most, reuse=reuse) as omni:
                 for others in options.others:
@@ -163,6 +175,47 @@ def sessions(
             "reused_rows": answers[-1][2],
             **_figures([taken_s for taken_s, _, _ in answers]),
         }
+
+
+def returning(checkpoint: Path, options: argparse.Namespace) -> Iterator[Row]:
+    """Measure a turn of sessions that lost their slots, and of the same ones that kept them."""
+    seconds, turn = options.seconds[0], max(options.turns)
+    earlier: list[dict[str, Any]] = []
+    for number in range(turn - 2):
+        clip = {"type": "audio", "audio": speech(seconds, number), "sampling_rate": RATE}
+        earlier.append({"role": "user", "content": [clip]})
+        earlier.append({"role": "assistant", "content": "I heard a question about the sky."})
+    for spill_bytes, others in itertools.product((SPILL_BYTES, 0), options.others):
+        found: dict[str, list[tuple[float, int, int]]] = {"lost": [], "kept": []}
+        with ExitStack() as stack:
+            load = Qwen3Omni.load(checkpoint, max_concurrency=SLOTS, spill_bytes=spill_bytes)
+            omni = stack.enter_context(load)
+            sessions = [
+                stack.enter_context(omni.session(f"You are number {n}.", earlier, **LIMITS, seed=n))
+                for n in range(options.conversations)
+            ]
+            for session in sessions:
+                answer(session, speech(seconds, turn), None, options.speed)
+            stack.enter_context(busy(omni, others, options.speed))
+            for session in sessions:
+                for taken in found.values():
+                    taken.append(answer(session, speech(seconds, turn + 1), None, options.speed))
+        pairs = zip(*found.values(), strict=True)
+        ratio = statistics.median(lost[0] / kept[0] for lost, kept in pairs)
+        for slot, answers in found.items():
+            yield {
+                "kind": "returning",
+                "spill": "on" if spill_bytes else "off",
+                "slot": slot,
+                "conversations": options.conversations,
+                "others": others,
+                "speech_s": seconds,
+                "turn": turn + (slot == "kept"),
+                "prompt_rows": answers[-1][1],
+                "reused_rows": statistics.median_low(reused for _, _, reused in answers),
+                "ratio": ratio,
+                **_figures([taken_s for taken_s, _, _ in answers]),
+            }
 
 
 def answer(
