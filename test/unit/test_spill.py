@@ -72,7 +72,7 @@ def sizes(simulation: Simulation, name: str) -> list[int]:
 def test_a_conversation_that_lost_its_slot_computes_only_what_is_new(
     spilling: Simulate, say: Any
 ) -> None:
-    """But for the rows after the last whole block; so does the talker."""
+    """The talker, too. Rows after the last whole block are computed."""
     simulation = spilling()
     for number in range(4):
         assert say(simulation, number).timings.reused_tokens < BLOCK_ROWS
