@@ -98,12 +98,18 @@ def test_a_later_turn_begins_with_the_earlier_ones_rows(keys_of: Any) -> None:
 def test_other_media_of_one_size_have_other_keys_from_their_first_row_on(
     keys_of: Any, config: OmniConfig, one: Item, other: Item, token: str
 ) -> None:
-    first, second = keys_of(user(text("Look:"), one)), keys_of(user(text("Look:"), other))
+    after = text("What is it? " * 9)
+    first, second = (keys_of(user(text("Look:"), media, after)) for media in (one, other))
     assert len(first.thinker) == len(second.thinker)
     shared = first.thinker.shared(second.thinker)
     assert first.thinker.token_ids[shared] == getattr(config.thinker, token)
     assert shared == first.thinker.media[0]
     assert first.talker.shared(second.talker) == first.talker.media[0]
+    for ours, others in ((first.thinker, second.thinker), (first.talker, second.talker)):
+        blocks = ours.block_digests
+        equal = [a == b for a, b in zip(blocks, others.block_digests, strict=True)]
+        assert equal == [index < ours.media[0] // BLOCK_ROWS for index in range(len(blocks))]
+        assert not all(equal)
 
 
 def test_a_video_of_odd_length_has_the_keys_of_one_whose_last_frame_is_repeated(

@@ -3,6 +3,7 @@
 The engines check that a slot holds the rows that a call says it holds. Their rows are token ids.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -157,16 +158,18 @@ def test_steps_of_others_come_between_the_parts_of_a_long_restore(
     simulation = spilling(times=replace(TIMES, copy_rows_s=0.04))
     for number in range(3):
         say(simulation, number)
-    speaking = simulation.start([11, *range(40)], 200)
-    events = iter(speaking)
+    writing = simulation.start([11, *range(300)], 500)
+    events = iter(writing)
     while not simulation.called("vocoder.step"):
         next(events)
     say(simulation, 0)
-    speaking.close()
-    writes = simulation.called("thinker.write_rows")
-    steps = [c.at_s for c in simulation.calls if c.name.startswith("t") and c.name[-4:] == "step"]
-    assert len(writes) > 4
-    assert any(writes[0].at_s < at_s < writes[-1].at_s for at_s in steps)
+    writing.close()
+    writes = [call.at_s for call in simulation.called("thinker.write_rows")]
+    steps = [call.at_s for call in simulation.called("thinker.step")]
+    assert len(writes) == 6
+    assert steps[-1] > writes[-1]
+    pauses = [any(a < at_s < b for at_s in steps) for a, b in itertools.pairwise(writes)]
+    assert pauses == [False, False, True, False, False], "each part takes 0.12 s"
 
 
 def test_a_cache_key_keeps_callers_apart(spilling: Simulate, say: Any, config: OmniConfig) -> None:
