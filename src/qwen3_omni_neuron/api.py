@@ -4,11 +4,12 @@ import secrets
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
-from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
+from qwen3_omni_neuron.checkpoint.files import conversation_fingerprint, resolve_checkpoint
 from qwen3_omni_neuron.compilation.storage import local_tree
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.process.heap import give_back
@@ -44,6 +45,7 @@ from qwen3_omni_neuron.prompt.media.settings import MediaSettings
 from qwen3_omni_neuron.prompt.pieces import cut
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.row_keys import NO_KEYS, prompt_keys
+from qwen3_omni_neuron.prompt.stored import read_file
 from qwen3_omni_neuron.prompt.template import Conversation, Messages
 from qwen3_omni_neuron.prompt.truncation import Truncation
 from qwen3_omni_neuron.runtime.grammar import Grammars
@@ -51,7 +53,7 @@ from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, Request, WrittenReply
 from qwen3_omni_neuron.runtime.spill import SpillLimits
 from qwen3_omni_neuron.runtime.stream import SpeechStream
-from qwen3_omni_neuron.session import Session, SessionModel
+from qwen3_omni_neuron.session import STORED_KIND, Session, SessionModel
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it from Python 3.11 on
@@ -250,6 +252,15 @@ class Qwen3Omni:
         """Text that asks this checkpoint for a transcription, if it names one; may be empty."""
         return self._defaults.transcription_instruction
 
+    @cached_property
+    def checkpoint_fingerprint(self) -> str:
+        """Digest of what a conversation depends on in the checkpoint's folder, 64 hex digits.
+
+        See checkpoint.files.conversation_fingerprint; computed when it is first asked for.
+        Raises CheckpointError.
+        """
+        return conversation_fingerprint(self.conversation.folder)
+
     @property
     def turns_by_silence(self) -> bool:
         """True where the end of a spoken turn should be found by silence alone.
@@ -298,15 +309,20 @@ class Qwen3Omni:
         parsed = RequestOptions.parse(options)
         if "speaker" in options:
             parsed.speaker_id(self._config)
-        model = SessionModel(
-            self.conversation,
-            self._pipeline,
-            self._request,
-            self._context_length - 1,
-            self._config.talker is not None,
-            self,
-        )
-        return Session(model, system, messages, parsed)
+        return self._session(system, messages, parsed)
+
+    def restore_session(self, path: str | Path) -> Session:
+        """Go on with the conversation that `Session.save` has written into a file.
+
+        Its replies are those of the session that was saved, token for token and code for code where
+        its options give a seed or nothing is sampled, and this model was loaded alike.
+        Raises StoredSessionError for a file that can't be read, is damaged, or is of another
+        checkpoint or format.
+        """
+        document = read_file(Path(path), STORED_KIND, self.checkpoint_fingerprint)
+        session = self._session(None, (), RequestOptions())
+        session.restore(document)
+        return session
 
     def close(self) -> None:
         """End running requests with a ClosedError, then the threads and the engines."""
@@ -318,6 +334,18 @@ class Qwen3Omni:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _session(self, system: str | None, messages: Messages, options: RequestOptions) -> Session:
+        model = SessionModel(
+            self.conversation,
+            self._pipeline,
+            self._request,
+            self._context_length - 1,
+            self._config.talker is not None,
+            lambda: self.checkpoint_fingerprint,
+            self,
+        )
+        return Session(model, system, messages, options)
 
     def _start(self, messages: Messages, given: RequestArguments, speak: bool) -> SpeechStream:
         arrived_s = self._pipeline.clock.now()

@@ -11,7 +11,8 @@
     │   ├── ImageError           an image that can't be read or encoded
     │   ├── VideoError           a video that can't be read or encoded
     │   ├── OptionError          unknown or out-of-range option, unknown speaker
-    │   └── PromptTooLongError   more tokens than the KV cache holds
+    │   ├── PromptTooLongError   more tokens than the KV cache holds
+    │   └── StoredSessionError   a stored session that is damaged, or of another model or version
     ├── BucketError (ValueError) a call of a size that no engine was compiled for
     ├── BusyError                every slot is in use, and the queue is full
     ├── GrammarError             a reply can't go on within its grammar
@@ -71,6 +72,10 @@ class OptionError(InputError):
 
 class PromptTooLongError(InputError):
     """The prompt, or an audio clip in it, needs more positions than the KV cache has."""
+
+
+class StoredSessionError(InputError):
+    """A stored session can't be used: it is damaged, or of another checkpoint or format."""
 
 
 class BucketError(Qwen3OmniError, ValueError):

@@ -8,16 +8,21 @@ those of new messages.
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qwen3_omni_neuron.compilation.manifest import written_whole
 from qwen3_omni_neuron.errors import (
     AudioError,
     ClosedError,
     MessageError,
     OptionError,
+    OutputError,
     PromptTooLongError,
+    StoredSessionError,
     format_value,
+    printable,
 )
 from qwen3_omni_neuron.events import Event
 from qwen3_omni_neuron.model.torch_threads import one_torch_thread
@@ -27,12 +32,14 @@ from qwen3_omni_neuron.prompt.media.fields import real_number
 from qwen3_omni_neuron.prompt.media.items import AudioItem
 from qwen3_omni_neuron.prompt.messages import MessageReader, Messages, read_tools
 from qwen3_omni_neuron.prompt.prompt import Prompt
+from qwen3_omni_neuron.prompt.stored import pack
 from qwen3_omni_neuron.prompt.template import Conversation
 from qwen3_omni_neuron.prompt.truncation import Truncation
 from qwen3_omni_neuron.prompt.turns import (
     ROUNDING_S,
     Reply,
     Turn,
+    id_of,
     joined_turns,
     kept_content,
     mean_pace,
@@ -46,6 +53,9 @@ from qwen3_omni_neuron.runtime.stream import SpeechStream
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
+STORED_KIND = "session"
+"""Kind of document that `Session.save` writes; see prompt.stored."""
+
 
 @dataclass(frozen=True)
 class SessionModel:
@@ -53,8 +63,8 @@ class SessionModel:
 
     request: makes a request from a prompt, its options, whether it is to be spoken, and its arrival
     time by the pipeline's clock; raises OptionError or PromptTooLongError. most_tokens: longest
-    prompt. speaks: whether the checkpoint has a talker. owner: object that must live as long as a
-    stream.
+    prompt. speaks: whether the checkpoint has a talker. fingerprint: returns the checkpoint's, or
+    raises CheckpointError. owner: object that must live as long as a stream.
     """
 
     conversation: Conversation
@@ -62,6 +72,7 @@ class SessionModel:
     request: Callable[[Prompt, RequestOptions, bool, float], Request]
     most_tokens: int
     speaks: bool
+    fingerprint: Callable[[], str]
     owner: object
 
 
@@ -99,13 +110,11 @@ class Session:
         self, model: SessionModel, system: str | None, messages: Messages, options: RequestOptions
     ):
         """Do not call this; use `Qwen3Omni.session`."""
-        self._model, self._options = model, options
-        self._hear_videos, self._literal_text = options.use_audio_in_video, options.literal_text
-        self._load = model.conversation.loader(self._hear_videos, model.most_tokens)
-        self._check = model.conversation.text_check(model.most_tokens)
-        self._reserved = () if self._literal_text else model.conversation.reserved
+        self._model = model
+        self._saving = threading.Lock()  # one save at a time writes the temporary file
         # Guards every field below. Reentrant, as the pipeline's is.
         self._lock = threading.RLock()
+        self._begin(options)
         self._system: Turn | None = None
         self._history: list[Turn | Reply] = []
         self._turn: Turn | None = None  # the user's turn that has no answer yet
@@ -338,6 +347,82 @@ class Session:
                 )
             reply.heard_s = seconds
 
+    def save(self, path: str | Path) -> None:
+        """Write the session into a file, with which `Qwen3Omni.restore_session` goes on.
+
+        The file has the turns with their samples and pixels, what was heard of each reply, the
+        options, and the user's unfinished turn. It appears whole, in place of an earlier one, or
+        not at all. A closed session can be saved, too.
+        Raises MessageError while a reply streams or a clip of `append_audio` has not ended,
+        OutputError if the file can't be written, and StoredSessionError for a session that is too
+        large.
+        """
+        with self._saving:
+            data = pack(STORED_KIND, self._model.fingerprint(), self.document())
+            try:
+                with written_whole(Path(path)) as file:
+                    file.write(data)
+            except (OSError, ValueError) as error:  # a ValueError for a zero byte in the name
+                raise OutputError(
+                    f"{path} can't be written ({error}): the session is not saved. Make room, or "
+                    "name a file in a folder that exists and that you may write to."
+                ) from error
+
+    def document(self) -> dict[str, Any]:
+        """Return the session as JSON values and arrays, for `prompt.stored.pack`.
+
+        Its arrays are the session's own and must not be changed.
+        Raises MessageError while a reply streams or a clip of `append_audio` has not ended.
+        """
+        with self._lock:
+            if self._streaming():
+                raise MessageError(
+                    "the last reply still streams. Read it to its end, or close its stream, and "
+                    "save the session then."
+                )
+            if self._clip is not None:
+                raise MessageError(
+                    "a clip of append_audio has not ended. Save the session after `respond`, "
+                    "`commit`, `append` or `clear`."
+                )
+            usual = RequestOptions()
+            options = {f.name: getattr(self._options, f.name) for f in fields(usual)}
+            last = [i for i, entry in enumerate(self._history) if entry is self._reply]
+            return {
+                "options": {n: v for n, v in options.items() if v != getattr(usual, n)},
+                "system": None if self._system is None else self._system.stored,
+                "turns": [
+                    {"reply" if isinstance(entry, Reply) else "message": entry.stored}
+                    for entry in self._history
+                ],
+                "unfinished": None if self._turn is None else self._turn.stored,
+                "last_reply": last[0] if last else None,
+                "slowest_pace": self._pace.slowest,
+            }
+
+    def restore(self, document: Mapping[str, Any]) -> None:
+        """Go on with the session that another one's `document` describes, with its options.
+
+        The session must be empty. Raises MessageError where it is not, and StoredSessionError,
+        which changes nothing, for anything else than a document of this checkpoint's.
+        """
+        with self._lock, one_torch_thread():
+            self._check_open()
+            if self._history or self._turn is not None or self._reply is not None:
+                raise MessageError(
+                    "this session has turns of its own. Restore another one into a new session."
+                )
+            before = self._options
+            try:
+                self._begin(RequestOptions.parse(document["options"]))
+                self._take(document)
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+                self._begin(before)
+                raise StoredSessionError(
+                    "the stored session is none that this package has stored "
+                    f"({printable(repr(error), 200)})."
+                ) from error
+
     def close(self) -> None:
         """End the reply that streams, and prefill ahead; `messages` can still be read."""
         with self._lock:
@@ -352,6 +437,34 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _begin(self, options: RequestOptions) -> None:
+        """Set the options, and how messages are read with them."""
+        conversation, most_tokens = self._model.conversation, self._model.most_tokens
+        self._options = options
+        self._hear_videos, self._literal_text = options.use_audio_in_video, options.literal_text
+        self._load = conversation.loader(self._hear_videos, most_tokens)
+        self._check = conversation.text_check(most_tokens)
+        self._reserved = () if self._literal_text else conversation.reserved
+
+    def _take(self, document: Mapping[str, Any]) -> None:
+        """Set the conversation to a document's. Raises errors as `restore` lists them."""
+        read_tools(self._options.tools, self._reserved)
+        system, unfinished = document["system"], document["unfinished"]
+        first = None if system is None else self._stored_turn(system, "system")
+        last = None if unfinished is None else self._stored_turn(unfinished, "unfinished")
+        history = [
+            Reply.of(entry["reply"])
+            if "reply" in entry
+            else self._stored_turn(entry["message"], f"turns[{index}]")
+            for index, entry in enumerate(document["turns"])
+        ]
+        at, slowest = document["last_reply"], document["slowest_pace"]
+        reply = None if at is None else history[at]
+        if not isinstance(reply, Reply | None):
+            raise TypeError("its last_reply is no reply")
+        self._pace = SpokenPace(None if slowest is None else float(slowest))
+        self._system, self._turn, self._history, self._reply = first, last, history, reply
 
     def _check_open(self) -> None:
         if self._closed:
@@ -377,8 +490,17 @@ class Session:
     def _tools(self, tools: Sequence[Any]) -> list[dict[str, Any]]:
         return read_tools(tools, self._reserved, self._check)
 
-    def _turn_of(self, message: Mapping[str, Any], where: str) -> Turn:
-        reader = self._reader()
+    def _stored_turn(self, stored: Mapping[str, Any], where: str) -> Turn:
+        """Return the turn that `Turn.stored` describes."""
+        # What was read once is not refused now, such as a text that fits no prompt.
+        turn = self._turn_of(stored, where, MessageReader(self._reserved, self._load.prepared))
+        turn.id = id_of(stored)
+        return turn
+
+    def _turn_of(
+        self, message: Mapping[str, Any], where: str, reader: MessageReader | None = None
+    ) -> Turn:
+        reader = reader or self._reader()
         checked = reader.message(message, where)
         given = kept_content(message.get("content") or "", reader.media)
         calls = checked.get("tool_calls", [])

@@ -80,7 +80,7 @@ def ours(document: str) -> list[tuple[list[str], Block]]:
 
 def test_the_documents_are_there() -> None:
     assert {"README.md", "CONTRIBUTING.md", "examples/README.md", "BENCHMARK.md"} < {*DOCUMENTS}
-    names = ("options", "sessions", "serving", "trn2", "architecture", "proof")
+    names = ("options", "sessions", "serving", "trn2", "how-it-works", "proof")
     assert {f"docs/{name}.md" for name in names} < {*DOCUMENTS}
 
 

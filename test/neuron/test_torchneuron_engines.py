@@ -167,7 +167,7 @@ def test_rows_of_earlier_prompts_are_cached(
 @pytest.fixture(scope="module")
 def thinker(spec: EngineSpec) -> Any:
     """A thinker whose slots no pipeline uses."""
-    return build_engines(spec, ["thinker"], StandIn())["thinker"]
+    return build_engines(spec, ["thinker"], StandIn(captures=False))["thinker"]
 
 
 def test_rows_in_any_pieces_are_the_whole(thinker: Any, ours: Qwen3Omni) -> None:
@@ -311,7 +311,7 @@ def test_a_rank_that_is_killed_while_nothing_calls_it_is_its_engines_fault(
     spec: EngineSpec, engines: Engines
 ) -> None:
     assert [getattr(engines, stage).fault() for stage in STAGES] == [None] * 3
-    vocoder: Any = build_engines(spec, ["vocoder"], StandIn())["vocoder"]
+    vocoder: Any = build_engines(spec, ["vocoder"], StandIn(captures=False))["vocoder"]
     assert vocoder.fault() is None
     (pid,) = vocoder.fault.__self__.pids
     os.kill(pid, signal.SIGKILL)

@@ -16,7 +16,7 @@ from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.loading import load_engines
 from qwen3_omni_neuron.model.moe import SCALE
-from qwen3_omni_neuron.neuron.part import LoadedPart, rank_file
+from qwen3_omni_neuron.neuron.part import rank_file
 from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.int8_experts import write_int8_experts
@@ -30,17 +30,11 @@ from testing.torchneuron.runtime import (
     compile_for_stand_in,
     omni_over,
     stand_in_target,
-    warm_up_without,
     weights_for_stand_in,
 )
 
 TEXT = [user(text("What colour is the sky?"))]
 CLIPS = CASES["two-clips"].messages
-# Graphs that a greedy reply to a text does without.
-UNUSED = (
-    "audio_encoder", "vision_encoder", "thinker_prefill_visual", "hidden_projection",
-    "code_predictor_sampled",
-)  # fmt: skip
 LIMITS: dict[str, Any] = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
 # Activations in float32: in bfloat16 a product of int8 numbers is rounded elsewhere than one of
 # bfloat16 weights, and test_torchneuron_speaking.py judges its replies.
@@ -107,17 +101,16 @@ def test_a_reply_is_that_of_the_weights(
             assert mine.codes.tolist() == other.codes.tolist()
 
 
-def test_replies_of_two_ranks_over_published_int8_rows_are_those_of_their_weights(
+def test_replies_of_four_ranks_over_published_int8_rows_are_those_of_their_weights(
     leaner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each rank has half of every expert's width, and the scales of these outputs."""
-    monkeypatch.setattr(LoadedPart, "warm_up", warm_up_without(*UNUSED))
+    """Each rank has a quarter of every expert's width, and the scales of these outputs."""
     for name in ("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG"):
         monkeypatch.setenv(name, "")  # what a load sets here is gone after this test
         monkeypatch.delenv(name)
     published, weights = write_int8_experts(leaner, tmp_path, int8_rows)
-    target = exact(StandIn(caches=False), chunked_prefill=False)
-    spec = weights_for_stand_in(published, tmp_path / "tree", target, dtype="int8", tp=2)
+    target = exact(StandIn(captures=False))
+    spec = weights_for_stand_in(published, tmp_path / "tree", target, dtype="int8", tp=4)
     engines = load_engines(target, spec, "shared", "trn2.48xlarge")
     reference = Reference(weights)
     with omni_over(engines, spec) as omni:

@@ -18,7 +18,6 @@ from qwen3_omni_neuron.compilation.runner import compile_tree
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.errors import EngineDiedError
 from qwen3_omni_neuron.loading import load_engines
-from qwen3_omni_neuron.neuron.part import LoadedPart
 from qwen3_omni_neuron.neuron.torchneuron.build import ModelRanks
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.media_cases import CASES, assistant, text, user
@@ -30,7 +29,6 @@ from testing.torchneuron.runtime import (
     StandIn,
     omni_over,
     stand_in_target,
-    warm_up_without,
     weights_for_stand_in,
 )
 
@@ -38,7 +36,6 @@ TEXT = [user(text("What colour is the sky?"))]
 AT_ONCE_S = 5.0  # of a busy machine; a request would wait for its calls for 120 s
 # 4.57 chooses another code for the picture, also beside the CPU's engines.
 MEDIA = "image-and-audio" if Version(transformers.__version__) >= Version("5") else "two-clips"
-MEDIA_GRAPHS = ("audio_encoder", "vision_encoder", "thinker_prefill_visual", "hidden_projection")
 LIMITS: dict[str, Any] = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
 
 
@@ -175,20 +172,15 @@ def test_a_rank_that_dies_in_the_middle_ends_its_stage_alone(split: Split) -> No
 def test_replies_of_four_ranks_are_transformers(
     checkpoint: Path, reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More ranks than KV heads; all stages on the same four.
-
-    Media, and prompts in chunks, are over two ranks above, and over four in test_parallel.py.
-    """
-    unused = (*MEDIA_GRAPHS, "code_predictor_sampled")
-    monkeypatch.setattr(LoadedPart, "warm_up", warm_up_without(*unused))
+    """More ranks than KV heads; all stages on the same four. test_parallel.py has their graphs."""
     for name in ("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG"):
         monkeypatch.setenv(name, "")  # what a load sets here is gone after this test
         monkeypatch.delenv(name)
-    target = stand_in_target(StandIn(caches=False), chunked_prefill=False)
+    target = stand_in_target(StandIn(captures=False))
     spec = weights_for_stand_in(checkpoint, tmp_path, target, tp=4)
-    engines = load_engines(target, spec, "shared", "trn2.48xlarge")
-    with omni_over(engines, spec) as omni:
-        assert_replies(omni, reference, "text")
+    with omni_over(load_engines(target, spec, "shared", "trn2.48xlarge"), spec) as omni:
+        for name in ("text", MEDIA):
+            assert_replies(omni, reference, name)
 
 
 def test_two_ranks_find_what_one_process_has_compiled_and_one_that_hangs_is_named(

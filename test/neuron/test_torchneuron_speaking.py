@@ -2,16 +2,12 @@
 
 from pathlib import Path
 
-import pytest
-
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.neuron.part import LoadedPart
 from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
 from testing.torchneuron.runtime import (
     StandIn,
     omni_over,
-    warm_up_without,
     weights_for_stand_in,
 )
 from train.assess import Reply, questions, replies
@@ -20,7 +16,6 @@ from train.judge import Judge
 
 QUESTIONS = {"bfloat16": 1, "int8": 2}  # seeds, by the dtype of the experts
 EACH = 4
-UNUSED = ("vision_encoder", "thinker_prefill_visual", "code_predictor_greedy")
 
 
 def spoken(dtype: str, folder: Path) -> list[Reply]:
@@ -33,19 +28,16 @@ def spoken(dtype: str, folder: Path) -> list[Reply]:
         batches=(1,),
         talker_context_length=256,
     )
-    engines = Engines.of(build_engines(spec, runtime=StandIn(caches=False)))
+    engines = Engines.of(build_engines(spec, runtime=StandIn(captures=False)))
     with omni_over(engines, spec) as omni:
         return replies(omni, Judge(), questions(EACH, seed=QUESTIONS[dtype]), seeds=[0])
 
 
-def test_questions_it_never_met_are_answered_in_the_asked_voice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_questions_it_never_met_are_answered_in_the_asked_voice(tmp_path: Path) -> None:
     """Activations, other weights and KV cache in bfloat16, as on a device; experts in either.
 
     One may be wrong: the checkpoint answers 98 % right, and another processor rounds otherwise.
     """
-    monkeypatch.setattr(LoadedPart, "warm_up", warm_up_without(*UNUSED))
     found = [reply for dtype in QUESTIONS for reply in spoken(dtype, tmp_path / dtype)]
     wrong = [
         (r.question.reply, r.text, r.recognised, r.speaker, r.voices, r.ended)

@@ -14,12 +14,12 @@ from testing.verified import short_questions
 
 
 def test_a_clean_checkpoint_holds(tmp_path: Path) -> None:
-    """Over the stand-in for TorchNeuron, whose graphs are compiled by torch."""
+    """Over the modules of its graphs."""
     folder, path = write_leaner_checkpoint(tmp_path / "checkpoint"), tmp_path / "reference.npz"
     write_reference(folder, path, short_questions(), tokens=4, frames=5)
     about, answers = read_reference(path, folder, read_config(folder))
     spec = weights_for_stand_in(folder, tmp_path / "tree", dtype="bfloat16", max_concurrency=1)
-    engines = Engines.of(build_engines(spec, runtime=StandIn(caches=False)))
+    engines = Engines.of(build_engines(spec, runtime=StandIn(captures=False)))
     with omni_over(engines, spec) as omni:
         found = compare(omni, engines, spec.plan, about, answers)
     assert [one.stage for one in found if not one.holds] == []

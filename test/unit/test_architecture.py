@@ -67,10 +67,11 @@ def test_the_server_knows_the_public_api_alone(file: Path) -> None:
     public = {"__init__", "api", "errors", "events", "options"}
     public |= {"serving", "session", "transcription"}
     # The type of what `stream` returns, a session's turns, a client's playback, and a process's
-    # memory; the text of a call; the mel features that the judge of a turn's end hears.
+    # memory; the text of a call; the mel features that the judge of a turn's end hears; the format
+    # of stored conversations.
     modules = ("runtime.stream", "prompt.turns", "runtime.playback", "engines.process.heap")
     modules += ("runtime.tool_calls",)
-    modules += ("prompt.media.log_mel",)
+    modules += ("prompt.media.log_mel", "prompt.stored")
     known = {f"{NAME}.{name}" for name in modules}
     for name in imports(file) - known:
         assert not name.startswith(NAME) or room(tuple(name.split(".")[1:])) in public

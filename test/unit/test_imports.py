@@ -53,8 +53,10 @@ def test_an_import_leaves_the_garbage_collector_as_it_was(switch: str) -> None:
     assert run_python("-c", script).split() == [str(switch == "enable"), "0", "True"]
 
 
-def test_the_command_line_imports_no_torch_before_it_needs_it() -> None:
-    script = "import sys, qwen3_omni_neuron.cli; print('torch' in sys.modules)"
+def test_the_package_and_the_command_line_import_little_before_they_need_it() -> None:
+    script = "import sys; before = set(sys.modules); import qwen3_omni_neuron; "
+    script += "print(*{'importlib.metadata', 'numpy', 'torch'} & set(sys.modules) - before); "
+    script += "import qwen3_omni_neuron.cli; print('torch' in sys.modules)"
     assert run_python("-c", script).split() == ["False"]
 
 

@@ -39,7 +39,7 @@ from testing.graph_cases import TINY_PLAN
 from testing.int8_experts import int8_models, write_int8_experts
 from testing.models import load_models
 from testing.quantised_checkpoint import fp8, int8_rows
-from testing.released import RELEASED
+from testing.released import RELEASED, TALKER
 from testing.specs import plan_of
 
 PLAN = replace(TINY_PLAN, dtype="int8", mixed_arithmetic="bfloat16")
@@ -260,22 +260,38 @@ def test_the_page_says_what_fits_a_trn2_in_either_dtype() -> None:
     assert f"{2 * experts / 1e9:.1f} of the 70.5 GB" in TRN2_PAGE
 
 
+def of_depth(layers: int) -> OmniConfig:
+    """The released sizes with a thinker of so many layers."""
+    text = replace(RELEASED.thinker.text, layers=layers)
+    talker = replace(TALKER, accept_hidden_layer=1)
+    return replace(RELEASED, thinker=replace(RELEASED.thinker, text=text), talker=talker)
+
+
 def test_the_page_says_the_floors_in_either_dtype() -> None:
+    """Counted over two and three layers, of which the others are repetitions."""
     columns = [(tp, dtype) for tp in (4, 8) for dtype in DTYPES]
     head = " | ".join(f"{dtype}, TP {tp}" for tp, dtype in columns)
     table = table_of_page(f"graph, floor ms | {head}")
     for place, (tp, dtype) in enumerate(columns):
-        plan = plan_of(
-            Path(), RELEASED, "torchneuron", tp=tp, dtype=dtype,
-            prompt_buckets=(1536,), batches=(1, 8), decode_buckets=(2048,),
-        )  # fmt: skip
-        thinker = static_models(RELEASED, torch.bfloat16, dtype == "int8").thinker
-        parallelize(thinker, tp, CountingGroup(tp))
-        graphs = {graph.label: graph for graph in all_graphs(RELEASED, plan)}
+        counted: list[dict[str, tuple[int, int]]] = []
+        for layers in (2, 3):
+            config = of_depth(layers)
+            plan = plan_of(
+                Path(), config, "torchneuron", tp=tp, dtype=dtype,
+                prompt_buckets=(1536,), batches=(1, 8), decode_buckets=(2048,),
+            )  # fmt: skip
+            thinker = static_models(config, torch.bfloat16, dtype == "int8").thinker
+            parallelize(thinker, tp, CountingGroup(tp))
+            graphs = {graph.label: graph for graph in all_graphs(config, plan)}
+            costs = {label: graph_cost(graphs[label], thinker) for label in table}
+            counted.append(
+                {name: (c.flops, c.weight_bytes + c.state_bytes) for name, c in costs.items()}
+            )
+        more = RELEASED.thinker.text.layers - 2
         for label, floors in table.items():
-            cost = graph_cost(graphs[label], thinker)
-            floor = TRN2.floor_s(cost.flops, cost.weight_bytes + cost.state_bytes)
-            assert floors[place] == f"{floor * 1e3:.2f}", label
+            two, three = counted[0][label], counted[1][label]
+            flops, read = (a + more * (b - a) for a, b in zip(two, three, strict=True))
+            assert floors[place] == f"{TRN2.floor_s(flops, read) * 1e3:.2f}", label
 
 
 def test_neurons_targets_take_int8_and_compute_in_bfloat16(config: OmniConfig) -> None:

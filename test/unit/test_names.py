@@ -22,7 +22,7 @@ SUFFIXES = (".py", ".c", ".h", ".md", ".toml", ".txt", "Makefile", ".ci/run")
 WORDS = {
     *("KiB", "LibriSpeech", "LiveKit", "MoE", "PyAV", "SoX"),
     *("KubeRay", "NeuronCores", "NxD", "ModelBuilderV2", "TorchScript"),
-    *("JavaScript", "WebRTC", "WebSocket", "WebSockets"),
+    *("GitHub", "JavaScript", "WebRTC", "WebSocket", "WebSockets"),
 }
 # Folders of a compiled tree.
 TREE = ("compiled/", "thinker/", "vision/", "audio/", "talker/", "code_predictor/", "code2wav/")
@@ -48,6 +48,8 @@ ELSEWHERE = {
     "uniqueItems": "a keyword of JSON Schema",
     "dist/": "a folder that `make wheels` makes",
     "pypi": "an environment of the repository at GitHub",
+    **dict.fromkeys(("show_root_heading", "show_root_toc_entry"), "options of mkdocstrings"),
+    "merge_init_into_class": "an option of mkdocstrings",
     **dict.fromkeys(("input_audio_format", "output_audio_format"), "fields of OpenAI's beta"),
     **dict.fromkeys(("g711_ulaw", "g711_alaw"), "formats of OpenAI's beta"),
     "max_response_output_tokens": "a field of OpenAI's beta",

@@ -33,32 +33,35 @@ def change(file: Path, old: str, new: str) -> None:
 
 
 FLAGS = ("-fPIC", "-pthread", "-Wno-psabi")
-KERNELS = "kernels.o"  # which no test changes, and which takes most of the time
 
 
 def compile_library(folder: Path) -> Path:
-    """Compile the sources of a folder into it, with their digest, as setup.py does."""
+    """Compile what has no object yet in a folder, with its digest, and link it all, as setup.py."""
     library = folder / "_library.so"
     macro = f"-DSOURCE_DIGEST={source_digest(folder)}"
-    sources = [file for file in folder.glob("*.c") if file.name != "kernels.c"]
-    sources += folder.glob(KERNELS)
-    subprocess.run(["cc", "-shared", *FLAGS, macro, "-o", library, *sources, "-lm"], check=True)
+    sources = [c for c in folder.glob("*.c") if not c.with_suffix(".o").exists()]
+    objects = folder.glob("*.o")
+    subprocess.run(
+        ["cc", "-shared", *FLAGS, macro, "-o", library, *sources, *objects, "-lm"], check=True
+    )
     return library
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the objects of all sources but library.c, which has the digest alone."""
     if not shutil.which("cc"):
         pytest.skip("no C compiler, so no other library can be made")
-    compiled = tmp_path_factory.mktemp("kernels") / KERNELS
-    subprocess.run(["cc", *FLAGS, "-c", "-o", compiled, NATIVE / "kernels.c"], check=True)
-    return compiled
+    folder = tmp_path_factory.mktemp("objects")
+    files = [file for file in NATIVE.glob("*.c") if file.name != "library.c"]
+    subprocess.run(["cc", *FLAGS, "-c", *files], check=True, cwd=folder)
+    return folder
 
 
 @pytest.fixture
-def sources(kernels: Path, tmp_path: Path) -> Path:
-    """A folder with a copy of the C sources."""
-    for file in (*NATIVE.glob("*.c"), *NATIVE.glob("*.h"), kernels):
+def sources(objects: Path, tmp_path: Path) -> Path:
+    """A folder with a copy of the C sources and their objects."""
+    for file in (*NATIVE.glob("*.c"), *NATIVE.glob("*.h"), *objects.glob("*.o")):
         shutil.copy(file, tmp_path)
     return tmp_path
 
@@ -158,7 +161,8 @@ def test_a_library_of_these_sources_is_accepted(
     native_predictor(c, accepted)(*frames(c, 1)[:2])
     stripped_of_another_layout = sources / "other"
     shutil.copytree(NATIVE, stripped_of_another_layout, ignore=shutil.ignore_patterns("*.so"))
-    shutil.copy(sources / KERNELS, stripped_of_another_layout)
+    for file in sources.glob("*.o"):
+        shutil.copy(file, stripped_of_another_layout)
     other = shutil.move(of_another_layout(stripped_of_another_layout), sources / "other.so")
     with pytest.raises(MismatchError, match=OTHER_DECLARATIONS):
         load_library(other)

@@ -31,13 +31,14 @@ PACKAGE = [
     "generate_audio",
 ]
 METHODS = [
-    *("close", "generate_audio", "generate_text", "info", "load", "media_settings", "say"),
-    *("session", "status", "stream", "stream_speech", "stream_text", "transcription_instruction"),
-    "turns_by_silence",
+    *("checkpoint_fingerprint", "close", "generate_audio", "generate_text", "info", "load"),
+    *("media_settings", "restore_session", "say", "session", "status", "stream", "stream_speech"),
+    *("stream_text", "transcription_instruction", "turns_by_silence"),
 ]
 SESSION = [
-    *("append", "append_audio", "clear", "close", "commit", "heard", "insert", "messages"),
-    *("prepare", "read", "remove", "respond", "set_options", "system", "turns"),
+    *("append", "append_audio", "clear", "close", "commit", "document", "heard", "insert"),
+    *("messages", "prepare", "read", "remove", "respond", "restore", "save", "set_options"),
+    *("system", "turns"),
 ]
 LOAD = [
     "model_path",
@@ -129,6 +130,7 @@ ERRORS = [
     "OutputError",
     "PromptTooLongError",
     "Qwen3OmniError",
+    "StoredSessionError",
     "ToolCallError",
     "VideoError",
 ]

@@ -9,22 +9,12 @@ import sys
 import time
 from typing import Any
 
-import aiohttp
 from livekit import rtc
-from livekit.agents import Agent, AgentSession, function_tool
+from livekit.agents.utils import http_context
 from livekit.agents.voice import io
-from livekit.plugins import openai
 
+from examples.agents.livekit_agent import assistant, looked_up
 from testing.clients.microphone import LONG, PIECE_MS, QUESTION, RATE, SUM, Microphone
-
-calls: list[Any] = []
-
-
-@function_tool
-async def look_up(word: str) -> str:
-    """Look a word up."""
-    calls.append({"word": word})
-    return "red"
 
 
 class Ears(io.AudioInput):
@@ -91,16 +81,14 @@ async def dialogue(url: str, clips: str) -> dict[str, Any]:
     answers: list[str] = []
     interrupted: list[int] = []
     added: asyncio.Queue[Any] = asyncio.Queue()
-    async with aiohttp.ClientSession() as http:
-        model = openai.realtime.RealtimeModel(
-            base_url=f"{url}/v1", api_key="none", http_session=http
-        )
-        session: Any = AgentSession(llm=model)
+    async with http_context.open():  # which a worker has opened for its jobs
+        session: Any
+        session, agent = assistant(f"{url}/v1")
         ears, player = Ears(), Player()
         session.input.audio, session.output.audio = ears, player
         session.on("conversation_item_added", lambda event: added.put_nowait(event.item))
         session.on("error", lambda event: added.put_nowait(event.error))
-        await session.start(agent=Agent(instructions="", tools=[look_up]))
+        await session.start(agent=agent)
         microphone = Microphone(clips, ears.put)
         running = asyncio.create_task(microphone.run())
         microphone.say(QUESTION)
@@ -124,7 +112,7 @@ async def dialogue(url: str, clips: str) -> dict[str, Any]:
         await session.aclose()
     return {
         "answers": answers,
-        "calls": calls,
+        "calls": [{"word": word} for word in looked_up],
         "interrupted": interrupted,
         "seconds": player.seconds,
     }

@@ -1,4 +1,4 @@
-"""A spoken dialogue by OpenAI's Agents SDK for Python, which calls the tool by itself.
+"""A spoken dialogue by the agent of OpenAI's Agents SDK for Python, which calls the tool by itself.
 
 python -m testing.clients.openai_agents URL CLIPS
 """
@@ -8,19 +8,8 @@ import json
 import sys
 from typing import Any
 
-from agents import function_tool
-from agents.realtime import RealtimeAgent, RealtimeRunner
-
+from examples.agents.openai_agent import connect, looked_up
 from testing.clients.microphone import LONG, QUESTION, RATE, SUM, Microphone
-
-calls: list[Any] = []
-
-
-@function_tool
-def look_up(word: str) -> str:
-    """Look a word up."""
-    calls.append({"word": word})
-    return "red"
 
 
 async def dialogue(url: str, clips: str) -> dict[str, Any]:
@@ -28,9 +17,7 @@ async def dialogue(url: str, clips: str) -> dict[str, Any]:
     texts: dict[str, str] = {}  # by item
     sound: dict[str, int] = {}
     interrupted: list[str] = []
-    socket = f"{url.replace('http', 'ws', 1)}/v1/realtime"
-    runner = RealtimeRunner(RealtimeAgent(name="Assistant", tools=[look_up]))
-    async with await runner.run(model_config={"url": socket, "api_key": "none"}) as session:
+    async with await connect(f"{url.replace('http', 'ws', 1)}/v1/realtime") as session:
         microphone = Microphone(clips, session.send_audio)
         running = asyncio.create_task(microphone.run())
         microphone.say(QUESTION)
@@ -58,7 +45,7 @@ async def dialogue(url: str, clips: str) -> dict[str, Any]:
     cut = [list(sound).index(item) for item in interrupted]
     return {
         "answers": list(texts.values()),
-        "calls": calls,
+        "calls": [{"word": word} for word in looked_up],
         "interrupted": cut,
         "seconds": seconds,
     }

@@ -6,10 +6,9 @@ Its arguments are the server's URL and the folder of the clips. It writes the re
 import asyncio
 import json
 import sys
+from types import SimpleNamespace
 from typing import Any
 
-from pipecat.adapters.schemas.function_schema import FunctionSchema
-from pipecat.adapters.schemas.tools_schema import ToolsSchema
 from pipecat.frames.frames import (
     ErrorFrame,
     Frame,
@@ -20,17 +19,12 @@ from pipecat.frames.frames import (
     TTSAudioRawFrame,
     TTSTextFrame,
 )
-from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.runner import PipelineRunner
 from pipecat.pipeline.task import PipelineTask
-from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
-from pipecat.services.openai.realtime.llm import OpenAIRealtimeLLMService
 
+from examples.agents.pipecat_agent import assistant, looked_up
 from testing.clients.microphone import LONG, QUESTION, RATE, SUM, Microphone
-
-TOOL = FunctionSchema("look_up", "Look a word up.", {"word": {"type": "string"}}, ["word"])
 
 
 class Listener(FrameProcessor):
@@ -72,22 +66,19 @@ class Listener(FrameProcessor):
         await self.push_frame(frame, direction)
 
 
+class Passage(FrameProcessor):
+    """Processor that hands every frame on: the microphone's frames come from the task."""
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        await super().process_frame(frame, direction)
+        await self.push_frame(frame, direction)
+
+
 async def dialogue(url: str, clips: str) -> dict[str, Any]:
     """Hold the dialogue. Returns what was heard: answers, calls, interruptions, seconds."""
-    calls: list[Any] = []
-
-    async def look_up(params: Any) -> None:
-        calls.append(dict(params.arguments))
-        await params.result_callback("red")
-
-    socket = f"{url.replace('http', 'ws', 1)}/v1/realtime"
-    model = OpenAIRealtimeLLMService(api_key="none", base_url=socket)
-    model.register_function("look_up", look_up)
-    greeting: Any = [{"role": "user", "content": "say three"}]
-    context = LLMContext(greeting, tools=ToolsSchema([TOOL]))
-    sides = LLMContextAggregatorPair(context)
     listener = Listener()
-    task = PipelineTask(Pipeline([sides.user(), model, listener, sides.assistant()]))
+    transport: Any = SimpleNamespace(input=Passage, output=lambda: listener)
+    task = PipelineTask(assistant(f"{url.replace('http', 'ws', 1)}/v1/realtime", transport))
 
     async def hear(piece: bytes) -> None:
         await task.queue_frame(InputAudioRawFrame(piece, RATE, 1))
@@ -103,7 +94,7 @@ async def dialogue(url: str, clips: str) -> dict[str, Any]:
     await task.cancel()
     return {
         "answers": listener.answers[1:],
-        "calls": calls,
+        "calls": [{"word": word} for word in looked_up],
         "interrupted": sorted({number - 1 for number in listener.interrupted}),
         "seconds": [round(size / 2 / RATE, 3) for size in listener.sizes[1:]],
     }

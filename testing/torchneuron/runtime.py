@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from qwen3_omni_neuron.compilation.runner import compile_tree
 from qwen3_omni_neuron.compilation.target import EngineSpec, Target
 from qwen3_omni_neuron.compilation.tree import open_tree
 from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.neuron.part import LoadedPart, part_spec
+from qwen3_omni_neuron.neuron.part import part_spec
 from qwen3_omni_neuron.neuron.shards import write_part_shards
 from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
 from qwen3_omni_neuron.neuron.torchneuron.cache import NEFF_FOLDER
@@ -56,10 +55,13 @@ class StandIn:
 
     seen: folder to which each rank's variables are written. caches: False for a tree of weights
     alone: compiled graphs are kept nowhere, so that nobody sees that they were compiled.
+    captures: False where a test is about something else than captured graphs, which take a second
+    each at every rank: torch runs their modules as they are.
     """
 
     seen: Path | None = None
     caches: bool = True
+    captures: bool = True
     names: tuple[str, ...] = field(
         default=("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG", "LOCAL_RANK")
     )
@@ -71,6 +73,8 @@ class StandIn:
         self._register()
         if not self.caches:
             del os.environ[CACHE_FOLDER]
+        if not self.captures:
+            torch.compiler.set_stance("force_eager")
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         signal.signal(HANG, hang_for_ever)
         membership.join("gloo")
@@ -141,20 +145,6 @@ def weights_for_stand_in(
             spec = part_spec(config, plan, part)
             write_part_shards(spec, Checkpoint(checkpoint), tree / model / part)
     return EngineSpec(plan, config, Conversation(checkpoint, config).newline_id, tree)
-
-
-def warm_up_without(*unused: str) -> Callable[[LoadedPart], None]:
-    """Return a LoadedPart.warm_up that leaves out graphs, by name, that a test never calls.
-
-    Capturing a graph takes a second at each rank.
-    """
-
-    def warm_up(part: LoadedPart) -> None:
-        for label, graph in part.graphs.items():
-            if graph.name not in unused:
-                part.call(label, *[spec.idle_input() for spec in graph.inputs])
-
-    return warm_up
 
 
 def omni_over(engines: Engines, spec: EngineSpec) -> Qwen3Omni:

@@ -43,6 +43,10 @@ logger = logging.getLogger(__name__)
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_CONVERSATION_FILES = (
+    *("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"),
+    *("chat_template.jinja", "chat_template.json", "preprocessor_config.json"),
+)
 HUB_FILES = ("*.json", "*.txt", "*.jinja", "*.safetensors")
 
 
@@ -272,6 +276,23 @@ def fingerprint(folder: Path) -> str:
             f"{folder} can't be fingerprinted: {error!r}. Is it a whole checkpoint, with "
             "config.json and every shard? Download what is missing."
         ) from error
+    return digest.hexdigest()
+
+
+def conversation_fingerprint(folder: Path) -> str:
+    """Return a sha256, as 64 hex digits, of what makes a conversation another one.
+
+    It covers what `fingerprint` does, and the tokenizer, the chat template and the settings of
+    audio and images. generation_config.json, which has defaults of options, does not count.
+    Raises CheckpointError as `fingerprint` does.
+    """
+    digest = hashlib.sha256(fingerprint(folder).encode())
+    for path in (folder / name for name in _CONVERSATION_FILES):
+        try:
+            content = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise CheckpointError(f"{path} can't be read: {error}. Download it again.") from error
+        digest.update(f"{path.name} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 
 

@@ -2,7 +2,6 @@
 
 import platform
 from collections.abc import Iterable, Sequence
-from importlib import metadata
 
 PACKAGE = "qwen3-omni-neuron"
 PACKAGE_VERSION = "0.1.0"  # defined only here; pyproject.toml reads it
@@ -19,6 +18,8 @@ def installed_version(name: str) -> str | None:
     """Return the installed version of a package, or of "python"; None where it is not installed."""
     if name == "python":
         return platform.python_version()
+    from importlib import metadata  # most of the time of `import qwen3_omni_neuron`
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

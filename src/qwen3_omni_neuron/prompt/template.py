@@ -50,12 +50,12 @@ _MOST_LENGTHS = 1 << 16  # lengths of parts that are kept: a few MB
 class Conversation:
     """Converter of messages into prompts for one checkpoint.
 
-    media_settings: the checkpoint's settings for decoding media.
+    folder: the checkpoint's. media_settings: its settings for decoding media.
     Source: transformers Qwen3OmniMoeProcessor.__call__.
     """
 
     def __init__(self, folder: Path, config: OmniConfig):
-        self._config = config
+        self.folder, self._config = folder, config
         self._tokenizer = Tokenizer(folder)
         self._mel = MelSettings.of(read_preprocessor(folder))
         self._resizer = Resizer(folder)

@@ -1,16 +1,19 @@
 """Turns of a conversation: messages, and replies of which only a part may have been heard."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from qwen3_omni_neuron.errors import format_value
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Event, Finished, TextDelta
 from qwen3_omni_neuron.prompt.media.clip import Clip, GrowingClip
+from qwen3_omni_neuron.prompt.media.fields import real_number
 from qwen3_omni_neuron.prompt.media.items import Media
 
 BYTES_PER_S = 15.0  # UTF-8 text spoken: English has 14 to 17, Chinese (3 a character) 12 to 15
 RATE_WEIGHT_S = 2.0  # weight of BYTES_PER_S, in seconds of the session's speech
+_MOST_STORED = 1e12  # limit of a stored reply's numbers, whose products stay finite
 ROUNDING_S = 1e-3
 """Tolerance of the seconds heard that a caller gives, which may be rounded to milliseconds."""
 
@@ -57,6 +60,15 @@ class Turn:
         """The message for a chat template."""
         return self._message(self.checked)
 
+    @property
+    def stored(self) -> dict[str, Any]:
+        """The message with its media as they were prepared; see `MediaLoader.prepared`."""
+        content = self.checked
+        if not isinstance(content, str):
+            media = iter(self.media)
+            content = [x if x["type"] == "text" else next(media).item for x in content]
+        return self._message(content) | {"id": self.id}
+
     def _message(self, content: Any) -> dict[str, Any]:
         made = {"role": self.role, "content": content}
         return made | ({"tool_calls": self.calls} if self.calls else {})
@@ -82,6 +94,37 @@ class Reply:
         self.heard_s: float | None = None
         self.spoken_bytes = 0
         self._deltas: list[str] = []  # whole characters, of one or several tokens each
+
+    @staticmethod
+    def of(stored: Mapping[str, Any]) -> "Reply":
+        """Return the reply that `stored` describes, which has ended.
+
+        Raises KeyError, TypeError or ValueError for other values.
+        """
+        reply = Reply(_flag(stored["spoken"]), _quantity(stored["bytes_per_s"]))
+        reply.ended, reply.complete = True, _flag(stored["complete"])
+        reply.audio_s = _quantity(stored["audio_s"])
+        if stored["heard_s"] is not None:
+            reply.heard_s = _quantity(stored["heard_s"])
+        reply.spoken_bytes = int(_quantity(stored["spoken_bytes"]))
+        reply._deltas = list(stored["deltas"])
+        "".join(reply._deltas).encode()  # they are strings, without half a surrogate pair
+        reply.id = id_of(stored)
+        return reply
+
+    @property
+    def stored(self) -> dict[str, Any]:
+        """The reply as JSON values; one that still streams as if it had been stopped now."""
+        return {
+            "spoken": self.spoken,
+            "bytes_per_s": self._bytes_per_s,
+            "complete": self.complete,
+            "audio_s": self.audio_s,
+            "heard_s": self.heard_s,
+            "spoken_bytes": self.spoken_bytes,
+            "deltas": list(self._deltas),
+            "id": self.id,
+        }
 
     def add(self, event: Event) -> None:
         """Record an event that the caller gets."""
@@ -110,6 +153,13 @@ class Reply:
             end += size
             kept.append(text)
         return "".join(kept)
+
+
+def id_of(stored: Mapping[str, Any]) -> str | None:
+    """Return the id of a stored turn or reply. Raises KeyError and TypeError."""
+    if not isinstance(stored["id"], str | None):
+        raise TypeError("an id is no string")
+    return stored["id"]
 
 
 def mean_pace(replies: Sequence[Reply]) -> float:
@@ -177,6 +227,19 @@ def _joined(before: Turn, turn: Turn) -> Turn:
         made.add(turn.given, turn.checked, turn.media)
     made.calls = [*before.calls, *turn.calls]
     return made
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{format_value(value)} is neither true nor false")
+    return value
+
+
+def _quantity(value: Any) -> float:
+    number = real_number(value)
+    if number is None or not 0 <= number <= _MOST_STORED:
+        raise ValueError(f"{format_value(value)} is no number from 0 to {_MOST_STORED:g}")
+    return number
 
 
 def _items(content: Any) -> Sequence[Any]:

@@ -5,6 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from qwen3_omni_neuron.errors import AudioError
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.clip import Clip, GrowingClip
 from qwen3_omni_neuron.prompt.media.image import load_image
@@ -13,7 +17,9 @@ from qwen3_omni_neuron.prompt.media.pixels import Visual
 from qwen3_omni_neuron.prompt.media.resizer import Resizer
 from qwen3_omni_neuron.prompt.media.settings import MediaSettings
 from qwen3_omni_neuron.prompt.media.sizes import SizeLimits
-from qwen3_omni_neuron.prompt.media.video import VideoHeader, load_video
+from qwen3_omni_neuron.prompt.media.video import VideoHeader, frame_rate, load_video
+
+Item = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,11 @@ class AudioItem:
 
     clip: Clip
     kind = "audio"
+
+    @property
+    def item(self) -> Item:
+        """The item of a message that gives the same clip."""
+        return {"type": "audio", **_samples(self.clip)}
 
 
 @dataclass(frozen=True)
@@ -33,22 +44,53 @@ class ImageItem:
     clip = None
     seconds_per_frame = 0.0  # it has one frame
 
+    @property
+    def item(self) -> Item:
+        """The item of a message that gives the same pixels."""
+        (pixels,) = self.visual.pixels
+        return {"type": "image", "image": pixels, **_size(pixels)}
+
 
 @dataclass(frozen=True)
 class VideoItem:
     """Video, resized.
 
-    seconds_per_frame: time from one frame of its grid to the next. clip: its audio, None if it has
-    no audio or it isn't wanted.
+    fps: rate of its pictures. clip: its audio, None if it has no audio or it isn't wanted.
     """
 
     visual: Visual
-    seconds_per_frame: float
+    fps: float
     clip: Clip | None
     kind = "video"
 
+    @property
+    def seconds_per_frame(self) -> float:
+        """Time from one frame of its grid to the next."""
+        return self.visual.settings.sizes.temporal_patch_size / self.fps
+
+    @property
+    def item(self) -> Item:
+        """The item of a message that gives the same pixels and the same clip."""
+        pixels = self.visual.pixels
+        made = {"type": "video", "video": pixels, "fps": self.fps, **_size(pixels[0])}
+        return made if self.clip is None else made | _samples(self.clip)
+
 
 Media = AudioItem | ImageItem | VideoItem
+
+
+def _is_waveform(array: NDArray[Any]) -> bool:
+    return array.dtype == np.float32 and array.ndim == 1 and bool(np.isfinite(array).all())
+
+
+def _samples(clip: Clip) -> Item:
+    return {"audio": clip.waveform, "sampling_rate": clip.rate}
+
+
+def _size(picture: NDArray[np.uint8]) -> Item:
+    """Return the limits with which a picture keeps its size."""
+    pixels = picture.shape[0] * picture.shape[1]
+    return {"min_pixels": pixels, "max_pixels": pixels}
 
 
 class MediaLoader:
@@ -93,7 +135,31 @@ class MediaLoader:
         )
         visual = self._resizer.video(video.frames, where, asked)
         clip = None if video.audio is None else Clip(video.audio, self._mel)
-        return VideoItem(visual, self._resizer.sizes.temporal_patch_size / video.fps, clip)
+        return VideoItem(visual, video.fps, clip)
+
+    def prepared(self, kind: str, item: Mapping[str, Any], where: str) -> Media:
+        """Take an item of a stored turn: its samples and pixels are used as they are.
+
+        item: in the form of `AudioItem.item`, `ImageItem.item` or `VideoItem.item`.
+        Raises AudioError, ImageError or VideoError for any other form.
+        """
+        if kind == "audio":
+            return AudioItem(self._prepared_clip(item, where))
+        if kind == "image":
+            pixels = item.get("image")
+            pictures = pixels[None] if isinstance(pixels, np.ndarray) else pixels
+            return ImageItem(self._resizer.prepared(pictures, where))
+        visual = self._resizer.prepared(item.get("video"), where)
+        clip = None if item.get("audio") is None else self._prepared_clip(item, where)
+        return VideoItem(visual, frame_rate(item.get("fps"), None, where), clip)
+
+    def _prepared_clip(self, item: Mapping[str, Any], where: str) -> Clip:
+        samples, rate = item.get("audio"), self._mel.rate
+        if not isinstance(samples, np.ndarray) or not _is_waveform(samples):
+            raise AudioError(f"{where} has no samples, finite float32 [samples].")
+        if item.get("sampling_rate") != rate:
+            raise AudioError(f"{where} has another sampling_rate than the model, {rate} Hz.")
+        return Clip(samples, self._mel)
 
     def growing_clip(self, sampling_rate: Any, where: str) -> GrowingClip:
         """Begin a clip whose pieces have this rate. Raises AudioError for the rate."""

@@ -5,12 +5,12 @@ before memory is allocated for it.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.errors import VideoError
+from qwen3_omni_neuron.errors import ImageError, VideoError
 from qwen3_omni_neuron.prompt.media.pixels import CHANNELS, PixelSettings, Visual, resize
 from qwen3_omni_neuron.prompt.media.sizes import USUAL, Grid, SizeLimits
 from qwen3_omni_neuron.prompt.preprocessor import read_preprocessor
@@ -59,6 +59,29 @@ class Resizer:
             )
         grid = self.sizes.video_grid(shape[0], shape[1], shape[2], where, asked)
         return Visual(self._resized(frames, grid), self._pixels)
+
+    def prepared(self, pixels: Any, where: str) -> Visual:
+        """Return pixels that `image` or `video` has made, as they are.
+
+        pixels: uint8 [pictures, height, width, 3]. Raises ImageError for what neither has made.
+        """
+        sizes, array = self.sizes, isinstance(pixels, np.ndarray)
+        shape = list(pixels.shape) if array else []
+        if not array or pixels.dtype != np.uint8 or len(shape) != 4 or shape[3] != CHANNELS:
+            raise ImageError(f"{where} has no pixels, uint8 [pictures, height, width, 3].")
+        pictures, height, width, _ = shape
+        unit = sizes.patch_size * sizes.merge_size
+        if 0 in shape or height % unit or width % unit:
+            raise ImageError(
+                f"{where} has pictures of {width} x {height} pixels; this checkpoint takes "
+                f"multiples of {unit}."
+            )
+        if pictures != 1 and pictures % sizes.temporal_patch_size:
+            raise ImageError(
+                f"{where} has {pictures} pictures; one, or a multiple of "
+                f"{sizes.temporal_patch_size} is taken."
+            )
+        return Visual(pixels, self._pixels)
 
     def _resized(self, frames: NDArray[np.uint8], grid: Grid) -> NDArray[np.uint8]:
         """Resize frames, and repeat the last one if the grid has more frames."""

@@ -22,7 +22,7 @@ from qwen3_omni_neuron.prompt.media.video_file import (
     read_video_file,
 )
 
-__all__ = ["Video", "VideoHeader", "load_video"]
+__all__ = ["Video", "VideoHeader", "frame_rate", "load_video"]
 
 _FPS = 2.0
 _MAX_FRAMES = 768
@@ -62,7 +62,7 @@ def load_video(
             read_video_file(
                 source,
                 where,
-                fps=_rate(item.get("fps"), _FPS, where),
+                fps=frame_rate(item.get("fps"), _FPS, where),
                 max_frames=_max_frames(item.get("max_frames"), where),
                 audio_rate=audio_rate if audio is None else None,
                 limit_s=limit_s,
@@ -72,7 +72,7 @@ def load_video(
             ),
             audio,
         )
-    fps = _rate(item.get("fps"), None, where)
+    fps = frame_rate(item.get("fps"), None, where)
     return Video(_frames(source, where), fps, audio)
 
 
@@ -88,7 +88,8 @@ def _with_audio(video: Video, audio: Waveform | None) -> Video:
     return video if audio is None else Video(video.frames, video.fps, audio)
 
 
-def _rate(fps: Any, usual: float | None, where: str) -> float:
+def frame_rate(fps: Any, usual: float | None, where: str) -> float:
+    """Return a video's rate. usual: the rate if none is given. Raises VideoError."""
     if fps is None:
         if usual is None:
             raise VideoError(

@@ -1,0 +1,378 @@
+"""Stored conversations: the file format, and sessions that were saved, damaged or forged."""
+
+import errno
+import hashlib
+import json
+import os
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.checkpoint.files import conversation_fingerprint
+from qwen3_omni_neuron.errors import (
+    MessageError,
+    OutputError,
+    Qwen3OmniError,
+    StoredSessionError,
+)
+from qwen3_omni_neuron.options import RequestOptions
+from qwen3_omni_neuron.prompt import stored
+from qwen3_omni_neuron.prompt.stored import pack, unpack
+from qwen3_omni_neuron.session import Session
+from testing.media_cases import IMAGE, audio, text, tone, video
+from testing.replies import GREEDY, last
+from testing.sessions import assert_same_prompt, prompt_of
+
+SHORT = {**GREEDY, "thinker_max_new_tokens": 4, "talker_max_new_tokens": 5}
+KEY = "0" * 64
+
+
+def plain(value: Any) -> Any:
+    """Return a document with lists in place of its arrays, and tuples."""
+    if isinstance(value, np.ndarray):
+        return {"array": [value.dtype.name, value.shape, value.tolist()]}
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def document() -> dict[str, Any]:
+    return {
+        "words": "größer\n✓",
+        "numbers": [0, -1.5, 1e300, True, None],
+        "samples": np.arange(5, dtype=np.float32)[::2],
+        "nested": ({"pixels": np.arange(12, dtype=np.uint8).reshape(2, 2, 3)}, []),
+        "none": np.zeros((0, 4), np.int64),
+        "one": np.array(7, np.int64),
+    }
+
+
+def forged(header: Any, rest: bytes = b"", text: bytes | None = None) -> bytes:
+    """Return what `pack` would write with this header, with a right checksum."""
+    text = json.dumps(header).encode() if text is None else text
+    body = len(text).to_bytes(8, "little") + text + rest
+    line = f"qwen3_omni_neuron conversation, format {stored.FORMAT}\n".encode()
+    return line + hashlib.sha256(body).digest() + body
+
+
+def test_a_document_comes_back() -> None:
+    data = pack("session", KEY, document())
+    assert plain(unpack(data, "session", KEY, "it")) == plain(document())
+
+
+def test_no_byte_can_change_or_miss() -> None:
+    data = pack("session", KEY, document())
+    for at in range(len(data)):
+        for wrong in (data[:at], data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]):
+            with pytest.raises(StoredSessionError):
+                unpack(wrong, "session", KEY, "it")
+    with pytest.raises(StoredSessionError, match=r"is damaged: its .* checksum"):
+        unpack(data + b"\0", "session", KEY, "it")
+
+
+def test_another_kind_checkpoint_format_or_file_is_refused_by_its_name() -> None:
+    data = pack("session", KEY, document())
+    for given, match in (
+        ((data, "realtime", KEY), "it is a stored session, not a stored realtime"),
+        ((data, "session", "1" * 64), "another checkpoint .fingerprint 0{12}.*, this one has 1"),
+        (
+            (data.replace(b"format 1", b"format 2", 1), "session", KEY),
+            "stored in format 2, and this version reads format 1.*pip install --upgrade",
+        ),
+        ((b"RIFF", "session", KEY), "it is no stored conversation.*`Session.save`"),
+    ):
+        with pytest.raises(StoredSessionError, match=match):
+            unpack(*given, "it")
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        [[["samples"], "float32", [1 << 60]]],
+        [[["samples"], "float32", [-1]]],
+        [[["samples"], "float32", [True]]],
+        [[["samples"], "float32", [1 << 70, 0]]],
+        [[["samples"], "float32", [1] * 99]],
+        [[["samples"], "object", [1]]],
+        [[["samples"], ["float32"], [1]]],
+        [[["samples"], "float32", 1]],
+        [[["words"], "float32", [1]]],
+        [[["lost"], "float32", [1]]],
+        [[["words", 0], "float32", [1]]],
+        [[["samples"], "float32", [1]], [["samples", 0], "float32", [0]]],
+        [[[], "float32", [1]]],
+        [[7, "float32", [1]]],
+        [[["samples"], "float32", []], [["samples"], "uint8", []]],
+        [],
+        [[]],
+        7,
+    ],
+    ids=str,
+)
+def test_arrays_that_are_not_there_take_no_memory(arrays: Any) -> None:
+    """A forger knows how to make a checksum."""
+    header = {"kind": "session", "fingerprint": KEY, "arrays": arrays}
+    header["document"] = {"words": "", "samples": None}
+    with pytest.raises(StoredSessionError, match="as this package stores it"):
+        unpack(forged(header, bytes(4)), "session", KEY, "it")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{", b"[]", b"7", b"null", b"\xff", b"[" * 100_000, b'{"kind": NaN}', b"[1e999]"],
+    ids=lambda text: repr(text[:20]),
+)
+def test_json_of_another_form_is_refused(text: bytes) -> None:
+    with pytest.raises(StoredSessionError, match="as this package stores it"):
+        unpack(forged(None, text=text), "session", KEY, "it")
+
+
+@pytest.mark.parametrize("text", [b"[" + b"[]," * 600_000, b'"' + bytes(1 << 24) + b'"'])
+def test_json_is_counted_before_it_is_parsed(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored.json, "loads", None)
+    with pytest.raises(StoredSessionError, match="are the most that are stored"):
+        unpack(forged(None, text=text), "session", KEY, "it")
+
+
+def test_a_document_that_could_not_be_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StoredSessionError, match="Remove turns, or begin another session"):
+        pack("session", KEY, {"words": "," * (1 << 21)})
+    monkeypatch.setattr(stored, "MOST_BYTES", 1000)
+    with pytest.raises(StoredSessionError, match="1000 is the most"):
+        pack("session", KEY, {"samples": np.zeros(1000, np.uint8)})
+
+
+def test_a_file_is_measured_before_it_is_read(
+    omni: Qwen3Omni, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(stored.MOST_BYTES + 1)  # it has no blocks on the disk
+    with pytest.raises(StoredSessionError, match=f"{stored.MOST_BYTES} is the most"):
+        omni.restore_session(large)
+    os.mkfifo(tmp_path / "pipe")
+    for name, match in (
+        ("pipe", "is not a file"),
+        (".", "is not a file"),
+        ("nowhere", "does not exist"),
+        ("\0", "can't be opened"),
+    ):
+        with pytest.raises(StoredSessionError, match=match):
+            omni.restore_session(tmp_path / name)
+
+
+@pytest.fixture(scope="module")
+def template_with_tools(omni: Qwen3Omni) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(omni.conversation._template, "takes_tools", True)
+        yield
+
+
+@pytest.fixture(scope="module")
+def session(omni: Qwen3Omni, template_with_tools: None) -> Session:
+    """A session with all that a session can have."""
+    tools = ({"type": "function", "function": {"name": "look", "parameters": {}}},)
+    session = omni.session(
+        "Be brief.", **SHORT, seed=7, tools=tools, use_audio_in_video=True, truncation="auto"
+    )
+    session.append([IMAGE, audio(0.4), text("Look.")])
+    last(session.respond())
+    session.append_audio(tone(0.5), 22050)
+    session.append([video(5, 1.3, 0.4)])
+    last(session.respond(speak=False, keep=False))
+    session.insert(session.read({"role": "user", "content": ""}))
+    call = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    for turn in (session.read(message), session.read({"role": "tool", "content": "12 °C"})):
+        turn.id = f"item_{turn.role}"
+        session.insert(turn)
+    last(session.respond())
+    session.heard(0.1)
+    session.append("And?")
+    session._pace.slowest = 3.25
+    return session
+
+
+def restored(omni: Qwen3Omni, document: Any) -> Session:
+    other = omni.session()
+    other.restore(document)
+    return other
+
+
+def test_a_restored_session_has_all_of_it(omni: Qwen3Omni, session: Session) -> None:
+    data = pack("session", omni.checkpoint_fingerprint, session.document())
+    other = restored(omni, unpack(data, "session", omni.checkpoint_fingerprint, "it"))
+    assert_same_prompt(prompt_of(other), prompt_of(session))
+    assert [turn.id for turn in other.turns] == [turn.id for turn in session.turns]
+    assert other._pace == session._pace
+    assert plain(other.document()) == plain(session.document())
+    # Its messages, with samples and pixels in them, make the same prompt anew.
+    options = {"use_audio_in_video": True, "tools": session._options.shown_tools}
+    assert_same_prompt(omni.conversation.prompt(other.messages, **options), prompt_of(session))
+
+
+def test_heard_is_about_the_same_reply(omni: Qwen3Omni) -> None:
+    with omni.session(**SHORT) as session:
+        session.append("Hello")
+        last(session.respond())
+        other = restored(omni, session.document())
+        for one in (session, other):
+            one.heard(0.05)
+        assert plain(other.document()) == plain(session.document())
+        session.append("More")
+        last(session.respond(keep=False))
+        other = restored(omni, session.document())
+        with pytest.raises(MessageError, match="no reply in speech"):
+            other.heard(0)
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Return every container of a document with each of its keys."""
+    keys: Any = ()
+    if isinstance(value, dict | list):
+        keys = value if isinstance(value, dict) else range(len(value))
+    return [place for key in keys for place in [(value, key), *places(value[key])]]
+
+
+WRONG = [
+    *(None, True, -1, 2, 0.5, 1e308, "", "\ud800", "/etc/passwd", "<|audio_pad|>"),
+    *([], [[]], {}, {"type": "audio", "audio": "/etc/passwd", "sampling_rate": 16000}),
+    np.zeros(3, np.float32),
+    np.full(9, np.nan, np.float32),
+    np.zeros((1, 2, 3), np.uint8),
+    np.zeros((4, 64, 64, 3), np.uint8),
+    np.zeros((0, 0, 0, 0), np.uint8),
+]
+
+
+def test_a_forged_session_is_read_or_refused(omni: Qwen3Omni, session: Session) -> None:
+    """Every value in turn is another one: no error has another class, no path is opened."""
+    dice = random.Random(0)
+    data = pack("session", KEY, session.document())
+    refused = 0
+    for index in range(len(places(unpack(data, "session", KEY, "it")))):
+        for wrong in dice.sample(WRONG, 4):
+            made = unpack(data, "session", KEY, "it")
+            container, key = places(made)[index]
+            container[key] = wrong
+            other = omni.session("kept")
+            try:
+                other.restore(made)
+            except StoredSessionError:
+                refused += 1
+                assert other.messages == [{"role": "system", "content": "kept"}]
+                assert other._options == RequestOptions()
+                continue
+            assert other.messages is not None
+            with suppress(Qwen3OmniError):
+                prompt_of(other)
+    assert refused > 100
+
+
+@pytest.mark.parametrize("kind", ["audio", "image", "video"])
+def test_a_path_in_place_of_samples_is_not_opened(
+    omni: Qwen3Omni, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = {"type": kind, kind: "examples/question.wav", "sampling_rate": 16000, "fps": 1.0}
+    with omni.session() as session:
+        made = session.document()
+    made["turns"] = [{"message": {"role": "user", "content": [item], "id": None}}]
+    monkeypatch.setattr(Path, "open", None)
+    with pytest.raises(StoredSessionError, match=r"turns.0..content.0. has no"):
+        restored(omni, made)
+
+
+def test_when_a_session_can_not_be_saved_or_restored(
+    omni: Qwen3Omni, tmp_path: Path, slow_steps: None
+) -> None:
+    file = tmp_path / "session"
+    with omni.session(**GREEDY) as session:
+        session.append_audio(tone(0.3), 16000)
+        with pytest.raises(MessageError, match="a clip of append_audio has not ended"):
+            session.save(file)
+        stream = session.respond()
+        with pytest.raises(MessageError, match="the last reply still streams"):
+            session.save(file)
+        stream.close()
+        assert not file.exists()
+        session.save(file)
+        with pytest.raises(MessageError, match="has turns of its own"):
+            session.restore(session.document())
+    earlier = file.read_bytes()
+    session.save(file)  # closed, and as it was
+    assert file.read_bytes() == earlier
+
+
+def test_a_file_that_can_not_be_written_leaves_the_earlier_one(
+    omni: Qwen3Omni, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "session"
+    with omni.session() as session:
+        session.save(file)
+        earlier = file.read_bytes()
+        session.append("More")
+        for path, match in (
+            (tmp_path, "can't be written .*Is a directory"),
+            (Path(), "can't be written .*empty name"),
+            (tmp_path / ("x" * 300), "can't be written .*File name too long"),
+            (tmp_path / "nowhere" / "session", "can't be written .*No such file"),
+            (tmp_path / "\0", "can't be written .*null"),
+            (file / "session", "can't be written .*Not a directory"),
+        ):
+            with pytest.raises(OutputError, match=match):
+                session.save(path)
+
+        def full(_: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(OutputError, match=r"No space left on device.*not saved. Make room"):
+            session.save(file)
+    assert file.read_bytes() == earlier
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_session_is_saved_once_at_a_time(
+    omni: Qwen3Omni, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two writers would share the file's temporary name."""
+    file, flush = tmp_path / "session", os.fsync
+    with omni.session() as session:
+        other = threading.Thread(target=session.save, args=(file,))
+
+        def flush_beside_another(descriptor: int) -> None:
+            if other.ident is None:
+                other.start()
+                other.join(timeout=0.1)  # the other one waits
+            flush(descriptor)
+
+        monkeypatch.setattr(os, "fsync", flush_beside_another)
+        session.save(file)
+        other.join()
+    assert list(tmp_path.iterdir()) == [file]
+    omni.restore_session(file)
+
+
+def test_a_checkpoint_is_told_by_all_that_a_conversation_depends_on(checkpoint: Path) -> None:
+    found = {conversation_fingerprint(checkpoint)}
+    for name in ("chat_template.json", "tokenizer_config.json", "preprocessor_config.json"):
+        file = checkpoint / name
+        content = file.read_bytes()
+        file.write_bytes(content + b"\n")
+        found.add(conversation_fingerprint(checkpoint))
+        file.write_bytes(content)
+    assert len(found) == 4
+    settings = checkpoint / "generation_config.json"
+    content = settings.read_bytes()
+    settings.write_bytes(content + b"\n")
+    try:
+        assert conversation_fingerprint(checkpoint) in found
+    finally:
+        settings.write_bytes(content)
