@@ -190,10 +190,11 @@ def returning(checkpoint: Path, options: argparse.Namespace) -> Iterator[Row]:
         with ExitStack() as stack:
             load = Qwen3Omni.load(checkpoint, max_concurrency=SLOTS, spill_bytes=spill_bytes)
             omni = stack.enter_context(load)
-            sessions = [
-                stack.enter_context(omni.session(f"You are number {n}.", earlier, **LIMITS, seed=n))
-                for n in range(options.conversations)
-            ]
+            sessions = []
+            for number in range(options.conversations):
+                asked: RequestArguments = {**LIMITS, "seed": number}
+                begun = omni.session(f"You are number {number}.", earlier, **asked)
+                sessions.append(stack.enter_context(begun))
             for session in sessions:
                 answer(session, speech(seconds, turn), None, options.speed)
             stack.enter_context(busy(omni, others, options.speed))
