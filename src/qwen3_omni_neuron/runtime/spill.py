@@ -26,7 +26,7 @@ from qwen3_omni_neuron.runtime.spill_files import DamagedFileError, SpillFiles, 
 
 logger = logging.getLogger(__name__)
 
-PIECE_BYTES = 4 << 20  # copied out at once, in about a millisecond: a new request waits so long
+PIECE_BYTES = 1 << 20  # copied out at once: a request that comes meanwhile waits for its end
 RESTORE_S = 0.1  # time of one restore, after which other requests' steps come
 # Seconds a byte, before they are measured: slow memory, and a slow disk.
 COPY_PACE_S, READ_PACE_S = 1 / 1e9, 1 / 300e6
