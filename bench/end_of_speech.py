@@ -13,10 +13,11 @@ whole when it has ended, to a model that computes every prompt anew.
 --retained: also sessions whose conversation is cut to this fraction of MOST_ROWS rows whenever it
 has more (`truncation`): the turns after the cut, which `--turns` must reach, compute more rows.
 
---conversations: instead, this many sessions over SLOTS slots, with spilled rows and without. Each
-says the last of `--turns` when all others have spoken since its last turn, and another turn at
-once, for which it has kept its slot: `ratio` is the median of the two turns' ratios. Speech is
-given whole when it has ended.
+--conversations: instead, this many sessions over SLOTS slots, of a model with spilled rows and one
+without, in turn. Each says the last of `--turns` when all others have spoken since its last turn,
+and another turn at once, for which it has kept its slot. `lost_to_kept` and `on_to_off` are medians
+of the ratios of two times that were measured one after the other. Speech is given whole when it has
+ended; --others are callers of each model.
 
 --replay: the package's runtime over stage latencies on a virtual clock (see bench/replay.py). A
 prompt of 1,294 rows, of which all but the last 8 s window of speech and the template's rows after
@@ -185,28 +186,31 @@ def returning(checkpoint: Path, options: argparse.Namespace) -> Iterator[Row]:
         clip = {"type": "audio", "audio": speech(seconds, number), "sampling_rate": RATE}
         earlier.append({"role": "user", "content": [clip]})
         earlier.append({"role": "assistant", "content": "I heard a question about the sky."})
-    for spill_bytes, others in itertools.product((SPILL_BYTES, 0), options.others):
-        found: dict[str, list[tuple[float, int, int]]] = {"lost": [], "kept": []}
+    for others in options.others:
+        taken: dict[tuple[str, str], list[tuple[float, int, int]]] = {
+            case: [] for case in itertools.product(("on", "off"), ("lost", "kept"))
+        }
         with ExitStack() as stack:
-            load = Qwen3Omni.load(checkpoint, max_concurrency=SLOTS, spill_bytes=spill_bytes)
-            omni = stack.enter_context(load)
-            sessions = []
+            sessions: dict[str, list[Session]] = {"on": [], "off": []}
+            for spill, spill_bytes in (("on", SPILL_BYTES), ("off", 0)):
+                load = Qwen3Omni.load(checkpoint, max_concurrency=SLOTS, spill_bytes=spill_bytes)
+                omni = stack.enter_context(load)
+                for number in range(options.conversations):
+                    asked: RequestArguments = {**LIMITS, "seed": number}
+                    begun = omni.session(f"You are number {number}.", earlier, **asked)
+                    sessions[spill].append(stack.enter_context(begun))
+                    answer(begun, speech(seconds, turn), None, options.speed)
+                stack.enter_context(busy(omni, others, options.speed))
             for number in range(options.conversations):
-                asked: RequestArguments = {**LIMITS, "seed": number}
-                begun = omni.session(f"You are number {number}.", earlier, **asked)
-                sessions.append(stack.enter_context(begun))
-            for session in sessions:
-                answer(session, speech(seconds, turn), None, options.speed)
-            stack.enter_context(busy(omni, others, options.speed))
-            for session in sessions:
-                for taken in found.values():
-                    taken.append(answer(session, speech(seconds, turn + 1), None, options.speed))
-        pairs = zip(*found.values(), strict=True)
-        ratio = statistics.median(lost[0] / kept[0] for lost, kept in pairs)
-        for slot, answers in found.items():
+                for slot in ("lost", "kept"):
+                    for spill in sorted(sessions, reverse=number % 2 == 0):
+                        session = sessions[spill][number]
+                        found = answer(session, speech(seconds, turn + 1), None, options.speed)
+                        taken[spill, slot].append(found)
+        for (spill, slot), answers in taken.items():
             yield {
                 "kind": "returning",
-                "spill": "on" if spill_bytes else "off",
+                "spill": spill,
                 "slot": slot,
                 "conversations": options.conversations,
                 "others": others,
@@ -214,7 +218,8 @@ def returning(checkpoint: Path, options: argparse.Namespace) -> Iterator[Row]:
                 "turn": turn + (slot == "kept"),
                 "prompt_rows": answers[-1][1],
                 "reused_rows": statistics.median_low(reused for _, _, reused in answers),
-                "ratio": ratio,
+                "lost_to_kept": _median_ratio(taken[spill, "lost"], taken[spill, "kept"]),
+                "on_to_off": _median_ratio(taken["on", slot], taken["off", slot]),
                 **_figures([taken_s for taken_s, _, _ in answers]),
             }
 
@@ -276,6 +281,13 @@ def speech(seconds: float, shift: int) -> NDArray[np.float32]:
     samples, rate = soundfile.read(SPOKEN, dtype="float32")
     assert rate == RATE and samples.ndim == 1, "the example is mono, at the model's rate"
     return np.resize(np.roll(samples, 997 * shift), round(RATE * seconds))
+
+
+def _median_ratio(
+    ones: Sequence[tuple[float, int, int]], others: Sequence[tuple[float, int, int]]
+) -> float:
+    """Return the median of the ratios of times that were measured one after the other."""
+    return statistics.median(one[0] / other[0] for one, other in zip(ones, others, strict=True))
 
 
 def _figures(seconds: Sequence[float]) -> Row:

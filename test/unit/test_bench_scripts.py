@@ -466,8 +466,9 @@ def test_a_turn_is_timed_after_its_slot_was_lost_and_after_it_was_kept(
     assert [row["turn"] for row in found.values()] == [4, 5] * 2
     rows = [row["prompt_rows"] for row in found.values()]
     assert rows[:2] == rows[2:] and rows[0] < rows[1]
+    assert found["off", "kept"]["on_to_off"] == found["on", "kept"]["on_to_off"]
     for row in found.values():
-        assert row["ratio"] > 0
+        assert row["lost_to_kept"] > 0 and row["on_to_off"] > 0
         assert row["repeats"] == row["conversations"] == 2
         assert 0 <= row["reused_rows"] < row["prompt_rows"]
 
