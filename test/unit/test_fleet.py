@@ -65,6 +65,7 @@ def test_settings_are_those_of_load_and_of_the_server() -> None:
         ({"neuron_cores": -8}, "neuron_cores is 0 or more, got -8"),
         ({"max_queued": -1}, "max_queued is 0 or more, got -1"),
         ({"kept_replies": 1.5}, "kept_replies: .*integer"),
+        ({"session_folder": "kept"}, "session_folder needs session_keys"),
         ({"threads": 0}, "threads is 1 or more, got 0"),
     ],
 )

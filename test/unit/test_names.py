@@ -40,7 +40,7 @@ ELSEWHERE = {
     "s3fs": "a package of fsspec's",
     ".trans.txt": "how LibriSpeech's transcript files end",
     "weights/": "a folder of a part in a compiled tree",
-    "keys.txt": "a file that the server's operator writes",
+    **dict.fromkeys(("keys.txt", "session-keys.txt"), "files that the server's operator writes"),
     "utils_vad.py": "a file of silero-vad",
     "speech.audio.delta": "an event of OpenAI's API",
     "speech.audio.done": "an event of OpenAI's API",

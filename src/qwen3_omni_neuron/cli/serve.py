@@ -71,6 +71,7 @@ def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
     if parsed.ray is not None and others:
         parser.error(f"{parsed.ray} has everything, leave out {', '.join(others)}")
     try:
+        import cryptography  # noqa: F401
         import fastapi  # noqa: F401
         import httptools  # noqa: F401
         import prometheus_client  # noqa: F401
@@ -88,11 +89,18 @@ def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
         run_config(parsed.ray)
     from qwen3_omni_neuron.serving import logs
     from qwen3_omni_neuron.serving.server import Server
-    from qwen3_omni_neuron.serving.settings import LOOPBACK, SLOTS, ServerSettings, name_of_model
+    from qwen3_omni_neuron.serving.settings import (
+        LOOPBACK,
+        SESSION_KEYS_VARIABLE,
+        SLOTS,
+        ServerSettings,
+        name_of_model,
+    )
 
     model = model_or_shipped(parsed)
     given = {n: value for n, value in vars(parsed).items() if n in ServerSettings.model_fields}
     given["model_name"] = name_of_model(model) if parsed.model_name is None else parsed.model_name
+    given["session_keys"] = parsed.session_keys or os.environ.get(SESSION_KEYS_VARIABLE) or None
     settings = ServerSettings(**given | {"api_keys": _keys(parsed.api_keys)})
     logs.log_to_stderr(parsed.log_level)
     if settings.host not in LOOPBACK and not settings.api_keys:

@@ -26,6 +26,8 @@ LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
 """Hosts that only this machine can reach."""
 KEYS_VARIABLE = "QWEN3_OMNI_API_KEYS"
 """Environment variable with the API keys of `serve`, with commas between them."""
+SESSION_KEYS_VARIABLE = "QWEN3_OMNI_SESSION_KEYS"
+"""Environment variable that names the file with the keys of the session folder of `serve`."""
 SLOTS = 8
 """Requests that a model runs at a time by default."""
 Seconds = Annotated[float, Field(gt=0)]
@@ -225,6 +227,24 @@ class Limits(Settings):
         1000, "spoken replies that a later turn may name by the id of their audio", "400"
     )
     kept_reply_s: Seconds = setting(3600.0, "time that such a reply is kept", "400")
+    session_folder: Path | None = setting(
+        None,
+        "folder that keeps realtime sessions and spoken replies, encrypted, across restarts",
+        metavar="PATH",
+        shown="none: nothing is written to a disk",
+    )
+    session_keys: Path | None = setting(
+        None,
+        "its keys: a file with one of 64 hexadecimal digits a line; the first one encrypts",
+        metavar="FILE",
+        shown=f"the file that ${SESSION_KEYS_VARIABLE} names",
+    )
+    max_session_folder_bytes: Count = setting(
+        4 * GIB, "bytes of the session folder; the oldest files go first"
+    )
+    kept_session_s: Seconds = setting(
+        3600.0, "time that a session can be resumed after its client has left", "an error event"
+    )
     drain_timeout_s: Seconds = setting(
         300.0, "time for running requests to end after SIGTERM", "503"
     )
@@ -245,6 +265,15 @@ class Limits(Settings):
         if not name or not name.isprintable():
             raise ValueError("the model's name is empty, or has characters that can't be printed.")
         return name
+
+    @model_validator(mode="after")
+    def _check_session_keys(self) -> "Limits":
+        if self.session_folder is not None and self.session_keys is None:
+            raise ValueError(
+                "session_folder needs session_keys, the file with its keys: there is no default "
+                "one. `openssl rand -hex 32 > FILE` makes it."
+            )
+        return self
 
 
 class ServerSettings(Limits):
