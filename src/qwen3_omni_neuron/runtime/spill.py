@@ -315,6 +315,7 @@ class SlotSpill:
         """Raises OptionError where the store has no space for one block."""
         self._name, self._engine, self._store, self._now = name, engine, store, now
         self._block_bytes = BLOCK_ROWS * engine.row_bytes
+        self._next_bytes = self._block_bytes  # of the next block to copy out, with its media
         self._pace_s = COPY_PACE_S
         if self._block_bytes > store.limits.memory_bytes:
             raise OptionError(
@@ -325,8 +326,8 @@ class SlotSpill:
 
     @property
     def has_space(self) -> bool:
-        """True where a block may be copied out now."""
-        return self._store.may_put(self._block_bytes)
+        """True where the next block may be copied out now."""
+        return self._store.may_put(self._next_bytes)
 
     def count(self, keys: RowKeys, cache_key: str | None) -> int:
         """Return how many of a prompt's first rows can be restored. Any thread may call it."""
@@ -342,14 +343,18 @@ class SlotSpill:
         """
         blocks, copied = self._keys(keys, cache_key)[: count // BLOCK_ROWS], 0
         for index in self._store.missing(blocks):
-            if copied >= PIECE_BYTES or not self.has_space:
-                return False
             start, stop = index * BLOCK_ROWS, (index + 1) * BLOCK_ROWS
             media = accepted[keys.media_rows(start) : keys.media_rows(stop)].clone()
+            self._next_bytes = self._block_bytes + media.nbytes
+            if self._next_bytes > self._store.limits.memory_bytes:
+                break  # it never has space, and the blocks after it need it
+            if copied >= PIECE_BYTES or not self.has_space:
+                return False
             rows = self._engine.read_rows(slot, start, stop)
             if not self._store.put(blocks[index], (rows, media)):
-                return self.has_space  # where not even one block's media fit, no other try helps
+                return False
             copied += self._block_bytes
+        self._next_bytes = self._block_bytes
         self._store.use(blocks)
         return True
 
