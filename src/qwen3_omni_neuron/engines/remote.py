@@ -1,6 +1,7 @@
 """Engines that run in processes of their own, with the same protocols as other engines."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,13 +56,36 @@ class RemoteEngine:
         self.process.close()
 
 
-class RemoteThinker(RemoteEngine):
-    """A `Thinker` in another process."""
+class RemoteDecoder(RemoteEngine):
+    """Base of the engines with KV caches."""
 
     def __init__(self, process: EngineProcess, timeout_s: float) -> None:
         super().__init__(process, timeout_s)
         self.context_length: int = process.read("context_length")
         self.chunked_prefill: bool = process.read("chunked_prefill")
+        self.row_bytes = 0
+        with suppress(AttributeError):  # not every engine can copy rows to the host
+            self.row_bytes = process.read("row_bytes")
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """Copy the first rows of one slot to another one; see Thinker.copy."""
+        self.process.call("copy", source, target, rows)
+
+    def read_rows(self, slot: int, start: int, stop: int) -> Tensor:
+        """Copy rows of a slot to this process; see HostRows."""
+        return self.process.call("read_rows", slot, start, stop)
+
+    def write_rows(self, slot: int, start: int, rows: Tensor) -> None:
+        """Copy rows back into a slot; see HostRows."""
+        self.process.call("write_rows", slot, start, rows)
+
+    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        """Append one row to each slot; see Thinker.step and Talker.step."""
+        return self.process.call("step", slots, token_ids)
+
+
+class RemoteThinker(RemoteDecoder):
+    """A `Thinker` in another process."""
 
     def prefill(
         self, slot: int, prompt: Prompt, start: int = 0, media: PromptMedia | None = None
@@ -70,30 +94,13 @@ class RemoteThinker(RemoteEngine):
         assert media is None, "its process encodes"
         return self.process.call("prefill", slot, prompt, start)
 
-    def copy(self, source: int, target: int, rows: int) -> None:
-        """Copy the first rows of one slot to another one; see Thinker.copy."""
-        self.process.call("copy", source, target, rows)
 
-    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
-        """Append one token to each slot; see Thinker.step."""
-        return self.process.call("step", slots, token_ids)
-
-
-class RemoteTalker(RemoteEngine):
+class RemoteTalker(RemoteDecoder):
     """A `Talker` in another process."""
-
-    def __init__(self, process: EngineProcess, timeout_s: float) -> None:
-        super().__init__(process, timeout_s)
-        self.context_length: int = process.read("context_length")
-        self.chunked_prefill: bool = process.read("chunked_prefill")
 
     def prefill_chunk(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
         """Compute the user rows of a prompt from `start` on; see Talker.prefill_chunk."""
         self.process.call("prefill_chunk", slot, prompt, start, accepted)
-
-    def copy(self, source: int, target: int, rows: int) -> None:
-        """Copy the first rows of one slot to another one; see Talker.copy."""
-        self.process.call("copy", source, target, rows)
 
     def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
         """Begin a slot's prompt; see Talker.prepare."""
@@ -108,10 +115,6 @@ class RemoteTalker(RemoteEngine):
     ) -> Tensor:
         """Complete the frame of each slot; see Talker.predict."""
         return self.process.call("predict", slots, code0, sampling)
-
-    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
-        """Append one row to each slot; see Talker.step."""
-        return self.process.call("step", slots, token_ids)
 
 
 class RemoteVocoder(RemoteEngine):
