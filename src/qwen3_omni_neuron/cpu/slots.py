@@ -54,6 +54,17 @@ class Slots:
             cache[:, target, :, :rows] = cache[:, source, :, :rows]
         self._lengths[target] = rows
 
+    def length(self, slot: int) -> int:
+        """Return the number of rows that a slot holds; see DecoderSlots.length."""
+        return self._lengths[slot]
+
+    def cut(self, slot: int, length: int) -> None:
+        """Drop the rows of steps after the first `length`; see DecoderSlots.cut."""
+        dropped = self._lengths[slot] - length
+        assert dropped >= 0, f"slot {slot} holds {self._lengths[slot]} rows, fewer than {length}"
+        self._lengths[slot] = length
+        self._next_positions[slot] -= dropped
+
     def _append(
         self, slot: int, start: int, rows: Tensor, positions: Tensor, *extra: Tensor
     ) -> tuple[Tensor, Tensor]:
