@@ -299,7 +299,9 @@ class TalkerStage(Stage[TalkerTask]):
         """Go back to the last frame of each request, which has dropped those that ran away."""
 
         def go_back(tasks: Sequence[TalkerTask]) -> list[None]:
-            return [self._engine.go_back(t.slot, t.marks[len(t.live.codes)]) for t in tasks]
+            for task in tasks:
+                self._engine.go_back(task.slot, task.marks[len(task.live.codes)])
+            return [None] * len(tasks)
 
         returned = self._each(tasks, go_back)
         with self._lock:
