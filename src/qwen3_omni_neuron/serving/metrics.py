@@ -45,7 +45,7 @@ class Metrics:
         self._audio = counter("audio_seconds", "Duration of the speech that was made")
         self._finished = counter("replies", "Replies by the reason that text ended", "reason")
         self._runaway = counter("runaway_replies", "Replies whose speech ran away, and was ended")
-        self._redrawn = counter("redrawn_replies", "Replies whose speech ran away and was redrawn")
+        self._redrawn = counter("redrawn_replies", "Replies whose speech was drawn anew once")
         self.failed_calls = counter(
             "tool_calls_failed", "Replies that a malformed or unfinished call of a tool has ended"
         )
