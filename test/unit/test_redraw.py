@@ -30,8 +30,8 @@ from testing.timed_engines import (
     LATENCY_SAMPLES,
     Sizes,
     TimedTalker,
-    Times,
     TimedVocoder,
+    Times,
     samples_of,
 )
 
@@ -196,9 +196,7 @@ def test_a_pause_is_passed_on_with_the_sound_after_it(
     simulation.assert_idle()
 
 
-def test_the_first_sample_is_not_later(
-    simulate: Callable[..., Simulation], silent: Silent
-) -> None:
+def test_the_first_sample_is_not_later(simulate: Callable[..., Simulation], silent: Silent) -> None:
     silent(lambda frame: frame < 20)
     firsts = []
     for option in ("redraw", "end"):
@@ -270,9 +268,7 @@ def test_a_penalty_counts_the_kept_codes_alone(
     simulation = simulate(TIMES, frames=ALL)
     silent(lambda frame: frame >= SOUND and not went_back(simulation))
     request = simulation.request(WORDS, 4000, runaway_speech="redraw", chunk_frames=(4,))
-    options = replace(
-        request.options, predictor_do_sample=True, talker_repetition_penalty=1.5
-    )
+    options = replace(request.options, predictor_do_sample=True, talker_repetition_penalty=1.5)
     stream = SpeechStream(simulation.pipeline, replace(request, options=options), simulation)
     (task,) = simulation.pipeline._talker._tasks
     first = task.sampler

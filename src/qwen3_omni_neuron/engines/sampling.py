@@ -66,8 +66,9 @@ class Uniforms:
 class RequestRandom:
     """Random numbers of one request, separate for the thinker and the talker.
 
-    redraw: those of the talker after speech that ran away was drawn anew. A seed therefore fixes text and codes, whichever of the two runs first. It fixes the audio
-    samples up to rounding, which depends on the chunk sizes and so on timing.
+    redraw: the talker's after it has gone back, where speech ran away. A seed therefore fixes text
+    and codes, whichever of the two runs first. It fixes the audio samples up to rounding, which
+    depends on the chunk sizes and so on timing.
     """
 
     def __init__(self, seed: int):
