@@ -131,18 +131,24 @@ def test_speech_goes_on_from_its_last_sound_as_if_the_silence_had_never_been(
     simulation.assert_idle()
 
 
-@pytest.mark.parametrize("chunk_frames", CHUNKS)
+@pytest.mark.parametrize("sound", [SOUND, 4])
+@pytest.mark.parametrize("chunk_frames", [*CHUNKS, (100,)])
 def test_a_cycle_is_dropped_but_for_its_beginning(
     simulate: Callable[..., Simulation],
     forced: Forced,
     chunk_frames: tuple[int, ...] | None,
+    sound: int,
 ) -> None:
-    """What follows is what follows the same frames, where all of them were forced."""
-    simulation = simulate(TIMES, frames=ALL)
-    kept = SOUND + 3 + CYCLE_BEGINS - 1
+    """What follows is what follows the same frames, where all of them were forced.
+
+    A cycle counts from the first frame on that was made after the whole text was taken.
+    """
+    sizes = Sizes(chunk_frames=(1, 2, 4, 16, 25, 100))
+    simulation = simulate(TIMES, sizes, frames=ALL)
+    kept = max(sound, len(WORDS)) + 3 + CYCLE_BEGINS - 1
 
     def cycle(frame: int) -> int | None:
-        if frame < SOUND or (went_back(simulation) and frame >= kept):
+        if frame < sound or (went_back(simulation) and frame >= kept):
             return None
         return frame % 3
 
@@ -150,8 +156,8 @@ def test_a_cycle_is_dropped_but_for_its_beginning(
     result = finish(start(simulation, chunk_frames=chunk_frames))
     assert (result.talker_finish_reason, result.redrawn) == ("stop", True)
     assert went_back(simulation) == 1
-    same = simulate(TIMES, frames=ALL)
-    forced(lambda frame: frame % 3 if SOUND <= frame < kept else None)
+    same = simulate(TIMES, sizes, frames=ALL)
+    forced(lambda frame: frame % 3 if sound <= frame < kept else None)
     expected = finish(same.start(WORDS, 4000, runaway_speech="end"))
     assert result.codes.tolist() == expected.codes.tolist()
     assert np.array_equal(result.audio, expected.audio)
@@ -196,15 +202,21 @@ def test_a_pause_is_passed_on_with_the_sound_after_it(
     simulation.assert_idle()
 
 
-def test_the_first_sample_is_not_later(simulate: Callable[..., Simulation], silent: Silent) -> None:
+@pytest.mark.parametrize("chunk_frames", CHUNKS)
+def test_the_first_sample_is_not_later(
+    simulate: Callable[..., Simulation], silent: Silent, chunk_frames: tuple[int, ...] | None
+) -> None:
+    """Not even where the speech of one word begins with silence."""
     silent(lambda frame: frame < 20)
-    firsts = []
+    results = []
     for option in ("redraw", "end"):
         simulation = simulate(TIMES, frames=60)
-        result = finish(start(simulation, runaway_speech=option, chunk_frames=(1,)))
-        firsts.append(result.timings.ttfb_s)
-        assert_speech(simulation, result, 60, range(0, 20))
-    assert firsts[0] == firsts[1]
+        request = simulation.request([5], 4000, runaway_speech=option, chunk_frames=chunk_frames)
+        options = replace(request.options, predictor_do_sample=True)
+        request = replace(request, options=options)
+        results.append(finish(SpeechStream(simulation.pipeline, request, simulation)))
+    assert results[0].timings.ttfb_s == results[1].timings.ttfb_s
+    assert np.array_equal(results[0].audio, results[1].audio)
 
 
 @pytest.mark.parametrize("why", ["greedy", "sizes", "frames"])
@@ -277,6 +289,28 @@ def test_a_penalty_counts_the_kept_codes_alone(
     penalized = task.sampler.allowed[task.sampler.penalties == 1.5]  # type: ignore[index]
     end = simulation.pipeline._config.talker.codec_eos_id  # type: ignore[union-attr]
     assert set(penalized) == {*result.codes[:, 0], end}
+
+
+def test_an_end_that_is_drawn_while_its_frames_are_dropped_does_not_count(
+    simulate: Callable[..., Simulation],
+) -> None:
+    simulation = simulate(TIMES, frames=60)
+    talker = simulation.pipeline._talker
+    sample = talker._sample_ids
+
+    def sample_late(samplers: Any, logits: Any) -> list[int]:
+        (code,) = sample(samplers, logits)
+        live = talker._tasks[0].live
+        if code == talker._config.codec_eos_id and not went_back(simulation):
+            with talker._lock:  # as the vocoder's stage does it
+                del live.codes[55:], live.end_probabilities[55:]
+                live.redrawn = live.goes_back = True
+        return [code]
+
+    talker._sample_ids = sample_late
+    result = finish(start(simulation, chunk_frames=(25,)))
+    assert (result.talker_finish_reason, result.redrawn) == ("stop", True)
+    assert_speech(simulation, result, 60)
 
 
 def test_a_failure_on_the_way_back_ends_the_request_alone(

@@ -230,7 +230,7 @@ class VocoderStage(Stage[VocoderTask]):
         if runaway is not None and not live.speech_ended:
             kept = self._stop_runaway(task, runaway)
             live.decoded_frames = 0 if live.goes_back else kept
-        elif live.may_redraw and task.guard is not None and live.chunks and not live.speech_ended:
+        elif live.may_redraw and task.guard is not None and not live.speech_ended:
             kept = max(task.guard.sure, task.sent)
         if task.held.size:
             samples = np.concatenate((task.held, samples))
