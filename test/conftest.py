@@ -20,6 +20,7 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.cpu import rates
+from qwen3_omni_neuron.engines.process.heap import keep_all
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.models import load_models
@@ -47,8 +48,14 @@ settings.load_profile("same")
 # Tiny matrices: a second thread costs more than it gives, and far more beside busy stages.
 torch.set_num_threads(1)
 
+
 CheckpointMaker = Callable[[int], Path]
 BothMaker = Callable[[int], tuple[Qwen3Omni, Reference]]
+
+
+def pytest_collection_finish() -> None:
+    """Lets the garbage collector pass over a million objects of modules, in every test."""
+    keep_all()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,7 +1,7 @@
 """Build the archives of a release: one of the sources, and a wheel for each platform.
 
     python -m testing.wheels dist          # of the commit that is checked out
-    python -m testing.wheels --tag v0.1.0  # whether a tag names the version
+    python -m testing.wheels --tag v0.2.0  # whether a tag names the version
 
 The same commit gives the same bytes. It runs on Linux on x86-64, with gcc and with what
 requirements/wheels.txt pins: zig links for other platforms and for a C library older than here.

@@ -28,6 +28,7 @@ if "TEST_RAY" not in os.environ:
 
 pytest.register_assert_rewrite(
     "test_realtime",
+    "test_resumed_sessions",
     "test_serving",
     "test_serving_audio",
     "test_serving_transcriptions",
@@ -40,6 +41,7 @@ from test_realtime import (  # noqa: E402, F401
     test_a_written_reply,
     test_instructions_options_and_voice,
 )
+from test_resumed_sessions import resume, token_of  # noqa: E402
 from test_serving import (  # noqa: E402, F401
     test_a_prompt_that_grows_is_computed_from_where_it_is_new,
     test_a_streamed_wav_has_one_header,
@@ -78,7 +80,7 @@ from testing import http_client  # noqa: E402
 from testing.fleet_load import ERRORS, RETRIES, Load, cut, failed, wrong  # noqa: E402
 from testing.http_server import wait_until  # noqa: E402
 from testing.ray_cluster import EVERY_S, START_S, Cluster, cluster  # noqa: E402
-from testing.realtime import calling  # noqa: E402
+from testing.realtime import SHORT, Caller, calling, sound_of, text_of  # noqa: E402
 
 NAME, PREFIX, MODEL = "speaking", "/speaking", "qwen3-omni"
 ARGS: dict[str, Any] = {"dtype": "float32", "model_name": MODEL}
@@ -97,9 +99,12 @@ def omni(checkpoint: Path) -> Iterator[Qwen3Omni]:
 
 
 @pytest.fixture(scope="module")
-def fleet(checkpoint: Path) -> Iterator[Cluster]:
+def fleet(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    kept, keys = tmp_path_factory.mktemp("kept"), tmp_path_factory.mktemp("keys") / "key"
+    keys.write_text(32 * "a1")
     with cluster() as made:
         limits = {"max_body_bytes": 700_000, "max_media_bytes": 600_000, "max_media_s": 20.0}
+        limits |= {"session_folder": str(kept), "session_keys": str(keys)}
         made.plan("tiny", 3, model=str(checkpoint), max_concurrency=3, **ARGS, **limits)
         made.deploy(NAME, 3, PREFIX, **SPEAKING)
         for name in ("tiny", NAME):
@@ -182,6 +187,42 @@ def test_a_session_stays_where_its_rows_are_until_its_replica_dies(fleet: Cluste
             text, cached, _ = ask(client, f"new {session}", turns, cache_key=session)
             assert (text, cached) == (said_then[session], 0)
     fleet.wait_for(NAME, 3)
+
+
+def replica_of(one: Caller) -> str:
+    """Return the name of the replica that has a session."""
+    response = one.connection._connection.response
+    assert response is not None
+    return response.headers["x-replica"]
+
+
+def test_a_realtime_session_goes_on_at_another_replica(server: Any) -> None:
+    """Over a folder that all replicas share: its next reply is that of one that stayed."""
+
+    def begin(one: Caller) -> None:
+        one.update(**SHORT)
+        one.write("Name a river.")
+        one.answer()
+
+    def answer(one: Caller) -> tuple[str, bytes]:
+        one.write("And another one.")
+        events = one.answer()
+        return text_of(events), sound_of(events)
+
+    with calling(server) as one:
+        begin(one)
+        stayed = answer(one)
+    with calling(server) as one:
+        begin(one)
+        left = replica_of(one)
+        token = token_of(one)
+    for _ in range(20):
+        with calling(server) as one:
+            if replica_of(one) != left:
+                resume(one, token)
+                assert answer(one) == stayed
+                return
+    raise AssertionError("twenty sessions began at one of three replicas")
 
 
 def test_all_replicas_figures_are_in_one_scrape(fleet: Cluster) -> None:

@@ -28,6 +28,7 @@ from qwen3_omni_neuron.compilation.manifest import (
 )
 from qwen3_omni_neuron.compilation.plan import HEARING_MODELS, MODELS, CompilePlan
 from qwen3_omni_neuron.compilation.runner import compile_tree, tree_lock
+from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
 from qwen3_omni_neuron.errors import ArtifactError, CompileError, OptionError, OutputError
 from testing.made_trees import ABSENT, DYING, FULL, SLOW
 from testing.specs import plan_of
@@ -264,7 +265,8 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 def other_version(tree: Path) -> None:
-    edit(tree / "audio" / "record.json", '"qwen3-omni-neuron": "0.1.0"', '"qwen3-omni-neuron": "0"')
+    record, name = tree / "audio" / "record.json", '"qwen3-omni-neuron": '
+    edit(record, f'{name}"{PACKAGE_VERSION}"', f'{name}"0"')
 
 
 def other_target(tree: Path) -> None:

@@ -25,6 +25,7 @@ from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.compilation.manifest import read_manifest
 from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODELS, SAME
 from qwen3_omni_neuron.compilation.storage import push_tree
+from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
 from qwen3_omni_neuron.cpu import precision
 from qwen3_omni_neuron.cpu.target import LIMITS
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models, load_compiled_models
@@ -278,7 +279,7 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "version": (
         edit_manifest(lambda m: m["versions"].update({"qwen3-omni-neuron": "0.0.9"})),
-        "compiled with qwen3-omni-neuron 0.0.9, and here is 0.1.0. Compile again: "
+        f"compiled with qwen3-omni-neuron 0.0.9, and here is {PACKAGE_VERSION}. Compile again: "
         "qwen3-omni-neuron compile --model .* --buckets 48,96,256 --patch-buckets 64,128",
     ),
     "a file": (lambda t: (t / WEIGHTS).unlink(), f"{WEIGHTS} is missing.*Compile again"),
@@ -549,7 +550,7 @@ def test_doctor_reports_in_markdown(
     printed = capsys.readouterr().out
     for line in (
         f"| python | {sys.version.split()[0]} |",
-        "| qwen3-omni-neuron | 0.1.0 |",
+        f"| qwen3-omni-neuron | {PACKAGE_VERSION} |",
         f"| torch | {metadata.version('torch')} |",
         "| neuronx-cc | 2.26.* | not installed | |",
         "| cpu | reused |",

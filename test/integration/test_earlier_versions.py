@@ -1,21 +1,28 @@
-"""Files of earlier versions, one folder each in test/data, are read or refused with what to do.
+"""Files of earlier versions, one folder each in test/data, are read or refused with what mends it.
 
 checkpoint, compiled: `tiny-checkpoint`, and `compile --context-length 512 --talker-context-length
-768 --max-concurrency 2` of it. reply.json: to "Who are you?", of the compiled tree. ray.yaml: an
-application of `serve --ray`. ttfb_rtf.json: `bench.ttfb_rtf --model checkpoint --requests 2
---warm-up 0 --thinker-max-new-tokens 5 --talker-max-new-tokens 5`. session: of the checkpoint, saved
-with an image, audio, an interrupted reply and a turn to answer; session.json: the reply to that.
+768 --max-concurrency 2` of it. reply.json: to "Who are you?", of the compiled tree. arguments:
+every flag of `serve`, as the systemd unit reads them. ray.yaml: an application of `serve --ray`.
+ttfb_rtf.json: `bench.ttfb_rtf --model checkpoint --requests 2 --warm-up 0 --thinker-max-new-tokens
+5 --talker-max-new-tokens 5`. session: of the checkpoint, saved with an image, audio, an interrupted
+reply and a turn to answer; session.json: the reply to that.
 """
 
 import json
+import re
+import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from bench.common.results import load_results
-from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron import Qwen3Omni, cli
+from qwen3_omni_neuron.compilation.storage import pull_tree, push_tree
 from qwen3_omni_neuron.errors import ArtifactError, OptionError, StoredSessionError
-from qwen3_omni_neuron.serving.fleet.command import IMPORT_PATH, check_config
+from qwen3_omni_neuron.serving.fleet.command import check_config
+from testing.specs import compiled_here
 
 VERSIONS = sorted((Path(__file__).parents[1] / "data").iterdir())
 
@@ -25,19 +32,45 @@ def written(request: pytest.FixtureRequest) -> Path:
     return request.param
 
 
-def test_a_tree_gives_the_reply_that_it_gave(written: Path) -> None:
+def test_a_tree_gives_its_reply_after_the_command_that_the_error_names(
+    written: Path, tmp_path: Path
+) -> None:
     reply = json.loads((written / "reply.json").read_text(encoding="utf-8"))
-    limits = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 8}
+    checkpoint, tree = written / "checkpoint", shutil.copytree(written / "compiled", tmp_path / "t")
     try:
-        omni = Qwen3Omni.load(written / "checkpoint", compiled_path=written / "compiled")
+        Qwen3Omni.load(checkpoint, compiled_path=tree).close()
     except ArtifactError as error:
-        assert "compile" in str(error), "it says what to do"
-        return
-    with omni:
+        found = re.search("Compile again: qwen3-omni-neuron (.*)", str(error))
+        assert found, error
+        with compiled_here():
+            assert cli.main(shlex.split(found[1])) == 0
+    with Qwen3Omni.load(checkpoint, compiled_path=tree) as omni:
         messages = [{"role": "user", "content": "Who are you?"}]
+        limits = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 8}
         result = omni.generate_audio(messages, seed=1, **limits)
     assert result.token_ids == reply["token_ids"]
     assert result.codes.tolist() == reply["codes"]
+
+
+def test_a_pulled_tree_is_replaced_by_one_of_another_address(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands that the error names leave the pulled tree, which its address names, alone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    url = f"file://{tmp_path}/trees"
+    address = push_tree(written / "compiled", url)
+    try:
+        Qwen3Omni.load(written / "checkpoint", compiled_path=address).close()
+    except ArtifactError as error:
+        found = re.search(r"again: \S+ (.*) and push that: \S+ (.*) URL", str(error))
+        assert found, error
+        with compiled_here():
+            assert cli.main(shlex.split(found[1])) == 0
+        assert cli.main([*shlex.split(found[2]), url]) == 0
+        assert pull_tree(address).is_dir()
+        address = push_tree(tmp_path / "compiled", url)
+    Qwen3Omni.load(written / "checkpoint", compiled_path=address).close()
 
 
 def test_a_stored_session_goes_on_as_it_did(written: Path) -> None:
@@ -54,11 +87,41 @@ def test_a_stored_session_goes_on_as_it_did(written: Path) -> None:
     assert finished.result.codes.tolist() == reply["codes"]
 
 
-def test_an_application_is_checked_or_refused_with_its_new_name(written: Path) -> None:
+def test_an_application_is_read_after_the_command_that_the_error_names(
+    written: Path, tmp_path: Path
+) -> None:
+    config = Path(shutil.copy(written / "ray.yaml", tmp_path / "of a user.yaml"))
     try:
-        check_config(written / "ray.yaml")
+        check_config(config)
     except OptionError as error:
-        assert IMPORT_PATH in str(error)
+        found = re.search("sed .*", str(error))
+        assert found, error
+        subprocess.run(shlex.split(found[0]), check=True)
+        check_config(config)
+
+
+def test_a_servers_flags_are_read_after_the_changes_that_the_errors_name(
+    written: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """None of them is lost: what is parsed are the values of the file."""
+    text = (written / "arguments").read_text(encoding="utf-8").replace("\\\n", " ")
+    words = shlex.split(text.split("ARGUMENTS=")[1])
+    for _ in words:
+        try:
+            parsed = cli.make_parser().parse_args(["serve", *words])
+            break
+        except SystemExit:
+            error = capsys.readouterr().err
+            found = re.search(r"(--\S+) became (--\S+) in version", error)
+            assert found, error
+            words[words.index(found[1])] = found[2]
+    values = {name: value for name, value in vars(parsed).items() if name != "cores"}
+    read = {
+        str(v) for value in values.values() for v in (value if isinstance(value, list) else [value])
+    }
+    cores = ",".join(f"{stage}={of}" for stage, of in parsed.cores.items())
+    assert {word for word in words if not word.startswith("--")} <= read | {cores}
+    assert parsed.log_content is True
 
 
 def test_a_benchmarks_result_is_read(written: Path) -> None:

@@ -101,16 +101,16 @@ def test_a_reply_is_that_of_the_weights(
             assert mine.codes.tolist() == other.codes.tolist()
 
 
-def test_replies_of_two_ranks_over_published_int8_rows_are_those_of_their_weights(
+def test_replies_of_four_ranks_over_published_int8_rows_are_those_of_their_weights(
     leaner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each rank has half of every expert's width, and the scales of these outputs."""
+    """Each rank has a quarter of every expert's width, and the scales of these outputs."""
     for name in ("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG"):
         monkeypatch.setenv(name, "")  # what a load sets here is gone after this test
         monkeypatch.delenv(name)
     published, weights = write_int8_experts(leaner, tmp_path, int8_rows)
     target = exact(StandIn(captures=False))
-    spec = weights_for_stand_in(published, tmp_path / "tree", target, dtype="int8", tp=2)
+    spec = weights_for_stand_in(published, tmp_path / "tree", target, dtype="int8", tp=4)
     engines = load_engines(target, spec, "shared", "trn2.48xlarge")
     reference = Reference(weights)
     with omni_over(engines, spec) as omni:

@@ -58,6 +58,7 @@ def test_settings_are_those_of_load_and_of_the_server() -> None:
     [
         ({"max_concurency": 3}, "max_concurency, which is unknown.*max_concurrency"),
         ({"host": "0.0.0.0"}, "host, which is unknown"),
+        ({"max_bodies_bytes": 1, "a": 2}, "max_bodies_bytes became max_held_bytes in version 0.2"),
         ({"api_key": "x"}, "api_keys"),
         ({"max_concurrency": "eight"}, "max_concurrency: .*integer"),
         ({"max_media": "few"}, "max_media: .*integer"),
@@ -65,6 +66,7 @@ def test_settings_are_those_of_load_and_of_the_server() -> None:
         ({"neuron_cores": -8}, "neuron_cores is 0 or more, got -8"),
         ({"max_queued": -1}, "max_queued is 0 or more, got -1"),
         ({"kept_replies": 1.5}, "kept_replies: .*integer"),
+        ({"session_folder": "kept"}, "session_folder needs session_keys"),
         ({"threads": 0}, "threads is 1 or more, got 0"),
     ],
 )

@@ -40,7 +40,7 @@ ELSEWHERE = {
     "s3fs": "a package of fsspec's",
     ".trans.txt": "how LibriSpeech's transcript files end",
     "weights/": "a folder of a part in a compiled tree",
-    "keys.txt": "a file that the server's operator writes",
+    **dict.fromkeys(("keys.txt", "session-keys.txt"), "files that the server's operator writes"),
     "utils_vad.py": "a file of silero-vad",
     "speech.audio.delta": "an event of OpenAI's API",
     "speech.audio.done": "an event of OpenAI's API",
@@ -53,6 +53,7 @@ ELSEWHERE = {
     **dict.fromkeys(("input_audio_format", "output_audio_format"), "fields of OpenAI's beta"),
     **dict.fromkeys(("g711_ulaw", "g711_alaw"), "formats of OpenAI's beta"),
     "max_response_output_tokens": "a field of OpenAI's beta",
+    "--max-bodies-bytes": "a flag of version 0.1.0",
     "manifest.jsonl": "a file that the caller of bench/asr.py writes",
 }
 # Events of OpenAI's Realtime API, and fields of its sessions.

@@ -18,6 +18,7 @@ from qwen3_omni_neuron.compilation.plan import SAME
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.predictor import CpuPredictor
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models
+from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
 from qwen3_omni_neuron.neuron.graphs.all import static_models
@@ -26,6 +27,7 @@ from qwen3_omni_neuron.neuron.graphs.dry_run import core_memory
 from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
 from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec, part_spec
 from qwen3_omni_neuron.neuron.shards import write_part_shards
+from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
 from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations
 from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs
 from testing.export import export_graph
@@ -45,6 +47,7 @@ from testing.rank_threads import Ranks
 from testing.released import RELEASED
 from testing.simulated_toolchain import SimulatedToolchain
 from testing.specs import plan_of
+from testing.torchneuron.runtime import StandIn, omni_over, weights_for_stand_in
 
 MODEL = Path("/a/checkpoint")
 BFLOAT16 = torch.bfloat16
@@ -197,6 +200,30 @@ def test_codes_of_the_graphs_for_neuron(
         codes = codes_of_engine(engine.predict, given, BFLOAT16)
     found = same_frames(codes, reference)
     assert min(found) >= 0.98 if keeps else max(found) < 0.5, found
+
+
+def test_whole_replies_through_torchneuron_are_those_of_a_float32_predictor(
+    outlier: Path, tmp_path: Path
+) -> None:
+    """Each frame goes back to the talker, in bfloat16: one other code would change all that follow.
+
+    What is captured: test_torchneuron_graphs.py.
+    """
+    found = {}
+    for value in ("float32", "mixed", SAME):
+        spec = weights_for_stand_in(
+            outlier, tmp_path / value, dtype="bfloat16", max_concurrency=1, batches=(1,),
+            predictor_dtype=value,
+        )  # fmt: skip
+        engines = Engines.of(build_engines(spec, runtime=StandIn(captures=False)))
+        with omni_over(engines, spec) as omni:
+            found[value] = [
+                omni.say("Yes.", **SHORT, **sampling).codes.tolist()
+                for sampling in ({}, {"talker_do_sample": False, "predictor_do_sample": False})
+            ]
+    assert all(len(codes) > 5 for codes in found["float32"])
+    assert found["mixed"] == found["float32"]
+    assert all(a[0] != b[0] for a, b in zip(found[SAME], found["float32"], strict=True))
 
 
 @torch.inference_mode()

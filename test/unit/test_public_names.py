@@ -167,14 +167,14 @@ VERBS = {
         --allow-host --allow-media-host --allow-origin --api-keys --body-timeout-s --compiled
         --context-length --cores --decode-timeout-s --decoder-bytes --decoders
         --drain-timeout-s --dtype --header-timeout-s --help --host --instance --kept-replies
-        --kept-reply-s --kv-cache-dtype --log-content --log-level --max-body-bytes
+        --kept-reply-s --kept-session-s --kv-cache-dtype --log-content --log-level --max-body-bytes
         --max-concurrency --max-connections --max-held-bytes --max-media --max-media-bytes
         --max-media-s --max-pixels --max-queued --max-realtime-bytes --max-realtime-s
-        --max-realtime-sessions --max-request-bytes
+        --max-realtime-sessions --max-request-bytes --max-session-folder-bytes
         --media-timeout-s --model --model-name --owner-share --placement --port
         --predictor-dtype --ray
-        --request-timeout-s --requests-per-minute --send-timeout-s --stall-timeout-s --threads
-        --tls-cert --tls-key --voice-alias -h
+        --request-timeout-s --requests-per-minute --send-timeout-s --session-folder --session-keys
+        --stall-timeout-s --threads --tls-cert --tls-key --voice-alias -h
     """,
     "compile": """
         --audio-windows --batches --buckets --chunk-frames --context-length
@@ -261,7 +261,10 @@ def test_verbs_and_flags() -> None:
     )
     found = {
         verb: sorted(
-            flag for action in parser._actions for flag in action.option_strings or [action.dest]
+            flag
+            for action in parser._actions
+            if action.help != argparse.SUPPRESS  # a flag of an earlier version, which is refused
+            for flag in action.option_strings or [action.dest]
         )
         for verb, parser in verbs.choices.items()
     }

@@ -24,6 +24,15 @@ def test_a_tag_has_to_name_the_version(capsys: pytest.CaptureFixture[str]) -> No
         assert f"The tag is {tag} and the version {PACKAGE_VERSION}" in told
 
 
+def test_the_changelog_begins_with_this_version_or_what_follows_it() -> None:
+    """A version that users have is followed by how to come from the one before."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    first, *_ = versions = re.findall(r"^## (\S+)", text, re.MULTILINE)
+    released = versions[1] if first == "Unreleased" else first
+    assert released == PACKAGE_VERSION
+    assert "\n### Upgrading from " in text.split(f"\n## {PACKAGE_VERSION} ")[1]
+
+
 def packed(path: Path, names: Sequence[str], seconds: int) -> Path:
     """Write a .tar.gz as a user does: of his name, at his time."""
     with tarfile.open(path, "w:gz") as archive:

@@ -113,8 +113,8 @@ def test_ids_differ_from_whatever_thread_they_come() -> None:
 def test_a_reply_is_kept_for_its_owner_until_its_time() -> None:
     now = [1000.0]
     replies = SpokenReplies(2, 60, lambda: now[0])
-    audio_id, expires_at = replies.new_id()
-    assert expires_at == 1060
+    audio_id, expires_at = replies.named("chatcmpl-1")
+    assert (audio_id, expires_at) == ("audio_1", 1060)
     replies.keep(audio_id, expires_at, "me", "Hi")
     assert replies.transcript(audio_id, "me") == "Hi"
     assert replies.transcript(audio_id, "you") is None

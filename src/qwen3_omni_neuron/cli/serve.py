@@ -27,7 +27,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     arguments, and says what to install.
     """
     try:
-        from qwen3_omni_neuron.serving.settings import Flag, ServerSettings
+        from qwen3_omni_neuron.serving.settings import RENAMED, Flag, ServerSettings
     except ImportError as error:
         parser.set_defaults(run=partial(_refuse, error))
         parser.prefix_chars = "\0"  # no argument is a flag
@@ -57,8 +57,27 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
             kind |= {"action": "store", "type": Path, "default": None}
         text = f"{field.description}; default: {flag.default}"
         parser.add_argument(flag.name, dest=name, help=text, **kind)
+    for name in RENAMED:
+        # No attribute of what is parsed: it is refused as it is read.
+        parser.add_argument(
+            _flag(name),
+            action=_Renamed,
+            dest=name,
+            nargs="?",
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
     parser.set_defaults(model_name=None)
     parser.add_argument("--log-level", default="info", help="default: %(default)s")
+
+
+class _Renamed(argparse.Action):
+    """Refuses a flag of an earlier version, and names the one that replaces it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from qwen3_omni_neuron.serving.settings import renamed
+
+        parser.error(renamed(self.dest, _flag))
 
 
 def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
@@ -71,6 +90,7 @@ def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
     if parsed.ray is not None and others:
         parser.error(f"{parsed.ray} has everything, leave out {', '.join(others)}")
     try:
+        import cryptography  # noqa: F401
         import fastapi  # noqa: F401
         import httptools  # noqa: F401
         import prometheus_client  # noqa: F401
@@ -88,11 +108,18 @@ def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
         run_config(parsed.ray)
     from qwen3_omni_neuron.serving import logs
     from qwen3_omni_neuron.serving.server import Server
-    from qwen3_omni_neuron.serving.settings import LOOPBACK, SLOTS, ServerSettings, name_of_model
+    from qwen3_omni_neuron.serving.settings import (
+        LOOPBACK,
+        SESSION_KEYS_VARIABLE,
+        SLOTS,
+        ServerSettings,
+        name_of_model,
+    )
 
     model = model_or_shipped(parsed)
     given = {n: value for n, value in vars(parsed).items() if n in ServerSettings.model_fields}
     given["model_name"] = name_of_model(model) if parsed.model_name is None else parsed.model_name
+    given["session_keys"] = parsed.session_keys or os.environ.get(SESSION_KEYS_VARIABLE) or None
     settings = ServerSettings(**given | {"api_keys": _keys(parsed.api_keys)})
     logs.log_to_stderr(parsed.log_level)
     if settings.host not in LOOPBACK and not settings.api_keys:

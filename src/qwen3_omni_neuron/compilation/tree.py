@@ -14,6 +14,7 @@ from qwen3_omni_neuron.compilation.plan import (
     make_plan,
     models_of,
 )
+from qwen3_omni_neuron.compilation.storage import tree_cache
 from qwen3_omni_neuron.compilation.target import Target
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -41,7 +42,7 @@ def open_tree(
         raise ArtifactError(f"{folder} is no folder. compiled_path is what compile wrote as --out.")
     manifest = read_manifest(folder)
     plan = _plan(folder, model, config, targets, manifest.plan)
-    again = f"Compile again: {plan.command(folder)}"
+    again = _again(plan, folder)
     for name, value in given.items():
         compiled = plan.settings[name]
         if value is not None and value != compiled:
@@ -66,6 +67,20 @@ def open_tree(
     except ArtifactError as error:
         raise ArtifactError(f"{error} {again}") from error
     return plan
+
+
+def _again(plan: CompilePlan, folder: Path) -> str:
+    """Return what to do for a tree that can't be used.
+
+    A pulled tree stays as it is, because its address names its content.
+    """
+    if folder.parent != tree_cache():
+        return f"Compile again: {plan.command(folder)}"
+    made = Path("compiled")
+    return (
+        f"It was pulled. Compile again: {plan.command(made)} and push that: qwen3-omni-neuron "
+        f"push {made} URL"
+    )
 
 
 def _plan(

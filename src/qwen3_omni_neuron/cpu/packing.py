@@ -132,12 +132,13 @@ def pack_groups(
     """
     assert scale.dtype == groups.scale and (zero_points is not None) == groups.zero_points
     outs, inputs = -numbers.shape[-2] % PANEL, -numbers.shape[-1] % groups.size
-    padded = F.pad(numbers, (0, inputs, 0, outs)).to(torch.int32) & 15
-    # [..., panels, groups, words of a group, PANEL, 8]
-    eights = padded.unflatten(-2, (-1, PANEL)).unflatten(-1, (-1, groups.size // 8, 8))
-    shifts = torch.arange(0, 32, 4, dtype=torch.int32)
-    words = (eights.movedim(-4, -2) << shifts).sum(-1, dtype=torch.int32)
-    pieces = [words.flatten(-2).view(torch.uint8)]
+    padded = F.pad(numbers, (0, inputs, 0, outs)).view(torch.uint8)
+    # Two numbers a byte, the first one in its low bits; eight are a word of the C.
+    joined = (padded[..., ::2] & 15) | (padded[..., 1::2] << 4)
+    words = joined.view(torch.int32).unflatten(-2, (-1, PANEL))
+    by_group = words.unflatten(-1, (-1, groups.size // 8)).movedim(-3, -1)
+    # [..., panels, groups, words of a group, PANEL]
+    pieces = [by_group.flatten(-2).contiguous().view(torch.uint8)]
     for values in (scale, zero_points):
         if values is not None:
             padded = F.pad(values, (0, 0, 0, outs)).unflatten(-2, (-1, PANEL))

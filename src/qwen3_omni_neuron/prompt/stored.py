@@ -49,6 +49,11 @@ def pack(kind: str, fingerprint: str, document: Mapping[str, Any]) -> bytes:
     or uint8 as values in it.
     Raises StoredSessionError for a document that is too large.
     """
+    return b"".join(packed(kind, fingerprint, document))
+
+
+def packed(kind: str, fingerprint: str, document: Mapping[str, Any]) -> list[bytes | memoryview]:
+    """Return what `pack` does, in parts; the last ones are the arrays, which are not copied."""
     arrays: list[tuple[_Place, Array]] = []
     header = {
         "kind": kind,
@@ -65,10 +70,10 @@ def pack(kind: str, fingerprint: str, document: Mapping[str, Any]) -> bytes:
     for part in parts:
         digest.update(part)
     line = f"qwen3_omni_neuron conversation, format {FORMAT}\n".encode()
-    return b"".join([line, digest.digest(), *parts])
+    return [line, digest.digest(), *parts]
 
 
-def unpack(data: bytes, kind: str, fingerprint: str, where: str) -> Document:
+def unpack(data: bytes | bytearray, kind: str, fingerprint: str, where: str) -> Document:
     """Return the document that `pack` was given, with arrays of its own.
 
     where: name of the data in errors.

@@ -58,7 +58,7 @@ async def chat_completions(request: Request) -> Response:
     service: Service = request.app.state.service
     context: Context = request.scope["context"]
     begun: ChatReply | ChatQuestion
-    if len(context.body) > SMALL_BODY_BYTES:
+    if len(context.body) > SMALL_BODY_BYTES or service.replies.may_wait(context.body):
         begun = await service.model.start(_read_and_begin, service, context)
     elif (question := _read(service, context)).takes_long:
         begun = await service.model.start(question.begin)
@@ -74,6 +74,22 @@ async def chat_completions(request: Request) -> Response:
     await reply.collect()
     body = await service.model.in_thread(reply.whole)
     return Response(body, media_type="application/json")
+
+
+@router.delete(
+    "/v1/chat/completions/{completion_id}", responses={**errors_of(), 404: errors_of(True)[404]}
+)
+async def delete_chat_completion(request: Request, completion_id: str) -> Json:
+    """Delete the transcript of a spoken reply, which no later turn can name then."""
+    service: Service = request.app.state.service
+    context: Context = request.scope["context"]
+    if not await service.replies.delete(completion_id, context.owner):
+        message = (
+            f"no spoken reply of {completion_id[:80]!r} is kept: it has expired, was deleted, or "
+            "never was."
+        )
+        raise ApiError(404, message, "completion_not_found")
+    return {"object": "chat.completion.deleted", "id": completion_id, "deleted": True}
 
 
 def _read_and_begin(service: Service, context: Context) -> "ChatReply | ChatQuestion":
@@ -168,7 +184,7 @@ class ChatReply:
         wanted.messages.clear()  # frees the media, which are as large as everything else
         self._id, self._created = new_id("chatcmpl-"), int(time.time())
         self._speaks, self._vllm_omni = wanted.speaks, wanted.in_vllm_omnis_way
-        self._audio_id, self._expires_at = service.replies.new_id()
+        self._audio_id, self._expires_at = service.replies.named(self._id)
         self._split = ReplyText(context.omni.info.thinks, "tools" in options)
         self._voice = options.get("speaker", RequestOptions.speaker)
         self._texts: list[str] = []

@@ -1,5 +1,7 @@
 """Metrics of the server for Prometheus."""
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -52,7 +54,19 @@ class Metrics:
         self.without_effect = counter(
             "fields_without_effect", "Fields that were sent and have no effect", "path", "field"
         )
+        self.not_kept = counter(
+            "not_kept",
+            "Sessions and replies that the session folder did not take",
+            "kind",
+            "reason",
+        )
+        self.resumes = counter("session_resumes", "Attempts to resume a session", "result")
         registry.register(_ModelFigures(model))
+
+    def watch_folder(self, held: Callable[[], int]) -> None:
+        """Show the bytes of a session folder, which a function returns."""
+        name, text = _PREFIX + "session_folder_bytes", "Bytes of the session folder"
+        Gauge(name, text, registry=self.registry).set_function(held)
 
     def finished(self, result: SpeechResult, playback: Playback, cached_tokens: int) -> None:
         """Count a complete reply."""

@@ -12,7 +12,7 @@ _STATUSES = {
     "prompt is too long",
     401: "No valid API key",
     403: "Another name of the server, or a page of another host",
-    404: "No such model",
+    404: "No such model, or nothing of this id is kept",
     408: "The body took too long",
     413: "The body or a medium is too large",
     429: "Too many requests; Retry-After says when",

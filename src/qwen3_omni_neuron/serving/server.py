@@ -75,7 +75,7 @@ class Server:
             ssl_certfile=settings.tls_cert,
             ssl_keyfile=settings.tls_key,
         )
-        beside = (self._load_model, self._drained, self.service.model.watch)
+        beside = (self._load_model, self._drained, self.service.watch)
         at_end = self.service.decoder.close
         self._uvicorn = _Uvicorn(config, settings, beside, self._on_signal, at_end)
 
@@ -93,7 +93,7 @@ class Server:
         try:
             self._uvicorn.run()  # in uvloop's event loop if uvloop is installed
         finally:
-            self.service.model.close()
+            self.service.close()
         if self._load_error is not None:
             raise self._load_error
         return self._status

@@ -1,6 +1,9 @@
 """Objects that the endpoints of one server share."""
 
+import asyncio
+import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from qwen3_omni_neuron.api import Qwen3Omni
@@ -11,11 +14,13 @@ from qwen3_omni_neuron.serving.decoding.job import PoolSettings
 from qwen3_omni_neuron.serving.decoding.pool import DecodingPool
 from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
 from qwen3_omni_neuron.serving.fetching import Fetcher
+from qwen3_omni_neuron.serving.folder import SWEEP_S, Kind, NotKeptError, SessionFolder
 from qwen3_omni_neuron.serving.keys import Rates
 from qwen3_omni_neuron.serving.metrics import Metrics
 from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.serving.quotas import Account, Quota
 from qwen3_omni_neuron.serving.replies import SpokenReplies
+from qwen3_omni_neuron.serving.sealing import Seal
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.serving.turnstile import Turnstile
 from qwen3_omni_neuron.serving.voices import Voices
@@ -28,13 +33,15 @@ READERS = 4  # threads that read requests and their media
 class Service:
     """Model, settings, metrics, limits, and the replies that later turns may refer to.
 
-    decoder: pool of processes that decode media. held: quota of bytes of all requests and sessions.
+    folder: session folder, None where nothing outlives the process. decoder: pool of processes that
+    decode media. held: quota of bytes of all requests and sessions.
     requests: quota of requests that run or wait. sessions: quota of realtime sessions.
     """
 
     settings: ServerSettings
     model: ServedModel
     metrics: Metrics
+    folder: SessionFolder | None
     replies: SpokenReplies
     fetcher: Fetcher
     decoder: DecodingPool
@@ -46,14 +53,23 @@ class Service:
 
     @staticmethod
     def of(settings: ServerSettings, fetcher: Fetcher | None = None) -> "Service":
-        """Make the objects. fetcher: by default one that uses the system's resolver."""
+        """Make the objects. fetcher: by default one that uses the system's resolver.
+
+        Raises OptionError if the session folder or its keys can't be used.
+        """
         share = settings.share_of_owner
+        folder = _folder_of(settings)
         model = ServedModel(settings.model_name, READERS, settings.stall_timeout_s)
+        metrics = Metrics(model)
+        if folder is not None:
+            metrics.watch_folder(lambda: folder.held)
+        kept = settings.kept_replies, settings.kept_reply_s
         return Service(
             settings,
             model,
-            Metrics(model),
-            SpokenReplies(settings.kept_replies, settings.kept_reply_s),
+            metrics,
+            folder,
+            SpokenReplies(*kept, folder=folder, on_failure=partial(_not_kept, metrics, "reply")),
             fetcher or Fetcher(settings),
             DecodingPool(
                 PoolSettings(settings.decoders, settings.decoder_bytes, settings.decode_timeout_s)
@@ -64,6 +80,25 @@ class Service:
             Quota("requests", lambda: model.most_requests, share, "queue_full", 429),
             Quota("realtime sessions", settings.max_realtime_sessions, share, "too_many_sessions"),
         )
+
+    async def watch(self) -> None:
+        """Watch the model, and remove what the session folder has kept long enough, for ever."""
+        await asyncio.gather(self.model.watch(), self._sweep())
+
+    async def _sweep(self) -> None:
+        while self.folder is not None:
+            await asyncio.sleep(SWEEP_S)
+            await asyncio.wrap_future(self.folder.later(self.folder.sweep))
+
+    def close(self) -> None:
+        """End the model, and write to the session folder what is still to be written."""
+        self.model.close()
+        if self.folder is not None:
+            self.folder.close()
+
+    def not_kept(self, kind: Kind, error: NotKeptError) -> None:
+        """Count and log that the session folder did not take something."""
+        _not_kept(self.metrics, kind, error)
 
     def failed(self, error: Exception, context: Context) -> ApiError:
         """Return the client's error for an exception that ended a request or a part of it.
@@ -128,3 +163,21 @@ class Service:
             )
 
         return Account(self.held, owner, most, refusal)
+
+
+def _folder_of(settings: ServerSettings) -> SessionFolder | None:
+    if settings.session_folder is None or settings.session_keys is None:
+        return None
+    return SessionFolder(
+        settings.session_folder,
+        Seal.read(settings.session_keys),
+        {"session": settings.kept_session_s, "reply": settings.kept_reply_s},
+        settings.max_session_folder_bytes,
+        settings.share_of_owner,
+        settings.max_realtime_bytes,
+    )
+
+
+def _not_kept(metrics: Metrics, kind: Kind, error: NotKeptError) -> None:
+    metrics.not_kept.labels(kind, error.reason).inc()
+    logs.event("not_kept", logging.WARNING, kind=kind, reason=error.reason, error=str(error))

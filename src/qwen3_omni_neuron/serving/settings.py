@@ -4,7 +4,7 @@ The flags of `serve`, the `args` of a Ray application and a table of docs/servin
 these fields. The command line imports this module early, so it needs no other package but pydantic.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,8 +26,12 @@ LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
 """Hosts that only this machine can reach."""
 KEYS_VARIABLE = "QWEN3_OMNI_API_KEYS"
 """Environment variable with the API keys of `serve`, with commas between them."""
+SESSION_KEYS_VARIABLE = "QWEN3_OMNI_SESSION_KEYS"
+"""Environment variable that names the file with the keys of the session folder of `serve`."""
 SLOTS = 8
 """Requests that a model runs at a time by default."""
+RENAMED: Mapping[str, str] = {"max_bodies_bytes": "max_held_bytes"}
+"""Settings of version 0.1.0 that are refused, with those that replace them."""
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 _RETRY, _FULL, _CUT = "429, Retry-After", "503, Retry-After", "the connection is cut"
@@ -215,6 +219,24 @@ class Limits(Settings):
         1000, "spoken replies that a later turn may name by the id of their audio", "400"
     )
     kept_reply_s: Seconds = setting(3600.0, "time that such a reply is kept", "400")
+    session_folder: Path | None = setting(
+        None,
+        "folder that keeps realtime sessions and spoken replies, encrypted, across restarts",
+        metavar="PATH",
+        shown="none: nothing is written to a disk",
+    )
+    session_keys: Path | None = setting(
+        None,
+        "its keys: a file with one of 64 hexadecimal digits a line; the first one encrypts",
+        metavar="FILE",
+        shown=f"the file that ${SESSION_KEYS_VARIABLE} names",
+    )
+    max_session_folder_bytes: Count = setting(
+        4 * GIB, "bytes of the session folder; the oldest files go first"
+    )
+    kept_session_s: Seconds = setting(
+        3600.0, "time that a session can be resumed after its client has left", "an error event"
+    )
     drain_timeout_s: Seconds = setting(
         300.0, "time for running requests to end after SIGTERM", "503"
     )
@@ -229,6 +251,15 @@ class Limits(Settings):
         if not name or not name.isprintable():
             raise ValueError("the model's name is empty, or has characters that can't be printed.")
         return name
+
+    @model_validator(mode="after")
+    def _check_session_keys(self) -> "Limits":
+        if self.session_folder is not None and self.session_keys is None:
+            raise ValueError(
+                "session_folder needs session_keys, the file with its keys: there is no default "
+                "one. `openssl rand -hex 32 > FILE` makes it."
+            )
+        return self
 
 
 class ServerSettings(Limits):
@@ -273,6 +304,16 @@ class ServerSettings(Limits):
             return self.owner_share
         one = len(self.api_keys) == 1 or (not self.api_keys and self.host in LOOPBACK)
         return 1.0 if one else 0.5
+
+
+def renamed(old: str, spelled: Callable[[str], str] = str) -> str:
+    """Return the error for a setting of RENAMED. spelled: returns how a setting is written."""
+    new = RENAMED[old]
+    what, default = ServerSettings.model_fields[new].description, Flag.of(new).default
+    return (
+        f"{spelled(old)} became {spelled(new)} in version 0.2.0: {what}; default: {default}. "
+        f"Write {spelled(new)}."
+    )
 
 
 def _said(error: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """`serve --ray CONFIG`: checks the settings, then runs Ray's own `serve run CONFIG`."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,6 +13,8 @@ from qwen3_omni_neuron.serving.fleet.settings import FleetSettings
 CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 KILL_VARIABLE = "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"
 IMPORT_PATH = "qwen3_omni_neuron.serving.fleet.application:build"
+FORMER_IMPORT_PATH = "qwen3_omni_neuron.fleet.application:build"
+"""Import path of the application in version 0.1.0."""
 
 
 def run_config(config: Path) -> NoReturn:
@@ -37,8 +40,14 @@ def check_config(config: Path) -> None:
     ours = [
         one
         for one in (applications if isinstance(applications, list) else [])
-        if isinstance(one, dict) and one.get("import_path") == IMPORT_PATH
+        if isinstance(one, dict) and one.get("import_path") in (IMPORT_PATH, FORMER_IMPORT_PATH)
     ]
+    if any(one["import_path"] == FORMER_IMPORT_PATH for one in ours):
+        raise OptionError(
+            f"{config} has the import_path {FORMER_IMPORT_PATH}, which became {IMPORT_PATH} in "
+            "version 0.2.0. Write the new one: "
+            f"sed -i.old 's/{FORMER_IMPORT_PATH}/{IMPORT_PATH}/' {shlex.quote(str(config))}"
+        )
     if not ours:
         raise OptionError(
             f"{config} has no application whose import_path is {IMPORT_PATH}. Begin with a file of "

@@ -54,7 +54,7 @@ class Replica:
         PRESENCE.watch(context.replica_tag, self._on_change)
         own = serve.get_deployment_handle(context.deployment, context.app_name)
         self._own = own.options()  # creates the handle's router
-        beside = (self._copy_metrics(), self._service.model.watch())
+        beside = (self._copy_metrics(), self._service.watch())
         self._beside = [asyncio.create_task(task) for task in beside]
         logs.event("ready", model=self._service.model.name, replica=context.replica_tag)
 
@@ -78,7 +78,7 @@ class Replica:
             task.cancel()
         if hasattr(self, "_service"):
             await self._service.decoder.close()
-            self._service.model.close()
+            self._service.close()
 
     def _cores(self, settings: FleetSettings) -> dict[str, str] | None:
         given = ray.get_runtime_context().get_accelerator_ids().get(RESOURCE, [])
@@ -133,9 +133,10 @@ class _BehindProxy:
             inner["request_id"] = found[-1].decode("latin-1")
 
         async def named(message: Message) -> None:
-            if message["type"].endswith("http.response.start"):
+            if message["type"].endswith(("http.response.start", "websocket.accept")):
                 # The proxy adds the header with the id itself.
-                kept = [pair for pair in message["headers"] if pair[0] != _REQUEST_ID]
+                headers = message.get("headers", ())
+                kept = [pair for pair in headers if pair[0] != _REQUEST_ID]
                 message = {**message, "headers": [*kept, (b"x-replica", self._replica)]}
             await send(message)
 

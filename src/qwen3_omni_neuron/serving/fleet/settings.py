@@ -10,11 +10,13 @@ from qwen3_omni_neuron.checkpoint import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.serving.keys import read_keys
 from qwen3_omni_neuron.serving.settings import (
+    RENAMED,
     SLOTS,
     Count,
     Limits,
     ServerSettings,
     name_of_model,
+    renamed,
 )
 
 
@@ -46,6 +48,9 @@ class FleetSettings(Limits):
         """Read the `args` of an application. Raises OptionError, also for an unknown name."""
         known = FleetSettings.model_fields
         unknown = sorted(map(str, set(args) - set(known)))
+        for name in RENAMED:
+            if name in unknown:
+                raise OptionError(renamed(name))
         if unknown:
             raise OptionError(
                 f"args has {', '.join(unknown)}, which is unknown. It may have {', '.join(known)}."

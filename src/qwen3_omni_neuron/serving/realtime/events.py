@@ -88,6 +88,13 @@ class SessionUpdate(_Event):
     session: Json
 
 
+class SessionResume(_Event):
+    """Go on with a stored session, in place of the one that has just begun."""
+
+    type: Literal["session.resume"]
+    resume_token: Id
+
+
 class Append(_Event):
     """Next piece of the user's sound, in base64."""
 
@@ -160,6 +167,7 @@ class ResponseCancel(_Event):
 
 ClientEvent = (
     SessionUpdate
+    | SessionResume
     | Append
     | Commit
     | Clear

@@ -140,7 +140,7 @@ class InputBuffer:
         self._resampler.finish()
         if self._detector is not None:
             self._detector.end_turn()
-        await self._connection.in_thread(self._drop)
+        await self._connection.in_thread(self.drop)
         await self._connection.send("input_audio_buffer.cleared")
 
     async def _flush(self) -> None:
@@ -176,7 +176,8 @@ class InputBuffer:
         self._samples = self._held = 0
         return item, self._items.add(item), transcript
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """Drop the sound of the user's unfinished turn."""
         self._items.session.clear()
         self._items.account.release(self._held)
         if self._transcript is not None:

@@ -91,6 +91,33 @@ class ConversationItem:
             ]
         return made
 
+    @property
+    def stored(self) -> Json:
+        """The item without its turn, as `of` takes it."""
+        content = self.shown.get("content", ())
+        pictures = [_bytes(part["image_url"]) if "image_url" in part else None for part in content]
+        parts = [part | {"image_url": None} if "image_url" in part else part for part in content]
+        return {
+            "id": self.id,
+            "shown": self.shown | ({"content": parts} if content else {}),
+            "pictures": pictures,
+            "size": self.size,
+            "spoken": self.spoken,
+            "audio_s": self.audio_s,
+            "speed": self.speed,
+            "status": "incomplete" if self.status == "in_progress" else self.status,
+        }
+
+    @staticmethod
+    def of(stored: Json, turn: Turn | Reply) -> "ConversationItem":
+        """Return the item that `stored` has described, with its turn."""
+        fields = {name: value for name, value in stored.items() if name != "pictures"}
+        content = stored["shown"].get("content", ())
+        for part, picture in zip(content, stored["pictures"], strict=True):
+            if picture is not None:
+                part["image_url"] = picture.tobytes().decode(errors="surrogatepass")
+        return ConversationItem(turn=turn, **fields)
+
     def _content(self) -> Json:
         if self.spoken:
             return {"type": "output_audio", "transcript": self.text}
@@ -100,7 +127,7 @@ class ConversationItem:
 class ConversationItems:
     """Items of a session, by their ids. The session's turns have the same ids, and the order.
 
-    session: its turns. account: bytes that the session holds.
+    session: its turns. account: bytes that the session holds. changes: number of changes so far.
     Coroutines answer clients' events; all other methods are for the session's thread.
     """
 
@@ -109,6 +136,7 @@ class ConversationItems:
         self.session, self.account = session, account
         self._connection, self._omni = connection, omni
         self._items: dict[str, ConversationItem] = {}
+        self.changes = 0
 
     # Clients' events.
 
@@ -165,6 +193,7 @@ class ConversationItems:
 
     def add(self, item: ConversationItem) -> str | None:
         """Add an item whose turn is in the history. Returns the previous item's id."""
+        self.changes += 1
         self._items[item.id] = item
         item.turn.id = item.id
         turns = self.session.turns
@@ -224,6 +253,7 @@ class ConversationItems:
         """
         if self._items.get(item.id) is not item:
             return
+        self.changes += 1
         size = sys.getsizeof(text)
         item.size += size
         self.account.add(size)
@@ -234,9 +264,41 @@ class ConversationItems:
 
     def forget(self, item: ConversationItem) -> None:
         """Remove an item without telling clients."""
+        self.changes += 1
         self.session.remove(item.turn)
         self.account.release(item.size)
         del self._items[item.id]
+
+    def transcribed(self, item: ConversationItem, text: str) -> None:
+        """Set the transcript of a user's spoken turn."""
+        self.changes += 1
+        item.shown["content"][0]["transcript"] = text
+
+    def stored(self) -> Json:
+        """Return the conversation for `prompt.stored.pack`.
+
+        Pictures as clients see them are arrays: they can be longer than all text that is stored.
+        Raises MessageError while a reply streams, or the user's turn has begun.
+        """
+        document = self.session.document()
+        items = [self._items[turn.id].stored for turn in self.session.turns if turn.id is not None]
+        return {"id": self.id, "session": document, "items": items}
+
+    def restore(self, stored: Json) -> None:
+        """Go on with the conversation that `stored` has described; there must be no items yet.
+
+        Raises ApiError if the session would hold too much, and StoredSessionError.
+        """
+        size = sum(item["size"] for item in stored["items"])
+        self.account.hold(size)
+        try:
+            self.session.restore(stored["session"])
+        except BaseException:
+            self.account.release(size)
+            raise
+        self.id, self.changes = stored["id"], self.changes + 1
+        for item, turn in zip(stored["items"], self.session.turns, strict=True):
+            self._items[item["id"]] = ConversationItem.of(item, turn)
 
     def _read(self, item: Item, media: MediaReader, codec: Codec) -> Draft:
         if item.id is not None and item.id in self._items:
@@ -292,6 +354,7 @@ class ConversationItems:
                 "audio_end_ms",
             )
         heard_s = min(audio_end_ms / 1000, item.audio_s)
+        self.changes += 1
         if isinstance(item.turn, Reply):
             # Time stretching rounds to whole samples.
             self.session.heard(min(heard_s * item.speed, item.turn.audio_s), item.turn)
@@ -321,6 +384,11 @@ class ConversationItems:
 def _in_progress(item_id: str) -> ApiError:
     message = f"item {item_id[:80]!r} is still being made. Send response.cancel first."
     return ApiError(400, message, "item_in_progress", "item_id")
+
+
+def _bytes(url: str) -> Any:
+    """Return a URL as uint8 [bytes]."""
+    return np.frombuffer(url.encode(errors="surrogatepass"), np.uint8)
 
 
 def _in_base64(samples: Any, codec: Codec) -> Base64:

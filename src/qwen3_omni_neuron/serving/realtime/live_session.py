@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -20,6 +20,7 @@ from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.events import Json
 from qwen3_omni_neuron.serving.realtime.input_buffer import InputBuffer
 from qwen3_omni_neuron.serving.realtime.items import ConversationItem, ConversationItems
+from qwen3_omni_neuron.serving.realtime.keeper import SessionKeeper, Version
 from qwen3_omni_neuron.serving.realtime.responses import Responses, reply_options
 from qwen3_omni_neuron.serving.realtime.session_config import (
     SessionConfig,
@@ -52,9 +53,10 @@ class LiveSession:
         pool: ThreadPoolExecutor,
         receive: Receive,
         send: Send,
+        keepers: MutableMapping[str, SessionKeeper],
         kind: SessionType = "realtime",
     ):
-        """kind: the session's type, which its client may still change."""
+        """keepers: see SessionKeeper. kind: the session's type, which its client may change."""
         self._service, self._receive = service, receive
         self._session = omni.session(literal_text=True)
         self._account = service.account_of_session(context.owner)
@@ -62,13 +64,15 @@ class LiveSession:
         self._config = first_config(service.model.name, self._voices, kind)
         self._by_meaning = smart_turn.is_installed() and not omni.turns_by_silence
         self._config_bytes = 0  # bytes of the configuration in the account
+        self._updates = 0  # changes of the configuration
         self._id = new_id("sess_")
         self._expires_s = time.monotonic() + service.settings.max_realtime_s
         self._expires_at = int(time.time() + service.settings.max_realtime_s)
         self._connection = connection = Connection(send, pool, service, context)
         self._send, self._in_thread = connection.send, connection.in_thread
         self._items = ConversationItems(connection, omni, self._session, self._account)
-        self._transcriber = Transcriber(connection, self._account, self._config)
+        self._keeper = SessionKeeper(connection, omni, keepers)
+        self._transcriber = Transcriber(connection, self._items, self._config)
         self._input = InputBuffer(
             connection,
             self._items,
@@ -80,17 +84,23 @@ class LiveSession:
 
     async def serve(self) -> None:
         """Serve until the client leaves, the session's time is over, or the server ends."""
-        tasks = [asyncio.create_task(step) for step in (self._read(), self._watch())]
+        steps = (self._read(), self._watch(), self._keeper.wanted.wait())
+        tasks = [asyncio.create_task(step) for step in steps]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-            self._connection.pool.submit(self._session.close)
-            self._account.close()
             self._transcriber.close()
-            await self._responses.close()
+            try:
+                await self._responses.close()
+                if self._keeper.keeps:  # sound that is in no item yet is not kept
+                    await self._in_thread(self._input.drop)
+                await self._keeper.close(self._version, self._stored)
+            finally:
+                self._connection.pool.submit(self._session.close)
+                self._account.close()
         for task in tasks:
             if not task.cancelled() and (error := task.exception()) is not None:
                 if not isinstance(error, events.ClientGoneError):
@@ -100,7 +110,7 @@ class LiveSession:
     async def _read(self) -> None:
         """Answer the client's events one after the other."""
         connection = self._connection
-        await self._send("session.created", session=self._shown())
+        await self._show("session.created")
         options = reply_options(connection, self._config)
         await self._in_thread(self._session.set_options, **options)
         await self._in_thread(self._detect)
@@ -131,6 +141,10 @@ class LiveSession:
         """End the session, after an announcement, when its time or the server's is over."""
         while time.monotonic() < self._expires_s:
             await asyncio.sleep(_TICK_S)
+            if not self._responses.running and self._input.is_empty:
+                self._keeper.look(self._version, self._stored)
+            if self._keeper.token != self._keeper.told:
+                await self._show("session.updated")
             left_s = self._service.model.sessions_end_in_s
             if left_s is None:
                 continue
@@ -158,8 +172,8 @@ class LiveSession:
     async def _answer(self, event: events.ClientEvent) -> None:
         """Do what a client's event asks for. Raises ApiError and the API's errors."""
         match event:
-            case events.SessionUpdate():
-                await self._update(event.session)
+            case events.SessionUpdate() | events.SessionResume():
+                await self._change(event)
             case events.Append():
                 found = deque(await self._in_thread(self._input.push, event.audio))
                 while found:
@@ -192,11 +206,25 @@ class LiveSession:
         """Return the session as clients see it."""
         kind = "session" if self._config.answers else "transcription_session"
         made = {"id": self._id, "object": f"realtime.{kind}", "expires_at": self._expires_at}
+        if self._connection.service.folder is not None:
+            made["resume_token"] = self._keeper.token
         return {**made, **shown(self._config)}
+
+    async def _show(self, event: str) -> None:
+        """Send the session in an event."""
+        self._keeper.told = self._keeper.token
+        await self._send(event, session=await self._in_thread(self._shown))
+
+    async def _change(self, event: events.SessionUpdate | events.SessionResume) -> None:
+        if isinstance(event, events.SessionUpdate):
+            await self._update(event.session)
+        else:
+            await self._resume(event.resume_token)
 
     async def _update(self, given: Json) -> None:
         before = self._config
         given, refusal = without_mcp(given)
+        given = await self._without_token(given)
         config = await self._in_thread(updated, before, given, self._voices, self._by_meaning)
         if config.type != before.type and (self._session.turns or not self._input.is_empty):
             message = (
@@ -204,7 +232,17 @@ class LiveSession:
                 "items, or sound was appended. Open another session."
             )
             raise ApiError(400, message, "invalid_value", "session.type")
+        await self._set(config)
+        self._service.count_without_effect(REALTIME, given)
+        await self._show("session.updated")
+        if refusal is not None:
+            raise refusal
+
+    async def _set(self, config: SessionConfig) -> None:
+        """Set the configuration, and what follows from it. Raises ApiError."""
+        before = self._config
         await self._count(config)
+        self._updates += 1
         self._input.keeps = config.answers
         self._config = self._transcriber.config = config
         now, earlier = config.audio.input, before.audio.input
@@ -212,10 +250,6 @@ class LiveSession:
             await self._input.set_format(now.format)
         if now.turn_detection != earlier.turn_detection:
             await self._in_thread(self._detect)
-        self._service.count_without_effect(REALTIME, given)
-        await self._send("session.updated", session=await self._in_thread(self._shown))
-        if refusal is not None:
-            raise refusal
 
     async def _count(self, config: SessionConfig) -> None:
         """Set the session's instructions and options, and count their bytes. Raises ApiError."""
@@ -236,6 +270,58 @@ class LiveSession:
     def _detect(self) -> None:
         detection = self._config.audio.input.turn_detection
         self._input.detect(None if detection is None else detection.turns)
+
+    # The session folder.
+
+    @property
+    def _version(self) -> Version:
+        return self._items.changes, self._updates
+
+    def _stored(self) -> Json:
+        """Return the session's content for the session folder."""
+        return {"id": self._id, "config": shown(self._config), "items": self._items.stored()}
+
+    async def _without_token(self, given: Json) -> Json:
+        """Return a client's fields without its token; null there ends the keeping of the session.
+
+        Raises ApiError for another token.
+        """
+        if self._connection.service.folder is None or "resume_token" not in given:
+            return given
+        if given["resume_token"] is None:
+            await self._keeper.forget()
+        elif given["resume_token"] != self._keeper.token:
+            message = (
+                "a session's resume_token can't be set: null deletes what is stored of the "
+                "session, and session.resume goes on with another one."
+            )
+            raise ApiError(400, message, "invalid_value", "session.resume_token")
+        return {name: value for name, value in given.items() if name != "resume_token"}
+
+    async def _resume(self, token: str) -> None:
+        """Go on with a stored session. Raises ApiError; then this session stays as it is."""
+        if self._session.turns or not self._input.is_empty or self._responses.running:
+            message = (
+                "this session has items or sound of its own: another one can only be resumed "
+                "before them. Open another connection."
+            )
+            raise ApiError(400, message, "session_in_use")
+        stored = await self._keeper.stored(token)
+        fields, known = stored["config"], (self._voices, self._by_meaning)
+        first = first_config(self._service.model.name, self._voices, fields["type"])
+        config = await self._in_thread(updated, first, fields, *known)
+        before = self._config
+        await self._set(config)
+        try:
+            await self._in_thread(self._items.restore, stored["items"])
+            options = reply_options(self._connection, config)
+            await self._in_thread(self._session.set_options, **options)
+        except BaseException:
+            await self._set(before)
+            raise
+        self._id = stored["id"]
+        await self._keeper.resumed(token, self._version, self._stored)
+        await self._show("session.updated")
 
     # The user's turns.
 

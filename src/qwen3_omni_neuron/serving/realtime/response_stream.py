@@ -110,12 +110,17 @@ class Response:
             self._stream.close()
 
     async def end(self) -> None:
-        """End the response of a client that has left."""
+        """End the response of a client that has left; its item stays as far as it was sent."""
+        running = self.running
         self.abandon()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
             self._task = None  # breaks the reference cycle through its error
+        if running:
+            if self._open is not None and self._open.item is not None:
+                self._open.item.status = "incomplete"
+            await self._settle()
 
     async def _run(self) -> None:
         """Send its events. The last one is response.done, even after an error."""

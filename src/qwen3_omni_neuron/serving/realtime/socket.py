@@ -7,6 +7,7 @@ from starlette.types import Receive, Scope, Send
 
 from qwen3_omni_neuron.serving.bodies import check_model
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
+from qwen3_omni_neuron.serving.realtime.keeper import SessionKeeper
 from qwen3_omni_neuron.serving.realtime.live_session import LiveSession
 from qwen3_omni_neuron.serving.realtime.session_config import SessionType
 from qwen3_omni_neuron.serving.service import Service
@@ -20,6 +21,7 @@ class RealtimeSockets:
 
     def __init__(self, service: Service):
         self._service = service
+        self._keepers: dict[str, SessionKeeper] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one session. Raises ApiError before it has begun."""
@@ -44,7 +46,9 @@ class RealtimeSockets:
             chosen = "realtime" if "realtime" in offered else None
             await receive()  # the message "websocket.connect"
             await send({"type": "websocket.accept", "subprotocol": chosen})
-            await LiveSession(service, context, omni, pool, receive, send, kind).serve()
+            keepers = self._keepers
+            session = LiveSession(service, context, omni, pool, receive, send, keepers, kind)
+            await session.serve()
         finally:
             pool.shutdown(wait=False)
             place.leave()

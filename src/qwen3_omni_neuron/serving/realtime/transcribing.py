@@ -10,11 +10,10 @@ from qwen3_omni_neuron.serving.bodies import bounded_options
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.logprobs import logprob_entries
 from qwen3_omni_neuron.serving.media import sound_bytes
-from qwen3_omni_neuron.serving.quotas import Account
 from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE, Samples
 from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Json
-from qwen3_omni_neuron.serving.realtime.items import ConversationItem
+from qwen3_omni_neuron.serving.realtime.items import ConversationItem, ConversationItems
 from qwen3_omni_neuron.serving.realtime.session_config import SessionConfig
 from qwen3_omni_neuron.serving.usage import duration_usage
 from qwen3_omni_neuron.transcription import GrowingWindows, stream_transcript
@@ -51,13 +50,13 @@ class Transcriber:
 
     A turn's windows are transcribed as soon as they are known, while it is spoken. A session that
     only transcribes sends their text at once. One that answers sends it once the turn's item is
-    there, since its clients look for the item. account: the session's account; it also counts the
+    there, since its clients look for the item. items: the session's; their account also counts the
     sound that was not transcribed yet. config: the session's configuration.
     """
 
-    def __init__(self, connection: Connection, account: Account, config: SessionConfig):
+    def __init__(self, connection: Connection, items: ConversationItems, config: SessionConfig):
         self.config = config
-        self._connection, self._account = connection, account
+        self._connection, self._items = connection, items
         self._loop = asyncio.get_running_loop()
         # Windows and ends (None) of turns, in their order.
         self._waiting: asyncio.Queue[tuple[Transcript, Samples | None]] = asyncio.Queue()
@@ -113,7 +112,7 @@ class Transcriber:
         self._waiting.put_nowait((turn, window))
 
     def _release(self, window: Samples) -> None:
-        self._account.release(sound_bytes(window))
+        self._items.account.release(sound_bytes(window))
 
     async def _run(self) -> None:
         while True:
@@ -171,7 +170,7 @@ class Transcriber:
             return
         await self._tell(turn)
         assert turn.item is not None
-        turn.item.shown["content"][0]["transcript"] = turn.text
+        await self._connection.in_thread(self._items.transcribed, turn.item, turn.text)
         if turn.logprobs is not None:
             fields["logprobs"] = turn.logprobs
         fields["usage"] = duration_usage(turn.sound.length / TURN_RATE)
