@@ -537,7 +537,7 @@ class RequestOptions:
 
     @property
     def may_redraw(self) -> bool:
-        """Whether speech that runs away is drawn anew: greedy speech would be the same again."""
+        """True where speech that runs away is drawn anew; greedy speech would be the same."""
         sampled = self.talker_do_sample or self.predictor_do_sample
         return self.runaway_speech == "redraw" and sampled
 

@@ -140,7 +140,7 @@ def test_a_cycle_is_dropped_but_for_its_beginning(
     sound: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What follows is what follows the same frames, where all of them were forced.
+    """The speech after it is that of a reply in which the same frames were forced.
 
     A cycle counts from the first frame on that was made after the whole text was taken.
     """
