@@ -40,11 +40,12 @@ class Times:
     talker_step_s: float | Callable[[int], float] = 0.0
     predict_s: float = 0.0
     vocoder_s: float = 0.0
+    copy_rows_s: float = 0.0  # of a call of read_rows or write_rows
 
 
 @dataclass
 class Sizes:
-    """Sizes that the engines report."""
+    """Sizes that the engines report. row_bytes: 8, those of a token id, or 0; see HostRows."""
 
     slots: int = 4
     context_length: int = 65536
@@ -52,6 +53,7 @@ class Sizes:
     codec_vocab: int = 1088
     chunk_frames: tuple[int, ...] = (1, 2, 4, 8, 16, 25)
     frames_at_once: int = 1000
+    row_bytes: int = 0
 
 
 @dataclass
@@ -82,11 +84,24 @@ class _Timed:
     """An engine over a clock. _held: token ids in each slot of the thinker or talker."""
 
     chunked_prefill = True
+    name = ""
 
     def __init__(self, clock: VirtualClock, times: Times, script: Script, sizes: Sizes):
         self._clock, self._times, self._script, self._sizes = clock, times, script, sizes
         self.slots, self.context_length = sizes.slots, sizes.context_length
+        self.row_bytes = sizes.row_bytes
         self._held: dict[int, list[int]] = {}
+
+    def read_rows(self, slot: int, start: int, stop: int) -> Tensor:
+        assert self.row_bytes and stop <= len(self._held[slot])
+        self._take(f"{self.name}.read_rows", (slot,), stop - start, self._times.copy_rows_s)
+        return torch.tensor(self._held[slot][start:stop])
+
+    def write_rows(self, slot: int, start: int, rows: Tensor) -> None:
+        held = self._held.get(slot, [])
+        assert self.row_bytes and start <= len(held)
+        self._take(f"{self.name}.write_rows", (slot,), len(rows), self._times.copy_rows_s)
+        self._held[slot] = [*held[:start], *rows.tolist()]
 
     def _take(self, name: str, slots: Sequence[int], size: int, seconds: float) -> None:
         self._script.on_call(name, slots, size)
@@ -104,6 +119,8 @@ class _Timed:
 
 class TimedThinker(_Timed):
     """A Thinker that replies by the script, and checks that it gets its own tokens back."""
+
+    name = "thinker"
 
     def __init__(self, clock: VirtualClock, times: Times, script: Script, sizes: Sizes):
         super().__init__(clock, times, script, sizes)
@@ -144,6 +161,8 @@ class TimedThinker(_Timed):
 
 class TimedTalker(_Timed):
     """A Talker whose codes depend on all rows and frames before them."""
+
+    name = "talker"
 
     def __init__(self, clock: VirtualClock, times: Times, script: Script, sizes: Sizes):
         super().__init__(clock, times, script, sizes)

@@ -51,6 +51,7 @@ from qwen3_omni_neuron.prompt.truncation import Truncation
 from qwen3_omni_neuron.runtime.grammar import Grammars
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, Request, WrittenReply
+from qwen3_omni_neuron.runtime.spill import SpillLimits
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.session import STORED_KIND, Session, SessionModel
 
@@ -79,6 +80,7 @@ class Qwen3Omni:
         max_queued: int,
         reuse: bool = True,
         faster: Sequence[str] = (),
+        spill: SpillLimits | None = None,
     ):
         """Do not call this; use `load`."""
         self._config, self._defaults, self.conversation = config, defaults, conversation
@@ -95,6 +97,7 @@ class Qwen3Omni:
             sample_ids=host_sampler(),
             defaults=defaults,
             faster=faster,
+            spill=spill,
         )
         # Threads and processes end with the model, even if nobody closes it.
         self._finalizer = weakref.finalize(self, _close, self._pipeline, FINALIZER_TIMEOUT_S)
@@ -108,6 +111,9 @@ class Qwen3Omni:
         context_length: int | None = None,
         max_queued: int = 256,
         reuse: bool = True,
+        spill_bytes: int = 0,
+        spill_folder: str | Path | None = None,
+        spill_folder_bytes: int = 16 << 30,
         placement: str = "shared",
         compiled_path: str | Path | None = None,
         instance: str | None = None,
@@ -127,8 +133,11 @@ class Qwen3Omni:
         context_length: positions that a slot's KV cache holds (8192, or the model's own limit
         where that is less); prompt and reply must fit. max_queued: number of requests that may wait
         for a slot, in the order they came; a further one gets a BusyError. reuse: whether
-        there is a prefix cache, see docs/prefix_cache.md. placement: "shared" runs all engines in
-        this process, "split" runs thinker, talker and vocoder each in a process of its own.
+        there is a prefix cache, see docs/prefix_cache.md. spill_bytes: memory for rows of
+        conversations that lost their slot; 0: none are kept. spill_folder, spill_folder_bytes:
+        folder for rows that have no more space there, and most bytes in it. placement: "shared"
+        runs all engines in this process, "split" runs thinker, talker and vocoder each in a process
+        of its own.
         compiled_path: a tree that `qwen3-omni-neuron compile` wrote, or the address that `push`
         printed, from which the tree is pulled first (see compilation.storage). The tree then gives
         weights, target, dtype, slots, context length and buckets, and the checkpoint gives config,
@@ -143,8 +152,9 @@ class Qwen3Omni:
         wrap_engines: function from the built engines to the engines to run, for example to record
         calls.
         Raises CheckpointError for a checkpoint that can't be used, ArtifactError for a tree that
-        doesn't fit it or can't be pulled, OutputError if there is no space for the tree,
-        NotInstalledError if packages of the target are missing, OptionError for an argument.
+        doesn't fit it or can't be pulled, OutputError if there is no space for the tree or
+        spill_folder can't be used, NotInstalledError if packages of the target are missing,
+        OptionError for an argument.
         """
         if placement not in PLACEMENTS:
             raise OptionError(f"placement is one of {', '.join(PLACEMENTS)}, got {placement!r}.")
@@ -152,6 +162,7 @@ class Qwen3Omni:
             raise OptionError(f"max_queued is 0 or more, got {max_queued}.")
         if threads is not None and threads < 1:
             raise OptionError(f"threads is 1 or more, got {threads}.")
+        spill = SpillLimits.of(spill_bytes, spill_folder, spill_folder_bytes, reuse)
         folder = resolve_checkpoint(model_path)
         config = read_config(folder)
         tree = None if compiled_path is None else local_tree(compiled_path)
@@ -170,7 +181,7 @@ class Qwen3Omni:
         if wrap_engines is not None:
             engines = wrap_engines(engines)
         faster = chosen.faster(plan, threads_of(threads))
-        return Qwen3Omni(config, defaults, conversation, engines, max_queued, reuse, faster)
+        return Qwen3Omni(config, defaults, conversation, engines, max_queued, reuse, faster, spill)
 
     def generate_audio(
         self, messages: Messages, **options: "Unpack[RequestArguments]"

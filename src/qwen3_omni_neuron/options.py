@@ -384,6 +384,14 @@ class LoadArguments(TypedDict, total=False):
     reuse: Annotated[
         bool, OptionDoc("keep a prefix cache: what prompts begin with alike is computed once")
     ]
+    spill_bytes: Annotated[
+        int, OptionDoc("memory for rows of conversations that lost their slot; 0: none are kept")
+    ]
+    spill_folder: Annotated[
+        str | Path | None,
+        OptionDoc("folder on a local disk for those that have no more space in memory"),
+    ]
+    spill_folder_bytes: Annotated[int, OptionDoc("most bytes in it")]
     placement: Annotated[
         str, OptionDoc("shared: one process; split: a process each for thinker, talker, vocoder")
     ]

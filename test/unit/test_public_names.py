@@ -48,6 +48,9 @@ LOAD = [
     "context_length",
     "max_queued",
     "reuse",
+    "spill_bytes",
+    "spill_folder",
+    "spill_folder_bytes",
     "placement",
     "compiled_path",
     "instance",
@@ -104,7 +107,8 @@ RESULTS = {
 STATUS = {
     "ModelInfo": "speakers thinks takes_tools slots max_queued context_length "
     "introduction questions",
-    "Status": "running queued stages fault",
+    "Status": "running queued stages fault spill",
+    "SpillStatus": "memory_bytes disk_bytes restored_rows failures",
     "StageTime": "calls busy_s call_s",
 }
 ERRORS = [
@@ -174,7 +178,8 @@ VERBS = {
         --media-timeout-s --model --model-name --owner-share --placement --port
         --predictor-dtype --ray
         --request-timeout-s --requests-per-minute --send-timeout-s --session-folder --session-keys
-        --stall-timeout-s --threads --tls-cert --tls-key --voice-alias -h
+        --spill-bytes --spill-folder --spill-folder-bytes --stall-timeout-s --threads
+        --tls-cert --tls-key --voice-alias -h
     """,
     "compile": """
         --audio-windows --batches --buckets --chunk-frames --context-length

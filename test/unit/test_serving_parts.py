@@ -12,25 +12,28 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import generate_latest
 from starlette.types import Message, Receive, Scope, Send
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.engines.process.heap import LOOK_S, IdleMemory
 from qwen3_omni_neuron.errors import OptionError, ToolCallError
-from qwen3_omni_neuron.events import StageTime, Status
+from qwen3_omni_neuron.events import SpillStatus, StageTime, Status
 from qwen3_omni_neuron.serving import model as model_module
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.gate import Gate
 from qwen3_omni_neuron.serving.ids import new_id
 from qwen3_omni_neuron.serving.keys import Keys, Rates, read_keys
 from qwen3_omni_neuron.serving.logs import JsonFormatter
+from qwen3_omni_neuron.serving.metrics import Metrics
 from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.serving.replies import MOST_CHARACTERS, SpokenReplies
 from qwen3_omni_neuron.serving.reply_text import Call, Content, Reasoning, ReplyText
@@ -368,3 +371,20 @@ def test_a_request_begins_in_the_turn_of_the_event_loop_in_which_it_came(omni: Q
         await asked
 
     asyncio.run(ask())
+
+
+def test_metrics_have_what_is_spilled() -> None:
+    spill = SpillStatus(100, 200, {"memory": 32, "disk": 16}, 3)
+    status = Status(0, 0, {}, spill=spill)
+    omni = SimpleNamespace(info=SimpleNamespace(slots=2), status=lambda: status)
+    model = cast(ServedModel, SimpleNamespace(name="small", ready=True, omni=omni))
+    lines = generate_latest(Metrics(model).registry).decode().splitlines()
+    assert {
+        'qwen3_omni_spill_bytes{where="memory"} 100.0',
+        'qwen3_omni_spill_bytes{where="disk"} 200.0',
+        'qwen3_omni_spill_restored_rows_total{where="memory"} 32.0',
+        'qwen3_omni_spill_restored_rows_total{where="disk"} 16.0',
+        "qwen3_omni_spill_failures_total 3.0",
+    } <= set(lines)
+    status = Status(0, 0, {})
+    assert b"spill" not in generate_latest(Metrics(model).registry)

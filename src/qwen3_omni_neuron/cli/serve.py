@@ -131,6 +131,7 @@ def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
     load = load_arguments(parsed, slots=SLOTS) | {
         "max_queued": settings.max_queued,
         "context_length": settings.context_length,
+        **settings.spill_arguments,
     }
     if settings.max_concurrency is not None:
         load["max_concurrency"] = settings.max_concurrency

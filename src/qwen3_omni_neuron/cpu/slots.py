@@ -65,6 +65,30 @@ class Slots:
         self._lengths[slot] = length
         self._next_positions[slot] -= dropped
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row's keys and values; see engines.protocols.HostRows."""
+        keys = self._cache.keys
+        return 2 * keys[:, 0, :, 0].numel() * keys.itemsize
+
+    def read_rows(self, slot: int, start: int, stop: int) -> Tensor:
+        """Return rows [2, layers, kv_heads, rows, head_dim]; see engines.protocols.HostRows."""
+        length = self._lengths[slot]
+        assert stop <= length, f"rows up to {stop} to copy, and slot {slot} holds {length}"
+        caches = self._cache.keys, self._cache.values
+        return torch.stack([cache[:, slot, :, start:stop] for cache in caches])
+
+    def write_rows(self, slot: int, start: int, rows: Tensor) -> None:
+        """Append rows of `read_rows`; see engines.protocols.HostRows.
+
+        The slot can't take a step before its next prefill, as after `copy`.
+        """
+        self._begin(slot, start)
+        stop = start + rows.shape[3]
+        for cache, copied in zip((self._cache.keys, self._cache.values), rows, strict=True):
+            cache[:, slot, :, start:stop] = copied
+        self._lengths[slot] = stop
+
     def _append(
         self, slot: int, start: int, rows: Tensor, positions: Tensor, *extra: Tensor
     ) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,7 @@ class CpuThinker:
         self.slots, self.context_length = slots.slots, slots.context_length
         self._config, self._thinker, self.media, self._slots = config, thinker, media, slots
         self._dtype = thinker.decoder.norm.weight.dtype
+        self.row_bytes = slots.row_bytes
 
     @torch.inference_mode()
     def prefill(
@@ -45,6 +46,16 @@ class CpuThinker:
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of one slot to another one; see engines.protocols.Thinker.copy."""
         self._slots.copy(source, target, rows)
+
+    @torch.inference_mode()
+    def read_rows(self, slot: int, start: int, stop: int) -> Tensor:
+        """Copy rows of a slot to the host's memory; see engines.protocols.HostRows."""
+        return self._slots.read_rows(slot, start, stop)
+
+    @torch.inference_mode()
+    def write_rows(self, slot: int, start: int, rows: Tensor) -> None:
+        """Copy rows back into a slot; see engines.protocols.HostRows."""
+        self._slots.write_rows(slot, start, rows)
 
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
         """Append one token to each slot; see engines.protocols.Thinker.step."""

@@ -14,6 +14,9 @@ call with fewer slots, to find the one that fails (see runtime.stage).
 
 An engine that runs in other processes also has `fault`, a `Fault`. The runtime calls it several
 times a second, to notice the end of a process also between calls.
+
+A thinker or talker whose KV rows can be copied to the host's memory and back also has the members
+of `HostRows`, with `row_bytes` above 0 (see runtime.spill).
 """
 
 from collections.abc import Callable, Sequence
@@ -33,6 +36,31 @@ Fault = Callable[[], Qwen3OmniError | None]
 
 Any thread may call it, also while another thread is in a call. Returns None after `close`.
 """
+
+
+class HostRows(Protocol):
+    """Copies of KV rows between the slots of an engine and the host's memory.
+
+    row_bytes: bytes of one row; 0: rows can't be copied, and nothing is called.
+    """
+
+    row_bytes: int
+
+    def read_rows(self, slot: int, start: int, stop: int) -> Tensor:
+        """Copy rows of a slot, from `start` up to `stop`; the slot holds at least `stop`.
+
+        Returns a contiguous tensor of its own memory, in the dtype of the KV cache and in any
+        shape.
+        """
+        ...
+
+    def write_rows(self, slot: int, start: int, rows: Tensor) -> None:
+        """Append rows that `read_rows` returned for the same positions of any slot.
+
+        They follow the first `start` rows of the slot, whose later rows are dropped, as in a
+        prefill.
+        """
+        ...
 
 
 class Encoder(Protocol):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from qwen3_omni_neuron.engines.inputs import Numbers
 from qwen3_omni_neuron.engines.protocols import (
     DecoderSlots,
     Fault,
+    HostRows,
     Predictor,
     PredictorSampling,
     TalkerMark,
@@ -52,6 +54,7 @@ class TalkerEngine:
         self._codec_bos = config.talker.codec_bos_id
         self.slots, self.context_length = decoder.slots, decoder.context_length
         self.chunked_prefill = decoder.chunked_prefill
+        self.row_bytes: int = getattr(decoder, "row_bytes", 0)
         self._config, self._decoder, self._predictor = config, decoder, predictor
         self._codec_rows, self.text_rows = codec_rows, text_rows
         self.project_hidden, self._release, self.fault = project_hidden, release, fault
@@ -80,6 +83,16 @@ class TalkerEngine:
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of one slot to another one; see Talker.copy."""
         self._decoder.copy(source, target, rows)
+
+    @torch.inference_mode()
+    def read_rows(self, slot: int, start: int, stop: int) -> Tensor:
+        """Copy rows of a slot to the host's memory; see HostRows."""
+        return cast(HostRows, self._decoder).read_rows(slot, start, stop)
+
+    @torch.inference_mode()
+    def write_rows(self, slot: int, start: int, rows: Tensor) -> None:
+        """Copy rows back into a slot; see HostRows."""
+        cast(HostRows, self._decoder).write_rows(slot, start, rows)
 
     @torch.inference_mode()
     def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:

@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
 
-from qwen3_omni_neuron.engines.protocols import Engines, Fault, Vocoder
+from qwen3_omni_neuron.engines.protocols import Engines, Fault, HostRows, Vocoder
 from qwen3_omni_neuron.engines.sampling import SampleIds, sample_ids
-from qwen3_omni_neuron.errors import BusyError, ClosedError, EngineDiedError
+from qwen3_omni_neuron.errors import BusyError, ClosedError, EngineDiedError, OptionError
 from qwen3_omni_neuron.events import SAMPLE_RATE, Status
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.options import RequestOptions
@@ -24,6 +24,7 @@ from qwen3_omni_neuron.runtime.fairness import Fairness
 from qwen3_omni_neuron.runtime.policy import SchedulingPolicy
 from qwen3_omni_neuron.runtime.request import LiveRequest, Request
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, FixedSchedule, Schedule
+from qwen3_omni_neuron.runtime.spill import SlotSpill, SpilledRows, SpillLimits
 from qwen3_omni_neuron.runtime.stage import Clock, Shared, Stage, Task
 from qwen3_omni_neuron.runtime.talker_stage import TalkerStage, TalkerTask
 from qwen3_omni_neuron.runtime.thinker_stage import ThinkerStage, ThinkerTask
@@ -55,13 +56,16 @@ class Pipeline:
         sample_ids: SampleIds = sample_ids,
         defaults: GenerationDefaults = GREEDY,
         faster: Sequence[str] = (),
+        spill: SpillLimits | None = None,
     ):
         """Start the stages.
 
         max_queued: number of requests that may wait for a slot. prefix_cache: whether there
         is one, if the engines can have it. sample_ids: samples tokens from logits. defaults: the
         checkpoint's sampling of the text, for requests that have no other. faster: what
-        would make this model faster, for the log.
+        would make this model faster, for the log. spill: limits of rows that are spilled, where
+        engines can copy them; None: none are. Raises OptionError for limits that are too small, and
+        OutputError for a folder that can't be used.
         """
         self._faster = (*faster, "fewer requests at a time")
         self.clock, self.code_groups = clock or Clock(), config.code_groups
@@ -84,13 +88,17 @@ class Pipeline:
         self._closed = False
         parts = [part for part in (engines.thinker, engines.talker) if part is not None]
         self.caches_prefixes = prefix_cache and all(part.chunked_prefill for part in parts)
+        self._spilled: SpilledRows | None = None
+        spills = self._make_spills(spill) if spill is not None and self.caches_prefixes else {}
         shared = Shared(
             self.clock, self._lock, engines.enter_thread, self._on_release, self._on_fault
         )
         vocoder = engines.vocoder
         frame_audio_s = vocoder.frame_samples / SAMPLE_RATE if vocoder else 0.0
         policy = SchedulingPolicy(engines.shares_cores, frame_audio_s, self._running)
-        self._thinker = ThinkerStage(engines.thinker, sample_ids, shared, policy)
+        self._thinker = ThinkerStage(
+            engines.thinker, sample_ids, shared, policy, spills.get("thinker")
+        )
         self._stages: list[Stage[Any]] = [self._thinker]
         if engines.talker is not None and engines.vocoder is not None:
             assert config.talker is not None
@@ -102,6 +110,7 @@ class Pipeline:
                 shared,
                 policy,
                 self._on_frame,
+                spills.get("talker"),
             )
             self._stages += [self._talker, self._vocoder]
         self._encoder = None
@@ -200,7 +209,8 @@ class Pipeline:
         # No lock here: the stages hold it at every step, and a server asks before each request.
         stages = {stage.name: stage.time for stage in self._stages}
         fault = next((str(stage.fault) for stage in self._stages if stage.fault is not None), None)
-        return Status(len(self._running), self._queued, stages, fault)
+        spill = None if self._spilled is None else self._spilled.status()
+        return Status(len(self._running), self._queued, stages, fault, spill)
 
     def close(self, join_timeout_s: float | None = None) -> None:
         """End all requests with a ClosedError, then the threads and the engines.
@@ -230,6 +240,24 @@ class Pipeline:
                 engine.close()
         for stage in self._stages:
             stage.join(join_timeout_s)
+        if self._spilled is not None:
+            self._spilled.close(join_timeout_s)
+
+    def _make_spills(self, limits: SpillLimits) -> dict[str, SlotSpill]:
+        """Make the store of spilled rows. Returns the copies of each engine that can have some."""
+        engines = {"thinker": self._engines.thinker, "talker": self._engines.talker}
+        able = {n: cast(HostRows, e) for n, e in engines.items() if getattr(e, "row_bytes", 0)}
+        if not able:
+            logger.warning(
+                "spill_bytes has no effect: these engines can't copy rows to the host's memory."
+            )
+            return {}
+        store = self._spilled = SpilledRows(limits, self._wake)
+        try:
+            return {n: SlotSpill(n, engine, store, self.clock.now) for n, engine in able.items()}
+        except OptionError:
+            store.close()
+            raise
 
     @property
     def _queued(self) -> int:

@@ -19,6 +19,7 @@ from qwen3_omni_neuron.runtime.policy import AHEAD_ROWS, LEAST_CHUNK_ROWS, Sched
 from qwen3_omni_neuron.runtime.prefix_cache import NO_ACCEPTED, CachedRows, PrefixCache
 from qwen3_omni_neuron.runtime.request import LiveRequest
 from qwen3_omni_neuron.runtime.runaway import end_probability
+from qwen3_omni_neuron.runtime.spill import SlotSpill
 from qwen3_omni_neuron.runtime.stage import Result, Shared, Stage, Task, Work
 
 MAX_WAITING_FRAMES = 128  # frames not yet decoded by the vocoder, before the talker waits
@@ -104,12 +105,13 @@ class TalkerStage(Stage[TalkerTask]):
         shared: Shared,
         policy: SchedulingPolicy,
         on_frame: Callable[[LiveRequest], None],
+        spill: SlotSpill | None = None,
     ):
         """on_frame: called with the lock held, when a request has a new frame, or its last."""
         super().__init__("talker", shared)
         self._engine, self._config, self._on_frame = engine, config, on_frame
         self._sample_ids, self._policy = sample_ids, policy
-        self._cache = PrefixCache(engine.slots)
+        self._cache = PrefixCache(engine.slots, spill)
         self.allowed = allowed_ids(config.text.vocab_size, config.suppressed_ids)
 
     def _select(self) -> Work | float | None:
@@ -133,9 +135,10 @@ class TalkerStage(Stage[TalkerTask]):
         new = self._together(in_turn(new, self._tasks))
         if not (first or stepping or new):
             new = self._next_ahead(ahead)
-            if not new:
-                return min(held_s.values(), default=None)
-        return partial(self._work, first, stepping, new)
+        copies = self._cache.may_copy_out and self._policy.nobody_starts
+        if not (first or stepping or new or copies):
+            return min(held_s.values(), default=None)
+        return partial(self._work, first, stepping, new, copies)
 
     def _in_phase(self, phase: Phase) -> list[TalkerTask]:
         return [task for task in self._tasks if task.phase is phase]
@@ -196,7 +199,11 @@ class TalkerStage(Stage[TalkerTask]):
         return tasks[: self._policy.together([len(t.prompt.token_ids) for t in tasks])]
 
     def _work(
-        self, first: list[TalkerTask], stepping: list[TalkerTask], new: list[TalkerTask]
+        self,
+        first: list[TalkerTask],
+        stepping: list[TalkerTask],
+        new: list[TalkerTask],
+        copies: bool,
     ) -> None:
         """Make the next frames, a request's first one before all others."""
         self._speak(self._each(first, self._prefill))
@@ -212,6 +219,8 @@ class TalkerStage(Stage[TalkerTask]):
             self._speak(self._each(first, self._prefill))
         if stepping:
             self._speak(self._call_engine(stepping, self._step))
+        if copies:
+            self._cache.copy_out()
 
     def _each(
         self, tasks: Sequence[TalkerTask], call: Callable[[Sequence[TalkerTask]], list[Result]]
@@ -230,7 +239,8 @@ class TalkerStage(Stage[TalkerTask]):
         return whole
 
     def _prepare_one(self, task: TalkerTask) -> bool:
-        self._bring(task)
+        if not self._bring(task):
+            return False
         rows, ahead = len(task.prompt.token_ids), task.live.request.ahead
         with self._lock:
             stop = task.start + self._chunk_rows(task)
@@ -252,13 +262,25 @@ class TalkerStage(Stage[TalkerTask]):
                     self._release(task)
         return [task for task in tasks if not task.live.request.ahead]
 
-    def _bring(self, task: TalkerTask) -> None:
-        """Bring the user rows that are in the prefix cache into the slot of a task."""
+    def _bring(self, task: TalkerTask) -> bool:
+        """Bring the user rows that are in the prefix cache into the slot of a task.
+
+        Returns whether all are there; see PrefixCache.bring.
+        """
         request = task.live.request
-        if request.keys is not None:
-            keys, copy = request.keys.talker, self._engine.copy
-            cached = self._cache.bring(task.slot, keys, request.options.cache_key, len(keys), copy)
-            task.start = cached.count
+        if request.keys is None:
+            return True
+        keys, copy = request.keys.talker, self._engine.copy
+        cached, whole = self._cache.bring(
+            task.slot, keys, request.options.cache_key, len(keys), copy, self._prefill_s
+        )
+        task.start = cached.count
+        return whole
+
+    def _prefill_s(self, rows: int) -> float:
+        """Return the expected time to compute rows: a thinker row takes no less."""
+        with self._lock:
+            return self._policy.expected_s(rows)
 
     def _hold(self, task: TalkerTask, count: int | None = None) -> None:
         """Record user rows of a slot's prompt in the prefix cache: so many, or all of them."""

@@ -21,6 +21,7 @@ from qwen3_omni_neuron.runtime.grammar import GrammarState, MaskThread
 from qwen3_omni_neuron.runtime.policy import AHEAD_ROWS, SchedulingPolicy
 from qwen3_omni_neuron.runtime.prefix_cache import CachedRows, PrefixCache
 from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, LiveRequest
+from qwen3_omni_neuron.runtime.spill import SlotSpill
 from qwen3_omni_neuron.runtime.stage import Result, Shared, Stage, Task, Work
 from qwen3_omni_neuron.runtime.stop_strings import StopStrings
 from qwen3_omni_neuron.runtime.tool_calls import CallWatch
@@ -110,13 +111,18 @@ class ThinkerStage(Stage[ThinkerTask]):
     """
 
     def __init__(
-        self, engine: Thinker, sample_ids: SampleIds, shared: Shared, policy: SchedulingPolicy
+        self,
+        engine: Thinker,
+        sample_ids: SampleIds,
+        shared: Shared,
+        policy: SchedulingPolicy,
+        spill: SlotSpill | None = None,
     ):
         super().__init__("thinker", shared)
         self._engine, self._sample_ids, self._policy = engine, sample_ids, policy
         self._holds = False  # whether the last selection held a request back
         self._masks = MaskThread()
-        self.cache = PrefixCache(engine.slots)
+        self.cache = PrefixCache(engine.slots, spill)
 
     def on_frame(self) -> None:
         """Wake this stage where it waits for a new frame (runtime.policy). The lock is held."""
@@ -142,9 +148,10 @@ class ThinkerStage(Stage[ThinkerTask]):
         writing = [task for task in ready if task.live not in held_s]
         holds += held_s.values()
         self._holds = bool(holds)
-        if not new and not writing:
+        copies = self.cache.may_copy_out and self._policy.nobody_starts
+        if not new and not writing and not copies:
             return min(holds, default=None)
-        return partial(self._work, new, writing)
+        return partial(self._work, new, writing, copies)
 
     def _next_prompts(self, now: float) -> list[ThinkerTask]:
         """Return the tasks whose prompts are prefilled next; ahead only in a pause."""
@@ -166,7 +173,7 @@ class ThinkerStage(Stage[ThinkerTask]):
         cut = len(self._tasks) > 1 and task.live.request.keys is not None and task.may_be_cut
         return self._policy.chunk_rows(task.rows) if cut else task.rows
 
-    def _work(self, new: list[ThinkerTask], writing: list[ThinkerTask]) -> None:
+    def _work(self, new: list[ThinkerTask], writing: list[ThinkerTask], copies: bool) -> None:
         for one in new:
             for task, (logits, accepted) in self._call_with_masks((one,), self._prefill):
                 task.prefilled_s = self._clock.now()
@@ -193,6 +200,8 @@ class ThinkerStage(Stage[ThinkerTask]):
                 token_ids = self._sample_ids(samplers, [logits for _, logits in stepped])
                 for (task, logits), token_id in zip(stepped, token_ids, strict=True):
                     self._write(task, token_id, logits)
+        if copies:
+            self.cache.copy_out()
 
     def _call_with_masks(
         self,
@@ -234,13 +243,15 @@ class ThinkerStage(Stage[ThinkerTask]):
         # The last row is always computed, because the first token is sampled from its logits.
         most = rows if request.ahead else max(0, rows - 1)
         cache_key = request.options.cache_key
-        cached = self.cache.bring(slot, keys.thinker, cache_key, most, self._engine.copy)
+        cached, whole = self.cache.bring(
+            slot, keys.thinker, cache_key, most, self._engine.copy, self._policy.expected_s
+        )
         start = cached.count
         if not task.begun:
-            task.begun, task.live.cached_rows = True, start
+            task.begun, task.live.cached_rows = whole, start
         task.live.prefilled_rows = start
         rows = min(rows, start + self._chunk_rows(task))
-        if request.ahead and start == rows:
+        if not whole or (request.ahead and start == rows):
             return torch.empty(0), cached.accepted
         if rows < len(prompt):
             token_ids, positions = prompt.token_ids[:rows], prompt.positions[:, :rows]

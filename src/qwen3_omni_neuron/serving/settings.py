@@ -148,6 +148,16 @@ class Limits(Settings):
     context_length: int | None = setting(
         None, "positions of a request: its prompt and its text", "400", shown="8192, or as compiled"
     )
+    spill_bytes: int = setting(
+        0, "memory for KV rows of conversations that lost their slot", shown="none", ge=0
+    )
+    spill_folder: Path | None = setting(
+        None,
+        "folder on a local disk for those that have no more space in memory",
+        metavar="DIR",
+        shown="none",
+    )
+    spill_folder_bytes: Count = setting(16 * GIB, "most bytes in it")
     requests_per_minute: Count | None = setting(
         None,
         "requests a minute of one key, or of one address without keys",
@@ -244,6 +254,12 @@ class Limits(Settings):
         300.0, "time of one call of an engine; after it /health and /ready say 503", "503"
     )
     log_content: bool = setting(False, "write texts of requests and replies to the log")
+
+    @property
+    def spill_arguments(self) -> dict[str, Any]:
+        """Arguments of `Qwen3Omni.load` for rows that are spilled."""
+        names = ("spill_bytes", "spill_folder", "spill_folder_bytes")
+        return {name: getattr(self, name) for name in names}
 
     @field_validator("model_name")
     @classmethod

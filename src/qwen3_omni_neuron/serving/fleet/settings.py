@@ -85,5 +85,6 @@ class FleetSettings(Limits):
             "max_concurrency": slots,
             "max_queued": self.max_queued,
             "context_length": self.context_length,
+            **self.spill_arguments,
             "cores": cores if self.compiled else None,  # without a tree the model runs on the CPU
         }

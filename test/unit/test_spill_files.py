@@ -1,0 +1,195 @@
+"""Spilled rows in memory and in files: limits, order, damage, and what is left behind."""
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from qwen3_omni_neuron.errors import OutputError
+from qwen3_omni_neuron.prompt.row_keys import BLOCK_ROWS
+from qwen3_omni_neuron.runtime.spill import Key, SpilledRows, SpillLimits
+from qwen3_omni_neuron.runtime.spill_files import SpillFiles
+
+NOW = time.perf_counter
+BLOCK = 2 * 32 * 2 + 3 * 4  # bytes of a block's rows and hidden states
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SpilledRows]:
+    """A store of four blocks in memory and four in files."""
+    made = SpilledRows(SpillLimits(4 * BLOCK, tmp_path, 4 * BLOCK))
+    yield made
+    made.close()
+
+
+def key(number: int, cache_key: str | None = None) -> Key:
+    return "thinker", cache_key, bytes([number])
+
+
+def block(number: int) -> tuple[Tensor, Tensor]:
+    rows = torch.full((2, 32), number / 3, dtype=torch.bfloat16)
+    return rows, torch.full((1, 3), number / 3)
+
+
+def wait_for(done: Callable[[], bool]) -> None:
+    until_s = NOW() + 60.0
+    while not done():
+        assert NOW() < until_s
+        time.sleep(0.001)
+
+
+def is_written(store: SpilledRows) -> bool:
+    with store._lock:
+        return store._to_write() is None
+
+
+def put(store: SpilledRows, *numbers: int) -> None:
+    """Put blocks, each when there is space, and wait until what is to be written is written."""
+    for number in numbers:
+        wait_for(lambda: store.may_put(BLOCK))
+        assert store.put(key(number), block(number))
+        assert store.status().memory_bytes <= 4 * BLOCK
+    wait_for(lambda: is_written(store))
+
+
+def held(store: SpilledRows, *numbers: int) -> list[int]:
+    lost = set(store.missing([key(number) for number in numbers]))
+    return [number for index, number in enumerate(numbers) if index not in lost]
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(folder.glob("rows-*/*"))
+
+
+def assert_got(store: SpilledRows, number: int) -> None:
+    found = store.get(key(number), NOW)
+    assert found is not None
+    for ours, right in zip(found, block(number), strict=True):
+        assert torch.equal(ours, right) and ours.dtype == right.dtype
+
+
+def test_the_least_recently_used_blocks_go_to_files_and_then_for_good(
+    store: SpilledRows, tmp_path: Path
+) -> None:
+    put(store, 0, 1, 2, 3, 4)
+    status = store.status()
+    assert (status.memory_bytes, status.disk_bytes) == (4 * BLOCK, 2 * BLOCK)
+    assert_got(store, 0)  # from its file: 1 leaves the memory for it
+    store.use([key(0)])
+    put(store, 5, 6, 7)
+    assert held(store, *range(8)) == [0, 2, 3, 4, 5, 6, 7]
+    put(store, 8, 9, 10)
+    assert len(files_of(tmp_path)) == 4
+    assert store.status().disk_bytes == 4 * BLOCK
+    assert held(store, *range(11)) == [0, 5, 6, 7, 8, 9, 10]
+    for number in (0, 5, 6, 7, 8, 9, 10):
+        assert_got(store, number)
+    restored = store.status().restored_rows
+    assert sum(restored.values()) == 8 * BLOCK_ROWS and restored["disk"] >= 2 * BLOCK_ROWS
+    assert store.status().failures == 0
+
+
+def test_without_a_folder_the_least_recently_used_blocks_go_for_good() -> None:
+    store = SpilledRows(SpillLimits(3 * BLOCK))
+    for number in range(3):
+        assert store.put(key(number), block(number))
+    store.use([key(0), key(1)])  # the first of them last
+    for number in (3, 4):
+        assert store.may_put(BLOCK) and store.put(key(number), block(number))
+        assert store.status().memory_bytes == 3 * BLOCK
+    assert held(store, *range(5)) == [0, 3, 4]
+    assert not store.put(key(5), [torch.zeros(BLOCK)]), "four times as large as the limit"
+    store.close()
+    assert not store.put(key(6), block(6))
+
+
+def test_a_file_that_is_smaller_than_the_memory_is_not_written_over_and_over(
+    tmp_path: Path,
+) -> None:
+    store = SpilledRows(SpillLimits(16 * BLOCK, tmp_path, BLOCK))
+    put_count = 16
+    for number in range(put_count):
+        wait_for(lambda: store.may_put(BLOCK))
+        store.put(key(number), block(number))
+    wait_for(lambda: is_written(store))
+    assert store.status().disk_bytes == BLOCK
+    assert held(store, *range(16)) == [*range(3, 16)]
+    store.close()
+
+
+def test_blocks_of_another_cache_key_and_another_engine_are_others(store: SpilledRows) -> None:
+    put(store, 1)
+    assert store.get(key(1, "alice"), NOW) is None
+    assert store.get(("talker", None, bytes([1])), NOW) is None
+
+
+@pytest.mark.parametrize("damage", ["a bit", "shorter", "longer", "gone"])
+def test_a_damaged_file_is_a_block_that_is_not_held(
+    store: SpilledRows, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(store, 0, 1, 2, 3, 4)
+    first = files_of(tmp_path)[0]
+    contents = first.read_bytes()
+    if damage == "gone":
+        first.unlink()
+    else:
+        changed = {"shorter": contents[:-1], "longer": contents + b"\0"}
+        first.write_bytes(changed.get(damage, bytes([contents[0] ^ 1]) + contents[1:]))
+    assert store.get(key(0), NOW) is None
+    assert "spilled rows are lost, and computed again" in caplog.text
+    assert str(first) in caplog.text
+    assert store.status().failures == 1
+    assert not held(store, 0) and not first.exists()
+    assert store.status().disk_bytes == BLOCK
+    assert_got(store, 1)
+
+
+def test_where_files_cannot_be_written_rows_are_dropped_and_this_is_said_once(
+    store: SpilledRows, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder,) = tmp_path.glob("rows-*")
+    folder.rename(tmp_path / "elsewhere")
+    put(store, *range(8))
+    assert held(store, *range(8)) == [5, 6, 7]
+    assert caplog.text.count("can't be written") == 1
+    assert f"Free space in {tmp_path}" in caplog.text
+    (tmp_path / "elsewhere").rename(folder)
+    put(store, 8)
+    assert held(store, *range(9)) == [5, 6, 7, 8]
+    assert store.status().failures == 5
+
+
+def test_only_this_user_may_read_the_files_and_they_end_with_the_store(
+    store: SpilledRows, tmp_path: Path
+) -> None:
+    put(store, *range(5))
+    for path in (*files_of(tmp_path), *tmp_path.glob("rows-*")):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+    assert files_of(tmp_path)
+    store.close()
+    assert not list(tmp_path.iterdir())
+    assert store.get(key(0), NOW) is None
+
+
+def test_files_of_a_process_that_was_killed_are_deleted_and_those_of_others_are_not(
+    tmp_path: Path,
+) -> None:
+    killed, running = SpillFiles(tmp_path), SpillFiles(tmp_path)
+    left, stored = killed.write([torch.zeros(3)]), running.write([torch.ones(3)])
+    os.close(killed._lock)  # as the system does when a process ends
+    SpillFiles(tmp_path).close()
+    assert not left.path.parent.exists()
+    assert files_of(tmp_path) == [stored.path]
+    assert torch.equal(running.read(stored)[0], torch.ones(3))
+    running.close()
+
+
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(OutputError, match=r"spill_folder .*file can't be used: .* Name a folder"):
+        SpilledRows(SpillLimits(1, tmp_path / "file", 1))
