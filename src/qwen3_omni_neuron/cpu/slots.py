@@ -54,6 +54,17 @@ class Slots:
             cache[:, target, :, :rows] = cache[:, source, :, :rows]
         self._lengths[target] = rows
 
+    def length(self, slot: int) -> int:
+        """Return the number of rows that a slot holds; see DecoderSlots.length."""
+        return self._lengths[slot]
+
+    def cut(self, slot: int, length: int) -> None:
+        """Drop the rows of steps after the first `length`; see DecoderSlots.cut."""
+        dropped = self._lengths[slot] - length
+        assert dropped >= 0, f"slot {slot} holds {self._lengths[slot]} rows, fewer than {length}"
+        self._lengths[slot] = length
+        self._next_positions[slot] -= dropped
+
     @property
     def row_bytes(self) -> int:
         """Bytes of one row's keys and values; see engines.protocols.HostRows."""

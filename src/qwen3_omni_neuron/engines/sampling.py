@@ -66,13 +66,14 @@ class Uniforms:
 class RequestRandom:
     """Random numbers of one request, separate for the thinker and the talker.
 
-    A seed therefore fixes text and codes, whichever of the two runs first. It fixes the audio
-    samples up to rounding, which depends on the chunk sizes and so on timing.
+    redraw: the talker's after it has gone back, where speech ran away. A seed therefore fixes text
+    and codes, whichever of the two runs first. It fixes the audio samples up to rounding, which
+    depends on the chunk sizes and so on timing.
     """
 
     def __init__(self, seed: int):
-        self.thinker, self.talker = (
-            Uniforms(np.random.SeedSequence(seed, spawn_key=(part,))) for part in range(2)
+        self.thinker, self.talker, self.redraw = (
+            Uniforms(np.random.SeedSequence(seed, spawn_key=(part,))) for part in range(3)
         )
 
 

@@ -100,6 +100,17 @@ class GraphSlots:
         logits, hidden = self._step(slots, rows.to(self._dtype))
         return logits, hidden
 
+    def length(self, slot: int) -> int:
+        """Return the number of rows that a slot holds; see DecoderSlots.length."""
+        return self._lengths[slot]
+
+    def cut(self, slot: int, length: int) -> None:
+        """Drop the rows of steps after the first `length`; see DecoderSlots.cut."""
+        dropped = self._lengths[slot] - length
+        assert dropped >= 0, f"slot {slot} holds {self._lengths[slot]} rows, fewer than {length}"
+        self._lengths[slot] = length
+        self._next_positions[slot] -= dropped
+
     def _step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, ...]:
         lengths = [self._lengths[slot] for slot in slots]
         longest = max(lengths)

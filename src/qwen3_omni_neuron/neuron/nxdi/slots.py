@@ -44,6 +44,17 @@ class NxdiSlots:
         logits, hidden = self._step(slots, None, rows)
         return logits, hidden[:, 0]
 
+    def length(self, slot: int) -> int:
+        """Return the number of rows that a slot holds; see DecoderSlots.length."""
+        return self._lengths[slot]
+
+    def cut(self, slot: int, length: int) -> None:
+        """Drop the rows of steps after the first `length`; see DecoderSlots.cut."""
+        dropped = self._lengths[slot] - length
+        assert dropped >= 0, f"slot {slot} holds {self._lengths[slot]} rows, fewer than {length}"
+        self._lengths[slot] = length
+        self._next_positions[slot] -= dropped
+
     def _prompt_bucket(self, positions: Tensor) -> int:
         return bucket_of(positions.shape[1], self._plan.prompt_buckets, "prompt rows")
 
