@@ -17,7 +17,7 @@ has more (`truncation`): the turns after the cut, which `--turns` must reach, co
 without, in turn. Each says the last of `--turns` when all others have spoken since its last turn,
 and another turn at once, for which it has kept its slot. `lost_to_kept` and `on_to_off` are medians
 of the ratios of two times that were measured one after the other. Speech is given whole when it has
-ended; --others are callers of each model.
+ended; --others are callers of each model. --retained and --rounds have no effect on it.
 
 --replay: the package's runtime over stage latencies on a virtual clock (see bench/replay.py). A
 prompt of 1,294 rows, of which all but the last 8 s window of speech and the template's rows after
@@ -180,6 +180,8 @@ def sessions(
 
 def returning(checkpoint: Path, options: argparse.Namespace) -> Iterator[Row]:
     """Measure a turn of sessions that lost their slots, and of the same ones that kept them."""
+    if len(options.seconds) > 1 or max(options.turns) < 2:
+        raise InputError("--conversations measures one of --seconds, and a turn from 2 on.")
     seconds, turn = options.seconds[0], max(options.turns)
     earlier: list[dict[str, Any]] = []
     for number in range(turn - 2):

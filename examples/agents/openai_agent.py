@@ -14,6 +14,6 @@ def look_up(word: str) -> str:
 
 
 async def connect(url: str) -> RealtimeSession:
-    """Connect to a server, such as ws://127.0.0.1:8000/v1/realtime."""
+    """Return a session with a server, such as ws://127.0.0.1:8000/v1/realtime, to enter."""
     agent = RealtimeAgent(name="Assistant", tools=[look_up])
     return await RealtimeRunner(agent).run(model_config={"url": url, "api_key": "none"})

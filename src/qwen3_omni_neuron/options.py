@@ -389,9 +389,9 @@ class LoadArguments(TypedDict, total=False):
     ]
     spill_folder: Annotated[
         str | Path | None,
-        OptionDoc("folder on a local disk for those that have no more space in memory"),
+        OptionDoc("folder on a local disk for rows beyond spill_bytes; they are not encrypted"),
     ]
-    spill_folder_bytes: Annotated[int, OptionDoc("most bytes in it")]
+    spill_folder_bytes: Annotated[int, OptionDoc("most bytes of rows in spill_folder")]
     placement: Annotated[
         str, OptionDoc("shared: one process; split: a process each for thinker, talker, vocoder")
     ]

@@ -36,7 +36,7 @@ SMALL = ["--context-length", "64", "--buckets", "16", "--decode-buckets", "64"]
 SMALL += ["--patch-buckets", "64", "--chunk-frames", "4", "--max-concurrency", "1", "--tp", "1"]
 SERVER_URL = "http://127.0.0.1:8000"
 # Programs of others, which are not run here.
-FOREIGN = {"pip", "source", "git", "curl", "openssl"}
+FOREIGN = {"pip", "source", "git", "curl", "openssl", "chmod"}
 SPEECH_FILES = {"README.md": ("words.wav", "answer.wav"), "docs/trn2.md": ("story.wav",)}
 
 

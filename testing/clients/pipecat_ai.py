@@ -20,7 +20,7 @@ from pipecat.frames.frames import (
     TTSTextFrame,
 )
 from pipecat.pipeline.runner import PipelineRunner
-from pipecat.pipeline.task import PipelineTask
+from pipecat.pipeline.task import PipelineParams, PipelineTask
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 
 from examples.agents.pipecat_agent import assistant, looked_up
@@ -78,7 +78,8 @@ async def dialogue(url: str, clips: str) -> dict[str, Any]:
     """Hold the dialogue. Returns what was heard: answers, calls, interruptions, seconds."""
     listener = Listener()
     transport: Any = SimpleNamespace(input=Passage, output=lambda: listener)
-    task = PipelineTask(assistant(f"{url.replace('http', 'ws', 1)}/v1/realtime", transport))
+    agent = assistant(f"{url.replace('http', 'ws', 1)}/v1/realtime", transport)
+    task = PipelineTask(agent, params=PipelineParams(audio_in_sample_rate=RATE))
 
     async def hear(piece: bytes) -> None:
         await task.queue_frame(InputAudioRawFrame(piece, RATE, 1))

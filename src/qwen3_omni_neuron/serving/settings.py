@@ -153,11 +153,11 @@ class Limits(Settings):
     )
     spill_folder: Path | None = setting(
         None,
-        "folder on a local disk for those that have no more space in memory",
+        "folder on a local disk for spilled rows beyond spill_bytes; they are not encrypted",
         metavar="DIR",
         shown="none",
     )
-    spill_folder_bytes: Count = setting(16 * GIB, "most bytes in it")
+    spill_folder_bytes: Count = setting(16 * GIB, "most bytes of spilled rows in spill_folder")
     requests_per_minute: Count | None = setting(
         None,
         "requests a minute of one key, or of one address without keys",
@@ -228,16 +228,16 @@ class Limits(Settings):
     kept_replies: Count = setting(
         1000, "spoken replies that a later turn may name by the id of their audio", "400"
     )
-    kept_reply_s: Seconds = setting(3600.0, "time that such a reply is kept", "400")
+    kept_reply_s: Seconds = setting(3600.0, "time that a spoken reply is kept", "400")
     session_folder: Path | None = setting(
         None,
         "folder that keeps realtime sessions and spoken replies, encrypted, across restarts",
         metavar="PATH",
-        shown="none: nothing is written to a disk",
+        shown="none: they are kept in memory",
     )
     session_keys: Path | None = setting(
         None,
-        "its keys: a file with one of 64 hexadecimal digits a line; the first one encrypts",
+        "file of its keys, one of 64 hexadecimal digits a line; the first one encrypts",
         metavar="FILE",
         shown=f"the file that ${SESSION_KEYS_VARIABLE} names",
     )
