@@ -186,6 +186,36 @@ def test_the_oldest_go_first_and_those_of_the_owner_who_has_most(tmp_path: Path)
     assert len(files_of(tmp_path)) == 8
 
 
+def test_a_new_version_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    """In a full folder one of the same size removes nothing, and a larger one another file."""
+    folder = folder_of(tmp_path, most=4 * BLOCK)
+    for number in range(4):
+        folder.put("session", "me", str(number), [TEXT])
+        for path in files_of(tmp_path):
+            aged(path, 1)
+    oldest = min(files_of(tmp_path), key=lambda path: path.stat().st_mtime)
+    folder.put("session", "me", "0", [b"more"], replaces=True)
+    assert len(files_of(tmp_path)) == 4
+    aged(oldest, 99)
+    larger = bytes(BLOCK)
+    folder.put("session", "me", "0", [larger], replaces=True)
+    assert folder.get("session", "me", "0") == larger
+    left = [n for n in range(1, 4) if folder.get("session", "me", str(n))]
+    assert left == [2, 3]
+    assert folder.held == 4 * BLOCK
+
+
+def test_a_version_that_has_expired_is_no_room(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, most=3 * BLOCK)
+    folder.put("session", "me", "0", [TEXT])
+    aged(*files_of(tmp_path), 101)
+    for number in (1, 2):
+        folder.put("session", "me", str(number), [TEXT])
+    folder.put("session", "me", "0", [bytes(2 * BLOCK - 100)])
+    assert len(files_of(tmp_path)) == 2
+    assert folder.held == 3 * BLOCK
+
+
 def test_what_another_server_writes_counts_too(tmp_path: Path) -> None:
     one, other = (folder_of(tmp_path, most=4 * BLOCK) for _ in range(2))
     for number in range(4):

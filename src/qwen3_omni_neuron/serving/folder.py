@@ -125,7 +125,7 @@ class SessionFolder:
             message = f"it has {data_bytes} bytes, and a file may have {self._largest}"
             raise NotKeptError("room", message)
         try:
-            self._make_room(own, size)
+            self._make_room(path, own, size)
             with self._temporary() as (file, temporary):
                 self._seal.write(file, path.name, parts)
                 file.flush()
@@ -185,20 +185,24 @@ class SessionFolder:
         except OSError as error:
             logs.event("session_folder_failed", logging.ERROR, error=str(error))
 
-    def _make_room(self, own: str, size: int) -> None:
-        """Remove the oldest files until one of this size fits."""
+    def _make_room(self, path: Path, own: str, size: int) -> None:
+        """Remove the oldest other files until one of this size fits in the place of `path`."""
         most = min(self._most, self._most_of_owner)
         if size > most:
             message = f"it takes {size} bytes, and one owner may have {most} of the folder"
             raise NotKeptError("room", message)
-        if self._fits(own, size):
+        if self._fits(own, size - _size_of(path)):
             return
-        left = sorted(self._look(), key=lambda entry: entry.written_s)
-        self._count(left)
-        while not self._fits(own, size):
+        entries = self._look()
+        self._count(entries)
+        more = size - sum(entry.size for entry in entries if entry.name == path.name)
+        others = (entry for entry in entries if entry.name != path.name)
+        left = sorted(others, key=lambda entry: entry.written_s)
+        while not self._fits(own, more):
             # Of the owner who has most, so that nobody's files go for another one's many.
-            over = self._by_owner[own] + size > self._most_of_owner
-            whose = own if over else max(self._by_owner, key=self._by_owner.__getitem__)
+            over = self._by_owner[own] + more > self._most_of_owner
+            owners = (entry.owner for entry in left)
+            whose = own if over else max(owners, key=self._by_owner.__getitem__)
             oldest = next(entry for entry in left if entry.owner == whose)
             left.remove(oldest)
             (self._folder / oldest.name).unlink(missing_ok=True)
