@@ -74,6 +74,7 @@ class Response:
         self._open: _OutputItem | None = None
         self._calls = 0
         self._dropped = False  # True if some of the reply's text is in no message
+        self._settled = False
         changed = settings.spoken and settings.speed != 1
         self._tempo = Tempo(settings.speed, SAMPLE_RATE) if changed else None
         self._resampler = Resampler(SAMPLE_RATE, settings.codec.rate)
@@ -111,16 +112,14 @@ class Response:
 
     async def end(self) -> None:
         """End the response of a client that has left; its item stays as far as it was sent."""
-        running = self.running
         self.abandon()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
             self._task = None  # breaks the reference cycle through its error
-        if running:
-            if self._open is not None and self._open.item is not None:
-                self._open.item.status = "incomplete"
-            await self._settle()
+        if self.message is not None and self.message.status == "in_progress":
+            self.message.status = "incomplete"
+        await self._settle()
 
     async def _run(self) -> None:
         """Send its events. The last one is response.done, even after an error."""
@@ -277,16 +276,24 @@ class Response:
         await self._send_item("response.output_item.done", out, item=shown)
 
     async def _settle(self) -> None:
-        """Make the conversation's item match the text that clients got."""
-        message, in_thread = self.message, self._connection.in_thread
-        if message is None:
+        """Make the conversation's item match the text that clients got, unless it does."""
+        if self.message is not None:
+            await self._connection.in_thread(self._settle_once, self.message)
+
+    def _settle_once(self, message: ConversationItem) -> None:
+        """Settle the reply's item. For the session's thread: a call that has begun there ends.
+
+        The task that waits for it may be cancelled meanwhile, and `end` then calls it again.
+        """
+        if self._settled:
             return
+        self._settled = True
         told = next((out for out in self._output if out.item is message), None)
         if told is None:
-            await in_thread(self._items.forget, message)
+            self._items.forget(message)
         else:
             as_it_is = not self._calls and not self._dropped
-            await in_thread(self._items.settle, message, told.text, as_it_is)
+            self._items.settle(message, told.text, as_it_is)
 
     async def _created(self) -> None:
         await self._connection.send("response.created", response=self._json("in_progress"))

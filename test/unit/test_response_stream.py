@@ -1,0 +1,165 @@
+"""A reply whose client is gone: what of it stays in the conversation, and that it counts once."""
+
+import asyncio
+import json
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from qwen3_omni_neuron.errors import MessageError
+from qwen3_omni_neuron.prompt.turns import Reply
+from qwen3_omni_neuron.serving.context import Context
+from qwen3_omni_neuron.serving.realtime.audio_codecs import codec_of
+from qwen3_omni_neuron.serving.realtime.connection import Connection
+from qwen3_omni_neuron.serving.realtime.drafts import ITEM_BYTES
+from qwen3_omni_neuron.serving.realtime.items import ConversationItems
+from qwen3_omni_neuron.serving.realtime.response_stream import Response, ResponseSettings
+from testing.scripted_model import ScriptedStream
+
+NONE, ONE = ("response.created", "rate_limits.updated"), "Hello"
+EVENTS = [
+    *(*NONE, "response.output_item.added", "conversation.item.added"),
+    *("response.content_part.added", "response.output_text.delta", "response.output_text.done"),
+    *("response.content_part.done", "conversation.item.done", "response.output_item.done"),
+    "response.done",
+]
+
+
+class History:
+    """Session and account of a conversation. held: bytes in the account."""
+
+    def __init__(self) -> None:
+        self.turns: list[Any] = []
+        self.held = 0
+
+    def remove(self, turn: Any) -> None:
+        if turn not in self.turns:
+            raise MessageError("the turn is not in the history")
+        self.turns.remove(turn)
+
+    def add(self, size: int) -> None:
+        self.held += size
+
+    def release(self, size: int) -> None:
+        self.held -= size
+
+
+class Replying:
+    """A written reply of these texts, from its beginning on. sent: kinds of its events."""
+
+    def __init__(self, *texts: str, history: History | None = None):
+        self.texts, self.sent = texts, list[str]()
+        self.history = history or History()
+        self.seen: Callable[[str], Awaitable[None]] | None = None
+
+    async def __aenter__(self) -> "Replying":
+        service: Any = SimpleNamespace(settings=SimpleNamespace(log_content=False))
+        service.model = SimpleNamespace(take=lambda: SimpleNamespace(info=service))
+        service.thinks, service.metrics = False, SimpleNamespace(finished=lambda *_: None)
+        service.rates = SimpleNamespace(left=lambda _: [])
+        context = Context("req_1", "WEBSOCKET", "/v1/realtime", "me")
+        self._pool = ThreadPoolExecutor(1)
+        connection = Connection(self._send, self._pool, service, context)
+        history: Any = self.history
+        omni: Any = None
+        self.items = ConversationItems(connection, omni, history, history)
+        settings = ResponseSettings(False, True, codec_of("audio/pcm", None), 1.0, False, {})
+        stream: Any = ScriptedStream(self.texts, False, None)
+        stream.reply = Reply(False, 15.0)
+        history.turns.append(stream.reply)
+        self.item, before = self.items.begin_reply(stream.reply, False, 1.0)
+        self.response = Response(settings, connection, self.items, lambda: None)
+        self.response.begin(stream, self.item, before)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    async def _send(self, message: Any) -> None:
+        self.sent.append(json.loads(message["text"])["type"])
+        if self.seen is not None:
+            await self.seen(self.sent[-1])
+
+    async def ends(self) -> None:
+        """Wait until it has sent what it can."""
+        while self.response.running:
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("way", ["lost", "leaves"])
+@pytest.mark.parametrize("event", EVENTS)
+def test_a_reply_whose_client_is_gone_is_settled_once(way: str, event: str) -> None:
+    """Gone before any event: the connection is lost at it, or it waits for a client that leaves."""
+
+    async def run() -> None:
+        reached = asyncio.Event()
+
+        async def seen(kind: str) -> None:
+            if kind == event:
+                reached.set()
+                if way == "lost":
+                    raise OSError("gone")
+                await asyncio.Event().wait()
+
+        async with Replying(ONE) as made:
+            made.seen = seen
+            await reached.wait()
+            if way == "lost":
+                await made.ends()
+            await made.response.end()
+            at = EVENTS.index(event)
+            assert made.sent == EVENTS[: at + 1]
+            assert made.items.changes == 2  # it began, and was settled
+            if event in NONE:  # the client never saw it
+                assert (made.history.turns, made.history.held) == ([], 0)
+                return
+            assert len(made.history.turns) == 1
+            told = ONE if at >= EVENTS.index("response.output_text.delta") else ""
+            assert made.history.held == made.item.size == ITEM_BYTES + sys.getsizeof(told)
+            whole = at > EVENTS.index("response.content_part.done")
+            assert made.item.status == ("completed" if whole else "incomplete")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("texts", [(), (ONE,)])
+def test_a_reply_that_was_made_to_its_end_is_settled_once(texts: tuple[str, ...]) -> None:
+    async def run() -> None:
+        async with Replying(*texts) as made:
+            await made.ends()
+            turns, held = list(made.history.turns), made.history.held
+            assert len(turns) == len(texts)
+            await made.response.end()
+            assert (made.history.turns, made.history.held) == (turns, held)
+            assert made.items.changes == 2
+
+    asyncio.run(run())
+
+
+def test_a_reply_whose_client_leaves_while_it_is_settled_is_settled_once() -> None:
+    """The session's thread is in the call then, and can't be stopped."""
+    began, go = threading.Event(), threading.Event()
+
+    class Slow(History):
+        def remove(self, turn: Any) -> None:
+            began.set()
+            go.wait()
+            super().remove(turn)
+
+    async def run() -> None:
+        async with Replying(history=Slow()) as made:
+            await asyncio.to_thread(began.wait)
+            ending = asyncio.create_task(made.response.end())
+            for _ in range(10):  # rounds of the event loop
+                await asyncio.sleep(0)
+            go.set()
+            await ending
+            assert (made.history.turns, made.history.held) == ([], 0)
+            assert made.items.changes == 2
+
+    asyncio.run(run())
