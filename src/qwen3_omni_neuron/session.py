@@ -43,6 +43,7 @@ from qwen3_omni_neuron.prompt.turns import (
     joined_turns,
     kept_content,
     mean_pace,
+    quantity,
 )
 from qwen3_omni_neuron.runtime.buffers import Item
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
@@ -463,7 +464,7 @@ class Session:
         reply = None if at is None else history[at]
         if not isinstance(reply, Reply | None):
             raise TypeError("its last_reply is no reply")
-        self._pace = SpokenPace(None if slowest is None else float(slowest))
+        self._pace = SpokenPace(None if slowest is None else quantity(slowest))
         self._system, self._turn, self._history, self._reply = first, last, history, reply
 
     def _check_open(self) -> None:

@@ -141,6 +141,21 @@ def test_json_is_counted_before_it_is_parsed(text: bytes, monkeypatch: pytest.Mo
         unpack(forged(None, text=text), "session", KEY, "it")
 
 
+def test_a_shape_of_a_million_sides_is_not_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take minutes, and Ctrl-C would wait for its end."""
+    monkeypatch.setattr(stored.math, "prod", None)
+    header = {"kind": "session", "fingerprint": KEY, "document": {"samples": None}}
+    header["arrays"] = [[["samples"], "float32", [10**12] * 1_000_000]]
+    with pytest.raises(StoredSessionError, match="another type or shape"):
+        unpack(forged(header, b""), "session", KEY, "it")
+
+
+@pytest.mark.parametrize("value", [float("nan"), "\ud800", {"a set"}], ids=repr)
+def test_a_value_that_json_lacks_is_not_stored(value: Any) -> None:
+    with pytest.raises(StoredSessionError, match="has a value that can't be stored"):
+        pack("session", KEY, {"options": [value]})
+
+
 def test_a_document_that_could_not_be_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StoredSessionError, match="Remove turns, or begin another session"):
         pack("session", KEY, {"words": "," * (1 << 21)})
@@ -242,7 +257,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
 
 
 WRONG = [
-    *(None, True, -1, 2, 0.5, 1e308, "", "\ud800", "/etc/passwd", "<|audio_pad|>"),
+    *(None, True, -1, 2, 0.5, 1e308, 10**400, "", "\ud800", "/etc/passwd", "<|audio_pad|>"),
     *([], [[]], {}, {"type": "audio", "audio": "/etc/passwd", "sampling_rate": 16000}),
     np.zeros(3, np.float32),
     np.full(9, np.nan, np.float32),

@@ -66,9 +66,9 @@ class Uniforms:
 class RequestRandom:
     """Random numbers of one request, separate for the thinker and the talker.
 
-    redraw: the talker's after it has gone back, where speech ran away. A seed therefore fixes text
-    and codes, whichever of the two runs first. It fixes the audio samples up to rounding, which
-    depends on the chunk sizes and so on timing.
+    So a seed fixes text and codes, whichever of the two runs first. It fixes the audio samples up
+    to rounding, which depends on the chunk sizes and so on timing.
+    redraw: the talker's after it has gone back because speech ran away.
     """
 
     def __init__(self, seed: int):

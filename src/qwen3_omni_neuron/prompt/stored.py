@@ -34,6 +34,7 @@ _MOST_JSON_BYTES = 1 << 24  # text of 3 million tokens
 _MOST_VALUES = 1 << 20  # values of the JSON: a parser takes up to 72 bytes for each
 _LINE = re.compile(rb"qwen3_omni_neuron conversation, format (\d{1,9})\n")
 _DTYPES = ("float32", "int64", "uint8")
+_MOST_SIDES = 4
 _DIGEST_BYTES, _SIZE_BYTES = 32, 8
 
 Document = dict[str, Any]
@@ -47,7 +48,7 @@ def pack(kind: str, fingerprint: str, document: Mapping[str, Any]) -> bytes:
     kind: a name for the document's fields, such as "session". fingerprint: that of the checkpoint;
     see `api.Qwen3Omni.checkpoint_fingerprint`. document: JSON values, and arrays of float32, int64
     or uint8 as values in it.
-    Raises StoredSessionError for a document that is too large.
+    Raises StoredSessionError for a document that is too large, or has a value that JSON lacks.
     """
     return b"".join(packed(kind, fingerprint, document))
 
@@ -61,7 +62,14 @@ def packed(kind: str, fingerprint: str, document: Mapping[str, Any]) -> list[byt
         "document": _without_arrays(document, (), arrays),
         "arrays": [[place, array.dtype.name, array.shape] for place, array in arrays],
     }
-    text = json.dumps(header, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    layout: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":")}
+    try:
+        text = json.dumps(header, allow_nan=False, **layout).encode()
+    except (TypeError, ValueError) as error:
+        raise StoredSessionError(
+            f"the conversation has a value that can't be stored ({printable(str(error), 200)}). "
+            "Leave it out of the session's options and messages."
+        ) from error
     _check_text(text, "the conversation")
     parts: list[bytes | memoryview] = [len(text).to_bytes(_SIZE_BYTES, "little"), text]
     parts += [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for _, array in arrays]
@@ -183,7 +191,9 @@ def _read(body: memoryview, kind: str, fingerprint: str, where: str) -> Document
 
 def _array(body: memoryview, at: int, dtype: Any, shape: Any) -> tuple[Array, int]:
     """Copy the array that begins at a byte. Returns it, and where the next one begins."""
-    if dtype not in _DTYPES or not all(type(side) is int and side >= 0 for side in shape):
+    # A shape of a million sides would multiply for minutes.
+    known = dtype in _DTYPES and len(shape) <= _MOST_SIDES
+    if not known or not all(type(side) is int and side >= 0 for side in shape):
         raise ValueError("an array of it has another type or shape")
     end = at + math.prod(shape) * np.dtype(dtype).itemsize
     if end > len(body):

@@ -101,12 +101,12 @@ class Reply:
 
         Raises KeyError, TypeError or ValueError for other values.
         """
-        reply = Reply(_flag(stored["spoken"]), _quantity(stored["bytes_per_s"]))
+        reply = Reply(_flag(stored["spoken"]), quantity(stored["bytes_per_s"]))
         reply.ended, reply.complete = True, _flag(stored["complete"])
-        reply.audio_s = _quantity(stored["audio_s"])
+        reply.audio_s = quantity(stored["audio_s"])
         if stored["heard_s"] is not None:
-            reply.heard_s = _quantity(stored["heard_s"])
-        reply.spoken_bytes = int(_quantity(stored["spoken_bytes"]))
+            reply.heard_s = quantity(stored["heard_s"])
+        reply.spoken_bytes = int(quantity(stored["spoken_bytes"]))
         reply._deltas = list(stored["deltas"])
         "".join(reply._deltas).encode()  # they are strings, without half a surrogate pair
         reply.id = id_of(stored)
@@ -235,7 +235,8 @@ def _flag(value: Any) -> bool:
     return value
 
 
-def _quantity(value: Any) -> float:
+def quantity(value: Any) -> float:
+    """Return a stored reply's number. Raises ValueError for none from 0 to _MOST_STORED."""
     number = real_number(value)
     if number is None or not 0 <= number <= _MOST_STORED:
         raise ValueError(f"{format_value(value)} is no number from 0 to {_MOST_STORED:g}")

@@ -82,7 +82,8 @@ class SchedulingPolicy:
     """The rules of the module's docstring, for the requests that run.
 
     shares_cores: whether the stages' calls share cores. frame_audio_s: audio of one frame. running:
-    the requests that have a slot, kept up to date by the owner; its lock is held in every call.
+    the requests that have a slot, kept up to date by the owner; its lock is held in every call but
+    `expected_s` in the thinker's thread, which alone changes the times.
     """
 
     def __init__(self, shares_cores: bool, frame_audio_s: float, running: Collection[LiveRequest]):

@@ -67,8 +67,9 @@ class SpokenPace:
 class Runaway(NamedTuple):
     """Speech that has run away. why: in words. kept: number of its frames to keep, from its start.
 
-    They are a cycle's first period, and no silence. begins: whether what follows them is where it
-    began to run away, so that it can be drawn anew from there.
+    Of a cycle the first period is kept, of a silence nothing. begins: True where the frames after
+    `kept` are where the runaway began, so that they can be drawn anew; False where speech is only
+    too long, and its beginning is not known.
     """
 
     why: str

@@ -39,8 +39,8 @@ class TalkerTask(Task):
     prompt: the talker's part of the prompt. limit: largest number of codec tokens, the one that
     ends speech included. start: number of the prompt's user rows that its slot held before. row:
     token id of the text row that the next call appends, None until it has been taken from the
-    buffer. marks: states of its slot by number of frames, where its speech may be drawn anew; of
-    frames that were made after the whole text was taken.
+    buffer. marks: state of its slot after each frame that was made once the whole text was taken,
+    by the number of frames so far; empty where speech is not drawn anew.
     """
 
     def __init__(self, live: LiveRequest, config: OmniConfig, allowed: Ids):

@@ -96,6 +96,9 @@ class SessionKeeper:
 
     async def stored(self, token: str) -> Document:
         """Return the content of the session that a token resumes. Raises ApiError."""
+        if token == self._secret:
+            message = "this is the token of this session itself. Go on with it."
+            raise ApiError(400, message, "session_not_found", "resume_token")
         other = self._keepers.get(token)
         if other is not None and other._owner == self._owner and other is not self:
             other.wanted.set()  # its connection is lost, which this server may not know yet
@@ -160,7 +163,7 @@ class SessionKeeper:
         assert self._folder is not None
         try:
             parts = packed(STORED_KIND, self._omni.checkpoint_fingerprint, content)
-        except (StoredSessionError, ValueError) as error:
+        except StoredSessionError as error:
             raise NotKeptError("content", str(error)) from error
         self._folder.put("session", self._owner, self._secret, parts, replaces)
 

@@ -94,10 +94,12 @@ class LiveSession:
             await asyncio.wait(tasks)
             self._transcriber.close()
             try:
-                await self._responses.close()
-                if self._keeper.keeps:  # sound that is in no item yet is not kept
-                    await self._in_thread(self._input.drop)
-                await self._keeper.close(self._version, self._stored)
+                try:
+                    await self._responses.close()
+                    if self._keeper.keeps:  # sound that is in no item yet is not kept
+                        await self._in_thread(self._input.drop)
+                finally:
+                    await self._keeper.close(self._version, self._stored)
             finally:
                 self._connection.pool.submit(self._session.close)
                 self._account.close()
