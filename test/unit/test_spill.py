@@ -227,6 +227,22 @@ def test_memory_stays_within_its_limit_and_the_least_recently_used_rows_go(
     assert say(simulation, 0).timings.reused_tokens < BLOCK_ROWS
 
 
+@pytest.mark.parametrize("blocks", [1, 4, 8])
+def test_copies_end_where_memory_is_too_small_for_one_conversation(
+    spilling: Simulate, say: Any, monkeypatch: pytest.MonkeyPatch, blocks: int
+) -> None:
+    """It has 6 blocks in the thinker and 6 in the talker."""
+    monkeypatch.setattr(spill, "PIECE_BYTES", 1)
+    simulation = spilling(SpillLimits(blocks * BLOCK_ROWS * 8), slots=1)
+    for turn in range(1, 3):
+        say(simulation, 0)
+        for name in ("thinker.read_rows", "talker.read_rows"):
+            assert 1 <= len(simulation.called(name)) <= 8 * turn
+        copies = len(simulation.calls)
+        simulation.clock.sleep(60.0)
+        assert len(simulation.calls) == copies
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
