@@ -240,10 +240,10 @@ def test_copies_end_where_memory_and_folder_are_too_small_for_one_conversation(
         keys, reads = keys_of(blocks * BLOCK_ROWS), engine.reads
 
         def is_copied(keys: RowKeys = keys, rows: int = blocks * BLOCK_ROWS) -> bool:
-            assert engine.reads <= reads + blocks  # noqa: B023
-            return copies.copy_out(0, keys, rows, None, torch.empty(0))
+            return copies.copy_out(0, keys, rows, None, torch.empty(0)) or engine.reads > 100
 
         wait_for(is_copied)
+        assert engine.reads <= reads + blocks
         assert copies.count(keys, None) >= 2 * BLOCK_ROWS, "the first blocks serve a restore"
     store.close()
 

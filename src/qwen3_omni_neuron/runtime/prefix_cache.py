@@ -133,7 +133,7 @@ class PrefixCache:
         return self._spill.has_space
 
     def copy_out(self) -> None:
-        """Copy some rows of one slot to where they are spilled, about a megabyte."""
+        """Copy some rows of one slot to where they are spilled; see SlotSpill.copy_out."""
         assert self._spill is not None
         slot = next(iter(self._uncopied))
         rows, done = self._rows[slot], True

@@ -326,8 +326,8 @@ class SlotSpill:
         if self._block_bytes > store.limits.memory_bytes:
             raise OptionError(
                 f"spill_bytes is {store.limits.memory_bytes}, and {BLOCK_ROWS} rows of the {name} "
-                f"take {self._block_bytes} bytes. Give more, such as 1073741824, or 0 for none. Rows of "
-                "thinker and talker share it."
+                f"take {self._block_bytes} bytes. Give more, such as 1073741824, or 0 for none. "
+                "Rows of thinker and talker share it."
             )
 
     @property
