@@ -417,6 +417,8 @@ class Qwen3Omni:
         if options.seed is None:
             options = replace(options, seed=secrets.randbits(32))
         keys = prompt_keys(prompt, self._config) if self._pipeline.caches_prefixes else None
+        if keys is not None and self._pipeline.spills:
+            keys.hash_blocks()  # here rather than under the pipeline's lock
         return Request(
             prompt,
             options,

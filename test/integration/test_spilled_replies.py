@@ -11,7 +11,9 @@ import pytest
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.errors import OptionError, OutputError
+from qwen3_omni_neuron.errors import BusyError, OptionError, OutputError
+from qwen3_omni_neuron.runtime.pipeline import Pipeline
+from qwen3_omni_neuron.runtime.request import Request
 from qwen3_omni_neuron.runtime.spill import SpilledRows
 from testing.media_cases import audio, image, text, user
 
@@ -117,6 +119,25 @@ def test_a_load_refuses_what_cannot_be_spilled(
         Qwen3Omni.load(checkpoint, **given, wrap_engines=watch)
     assert built == closed
     assert bool(built) == (error is OutputError or "rows of the thinker take" in said)
+
+
+@pytest.mark.parametrize("spill_bytes", [0, 1 << 20])
+def test_blocks_are_hashed_before_the_pipeline_gets_a_request(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, spill_bytes: int
+) -> None:
+    """Its lock is held while they are compared. Where no rows are spilled, nothing is hashed."""
+    hashed = []
+
+    def submit(pipeline: Pipeline, request: Request, after: Any = None) -> Any:
+        assert request.keys is not None
+        keys = request.keys.thinker, request.keys.talker
+        hashed.extend("block_digests" in vars(one) for one in keys)
+        raise BusyError("not now")
+
+    monkeypatch.setattr(Pipeline, "submit", submit)
+    with Qwen3Omni.load(checkpoint, spill_bytes=spill_bytes) as omni, pytest.raises(BusyError):
+        omni.generate_audio(conversation(0))
+    assert hashed == [spill_bytes > 0] * 2
 
 
 def test_a_load_closes_its_engines_where_their_wrapper_fails(

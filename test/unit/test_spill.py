@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.events import SpeechResult
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.prompt.row_keys import BLOCK_ROWS
+from qwen3_omni_neuron.prompt.row_keys import BLOCK_ROWS, RowKeys
 from qwen3_omni_neuron.runtime import spill
+from qwen3_omni_neuron.runtime.prefix_cache import NO_ACCEPTED, CachedRows, PrefixCache
 from qwen3_omni_neuron.runtime.spill import SpillLimits
 from testing.simulation import Simulation, finish
 from testing.timed_engines import Sizes, TimedTalker, Times
@@ -66,6 +68,10 @@ def say(config: OmniConfig) -> Callable[..., Any]:
     return turn
 
 
+def keys_of(rows: int) -> RowKeys:
+    return RowKeys(np.arange(rows), np.zeros((3, rows), np.float32))
+
+
 def sizes(simulation: Simulation, name: str) -> list[int]:
     return [call.size for call in simulation.called(name)]
 
@@ -107,6 +113,23 @@ def test_a_turn_copies_only_its_new_rows_and_a_beginning_that_others_have_is_kep
     assert before is not None and after is not None
     # 56 and 57 rows, of which the first 53 are the same: three blocks, in each engine.
     assert after.memory_bytes - before.memory_bytes == 2 * 3 * BLOCK_ROWS * 8
+
+
+def test_a_slot_is_chosen_after_one_comparison_with_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipeline's lock is held meanwhile."""
+    cache = PrefixCache(3)
+    keys = [keys_of(rows) for rows in (20, 30, 40)]
+    for slot, one in enumerate(keys):
+        cache.put(slot, CachedRows(one, len(one), None, NO_ACCEPTED))
+    compared, shared = [], RowKeys.shared
+
+    def compare(one: RowKeys, other: RowKeys) -> int:
+        compared.append(one)
+        return shared(one, other)
+
+    monkeypatch.setattr(RowKeys, "shared", compare)
+    assert cache.choose([0, 1, 2], keys_of(35), None) == (2, 35)
+    assert compared == keys
 
 
 def test_nothing_is_copied_while_a_slot_is_empty(spilling: Simulate, say: Any) -> None:

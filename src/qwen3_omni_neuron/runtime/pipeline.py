@@ -123,6 +123,11 @@ class Pipeline:
             stage.start()
         self._watch = Watch(self._looks())
 
+    @property
+    def spills(self) -> bool:
+        """True where rows are spilled."""
+        return self._spilled is not None
+
     def submit(self, request: Request, after: LiveRequest | None = None) -> tuple[LiveRequest, int]:
         """Start a request, or queue it behind those that came before.
 
