@@ -178,10 +178,16 @@ class Qwen3Omni:
         defaults = read_generation_defaults(folder)
         check_defaults(defaults, folder)
         engines = load_engines(chosen, spec, placement, instance, cores, threads)
-        if wrap_engines is not None:
-            engines = wrap_engines(engines)
-        faster = chosen.faster(plan, threads_of(threads))
-        return Qwen3Omni(config, defaults, conversation, engines, max_queued, reuse, faster, spill)
+        try:
+            if wrap_engines is not None:
+                engines = wrap_engines(engines)
+            faster = chosen.faster(plan, threads_of(threads))
+            return Qwen3Omni(
+                config, defaults, conversation, engines, max_queued, reuse, faster, spill
+            )
+        except BaseException:
+            engines.close()
+            raise
 
     def generate_audio(
         self, messages: Messages, **options: "Unpack[RequestArguments]"
@@ -411,6 +417,8 @@ class Qwen3Omni:
         if options.seed is None:
             options = replace(options, seed=secrets.randbits(32))
         keys = prompt_keys(prompt, self._config) if self._pipeline.caches_prefixes else None
+        if keys is not None and self._pipeline.spills:
+            keys.hash_blocks()  # here rather than under the pipeline's lock
         return Request(
             prompt,
             options,

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ import numpy as np
 import pytest
 
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.errors import OptionError, OutputError
+from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.errors import BusyError, OptionError, OutputError
+from qwen3_omni_neuron.runtime.pipeline import Pipeline
+from qwen3_omni_neuron.runtime.request import Request
 from qwen3_omni_neuron.runtime.spill import SpilledRows
 from testing.media_cases import audio, image, text, user
 
@@ -96,7 +100,58 @@ def test_replies_after_a_slot_was_lost_are_those_of_a_kept_one(
     ],
 )
 def test_a_load_refuses_what_cannot_be_spilled(
-    checkpoint: Path, given: dict[str, Any], error: type[Exception], said: str
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, Any],
+    error: type[Exception],
+    said: str,
 ) -> None:
+    """Engines that were built before, such as those in processes of their own, are closed."""
+    built, closed = [], []
+
+    def watch(engines: Engines) -> Engines:
+        for engine in (engines.thinker, engines.talker, engines.vocoder):
+            built.append(engine)
+            monkeypatch.setattr(engine, "close", partial(closed.append, engine))
+        return engines
+
     with pytest.raises(error, match=said):
-        Qwen3Omni.load(checkpoint, **given)
+        Qwen3Omni.load(checkpoint, **given, wrap_engines=watch)
+    assert built == closed
+    assert bool(built) == (error is OutputError or "rows of the thinker take" in said)
+
+
+@pytest.mark.parametrize("spill_bytes", [0, 1 << 20])
+def test_blocks_are_hashed_before_the_pipeline_gets_a_request(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, spill_bytes: int
+) -> None:
+    """Its lock is held while they are compared. Where no rows are spilled, nothing is hashed."""
+    hashed = []
+
+    def submit(pipeline: Pipeline, request: Request, after: Any = None) -> Any:
+        assert request.keys is not None
+        keys = request.keys.thinker, request.keys.talker
+        hashed.extend("block_digests" in vars(one) for one in keys)
+        raise BusyError("not now")
+
+    monkeypatch.setattr(Pipeline, "submit", submit)
+    with Qwen3Omni.load(checkpoint, spill_bytes=spill_bytes) as omni, pytest.raises(BusyError):
+        omni.generate_audio(conversation(0))
+    assert hashed == [spill_bytes > 0] * 2
+
+
+def test_a_load_closes_its_engines_where_their_wrapper_fails(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Engines] = []
+
+    def close(engines: Engines) -> None:
+        closed.append(engines)
+
+    def fail(engines: Engines) -> Engines:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engines, "close", close)
+    with pytest.raises(KeyboardInterrupt):
+        Qwen3Omni.load(checkpoint, wrap_engines=fail)
+    assert len(closed) == 1

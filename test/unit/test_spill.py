@@ -8,16 +8,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.events import SpeechResult
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.prompt.row_keys import BLOCK_ROWS
+from qwen3_omni_neuron.prompt.row_keys import BLOCK_ROWS, RowKeys
 from qwen3_omni_neuron.runtime import spill
+from qwen3_omni_neuron.runtime.prefix_cache import NO_ACCEPTED, CachedRows, PrefixCache
 from qwen3_omni_neuron.runtime.spill import SpillLimits
 from testing.simulation import Simulation, finish
-from testing.timed_engines import Sizes, Times
+from testing.timed_engines import Sizes, TimedTalker, Times
 
 Simulate = Callable[..., Simulation]
 TIMES = Times(
@@ -66,6 +68,10 @@ def say(config: OmniConfig) -> Callable[..., Any]:
     return turn
 
 
+def keys_of(rows: int) -> RowKeys:
+    return RowKeys(np.arange(rows), np.zeros((3, rows), np.float32))
+
+
 def sizes(simulation: Simulation, name: str) -> list[int]:
     return [call.size for call in simulation.called(name)]
 
@@ -107,6 +113,23 @@ def test_a_turn_copies_only_its_new_rows_and_a_beginning_that_others_have_is_kep
     assert before is not None and after is not None
     # 56 and 57 rows, of which the first 53 are the same: three blocks, in each engine.
     assert after.memory_bytes - before.memory_bytes == 2 * 3 * BLOCK_ROWS * 8
+
+
+def test_a_slot_is_chosen_after_one_comparison_with_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipeline's lock is held meanwhile."""
+    cache = PrefixCache(3)
+    keys = [keys_of(rows) for rows in (20, 30, 40)]
+    for slot, one in enumerate(keys):
+        cache.put(slot, CachedRows(one, len(one), None, NO_ACCEPTED))
+    compared, shared = [], RowKeys.shared
+
+    def compare(one: RowKeys, other: RowKeys) -> int:
+        compared.append(one)
+        return shared(one, other)
+
+    monkeypatch.setattr(RowKeys, "shared", compare)
+    assert cache.choose([0, 1, 2], keys_of(35), None) == (2, 35)
+    assert compared == keys
 
 
 def test_nothing_is_copied_while_a_slot_is_empty(spilling: Simulate, say: Any) -> None:
@@ -209,6 +232,15 @@ def test_an_engine_that_cannot_copy_rows_works_as_without(
     assert simulation.pipeline.status().spill is None
 
 
+def test_engines_without_a_prefix_cache_say_that_nothing_is_spilled(
+    spilling: Simulate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(TimedTalker, "chunked_prefill", False)
+    simulation = spilling()
+    assert "spill_bytes has no effect: these engines have no prefix cache, or can't" in caplog.text
+    assert simulation.pipeline.status().spill is None
+
+
 def test_memory_stays_within_its_limit_and_the_least_recently_used_rows_go(
     spilling: Simulate, say: Any
 ) -> None:
@@ -227,6 +259,23 @@ def test_memory_stays_within_its_limit_and_the_least_recently_used_rows_go(
     assert say(simulation, 0).timings.reused_tokens < BLOCK_ROWS
 
 
+@pytest.mark.parametrize("blocks", [1, 4, 8])
+def test_copies_end_where_memory_is_too_small_for_one_conversation(
+    spilling: Simulate, say: Any, monkeypatch: pytest.MonkeyPatch, blocks: int
+) -> None:
+    """It has 6 blocks in the thinker and 6 in the talker."""
+    monkeypatch.setattr(spill, "PIECE_BYTES", 1)
+    simulation = spilling(SpillLimits(blocks * BLOCK_ROWS * 8), slots=1)
+    for turn in range(1, 3):
+        say(simulation, 0)
+        for name in ("thinker.read_rows", "talker.read_rows"):
+            copies = len(simulation.called(name))
+            assert 1 <= copies <= 8 * turn
+        calls = len(simulation.calls)
+        simulation.clock.sleep(1.0)
+        assert calls == len(simulation.calls)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -243,5 +292,6 @@ def test_wrong_limits_are_refused(given: tuple[Any, ...], said: str) -> None:
 
 
 def test_a_limit_below_one_block_is_refused_with_both_numbers(config: OmniConfig) -> None:
-    with pytest.raises(OptionError, match=r"spill_bytes is 100, and 16 rows .* 128 bytes"):
+    said = r"spill_bytes is 100, and 16 rows .* 128 bytes\. Give more, such as 1073741824, or 0"
+    with pytest.raises(OptionError, match=said):
         Simulation(config, sizes=Sizes(row_bytes=8), spill=SpillLimits(100))

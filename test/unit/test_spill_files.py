@@ -6,13 +6,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.errors import OutputError
-from qwen3_omni_neuron.prompt.row_keys import BLOCK_ROWS
-from qwen3_omni_neuron.runtime.spill import Key, SpilledRows, SpillLimits
+from qwen3_omni_neuron.prompt.row_keys import BLOCK_ROWS, RowKeys
+from qwen3_omni_neuron.runtime import spill
+from qwen3_omni_neuron.runtime.spill import Key, SlotSpill, SpilledRows, SpillLimits
 from qwen3_omni_neuron.runtime.spill_files import SpillFiles
 
 NOW = time.perf_counter
@@ -92,6 +94,14 @@ def test_the_least_recently_used_blocks_go_to_files_and_then_for_good(
     restored = store.status().restored_rows
     assert sum(restored.values()) == 8 * BLOCK_ROWS and restored["disk"] >= 2 * BLOCK_ROWS
     assert store.status().failures == 0
+
+
+def test_use_changes_what_is_written_next(store: SpilledRows) -> None:
+    """Otherwise there would be no space for ever: the oldest block has no file, and none comes."""
+    put(store, 0, 1, 2, 3)
+    store.use([key(0)])
+    put(store, 4)
+    assert held(store, *range(5)) == [*range(5)]
 
 
 def test_without_a_folder_the_least_recently_used_blocks_go_for_good() -> None:
@@ -193,3 +203,65 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(OutputError, match=r"spill_folder .*file can't be used: .* Name a folder"):
         SpilledRows(SpillLimits(1, tmp_path / "file", 1))
+
+
+class Rows:
+    """An engine of one byte a row. slow_s: time of the next copies into it."""
+
+    row_bytes = 1
+
+    def __init__(self) -> None:
+        self.reads, self.writes, self.now_s, self.slow_s = 0, 0, 0.0, 0.0
+
+    def read_rows(self, slot: int, start: int, stop: int) -> Tensor:
+        self.reads += 1
+        return torch.zeros(stop - start, dtype=torch.uint8)
+
+    def write_rows(self, slot: int, start: int, rows: Tensor) -> None:
+        self.writes += 1
+        self.now_s += self.slow_s
+
+
+def keys_of(rows: int) -> RowKeys:
+    return RowKeys(np.arange(rows), np.zeros((3, rows), np.float32))
+
+
+@pytest.mark.parametrize("on_disk", [0, 1, 3])
+def test_copies_end_where_memory_and_folder_are_too_small_for_one_conversation(
+    tmp_path: Path, on_disk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn copies its new blocks; blocks that gave way to others are not copied again."""
+    monkeypatch.setattr(spill, "PIECE_BYTES", 1)
+    folder = tmp_path if on_disk else None
+    store = SpilledRows(SpillLimits(4 * BLOCK_ROWS, folder, on_disk * BLOCK_ROWS))
+    engine = Rows()
+    copies = SlotSpill("thinker", engine, store, NOW)
+    for blocks in (3, 12, 20):
+        keys, reads = keys_of(blocks * BLOCK_ROWS), engine.reads
+
+        def is_copied(keys: RowKeys = keys, rows: int = blocks * BLOCK_ROWS) -> bool:
+            return copies.copy_out(0, keys, rows, None, torch.empty(0)) or engine.reads > 100
+
+        wait_for(is_copied)
+        assert engine.reads <= reads + blocks
+        assert copies.count(keys, None) >= 2 * BLOCK_ROWS, "the first blocks serve a restore"
+    store.close()
+
+
+def test_one_slow_copy_from_memory_passes() -> None:
+    """Each restore that its pace has prevented lets the next one expect a faster copy."""
+    store, engine = SpilledRows(SpillLimits(1 << 10)), Rows()
+    copies = SlotSpill("thinker", engine, store, lambda: engine.now_s)
+    keys, rows = keys_of(BLOCK_ROWS), BLOCK_ROWS
+    assert copies.copy_out(0, keys, rows, None, torch.empty(0))
+
+    def restored() -> int:
+        return copies.restore(0, keys, None, 0, rows, lambda rows: 0.001 * rows)[0]
+
+    engine.slow_s = 1.0
+    assert restored() == rows
+    engine.slow_s = 0.0
+    found = [restored() for _ in range(100)]
+    assert found[0] == 0 and found[-1] == rows
+    assert engine.writes > 2
+    store.close()

@@ -273,6 +273,12 @@ class Engines:
         encoder = built.get("encoder")
         return Engines(built["thinker"], talker, vocoder, enter_thread, shares_cores, encoder)
 
+    def close(self) -> None:
+        """Close each engine."""
+        for engine in (self.thinker, self.talker, self.vocoder):
+            if engine is not None:
+                engine.close()
+
 
 class DecoderSlots(Protocol):
     """Decoder of a target, with one row of its KV cache for each slot.

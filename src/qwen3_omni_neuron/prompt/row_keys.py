@@ -123,6 +123,10 @@ class PromptKeys:
     thinker: RowKeys
     talker: RowKeys
 
+    def hash_blocks(self) -> None:
+        """Compute the digests of blocks now, so that no one who holds a lock has to."""
+        _ = self.thinker.block_digests, self.talker.block_digests
+
 
 def prompt_keys(prompt: Prompt, config: OmniConfig) -> PromptKeys:
     """Compute the keys of a prompt.

@@ -89,7 +89,7 @@ class Pipeline:
         parts = [part for part in (engines.thinker, engines.talker) if part is not None]
         self.caches_prefixes = prefix_cache and all(part.chunked_prefill for part in parts)
         self._spilled: SpilledRows | None = None
-        spills = self._make_spills(spill) if spill is not None and self.caches_prefixes else {}
+        spills = {} if spill is None else self._make_spills(spill)
         shared = Shared(
             self.clock, self._lock, engines.enter_thread, self._on_release, self._on_fault
         )
@@ -122,6 +122,11 @@ class Pipeline:
         for stage in self._stages:
             stage.start()
         self._watch = Watch(self._looks())
+
+    @property
+    def spills(self) -> bool:
+        """True where rows are spilled."""
+        return self._spilled is not None
 
     def submit(self, request: Request, after: LiveRequest | None = None) -> tuple[LiveRequest, int]:
         """Start a request, or queue it behind those that came before.
@@ -235,9 +240,7 @@ class Pipeline:
     def _end_engines(self, join_timeout_s: float | None) -> None:
         """Close the engines, and wait for the threads."""
         self._watch.close()  # first, because the engines' processes end now
-        for engine in (self._engines.thinker, self._engines.talker, self._engines.vocoder):
-            if engine is not None:
-                engine.close()
+        self._engines.close()
         for stage in self._stages:
             stage.join(join_timeout_s)
         if self._spilled is not None:
@@ -247,9 +250,10 @@ class Pipeline:
         """Make the store of spilled rows. Returns the copies of each engine that can have some."""
         engines = {"thinker": self._engines.thinker, "talker": self._engines.talker}
         able = {n: cast(HostRows, e) for n, e in engines.items() if getattr(e, "row_bytes", 0)}
-        if not able:
+        if not able or not self.caches_prefixes:
             logger.warning(
-                "spill_bytes has no effect: these engines can't copy rows to the host's memory."
+                "spill_bytes has no effect: these engines have no prefix cache, or can't copy rows "
+                "to the host's memory."
             )
             return {}
         store = self._spilled = SpilledRows(limits, self._wake)

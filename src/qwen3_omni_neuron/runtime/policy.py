@@ -51,9 +51,10 @@ frames take.
    clients at the roofline's latencies, 67 and 81 ms for eight.
 
 5. **Rows are copied out of their slots only where nobody waits for a first sample** (see
-   runtime.spill): no request waits for its first token or its first chunk. One copy takes about a
-   millisecond, after which the stage looks again; so a request that comes meanwhile hardly waits,
-   and a listener's frames are as many as before.
+   runtime.spill): no request waits for its first token or its first chunk. One copy is about
+   a megabyte and at least one block, 3 MiB of the released thinker in float32. After it the stage
+   looks again; so a request that comes meanwhile waits for the end of one copy, and a listener's
+   frames are as many as before.
 
 The figures are those of bench/replay.py with shared cores (24 requests) and of the simulation that
 the tests use. A long prompt's prefill is a chunked one where others run (PREFILL_CHUNK_S): beside

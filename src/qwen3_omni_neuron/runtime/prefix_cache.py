@@ -79,15 +79,15 @@ class PrefixCache:
         best = max(free, key=lambda slot: counts[slot])
         cached = self._rows[best]
         in_place = cached is not None and 2 * counts[best] >= cached.count
-        return best if in_place else free[0], self.count(keys, cache_key)
+        most = max(self._spilled(keys, cache_key), *counts)
+        return best if in_place else free[0], most
 
     def count(self, keys: RowKeys, cache_key: str | None) -> int:
         """Return how many of a prompt's first rows any slot holds, or the spilled ones.
 
         Any thread may call it.
         """
-        spilled = 0 if self._spill is None else self._spill.count(keys, cache_key)
-        return max(spilled, *self._counts(keys, cache_key))
+        return max(self._spilled(keys, cache_key), *self._counts(keys, cache_key))
 
     def bring(
         self,
@@ -133,7 +133,7 @@ class PrefixCache:
         return self._spill.has_space
 
     def copy_out(self) -> None:
-        """Copy some rows of one slot to where they are spilled, about a megabyte."""
+        """Copy some rows of one slot to where they are spilled; see SlotSpill.copy_out."""
         assert self._spill is not None
         slot = next(iter(self._uncopied))
         rows, done = self._rows[slot], True
@@ -154,7 +154,7 @@ class PrefixCache:
         if self._spill is None:
             return rows, True
         keys, cache_key = rows.keys, rows.cache_key
-        wanted = min(self._spill.count(keys, cache_key), most)
+        wanted = min(self._spilled(keys, cache_key), most)
         if wanted < rows.count + COPY_ROWS:
             return rows, True
         self.put(slot, None)  # until the copy has ended
@@ -164,6 +164,10 @@ class PrefixCache:
         count = min(held, most)
         accepted = (torch.cat(parts) if parts else NO_ACCEPTED)[: keys.media_rows(count)]
         return replace(rows, count=count, accepted=accepted), not rows.count < count < wanted
+
+    def _spilled(self, keys: RowKeys, cache_key: str | None) -> int:
+        """Return how many of a prompt's first rows can be restored."""
+        return 0 if self._spill is None else self._spill.count(keys, cache_key)
 
     def _counts(self, keys: RowKeys, cache_key: str | None) -> list[int]:
         """Return how many of a prompt's first rows each slot holds."""

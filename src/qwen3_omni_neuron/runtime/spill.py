@@ -26,7 +26,9 @@ from qwen3_omni_neuron.runtime.spill_files import DamagedFileError, SpillFiles, 
 
 logger = logging.getLogger(__name__)
 
-PIECE_BYTES = 1 << 20  # copied out at once: a request that comes meanwhile waits for its end
+# Copied out at once, or one block if that is more: a request that comes meanwhile waits for its
+# end. A block of the released thinker in float32 has 3 MiB.
+PIECE_BYTES = 1 << 20
 RESTORE_S = 0.1  # time of one restore, after which other requests' steps come
 # Seconds a byte, before they are measured: slow memory, and a slow disk.
 COPY_PACE_S, READ_PACE_S = 1 / 1e9, 1 / 300e6
@@ -126,7 +128,7 @@ class SpilledRows:
             return copied_bytes * copy_pace_s + read_bytes * self._read_pace_s
 
     def forgive(self) -> None:
-        """Expect the disk to be a little faster, because its pace has prevented a restore."""
+        """Expect the disk to be a little faster, because the expected time prevented a restore."""
         with self._lock:
             self._read_pace_s *= FORGIVEN
 
@@ -158,6 +160,7 @@ class SpilledRows:
                 for blocks in (self._memory, self._disk):
                     if key in blocks:
                         blocks.move_to_end(key)
+            self._changed.notify()  # another block may be the next to write
 
     def get(self, key: Key, now: Callable[[], float]) -> Sequence[Tensor] | None:
         """Return a block, read from its file if necessary. None: it is not held, or can't be read.
@@ -317,11 +320,14 @@ class SlotSpill:
         self._block_bytes = BLOCK_ROWS * engine.row_bytes
         self._next_bytes = self._block_bytes  # of the next block to copy out, with its media
         self._pace_s = COPY_PACE_S
+        # Keys of the rows that were copied out last, and how many of their blocks were tried.
+        self._copied: RowKeys | None = None
+        self._reached = 0
         if self._block_bytes > store.limits.memory_bytes:
             raise OptionError(
                 f"spill_bytes is {store.limits.memory_bytes}, and {BLOCK_ROWS} rows of the {name} "
-                f"take {self._block_bytes} bytes. Give more: {2048 * engine.row_bytes} for 2,048 "
-                "rows, or 0 for none."
+                f"take {self._block_bytes} bytes. Give more, such as 1073741824, or 0 for none. "
+                "Rows of thinker and talker share it."
             )
 
     @property
@@ -337,12 +343,19 @@ class SlotSpill:
     def copy_out(
         self, slot: int, keys: RowKeys, count: int, cache_key: str | None, accepted: Tensor
     ) -> bool:
-        """Copy blocks of a slot's first rows that the store lacks, about PIECE_BYTES.
+        """Copy blocks of a slot's first rows that the store lacks: PIECE_BYTES, at least one block.
 
-        count, accepted: see runtime.prefix_cache.CachedRows. Returns whether that is all.
+        They end where a block that was copied for these keys was dropped again: then the limits
+        hold no more of them. count, accepted: see runtime.prefix_cache.CachedRows. Returns whether
+        that is all.
         """
+        if self._copied is not keys:
+            self._copied, self._reached = keys, 0
         blocks, copied = self._keys(keys, cache_key)[: count // BLOCK_ROWS], 0
+        self._store.use(blocks)  # so that the rows of others go first, and then the last of these
         for index in self._store.missing(blocks):
+            if index < self._reached:
+                break
             start, stop = index * BLOCK_ROWS, (index + 1) * BLOCK_ROWS
             media = accepted[keys.media_rows(start) : keys.media_rows(stop)].clone()
             self._next_bytes = self._block_bytes + media.nbytes
@@ -353,6 +366,7 @@ class SlotSpill:
             rows = self._engine.read_rows(slot, start, stop)
             if not self._store.put(blocks[index], (rows, media)):
                 return False
+            self._reached = index + 1
             copied += self._block_bytes
         self._next_bytes = self._block_bytes
         self._store.use(blocks)
@@ -379,6 +393,7 @@ class SlotSpill:
         computed_s = prefill_s(stop - start)
         if 0.0 < computed_s < self._store.expected_s(blocks[first:], self._pace_s):
             self._store.forgive()
+            self._pace_s *= FORGIVEN
             return start, []
         self._store.use(blocks)
         accepted: list[Tensor] = []
