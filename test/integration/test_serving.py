@@ -501,7 +501,8 @@ def test_a_model_that_died_ends_the_server_with_a_status_of_its_own() -> None:
 def test_the_openapi_document_names_every_endpoint(server: Server) -> None:
     document = ask(f"{url_of(server)}/openapi.json").json()
     assert set(document["paths"]) == {
-        *("/v1/chat/completions", "/v1/audio/speech", "/v1/audio/transcriptions"),
+        *("/v1/chat/completions", "/v1/chat/completions/{completion_id}"),
+        *("/v1/audio/speech", "/v1/audio/transcriptions"),
         *("/v1/models", "/v1/models/{name}", "/v1/audio/voices"),
         *("/health", "/ready", "/metrics"),
     }
