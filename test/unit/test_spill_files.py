@@ -265,3 +265,24 @@ def test_one_slow_copy_from_memory_passes() -> None:
     assert found[0] == 0 and found[-1] == rows
     assert engine.writes > 2
     store.close()
+
+
+class SlowAtTheEnd(Rows):
+    """The last of eight blocks waits for a core."""
+
+    def write_rows(self, slot: int, start: int, rows: Tensor) -> None:
+        super().write_rows(slot, start, rows)
+        if start == 7 * BLOCK_ROWS:
+            self.now_s += 0.05
+
+
+def test_one_slow_block_does_not_stand_for_all() -> None:
+    store, engine = SpilledRows(SpillLimits(1 << 14)), SlowAtTheEnd()
+    copies, rows = SlotSpill("thinker", engine, store, lambda: engine.now_s), 8 * BLOCK_ROWS
+    keys = keys_of(rows)
+    while not copies.copy_out(0, keys, rows, None, torch.empty(0)):
+        pass
+    for _ in range(5):
+        found = copies.restore(0, keys, None, 0, rows, lambda rows: 0.001 * rows)
+        assert found[0] == rows
+    store.close()

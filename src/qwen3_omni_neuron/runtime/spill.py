@@ -397,7 +397,7 @@ class SlotSpill:
             return start, []
         self._store.use(blocks)
         accepted: list[Tensor] = []
-        begin_s = self._now()
+        begin_s, copying_s = self._now(), 0.0
         for index in range(first, last):
             found = self._store.get(blocks[index], self._now)
             if found is None:
@@ -410,11 +410,14 @@ class SlotSpill:
                 logger.exception("rows could not be copied to the %s, and are computed", self._name)
                 self._store.failed()
                 return index * BLOCK_ROWS, accepted
-            self._pace_s = (self._pace_s + (self._now() - copy_s) / self._block_bytes) / 2
+            copying_s += self._now() - copy_s
             accepted.append(media)
             start = max(start, (index + 1) * BLOCK_ROWS)
             if self._now() - begin_s > RESTORE_S:
                 break
+        if accepted:  # the mean of all blocks: one may have waited for a core
+            pace_s = copying_s / (len(accepted) * self._block_bytes)
+            self._pace_s = (self._pace_s + pace_s) / 2
         return start, accepted
 
     def _keys(self, keys: RowKeys, cache_key: str | None) -> list[Key]:
