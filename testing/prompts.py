@@ -10,6 +10,7 @@ from qwen3_omni_neuron.prompt.media.pixels import CHANNELS, Grid, PixelSettings,
 from qwen3_omni_neuron.prompt.positions import rope_positions
 from qwen3_omni_neuron.prompt.preprocessor import read_preprocessor
 from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
+from qwen3_omni_neuron.prompt.row_keys import RowKeys
 
 
 def prompt_of(token_ids: torch.Tensor) -> Prompt:
@@ -17,6 +18,11 @@ def prompt_of(token_ids: torch.Tensor) -> Prompt:
     rows = len(token_ids) + ASSISTANT_ROWS
     talker = TalkerPrompt(token_ids, rope_positions(rows))
     return Prompt(token_ids, rope_positions(len(token_ids)), talker)
+
+
+def keys_of(rows: int) -> RowKeys:
+    """Return the keys of rows of text, each another token."""
+    return RowKeys(np.arange(rows), np.zeros((3, rows), np.float32))
 
 
 def random_visual(folder: Path, grid: Grid) -> Visual:

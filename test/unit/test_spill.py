@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from qwen3_omni_neuron.errors import OptionError
@@ -18,6 +17,7 @@ from qwen3_omni_neuron.prompt.row_keys import BLOCK_ROWS, RowKeys
 from qwen3_omni_neuron.runtime import spill
 from qwen3_omni_neuron.runtime.prefix_cache import NO_ACCEPTED, CachedRows, PrefixCache
 from qwen3_omni_neuron.runtime.spill import SpillLimits
+from testing.prompts import keys_of
 from testing.simulation import Simulation, finish
 from testing.timed_engines import Sizes, TimedTalker, Times
 
@@ -66,10 +66,6 @@ def say(config: OmniConfig) -> Callable[..., Any]:
         return result
 
     return turn
-
-
-def keys_of(rows: int) -> RowKeys:
-    return RowKeys(np.arange(rows), np.zeros((3, rows), np.float32))
 
 
 def sizes(simulation: Simulation, name: str) -> list[int]:

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from qwen3_omni_neuron.engines.slot_lengths import SlotLengths
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache
 
 
-class Slots:
+class Slots(SlotLengths):
     """KV cache of a decoder, with each slot's length and next rope position.
 
     context_length: positions of a slot. dtype: type of the KV cache.
@@ -25,10 +26,9 @@ class Slots:
     chunked_prefill = True
 
     def __init__(self, config: DecoderConfig, slots: int, context_length: int, dtype: torch.dtype):
-        self.slots, self.context_length = slots, context_length
+        super().__init__(slots)
+        self.context_length = context_length
         self._cache = KvCache.zeros(config, slots, context_length, dtype)
-        self._lengths = [0] * slots
-        self._next_positions = [0.0] * slots
 
     def prefill(
         self, slot: int, rows: Tensor, positions: Tensor, *extra: Tensor, start: int = 0
@@ -53,17 +53,6 @@ class Slots:
         for cache in (self._cache.keys, self._cache.values):
             cache[:, target, :, :rows] = cache[:, source, :, :rows]
         self._lengths[target] = rows
-
-    def length(self, slot: int) -> int:
-        """Return the number of rows that a slot holds; see DecoderSlots.length."""
-        return self._lengths[slot]
-
-    def cut(self, slot: int, length: int) -> None:
-        """Drop the rows of steps after the first `length`; see DecoderSlots.cut."""
-        dropped = self._lengths[slot] - length
-        assert dropped >= 0, f"slot {slot} holds {self._lengths[slot]} rows, fewer than {length}"
-        self._lengths[slot] = length
-        self._next_positions[slot] -= dropped
 
     @property
     def row_bytes(self) -> int:
@@ -95,20 +84,6 @@ class Slots:
         """Compute the rows of `prefill`."""
         raise NotImplementedError
 
-    def _begin(self, slot: int, start: int) -> None:
-        length = self._lengths[slot]
-        assert start <= length, f"rows follow {start}, and slot {slot} holds {length}"
-        # Only these rows are valid during the call, and after a call that raises.
-        self._lengths[slot] = start
-
-    def _end(self, slot: int, length: int, last_position: float) -> None:
-        self._lengths[slot], self._next_positions[slot] = length, last_position + 1
-
     def _ends(self, slots: Sequence[int]) -> tuple[list[int], list[float]]:
         """Return the slots' lengths and next rope positions."""
         return [self._lengths[s] for s in slots], [self._next_positions[s] for s in slots]
-
-    def _count_step(self, slots: Sequence[int]) -> None:
-        for slot in slots:
-            self._lengths[slot] += 1
-            self._next_positions[slot] += 1

@@ -195,7 +195,7 @@ class Talker(Protocol):
     def go_back(self, slot: int, mark: TalkerMark) -> None:
         """Make the marked frame the slot's last one, as if those after it had never been.
 
-        mark: of the reply that the slot holds. The next call for the slot is a step.
+        mark: one of the reply that the slot holds. The next call for the slot is a step.
         """
         ...
 

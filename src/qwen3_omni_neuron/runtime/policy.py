@@ -178,18 +178,22 @@ class SchedulingPolicy:
     @property
     def nobody_starts(self) -> bool:
         """True where rows may be copied out of their slots: rule 5."""
-        running = [live for live in self._running if not live.ended and not live.request.ahead]
-        return not any(live.timestamps.first_token_s is None or _starts(live) for live in running)
+        return not any(
+            live.timestamps.first_token_s is None or _starts(live) for live in self._replying()
+        )
 
     def is_pause(self, rows: int, now: float) -> bool:
         """Return whether so many rows may be prefilled ahead: rule 3."""
         if not self.nobody_starts:
             return False
-        expected_s = self.expected_s(rows)
-        running = [live for live in self._running if not live.ended and not live.request.ahead]
+        expected_s, running = self.expected_s(rows), self._replying()
         if any(_writes_alone(live) for live in running):
             return False
         return all(not self._missing_s(live, expected_s, now) for live in running if _speaks(live))
+
+    def _replying(self) -> list[LiveRequest]:
+        """Return the requests that somebody waits for or listens to."""
+        return [live for live in self._running if not live.ended and not live.request.ahead]
 
     def _soon_heard(self, live: LiveRequest, now: float) -> bool:
         """Return whether a request is a starter whose caller reads, or its prefill ends soon."""

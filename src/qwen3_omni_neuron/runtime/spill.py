@@ -33,7 +33,8 @@ RESTORE_S = 0.1  # time of one restore, after which other requests' steps come
 # Seconds a byte, before they are measured: slow memory, and a slow disk.
 COPY_PACE_S, READ_PACE_S = 1 / 1e9, 1 / 300e6
 FORGIVEN = 0.9  # factor on a pace for each restore that it has prevented: one slow read passes
-WRITTEN_SHARE = 0.75  # of the memory; what is beyond it is written to the disk, least used first
+# Share of the memory: blocks beyond it are written to the disk, the least recently used first.
+WRITTEN_SHARE = 0.75
 
 Key = tuple[str, str | None, bytes]
 """Engine, cache_key, and digest of all row keys up to a block's end."""
@@ -311,14 +312,14 @@ class SpilledRows:
 class SlotSpill:
     """Copies of one engine's slots in `SpilledRows`. Only the engine's thread copies.
 
-    name: of the engine. now: a clock in seconds.
+    name: the engine's name. now: a clock in seconds.
     """
 
     def __init__(self, name: str, engine: HostRows, store: SpilledRows, now: Callable[[], float]):
         """Raises OptionError where the store has no space for one block."""
         self._name, self._engine, self._store, self._now = name, engine, store, now
         self._block_bytes = BLOCK_ROWS * engine.row_bytes
-        self._next_bytes = self._block_bytes  # of the next block to copy out, with its media
+        self._next_bytes = self._block_bytes  # size of the next block to copy out, with its media
         self._pace_s = COPY_PACE_S
         # Keys of the rows that were copied out last, and how many of their blocks were tried.
         self._copied: RowKeys | None = None

@@ -1,7 +1,7 @@
 """Session folder: encrypted files of sessions and spoken replies, bounded in bytes and age.
 
-A file's name is made of hashes: of its owner, and of a secret that its client alone has. Several
-servers may share one folder.
+A file's name is made of two hashes: that of its owner, and that of a secret that its client alone
+has. Several servers may share one folder.
 """
 
 import logging

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.media import PromptMedia
+from qwen3_omni_neuron.engines.slot_lengths import SlotLengths
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.neuron.engines.encoders import pad_rows
 from qwen3_omni_neuron.neuron.graphs.decoders import CHUNK_KIND
@@ -16,7 +17,7 @@ from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
 IDLE = -1  # length that a decode graph gets for a row without a slot
 
 
-class GraphSlots:
+class GraphSlots(SlotLengths):
     """The slots of a decoder's KV cache (see engines.protocols.DecoderSlots) over a loaded part.
 
     name: "thinker" or "talker". chunked_prefill: whether the part has the graphs for it.
@@ -34,10 +35,9 @@ class GraphSlots:
             sizes = graphs_by_size(part, f"{name}_{CHUNK_KIND}", "window", "rows")
             self._prefill_chunks = [(window, rows) for window, rows in sizes]
         state = next(iter(self._steps.values())).state[0].lengths
-        self.slots, self.context_length = state[0], state[2]
+        super().__init__(state[0])
+        self.context_length = state[2]
         self._dtype = next(iter(self._steps.values())).outputs[0].dtype
-        self._lengths = [0] * self.slots
-        self._next_positions = [0.0] * self.slots
 
     def prefill(
         self,
@@ -56,9 +56,7 @@ class GraphSlots:
         thinker the accept layer's hidden states [S, hidden].
         Raises BucketError for more rows than a graph takes or than the slot has positions left.
         """
-        length = self._lengths[slot]
-        assert start <= length, f"rows follow {start}, and slot {slot} holds {length}"
-        self._lengths[slot] = start  # also the length during the call, and after a call that raises
+        self._begin(slot, start)
         rows, positions = rows.to(self._dtype), positions.float()
         logits, seen, begin = torch.empty(0), list[Tensor](), 0
         while begin < len(rows):
@@ -81,8 +79,7 @@ class GraphSlots:
             # A talker graph returns the last row's hidden state, a thinker graph that of every row.
             seen = [hidden] if self._name == "talker" else [*seen, hidden[: stop - begin]]
             begin = stop
-        self._lengths[slot] = start + len(rows)
-        self._next_positions[slot] = float(positions.max()) + 1
+        self._end(slot, start + len(rows), float(positions.max()))
         return logits, torch.cat(seen)
 
     def copy(self, source: int, target: int, rows: int) -> None:
@@ -99,17 +96,6 @@ class GraphSlots:
         """Append one row to each slot of the talker; see DecoderSlots.step."""
         logits, hidden = self._step(slots, rows.to(self._dtype))
         return logits, hidden
-
-    def length(self, slot: int) -> int:
-        """Return the number of rows that a slot holds; see DecoderSlots.length."""
-        return self._lengths[slot]
-
-    def cut(self, slot: int, length: int) -> None:
-        """Drop the rows of steps after the first `length`; see DecoderSlots.cut."""
-        dropped = self._lengths[slot] - length
-        assert dropped >= 0, f"slot {slot} holds {self._lengths[slot]} rows, fewer than {length}"
-        self._lengths[slot] = length
-        self._next_positions[slot] -= dropped
 
     def _step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, ...]:
         lengths = [self._lengths[slot] for slot in slots]
@@ -129,9 +115,7 @@ class GraphSlots:
             pad_rows(torch.tensor(slots), batch),
             pad_rows(torch.tensor(lengths), batch, IDLE),
         )
-        for slot in slots:
-            self._lengths[slot] += 1
-            self._next_positions[slot] += 1
+        self._count_step(slots)
         return tuple(output[: len(slots)] for output in outputs)
 
     def _prompt_size(self, start: int, rows: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.media import PromptMedia
+from qwen3_omni_neuron.engines.slot_lengths import SlotLengths
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.inputs import IDLE, Media, decode_inputs, prefill_inputs
@@ -15,16 +16,15 @@ from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs, Outputs
 NO_CHUNKED_PREFILL = "NxDI computes each prompt anew, and this call needs rows of an earlier one"
 
 
-class NxdiSlots:
+class NxdiSlots(SlotLengths):
     """The slots of a decoder's KV cache (see engines.protocols.DecoderSlots)."""
 
     chunked_prefill = False  # NxDI's prompt graphs begin at position 0
 
     def __init__(self, graphs: DecoderGraphs):
-        self.slots, self.context_length = graphs.plan.slots, graphs.plan.context_length
+        super().__init__(graphs.plan.slots)
+        self.context_length = graphs.plan.context_length
         self._graphs, self._plan = graphs, graphs.plan
-        self._lengths = [0] * self.slots
-        self._next_positions = [0.0] * self.slots
 
     def prefill(
         self, slot: int, rows: Tensor, positions: Tensor, *, start: int = 0
@@ -44,24 +44,12 @@ class NxdiSlots:
         logits, hidden = self._step(slots, None, rows)
         return logits, hidden[:, 0]
 
-    def length(self, slot: int) -> int:
-        """Return the number of rows that a slot holds; see DecoderSlots.length."""
-        return self._lengths[slot]
-
-    def cut(self, slot: int, length: int) -> None:
-        """Drop the rows of steps after the first `length`; see DecoderSlots.cut."""
-        dropped = self._lengths[slot] - length
-        assert dropped >= 0, f"slot {slot} holds {self._lengths[slot]} rows, fewer than {length}"
-        self._lengths[slot] = length
-        self._next_positions[slot] -= dropped
-
     def _prompt_bucket(self, positions: Tensor) -> int:
         return bucket_of(positions.shape[1], self._plan.prompt_buckets, "prompt rows")
 
     def _fill(self, slot: int, inputs: tuple[Tensor, ...], positions: Tensor) -> Outputs:
         outputs = self._graphs.prefill(inputs)
-        self._lengths[slot] = positions.shape[1]
-        self._next_positions[slot] = float(positions.max()) + 1
+        self._end(slot, positions.shape[1], float(positions.max()))
         return outputs
 
     def _step(
@@ -84,9 +72,7 @@ class NxdiSlots:
             None if rows is None else rows[order],
         )
         logits, hidden = self._graphs.decode(inputs)
-        for slot in slots:
-            self._lengths[slot] += 1
-            self._next_positions[slot] += 1
+        self._count_step(slots)
         return logits[kept], hidden[kept]
 
     def _graph_rows(self, slots: Sequence[int]) -> tuple[list[int], list[int], slice | list[int]]:

@@ -18,7 +18,7 @@ STORED_KIND = "realtime session"
 """Kind of document that is written; see prompt.stored."""
 LAST_S = 10.0
 """Time for the last write of a session that ends."""
-_COPIES = 2  # of a session that is read: as one piece, and its arrays
+_COPIES = 2  # a session that is read is in memory twice: as one piece, and as arrays
 
 Version = tuple[int, int]
 """Numbers of a session's changes: another version has other content."""
