@@ -46,7 +46,13 @@ CLIENTS ?= openai openai-agents openai-node openai-agents-node livekit pipecat
 CLIENT_VENVS = $(addprefix .venv-clients-,$(CLIENTS))
 BENCH_RESULTS := $(VENV)/bench
 NATIVE := src/qwen3_omni_neuron/cpu/native
+# What is installed is the wheel, of all that src has: folders, too, whose times tell of files that are gone.
+# With EDITABLE=1 it is src itself, where nothing but the C has to be made after a change.
+ifdef EDITABLE
 INSTALLED_FROM := pyproject.toml setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h) $(NATIVE)/sources.py
+else
+INSTALLED_FROM := pyproject.toml setup.py $(shell find src/qwen3_omni_neuron -not -path "*/__pycache__*")
+endif
 # Only what is imported is compiled to bytecode, by its first import: a third of the files. It is kept
 # where the environment says otherwise, too: many processes would compile torch, for seconds each.
 INSTALL := pip install --quiet --no-compile
@@ -212,16 +218,23 @@ speaking: $(VENV)/installed
 
 # Into the same environment: what `serve --ray` needs beside what the tests need.
 $(VENV)/ray: $(VENV)/installed
-	$(VENV)/bin/pip install --quiet -c requirements/newest.txt --editable '.[ray]'
+	$(VENV)/bin/pip install --quiet -c requirements/newest.txt 'qwen3-omni-neuron[ray]'
 	touch $@
 
 clean:
 	rm -rf .venv-clients-* $(VENV) $(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(QUANTISED_VENV) $(QUANTISED_READERS) $(WHEELS_VENV) $(OPENVINO_VENV) $(SITE_VENV) build dist demo.wav $(NATIVE)/*.so $(NATIVE)/_declarations.py
 
+# build/lib of an earlier wheel may have modules that src no longer has: they would come along.
 $(VENV)/installed: $(INSTALLED_FROM) requirements/newest.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/$(INSTALL) -c requirements/newest.txt --editable '.[test,bench]'
-	touch $@
+	rm -rf build/lib*
+	$(VENV)/bin/$(INSTALL) -c requirements/newest.txt $(if $(EDITABLE),--editable) '.[test,bench]'
+	echo "$(EDITABLE)" > $@
+
+# Installed anew where it was installed the other way.
+ifneq ($(EDITABLE),$(shell cat $(VENV)/installed 2>/dev/null))
+.PHONY: $(VENV)/installed
+endif
 
 # What a file pins, before the packages of $(VENV): one torch of each version, and one build of the C.
 $(NXDI_VENV)/installed: requirements/nxdi-line.txt

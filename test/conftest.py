@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 # The engines of test/neuron, which can't have a conftest of its own beside this one; and what a run
 # says at its end.
 pytest_plugins = [
+    "testing.installed_package",
     "testing.neuron.nxdi_engines",
     "testing.native_library",
     "testing.not_run",

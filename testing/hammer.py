@@ -23,10 +23,13 @@ from typing import Any
 
 import pytest
 
+import qwen3_omni_neuron
+
 ROOT = Path(__file__).parents[1]
 # Files whose lines are stopped at: the code under test, the tests, and what threads wait in.
 DISTURBED = (
-    *(str(ROOT / folder) + os.sep for folder in ("src", "test", "testing", "bench")),
+    qwen3_omni_neuron.__path__[0] + os.sep,
+    *(str(ROOT / folder) + os.sep for folder in ("test", "testing", "bench")),
     threading.__file__,
     str(Path(threading.__file__).parent / "queue.py"),
     str(Path(threading.__file__).parent / "concurrent") + os.sep,

@@ -65,10 +65,10 @@ def test_a_source_archive_has_nothing_of_the_build_that_made_it(tmp_path: Path) 
 
 
 def test_the_workflow_publishes_what_was_built_and_tried() -> None:
-    """The tag is looked at first; only the last job may publish, by PyPI's trust and no token."""
+    """The tag is looked at first, and tests pass; only the last job may publish, by PyPI's trust and no token."""
     text = (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
     jobs: dict[str, Any] = yaml.safe_load(text)["jobs"]
-    assert jobs["publish"]["needs"] == "speak"
+    assert jobs["publish"]["needs"] == ["test", "speak"]
     assert jobs["speak"]["needs"] == "build"
     assert [name for name in jobs if "permissions" in jobs[name]] == ["publish"]
     assert jobs["publish"]["permissions"] == {"id-token": "write"}
@@ -77,5 +77,6 @@ def test_the_workflow_publishes_what_was_built_and_tried() -> None:
         'PYTHONPATH=src python -m testing.wheels --tag "$GITHUB_REF_NAME"',
         "make wheels",
     ]
+    assert jobs["test"]["steps"][-1]["run"] == "make test"
     assert re.search(r"^wheels:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert "secrets." not in text
