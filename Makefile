@@ -4,6 +4,8 @@
 # make chromium          Debian's Chromium for the tests of the page, where it may be installed
 # make test-sanitized    the tests of the C under address and undefined-behaviour sanitizers
 # make test-aarch64      the C compiled by gcc and clang, and for 64-bit ARM under qemu
+# make test-aarch64-wheel
+#                        the wheel for 64-bit ARM in dist/ speaks, under qemu; then tests that TESTS= names
 # make test-nxdi-line    the tests with the transformers that NxDI pins
 # make test-oracle       of these, those that transformers has a part in
 # make test-fuzz         16,000 requests to the server, by its own document and nearly right ones
@@ -70,7 +72,7 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
     test/integration/test_speaking.py::test_transformers_answers_code_for_code
 
 .PHONY: demo serve test chromium test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
-.PHONY: speaking clean test-hlo test-import lower docs test-wide test-aarch64 bench-openvino
+.PHONY: speaking clean test-hlo test-import lower docs test-wide test-aarch64 test-aarch64-wheel bench-openvino
 .PHONY: site wheels test-deploy test-quantised test-clients test-ray test-scaling test-hammer test-extras
 
 demo: $(VENV)/installed
@@ -99,6 +101,9 @@ test-sanitized: $(VENV)/installed
 
 test-aarch64:
 	.ci/test-aarch64
+
+test-aarch64-wheel:
+	.ci/test-aarch64-wheel $(TESTS)
 
 test-nxdi-line: $(NXDI_VENV)/installed
 	$(NXDI_VENV)/bin/$(PYTEST)
@@ -224,10 +229,10 @@ $(VENV)/ray: $(VENV)/installed
 clean:
 	rm -rf .venv-clients-* $(VENV) $(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(QUANTISED_VENV) $(QUANTISED_READERS) $(WHEELS_VENV) $(OPENVINO_VENV) $(SITE_VENV) build dist demo.wav $(NATIVE)/*.so $(NATIVE)/_declarations.py
 
-# build/lib of an earlier wheel may have modules that src no longer has: they would come along.
+# setuptools would take along what an earlier build has left and src no longer has; the library may stay.
 $(VENV)/installed: $(INSTALLED_FROM) requirements/newest.txt
 	$(PYTHON) -m venv $(VENV)
-	rm -rf build/lib*
+	mkdir -p build && find build -path "build/lib*" -type f -not -name "_library*" -delete
 	$(VENV)/bin/$(INSTALL) -c requirements/newest.txt $(if $(EDITABLE),--editable) '.[test,bench]'
 	echo "$(EDITABLE)" > $@
 

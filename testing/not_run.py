@@ -45,6 +45,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "pip install 'qwen3-omni-neuron[smart-turn]' into an environment of its own, pytest",
     ),
     "takes compilers for other platforms": ("the wheels of a release", "make wheels"),
+    "which would load the wheel's library": (
+        "the wheel on a Python that is not here",
+        "install that Python, make wheels",
+    ),
     "pip asks a registry": ("extras that resolve together", "make test-extras"),
     "this PyAV": ("a codec or rotation of videos", "another PyAV, make test"),
 }

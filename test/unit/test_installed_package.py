@@ -69,7 +69,8 @@ def test_make_installs_a_wheel_or_what_editable_asks_for_and_only_when_it_must(
     tmp_path: Path,
 ) -> None:
     page, library = (
-        f"--what-if=src/qwen3_omni_neuron/{name}" for name in ("serving/page/main.js", "cpu/native/wave.c")
+        f"--what-if=src/qwen3_omni_neuron/{name}"
+        for name in ("serving/page/main.js", "cpu/native/wave.c")
     )
     wheel, editable = "-c requirements/newest.txt  '.[", "-c requirements/newest.txt --editable '.["
     assert wheel in commands(tmp_path)

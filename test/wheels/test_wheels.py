@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -29,6 +30,7 @@ MAGIC = {
 }
 PLATFORMS = [platform.name for platform in wheels.PLATFORMS]
 LINUX = [name for name in PLATFORMS if name.startswith("manylinux")]
+NAME = "qwen3-omni-neuron"
 PACKAGE = f"qwen3_omni_neuron-{PACKAGE_VERSION}"
 # What a processor must have for each kind of kernels, in the words of /proc/cpuinfo.
 INSTRUCTIONS = {
@@ -44,7 +46,14 @@ library = ctypes.CDLL(str(library_path()))
 chosen = ctypes.POINTER(ctypes.c_char_p).in_dll(library, "kernels").contents.value.decode()
 print(chosen, *(name for name in sys.argv[1:] if library.use_kernels(name.encode())))
 """
-NATIVE_TESTS = ("test_native_library", "test_native_kernels", "test_native_sampler")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+
+VERDICT = """
+import sys
+from qwen3_omni_neuron.cpu.native.installed import library_verdict
+
+print("%d.%d" % sys.version_info[:2], library_verdict())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -160,8 +169,7 @@ def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
         return done.stdout
 
     # pip as its user calls it: it chooses the wheel by the tags of this Python.
-    name = "qwen3-omni-neuron"
-    run("python", "-m", "pip", "install", "--no-index", "--no-deps", "--find-links", dist, name)
+    run("python", "-m", "pip", "install", "--no-index", "--no-deps", "--find-links", dist, NAME)
     # What the package needs is in the environment of this process.
     (packages,) = venv.glob("lib/python*/site-packages")
     line = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
@@ -195,6 +203,33 @@ def test_an_installed_wheel_takes_the_kernels_of_the_processor(
 
 def test_the_tests_of_the_c_pass_over_an_installed_wheel(installed: Callable[..., str]) -> None:
     """Those that compile another library have no compiler here, and are skipped."""
-    files = [f"test/unit/{name}.py" for name in NATIVE_TESTS]
+    files = sorted(ROOT.glob("test/unit/test_native_*.py"))
+    assert files
     shown = installed("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *files)
     assert re.search(r"^\d+ passed", shown, re.MULTILINE), shown
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_a_python_takes_the_wheel_and_loads_its_library(
+    version: str, dist: Path, tmp_path: Path
+) -> None:
+    """Without torch, whose wheels from PyPI take 5 GB for each Python."""
+    venv = tmp_path / "venv"
+    subprocess.run([python_of(version), "-m", "venv", venv], check=True)
+    install = [venv / "bin/python", "-m", "pip", "install", "--quiet", "--only-binary=:all:"]
+    subprocess.run([*install, "cffi"], check=True)
+    subprocess.run([*install, "--no-index", "--no-deps", "--find-links", dist, NAME], check=True)
+    shown = subprocess.run(
+        [venv / "bin/python", "-I", "-c", VERDICT], check=True, capture_output=True, text=True
+    )
+    assert shown.stdout == f"{version} compiled\n"
+
+
+def python_of(version: str) -> str:
+    """An interpreter on PATH or of pyenv; without one the test is skipped."""
+    of_pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    for found in filter(None, [shutil.which(f"python{version}"), *map(str, of_pyenv)]):
+        # pyenv has a command on PATH for versions that are switched off, too.
+        if subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return found
+    pytest.skip(f"there is no Python {version}, which would load the wheel's library")
