@@ -1,4 +1,4 @@
-"""What tests import: the installed package, which has the files of this tree, and what installs it."""
+"""The package that tests import is the installed one, and has the files of this tree."""
 
 import json
 import os

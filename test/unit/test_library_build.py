@@ -1,4 +1,4 @@
-"""How setup.py compiles the library, with a compiler that only notes its calls."""
+"""When setup.py compiles the library, with a compiler that only notes its calls."""
 
 import os
 import shutil
@@ -6,11 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from testing.imports import PACKAGE, ROOT
 
-COMPILER = f"""#!{sys.executable}
+NATIVE = PACKAGE / "cpu" / "native"
+COMPILER = f"""#!{sys.executable} -IS
 import sys
 from pathlib import Path
 
@@ -25,61 +24,47 @@ if macros:
 else:
     out.write_bytes(b"".join(Path(word).read_bytes() for word in words if word.endswith(".o")))
 """
-NATIVE = PACKAGE / "cpu" / "native"
+COMPILED = ["library.o", "_library.abi3.so"]
 
 
-class Tree:
-    """A tree with setup.py and one C file."""
+def test_the_library_is_compiled_only_from_other_sources_and_none_of_others_is_left(
+    tmp_path: Path,
+) -> None:
+    """Whatever their time stamps are, and where the compiler fails."""
+    native = tmp_path / NATIVE.relative_to(ROOT)
+    native.mkdir(parents=True)
+    for file in (
+        ROOT / "setup.py",
+        *(NATIVE / f for f in ("library.c", "library.h", "sources.py")),
+    ):
+        shutil.copy(file, tmp_path / file.relative_to(ROOT))
+    compiler, source = tmp_path / "compiler", native / "library.c"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
 
-    def __init__(self, folder: Path):
-        self.folder, self.native = folder, folder / NATIVE.relative_to(ROOT)
-        self.native.mkdir(parents=True)
-        shutil.copy(ROOT / "setup.py", folder)
-        for name in ("library.c", "library.h", "sources.py"):
-            shutil.copy(NATIVE / name, self.native)
-        (folder / "compiler").write_text(COMPILER)
-        (folder / "compiler").chmod(0o755)
-
-    def build(self) -> list[str]:
+    def build() -> list[str]:
         """Build, and return the names of the files that the compiler made."""
-        compiler = str(self.folder / "compiler")
-        calls = self.folder / "calls"
+        calls = tmp_path / "calls"
         calls.write_text("")
         subprocess.run(
             [sys.executable, "setup.py", "--quiet", "build_ext"],
-            cwd=self.folder,
-            env={**os.environ, "CC": compiler, "LDSHARED": compiler},
+            cwd=tmp_path,
+            env={**os.environ, "CC": str(compiler), "LDSHARED": str(compiler)},
             check=True,
             capture_output=True,
         )
         return calls.read_text().split()
 
-    def libraries(self) -> list[Path]:
-        return list(self.folder.glob("build/lib*/**/_library*"))
+    def change() -> None:
+        source.write_text(source.read_text() + "\n")
+        os.utime(source, (1, 1))
 
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Tree:
-    """A tree that was built once."""
-    tree = Tree(tmp_path)
-    assert tree.build() == ["library.o", "_library.abi3.so"]
-    return tree
-
-
-def test_the_library_is_compiled_again_only_from_other_sources(tree: Tree) -> None:
-    """Whatever their time stamps are."""
-    assert tree.build() == []
-    source = tree.native / "library.c"
-    source.write_text(source.read_text() + "\n/* changed */\n")
-    os.utime(source, (1, 1))
-    assert tree.build() == ["library.o", "_library.abi3.so"]
-    assert len(tree.libraries()) == 1
-
-
-def test_a_compiler_that_fails_leaves_no_library_of_other_sources(tree: Tree) -> None:
-    (tree.folder / "broken").touch()
-    assert tree.build() == []
-    assert len(tree.libraries()) == 1  # that of these sources
-    (tree.native / "library.h").write_text((NATIVE / "library.h").read_text() + "\n")
-    assert tree.build() == []
-    assert tree.libraries() == []
+    assert build() == COMPILED
+    assert build() == []
+    change()
+    assert build() == COMPILED
+    (library,) = tmp_path.glob("build/lib*/**/_library*")
+    change()
+    (tmp_path / "broken").touch()
+    assert build() == []
+    assert not library.exists()

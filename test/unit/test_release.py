@@ -65,7 +65,7 @@ def test_a_source_archive_has_nothing_of_the_build_that_made_it(tmp_path: Path) 
 
 
 def test_the_workflow_publishes_what_was_built_and_tried() -> None:
-    """The tag is looked at first, and tests pass; only the last job may publish, by PyPI's trust and no token."""
+    """The tag is looked at first and tests pass; only the last job may publish, without a token."""
     text = (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
     jobs: dict[str, Any] = yaml.safe_load(text)["jobs"]
     assert jobs["publish"]["needs"] == ["test", "speak"]
