@@ -310,9 +310,9 @@ def test_kubernetes_schemas_accept_the_manifests() -> None:
     assert_accepted(tool("kubernetes-validate"), "--strict", *PODS)
 
 
-def test_yamllint_accepts_the_manifests() -> None:
+def test_yamllint_accepts_the_manifests_and_the_workflow() -> None:
     rules = "{extends: default, rules: {line-length: {max: 100}, document-start: disable}}"
-    assert_accepted(tool("yamllint"), "--strict", "-d", rules, DEPLOY)
+    assert_accepted(tool("yamllint"), "--strict", "-d", rules, DEPLOY, ROOT / ".github")
 
 
 def test_hadolint_accepts_the_images() -> None:
