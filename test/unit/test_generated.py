@@ -8,7 +8,7 @@ import pytest
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.options import RequestOptions
 from testing import bar_picture
-from testing.generated import BLOCKS, PICTURES, renewed
+from testing.generated import AGENTS, BLOCKS, PICTURES, renewed
 from testing.import_picture import draw
 from testing.imports import ROOT
 
@@ -61,3 +61,10 @@ def test_a_bar_is_as_long_as_its_parts_and_all_have_one_scale() -> None:
     line = float(re.search(r'<path d="M([\d.]+) ', svg)[1])  # type: ignore[index]
     assert line - bar_picture.LABEL == pytest.approx(8 * x, abs=0.5)
     assert ">40 ms<" in svg and ">20 ms<" in svg and ">limit<" in svg
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_an_agent_has_ten_lines_without_its_docstrings(name: str) -> None:
+    text = (ROOT / "examples" / "agents" / name).read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line and not line.lstrip().startswith('"""')]
+    assert len(lines) <= 10
