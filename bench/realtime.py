@@ -6,10 +6,10 @@ Each session speaks a question in pieces, each sent when its last sample was spo
 starts when the last one of speech is sent. Four ways, in turn: "api", `Qwen3Omni.session` in this
 process; "commit", over the socket with input_audio_buffer.commit and response.create right behind
 the last piece; "vad", with server_vad, for which silence goes on; and "transcript", a session that
-only transcribes, from the commit of a turn of TRANSCRIBED_S, of which nothing can be transcribed
-before, to its whole transcript. A row is a way and a number of sessions at once; added_s is what the socket adds to the median. The
-method is that of vllm-omni's own figures (419 ms with a commit, 1035 ms with server VAD, on other
-hardware).
+only transcribes: from the commit of TRANSCRIBED_S of speech, of which nothing can be transcribed
+before, to the whole transcript. A row is a way and a number of sessions at once; added_s is what
+the socket adds to the median. The method is that of vllm-omni's own figures (419 ms with a commit,
+1035 ms with server VAD, on other hardware).
 
     python -m bench.realtime --url wss://api.openai.com/v1/realtime --model gpt-realtime --turns 10
 
@@ -191,10 +191,11 @@ def transcribed(url: str, samples: Any, options: argparse.Namespace) -> list[flo
     with opened(url, path="/v1/realtime?intent=transcription") as socket:
         call = Call(socket, RATE, options.piece_ms)
         call.configure(type="transcription", audio={"input": sound})
-        for turn in range(options.turns + 1):
+        while len(found) <= options.turns:
             ended_s = call.speak(said)
             send(socket, "input_audio_buffer.commit")
-            if not call.wait(lambda: len(call.transcribed_s) > turn, ANSWER_S, silence=False):
+            done = call.wait(lambda: len(call.transcribed_s) > len(found), ANSWER_S, silence=False)
+            if not done:
                 raise InputError(f"no transcript came within {ANSWER_S:.0f} s.")
             found.append(call.transcribed_s[-1] - ended_s)
     return found[1:]

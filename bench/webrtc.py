@@ -12,16 +12,16 @@ in either direction; packets keep their order. A row is one way of the sound, wi
   what the server's end hands out;
 - "websocket, to the server": the same over our WebSocket, in events of 20 ms, to the session;
 - "websocket, to the caller": an answer that is made at the speed of speech, the least that a server
-  may do, in events of 80 ms, through a player that begins with BUFFER_S of sound, and waits where it
-  has none.
+  may do, in events of 80 ms, through a player that begins with 40 ms of sound, as our page does, or
+  with 200, and waits where it has none.
 
 Both ways of the WebSocket are one call. The figures are of frames of 20 ms:
 
 - frames: that were handed out; missing_ms: sound that never was;
 - stall_ms: what the wait for a frame exceeds 20 ms, its 95th percentile and maximum; stalls: those
   of more than 60 ms, a minute;
-- behind_ms: how much later than the first possible moment frames are handed out, with the player's
-  buffer: median, and at the end, of the last second.
+- behind_ms: how much later than at best frames are handed out, with the player's buffer: median,
+  and that of the last second.
 """
 
 import argparse
@@ -39,7 +39,7 @@ import numpy as np
 from bench.common.call import CALL_RATE, Call
 from bench.common.command_line import Figures, InputError, Row, parser_of, positive, run
 from bench.common.lossy_network import ADDRESSES, check, run_sides
-from bench.common.metrics import ChunkArrival, playing
+from bench.common.metrics import SAME_MOMENT_S, ChunkArrival, playing
 from bench.common.models import made_checkpoint
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Event
@@ -49,7 +49,7 @@ from testing.scripted_model import ScriptedStream
 from testing.websocket_client import opened, send
 
 RATE, FRAME_S, STALL_MS = 48_000, 0.02, 60.0
-BUFFER_S = 0.2  # as much as aiortc's is behind after a lost packet
+BUFFERS_S = (0.04, 0.2)  # our page's; as much as aiortc is behind after a lost packet
 CONNECT_S, LIMIT_S = 20.0, 60.0  # for the peers to be connected; beside the sound, for everything
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
@@ -89,7 +89,9 @@ def measure(options: argparse.Namespace) -> Figures:
             ways = {"webrtc, to the server": figures(heard)}
             heard, chunks = run_sides((websocket_server, websocket_caller), *network)
             ways["websocket, to the server"] = figures(heard)
-            ways["websocket, to the caller"] = figures(played(chunks), BUFFER_S)
+            for buffer_s in BUFFERS_S:
+                way = f"websocket, to the caller, {buffer_s * 1000:.0f} ms"
+                ways[way] = figures(played(chunks, buffer_s), buffer_s)
             for way, found in ways.items():
                 rows.append({"way": way, "loss_percent": loss, "jitter_ms": jitter_ms, **found})
     return rows, {"congestion_control": CONGESTION.read_text(encoding="ascii").strip()}
@@ -114,15 +116,27 @@ def figures(arrivals: Arrivals, buffer_s: float = 0.0) -> Row:
     }
 
 
-def played(chunks: Sequence[ChunkArrival]) -> Arrivals:
-    """Return the frames of chunks as a player that begins with BUFFER_S hands them out."""
-    late = [ChunkArrival(chunks[0].at_s + BUFFER_S, 0, 0), *chunks]
+def played(chunks: Sequence[ChunkArrival], buffer_s: float) -> Arrivals:
+    """Return the frames of chunks as a player that begins after buffer_s hands them out."""
+    late = [ChunkArrival(chunks[0].at_s + buffer_s, 0, 0), *chunks]
     found: Arrivals = []
     for (start_s, end_s), chunk in zip(playing(late, CALL_RATE), late, strict=True):
         frames = round(chunk.samples / CALL_RATE / FRAME_S)
         times = np.linspace(start_s, end_s, frames, endpoint=False)
         found += [(float(out_s), FRAME_S * (len(found) + n)) for n, out_s in enumerate(times)]
     return found
+
+
+def framed(pieces: Arrivals) -> Arrivals:
+    """Return the frames of pieces of any length: each is there with its last sample.
+
+    pieces: of each when it came, and its seconds.
+    """
+    at_s, lengths_s = np.array(pieces).T
+    ends_s = np.cumsum(lengths_s)
+    frames = np.arange(int(ends_s[-1] / FRAME_S))
+    last = np.searchsorted(ends_s, (frames + 1) * FRAME_S - SAME_MOMENT_S)
+    return [(float(at_s[piece]), float(n * FRAME_S)) for n, piece in zip(frames, last, strict=True)]
 
 
 # What each process does: see bench.common.lossy_network.Side. The server is the first.
@@ -219,7 +233,7 @@ def websocket_server(other: Connection, bad: Any, seconds: float) -> Arrivals:
         with serving(line, host=ADDRESSES[0]) as server:
             other.send(f"http://{ADDRESSES[0]}:{server.port}")
             other.recv()
-        return list(line.heard)
+        return framed(line.heard)
 
 
 def websocket_caller(other: Connection, bad: Any, seconds: float) -> list[ChunkArrival]:
@@ -239,13 +253,12 @@ def websocket_caller(other: Connection, bad: Any, seconds: float) -> list[ChunkA
 class Line:
     """A model whose sessions note when they hear, and answer with sound at the speed of speech.
 
-    heard: of each piece of a caller's speech when it came, and the seconds before it.
+    heard: of each piece of a caller's speech when it came, and its seconds.
     """
 
     def __init__(self, omni: Qwen3Omni, seconds: float):
         """omni: model of the sessions, which computes nothing. seconds: of sound in an answer."""
         self._omni, self._seconds = omni, seconds
-        self._heard_s = 0.0
         self.heard: Arrivals = []
 
     def __getattr__(self, name: str) -> Any:
@@ -266,8 +279,7 @@ class Line:
         return session
 
     def _hear(self, samples: Any, rate: float) -> None:
-        self.heard.append((time.monotonic(), self._heard_s))
-        self._heard_s += len(samples) / rate
+        self.heard.append((time.monotonic(), len(samples) / rate))
 
 
 class PacedStream(ScriptedStream):

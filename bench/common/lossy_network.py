@@ -2,7 +2,7 @@
 
 Linux, as root: each process enters a network namespace and opens a tun device in it. What it sends
 to the other one is IP packets for this process, which loses some and delays the rest: below TCP,
-whose kernel sends lost ones again, as over any network. A kernel without netem can do it.
+which sends lost ones again, as over any network. A kernel without netem can do it.
 """
 
 import ctypes

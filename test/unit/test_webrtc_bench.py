@@ -10,7 +10,7 @@ import pytest
 from bench import webrtc
 from bench.common.command_line import InputError
 from bench.common.metrics import ChunkArrival
-from bench.webrtc import BUFFER_S, PacedStream, figures, played
+from bench.webrtc import PacedStream, figures, framed, played
 
 
 def test_a_stall_and_what_is_missing_after_it() -> None:
@@ -27,17 +27,28 @@ def test_a_stall_and_what_is_missing_after_it() -> None:
         figures(arrivals[:1])
 
 
-@pytest.mark.parametrize(("late_s", "stall_ms"), [(0.5 * BUFFER_S, 0), (1.5 * BUFFER_S, 100)])
+@pytest.mark.parametrize(("late_s", "stall_ms"), [(0.1, 0), (0.3, 100)])
 def test_a_player_waits_for_a_chunk_that_is_later_than_its_buffer(
     late_s: float, stall_ms: float
 ) -> None:
     """It is behind by its buffer, and by every wait since."""
     times = [0.08 * n for n in range(50)]
     chunks = [ChunkArrival(t + (late_s if t >= 1 else 0), 1920, 1) for t in times]
-    found = figures(played(chunks), BUFFER_S)
+    found = figures(played(chunks, 0.2), 0.2)
     assert (found["frames"], found["missing_ms"]) == (200, 0)
     assert found["stall_ms_max"] == pytest.approx(stall_ms, abs=0.1)
-    assert found["behind_ms_end"] == pytest.approx(BUFFER_S * 1000 + stall_ms, abs=0.1)
+    assert found["behind_ms_end"] == pytest.approx(200 + stall_ms, abs=0.1)
+
+
+def test_a_frame_is_there_with_its_last_sample() -> None:
+    pieces = [(1.0, 0.03), (2.0, 0.01), (3.0, 0.05), (4.0, 0.01), (5.0, 0.01)]
+    assert framed(pieces) == [
+        (1.0, 0.0),
+        (2.0, pytest.approx(0.02)),
+        (3.0, pytest.approx(0.04)),
+        (3.0, pytest.approx(0.06)),
+        (4.0, pytest.approx(0.08)),
+    ]
 
 
 def test_no_sound_of_the_answer_comes_before_it_is_spoken() -> None:
