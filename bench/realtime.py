@@ -185,7 +185,7 @@ def over_socket(
 
 def transcribed(url: str, samples: Any, options: argparse.Namespace) -> list[float]:
     """Speak the turns of a session that only transcribes; the first one is not counted."""
-    found = []
+    found: list[float] = []
     said = np.resize(samples, round(TRANSCRIBED_S * RATE))
     sound = {"format": {"type": "audio/pcm", "rate": RATE}, "turn_detection": None}
     with opened(url, path="/v1/realtime?intent=transcription") as socket:

@@ -166,14 +166,16 @@ def _entered(address: str) -> int:
 
 def _results(pipes: list[Connection], limit_s: float) -> list[Any]:
     """Receive a result of each process. The first error is raised, whoever has it."""
-    found, until_s = {}, time.monotonic() + limit_s
+    found: dict[Any, Any] = {}
+    until_s = time.monotonic() + limit_s
     while len(found) < len(pipes):
-        ready = wait([pipe for pipe in pipes if pipe not in found], until_s - time.monotonic())
+        waiting = [pipe for pipe in pipes if pipe not in found]
+        ready: list[Any] = wait(waiting, until_s - time.monotonic())
         if not ready:
             raise NetworkError(f"the processes were not ready within {limit_s:g} s.")
         for pipe in ready:
             try:
-                result, error = pipe.recv()  # type: ignore[union-attr]
+                result, error = pipe.recv()
             except EOFError:
                 result, error = None, "it has ended"
             if error is not None:
