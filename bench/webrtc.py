@@ -2,6 +2,7 @@
 
     pip install aiortc
     sudo python -m bench.webrtc --loss 0,1,3 --jitter-ms 30 --seconds 60 --json webrtc.json
+    sudo chrt -r 1 python -m bench.webrtc                       # on a machine with other work
 
 A caller and a server, each a process in a network of its own, talk over a relay in a third process
 (see bench.common.lossy_network; it needs Linux and root). Once they are connected a packet of IP is

@@ -62,7 +62,9 @@ def receive(other: Connection, bad: Any, seconds: float) -> int:
         made, _ = server.accept()
         bad.set()
         other.send("bad")
-        return len(made.makefile("rb").read())
+        size = len(made.makefile("rb").read())
+        other.send("all")
+        return size
 
 
 def send(other: Connection, bad: Any, seconds: float) -> bool:
@@ -71,6 +73,8 @@ def send(other: Connection, bad: Any, seconds: float) -> bool:
     with socket.create_connection(address) as made:
         assert other.recv() == "bad"
         made.sendall(bytes(SIZE))
+        made.shutdown(socket.SHUT_WR)
+        assert other.recv() == "all"  # its network ends with this process
         return made.getsockname()[0] == ADDRESSES[1]
 
 
