@@ -222,6 +222,6 @@ def block() -> str:
     text = DOCUMENT.read_text(encoding="utf-8")
     shown = ((name, draw_one(text)) for name, draw_one in PICTURES.items())
     return "\n".join(
-        f"![{picture.alt()}]({FOLDER}/{name}.svg)\n\n{textwrap.fill(picture.note, 110)}\n"
+        f"![{picture.alt()}]({FOLDER}/{name}.svg)\n\n{textwrap.fill(picture.note, 110, break_on_hyphens=False)}\n"
         for name, picture in shown
     )
