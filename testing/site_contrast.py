@@ -28,8 +28,8 @@ def problems(browser: Any, width: int, scheme: str, folder: Path | None) -> Iter
     viewport = {"width": width, "height": 900}
     with browser.new_context(viewport=viewport, color_scheme=scheme) as context:
         page = context.new_page()
-        for file in sorted(SITE.rglob("*.html")):
-            name = str(file.parent.relative_to(SITE)) if file.name == "index.html" else file.stem
+        for file in sorted(SITE.rglob("index.html")):
+            name = "home" if file.parent == SITE else file.parent.relative_to(SITE).as_posix()
             page.goto(file.as_uri())
             page.evaluate("for (const x of document.querySelectorAll('details')) x.open = true")
             where = f"{name}, {width} px, {scheme}"
