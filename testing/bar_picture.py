@@ -17,6 +17,7 @@ Line = tuple[float, str]
 
 WIDTH, LABEL, TOTAL, MARGIN = 480, 150, 78, 10  # text is 10 px high on a phone of 360 px
 BAR, GAP, HEAD, LINE_HEAD = 24, 12, 64, 24
+DARK = "#202020"
 # White text on each, and each on white, has a contrast of 4.5 or more.
 COLOURS = ("#4063d8", "#2e7d1f", "#9558b2", "#cb3c33")
 # The machine of BENCHMARK.md, "The released size", with AVX-512.
@@ -59,7 +60,7 @@ def draw(
     if line is not None:
         x = LABEL + line[0] * scale
         drawn += [
-            f'<path d="M{x:.1f} {head - 10} V{y - GAP / 2:.0f}" stroke="#202020" '
+            f'<path d="M{x:.1f} {head - 10} V{y - GAP / 2:.0f}" stroke="{DARK}" '
             'stroke-dasharray="5 4"/>',
             _text(x, head - 15, line[1], "end" if x > 0.6 * WIDTH else "middle"),
         ]
@@ -68,6 +69,7 @@ def draw(
         'font-family="sans-serif" font-size="14">',
         f'<rect width="{WIDTH}" height="{y}" fill="#ffffff"/>',
     ]
+    drawn.sort(key=lambda element: element.startswith("<text"))  # words above bars and line
     return "\n".join((*beginning, *drawn, "</svg>", ""))
 
 
@@ -110,12 +112,14 @@ def _text(
     y: float,
     text: str,
     anchor: str = "start",
-    fill: str = "#202020",
+    fill: str = DARK,
     weight: str = "normal",
 ) -> str:
+    # White around dark words keeps them apart from a line below them.
+    edge = ' stroke="#ffffff" stroke-width="4" paint-order="stroke"' if fill == DARK else ""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-weight="{weight}" '
-        f'fill="{fill}">{escape(text)}</text>'
+        f'fill="{fill}"{edge}>{escape(text)}</text>'
     )
 
 

@@ -86,7 +86,7 @@ def whole_reply(text: str) -> Picture:
             }
     return Picture(
         f"Whole reply of {FRAMES} frames, ms",
-        {**rows, **_beside_openvino(text, "whole reply")},
+        {**_beside_openvino(text, "whole reply"), **rows},
         "ms",
         "`small` (155 M random parameters), two cores. Left of the line a reply is made faster "
         "than it plays: its RTF is below 1. See [transformers](#against-transformers-generate) "
@@ -172,7 +172,7 @@ def clients_at_once(text: str) -> Picture:
     return Picture(
         "Replies a second by clients at once",
         rows,
-        "a second",
+        "/s",
         "`tiny` (1.4 M random parameters), streamed replies of up to 48 frames; clients and model "
         "share two cores. See [Over HTTP](#over-http).",
     )
