@@ -15,7 +15,7 @@ from testing.imports import ROOT
 Rows = Mapping[str, Mapping[str, float]]
 Line = tuple[float, str]
 
-WIDTH, LABEL, TOTAL, MARGIN = 480, 150, 78, 10  # text is 10 px high on a phone of 360 px
+WIDTH, LABEL, TOTAL, MARGIN = 480, 158, 74, 10  # text is 10 px high on a phone of 360 px
 BAR, GAP, HEAD, LINE_HEAD = 24, 12, 64, 24
 DARK = "#202020"
 # White text on each, and each on white, has a contrast of 4.5 or more.
@@ -82,7 +82,7 @@ def _legend(colours: Mapping[str, str]) -> list[str]:
     for name, colour in colours.items():
         drawn.append(f'<rect x="{x:.1f}" y="34" width="14" height="14" fill="{colour}"/>')
         drawn.append(_text(x + 20, 46, name))
-        x += 36 + 7.5 * len(name)
+        x += 38 + 8 * len(name)
     return drawn
 
 

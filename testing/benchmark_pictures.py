@@ -220,8 +220,9 @@ def svg(name: str) -> str:
 def block() -> str:
     """Write the pictures with their notes, as Markdown of BENCHMARK.md."""
     text = DOCUMENT.read_text(encoding="utf-8")
-    shown = ((name, draw_one(text)) for name, draw_one in PICTURES.items())
-    return "\n".join(
-        f"![{picture.alt()}]({FOLDER}/{name}.svg)\n\n{textwrap.fill(picture.note, 110, break_on_hyphens=False)}\n"
-        for name, picture in shown
-    )
+    parts = []
+    for name, picture_of in PICTURES.items():
+        picture = picture_of(text)
+        note = textwrap.fill(picture.note, 110, break_on_hyphens=False)
+        parts.append(f"![{picture.alt()}]({FOLDER}/{name}.svg)\n\n{note}\n")
+    return "\n".join(parts)

@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
         for width in WIDTHS:
             for scheme in SCHEMES:
                 for problem in problems(browser, width, scheme, folder):
-                    print(problem)
+                    sys.stdout.write(f"{problem}\n")
                     found += 1
         browser.close()
     return 1 if found else 0

@@ -64,7 +64,7 @@ def widths(svg: str) -> list[float]:
 def test_a_bar_is_as_long_as_its_parts_and_all_have_one_scale() -> None:
     svg = bar_picture.draw("Sizes", ROWS, "ms", (80, "limit"))
     x, y, other = widths(svg)
-    assert (y, other) == (pytest.approx(3 * x, abs=0.2), pytest.approx(2 * x, abs=0.2))
+    assert (y, other) == (pytest.approx(3 * x, abs=0.3), pytest.approx(2 * x, abs=0.3))
     line = float(re.search(r'<path d="M([\d.]+) ', svg)[1])  # type: ignore[index]
     assert line - bar_picture.LABEL == pytest.approx(8 * x, abs=0.5)
     for said in ("Sizes", "40 ms", "20 ms", "limit"):
@@ -74,7 +74,7 @@ def test_a_bar_is_as_long_as_its_parts_and_all_have_one_scale() -> None:
 def test_parts_that_are_not_stacked_have_a_bar_and_a_size_each() -> None:
     svg = bar_picture.draw("Sizes", ROWS, "ms", stacked=False)
     x, y, other = widths(svg)
-    assert (y, other) == (pytest.approx(3 * x, abs=0.2), pytest.approx(2 * x, abs=0.2))
+    assert (y, other) == (pytest.approx(3 * x, abs=0.3), pytest.approx(2 * x, abs=0.3))
     starts = re.findall(r'<rect x="([\d.]+)" y="\d+" width', svg)[-3:]  # after the legend
     assert {float(start) for start in starts} == {bar_picture.LABEL}
     for said in ("10 ms", "30 ms", "20 ms"):
