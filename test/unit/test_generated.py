@@ -61,10 +61,18 @@ def widths(svg: str) -> list[float]:
     return [float(width) for width in bars]
 
 
+def starts(svg: str) -> list[float]:
+    """Return where the bars begin: all but the squares of the legend."""
+    found = re.findall(r'<rect x="([\d.]+)" y="\d+" width', svg)
+    return [float(start) for start in found[-3:]]
+
+
 def test_a_bar_is_as_long_as_its_parts_and_all_have_one_scale() -> None:
     svg = bar_picture.draw("Sizes", ROWS, "ms", (80, "limit"))
     x, y, other = widths(svg)
     assert (y, other) == (pytest.approx(3 * x, abs=0.3), pytest.approx(2 * x, abs=0.3))
+    after = pytest.approx(bar_picture.LABEL + x, abs=0.1)
+    assert starts(svg) == [bar_picture.LABEL, after, bar_picture.LABEL]
     line = float(re.search(r'<path d="M([\d.]+) ', svg)[1])  # type: ignore[index]
     assert line - bar_picture.LABEL == pytest.approx(8 * x, abs=0.5)
     for said in ("Sizes", "40 ms", "20 ms", "limit"):
@@ -75,8 +83,7 @@ def test_parts_that_are_not_stacked_have_a_bar_and_a_size_each() -> None:
     svg = bar_picture.draw("Sizes", ROWS, "ms", stacked=False)
     x, y, other = widths(svg)
     assert (y, other) == (pytest.approx(3 * x, abs=0.3), pytest.approx(2 * x, abs=0.3))
-    starts = re.findall(r'<rect x="([\d.]+)" y="\d+" width', svg)[-3:]  # after the legend
-    assert {float(start) for start in starts} == {bar_picture.LABEL}
+    assert starts(svg) == [bar_picture.LABEL] * 3
     for said in ("10 ms", "30 ms", "20 ms"):
         assert f">{said}<" in svg
 
