@@ -57,7 +57,7 @@ def test_tests_of_another_package_are_refused(
 
 
 def commands(folder: Path, *variables: str) -> str:
-    """What `make` would run to install the package into a folder."""
+    """Return what `make` would run to install the package into a folder."""
     environment = {n: v for n, v in os.environ.items() if n not in ("EDITABLE", "MAKEFLAGS")}
     command = ["make", "--dry-run", f"VENV={folder}", f"{folder}/installed", *variables]
     return subprocess.run(
