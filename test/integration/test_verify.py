@@ -23,13 +23,15 @@ from qwen3_omni_neuron.errors import ArtifactError, OptionError
 from qwen3_omni_neuron.loading import plan_of
 from qwen3_omni_neuron.verification import verify as verifying
 from qwen3_omni_neuron.verification.judgement import Difference
+from qwen3_omni_neuron.verification.layers import find_first
 from qwen3_omni_neuron.verification.reference import read_reference
 from qwen3_omni_neuron.verification.report import page
 from qwen3_omni_neuron.verification.verify import compare, verify
 from qwen3_omni_neuron.verification.write import write_reference
-from testing.verified import short_questions
+from testing.verified import STAGES, short_questions
 
 BELOW, WHOLE = "thinker's layers 1 to 2", "thinker's 3 layers, lm_head"
+LATER, LAST = "thinker's later tokens", "thinker's layer 3"
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +44,16 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def differences(folder: Path, reference: Path, **load: Any) -> list[Difference]:
+def differences(
+    folder: Path, reference: Path, break_engines: Callable[[Engines], None] = lambda _: None, **load: Any
+) -> list[Difference]:
     """Compare a checkpoint with a reference of the checkpoint that ships, or of `of`."""
     of = load.pop("of", SPEAKING_CHECKPOINT)
     about, answers = read_reference(reference, of, read_config(of))
     built: list[Engines] = []
 
     def keep(engines: Engines) -> Engines:
+        break_engines(engines)
         built.append(engines)
         return engines
 
@@ -66,10 +71,10 @@ def failed(found: list[Difference]) -> list[str]:
 def test_the_checkpoint_that_ships_holds(reference: Path, dtype: str) -> None:
     found = differences(SPEAKING_CHECKPOINT, reference, dtype=dtype)
     assert failed(found) == []
-    assert len(found) == 12, "every stage had rows"
+    assert len(found) == STAGES, "every stage had rows"
     rows = {one.stage: one for one in found}
     agreement = 1.0 if dtype != "bfloat16" else 0.98
-    for stage in (WHOLE, "talker's codec_head", "code predictor"):
+    for stage in (WHOLE, LATER, "talker's codec_head", "talker's later logits", "code predictor"):
         assert (rows[stage].agreement or 0) >= agreement, stage
     if dtype in ("int8", "int4"):  # held against rounded weights, not against an allowance
         assert (rows[WHOLE].error or 0) < 1e-5
@@ -101,6 +106,7 @@ class Fault:
 FAULTS = {
     "shifted row of text": Fault(shift, "thinker.model.embed_tokens.weight", BELOW),
     "expert in the first layer": Fault(swap_experts, "thinker.model.layers.0.mlp", BELOW),
+    "expert in the second layer": Fault(swap_experts, "thinker.model.layers.1.mlp", BELOW),
     "expert in the last layer": Fault(swap_experts, "thinker.model.layers.2.mlp", WHOLE),
     "thinker's head": Fault(shift, "thinker.lm_head.weight", WHOLE),
     "audio": Fault(shift, "thinker.audio_tower.proj2.weight", "audio encoder"),
@@ -143,6 +149,68 @@ def test_a_fault_is_named_at_its_stage(
     found = differences(planted(tmp_path / "faulty", FAULTS[name]), reference, dtype=dtype)
     assert failed(found)[:1] == [FAULTS[name].stage]
     assert next(one for one in found if not one.holds).first.startswith("question ")
+
+
+@pytest.mark.parametrize("stage", ["thinker", "talker"])
+def test_a_fault_of_the_graphs_for_steps_alone_is_named(reference: Path, stage: str) -> None:
+    """The rows that a prompt has computed are right."""
+
+    def shift_steps(engines: Engines) -> None:
+        engine = getattr(engines, stage)
+        step = engine.step
+        engine.step = lambda *given: step(*given).roll(1, -1)
+
+    found = differences(SPEAKING_CHECKPOINT, reference, shift_steps)
+    wrong = next(one for one in found if not one.holds)
+    assert wrong.stage in (LATER, "talker's later logits")
+    assert (wrong.graph, wrong.first[-1]) == (f"{stage}_decode", "2"), wrong.first
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "layer"),
+    [
+        ("shifted row of text", "auto", "thinker's embeddings"),
+        ("expert in the first layer", "auto", "thinker's layer 1"),
+        ("expert in the second layer", "int4", "thinker's layer 2"),
+        ("expert in the last layer", "auto", LAST),
+    ],
+)
+def test_the_first_layer_that_differs_is_named(
+    reference: Path, tmp_path: Path, name: str, dtype: str, layer: str
+) -> None:
+    folder = planted(tmp_path / "faulty", FAULTS[name])
+    load = {"dtype": dtype, "max_concurrency": 1}
+    verdict = verify(folder, reference, load, most_spoken=0, by_layer=True)
+    assert verdict.by_layer is not None
+    assert verdict.by_layer.first.startswith(layer)
+    assert f"first layer that differs: {layer}" in page(verdict)
+
+
+@pytest.mark.parametrize("first", range(49))
+def test_the_first_of_48_layers_is_found_in_six_looks(first: int) -> None:
+    """And among all of them the lowest that differs."""
+
+    def look(layer: int) -> Difference:
+        return Difference(f"layer {layer}", 1, 1.0 if layer >= first else 0.0, 0.5, 0, 0, 1, 1)
+
+    found = find_first(48, 48, look)
+    assert found.first.startswith(f"layer {first}" if first < 48 else "thinker's layer 48, the last")
+    assert len(found.differences) <= 6
+    assert [one.holds for one in found.differences] == sorted(
+        (one.holds for one in found.differences), reverse=True
+    )
+
+
+def test_where_nothing_differs_the_largest_numbers_are_shown_by_layer(reference: Path) -> None:
+    load = {"max_concurrency": 1}
+    verdict = verify(SPEAKING_CHECKPOINT, reference, load, most_spoken=0, by_layer=True)
+    assert verdict.holds
+    with np.load(reference) as file:
+        for layer in (1, 2):
+            kept = max(np.abs(file[f"{question}/layers"][layer]).max() for question in range(3))
+            shown = verdict.seen.largest[f"thinker's layer {layer}"]
+            assert shown >= kept * (1 - 1e-4)
+            assert f"  thinker's layer {layer}: {shown:.4g}" in page(verdict)
 
 
 @pytest.fixture(scope="module")
@@ -246,11 +314,13 @@ def about_with(**fields: Any) -> Callable[[Any], Any]:
     ("changes", "message"),
     [
         ({"about": lambda _: np.array("[]")}, "names no questions"),
-        ({"about": about_with(format=2)}, "its format is 2"),
+        ({"about": about_with(format=1)}, "its format is 1"),
         ({"about": about_with(questions=["?"] * 100)}, "more than 64"),
         ({"about": about_with(questions=[3])}, "a question is no text"),
         ({"about": about_with(config=3)}, "has not the fields"),
         ({"0__audio": lambda x: x[:-1]}, "contradict"),
+        ({"0__layers": lambda x: x[:, :-1]}, "contradict"),
+        ({"0__layers": lambda x: x[:-1]}, "has the shape"),
         ({"0__audio": lambda x: x[:, :-1]}, "has the shape"),
         ({"0__hidden": lambda x: x * np.float32("nan")}, "numbers that it can't have"),
         ({"0__codes": lambda x: x + 10**6}, "numbers that it can't have"),
@@ -308,8 +378,9 @@ def test_numbers_that_are_none_are_found_without_a_reference(
 
 def test_the_end_code_and_the_words_without_a_reference() -> None:
     """The checkpoint that ships ends its speech soon after its text, and hears it again."""
-    verdict = verify(SPEAKING_CHECKPOINT, most_spoken=4)
+    verdict = verify(SPEAKING_CHECKPOINT, most_spoken=4, by_layer=True)
     assert verdict.holds
+    assert {"thinker's layer 1", "thinker's layer 2"} <= verdict.seen.largest.keys()
     assert verdict.differences == []
     for spoken in verdict.spoken:
         assert spoken.result.talker_finish_reason == "stop"

@@ -136,7 +136,7 @@ ERRORS = [
 ]
 VERBS = {
     "verify": """
-        --against --compiled --cores --device --dtype --help --instance --kv-cache-dtype --model
+        --against --by-layer --compiled --cores --device --dtype --help --instance --kv-cache-dtype --model
         --placement --predictor-dtype --target --threads --write -h
     """,
     "speak": """

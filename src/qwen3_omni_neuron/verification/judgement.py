@@ -28,6 +28,8 @@ FEW = {"float32": 0.01, "bfloat16": 0.1}
 """Share of a stage's rows that may be beyond: a router that rounds may choose another expert."""
 FEW_CODES = 0.02
 """Share of codes that may be beyond."""
+THINKER_PROMPTS = "thinker_prefill"
+"""Kind of the graphs in which the thinker reads prompts."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class Difference:
     least of a row. largest: largest difference of two numbers. agreement: share of the likeliest
     tokens, or of codes, that are the reference's; None where there are none. sampled: share of
     codes under the same random numbers. first: the first row or code that is not explained, ""
-    where there is none.
+    where there is none. graph: kind of the compiled graphs that compute it, "" for none. steps:
+    of the code predictor, share of the codes of each step that are the reference's.
     """
 
     stage: str
@@ -66,6 +69,8 @@ class Difference:
     agreement: float | None = None
     sampled: float | None = None
     first: str = ""
+    graph: str = ""
+    steps: tuple[float, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -77,14 +82,17 @@ class Difference:
 class Stage:
     """Stage of a model, and its judgement.
 
-    array: its rows in the results. layers: layers that a row has passed. rounded: whether the
-    weights of dtypes int8 and int4 are in it. predictor: whether the code predictor computes it.
+    array: its rows in the results. layers: layers that a row has passed. graph: see Difference.
+    part: those of the rows that are meant. rounded: whether the weights of dtypes int8 and int4 are
+    in it. predictor: whether the code predictor computes it.
     """
 
     name: str
     array: str
     layers: int
     unit: str
+    graph: str
+    part: slice = slice(None)
     rounded: bool = False
     predictor: bool = False
 
@@ -95,18 +103,24 @@ def stages_of(config: OmniConfig) -> list[Stage]:
     assert talker is not None and code2wav is not None
     accept, deep = talker.accept_hidden_layer, talker.text.layers
     below, whole = f"thinker's layers 1 to {accept}", f"thinker's {c.text.layers} layers, lm_head"
+    deepest, predictor = c.text.layers, talker.predictor.layers
+    # A reply's first row comes from the graph for prompts, the later ones from the graph for steps.
+    first, later = slice(1), slice(1, None)
     return [
-        Stage("audio encoder", "audio", c.audio.layers, "row"),
-        Stage("vision encoder", "vision", c.vision.layers, "row"),
-        Stage(below, "accepted", accept, "row of media", rounded=True),
-        Stage(whole, "thinker_logits", c.text.layers, "token", rounded=True),
-        Stage("text projection", "text_projection", 1, "row"),
-        Stage("hidden projection", "hidden_projection", 1, "row of media"),
-        Stage("talker's layers", "hidden", deep, "frame", rounded=True),
-        Stage("talker's codec_head", "talker_logits", deep, "frame", rounded=True),
-        Stage("code predictor", "codes", talker.predictor.layers, "frame", True, predictor=True),
-        Stage("sum of the codes' embeddings", "feedback", 1, "frame"),
-        Stage("code2wav", "samples", _depth(code2wav), "frame"),
+        Stage("audio encoder", "audio", c.audio.layers, "row", "audio_encoder"),
+        Stage("vision encoder", "vision", c.vision.layers, "row", "vision_encoder"),
+        Stage(below, "accepted", accept, "row of media", THINKER_PROMPTS, rounded=True),
+        Stage(whole, "thinker_logits", deepest, "token", THINKER_PROMPTS, first, rounded=True),
+        Stage("thinker's later tokens", "thinker_logits", deepest, "token", "thinker_decode", later, rounded=True),
+        Stage("text projection", "text_projection", 1, "row", "text_projection"),
+        Stage("hidden projection", "hidden_projection", 1, "row of media", "hidden_projection"),
+        Stage("talker's layers", "hidden", deep, "frame", "talker_prefill", first, rounded=True),
+        Stage("talker's codec_head", "talker_logits", deep, "frame", "talker_prefill", first, rounded=True),
+        Stage("talker's later frames", "hidden", deep, "frame", "talker_decode", later, rounded=True),
+        Stage("talker's later logits", "talker_logits", deep, "frame", "talker_decode", later, rounded=True),
+        Stage("code predictor", "codes", predictor, "frame", "code_predictor", rounded=True, predictor=True),
+        Stage("sum of the codes' embeddings", "feedback", 1, "frame", "code_predictor"),
+        Stage("code2wav", "samples", _depth(code2wav), "frame", "code2wav"),
     ]
 
 
@@ -139,6 +153,25 @@ def judge(
     return found
 
 
+def judge_layer(
+    config: OmniConfig,
+    numbers: Numbers,
+    layer: int,
+    pairs: Sequence[tuple[Answer, NDArray[np.float32], NDArray[np.float32]]],
+) -> Difference:
+    """Compare hidden states after a layer of the thinker, or its input where `layer` is 0.
+
+    pairs: for each question, the reference's rows and the model's, thinned alike.
+    """
+    name = f"thinker's layer {layer}" if layer else "thinker's embeddings"
+    graph = THINKER_PROMPTS if layer else ""
+    stage = Stage(name, "layers", max(1, layer), "kept row", graph, rounded=layer > 0)
+    arrays = [(answer, {"layers": theirs}, {"layers": ours}) for answer, theirs, ours in pairs]
+    found = _rows(stage, _allowed(stage, numbers), FEW[numbers.activations], config, arrays)
+    assert found is not None, "a prompt has rows"
+    return found
+
+
 def _allowed(stage: Stage, numbers: Numbers) -> float:
     """Return the relative error of a row that rounding explains."""
     unit = ROUNDING[numbers.predictor if stage.predictor else numbers.activations]
@@ -166,24 +199,24 @@ def _rows(
         theirs = expected.get(stage.array, answer.arrays.get(stage.array))
         assert theirs is not None
         right, got = _as_rows(stage, config, theirs), _as_rows(stage, config, ours[stage.array])
-        beyond = np.zeros(len(right), bool)
+        rows = np.arange(len(right))[stage.part]
         if stage.array == "feedback":  # of other codes it is another sum
-            kept = (ours["greedy_codes"] == answer.arrays["codes"]).all(1)
-            right, got = right[kept], got[kept]
-        if not len(right):
+            rows = rows[(ours["greedy_codes"] == answer.arrays["codes"]).all(1)]
+        if not len(rows):
             continue
+        right, got = right[rows], got[rows]
         error, cosine = _row_errors(right, got)
         beyond = ~(error <= allowed)
         if stage.array.endswith("_logits"):
             name = stage.array.removesuffix("_logits")
-            agree = expected[f"{name}_top"] == ours[f"{name}_top"]
-            beyond |= ~agree & ~(expected[f"{name}_margins"] <= allowed)
+            agree = (expected[f"{name}_top"] == ours[f"{name}_top"])[rows]
+            beyond |= ~agree & ~(expected[f"{name}_margins"][rows] <= allowed)
             same.append(agree)
         errors.append(error)
         cosines.append(cosine)
         largest = max(largest, float(np.abs(right - got).max()))
         if beyond.any() and not first:
-            first = f"question {number + 1}, {stage.unit} {int(beyond.argmax()) + 1}"
+            first = f"question {number + 1}, {stage.unit} {rows[beyond.argmax()] + 1}"
         errors[-1] = np.where(beyond, np.maximum(error, np.nextafter(allowed, 1e9)), error)
     if not errors:
         return None
@@ -199,6 +232,7 @@ def _rows(
         largest,
         float(np.concatenate(same).mean()) if same else None,
         first=first,
+        graph=stage.graph,
     )
 
 
@@ -229,10 +263,10 @@ def _codes(
     stage: Stage, allowed: float, pairs: Sequence[tuple[Answer, Arrays, Arrays]]
 ) -> Difference:
     """Compare codes step by step, each among the frames whose earlier codes are the same."""
-    compared, unexplained, first = 0, 0, ""
-    shares = {}
-    for kind in ("greedy", "sampled"):
-        agreeing = seen = 0
+    unexplained, first = 0, ""
+    # By greedy or sampled: the codes that are the same, and those compared, at each step.
+    counts = np.zeros((2, 2, pairs[0][1]["greedy_margins"].shape[1]), int)
+    for kind, (same_by_step, compared_by_step) in zip(("greedy", "sampled"), counts, strict=True):
         for number, (_, expected, ours) in enumerate(pairs):
             right, got = expected[f"{kind}_codes"], ours[f"{kind}_codes"]
             margins = expected[f"{kind}_margins"]
@@ -240,17 +274,27 @@ def _codes(
             for step in range(margins.shape[1]):
                 same = right[:, step + 1] == got[:, step + 1]
                 beyond = follows & ~same & ~(margins[:, step] <= allowed)
-                seen += int(follows.sum())
-                agreeing += int((follows & same).sum())
+                compared_by_step[step] += int(follows.sum())
+                same_by_step[step] += int((follows & same).sum())
                 unexplained += int(beyond.sum())
                 if beyond.any() and not first:
                     frame = int(beyond.argmax()) + 1
                     first = f"question {number + 1}, frame {frame}, step {step + 1}, {kind}"
                 follows &= same
-        shares[kind] = agreeing / seen
-        compared += seen
-    share = unexplained / compared
-    agreement = shares["greedy"], shares["sampled"]
+    agreeing, compared = counts.sum(0)
+    greedy, sampled = (float(one.sum() / of.sum()) for one, of in counts)
     return Difference(
-        stage.name, compared, None, allowed, share, FEW_CODES, None, None, *agreement, first
+        stage.name,
+        int(compared.sum()),
+        None,
+        allowed,
+        float(unexplained / compared.sum()),
+        FEW_CODES,
+        None,
+        None,
+        greedy,
+        sampled,
+        first,
+        stage.graph,
+        tuple((agreeing[compared > 0] / compared[compared > 0]).tolist()),
     )
