@@ -16,7 +16,6 @@ from qwen3_omni_neuron.verification.reference import read_reference
 from qwen3_omni_neuron.verification.verify import look_by_layer
 from testing.media_cases import QUESTION_WAV
 
-
 STAGES = 15
 """Number of stages, where each has rows."""
 

