@@ -1,9 +1,11 @@
 """A model held against transformers' results, stage by stage: faults are named where they are."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from torch import Tensor
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, cli
 from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import lay_out
+from qwen3_omni_neuron.checkpoint.parameters import check_names
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.engines.protocols import Engines
@@ -23,11 +28,13 @@ from qwen3_omni_neuron.errors import ArtifactError, OptionError
 from qwen3_omni_neuron.loading import plan_of
 from qwen3_omni_neuron.verification import verify as verifying
 from qwen3_omni_neuron.verification.judgement import Difference
-from qwen3_omni_neuron.verification.layers import find_first
+from qwen3_omni_neuron.verification.layers import find_first, write_first_layers
 from qwen3_omni_neuron.verification.reference import read_reference
 from qwen3_omni_neuron.verification.report import page
 from qwen3_omni_neuron.verification.verify import compare, verify
 from qwen3_omni_neuron.verification.write import write_reference
+from testing.media_cases import write_deeper_checkpoint
+from testing.quantised_checkpoint import gptq, write_quantised_checkpoint
 from testing.verified import STAGES, short_questions
 
 BELOW, WHOLE = "thinker's layers 1 to 2", "thinker's 3 layers, lm_head"
@@ -76,6 +83,14 @@ def test_the_checkpoint_that_ships_holds(reference: Path, dtype: str) -> None:
     assert failed(found) == []
     assert len(found) == STAGES, "every stage had rows"
     rows = {one.stage: one for one in found}
+    with np.load(reference) as file:
+        tokens, frames = (
+            sum(len(file[f"{question}/{name}"]) for question in range(3))
+            for name in ("token_ids", "codes")
+        )
+    assert (rows[WHOLE].rows, rows[STEPS].rows) == (3, tokens - 3)
+    heads = [rows[f"talker's codec_head{part}"].rows for part in ("", ", by steps")]
+    assert heads == [2, frames - 2], "two prompts with media"
     agreement = 1.0 if dtype != "bfloat16" else 0.98
     for stage in (WHOLE, STEPS, "talker's codec_head, by steps", "code predictor"):
         assert (rows[stage].agreement or 0) >= agreement, stage
@@ -190,21 +205,34 @@ def test_the_first_layer_that_differs_is_named(
     assert f"first layer that differs: {layer}" in page(verdict)
 
 
-@pytest.mark.parametrize("first", range(49))
-def test_the_first_of_48_layers_is_found_in_six_looks(first: int) -> None:
-    """And among all of them the lowest that differs."""
+def test_the_first_of_48_layers_is_found_in_six_looks() -> None:
+    """Whichever it is, the embeddings before layer 1 among them."""
 
-    def look(layer: int) -> Difference:
-        return Difference(f"layer {layer}", 1, 1.0 if layer >= first else 0.0, 0.5, 0, 0, 1, 1)
+    def look(layer: int, first: int) -> Difference:
+        return Difference(f"layer {layer}", 1, float(layer >= first), 0.5, 0, 0, 1, 1)
 
-    found = find_first(48, 48, look)
-    assert found.first.startswith(
-        f"layer {first}" if first < 48 else "thinker's layer 48, the last"
+    for first in range(49):
+        found = find_first(48, 48, partial(look, first=first))
+        expected = f"layer {first}" if first < 48 else "thinker's layer 48, the last norm"
+        assert found.first.startswith(expected)
+        assert len(found.differences) <= 6
+
+
+def test_the_first_layers_of_a_quantised_checkpoint_have_the_names_of_no_other(
+    tmp_path: Path,
+) -> None:
+    whole = write_deeper_checkpoint(tmp_path / "whole")
+    expert = re.compile(r"thinker\.model\.layers\.\d+\.mlp\.experts\.\d+\.\w+\.weight")
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    quantised, _ = write_quantised_checkpoint(
+        whole, tmp_path, lambda name: gptq() if expert.fullmatch(name) else None, settings
     )
-    assert len(found.differences) <= 6
-    assert [one.holds for one in found.differences] == sorted(
-        (one.holds for one in found.differences), reverse=True
-    )
+    folder = write_first_layers(quantised, 1, tmp_path / "first")
+    assert (talker := read_config(folder).talker) and talker.text.layers == 1
+    found = Checkpoint(folder)
+    check_names([*lay_out(read_config(folder))[1].values()], found)
+    assert {int(name.split(".")[3]) for name in found.quantised} == {0, 1, 2, 3}
+    assert {int(name.split(".")[3]) for name in Checkpoint(quantised).quantised} == {*range(5)}
 
 
 def test_where_nothing_differs_the_largest_numbers_are_shown_by_layer(reference: Path) -> None:
