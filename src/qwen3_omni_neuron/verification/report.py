@@ -8,7 +8,7 @@ import torch
 
 from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
 from qwen3_omni_neuron.verification.alone import Spoken
-from qwen3_omni_neuron.verification.judgement import Difference
+from qwen3_omni_neuron.verification.judgement import THINKER_PROMPTS, Difference
 from qwen3_omni_neuron.verification.verify import Verdict
 
 _HERE = "then --target cpu --dtype float32"
@@ -16,7 +16,7 @@ ADVICE = {
     "prompt": "tokenizer or chat template differ: compare the checkpoint's files.",
     "audio": f"compile model audio again; {_HERE}.",
     "vision": f"compile model vision again; {_HERE}.",
-    "thinker": f"verify --by-layer; compile model thinker again, with another --lnc; {_HERE}.",
+    "thinker": f"compile model thinker again, with another --lnc; {_HERE}.",
     "text": f"compile model talker again; {_HERE}.",
     "hidden": f"compile model talker again; {_HERE}.",
     "talker": f"compile model talker again, with another --lnc; {_HERE}.",
@@ -126,6 +126,8 @@ def _conclusion(verdict: Verdict) -> Iterator[str]:
         yield f"DIFFERS, first in: {first.stage}" + (f" ({first.first})" if first.first else "")
         if verdict.by_layer is not None and verdict.by_layer.first:
             yield f"first layer that differs: {verdict.by_layer.first}"
+        elif first.graph == THINKER_PROMPTS:
+            yield "its first layer that differs: add --by-layer"
         if first.graph:
             yield f"its graphs, where it was compiled: {first.graph}"
         yield f"try: {ADVICE[first.stage.split()[0].split(chr(39))[0]]}"
