@@ -24,8 +24,8 @@
 # make test-hlo          the graphs lowered to HLO and StableHLO, in an environment with torch_xla (7 GB of disk)
 # make test-import       the graphs of target torchneuron in torch-mlir, in an environment with
 #                        iree-base-compiler, which carries it (0.4 GB of disk)
-# make test-quantised    matrices as auto-round, compressed-tensors and modelopt pack and read them, and
-#                        checkpoints as transformers does, in three environments (0.7 GB of disk)
+# make test-quantised    matrices and checkpoints as the packages that publish them write and read them, and
+#                        as transformers reads them, in three environments (0.9 GB of disk)
 # make test-clients      stock clients of OpenAI's API, each in an environment of its own, hold a spoken
 #                        dialogue with the server: CLIENTS= names some of them
 # make test-extras       the extras of pyproject.toml resolve together, by pip and its registry
@@ -70,6 +70,9 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
     $(addprefix test/integration/,$(addsuffix .py,test_generate test_media test_models)) \
     test/unit/test_training.py::test_rows_of_training_are_rows_of_generation \
     test/integration/test_speaking.py::test_transformers_answers_code_for_code
+
+# Of its file the one test that lowers: the others, which `make test-nxdi` runs, need a later torch.
+NXDI_HLO := test/neuron/test_nxdi_export.py::test_the_hlo_of_every_graph_holds_nothing_that_the_compiler_refuses
 
 .PHONY: demo serve test chromium test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
 .PHONY: speaking clean test-hlo test-import lower docs test-wide test-aarch64 test-aarch64-wheel bench-openvino
@@ -146,19 +149,22 @@ lower: $(HLO_VENV)/installed
 	$(HLO_VENV)/bin/python -c 'import torch_xla'
 	$(if $(NXDI_SOURCES),$(HLO_VENV)/bin/pip install --quiet tenacity boto3)
 	NXDI_SOURCES="$(NXDI_SOURCES)" $(HLO_VENV)/bin/python -m pytest test/unit/test_hlo.py \
-	    $(if $(NXDI_SOURCES),test/neuron/test_nxdi_export.py)
+	    $(if $(NXDI_SOURCES),$(NXDI_HLO))
 
 # The import comes first, as above.
 test-import: $(IMPORT_VENV)/installed
 	$(IMPORT_VENV)/bin/python -c 'import iree.compiler'
 	$(IMPORT_VENV)/bin/python -m pytest test/unit/test_torch_mlir.py
 
-# The imports come first, as above. nvidia-modelopt without its dependencies: of them it imports what
-# the file pins.
+# The imports come first, as above. Three packages without their dependencies: of them they import
+# what the files pin.
 test-quantised: $(addsuffix /installed,$(QUANTISED_VENV) $(QUANTISED_READERS))
-	$(QUANTISED_VENV)/bin/$(INSTALL) --no-deps nvidia-modelopt==0.47.0
-	$(QUANTISED_VENV)/bin/python -c 'import auto_round, compressed_tensors, modelopt'
+	$(QUANTISED_VENV)/bin/$(INSTALL) --no-deps nvidia-modelopt==0.47.0 neural-compressor-pt==3.10
+	.venv-quantised-5.13/bin/$(INSTALL) --no-deps llmcompressor==0.14.0.1
+	$(QUANTISED_VENV)/bin/python -c 'import auto_round, compressed_tensors, modelopt, neural_compressor'
+	.venv-quantised-5.13/bin/python -c 'import llmcompressor'
 	$(QUANTISED_VENV)/bin/python -m pytest test/quantised/test_package_writers.py
+	.venv-quantised-5.13/bin/python -m pytest test/quantised/test_llmcompressor.py
 	for venv in $(QUANTISED_READERS); do \
 	    $$venv/bin/python -m pytest test/quantised/test_transformers_reads.py || exit 1; done
 

@@ -77,6 +77,26 @@ def compressed_tensors(form: str, **weights: Any) -> Writer:
     return write
 
 
+def neural_compressor(symmetric: bool = True) -> Writer:
+    """Return a writer of GPTQ by Intel Neural Compressor: groups of 32 inputs from anywhere."""
+    from neural_compressor.torch.algorithms.weight_only.modules import INCWeightOnlyLinear
+
+    def write(weight: Tensor) -> Written:
+        out, into = weight.shape
+        made = Grouped(weight, 4, 32, torch.float16, symmetric, ordered=True)
+        layer = INCWeightOnlyLinear(into, out, bits=4, group_size=32, zp=True, g_idx=True)
+        # It is told in which order inputs were quantised, and keeps the group of each.
+        order = made.group_of.argsort(stable=True)
+        layer.pack(
+            made.numbers.int(), made.scales.float(), made.zeros.int(), bias=None, g_idx=order
+        )
+        tensors = {n: getattr(layer, n).clone() for n in ("qweight", "qzeros", "scales", "g_idx")}
+        layer.float_type, layer.scales = torch.float32, layer.scales.float()
+        return tensors, layer.recover()
+
+    return write
+
+
 def modelopt_fp8(weight: Tensor) -> Written:
     """Write static FP8 of a whole matrix by nvidia-modelopt; the scale of activations is any."""
     from modelopt.torch.quantization.qtensor import FP8QTensor

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import Qwen3OmniMoeForConditionalGeneration
 
-_IGNORED = [
+IGNORED = [
     r"re:.*mlp\.gate$",
     "thinker.lm_head",
     r"re:thinker\.(audio_tower|visual).*",
@@ -42,7 +42,7 @@ def write_compressed_tensors(checkpoint: Path, to: Path, form: str, **weights: A
 
     model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.bfloat16)
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
-    settings = {"format": form, "ignore": _IGNORED, "config_groups": groups}
+    settings = {"format": form, "ignore": IGNORED, "config_groups": groups}
     apply_quantization_config(model, QuantizationConfig.model_validate(settings))
     for module in model.modules():
         if getattr(module, "quantization_scheme", None) is None:

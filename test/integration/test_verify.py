@@ -1,9 +1,11 @@
 """A model held against transformers' results, stage by stage: faults are named where they are."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from torch import Tensor
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, cli
 from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import lay_out
+from qwen3_omni_neuron.checkpoint.parameters import check_names
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.engines.protocols import Engines
@@ -23,13 +28,17 @@ from qwen3_omni_neuron.errors import ArtifactError, OptionError
 from qwen3_omni_neuron.loading import plan_of
 from qwen3_omni_neuron.verification import verify as verifying
 from qwen3_omni_neuron.verification.judgement import Difference
+from qwen3_omni_neuron.verification.layers import find_first, write_first_layers
 from qwen3_omni_neuron.verification.reference import read_reference
 from qwen3_omni_neuron.verification.report import page
 from qwen3_omni_neuron.verification.verify import compare, verify
 from qwen3_omni_neuron.verification.write import write_reference
-from testing.verified import short_questions
+from testing.media_cases import write_deeper_checkpoint
+from testing.quantised_checkpoint import gptq, write_quantised_checkpoint
+from testing.verified import STAGES, short_questions
 
 BELOW, WHOLE = "thinker's layers 1 to 2", "thinker's 3 layers, lm_head"
+STEPS, LAST = "thinker's layers, by steps", "thinker's layer 3"
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +51,19 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def differences(folder: Path, reference: Path, **load: Any) -> list[Difference]:
+def differences(
+    folder: Path,
+    reference: Path,
+    break_engines: Callable[[Engines], None] = lambda _: None,
+    **load: Any,
+) -> list[Difference]:
     """Compare a checkpoint with a reference of the checkpoint that ships, or of `of`."""
     of = load.pop("of", SPEAKING_CHECKPOINT)
     about, answers = read_reference(reference, of, read_config(of))
     built: list[Engines] = []
 
     def keep(engines: Engines) -> Engines:
+        break_engines(engines)
         built.append(engines)
         return engines
 
@@ -66,10 +81,18 @@ def failed(found: list[Difference]) -> list[str]:
 def test_the_checkpoint_that_ships_holds(reference: Path, dtype: str) -> None:
     found = differences(SPEAKING_CHECKPOINT, reference, dtype=dtype)
     assert failed(found) == []
-    assert len(found) == 12, "every stage had rows"
+    assert len(found) == STAGES, "every stage had rows"
     rows = {one.stage: one for one in found}
+    with np.load(reference) as file:
+        tokens, frames = (
+            sum(len(file[f"{question}/{name}"]) for question in range(3))
+            for name in ("token_ids", "codes")
+        )
+    assert (rows[WHOLE].rows, rows[STEPS].rows) == (3, tokens - 3)
+    heads = [rows[f"talker's codec_head{part}"].rows for part in ("", ", by steps")]
+    assert heads == [2, frames - 2], "two prompts with media"
     agreement = 1.0 if dtype != "bfloat16" else 0.98
-    for stage in (WHOLE, "talker's codec_head", "code predictor"):
+    for stage in (WHOLE, STEPS, "talker's codec_head, by steps", "code predictor"):
         assert (rows[stage].agreement or 0) >= agreement, stage
     if dtype in ("int8", "int4"):  # held against rounded weights, not against an allowance
         assert (rows[WHOLE].error or 0) < 1e-5
@@ -101,6 +124,7 @@ class Fault:
 FAULTS = {
     "shifted row of text": Fault(shift, "thinker.model.embed_tokens.weight", BELOW),
     "expert in the first layer": Fault(swap_experts, "thinker.model.layers.0.mlp", BELOW),
+    "expert in the second layer": Fault(swap_experts, "thinker.model.layers.1.mlp", BELOW),
     "expert in the last layer": Fault(swap_experts, "thinker.model.layers.2.mlp", WHOLE),
     "thinker's head": Fault(shift, "thinker.lm_head.weight", WHOLE),
     "audio": Fault(shift, "thinker.audio_tower.proj2.weight", "audio encoder"),
@@ -143,6 +167,84 @@ def test_a_fault_is_named_at_its_stage(
     found = differences(planted(tmp_path / "faulty", FAULTS[name]), reference, dtype=dtype)
     assert failed(found)[:1] == [FAULTS[name].stage]
     assert next(one for one in found if not one.holds).first.startswith("question ")
+
+
+@pytest.mark.parametrize("stage", ["thinker", "talker"])
+def test_a_fault_of_the_graphs_for_steps_alone_is_named(reference: Path, stage: str) -> None:
+    """The rows that a prompt has computed are right. The talker begins text with a step, too."""
+
+    def shift_steps(engines: Engines) -> None:
+        engine = getattr(engines, stage)
+        step = engine.step
+        engine.step = lambda *given: step(*given).roll(1, -1)
+
+    found = differences(SPEAKING_CHECKPOINT, reference, shift_steps)
+    wrong = next(one for one in found if not one.holds)
+    assert wrong.stage == (STEPS if stage == "thinker" else "talker's codec_head, by steps")
+    assert wrong.graph == f"{stage}_decode"
+    assert wrong.first.startswith("question 1, ") and wrong.first.endswith(" 2")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "layer"),
+    [
+        ("shifted row of text", "auto", "thinker's embeddings"),
+        ("expert in the first layer", "auto", "thinker's layer 1"),
+        ("expert in the second layer", "int4", "thinker's layer 2"),
+        ("expert in the last layer", "auto", LAST),
+    ],
+)
+def test_the_first_layer_that_differs_is_named(
+    reference: Path, tmp_path: Path, name: str, dtype: str, layer: str
+) -> None:
+    folder = planted(tmp_path / "faulty", FAULTS[name])
+    load = {"dtype": dtype, "max_concurrency": 1}
+    verdict = verify(folder, reference, load, most_spoken=0, by_layer=True)
+    assert verdict.by_layer is not None
+    assert verdict.by_layer.first.startswith(layer)
+    assert f"first layer that differs: {layer}" in page(verdict)
+
+
+def test_the_first_of_48_layers_is_found_in_six_looks() -> None:
+    """Whichever it is, the embeddings before layer 1 among them."""
+
+    def look(layer: int, first: int) -> Difference:
+        return Difference(f"layer {layer}", 1, float(layer >= first), 0.5, 0, 0, 1, 1)
+
+    for first in range(49):
+        found = find_first(48, 48, partial(look, first=first))
+        expected = f"layer {first}" if first < 48 else "thinker's layer 48, the last norm"
+        assert found.first.startswith(expected)
+        assert len(found.differences) <= 6
+
+
+def test_the_first_layers_of_a_quantised_checkpoint_have_the_names_of_no_other(
+    tmp_path: Path,
+) -> None:
+    whole = write_deeper_checkpoint(tmp_path / "whole")
+    expert = re.compile(r"thinker\.model\.layers\.\d+\.mlp\.experts\.\d+\.\w+\.weight")
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    quantised, _ = write_quantised_checkpoint(
+        whole, tmp_path, lambda name: gptq() if expert.fullmatch(name) else None, settings
+    )
+    folder = write_first_layers(quantised, 1, tmp_path / "first")
+    assert (talker := read_config(folder).talker) and talker.text.layers == 1
+    found = Checkpoint(folder)
+    check_names([*lay_out(read_config(folder))[1].values()], found)
+    assert {int(name.split(".")[3]) for name in found.quantised} == {0, 1, 2, 3}
+    assert {int(name.split(".")[3]) for name in Checkpoint(quantised).quantised} == {*range(5)}
+
+
+def test_where_nothing_differs_the_largest_numbers_are_shown_by_layer(reference: Path) -> None:
+    load = {"max_concurrency": 1}
+    verdict = verify(SPEAKING_CHECKPOINT, reference, load, most_spoken=0, by_layer=True)
+    assert verdict.holds
+    with np.load(reference) as file:
+        for layer in (1, 2):
+            kept = max(np.abs(file[f"{question}/layers"][layer]).max() for question in range(3))
+            shown = verdict.seen.largest[f"thinker's layer {layer}"]
+            assert shown >= kept * (1 - 1e-4)
+            assert f"  thinker's layer {layer}: {shown:.4g}" in page(verdict)
 
 
 @pytest.fixture(scope="module")
@@ -246,11 +348,13 @@ def about_with(**fields: Any) -> Callable[[Any], Any]:
     ("changes", "message"),
     [
         ({"about": lambda _: np.array("[]")}, "names no questions"),
-        ({"about": about_with(format=2)}, "its format is 2"),
+        ({"about": about_with(format=1)}, "its format is 1"),
         ({"about": about_with(questions=["?"] * 100)}, "more than 64"),
         ({"about": about_with(questions=[3])}, "a question is no text"),
         ({"about": about_with(config=3)}, "has not the fields"),
         ({"0__audio": lambda x: x[:-1]}, "contradict"),
+        ({"0__layers": lambda x: x[:, :-1]}, "contradict"),
+        ({"0__layers": lambda x: x[:-1]}, "has the shape"),
         ({"0__audio": lambda x: x[:, :-1]}, "has the shape"),
         ({"0__hidden": lambda x: x * np.float32("nan")}, "numbers that it can't have"),
         ({"0__codes": lambda x: x + 10**6}, "numbers that it can't have"),
@@ -308,8 +412,9 @@ def test_numbers_that_are_none_are_found_without_a_reference(
 
 def test_the_end_code_and_the_words_without_a_reference() -> None:
     """The checkpoint that ships ends its speech soon after its text, and hears it again."""
-    verdict = verify(SPEAKING_CHECKPOINT, most_spoken=4)
+    verdict = verify(SPEAKING_CHECKPOINT, most_spoken=4, by_layer=True)
     assert verdict.holds
+    assert {"thinker's layer 1", "thinker's layer 2"} <= verdict.seen.largest.keys()
     assert verdict.differences == []
     for spoken in verdict.spoken:
         assert spoken.result.talker_finish_reason == "stop"

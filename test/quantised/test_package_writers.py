@@ -38,6 +38,7 @@ class Case:
 
 GPTQ = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True}
 ONE_LESS = {**GPTQ, "packing_format": "auto_round:auto_gptq"}
+ORDERED = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
 WHOLE = {**GPTQ, "packing_format": "auto_round", "sym": False}
 
 
@@ -72,6 +73,15 @@ CASES = {
         "auto_round",
         lambda: packages.auto_round_awq,
         {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"},
+        True,
+    ),
+    "gptq act order": Case(
+        "neural_compressor", packages.neural_compressor, {**ORDERED, "sym": True}, True
+    ),
+    "gptq act order asym": Case(
+        "neural_compressor",
+        lambda: packages.neural_compressor(symmetric=False),
+        {**ORDERED, "sym": False},
         True,
     ),
     "pack int4": compressed("pack-quantized", True, num_bits=4, symmetric=True, **GROUPS),

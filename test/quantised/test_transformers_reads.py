@@ -3,14 +3,13 @@
 Other versions leave weights random, with a warning or none. `make test-quantised` runs these tests
 with those that do not; elsewhere they are skipped. No version has been found that reads, on a CPU,
 
-- pack-quantized with zero points: compressed-tensors 0.12 refuses to unpack them, and later ones
-  belong to a transformers that leaves experts random or fails;
 - GPTQ with groups of inputs from anywhere: auto-round leaves g_idx aside, and transformers' own
   reader of GPTQ needs gptqmodel, which needs a GPU to be built, or a later torch;
 - modelopt by that name: no transformers up to 5.23 knows it. "fp8 matrix" has its numbers and
   scales, in files of compressed-tensors.
 
-test_package_writers.py compares the first and the last with the packages that write them.
+test_package_writers.py compares both with packages that write them. Of compressed-tensors only 0.14
+unpacks zero points for transformers 4.57.
 """
 
 import importlib.util
@@ -90,6 +89,8 @@ LAYERS = re.compile(
 COMPRESSED = {
     "int4": ("pack-quantized", {**GROUPS, "symmetric": True}),
     "int4 act order": ("pack-quantized", {**GROUPS, "symmetric": True, "actorder": "group"}),
+    "int4 asym": ("pack-quantized", {**GROUPS, "symmetric": False}),
+    "int8 packed asym": ("pack-quantized", {**GROUPS, "num_bits": 8, "symmetric": False}),
     "int8 packed": ("pack-quantized", {**ROWS, "type": "int"}),
     "int8": ("int-quantized", {**ROWS, "type": "int"}),
     "int8 asym": ("int-quantized", {**ROWS, "type": "int", "symmetric": False}),
@@ -102,7 +103,7 @@ COMPRESSED = {
 def test_compressed_tensors_checkpoints_are_read_as_transformers_reads_them(
     checkpoint: Path, tmp_path: Path, name: str
 ) -> None:
-    needs(transformers="4.57", compressed_tensors="0.12")
+    needs(transformers="4.57", compressed_tensors="0.14")
     form, weights = COMPRESSED[name]
     folder = write_compressed_tensors(checkpoint, tmp_path / "made", form, **weights)
     reference = Reference(folder)

@@ -136,8 +136,8 @@ ERRORS = [
 ]
 VERBS = {
     "verify": """
-        --against --compiled --cores --device --dtype --help --instance --kv-cache-dtype --model
-        --placement --predictor-dtype --target --threads --write -h
+        --against --by-layer --compiled --cores --device --dtype --help --instance
+        --kv-cache-dtype --model --placement --predictor-dtype --target --threads --write -h
     """,
     "speak": """
         --audio --chunk-frames --compiled --cores --dtype --first-chunk

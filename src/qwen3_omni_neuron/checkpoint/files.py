@@ -117,6 +117,7 @@ class Checkpoint:
     def headers(self) -> dict[str, StoredTensor]:
         """Return type, shape and place of every tensor, by its name in the files.
 
+        Without those that the index leaves out.
         Raises CheckpointError for a file that can't be read, and for drawn weights, which are in
         no file.
         """
@@ -125,7 +126,8 @@ class Checkpoint:
                 f"{self.folder} has a {DRAWN_FILE} and no weights in files: there is nothing to "
                 "show. Write it without --drawn."
             )
-        return read_headers(self.folder, set(self._files.values()))
+        headers = read_headers(self.folder, set(self._files.values()))
+        return {name: stored for name, stored in headers.items() if name in self._files}
 
     @contextmanager
     def reader(self) -> Iterator["ShardReader | DrawnTensors"]:

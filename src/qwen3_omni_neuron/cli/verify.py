@@ -30,6 +30,12 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
         "--against", type=Path, metavar="FILE", help="compare with the reference in this file"
     )
     parser.add_argument(
+        "--by-layer",
+        action="store_true",
+        help="name the thinker's first layer that differs, by loading its first layers alone, of a "
+        "tree after compiling them; where none differs, the largest numbers of eight layers",
+    )
+    parser.add_argument(
         "--target", help=f"{', '.join(TARGETS)}; default: that of --compiled, or else cpu"
     )
     parser.add_argument(
@@ -47,7 +53,9 @@ def _verify(parsed: argparse.Namespace) -> int:
     from qwen3_omni_neuron.verification.verify import verify
 
     load = load_arguments(parsed, slots=1) | {"target": parsed.target}
-    verdict = verify(chosen_model(parsed), parsed.against, load, progress=tell)
+    verdict = verify(
+        chosen_model(parsed), parsed.against, load, by_layer=parsed.by_layer, progress=tell
+    )
     print(page(verdict))
     return 0 if verdict.holds else 1
 

@@ -18,7 +18,13 @@ from qwen3_omni_neuron.model.code_predictor import sample_top, top_p_limits
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.verification.oracle import Reference
-from qwen3_omni_neuron.verification.reference import TOP_K, Arrays, channels, text_rows
+from qwen3_omni_neuron.verification.reference import (
+    TOP_K,
+    Arrays,
+    spread,
+    text_rows,
+    thinned_layers,
+)
 
 
 @dataclass(frozen=True)
@@ -116,8 +122,8 @@ class Stages:
         missing = 1 + len(c.vision.deepstack_layers) - len(levels)
         spoken = torch.tensor(text_rows(self._config, given.token_ids, len(given.codes)))
         embedded = self.reference.model.thinker.get_input_embeddings()(spoken.to(rows.device))
-        accepted, _ = self._thinker(given)
-        talker = self._talker
+        states, _ = self._thinker(given)
+        accepted, talker = self._accepted(given, states), self._talker
         return {
             "prompt": ids.numpy(),
             "token_ids": np.array(given.token_ids),
@@ -137,12 +143,13 @@ class Stages:
         hidden: what the code predictor starts from, [frames, hidden]; None: the talker's own.
         uniforms: float32 [frames, 15].
         """
-        accepted, logits = self._thinker(given)
+        layers, logits = self._thinker(given)
         frames = len(given.codes)
         states = self._talker.model(**given.talker).last_hidden_state[0]
         states = states[given.talker_rows - 1 :][:frames]
         found = {
-            "accepted": _array(accepted),
+            "accepted": _array(self._accepted(given, layers)),
+            "layers": thinned_layers(_array(layers)),
             **_logits("thinker", logits),
             "hidden": _array(states),
             **_logits("talker", self._talker.codec_head(states)),
@@ -154,22 +161,31 @@ class Stages:
         return found
 
     def _thinker(self, given: Given) -> tuple[Tensor, Tensor]:
-        """Return the accept layer's rows of media, and the logits of the reply's tokens."""
-        model, kept = self.reference.thinker_model, []
+        """Return the prompt's rows before the first layer and after each, and the reply's logits.
+
+        They are [1 + layers, S, hidden] and [N, vocab]. Rows after a layer are its own output,
+        before deepstack is added.
+        """
+        model, rows = self.reference.thinker_model, given.prompt_rows
+        kept = [given.thinker["inputs_embeds"][0, :rows]]
 
         def keep(_: Any, __: Any, output: Any) -> None:
-            kept.append((output[0] if isinstance(output, tuple) else output).clone())
+            kept.append((output[0] if isinstance(output, tuple) else output)[0, :rows].clone())
 
-        hook = model.layers[self._accept - 1].register_forward_hook(keep)
+        hooks = [layer.register_forward_hook(keep) for layer in model.layers]
         try:
             last = model(**given.thinker).last_hidden_state[0]
         finally:
-            hook.remove()
-        media = torch.isin(
-            given.prompt.token_ids, torch.tensor(self._config.thinker.media_token_ids)
-        )
-        accepted = kept[0][0, : given.prompt_rows][media.to(last.device)]
-        return accepted, self.reference.model.thinker.lm_head(last[given.prompt_rows - 1 :])
+            for hook in hooks:
+                hook.remove()
+        logits = self.reference.model.thinker.lm_head(last[rows - 1 :])
+        return torch.stack([state.to(last.device) for state in kept]), logits
+
+    def _accepted(self, given: Given, layers: Tensor) -> Tensor:
+        """Return the accept layer's rows of media. layers: see `_thinker`."""
+        tokens = torch.tensor(self._config.thinker.media_token_ids)
+        media = torch.isin(given.prompt.token_ids, tokens)
+        return layers[self._accept, media.to(layers.device)]
 
     def _feedback(self, codes: Tensor) -> Tensor:
         tables = self._tables
@@ -226,7 +242,7 @@ def _logits(name: str, logits: Tensor) -> Arrays:
 
 
 def _thinned(x: Tensor) -> NDArray[np.float32]:
-    return _array(x[..., torch.from_numpy(channels(x.shape[-1])).to(x.device)])
+    return _array(x[..., torch.from_numpy(spread(x.shape[-1])).to(x.device)])
 
 
 def _array(x: Tensor) -> NDArray[np.float32]:

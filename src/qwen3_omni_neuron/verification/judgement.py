@@ -10,6 +10,7 @@ than what this error can move.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,8 @@ FEW = {"float32": 0.01, "bfloat16": 0.1}
 """Share of a stage's rows that may be beyond: a router that rounds may choose another expert."""
 FEW_CODES = 0.02
 """Share of codes that may be beyond."""
+THINKER_PROMPTS = "thinker_prefill"
+"""Kind of the graphs in which the thinker reads prompts."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,8 @@ class Difference:
     least of a row. largest: largest difference of two numbers. agreement: share of the likeliest
     tokens, or of codes, that are the reference's; None where there are none. sampled: share of
     codes under the same random numbers. first: the first row or code that is not explained, ""
-    where there is none.
+    where there is none. graph: kind of the compiled graphs that compute it, "" for none. steps:
+    of the code predictor, share of the codes of each step that are the reference's.
     """
 
     stage: str
@@ -66,6 +70,8 @@ class Difference:
     agreement: float | None = None
     sampled: float | None = None
     first: str = ""
+    graph: str = ""
+    steps: tuple[float, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -77,14 +83,16 @@ class Difference:
 class Stage:
     """Stage of a model, and its judgement.
 
-    array: its rows in the results. layers: layers that a row has passed. rounded: whether the
-    weights of dtypes int8 and int4 are in it. predictor: whether the code predictor computes it.
+    array: its rows in the results. layers: layers that a row has passed. graph: see Difference.
+    rounded: whether the weights of dtypes int8 and int4 are in it. predictor: whether the code
+    predictor computes it.
     """
 
     name: str
     array: str
     layers: int
     unit: str
+    graph: str
     rounded: bool = False
     predictor: bool = False
 
@@ -95,18 +103,24 @@ def stages_of(config: OmniConfig) -> list[Stage]:
     assert talker is not None and code2wav is not None
     accept, deep = talker.accept_hidden_layer, talker.text.layers
     below, whole = f"thinker's layers 1 to {accept}", f"thinker's {c.text.layers} layers, lm_head"
+    deepest, predictor = c.text.layers, talker.predictor.layers
+    head, steps = "talker's codec_head", "by steps"
+    decoder = partial(Stage, rounded=True)
     return [
-        Stage("audio encoder", "audio", c.audio.layers, "row"),
-        Stage("vision encoder", "vision", c.vision.layers, "row"),
-        Stage(below, "accepted", accept, "row of media", rounded=True),
-        Stage(whole, "thinker_logits", c.text.layers, "token", rounded=True),
-        Stage("text projection", "text_projection", 1, "row"),
-        Stage("hidden projection", "hidden_projection", 1, "row of media"),
-        Stage("talker's layers", "hidden", deep, "frame", rounded=True),
-        Stage("talker's codec_head", "talker_logits", deep, "frame", rounded=True),
-        Stage("code predictor", "codes", talker.predictor.layers, "frame", True, predictor=True),
-        Stage("sum of the codes' embeddings", "feedback", 1, "frame"),
-        Stage("code2wav", "samples", _depth(code2wav), "frame"),
+        Stage("audio encoder", "audio", c.audio.layers, "row", "audio_encoder"),
+        Stage("vision encoder", "vision", c.vision.layers, "row", "vision_encoder"),
+        decoder(below, "accepted", accept, "row of media", THINKER_PROMPTS),
+        decoder(whole, "thinker_logits", deepest, "token", THINKER_PROMPTS),
+        decoder(f"thinker's layers, {steps}", "thinker_logits", deepest, "token", "thinker_decode"),
+        Stage("text projection", "text_projection", 1, "row", "text_projection"),
+        Stage("hidden projection", "hidden_projection", 1, "row of media", "hidden_projection"),
+        decoder("talker's layers", "hidden", deep, "frame", "talker_prefill"),
+        decoder(head, "talker_logits", deep, "frame", "talker_prefill"),
+        decoder(f"talker's layers, {steps}", "hidden", deep, "frame", "talker_decode"),
+        decoder(f"{head}, {steps}", "talker_logits", deep, "frame", "talker_decode"),
+        decoder("code predictor", "codes", predictor, "frame", "code_predictor", predictor=True),
+        Stage("sum of the codes' embeddings", "feedback", 1, "frame", "code_predictor"),
+        Stage("code2wav", "samples", _depth(code2wav), "frame", "code2wav"),
     ]
 
 
@@ -134,8 +148,27 @@ def judge(
         allowed = _allowed(stage, numbers)
         if stage.predictor:
             found.append(_codes(stage, allowed, pairs))
-        elif one := _rows(stage, allowed, FEW[numbers.activations], config, pairs):
+        elif one := _rows(stage, allowed, numbers, config, pairs):
             found.append(one)
+    return found
+
+
+def judge_layer(
+    config: OmniConfig,
+    numbers: Numbers,
+    layer: int,
+    pairs: Sequence[tuple[Answer, NDArray[np.float32], NDArray[np.float32]]],
+) -> Difference:
+    """Compare hidden states after a layer of the thinker, or its input where `layer` is 0.
+
+    pairs: for each question, the reference's rows and the model's, thinned alike.
+    """
+    name = f"thinker's layer {layer}" if layer else "thinker's embeddings"
+    graph = THINKER_PROMPTS if layer else ""
+    stage = Stage(name, "layers", max(1, layer), "kept row", graph, rounded=layer > 0)
+    arrays = [(answer, {"layers": theirs}, {"layers": ours}) for answer, theirs, ours in pairs]
+    found = _rows(stage, _allowed(stage, numbers), numbers, config, arrays)
+    assert found is not None, "a prompt has rows"
     return found
 
 
@@ -155,7 +188,7 @@ def _same(reference: Arrays, ours: Arrays, name: str) -> bool:
 def _rows(
     stage: Stage,
     allowed: float,
-    few: float,
+    numbers: Numbers,
     config: OmniConfig,
     pairs: Sequence[tuple[Answer, Arrays, Arrays]],
 ) -> Difference | None:
@@ -166,28 +199,30 @@ def _rows(
         theirs = expected.get(stage.array, answer.arrays.get(stage.array))
         assert theirs is not None
         right, got = _as_rows(stage, config, theirs), _as_rows(stage, config, ours[stage.array])
-        beyond = np.zeros(len(right), bool)
+        rows = _rows_by_graph(stage, len(right), answer)
         if stage.array == "feedback":  # of other codes it is another sum
-            kept = (ours["greedy_codes"] == answer.arrays["codes"]).all(1)
-            right, got = right[kept], got[kept]
-        if not len(right):
+            rows = rows[(ours["greedy_codes"] == answer.arrays["codes"]).all(1)]
+        if not len(rows):
             continue
+        right, got = right[rows], got[rows]
         error, cosine = _row_errors(right, got)
         beyond = ~(error <= allowed)
         if stage.array.endswith("_logits"):
             name = stage.array.removesuffix("_logits")
-            agree = expected[f"{name}_top"] == ours[f"{name}_top"]
-            beyond |= ~agree & ~(expected[f"{name}_margins"] <= allowed)
+            agree = (expected[f"{name}_top"] == ours[f"{name}_top"])[rows]
+            beyond |= ~agree & ~(expected[f"{name}_margins"][rows] <= allowed)
             same.append(agree)
         errors.append(error)
         cosines.append(cosine)
         largest = max(largest, float(np.abs(right - got).max()))
         if beyond.any() and not first:
-            first = f"question {number + 1}, {stage.unit} {int(beyond.argmax()) + 1}"
+            first = f"question {number + 1}, {stage.unit} {rows[beyond.argmax()] + 1}"
         errors[-1] = np.where(beyond, np.maximum(error, np.nextafter(allowed, 1e9)), error)
     if not errors:
         return None
-    every = np.concatenate(errors)
+    every, few = np.concatenate(errors), FEW[numbers.activations]
+    if numbers.activations == "bfloat16":
+        few = max(few, 1 / len(every))  # one row may be, where there are few
     return Difference(
         stage.name,
         len(every),
@@ -199,7 +234,21 @@ def _rows(
         largest,
         float(np.concatenate(same).mean()) if same else None,
         first=first,
+        graph=stage.graph,
     )
+
+
+def _rows_by_graph(stage: Stage, count: int, answer: Answer) -> NDArray[np.int64]:
+    """Return those of a reply's rows that the stage's graph computes; of other stages all.
+
+    The first row of a reply comes from the graph for prompts, the others from the graph for steps.
+    So does the talker's first where the prompt has no media: it appends the first token in a step.
+    """
+    rows = np.arange(count)
+    if stage.array not in ("thinker_logits", "talker_logits", "hidden"):
+        return rows
+    of_prompt = stage.array == "thinker_logits" or len(answer.arrays["accepted"]) > 0
+    return rows[int(of_prompt) :] if stage.graph.endswith("_decode") else rows[: int(of_prompt)]
 
 
 def _as_rows(stage: Stage, config: OmniConfig, x: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -229,10 +278,10 @@ def _codes(
     stage: Stage, allowed: float, pairs: Sequence[tuple[Answer, Arrays, Arrays]]
 ) -> Difference:
     """Compare codes step by step, each among the frames whose earlier codes are the same."""
-    compared, unexplained, first = 0, 0, ""
-    shares = {}
-    for kind in ("greedy", "sampled"):
-        agreeing = seen = 0
+    unexplained, first = 0, ""
+    # By greedy or sampled: the codes that are the same, and those compared, at each step.
+    counts = np.zeros((2, 2, pairs[0][1]["greedy_margins"].shape[1]), int)
+    for kind, (same_by_step, compared_by_step) in zip(("greedy", "sampled"), counts, strict=True):
         for number, (_, expected, ours) in enumerate(pairs):
             right, got = expected[f"{kind}_codes"], ours[f"{kind}_codes"]
             margins = expected[f"{kind}_margins"]
@@ -240,17 +289,27 @@ def _codes(
             for step in range(margins.shape[1]):
                 same = right[:, step + 1] == got[:, step + 1]
                 beyond = follows & ~same & ~(margins[:, step] <= allowed)
-                seen += int(follows.sum())
-                agreeing += int((follows & same).sum())
+                compared_by_step[step] += int(follows.sum())
+                same_by_step[step] += int((follows & same).sum())
                 unexplained += int(beyond.sum())
                 if beyond.any() and not first:
                     frame = int(beyond.argmax()) + 1
                     first = f"question {number + 1}, frame {frame}, step {step + 1}, {kind}"
                 follows &= same
-        shares[kind] = agreeing / seen
-        compared += seen
-    share = unexplained / compared
-    agreement = shares["greedy"], shares["sampled"]
+    agreeing, compared = counts.sum(0)
+    greedy, sampled = (float(one.sum() / of.sum()) for one, of in counts)
     return Difference(
-        stage.name, compared, None, allowed, share, FEW_CODES, None, None, *agreement, first
+        stage.name,
+        int(compared.sum()),
+        None,
+        allowed,
+        float(unexplained / compared.sum()),
+        FEW_CODES,
+        None,
+        None,
+        greedy,
+        sampled,
+        first,
+        stage.graph,
+        tuple((agreeing[compared > 0] / compared[compared > 0]).tolist()),
     )

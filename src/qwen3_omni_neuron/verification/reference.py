@@ -8,6 +8,8 @@ its decoders with the weights of int8 `3/int8/NAME`:
     codes, uniforms                   [F, 16] of the reply, [F, 15] for the sampled codes
     audio, vision                     the encoders' rows, [A, H] and [levels, V, H]
     accepted                          the accept layer's rows of media, [A + V, H]
+    layers                            the prompt's rows before the first layer of the thinker and
+                                      after each, [1 + layers, rows, channels], some of both
     text_projection                   rows of the talker's text tokens, [F + 1, channels]
     hidden_projection                 rows of media, [A + V, channels]
     hidden, feedback                  the talker's, of each frame, [F, T]
@@ -34,12 +36,14 @@ from qwen3_omni_neuron.verification.questions import Question
 from qwen3_omni_neuron.verification.rounding import ROUNDED
 
 Arrays = dict[str, NDArray[Any]]
-FORMAT = 1
+FORMAT = 2
 MOST_BYTES = 512 * 2**20
 """Most bytes of all arrays of a file, unpacked."""
 MOST_QUESTIONS, MOST_TEXT = 64, 10_000
 CHANNELS = 256
 """Most channels of an array that is only compared, and that no stage reads."""
+LAYER_ROWS, LAYER_CHANNELS = 24, 32
+"""Most rows and channels of each layer's hidden states."""
 TOP_K = 50
 """Top-k of the sampled codes, whose top-p is 1."""
 
@@ -50,7 +54,8 @@ _INPUTS = {
     "samples": "X",
 }
 _OUTPUTS = {
-    **{"accepted": "MH", "thinker_logits": "Nv", "thinker_top": "N", "thinker_margins": "N"},
+    **{"accepted": "MH", "layers": "lrc"},
+    **{"thinker_logits": "Nv", "thinker_top": "N", "thinker_margins": "N"},
     **{"hidden": "FT", "talker_logits": "Fw", "talker_top": "F", "talker_margins": "F"},
     **{"greedy_codes": "FG", "greedy_margins": "Fg"},
     **{"sampled_codes": "FG", "sampled_margins": "Fg"},
@@ -82,9 +87,15 @@ class Answer:
     rounded: Mapping[str, Arrays]
 
 
-def channels(count: int) -> NDArray[np.int64]:
-    """Return the indices of the channels that are kept of `count`."""
-    return np.linspace(0, count - 1, min(count, CHANNELS)).astype(np.int64)
+def spread(count: int, most: int = CHANNELS) -> NDArray[np.int64]:
+    """Return the indices of those that are kept of `count` channels or rows: `most`, or all."""
+    return np.linspace(0, count - 1, min(count, most)).astype(np.int64)
+
+
+def thinned_layers(states: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the rows and channels that are kept of hidden states [..., rows, channels]."""
+    rows, width = states.shape[-2:]
+    return states[..., spread(rows, LAYER_ROWS), :][..., spread(width, LAYER_CHANNELS)]
 
 
 def text_rows(config: OmniConfig, token_ids: list[int], frames: int) -> list[int]:
@@ -174,7 +185,9 @@ def _about(found: NDArray[Any] | None) -> tuple[About, list[str]]:
 def _answer(arrays: Arrays, number: int, text: str, config: OmniConfig) -> Answer:
     sizes = _known_sizes(config)
     taken = _take(arrays, f"{number}/", _INPUTS | _OUTPUTS, sizes, config)
-    if sizes["R"] != sizes["F"] + 1 or sizes["M"] != sizes["A"] + sizes["V"]:
+    if (sizes["R"], sizes["M"]) != (sizes["F"] + 1, sizes["A"] + sizes["V"]) or sizes["r"] != len(
+        spread(sizes["S"], LAYER_ROWS)
+    ):
         raise _UnfitError(f"the sizes of question {number} contradict each other")
     if not (sizes["S"] and sizes["N"] and sizes["F"]):
         raise _UnfitError(f"question {number} has no prompt, no reply or no frame")
@@ -203,7 +216,9 @@ def _known_sizes(config: OmniConfig) -> dict[str, int]:
         "T": talker.text.hidden_size,
         "L": 1 + len(thinker.vision.deepstack_layers),
         **{"G": groups, "g": groups - 1, "3": 3},
-        **{letter: len(channels(count)) for letter, count in kept.items()},
+        "l": 1 + thinker.text.layers,
+        "c": len(spread(thinker.text.hidden_size, LAYER_CHANNELS)),
+        **{letter: len(spread(count)) for letter, count in kept.items()},
     }
 
 

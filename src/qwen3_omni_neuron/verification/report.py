@@ -8,20 +8,21 @@ import torch
 
 from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
 from qwen3_omni_neuron.verification.alone import Spoken
-from qwen3_omni_neuron.verification.judgement import Difference
+from qwen3_omni_neuron.verification.judgement import THINKER_PROMPTS, Difference
 from qwen3_omni_neuron.verification.verify import Verdict
 
+_HERE = "then --target cpu --dtype float32"
 ADVICE = {
     "prompt": "tokenizer or chat template differ: compare the checkpoint's files.",
-    "audio": "compile model audio again; then --dtype float32 on the CPU.",
-    "vision": "compile model vision again; then --dtype float32 on the CPU.",
-    "thinker": "compile model thinker again, with another --lnc; then --dtype float32 on the CPU.",
-    "text": "compile model talker again (its projections); then --dtype float32 on the CPU.",
-    "hidden": "compile model talker again (its projections); then --dtype float32 on the CPU.",
-    "talker": "compile model talker again, with another --lnc; then --dtype float32 on the CPU.",
+    "audio": f"compile model audio again; {_HERE}.",
+    "vision": f"compile model vision again; {_HERE}.",
+    "thinker": f"compile model thinker again, with another --lnc; {_HERE}.",
+    "text": f"compile model talker again; {_HERE}.",
+    "hidden": f"compile model talker again; {_HERE}.",
+    "talker": f"compile model talker again, with another --lnc; {_HERE}.",
     "code": "compile again with --predictor-dtype mixed (float32 arithmetic); then code_predictor.",
     "sum": "the codec's tables differ: compile model code_predictor again.",
-    "code2wav": "compile model code2wav again; then --dtype float32 on the CPU.",
+    "code2wav": f"compile model code2wav again; {_HERE}.",
 }
 """What to try, by the first word of a stage's name."""
 
@@ -43,6 +44,9 @@ def _lines(verdict: Verdict) -> Iterator[str]:
         yield f"reference: transformers {about.transformers}, {about.dtype} on {about.device}"
         yield ""
         yield from _table(verdict.differences)
+    if verdict.by_layer is not None and verdict.by_layer.differences:
+        yield ""
+        yield from _table(verdict.by_layer.differences)
     yield ""
     yield "largest numbers that the engines returned:"
     yield from (f"  {name}: {size:.4g}" for name, size in seen.largest.items())
@@ -81,6 +85,9 @@ def _table(differences: Sequence[Difference]) -> Iterator[str]:
     for one in differences:
         if one.first:
             yield f"{one.stage}: first beyond what rounding explains: {one.first}"
+        if one.steps:
+            steps = " ".join(f"{share:.0%}" for share in one.steps)
+            yield f"{one.stage}: the same code at steps 1 to {len(one.steps)}: {steps}"
 
 
 def _number(value: float | None) -> str:
@@ -117,6 +124,12 @@ def _conclusion(verdict: Verdict) -> Iterator[str]:
     if wrong:
         first = wrong[0]
         yield f"DIFFERS, first in: {first.stage}" + (f" ({first.first})" if first.first else "")
+        if verdict.by_layer is not None and verdict.by_layer.first:
+            yield f"first layer that differs: {verdict.by_layer.first}"
+        elif first.graph == THINKER_PROMPTS:
+            yield "its first layer that differs: add --by-layer"
+        if first.graph:
+            yield f"its graphs, where it was compiled: {first.graph}"
         yield f"try: {ADVICE[first.stage.split()[0].split(chr(39))[0]]}"
     if verdict.seen.broken:
         yield f"NaN or infinity, first in: {next(iter(verdict.seen.broken))}"

@@ -4,6 +4,7 @@ The engines are called past the runtime, in slot 0: nobody else may use the mode
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.prompt.prompt import Prompt
-from qwen3_omni_neuron.verification.reference import TOP_K, Answer, Arrays, channels, text_rows
+from qwen3_omni_neuron.verification.reference import TOP_K, Answer, Arrays, spread, text_rows
 
 
 class EngineStages:
@@ -39,6 +40,31 @@ class EngineStages:
             **self._frames(prompt, answer.arrays),
             "samples": self._sound(torch.from_numpy(answer.arrays["codes"])),
         }
+
+    @torch.inference_mode()
+    def accepted_rows(
+        self, prompt: Prompt, rows: Tensor, given: Mapping[str, NDArray[Any]] | None
+    ) -> NDArray[np.float32]:
+        """Return the accept layer's hidden states of all rows of a prompt, [S, hidden].
+
+        An engine returns those of media alone, so all rows are given to it as rows of media. rows:
+        the tokens' embeddings [S, hidden], in the dtype of the engine. given: the reference's
+        results, whose encoders' rows are taken; None: those of the engine's own encoders.
+        """
+        c, media = self._config.thinker, None
+        if given is not None:
+            media = self._media(prompt, given)
+        else:
+            media = self._thinker.media.encode(prompt)
+        rows, visual = rows.clone(), torch.empty(0, dtype=torch.long)
+        deepstack = rows.new_empty(len(c.vision.deepstack_layers), 0, rows.shape[1])
+        if media is not None:
+            rows[media.filled] = media.rows
+            visual, deepstack = media.visual, media.deepstack
+        ids = torch.full_like(prompt.token_ids, c.audio_token_id)
+        whole = PromptMedia(0, torch.ones_like(ids, dtype=torch.bool), rows, visual, deepstack)
+        _, states = self._thinker.prefill(0, replace(prompt, token_ids=ids), 0, whole)
+        return _array(states)
 
     def _encoders(self, prompt: Prompt) -> Arrays:
         c = self._config.thinker
@@ -124,7 +150,7 @@ def _logits(name: str, logits: Tensor) -> Arrays:
 
 
 def _thinned(x: Tensor) -> NDArray[np.float32]:
-    return _array(x[..., torch.from_numpy(channels(x.shape[-1]))])
+    return _array(x[..., torch.from_numpy(spread(x.shape[-1]))])
 
 
 def _array(x: Tensor) -> NDArray[np.float32]:
