@@ -27,6 +27,7 @@ from qwen3_omni_neuron.verification.reference import read_reference
 from qwen3_omni_neuron.verification.report import page
 from qwen3_omni_neuron.verification.verify import compare, verify
 from qwen3_omni_neuron.verification.write import write_reference
+from testing.repeats import REPEATS
 from testing.verified import short_questions
 
 BELOW, WHOLE = "thinker's layers 1 to 2", "thinker's 3 layers, lm_head"
@@ -62,7 +63,10 @@ def failed(found: list[Difference]) -> list[str]:
     return [one.stage for one in found if not one.holds]
 
 
-@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["auto", *(pytest.param(name, marks=REPEATS) for name in ("float32", "bfloat16", "int8")), "int4"],
+)
 def test_the_checkpoint_that_ships_holds(reference: Path, dtype: str) -> None:
     found = differences(SPEAKING_CHECKPOINT, reference, dtype=dtype)
     assert failed(found) == []
@@ -129,10 +133,15 @@ def planted(folder: Path, fault: Fault) -> Path:
 
 
 DECODERS = ("expert in the first layer", "talker's expert", "predictor's head")
+KEPT = ("expert in the first layer", "int4")
 CASES = [
     *((name, "auto") for name in FAULTS),
-    *((name, dtype) for name in DECODERS for dtype in ("int8", "int4")),
-    ("expert in the first layer", "bfloat16"),  # the slowest: in torch
+    *(
+        pytest.param(name, dtype, marks=() if (name, dtype) == KEPT else REPEATS)
+        for name in DECODERS
+        for dtype in ("int8", "int4")
+    ),
+    pytest.param("expert in the first layer", "bfloat16", marks=REPEATS),  # the slowest: in torch
 ]
 
 
