@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.serving.server import Server
     from train.judge import Judge
 
-# The engines of test/neuron, which can't have a conftest of its own beside this one; what a run says
-# at its end, what it leaves out, and how its processes start.
+# The engines of test/neuron, which can't have a conftest of its own beside this one; what a run
+# leaves out, what it says at its end, and how its processes start.
 pytest_plugins = [
     "testing.neuron.nxdi_engines",
     "testing.native_library",

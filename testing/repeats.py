@@ -1,7 +1,7 @@
 """A pytest plugin: cases that show in another size, type or stage what others show.
 
 A plain run leaves them out, and says how many at its end; with TEST_ALL, as `make test-all` sets
-it, they run. `@pytest.mark.repeats` marks a test, or a case (`pytest.param(..., marks=REPEATS)`).
+it, they run. `@pytest.mark.repeats` marks such a test, and `again` such a case of a test.
 Of the product of a test's parameters, `@pytest.mark.diagonal` keeps few cases that have each value
 of each parameter, and `@pytest.mark.pairs` few that have each pair of values of two parameters.
 """
@@ -15,12 +15,16 @@ from typing import Any
 import pytest
 
 RUNS_ALL = "TEST_ALL" in os.environ
-REPEATS = pytest.mark.repeats
 _COUNT = pytest.StashKey[int]()
 
 
 # By mark: the number of parameters whose values are kept together.
 PRODUCTS = {"diagonal": 1, "pairs": 2}
+
+
+def again(*values: Any) -> Any:
+    """Mark a case of a parametrised test. values: of its parameters."""
+    return pytest.param(*values, marks=pytest.mark.repeats)
 
 
 def covering(cases: Sequence[Mapping[str, Hashable]], together: int) -> set[int]:

@@ -27,7 +27,7 @@ from qwen3_omni_neuron.verification.reference import read_reference
 from qwen3_omni_neuron.verification.report import page
 from qwen3_omni_neuron.verification.verify import compare, verify
 from qwen3_omni_neuron.verification.write import write_reference
-from testing.repeats import REPEATS
+from testing.repeats import again
 from testing.verified import short_questions
 
 BELOW, WHOLE = "thinker's layers 1 to 2", "thinker's 3 layers, lm_head"
@@ -65,7 +65,7 @@ def failed(found: list[Difference]) -> list[str]:
 
 @pytest.mark.parametrize(
     "dtype",
-    ["auto", *(pytest.param(name, marks=REPEATS) for name in ("float32", "bfloat16", "int8")), "int4"],
+    ["auto", *map(again, ("float32", "bfloat16", "int8")), "int4"],
 )
 def test_the_checkpoint_that_ships_holds(reference: Path, dtype: str) -> None:
     found = differences(SPEAKING_CHECKPOINT, reference, dtype=dtype)
@@ -133,15 +133,12 @@ def planted(folder: Path, fault: Fault) -> Path:
 
 
 DECODERS = ("expert in the first layer", "talker's expert", "predictor's head")
-KEPT = ("expert in the first layer", "int4")
 CASES = [
     *((name, "auto") for name in FAULTS),
-    *(
-        pytest.param(name, dtype, marks=() if (name, dtype) == KEPT else REPEATS)
-        for name in DECODERS
-        for dtype in ("int8", "int4")
-    ),
-    pytest.param("expert in the first layer", "bfloat16", marks=REPEATS),  # the slowest: in torch
+    (DECODERS[0], "int4"),
+    *(again(name, "int4") for name in DECODERS[1:]),
+    *(again(name, "int8") for name in DECODERS),
+    again("expert in the first layer", "bfloat16"),  # the slowest: in torch
 ]
 
 

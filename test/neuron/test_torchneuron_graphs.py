@@ -24,7 +24,7 @@ from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs
 from testing.graph_cases import TINY_PLAN, with_weights
 from testing.int8_experts import int8_models
 from testing.models import load_models
-from testing.repeats import REPEATS
+from testing.repeats import again
 from testing.torchneuron import backend
 from testing.torchneuron.backend import Refused, standing_in
 from testing.torchneuron.leaner import write_leaner_checkpoint
@@ -68,7 +68,7 @@ def compiled_parts() -> set[str]:
 
 @pytest.mark.parametrize(
     "plan",
-    [LEAN_PLAN, pytest.param(TINY_PLAN, marks=REPEATS)],
+    [LEAN_PLAN, again(TINY_PLAN)],
     ids=["of each kind", "at every bucket"],
 )
 @pytest.mark.parametrize("part", [*PARTS, INT8])

@@ -22,7 +22,7 @@ from qwen3_omni_neuron.verification.oracle import Reference
 from testing.int8_experts import write_int8_experts
 from testing.media_cases import CASES, text, user
 from testing.quantised_checkpoint import int8_rows
-from testing.repeats import REPEATS
+from testing.repeats import again
 from testing.replies import GREEDY, assert_same, reply_to_the_limit
 from testing.specs import cpu_engines, engine_spec
 from testing.torchneuron.leaner import write_leaner_checkpoint
@@ -64,7 +64,7 @@ def reference(widened: Path) -> Reference:
     return Reference(widened)
 
 
-@pytest.fixture(scope="module", params=[False, pytest.param(True, marks=REPEATS)])
+@pytest.fixture(scope="module", params=[False, again(True)])
 def ours(
     request: pytest.FixtureRequest, leaner: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Qwen3Omni]:

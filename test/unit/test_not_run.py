@@ -29,7 +29,8 @@ def test_skips_become_a_line_a_proof() -> None:
 @pytest.mark.parametrize("together", [1, 2])
 def test_cases_that_are_kept_have_what_all_have(together: int) -> None:
     sizes = {"dtype": 4, "stack": 7, "rows": 3, "which": 2}
-    cases = [dict(zip(sizes, values, strict=True)) for values in product(*map(range, sizes.values()))]
+    places = product(*map(range, sizes.values()))
+    cases = [dict(zip(sizes, values, strict=True)) for values in places]
     kept = [cases[place] for place in covering(cases, together)]
 
     def had(some: list[dict[str, int]]) -> set[Any]:

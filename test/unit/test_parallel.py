@@ -33,12 +33,12 @@ from testing.int8_experts import int8_models
 from testing.models import load_models
 from testing.parallel import shard_state, unshard
 from testing.rank_threads import Ranks
-from testing.repeats import REPEATS
+from testing.repeats import again
 from testing.torchneuron.leaner import write_leaner_checkpoint
 
 CLOSE = {"atol": 1e-9, "rtol": 1e-9}  # float64: sums in another order
 # 2 ranks have heads of their own, 8 are more than the heads.
-TP = (pytest.param(1, marks=REPEATS), 2, pytest.param(4, marks=REPEATS), 8)
+TP = (again(1), 2, again(4), 8)
 INT8 = "thinker in int8"
 # One graph of each kind; decode of one and of several rows takes experts differently.
 PLAN = replace(
