@@ -144,6 +144,7 @@ CASES = {
         "block FP8", 8, "24 x 24", None,
     ),
 }  # fmt: skip
+EVERY_FORM = pytest.mark.parametrize("name", CASES)
 
 
 @dataclass
@@ -193,9 +194,6 @@ def of_thinker_layers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for name, tensor in weights.items()
         if re.fullmatch(r"thinker\..*(qkv\.weight|out\.weight|gate_up|down)", name)
     }
-
-
-EVERY_FORM = pytest.mark.parametrize("name", CASES)
 
 
 @EVERY_FORM
