@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,8 @@ import pytest
 from qwen3_omni_neuron.engines.process import child
 from testing.repeats import RUNS_ALL
 
+# The second is what ranks and their compilers import: as long as all the rest of torch.
+IMPORTED = ("qwen3_omni_neuron.engines.process.server", "torch._dynamo.backends.common")
 # Read before Python runs any code: a fork would have those of the process that it is forked from.
 READ_AT_START = ("LD_", "MALLOC_", "OMP_", "OPENBLAS_", "MKL_", "PYTHON")
 MAX_ORDER_BYTES = 1 << 17
@@ -89,9 +92,8 @@ class Template:
 
 def code_of_a_child(connection: int) -> str:
     """Fork children until the other end closes. Return, in each of them, the code that it runs."""
-    import qwen3_omni_neuron.engines.process.server
-
-    assert qwen3_omni_neuron.engines.process.server
+    for name in IMPORTED:
+        import_module(name)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a child's own mask is in its order
     orders = socket.socket(fileno=connection)
     while True:

@@ -79,6 +79,7 @@ def ours(
         yield omni
 
 
+@pytest.mark.repeats  # of test_int8_experts.py: the files; of test_torchneuron_engines.py: the tree
 def test_a_tree_holds_the_experts_in_int8_and_says_so(spec: EngineSpec) -> None:
     assert spec.compiled is not None
     manifest = read_manifest(spec.compiled)
