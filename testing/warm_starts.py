@@ -6,8 +6,10 @@ pytest's own, in tests with the fixture `cold_starts`, and everywhere with TEST_
 testing/repeats.py).
 """
 
+import atexit
 import ctypes
 import fcntl
+import gc
 import inspect
 import os
 import pickle
@@ -17,11 +19,12 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -79,8 +82,7 @@ class Template:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
-            f"from testing.warm_starts import code_of_a_child; "
-            f"exec(code_of_a_child({theirs.fileno()}))"
+            f"from testing.warm_starts import fork_children; fork_children({theirs.fileno()})"
         )
         with theirs:
             self._process = subprocess.Popen(
@@ -90,11 +92,13 @@ class Template:
             )
 
 
-def code_of_a_child(connection: int) -> str:
-    """Fork children until the other end closes. Return, in each of them, the code that it runs."""
+def fork_children(connection: int) -> None:
+    """Fork children until the other end closes; each of them runs the code of its order."""
     for name in IMPORTED:
         import_module(name)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a child's own mask is in its order
+    gc.collect()
+    gc.freeze()  # a child need not look through what is here
     orders = socket.socket(fileno=connection)
     while True:
         data, files, *_ = socket.recv_fds(orders, MAX_ORDER_BYTES, MAX_FILES)
@@ -124,7 +128,26 @@ def code_of_a_child(connection: int) -> str:
     if order["start_new_session"]:
         os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, order["mask"])
-    return str(order["code"])
+    _run(order["code"])
+
+
+def _run(code: str) -> NoReturn:
+    """Run a child's code, and end without freeing what was imported: that takes a second."""
+    status = 0
+    try:
+        exec(code, {"__name__": "__main__"})
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if status and status is not end.code:
+            sys.stderr.write(f"{end.code}\n")
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _take_files(files: list[int], numbers: list[int]) -> None:
