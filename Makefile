@@ -1,8 +1,8 @@
 # make demo              a spoken question in, text and demo.wav out
 # make serve             a server in the shapes of OpenAI's API, on http://127.0.0.1:8000
 # make test              lint, types and tests, with the newest transformers
-# make test-all          the same with the cases that others show, too, in another size, type or stage: a
-#                        part of a release
+# make test-all          this and test-ray with the cases that others show, too, in another size, type or
+#                        stage: a part of a release
 # make chromium          Debian's Chromium for the tests of the page, where it may be installed
 # make test-sanitized    the tests of the C under address and undefined-behaviour sanitizers
 # make test-aarch64      the C compiled by gcc and clang, and for 64-bit ARM under qemu
@@ -82,6 +82,7 @@ test: $(VENV)/installed lint
 # See testing/repeats.py.
 test-all: $(VENV)/installed lint
 	TEST_ALL=1 $(VENV)/bin/$(PYTEST)
+	TEST_ALL=1 $(MAKE) --no-print-directory test-ray
 
 # Without it the tests of the page are skipped, and say so.
 chromium:
