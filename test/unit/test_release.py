@@ -75,7 +75,7 @@ def test_the_workflow_publishes_what_was_built_and_tried() -> None:
     runs = [step["run"] for step in jobs["build"]["steps"] if "run" in step]
     assert runs == [
         'PYTHONPATH=src python -m testing.wheels --tag "$GITHUB_REF_NAME"',
-        "make wheels",
+        "make test-all test-hlo wheels",
     ]
     assert re.search(r"^wheels:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert "secrets." not in text
