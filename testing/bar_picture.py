@@ -1,4 +1,4 @@
-"""Pictures of how-it-works.md as SVG: rows with a bar of several parts each, drawn from the code.
+"""Bars from the same zero as SVG, and the pictures of how-it-works.md, drawn from the code.
 
 What one frame of speech costs is counted from the released model's config; what the prefix cache
 saves is read from the timings of three turns with the checkpoint that ships.
@@ -12,9 +12,14 @@ from qwen3_omni_neuron.cpu.rates import Rates
 from qwen3_omni_neuron.cpu.work import CHUNK, FRAME_S, FRAMES, TOKENS, released_limits
 from testing.imports import ROOT
 
-WIDTH, LABEL, TOTAL, MARGIN = 580, 160, 74, 10  # legible on a phone, too
-ROW, BAR, HEAD = 40, 28, 58
-COLOURS = ("#4063d8", "#389826", "#9558b2", "#cb3c33")
+Rows = Mapping[str, Mapping[str, float]]
+Line = tuple[float, str]
+
+WIDTH, LABEL, TOTAL, MARGIN = 480, 158, 74, 10  # text is 10 px high on a phone of 360 px
+BAR, GAP, HEAD, LINE_HEAD = 24, 12, 64, 24
+DARK = "#202020"
+# White text on each, and each on white, has a contrast of 4.5 or more.
+COLOURS = ("#4063d8", "#2e7d1f", "#9558b2", "#cb3c33")
 # The machine of BENCHMARK.md, "The released size", with AVX-512.
 MACHINE = Rates(bytes_per_s=28.7e9, multiply_adds_per_s=180.9e9, threads=2)
 # Dtypes, each with that of the code predictor by default.
@@ -25,64 +30,96 @@ QUESTIONS = (SPOKEN, "say seven red goodbye", SPOKEN)
 
 
 def draw(
-    rows: Mapping[str, Mapping[str, float]], unit: str, line: tuple[float, str] | None = None
+    title: str,
+    rows: Rows,
+    unit: str,
+    line: Line | None = None,
+    *,
+    stacked: bool = True,
+    decimals: int = 0,
 ) -> str:
-    """Draw bars from the same zero.
+    """Draw bars under a title.
 
-    rows: sizes of a bar's parts by their names, by the label of the row. unit: unit of the sizes.
-    line: a size at which a vertical line stands, and what it says.
+    rows: sizes of a row's parts by their names, by the label of the row. unit: unit of the sizes.
+    line: a size at which a vertical line stands, and what it says. stacked: a row is one bar of
+    its parts; otherwise each part has a bar. decimals: most decimals of a size that is written.
     """
     names = list(dict.fromkeys(name for parts in rows.values() for name in parts))
     colours = dict(zip(names, COLOURS, strict=False))
-    most = max(*(sum(parts.values()) for parts in rows.values()), line[0] if line else 0.0)
-    scale = (WIDTH - LABEL - TOTAL - MARGIN) / most
-    height = HEAD + ROW * len(rows) + MARGIN
-    drawn = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" viewBox="0 0 {WIDTH} {height}" '
-        'font-family="sans-serif" font-size="14">',
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-        *_legend(colours),
-    ]
-    for number, (label, parts) in enumerate(rows.items()):
-        drawn += _bar(label, parts, HEAD + ROW * number, scale, unit, colours)
+    bars = {label: _bars(parts, stacked) for label, parts in rows.items()}
+    sizes = [sum(bar.values()) for group in bars.values() for bar in group]
+    scale = (WIDTH - LABEL - TOTAL - MARGIN) / max(*sizes, line[0] if line else 0.0)
+    y = head = HEAD + (LINE_HEAD if line else 0)
+    drawn = [_text(MARGIN, 22, title, weight="bold"), *_legend(colours)]
+    for label, group in bars.items():
+        drawn.append(_text(MARGIN, y + BAR * len(group) / 2 + 5, label))
+        for bar in group:
+            drawn += _bar(bar, y, scale, unit, colours, decimals)
+            y += BAR
+        y += GAP
     if line is not None:
         x = LABEL + line[0] * scale
         drawn += [
-            f'<path d="M{x:.1f} {HEAD - 12} V{height - 10}" stroke="#202020" '
+            f'<path d="M{x:.1f} {head - 10} V{y - GAP / 2:.0f}" stroke="{DARK}" '
             'stroke-dasharray="5 4"/>',
-            _text(x, HEAD - 17, line[1], "middle"),
+            _text(x, head - 15, line[1], "end" if x > 0.6 * WIDTH else "middle"),
         ]
-    return "\n".join((*drawn, "</svg>", ""))
+    beginning = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" viewBox="0 0 {WIDTH} {y}" '
+        'font-family="sans-serif" font-size="14">',
+        f'<rect width="{WIDTH}" height="{y}" fill="#ffffff"/>',
+    ]
+    drawn.sort(key=lambda element: element.startswith("<text"))  # words above bars and line
+    return "\n".join((*beginning, *drawn, "</svg>", ""))
+
+
+def _bars(parts: Mapping[str, float], stacked: bool) -> list[Mapping[str, float]]:
+    return [parts] if stacked else [{name: size} for name, size in parts.items()]
 
 
 def _legend(colours: Mapping[str, str]) -> list[str]:
     drawn, x = [], float(MARGIN)
     for name, colour in colours.items():
-        drawn.append(f'<rect x="{x:.1f}" y="9" width="14" height="14" fill="{colour}"/>')
-        drawn.append(_text(x + 20, 21, name))
-        x += 40 + 8 * len(name)
+        drawn.append(f'<rect x="{x:.1f}" y="34" width="14" height="14" fill="{colour}"/>')
+        drawn.append(_text(x + 20, 46, name))
+        x += 38 + 8 * len(name)
     return drawn
 
 
 def _bar(
-    label: str, parts: Mapping[str, float], y: int, scale: float, unit: str, of: Mapping[str, str]
+    parts: Mapping[str, float],
+    y: int,
+    scale: float,
+    unit: str,
+    colours: Mapping[str, str],
+    decimals: int,
 ) -> list[str]:
     middle, x = y + BAR / 2 + 5, float(LABEL)
-    drawn = [_text(MARGIN, middle, label)]
+    drawn = []
     for name, size in parts.items():
-        width = size * scale
+        width, written = size * scale, f"{round(size, decimals):g}"
         drawn.append(
-            f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{of[name]}"/>'
+            f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{colours[name]}"/>'
         )
-        if width > 12 * len(f"{size:.0f}"):
-            drawn.append(_text(x + width / 2, middle, f"{size:.0f}", "middle", "#ffffff"))
+        if len(parts) > 1 and width > 12 * len(written):
+            drawn.append(_text(x + width / 2, middle, written, "middle", "#ffffff"))
         x += width
-    return [*drawn, _text(x + 8, middle, f"{sum(parts.values()):.0f} {unit}")]
+    return [*drawn, _text(x + 8, middle, f"{round(sum(parts.values()), decimals):g} {unit}")]
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", fill: str = "#202020") -> str:
+def _text(
+    x: float,
+    y: float,
+    text: str,
+    anchor: str = "start",
+    fill: str = DARK,
+    weight: str = "normal",
+) -> str:
+    # White around dark words keeps them apart from a line below them.
+    edge = ' stroke="#ffffff" stroke-width="4" paint-order="stroke"' if fill == DARK else ""
     return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{fill}">{escape(text)}</text>'
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-weight="{weight}" '
+        f'fill="{fill}"{edge}>{escape(text)}</text>'
     )
 
 
@@ -99,7 +136,8 @@ def frame_costs() -> str:
         }
         for label, limit in limits.items()
     }
-    return draw(rows, "ms", (1e3 * FRAME_S, f"{1e3 * FRAME_S:.0f} ms: as long as a frame plays"))
+    line = (1e3 * FRAME_S, f"{1e3 * FRAME_S:.0f} ms: as long as a frame plays")
+    return draw("Least time of one frame by dtype, ms", rows, "ms", line)
 
 
 def turns_of_a_conversation() -> str:
@@ -114,4 +152,4 @@ def turns_of_a_conversation() -> str:
             held = result.timings.reused_tokens
             new = result.timings.prompt_tokens - held
             rows[f"turn {number}"] = {"held by the cache": held, "computed": new}
-    return draw(rows, "rows")
+    return draw("Rows of the thinker's prompt", rows, "rows")

@@ -16,7 +16,7 @@ from qwen3_omni_neuron.options import REQUEST_OPTIONS, LoadArguments, Option, op
 from qwen3_omni_neuron.serving.settings import Flag, ServerSettings
 from qwen3_omni_neuron.serving.voices import OPENAI_VOICES
 from qwen3_omni_neuron.serving.without_effect import FIELDS
-from testing import bar_picture, import_picture
+from testing import bar_picture, benchmark_pictures, import_picture
 from testing.imports import LAYERS, ROOT, room_imports
 
 AGENTS = ("openai_agent.py", "livekit_agent.py", "pipecat_agent.py")
@@ -122,6 +122,7 @@ def _type_text(annotation: object) -> str:
 
 
 BLOCKS: dict[str, dict[str, Callable[[], str]]] = {
+    "BENCHMARK.md": {"pictures": benchmark_pictures.block},
     "docs/options.md": {
         "request options": request_option_table,
         "load options": load_option_table,
@@ -138,6 +139,10 @@ PICTURES: dict[str, Callable[[], str]] = {
     "docs/imports.svg": picture_of_imports,
     "docs/frame.svg": bar_picture.frame_costs,
     "docs/turns.svg": bar_picture.turns_of_a_conversation,
+    **{
+        f"{benchmark_pictures.FOLDER}/{name}.svg": partial(benchmark_pictures.svg, name)
+        for name in benchmark_pictures.PICTURES
+    },
 }
 
 

@@ -11,6 +11,7 @@
 
 #define KIND(name) name##_avx512
 #define LANES 16
+#define REGISTERS 32
 #define TILE_ROWS 12
 #ifdef __clang__
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma"))), \
@@ -28,6 +29,7 @@
 
 #define KIND(name) name##_avx2
 #define LANES 8
+#define REGISTERS 16
 #define TILE_ROWS 6
 #ifdef __clang__
 #pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
@@ -47,6 +49,7 @@
 /* Four floats: any x86-64, and ARM. */
 #define KIND(name) name##_plain
 #define LANES 4
+#define REGISTERS 32 /* of ARM; an x86-64 with 16 keeps some sums in memory */
 #define TILE_ROWS 4
 #include "vector_kernels.h"
 

@@ -28,8 +28,7 @@ static inline int64_t row_stride(int64_t width)
     return (width + 15) / 16 * 16 + 16;
 }
 
-/* Rows up to which INT4 panels are multiplied as they are; more take them widened, as those of other
- * types do where rows exceed one tile. Up to so many rows a task has several panels. */
+/* Rows up to which a task has several panels. */
 enum { FEW_ROWS = 12 };
 /* Steps that `quantise` tries for a group. */
 enum { QUANTISED_STEPS = 22 };

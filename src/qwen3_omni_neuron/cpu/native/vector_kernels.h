@@ -1,5 +1,6 @@
 /* The kernels in vectors of LANES floats; kernels.c includes this file for each kind of processor,
- * with LANES, TILE_ROWS (rows of a product's tile that fit the registers) and KIND(name) defined. */
+ * with LANES, REGISTERS (vectors that it has), TILE_ROWS (rows of the highest tile of a product) and
+ * KIND(name) defined. */
 
 typedef float KIND(Vector) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t KIND(Bits) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -28,12 +29,25 @@ typedef int8_t KIND(Bytes) __attribute__((vector_size(LANES), aligned(1), may_al
 
 /* ---- products ---- */
 
-#ifndef TILE_TYPES
-#define TILE_TYPES
-/* Types of a tile beside those of weights: see sum_groups. */
-enum { INT4_ZEROS = INT4 + 10, INT4_WIDE };
-/* Which of a matrix's inputs a tile takes, where it does not take all: see tile. */
-enum { FOLLOW = 1, BE_FOLLOWED = 2 };
+#ifndef FOLLOW
+/* Which of a matrix's inputs a product takes, where it does not take all: see tile. */
+#define FOLLOW 1
+#define BE_FOLLOWED 2
+/* Types of a tile beside those of weights: see sum_groups. FLOAT16 is a type of scales alone. */
+enum { INT4_ZEROS = FLOAT16, INT4_WIDE, TYPES };
+
+/* A product of rows and panels of one type. w: the first panel. wide: [inputs, PANEL]. kept: [rows,
+ * PANEL]. y, scale and bias begin with the first panel's outputs. See tile. */
+typedef struct {
+    float *y;
+    const float *x;
+    int64_t y_stride, x_stride;
+    const char *w;
+    const Matrix *m;
+    const float *scale, *bias;
+    float *wide, *kept;
+    int add, part;
+} Tiles;
 #endif
 
 /* Weights i to i + LANES - 1, widened. */
@@ -83,9 +97,11 @@ INLINE Vector KIND(fused)(Vector a, Vector b, Vector c)
 
 /* Add `rows` by `vectors` * LANES sums to total: they don't depend on each other, so that the processor
  * overlaps them. Counts and type are constants after inlining: the sums are registers. w: the first of
- * the weights; a panel is `size` weights. */
+ * the weights; a panel is `size` weights. wide: where these weights of a panel are written, widened, for
+ * other rows; NULL for nowhere. */
 INLINE void KIND(sum_chunks)(Vector (*total)[8], const float *x, int64_t x_stride, int rows,
-                             const void *w, int type, int64_t size, int64_t into, int vectors)
+                             const void *w, int type, int64_t size, int64_t into, int vectors,
+                             float *wide)
 {
     for (int64_t start = 0; start < into; start += CHUNK) {
         int64_t end = into < start + CHUNK ? into : start + CHUNK;
@@ -94,16 +110,19 @@ INLINE void KIND(sum_chunks)(Vector (*total)[8], const float *x, int64_t x_strid
             for (int v = 0; v < vectors; v++)
                 sums[r][v] = (Vector){0};
         for (int64_t k = start; k < end; k++) {
-            Vector some[8];
             /* Weights come in one stream: fetch it in time. Widened ones are in the cache. */
             if (rows < TILE_ROWS || type != FLOAT32)
                 for (int v = 0; v < vectors; v += 64 / (LANES * (int)bytes_of(type)) + 1)
                     __builtin_prefetch((const char *)w +
                                        (v * LANES / PANEL * size + k * PANEL + v * LANES % PANEL) *
                                            bytes_of(type) + PREFETCH);
-            for (int v = 0; v < vectors; v++)
+            Vector some[8];
+            for (int v = 0; v < vectors; v++) {
                 some[v] = KIND(widened)(
                     w, v * LANES / PANEL * size + k * PANEL + v * LANES % PANEL, type);
+                if (wide != 0)
+                    AT(wide + k * PANEL + v * LANES) = some[v];
+            }
             for (int r = 0; r < rows; r++)
                 for (int v = 0; v < vectors; v++)
                     sums[r][v] += x[r * x_stride + k] * some[v];
@@ -150,11 +169,11 @@ INLINE Vector KIND(zero_points)(const char *block, int64_t i, const Matrix *m)
     return KIND(widened)(block + number_bytes(m->group) + bytes_of(m->scale_type) * PANEL, i, INT8);
 }
 
-/* Add the products of `count` inputs to sums: a constant 8, but for the last. words: their numbers. See
- * sum_groups. */
+/* Add the products of `count` inputs to sums: a constant 8, but for the last. words: their numbers; wide:
+ * see sum_chunks. See sum_groups. */
 INLINE void KIND(add_numbers)(Vector (*sums)[8], const float *x, int64_t x_stride, int rows,
                               const Words *words, const Vector *zero, int type, int vectors,
-                              int64_t count)
+                              int64_t count, float *wide)
 {
 #pragma GCC unroll 8
     for (int64_t i = 0; i < count; i++) {
@@ -163,6 +182,8 @@ INLINE void KIND(add_numbers)(Vector (*sums)[8], const float *x, int64_t x_strid
             some[v] = KIND(number)(words[v], i);
             if (type == INT4_ZEROS)
                 some[v] -= zero[v];
+            if (wide != 0)
+                AT(wide + i * PANEL + v * LANES) = some[v];
         }
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < vectors; v++)
@@ -171,10 +192,10 @@ INLINE void KIND(add_numbers)(Vector (*sums)[8], const float *x, int64_t x_strid
 }
 
 /* sum_chunks for INT4 weights, a group at a time. type: INT4; INT4_ZEROS where the matrix has zero
- * points; or INT4_WIDE, a single panel whose numbers less zero points are in `wide`. blocks: of the
- * first panel; lane: first output there. */
+ * points; or INT4_WIDE, a single panel whose numbers less zero points are in `wide`, where the other
+ * types write them unless it is NULL. blocks: of the first panel; lane: first output there. */
 INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, int64_t x_stride, int rows,
-                             const float *wide, int type, const Matrix *m, const char *blocks,
+                             float *wide, int type, const Matrix *m, const char *blocks,
                              int64_t lane, int vectors)
 {
     int64_t size = panel_bytes(m), group = m->group, into = m->into;
@@ -201,13 +222,15 @@ INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, int64_t x_strid
                 const char *from = blocks + v * LANES / PANEL * size +
                                    ((k - start) / 8 * PANEL + lane + v * LANES % PANEL) * 4;
                 words[v] = *(const Words *)(const void *)from;
-                if (rows > 1 && rows < TILE_ROWS) /* as in sum_chunks */
+                if (rows > 1) /* as in sum_chunks */
                     __builtin_prefetch(from + PREFETCH);
             }
+            float *to = wide == 0 ? 0 : wide + k * PANEL + lane;
             if (k + 8 <= end)
-                KIND(add_numbers)(sums, x + k, x_stride, rows, words, zero, type, vectors, 8);
+                KIND(add_numbers)(sums, x + k, x_stride, rows, words, zero, type, vectors, 8, to);
             else
-                KIND(add_numbers)(sums, x + k, x_stride, rows, words, zero, type, vectors, end - k);
+                KIND(add_numbers)(sums, x + k, x_stride, rows, words, zero, type, vectors, end - k,
+                                  to);
         }
         for (int v = 0; v < vectors; v++) {
             Vector scale = KIND(scales)(blocks + v * LANES / PANEL * size + number_bytes(group),
@@ -218,148 +241,141 @@ INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, int64_t x_strid
     }
 }
 
-/* Compute `rows` by `vectors` * LANES outputs of some panels, from output `at` on. w: the weights, or
- * those of INT4_WIDE; blocks: the panels of INT4 types, see sum_groups. part: FOLLOW where the totals
- * of earlier inputs are in kept [rows, PANEL], and BE_FOLLOWED where they are to be left there. */
-INLINE void KIND(tile)(float *y, int64_t y_stride, const float *x, int64_t x_stride, int rows,
-                       const void *w, int type, const Matrix *m, const char *blocks, int64_t at,
-                       int vectors, const float *scale, const float *bias, int add, float *kept,
-                       int part)
+/* Whether the registers hold the sums of a tile and, of weights that are unpacked, what that takes. */
+INLINE int KIND(fits)(int type, int rows, int vectors)
 {
-    int64_t size = m->into * PANEL;
+    return (type != INT4 && type != INT4_ZEROS) || (rows + 2) * vectors < REGISTERS;
+}
+
+/* Compute `rows` by `vectors` * LANES outputs of some panels, from output `at` on. INT4_WIDE reads the
+ * widened weights of one panel in t->wide, where tiles of 4 rows or more of the other types but FLOAT32
+ * write them unless it is NULL. t->part: FOLLOW where the totals of earlier inputs are in t->kept, and
+ * BE_FOLLOWED where they are to be left there. */
+INLINE void KIND(tile)(const Tiles *t, int64_t at, int rows, int type, int vectors)
+{
+    if (!KIND(fits)(type, rows, vectors)) /* this shape is not taken: see shape_for */
+        __builtin_unreachable();
+    const Matrix *m = t->m;
+    float *wide = rows >= 4 || type == INT4_WIDE ? t->wide : 0;
     Vector total[12][8];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++)
-            total[r][v] = (Vector){0};
-    if (part & FOLLOW)
-        for (int r = 0; r < rows; r++)
-            for (int v = 0; v < vectors; v++)
-                total[r][v] = READ(kept + r * PANEL + at + v * LANES);
+            total[r][v] =
+                t->part & FOLLOW ? READ(t->kept + r * PANEL + at + v * LANES) : (Vector){0};
     if (type >= INT4)
-        KIND(sum_groups)(total, x, x_stride, rows, w, type, m, blocks + at / PANEL * panel_bytes(m),
-                         at % PANEL, vectors);
+        KIND(sum_groups)(total, t->x, t->x_stride, rows, wide, type, m,
+                         t->w + at / PANEL * panel_bytes(m), at % PANEL, vectors);
     else
-        KIND(sum_chunks)(total, x, x_stride, rows,
-                         (const char *)w + (at / PANEL * size + at % PANEL) * bytes_of(type), type,
-                         size, m->into, vectors);
-    if (part & BE_FOLLOWED) {
-        for (int r = 0; r < rows; r++)
-            for (int v = 0; v < vectors; v++)
-                AT(kept + r * PANEL + at + v * LANES) = total[r][v];
-        return;
-    }
-    y += at;
+        KIND(sum_chunks)(total, t->x, t->x_stride, rows,
+                         t->w + (at / PANEL * m->into * PANEL + at % PANEL) * bytes_of(type), type,
+                         m->into * PANEL, m->into, vectors,
+                         type == FLOAT32 || wide == 0 ? 0 : wide + at);
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) {
+            float *y = t->y + r * t->y_stride + at + v * LANES;
+            if (t->part & BE_FOLLOWED) {
+                AT(t->kept + r * PANEL + at + v * LANES) = total[r][v];
+                continue;
+            }
             Vector factor = (Vector){0} + 1.0f, more = {0};
-            if (scale != 0)
-                factor = READ(scale + at + v * LANES);
-            if (bias != 0)
-                more = READ(bias + at + v * LANES);
+            if (t->scale != 0)
+                factor = READ(t->scale + at + v * LANES);
+            if (t->bias != 0)
+                more = READ(t->bias + at + v * LANES);
             Vector result = KIND(fused)(total[r][v], factor, more);
-            if (add)
-                result += READ(y + r * y_stride + v * LANES);
-            AT(y + r * y_stride + v * LANES) = result;
+            if (t->add)
+                result += READ(y);
+            AT(y) = result;
         }
 }
 
-/* Vectors of a tile of TILE_ROWS rows: their sums fill the registers. */
-#define TILE_VECTORS (LANES == 4 ? 4 : 2)
+/* Rows and vectors of tiles. Those of few rows are wider, so that there are sums enough to overlap and
+ * each weight is read and widened once. The sums of the highest fill the registers. */
+#if LANES == 16
+#define SHAPES(SHAPE)                                                                            \
+    SHAPE(12, 2) SHAPE(8, 2) SHAPE(7, 2) SHAPE(6, 2) SHAPE(5, 2) SHAPE(4, 2) SHAPE(3, 4)         \
+    SHAPE(3, 2) SHAPE(2, 4) SHAPE(2, 2) SHAPE(1, 8) SHAPE(1, 4) SHAPE(1, 2)
+#elif LANES == 8
+#define SHAPES(SHAPE)                                                                            \
+    SHAPE(6, 2) SHAPE(5, 2) SHAPE(4, 2) SHAPE(3, 2) SHAPE(2, 4) SHAPE(2, 2) SHAPE(1, 8) SHAPE(1, 4)
+#else
+#define SHAPES(SHAPE) SHAPE(4, 4) SHAPE(3, 4) SHAPE(2, 4) SHAPE(1, 8) SHAPE(1, 4)
+#endif
 
-/* Multiply rows by a few panels. Tiles of few rows are wider, so that there are sums enough to overlap
- * and each weight is read and widened once. */
-INLINE void KIND(rows_by_panels)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
-                                 int64_t rows, const void *w, int type, const Matrix *m,
-                                 const char *blocks, int64_t panels, const float *scale,
-                                 const float *bias, int add, float *kept, int part)
+/* A tile of each shape and type, in a function of its own: where several share one, the compiler keeps
+ * sums in memory. */
+#define TILE(type, rows, vectors)                                                                \
+    static __attribute__((noinline)) void KIND(tile_##type##_##rows##_##vectors)(const Tiles *t, \
+                                                                                 int64_t at)     \
+    {                                                                                            \
+        KIND(tile)(t, at, rows, type, vectors);                                                  \
+    }
+#define SHAPE(rows, vectors)                                                                     \
+    TILE(FLOAT32, rows, vectors)                                                                 \
+    TILE(BFLOAT16, rows, vectors)                                                                \
+    TILE(INT8, rows, vectors)                                                                    \
+    TILE(INT4, rows, vectors)                                                                    \
+    TILE(INT4_ZEROS, rows, vectors)                                                              \
+    TILE(INT4_WIDE, rows, vectors)
+SHAPES(SHAPE)
+#undef SHAPE
+#undef TILE
+
+static const struct {
+    int rows, vectors;
+    void (*tile[TYPES])(const Tiles *, int64_t);
+} KIND(shapes)[] = {
+#define TILE(type, rows, vectors) [type] = KIND(tile_##type##_##rows##_##vectors)
+#define SHAPE(rows, vectors)                                                                     \
+    {rows, vectors,                                                                              \
+     {TILE(FLOAT32, rows, vectors), TILE(BFLOAT16, rows, vectors), TILE(INT8, rows, vectors),    \
+      TILE(INT4, rows, vectors), TILE(INT4_ZEROS, rows, vectors),                                \
+      TILE(INT4_WIDE, rows, vectors)}},
+    SHAPES(SHAPE)
+#undef SHAPE
+#undef TILE
+};
+#undef SHAPES
+
+/* The number of the highest shape for so many rows and outputs, of these the widest. */
+static int KIND(shape_for)(int64_t rows, int type, int64_t outs)
+{
+    int s = 0;
+    while (KIND(shapes)[s].rows > rows || outs % (KIND(shapes)[s].vectors * LANES) != 0 ||
+           !KIND(fits)(type, KIND(shapes)[s].rows, KIND(shapes)[s].vectors))
+        s++;
+    return s;
+}
+
+/* Multiply rows by a few panels of a type. */
+static void KIND(run_tiles)(Tiles t, int64_t rows, int type, int64_t panels)
 {
     int64_t outs = panels * PANEL;
-    /* Of one row: INT4 numbers take registers, too, of which other processors have 16. */
-    enum { ALONE = LANES == 16 ? 8 : 4 };
-#define TILES(count, vectors)                                                                    \
-    for (int64_t at = 0; at < outs; at += (vectors) * LANES)                                     \
-    KIND(tile)(y, y_stride, x, x_stride, count, w, type, m, blocks, at, vectors, scale, bias, add, \
-               kept, part)
-/* The widest of three that divides the outputs. */
-#define WIDE_TILES(count, most, fewer, least)                                                    \
-    if (outs % ((most) * LANES) == 0)                                                            \
-        TILES(count, most);                                                                      \
-    else if (outs % ((fewer) * LANES) == 0)                                                      \
-        TILES(count, fewer);                                                                     \
-    else                                                                                         \
-        TILES(count, least)
-    for (; rows > 0;) {
-        int64_t now = rows >= TILE_ROWS ? TILE_ROWS : rows;
-        if (now == TILE_ROWS)
-            TILES(TILE_ROWS, TILE_VECTORS);
-#if LANES == 16
-        else if (now >= 8) {
-            now = 8;
-            TILES(8, 2);
-        } else if (now == 7)
-            TILES(7, 2);
-        else if (now == 6) {
-            TILES(6, 2);
-        } else if (now == 5) {
-            TILES(5, 2);
-        }
-#elif LANES == 8
-        else if (now == 5)
-            TILES(5, 2);
-#endif
-        else if (now == 4) {
-            TILES(4, 2);
-        } else if (now == 3) {
-            WIDE_TILES(3, 4, 2, 2);
-        } else if (now == 2) {
-            WIDE_TILES(2, 4, 2, 2);
-        } else if (type >= INT4) {
-            WIDE_TILES(1, ALONE, 4, 2);
-        } else {
-            WIDE_TILES(1, 8, 4, 2);
-        }
+    while (rows > 0) {
+        int s = KIND(shape_for)(rows, type, outs);
+        int64_t now = KIND(shapes)[s].rows;
+        for (int64_t at = 0; at < outs; at += KIND(shapes)[s].vectors * LANES)
+            KIND(shapes)[s].tile[type](&t, at);
         rows -= now;
-        x += now * x_stride;
-        y += now * y_stride;
-        kept += part ? now * PANEL : 0;
+        t.x += now * t.x_stride;
+        t.y += now * t.y_stride;
+        t.kept += t.part ? now * PANEL : 0;
     }
-#undef TILES
-#undef WIDE_TILES
 }
 
-/* Write the weights of one panel of a type, widened; of INT4 the numbers less the zero points. */
-INLINE void KIND(widen_panel)(float *to, const char *panel, int type, const Matrix *w)
+/* multiply for whole panels: y has all their outputs. */
+static void KIND(multiply_whole)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
+                                 int64_t rows, const Matrix *w, int64_t first, int64_t panels,
+                                 int add, float *scratch)
 {
-    if (type < INT4) {
-        for (int64_t i = 0; i < w->into * PANEL; i += LANES)
-            AT(to + i) = KIND(widened)(panel, i, type);
-        return;
-    }
-    for (int64_t start = 0; start < w->into; start += w->group, panel += block_bytes(w))
-        for (int64_t k = start; k < smaller(w->into, start + w->group); k += 8)
-            for (int64_t lane = 0; lane < PANEL; lane += LANES) {
-                Words words =
-                    *(const Words *)(const void *)(panel + ((k - start) / 8 * PANEL + lane) * 4);
-                Vector zero = {0};
-                if (type == INT4_ZEROS)
-                    zero = KIND(zero_points)(panel, lane, w);
-                for (int64_t i = 0; i < smaller(w->into - k, 8); i++)
-                    AT(to + (k + i) * PANEL + lane) = KIND(number)(words, i) - zero;
-            }
-}
-
-/* multiply for weights of one type. */
-INLINE void KIND(multiply_type)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
-                                int64_t rows, const Matrix *w, int type, int64_t first,
-                                int64_t panels, int add, float *scratch)
-{
-    int64_t size = panel_bytes(w);
-    const char *from = (const char *)w->panels + first * size;
+    int type = w->type == INT4 && w->zero_points ? INT4_ZEROS : (int)w->type;
+    const char *from = (const char *)w->panels + first * panel_bytes(w);
     const float *scale = w->scale == 0 ? 0 : w->scale + first * PANEL;
     const float *bias = w->bias == 0 ? 0 : w->bias + first * PANEL;
-    if (rows <= (type < INT4 ? TILE_ROWS : FEW_ROWS)) {
-        KIND(rows_by_panels)(y, y_stride, x, x_stride, rows, from, type, w, from, panels, scale,
-                             bias, add, 0, 0);
+    int64_t highest = KIND(shapes)[KIND(shape_for)(rows, type, PANEL)].rows;
+    if (rows == highest) {
+        Tiles all = {y, x, y_stride, x_stride, from, w, scale, bias, 0, 0, add, 0};
+        KIND(run_tiles)(all, rows, type, panels);
         return;
     }
     /* Whole chunks or groups at a time: a row's sums stay the same. */
@@ -372,57 +388,25 @@ INLINE void KIND(multiply_type)(float *y, int64_t y_stride, const float *x, int6
             for (int64_t start = 0; start < w->into; start += depth) {
                 Matrix some = *w;
                 some.into = smaller(depth, w->into - start);
-                const char *panel = from + p * size +
+                const char *panel = from + p * panel_bytes(w) +
                                     (type < INT4 ? start * PANEL * bytes_of(type)
                                                  : start / w->group * block_bytes(w));
-                const float *wide = (const float *)(const void *)panel;
-                if (type != FLOAT32) {
-                    KIND(widen_panel)(scratch, panel, type, &some);
-                    wide = scratch;
-                }
                 int part = (start > 0 ? FOLLOW : 0) |
                            (start + some.into < w->into ? BE_FOLLOWED : 0);
-                KIND(rows_by_panels)(y + r * y_stride + p * PANEL, y_stride,
-                                     x + r * x_stride + start, x_stride,
-                                     smaller(together, rows - r), wide,
-                                     type < INT4 ? FLOAT32 : INT4_WIDE, &some, panel, 1,
-                                     scale == 0 ? 0 : scale + p * PANEL,
-                                     bias == 0 ? 0 : bias + p * PANEL, add,
-                                     scratch + depth * PANEL, part);
+                int64_t left = smaller(together, rows - r), done = 0;
+                Tiles t = {y + r * y_stride + p * PANEL, x + r * x_stride + start, y_stride,
+                           x_stride, panel, &some, scale == 0 ? 0 : scale + p * PANEL,
+                           bias == 0 ? 0 : bias + p * PANEL, scratch, scratch + depth * PANEL, add,
+                           part};
+                if (type != FLOAT32) { /* the first tile widens the weights for the others */
+                    done = smaller(left, highest);
+                    KIND(run_tiles)(t, done, type, 1);
+                    t.x += done * x_stride, t.y += done * y_stride, t.kept += done * PANEL;
+                    if (type < INT4)
+                        t.w = (const char *)scratch;
+                }
+                KIND(run_tiles)(t, left - done, type < INT4 ? FLOAT32 : INT4_WIDE, 1);
             }
-}
-
-/* multiply_type in a function of its own: in one function of all types the compiler runs out of its
- * limits, and keeps fewer sums in registers. */
-#define MULTIPLY_TYPE(name, type)                                                                \
-    static __attribute__((noinline)) void KIND(name)(                                            \
-        float *y, int64_t y_stride, const float *x, int64_t x_stride, int64_t rows,              \
-        const Matrix *w, int64_t first, int64_t panels, int add, float *scratch)                 \
-    {                                                                                            \
-        KIND(multiply_type)(y, y_stride, x, x_stride, rows, w, type, first, panels, add,         \
-                            scratch);                                                            \
-    }
-MULTIPLY_TYPE(multiply_float32, FLOAT32)
-MULTIPLY_TYPE(multiply_bfloat16, BFLOAT16)
-MULTIPLY_TYPE(multiply_int8, INT8)
-MULTIPLY_TYPE(multiply_int4, INT4)
-MULTIPLY_TYPE(multiply_int4_zeros, INT4_ZEROS)
-#undef MULTIPLY_TYPE
-
-/* multiply for whole panels: y has all their outputs. */
-static void KIND(multiply_whole)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
-                                 int64_t rows, const Matrix *w, int64_t first, int64_t panels,
-                                 int add, float *scratch)
-{
-    void (*multiply)(float *, int64_t, const float *, int64_t, int64_t, const Matrix *, int64_t,
-                     int64_t, int, float *) = KIND(multiply_float32);
-    if (w->type == BFLOAT16)
-        multiply = KIND(multiply_bfloat16);
-    else if (w->type == INT8)
-        multiply = KIND(multiply_int8);
-    else if (w->type == INT4)
-        multiply = w->zero_points ? KIND(multiply_int4_zeros) : KIND(multiply_int4);
-    multiply(y, y_stride, x, x_stride, rows, w, first, panels, add, scratch);
 }
 
 static void KIND(multiply)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
@@ -445,7 +429,8 @@ static void KIND(multiply)(float *y, int64_t y_stride, const float *x, int64_t x
     first = (first + whole) * PANEL;
     for (int64_t done = 0; done < rows; done += TILE_ROWS) {
         int64_t now = smaller(rows - done, TILE_ROWS);
-        KIND(multiply_whole)(some, PANEL, x + done * x_stride, x_stride, now, &last, 0, 1, 0, 0);
+        KIND(multiply_whole)(some, PANEL, x + done * x_stride, x_stride, now, &last, 0, 1, 0,
+                             scratch);
         for (int64_t r = 0; r < now; r++)
             for (int64_t o = 0; o < outs; o++) {
                 float result = some[r * PANEL + o], *to = y + (done + r) * y_stride + o;
@@ -1023,7 +1008,6 @@ static const Kernels KIND(kernels) = {
 #undef NAME
 #undef NAME_OF
 #undef FOR_EACH
-#undef TILE_VECTORS
 #undef TILE_CHANNELS
 #undef CHUNK
 #undef DEPTH
@@ -1036,5 +1020,6 @@ static const Kernels KIND(kernels) = {
 #undef Words
 #undef Vector
 #undef TILE_ROWS
+#undef REGISTERS
 #undef LANES
 #undef KIND
