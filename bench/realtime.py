@@ -3,11 +3,13 @@
     python -m bench.realtime --sessions 1,4,8 --json realtime.json
 
 Each session speaks a question in pieces, each sent when its last sample was spoken; the clock
-starts when the last one of speech is sent. Three ways, in turn: "api", `Qwen3Omni.session` in this
+starts when the last one of speech is sent. Four ways, in turn: "api", `Qwen3Omni.session` in this
 process; "commit", over the socket with input_audio_buffer.commit and response.create right behind
-the last piece; "vad", with server_vad, for which silence goes on. A row is a way and a number of
-sessions at once; added_s is what the socket adds to the median. The method is that of vllm-omni's
-own figures (419 ms with a commit, 1035 ms with server VAD, on other hardware).
+the last piece; "vad", with server_vad, for which silence goes on; and "transcript", a session that
+only transcribes: from the commit of TRANSCRIBED_S of speech, of which nothing can be transcribed
+before, to the whole transcript. A row is a way and a number of sessions at once; added_s is what
+the socket adds to the median. The method is that of vllm-omni's own figures (419 ms with a commit,
+1035 ms with server VAD, on other hardware).
 
     python -m bench.realtime --url wss://api.openai.com/v1/realtime --model gpt-realtime --turns 10
 
@@ -62,7 +64,7 @@ from bench.serve_load import SLOTS, server_process
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.events import AudioChunk
 from qwen3_omni_neuron.options import RequestArguments
-from testing.websocket_client import opened
+from testing.websocket_client import opened, send
 from train.espeak import VOICES, speak, trimmed
 
 SPOKEN = Path(__file__).parents[1] / "examples" / "sum.wav"
@@ -71,6 +73,7 @@ LONG = "say seven red goodbye white"
 MESSAGE_BYTES = 1 << 24  # of one event of another server
 ANSWER_S = 30.0  # in which an answer comes, from its question's end
 PLAYED_S = 120.0  # in which it has been played
+TRANSCRIBED_S = 8.9  # two windows, and none that is complete before the turn ends
 GAP_S = 0.5  # of silence before the next question
 TELLING_S = 1.0  # of an answer were left when it was interrupted: else it says nothing
 
@@ -109,6 +112,7 @@ def measure(options: argparse.Namespace) -> Figures:
             "api": lambda number: in_process(omni, samples, number, options),
             "commit": lambda number: over_socket(url, samples, number, options, vad=False),
             "vad": lambda number: over_socket(url, samples, number, options, vad=True),
+            "transcript": lambda number: transcribed(url, samples, options),
         }
         for sessions in options.sessions:
             for way, talk in ways.items():
@@ -116,8 +120,13 @@ def measure(options: argparse.Namespace) -> Figures:
                     found = [s for part in pool.map(talk, range(sessions)) for s in part]
                 quantiles = percentiles(found)
                 rows.append({"way": way, "sessions": sessions, "turns": len(found)})
-                rows[-1] |= {"first_sample_s": quantiles}
-    medians = {(row["way"], row["sessions"]): row["first_sample_s"]["p50"] for row in rows}
+                figure = "transcribed_s" if way == "transcript" else "first_sample_s"
+                rows[-1] |= {figure: quantiles}
+    medians = {
+        (row["way"], row["sessions"]): row["first_sample_s"]["p50"]
+        for row in rows
+        if "first_sample_s" in row
+    }
     added = {str(n): medians["commit", n] - medians["api", n] for n in options.sessions}
     return rows, {"added_s": added}
 
@@ -171,6 +180,24 @@ def over_socket(
             if answer is None or not answer.chunks:
                 raise InputError(f"no spoken answer came within {ANSWER_S:.0f} s.")
             found.append(answer.chunks[0].at_s - ended_s)
+    return found[1:]
+
+
+def transcribed(url: str, samples: Any, options: argparse.Namespace) -> list[float]:
+    """Speak the turns of a session that only transcribes; the first one is not counted."""
+    found: list[float] = []
+    said = np.resize(samples, round(TRANSCRIBED_S * RATE))
+    sound = {"format": {"type": "audio/pcm", "rate": RATE}, "turn_detection": None}
+    with opened(url, path="/v1/realtime?intent=transcription") as socket:
+        call = Call(socket, RATE, options.piece_ms)
+        call.configure(type="transcription", audio={"input": sound})
+        while len(found) <= options.turns:
+            ended_s = call.speak(said)
+            send(socket, "input_audio_buffer.commit")
+            done = call.wait(lambda: len(call.transcribed_s) > len(found), ANSWER_S, silence=False)
+            if not done:
+                raise InputError(f"no transcript came within {ANSWER_S:.0f} s.")
+            found.append(call.transcribed_s[-1] - ended_s)
     return found[1:]
 
 

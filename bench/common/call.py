@@ -60,7 +60,10 @@ class Answer:
 
 
 class Call:
-    """A call over an open session. answers: all so far, oldest first."""
+    """A call over an open session.
+
+    answers: all so far, oldest first. transcribed_s: when each transcript of a turn was complete.
+    """
 
     def __init__(
         self,
@@ -75,6 +78,7 @@ class Call:
         self._spoken_s = now()  # when the last sample so far is spoken
         self._by_id: dict[str, Answer] = {}
         self.answers: list[Answer] = []
+        self.transcribed_s: list[float] = []
 
     @property
     def spoken_s(self) -> float:
@@ -160,3 +164,5 @@ class Call:
         elif kind == "response.output_audio_transcript.delta":
             answer = self._by_id[event["response_id"]]
             answer.words_s = at_s if answer.words_s is None else answer.words_s
+        elif kind == "conversation.item.input_audio_transcription.completed":
+            self.transcribed_s.append(at_s)

@@ -1,19 +1,10 @@
-"""A voice agent of OpenAI's Agents SDK that looks words up."""
+"""A voice agent of OpenAI's Agents SDK."""
 
-from agents import function_tool
+from agents import Tool
 from agents.realtime import RealtimeAgent, RealtimeRunner, RealtimeSession
 
-looked_up: list[str] = []
 
-
-@function_tool
-def look_up(word: str) -> str:
-    """Look a word up."""
-    looked_up.append(word)
-    return "red"
-
-
-async def connect(url: str) -> RealtimeSession:
+async def connect(url: str, tools: list[Tool]) -> RealtimeSession:
     """Return a session with a server, such as ws://127.0.0.1:8000/v1/realtime, to enter."""
-    agent = RealtimeAgent(name="Assistant", tools=[look_up])
+    agent = RealtimeAgent(name="Assistant", tools=tools)
     return await RealtimeRunner(agent).run(model_config={"url": url, "api_key": "none"})

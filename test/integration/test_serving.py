@@ -345,7 +345,8 @@ def test_what_there_is_to_ask_for(server: Server, client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt/4")
     voices = client.get("/audio/voices", cast_to=object)
-    assert voices == {"voices": ["Aiden", "Chelsie", "Ethan"]}
+    names = ("Aiden", "Chelsie", "Ethan")
+    assert voices == {"voices": [{"id": name, "name": name} for name in names]}
     with pytest.raises(openai.NotFoundError, match="Not Found"):
         client.get("/nothing", cast_to=object)
 

@@ -123,6 +123,9 @@ def test_open_webui_0_12_lists_chats_speaks_and_transcribes(speaking: OpenAI, ju
     with HttpClient(address) as open_webui:  # it asks for lists without its key
         assert open_webui.ask("/audio/models").status == 404, "then it asks for /models"
         assert [model["id"] for model in open_webui.ask("/models").json()["data"]] == [MODEL]
+        voices = open_webui.ask("/audio/voices").json()["voices"]
+        names = {voice["id"]: voice["name"] for voice in voices}
+        assert names == {name: name for name in ("Aiden", "Chelsie", "Ethan")}
     with HttpClient(address, "none") as open_webui:
         asked = {"input": "three five", "voice": "alloy", "model": "tts-1"}
         spoken = open_webui.ask("/audio/speech", asked)

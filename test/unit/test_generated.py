@@ -8,7 +8,7 @@ import pytest
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.options import RequestOptions
 from testing import bar_picture, benchmark_pictures
-from testing.generated import BLOCKS, PICTURES, renewed
+from testing.generated import AGENTS, BLOCKS, PICTURES, renewed
 from testing.import_picture import draw
 from testing.imports import ROOT
 
@@ -128,3 +128,10 @@ def test_words_in_and_beside_bars_have_enough_contrast() -> None:
         linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
         luminance = sum(w * x for w, x in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
         assert 1.05 / (luminance + 0.05) >= 4.5, colour
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_an_agent_has_ten_lines_without_its_docstrings(name: str) -> None:
+    text = (ROOT / "examples" / "agents" / name).read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line and not line.lstrip().startswith('"""')]
+    assert len(lines) <= 10

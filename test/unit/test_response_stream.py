@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,9 @@ from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.drafts import ITEM_BYTES
 from qwen3_omni_neuron.serving.realtime.items import ConversationItems
 from qwen3_omni_neuron.serving.realtime.response_stream import Response, ResponseSettings
+from qwen3_omni_neuron.serving.realtime.responses import Responses
+from qwen3_omni_neuron.serving.realtime.session_config import first_config, response_config
+from qwen3_omni_neuron.serving.voices import Voices
 from testing.scripted_model import ScriptedStream
 
 NONE, ONE = ("response.created", "rate_limits.updated"), "Hello"
@@ -161,5 +165,52 @@ def test_a_reply_whose_client_leaves_while_it_is_settled_is_settled_once() -> No
             await ending
             assert (made.history.turns, made.history.held) == ([], 0)
             assert made.items.changes == 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["being made", "made"])
+def test_a_reply_whose_session_ends_as_it_begins_leaves_nothing(made: bool) -> None:
+    """The session's thread makes it, or has made it, and can't be stopped."""
+    began, go = threading.Event(), threading.Event()
+    stream: Any = ScriptedStream((ONE,), False, None)
+    stream.reply = Reply(False, 15.0)
+
+    class Answering(History):
+        def respond(self, *_: Any, **__: Any) -> Any:
+            self.turns.append(stream.reply)
+            began.set()
+            go.wait()
+            return stream
+
+    async def run() -> None:
+        info = SimpleNamespace(info=SimpleNamespace(thinks=False))
+        service: Any = SimpleNamespace(model=SimpleNamespace(take=lambda: info))
+        service.settings = SimpleNamespace(request_timeout_s=1.0, api_keys=())
+        service.rates = SimpleNamespace(count=lambda _: None)
+        service.requests = SimpleNamespace(place=lambda _: nullcontext())
+        history: Any = Answering()
+        asked: Any = SimpleNamespace(role="user", id="item_1")
+        history.turns.append(asked)
+        nothing: Any = None
+        voices = Voices(())
+        with ThreadPoolExecutor(1) as pool:
+            context = Context("req_1", "WEBSOCKET", "/v1/realtime", "me")
+            connection = Connection(nothing, pool, service, context)
+            items = ConversationItems(connection, nothing, history, history)
+            responses = Responses(connection, items, nothing, voices)
+            configs = first_config("m", voices), response_config(None, voices)
+            starting = asyncio.create_task(responses.start(*configs))
+            await asyncio.to_thread(began.wait)
+            if made:
+                go.set()
+                pool.submit(int).result()  # the event loop has not heard of it yet
+            starting.cancel()
+            await asyncio.wait((starting,))
+            go.set()
+            await responses.close()
+            left = await connection.in_thread(lambda: (history.turns, history.held, items._items))
+            assert left == ([asked], 0, {})
+            assert not list(stream._events), "its stream is closed"
 
     asyncio.run(run())

@@ -1,25 +1,16 @@
-"""bench/webrtc.py: what its figures say, and its relay. aiortc itself is not needed."""
+"""bench/webrtc.py: what its figures say. aiortc and a network that loses packets are not needed."""
 
 import asyncio
-import random
+import os
 import sys
+import time
 
 import pytest
 
 from bench import webrtc
 from bench.common.command_line import InputError
-from bench.webrtc import Address, Relay, figures, through
-
-SDP = "\r\n".join(
-    [
-        "m=audio 40000 UDP/TLS/RTP/SAVPF 96",
-        "a=candidate:1 1 udp 2130706431 10.0.0.2 40000 typ host",
-        "a=candidate:2 1 udp 1694498815 10.0.0.3 40001 typ host",
-        "a=end-of-candidates",
-        "a=mid:0",
-        "",
-    ]
-)
+from bench.common.metrics import ChunkArrival
+from bench.webrtc import PacedStream, figures, framed, played
 
 
 def test_a_stall_and_what_is_missing_after_it() -> None:
@@ -30,69 +21,56 @@ def test_a_stall_and_what_is_missing_after_it() -> None:
     assert (found["frames"], found["missing_ms"]) == (101, 120)
     assert found["stall_ms_max"] == pytest.approx(120, abs=0.1)
     assert found["stalls"] == pytest.approx(60 / 2.12, abs=0.1), "one in 2.12 s"
-    late = figures([(t + (0.2 if t > 0.8 else 0), t) for t in times])
-    assert (late["missing_ms"], late["behind_ms"]) == (0, 200.0)
+    late = figures([(t + (0.2 if t > 1.2 else 0), t) for t in times])
+    assert (late["missing_ms"], late["behind_ms"], late["behind_ms_end"]) == (0, 0.0, 200.0)
     with pytest.raises(InputError, match="1 frames were received"):
         figures(arrivals[:1])
 
 
-def test_a_description_names_the_relay_alone() -> None:
-    changed, peer = through(SDP, ("127.0.0.1", 5000))
-    assert peer == ("10.0.0.2", 40000)
-    assert changed == SDP.replace("10.0.0.2 40000", "127.0.0.1 5000").replace(
-        "a=candidate:2 1 udp 1694498815 10.0.0.3 40001 typ host\r\n", ""
-    )
-    with pytest.raises(InputError, match="no address"):
-        through("m=audio 9\r\na=end-of-candidates\r\n", ("127.0.0.1", 5000))
+@pytest.mark.parametrize(("late_s", "stall_ms"), [(0.1, 0), (0.3, 100)])
+def test_a_player_waits_for_a_chunk_that_is_later_than_its_buffer(
+    late_s: float, stall_ms: float
+) -> None:
+    """It is behind by its buffer, and by every wait since."""
+    times = [0.08 * n for n in range(50)]
+    chunks = [ChunkArrival(t + (late_s if t >= 1 else 0), 1920, 1) for t in times]
+    found = figures(played(chunks, 0.2), 0.2)
+    assert (found["frames"], found["missing_ms"]) == (200, 0)
+    assert found["stall_ms_max"] == pytest.approx(stall_ms, abs=0.1)
+    assert found["behind_ms_end"] == pytest.approx(200 + stall_ms, abs=0.1)
 
 
-class Peer(asyncio.DatagramProtocol):
-    def __init__(self) -> None:
-        self.got: asyncio.Queue[bytes] = asyncio.Queue()
-
-    def datagram_received(self, data: bytes, addr: Address) -> None:
-        self.got.put_nowait(data)
-
-
-async def relayed(loss: float) -> list[bytes]:
-    """Send a packet before the relay gets worse, and four after it, and one back."""
-    relay, loop = Relay(loss, 0.01, random.Random(0)), asyncio.get_running_loop()
-    made = [
-        await loop.create_datagram_endpoint(Peer, local_addr=("127.0.0.1", 0)) for _ in range(2)
+def test_a_frame_is_there_with_its_last_sample() -> None:
+    pieces = [(1.0, 0.03), (2.0, 0.01), (3.0, 0.05), (4.0, 0.01), (5.0, 0.01)]
+    assert framed(pieces) == [
+        (1.0, 0.0),
+        (2.0, pytest.approx(0.02)),
+        (3.0, pytest.approx(0.04)),
+        (3.0, pytest.approx(0.06)),
+        (4.0, pytest.approx(0.08)),
     ]
-    sides = await relay.open()
-    for side, (transport, _) in enumerate(made):
-        relay.connect(side, transport.get_extra_info("sockname"))
-    (first, ours), (second, theirs) = made
-    first.sendto(b"before", sides[0])
-    got = [await asyncio.wait_for(theirs.got.get(), 20)]
-    relay.worse = True
-    for _ in range(4):
-        first.sendto(b"after", sides[0])
-    if loss == 0:
-        got += [await asyncio.wait_for(theirs.got.get(), 20) for _ in range(4)]
-    second.sendto(b"back", sides[1])
-    if loss == 0:
-        got.append(await asyncio.wait_for(ours.got.get(), 20))
-    else:
-        await asyncio.sleep(0.1)
-        assert ours.got.empty() and theirs.got.empty()
-    for transport, _ in made:
-        transport.close()
-    relay.close()
-    return got
 
 
-def test_the_relay_passes_packets_on_or_loses_them() -> None:
-    assert asyncio.run(relayed(0.0)) == [b"before", *4 * [b"after"], b"back"]
-    assert asyncio.run(relayed(1.0)) == [b"before"]
+def test_no_sound_of_the_answer_comes_before_it_is_spoken() -> None:
+    made = PacedStream(0.24)
+
+    async def arrivals() -> list[tuple[float, int]]:
+        return [(time.monotonic(), e.first_sample) async for e in made if hasattr(e, "samples")]
+
+    found = asyncio.run(arrivals())
+    assert [first for _, first in found] == [0, 1920, 3840]
+    assert all(at_s - made._began_s > first / 24000 - 0.001 for at_s, first in found)
 
 
-def test_without_aiortc_it_says_what_to_install(
+def test_what_is_missing_to_run_it_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "aiortc", None)
-    assert webrtc.main(["--seconds", "1"]) != 0
+    assert webrtc.main(["--seconds", "1"]) == 1
     assert "pip install aiortc" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "aiortc", sys)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert webrtc.main(["--seconds", "1"]) == 1
+    assert "needs Linux, root" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         webrtc.main(["--loss", "-1"])

@@ -10,11 +10,21 @@ import time
 from typing import Any
 
 from livekit import rtc
+from livekit.agents import function_tool
 from livekit.agents.utils import http_context
 from livekit.agents.voice import io
 
-from examples.agents.livekit_agent import assistant, looked_up
+from examples.agents.livekit_agent import assistant
 from testing.clients.microphone import LONG, PIECE_MS, QUESTION, RATE, SUM, Microphone
+
+looked_up: list[str] = []
+
+
+@function_tool
+async def look_up(word: str) -> str:
+    """Look a word up."""
+    looked_up.append(word)
+    return "red"
 
 
 class Ears(io.AudioInput):
@@ -83,7 +93,7 @@ async def dialogue(url: str, clips: str) -> dict[str, Any]:
     added: asyncio.Queue[Any] = asyncio.Queue()
     async with http_context.open():  # which a worker has opened for its jobs
         session: Any
-        session, agent = assistant(f"{url}/v1")
+        session, agent = assistant(f"{url}/v1", [look_up])
         ears, player = Ears(), Player()
         session.input.audio, session.output.audio = ears, player
         session.on("conversation_item_added", lambda event: added.put_nowait(event.item))

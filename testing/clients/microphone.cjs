@@ -53,6 +53,11 @@ class Dialogue {
     this.sound.set(item, (this.sound.get(item) ?? 0) + bytes);
   }
 
+  // The interruption of an answer, which may be told twice, or only by its end.
+  cut(item) {
+    if (!this.interrupted.includes(item)) this.interrupted.push(item);
+  }
+
   // The end of an answer. The next question comes when the first one was played.
   ended(item, text) {
     this.answers.set(item, text);

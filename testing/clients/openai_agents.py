@@ -8,8 +8,19 @@ import json
 import sys
 from typing import Any
 
-from examples.agents.openai_agent import connect, looked_up
+from agents import function_tool
+
+from examples.agents.openai_agent import connect
 from testing.clients.microphone import LONG, QUESTION, RATE, SUM, Microphone
+
+looked_up: list[str] = []
+
+
+@function_tool
+def look_up(word: str) -> str:
+    """Look a word up."""
+    looked_up.append(word)
+    return "red"
 
 
 async def dialogue(url: str, clips: str) -> dict[str, Any]:
@@ -17,7 +28,8 @@ async def dialogue(url: str, clips: str) -> dict[str, Any]:
     texts: dict[str, str] = {}  # by item
     sound: dict[str, int] = {}
     interrupted: list[str] = []
-    async with await connect(f"{url.replace('http', 'ws', 1)}/v1/realtime") as session:
+    address = f"{url.replace('http', 'ws', 1)}/v1/realtime"
+    async with await connect(address, [look_up]) as session:
         microphone = Microphone(clips, session.send_audio)
         running = asyncio.create_task(microphone.run())
         microphone.say(QUESTION)

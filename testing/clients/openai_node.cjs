@@ -31,9 +31,10 @@ connection.on("session.updated", () => {
 connection.on("response.output_audio.delta", (event) =>
   dialogue.heard(event.item_id, Buffer.from(event.delta, "base64").length),
 );
-connection.on("conversation.item.truncated", (event) => dialogue.interrupted.push(event.item_id));
+connection.on("conversation.item.truncated", (event) => dialogue.cut(event.item_id));
 connection.on("response.done", ({ response }) => {
   for (const item of response.output) {
+    if (item.type === "message" && response.status === "cancelled") dialogue.cut(item.id);
     if (item.type === "message") dialogue.ended(item.id, item.content[0].transcript);
     if (item.type !== "function_call") continue;
     dialogue.calls.push(JSON.parse(item.arguments));

@@ -26,7 +26,7 @@ async def dialogue(url: str, clips: str) -> dict[str, Any]:
     answers: list[str] = []
     calls: list[Any] = []
     sound: dict[str, int] = {}  # bytes by item
-    interrupted: list[str] = []  # items
+    interrupted: set[str | None] = set()  # items
     client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none")
     async with client, client.realtime.connect(model="gpt-realtime") as connection:
         await connection.session.update(session={"type": "realtime", "tools": [TOOL]})  # type: ignore[list-item]
@@ -46,7 +46,7 @@ async def dialogue(url: str, clips: str) -> dict[str, Any]:
                 size = len(base64.b64decode(event.delta))
                 sound[event.item_id] = sound.get(event.item_id, 0) + size
             elif event.type == "conversation.item.truncated":
-                interrupted.append(event.item_id)
+                interrupted.add(event.item_id)
             elif event.type == "response.done":
                 for item in event.response.output or []:
                     if item.type == "function_call":
@@ -56,6 +56,8 @@ async def dialogue(url: str, clips: str) -> dict[str, Any]:
                         await connection.conversation.item.create(item=result)
                         await connection.response.create()
                     elif item.type == "message":
+                        if event.response.status == "cancelled":  # all that came was played
+                            interrupted.add(item.id)
                         answers.append(getattr(item.content[0], "transcript", ""))
                 if len(answers) == 1:
                     await asyncio.sleep(sum(sound.values()) / 2 / RATE)  # until it was played
@@ -64,7 +66,7 @@ async def dialogue(url: str, clips: str) -> dict[str, Any]:
                     break
         running.cancel()
     seconds = [round(size / 2 / RATE, 3) for size in sound.values()]
-    cut = [list(sound).index(item) for item in interrupted]
+    cut = [number for number, item in enumerate(sound) if item in interrupted]
     return {"answers": answers, "calls": calls, "interrupted": cut, "seconds": seconds}
 
 

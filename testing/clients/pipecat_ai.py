@@ -21,10 +21,20 @@ from pipecat.frames.frames import (
 )
 from pipecat.pipeline.runner import PipelineRunner
 from pipecat.pipeline.task import PipelineParams, PipelineTask
+from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+from pipecat.services.llm_service import FunctionCallParams
 
-from examples.agents.pipecat_agent import assistant, looked_up
+from examples.agents.pipecat_agent import assistant
 from testing.clients.microphone import LONG, QUESTION, RATE, SUM, Microphone
+
+looked_up: list[str] = []
+
+
+async def look_up(params: FunctionCallParams, word: str) -> None:
+    """Look a word up."""
+    looked_up.append(word)
+    await params.result_callback("red")
 
 
 class Listener(FrameProcessor):
@@ -78,7 +88,8 @@ async def dialogue(url: str, clips: str) -> dict[str, Any]:
     """Hold the dialogue. Returns what was heard: answers, calls, interruptions, seconds."""
     listener = Listener()
     transport: Any = SimpleNamespace(input=Passage, output=lambda: listener)
-    agent = assistant(f"{url.replace('http', 'ws', 1)}/v1/realtime", transport)
+    context = LLMContext([{"role": "user", "content": "say three"}], tools=[look_up])
+    agent = assistant(f"{url.replace('http', 'ws', 1)}/v1/realtime", context, transport)
     task = PipelineTask(agent, params=PipelineParams(audio_in_sample_rate=RATE))
 
     async def hear(piece: bytes) -> None:

@@ -30,10 +30,12 @@ async def model(request: Request, name: str) -> dict[str, Any]:
 
 
 @router.get("/v1/audio/voices", responses=errors_of())
-async def voices(request: Request) -> dict[str, list[str]]:
+async def voices(request: Request) -> dict[str, list[dict[str, str]]]:
     """List the voices of the model; none where it has no talker."""
     service: Service = request.app.state.service
-    return {"voices": list(service.model.take().info.speakers)}
+    names = service.model.take().info.speakers
+    # As other servers have it, and as Open WebUI wants it; OpenAI has no such list.
+    return {"voices": [{"id": name, "name": name} for name in names]}
 
 
 def _model(service: Service) -> dict[str, Any]:

@@ -45,9 +45,10 @@ export class Realtime {
   }
 }
 
-// Ask the server for its voices. Gives null where it wants another key.
+// Ask the server for the names of its voices. Gives null where it wants another key.
 export async function voices(key) {
-  return await asked("v1/audio/voices", "voices", key);
+  const found = await asked("v1/audio/voices", "voices", key);
+  return found && found.map(({ id }) => id);
 }
 
 // Ask the server for its model: its id, and its introduction and questions where it has them. Gives

@@ -169,13 +169,22 @@ class Responses:
         return own_input
 
     async def _begin_in_thread(self, *given: Any) -> StartedReply:
-        """Call `_begin` in the session's thread. Cancelling the task cancels the reply."""
+        """Call `_begin` in the session's thread. Cancelling the task leaves no reply behind."""
         future = self._connection.pool.submit(self._begin, *given)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            future.add_done_callback(_close_stream)
+            self._connection.pool.submit(self._take_back, future)
             raise
+
+    def _take_back(self, begun: "Future[StartedReply]") -> None:
+        """Undo `_begin`, whose call precedes this one in the session's thread."""
+        if begun.cancelled() or begun.exception() is not None:
+            return
+        stream, item, _ = begun.result()
+        stream.close()
+        if item is not None:
+            self._items.forget(item)
 
     def _begin(
         self,
@@ -225,8 +234,3 @@ def _settings(
     kept = overrides.conversation == "auto"
     codec = codec_of(form.type, form.rate)
     return ResponseSettings(spoken, kept, codec, output.speed, takes_calls, shown)
-
-
-def _close_stream(future: "Future[StartedReply]") -> None:
-    if not future.cancelled() and future.exception() is None:
-        future.result()[0].close()
