@@ -1,6 +1,8 @@
 # make demo              a spoken question in, text and demo.wav out
 # make serve             a server in the shapes of OpenAI's API, on http://127.0.0.1:8000
 # make test              lint, types and tests, with the newest transformers
+# make test-all          this and test-ray with the cases that others show, too, in another size, type or
+#                        stage: a part of a release
 # make chromium          Debian's Chromium for the tests of the page, where it may be installed
 # make test-sanitized    the tests of the C under address and undefined-behaviour sanitizers
 # make test-aarch64      the C compiled by gcc and clang, and for 64-bit ARM under qemu
@@ -74,7 +76,7 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
 # Of its file the one test that lowers: the others, which `make test-nxdi` runs, need a later torch.
 NXDI_HLO := test/neuron/test_nxdi_export.py::test_the_hlo_of_every_graph_holds_nothing_that_the_compiler_refuses
 
-.PHONY: demo serve test chromium test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
+.PHONY: demo serve test test-all chromium test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
 .PHONY: speaking clean test-hlo test-import lower docs test-wide test-aarch64 test-aarch64-wheel bench-openvino
 .PHONY: site wheels test-deploy test-quantised test-clients test-ray test-scaling test-hammer test-extras
 
@@ -87,6 +89,11 @@ serve: $(VENV)/installed
 
 test: $(VENV)/installed lint
 	$(VENV)/bin/$(PYTEST)
+
+# See testing/repeats.py.
+test-all: $(VENV)/installed lint
+	TEST_ALL=1 $(VENV)/bin/$(PYTEST)
+	TEST_ALL=1 $(MAKE) --no-print-directory test-ray
 
 # Without it the tests of the page are skipped, and say so.
 chromium:

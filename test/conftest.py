@@ -32,13 +32,15 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.serving.server import Server
     from train.judge import Judge
 
-# The engines of test/neuron, which can't have a conftest of its own beside this one; and what a run
-# says at its end.
+# The engines of test/neuron, which can't have a conftest of its own beside this one; what a run
+# leaves out, what it says at its end, and how its processes start.
 pytest_plugins = [
     "testing.installed_package",
     "testing.neuron.nxdi_engines",
     "testing.native_library",
+    "testing.repeats",
     "testing.not_run",
+    "testing.warm_starts",
 ]
 
 # Properties are shown by the same examples in every run. The profile "search" looks for others.

@@ -9,6 +9,7 @@ that disturbs it in the same way.
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -92,7 +93,10 @@ def run_once(tests: Sequence[str], seed: int, until_s: float) -> dict[str, str]:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "testing.hammer"]
         command += ["-p", "no:cacheprovider", f"--hammer-seed={seed}", f"--hammer-notes={notes}"]
         command += [f"--hammer-until={until_s}", *tests]
-        said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
+        env = {**os.environ, "TEST_ALL": "1"}  # processes start as they do for users
+        said = subprocess.run(
+            command, env=env, stdout=subprocess.PIPE, text=True, check=False
+        ).stdout
         lines = notes.read_text(encoding="utf-8").splitlines() if notes.exists() else []
     found: dict[str, str] = {}
     for name, outcome in map(json.loads, lines):

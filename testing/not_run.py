@@ -4,6 +4,8 @@ from collections.abc import Generator, Iterable, Mapping
 
 import pytest
 
+from testing.repeats import left_out
+
 # Keys: text that a skip's reason contains.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "torch_xla is not installed": ("graphs lowered to HLO", "make test-hlo"),
@@ -54,7 +56,6 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 }
 # Reasons of skips that leave nothing out: the case does not exist there.
 HARMLESS = (
-    "this is neuron/, which may",
     "the Neuron SDK, or its sources, are here",
     "the reference gives all videos of a prompt one frame rate",
 )
@@ -85,6 +86,8 @@ def pytest_terminal_summary(
     # A skipped test's report has (file, line, "Skipped: REASON").
     skipped = terminalreporter.stats.get("skipped", [])
     lines = summary(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
+    if number := left_out(terminalreporter.config):
+        lines.append(f"{number:5d} left out: cases that others show, too. To run: make test-all")
     if lines:
         terminalreporter.section("not run here")
         terminalreporter.write("\n".join(lines) + "\n")

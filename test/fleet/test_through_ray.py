@@ -270,7 +270,7 @@ def endless(client: OpenAI) -> tuple[Iterator[Any], str]:
     return stream, answer.headers["x-replica"]
 
 
-def test_a_death_a_drain_and_an_update_under_load_lose_no_request(
+def test_a_death_and_a_drain_under_load_lose_no_request(
     fleet: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same for minutes: bench/fleet_soak.py."""
@@ -292,24 +292,31 @@ def test_a_death_a_drain_and_an_update_under_load_lose_no_request(
         scale(fleet, 2)
         fleet.wait_for(NAME, 2)
         more(load)
-        before = set(fleet.replicas(NAME))
-        updated_s = load.note("updated")
-        scale(fleet, 2, max_media=3)
-        fleet.wait_for_others(NAME, before)
-        update_s = load.note("over") - updated_s
-        more(load)
     assert not failed(load.answers)
     dead = cut(load.between("killed"))
-    assert cut(load.answers) == dead  # a drain and an update end no stream
+    assert cut(load.answers) == dead  # a drain ends no stream
     last_s = max((one.ended_s - killed_s for one in dead), default=0.0)
     assert last_s < CUT_S
     assert not wrong(load.answers, Judge(), sample=24)
     figures = f"""
 {len(load.answers)} answers; {len(dead)} streams cut by a death, the last after {last_s:.2f} s
-a new replica after {recovery_s:.1f} s, under load; two replaced in {update_s:.1f} s
+a new replica after {recovery_s:.1f} s, under load
 """
     with capsys.disabled():
         sys.stdout.write(figures)
+
+
+@pytest.mark.repeats
+def test_an_update_under_load_loses_no_request(fleet: Cluster) -> None:
+    """It starts replicas as a death does, and drains the others."""
+    with Load(lambda: fleet.client(PREFIX, retries=RETRIES), 16) as load:
+        more(load)
+        before = set(fleet.replicas(NAME))
+        scale(fleet, 2, max_media=3)
+        fleet.wait_for_others(NAME, before)
+        more(load)
+    assert not failed(load.answers) and not cut(load.answers)
+    assert not wrong(load.answers, Judge(), sample=24)
 
 
 def test_two_applications_have_cores_of_their_own_and_one_that_fits_no_node_says_so(

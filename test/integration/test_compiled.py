@@ -170,6 +170,7 @@ def mapped_ranges(file: Path) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("packed", [True, False], ids=["for the C", "for torch"])
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.diagonal
 def test_the_weights_are_the_checkpoints_converted(
     checkpoint: Path, tree_of: Callable[[str], Path], config: OmniConfig, dtype: str, packed: bool
 ) -> None:

@@ -72,6 +72,7 @@ def test_log_probabilities_are_by_the_references_logits(both_of_seed: BothMaker)
     [TEXT, SYSTEM + TEXT, SPOKEN, SYSTEM + SPOKEN, SYSTEM + EARLIER],
     ids=["text", "system", "audio", "system-audio", "earlier-turns"],
 )
+@pytest.mark.diagonal
 def test_a_reply_cut_by_its_limits_is_the_references(
     both_of_seed: BothMaker, seed: int, messages: Any
 ) -> None:

@@ -18,6 +18,7 @@ from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from testing.http_client import HttpClient
 from testing.http_server import client_of, serving
 from testing.imports import ROOT
+from testing.repeats import again
 from train.judge import Judge
 from train.speech import MEASURING, RATE, spoken_clip
 from train.vocabulary import SPOKEN, prompts
@@ -58,7 +59,7 @@ def test_a_spoken_sum_is_answered_aloud(speaking: OpenAI, judge: Judge) -> None:
     assert heard(judge, base64.b64decode(audio.data)) == (["eight"], {"chelsie"})
 
 
-@pytest.mark.parametrize("voice", VOICES)
+@pytest.mark.parametrize("voice", [VOICES[0], *map(again, VOICES[1:])])
 def test_every_word_is_said_in_each_voice(speaking: OpenAI, judge: Judge, voice: str) -> None:
     for text in (" ".join(SPOKEN), LONG_TEXT):
         answer = speaking.audio.speech.create(

@@ -19,6 +19,7 @@ from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.events import AudioChunk, Finished
 from qwen3_omni_neuron.verification.oracle import Reference
+from testing.repeats import again
 from testing.replies import GREEDY, assert_same
 from train.assess import figures, questions, replies
 from train.judge import Judge
@@ -50,7 +51,7 @@ def heard(judge: Judge, result: SpeechResult) -> str:
     return " ".join(word.word for word in judge.hear(result.audio))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
+@pytest.mark.parametrize("dtype", [again("float32"), again("bfloat16"), "int4"])
 def test_questions_it_never_met_are_answered_in_the_asked_voice(judge: Judge, dtype: str) -> None:
     """At the released sampling settings. All of them are train/assess.py's, whose figures README
     and the model card give."""

@@ -275,6 +275,7 @@ def alive(pid: int) -> bool:
     return True
 
 
+@pytest.mark.usefixtures("cold_starts")
 def test_engines_in_processes_of_their_own_say_the_same(
     split: Qwen3Omni, alone: list[SpeechResult]
 ) -> None:

@@ -243,6 +243,7 @@ def test_windows_are_cut_in_silence_and_none_is_short(seconds: float) -> None:
 @pytest.mark.parametrize("seconds", [0.5, 8.01, 8.99, 9.0, 17.5, 40.3])
 @pytest.mark.parametrize("piece_s", [0.02, 0.7, 9.3, 15.4, 15.8, 60.0])
 @pytest.mark.parametrize("last", [1.0, 0.1])
+@pytest.mark.diagonal
 def test_windows_of_sound_that_arrives_are_those_of_the_whole(
     seconds: float, piece_s: float, last: float
 ) -> None:

@@ -22,6 +22,7 @@ from qwen3_omni_neuron.verification.oracle import Reference
 from testing.int8_experts import write_int8_experts
 from testing.media_cases import CASES, text, user
 from testing.quantised_checkpoint import int8_rows
+from testing.repeats import again
 from testing.replies import GREEDY, assert_same, reply_to_the_limit
 from testing.specs import cpu_engines, engine_spec
 from testing.torchneuron.leaner import write_leaner_checkpoint
@@ -49,7 +50,7 @@ def leaner(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def spec(leaner: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
     tree = tmp_path_factory.mktemp("int8") / "tree"
-    return compile_for_stand_in(leaner, tree, exact(), dtype="int8")
+    return compile_for_stand_in(leaner, tree, exact(chunked_prefill=False), dtype="int8")
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +64,22 @@ def reference(widened: Path) -> Reference:
     return Reference(widened)
 
 
-@pytest.fixture(scope="module")
-def ours(spec: EngineSpec) -> Iterator[Qwen3Omni]:
-    with omni_over(Engines.of(build_engines(spec, runtime=StandIn())), spec) as omni:
+@pytest.fixture(scope="module", params=[False, again(True)])
+def ours(
+    request: pytest.FixtureRequest, leaner: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Qwen3Omni]:
+    """Captured or not: test_torchneuron_graphs.py captures them, too."""
+    if request.param:
+        spec = request.getfixturevalue("spec")
+    else:
+        folder = tmp_path_factory.mktemp("int8 weights")
+        spec = weights_for_stand_in(leaner, folder, exact(chunked_prefill=False), dtype="int8")
+    engines = build_engines(spec, runtime=StandIn(captures=request.param))
+    with omni_over(Engines.of(engines), spec) as omni:
         yield omni
 
 
+@pytest.mark.repeats  # of test_int8_experts.py: the files; of test_torchneuron_engines.py: the tree
 def test_a_tree_holds_the_experts_in_int8_and_says_so(spec: EngineSpec) -> None:
     assert spec.compiled is not None
     manifest = read_manifest(spec.compiled)

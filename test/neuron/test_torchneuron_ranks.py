@@ -22,6 +22,7 @@ from qwen3_omni_neuron.neuron.torchneuron.build import ModelRanks
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.media_cases import CASES, assistant, text, user
 from testing.recorded_calls import Calls, ungated, watching
+from testing.repeats import again
 from testing.replies import GREEDY, assert_same, reply_to_the_limit
 from testing.torchneuron.leaner import write_leaner_checkpoint
 from testing.torchneuron.runtime import (
@@ -64,10 +65,14 @@ class Split:
     calls: Calls
 
 
-@pytest.fixture(scope="module")
-def split(two: EngineSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Split]:
+@pytest.fixture(scope="module", params=[False, again(True)], ids=["as they are", "captured"])
+def split(
+    request: pytest.FixtureRequest, two: EngineSpec, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Split]:
+    """Captured or not: of test_torchneuron_graphs.py one rank captures all; below two the audio."""
     seen = tmp_path_factory.mktemp("seen")
-    calls, target = ungated(), stand_in_target(StandIn(seen, caches=False))
+    runtime = StandIn(seen, caches=False, captures=request.param)
+    calls, target = ungated(), stand_in_target(runtime)
     engines = load_engines(target, two, "split", "trn2.48xlarge")
     with omni_over(watching(calls)(engines), two) as omni:
         yield Split(omni, seen, calls)

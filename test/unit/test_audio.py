@@ -67,6 +67,7 @@ def test_any_rate_becomes_16_khz(rate: int) -> None:
 
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("channels", [1, 2, 8])
+@pytest.mark.diagonal
 def test_a_file_in_blocks_is_the_file_at_once(rate: int, channels: int) -> None:
     """Bit for bit, over several blocks: resampling carries on from one to the next."""
     seconds = 2.2 * BLOCK_NUMBERS / channels / rate
@@ -80,6 +81,7 @@ def test_a_file_in_blocks_is_the_file_at_once(rate: int, channels: int) -> None:
 @pytest.mark.parametrize("size", [1, 7, 1000, 9000])
 @pytest.mark.parametrize("rate", [RATE, 8000, 48000])
 @pytest.mark.parametrize("channels", [1, 2, 8])
+@pytest.mark.diagonal
 def test_arriving_blocks_of_any_size_are_the_whole(size: int, rate: int, channels: int) -> None:
     stored = np.stack([tone(rate, 0.1, 200.0 + 90 * i) for i in range(channels)], axis=1)
     whole = load(stored, sampling_rate=rate)

@@ -17,6 +17,7 @@ from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.models import load_models
 from testing.peak_memory import needs_proc
+from testing.repeats import again
 from testing.subprocesses import run_python
 
 SHARD = "model-00002-of-00004.safetensors"
@@ -202,7 +203,7 @@ print(peak.nbytes / sum(parameters.values()))
 
 
 @needs_proc
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", [again("bfloat16"), "float32"])
 def test_loading_peaks_below_1_3_times_the_weights(
     small_checkpoint: Path, checkpoint: Path, dtype: str
 ) -> None:

@@ -128,6 +128,7 @@ def random_cuts(rows: int, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
+@pytest.mark.diagonal
 def test_a_prompt_in_pieces_is_the_whole(made: Made, prompts: dict[str, Prompt], name: str) -> None:
     """Logits, accepted rows, keys and values of all layers, and later steps; in C to the bit."""
     prompt = prompts[name]
@@ -291,6 +292,7 @@ def answered(made: Made, slot: int, prompt: Prompt, start: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
+@pytest.mark.diagonal
 def test_a_talkers_prompt_in_pieces_is_the_whole(
     made: Made, prompts: dict[str, Prompt], name: str
 ) -> None:

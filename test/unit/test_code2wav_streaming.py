@@ -144,6 +144,7 @@ def part(state: State) -> list[State]:
 
 @pytest.mark.parametrize("dtype", EXACT, ids=["float64", "float32"])
 @pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
+@pytest.mark.diagonal
 def test_stream_equals_one_full_decode_for_every_split(
     single: Code2Wav, double: Code2Wav, split: Sequence[int], dtype: torch.dtype
 ) -> None:

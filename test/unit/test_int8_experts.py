@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.checkpoint.rounding import quantise
@@ -41,6 +42,7 @@ from testing.models import load_models
 from testing.quantised_checkpoint import fp8, int8_rows
 from testing.released import RELEASED, TALKER
 from testing.specs import plan_of
+from testing.torchneuron.leaner import write_leaner_checkpoint
 
 PLAN = replace(TINY_PLAN, dtype="int8", mixed_arithmetic="bfloat16")
 EXPERTS = ("ffn.gate_up", "ffn.down")
@@ -79,6 +81,16 @@ def test_int8_experts_are_experts_of_their_weights(block_rows: int, rows: int) -
         weights.copy_(widened(numbers, scale))
     x = torch.randn(rows, 10).double()
     torch.testing.assert_close(ours(x), plain(x), atol=1e-12, rtol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_leaner_checkpoint(tmp_path_factory.mktemp("leaner"))
+
+
+@pytest.fixture(scope="module")
+def config(checkpoint: Path) -> OmniConfig:
+    return read_config(checkpoint)
 
 
 @pytest.fixture(scope="module")

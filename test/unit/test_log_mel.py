@@ -80,6 +80,7 @@ SAMPLES = [480, 481, 639, 640, 641, 799, 800, 801, 159_999, 160_000, 160_001, 16
 
 @pytest.mark.parametrize("samples", SAMPLES)
 @pytest.mark.parametrize("longest", [0, 1, 39, 40, 41, 200, 399, 400, 401, 5000])
+@pytest.mark.diagonal
 def test_a_clip_beside_a_longer_one(
     extractor: Any, settings: MelSettings, samples: int, longest: int
 ) -> None:

@@ -55,6 +55,7 @@ def rotation_of(encoder: VisionEncoder, height: int, width: int) -> Rotation:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("kind", ["audio", "vision"])
+@pytest.mark.pairs
 def test_a_layer_is_torchs_whatever_is_beside_a_frame_and_the_threads(
     config: OmniConfig, library: Library, kind: str, sizes: tuple[int, int, int], dtype: str
 ) -> None:

@@ -59,6 +59,7 @@ def int4_linear(out: int, into: int, groups: Groups, seed: int = 0) -> tuple[nn.
 @EVERY_FORMAT
 @pytest.mark.parametrize("out", [1, 33, 160])
 @pytest.mark.parametrize("into", [256, 301])
+@pytest.mark.pairs
 def test_products_of_all_kinds_are_torchs_over_the_weights(
     library: Library, use_kind: Callable[[str], None], groups: Groups, out: int, into: int
 ) -> None:
@@ -77,6 +78,7 @@ def test_products_of_all_kinds_are_torchs_over_the_weights(
 @torch.no_grad()
 @EVERY_FORMAT
 @pytest.mark.parametrize("out", [31, 64, 500])
+@pytest.mark.pairs
 def test_a_row_has_the_same_bits_whatever_the_rows_and_threads(
     library: Library, groups: Groups, out: int
 ) -> None:

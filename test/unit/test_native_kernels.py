@@ -38,6 +38,7 @@ Number, Pointer = ctypes.c_int64, ctypes.c_void_p
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 3, 12, 13, 40])
 @pytest.mark.parametrize("out", [1, 33, 64, 160])
+@pytest.mark.pairs
 def test_products_of_all_kinds_agree(
     library: Library, use_kind: Callable[[str], None], dtype: str, rows: int, out: int
 ) -> None:
@@ -153,6 +154,7 @@ def test_gelu_and_layer_norm_are_torchs(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("width", [8, 24, 64, 128])
+@pytest.mark.pairs
 def test_attention_over_bfloat16_is_that_over_the_same_numbers_in_float32(
     exported: CDLL, use_kind: Callable[[str], None], kind: str, count: int, width: int
 ) -> None:

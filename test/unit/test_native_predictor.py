@@ -33,6 +33,7 @@ M_PERTURB = -6  # of glibc's malloc.h
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.pairs
 def test_greedy_codes_and_feedback_are_the_modules(
     config: OmniConfig, library: Library, layers: int, seed: int, dtype: str
 ) -> None:
@@ -68,6 +69,7 @@ def test_frames_start_from_rows_of_tables_and_leave_their_feedback_there(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("embedded", [1.0, 1e-3], ids=["", "where eps counts"])
 @pytest.mark.parametrize("sizes", [{}, {"layers": 3}, ODD_PREDICTOR, LARGE_PREDICTOR], ids=str)
+@pytest.mark.pairs
 def test_predicted_logits_are_the_modules(
     config: OmniConfig, library: Library, sizes: dict[str, int], embedded: float, dtype: str
 ) -> None:

@@ -43,6 +43,7 @@ CUTS = [[1], [7], [20], [4, 5, 6], [1, 13, 14, 30], [BLOCK], [BLOCK - 1], [3, BL
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("which", "stack"), [("thinker", "odd"), ("talker", "wide")])
 @pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.pairs
 def test_a_prompt_in_pieces_is_the_whole_bit_for_bit(
     config: OmniConfig, library: Library, which: str, stack: str, dtype: str, threads: int
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_prompt_is_its_rows_appended_one_by_one(
 @pytest.mark.parametrize("which", ["thinker", "talker"])
 @pytest.mark.parametrize("stack", ["tiny", "odd", "one kv head", "wide"])
 @pytest.mark.parametrize("count", [2, 3, 5, 8, 13])
+@pytest.mark.pairs
 def test_a_step_of_several_slots_is_each_alone_bit_for_bit(
     config: OmniConfig, library: Library, which: str, stack: str, dtype: str, count: int
 ) -> None:
@@ -107,6 +109,7 @@ def test_a_step_of_several_slots_is_each_alone_bit_for_bit(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 5, 200])
 @pytest.mark.parametrize("out", [1, 31, 33, 64, 500])
+@pytest.mark.pairs
 def test_a_linear_layer_is_torchs_whatever_its_rows_and_threads(
     library: Library, dtype: str, rows: int, out: int
 ) -> None:

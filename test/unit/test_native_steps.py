@@ -32,6 +32,7 @@ pytestmark = needs_c
 @pytest.mark.parametrize("which", ["thinker", "talker"])
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("slots", [[2], [3, 0, 1]], ids=str)
+@pytest.mark.pairs
 def test_a_decode_step_is_the_modules(
     config: OmniConfig, library: Library, which: str, stack: str, slots: list[int], dtype: str
 ) -> None:
@@ -124,6 +125,7 @@ def test_ids_and_positions_that_do_not_fit_are_refused(
 @pytest.mark.parametrize("which", ["thinker", "talker"])
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("count", [1, 2, 21])
+@pytest.mark.pairs
 def test_a_prompt_is_the_modules(
     config: OmniConfig, library: Library, which: str, stack: str, count: int, dtype: str
 ) -> None:

@@ -1,29 +1,47 @@
 """The summary of the proofs that a run of the tests left out."""
 
+import os
 import re
 import subprocess
 import sys
+from itertools import combinations, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from testing.imports import ROOT
 from testing.names import index
 from testing.not_run import COMMANDS, HARMLESS, summary
+from testing.repeats import covering
 
 HLO = "torch_xla is not installed: nothing was lowered"
 
 
 def test_skips_become_a_line_a_proof() -> None:
-    lines = summary([HLO, HLO, "this is neuron/, which may", "the moon is full"])
+    lines = summary([HLO, HLO, HARMLESS[0], "the moon is full"])
     assert lines == [
         "    2 skipped: graphs lowered to HLO. To run: make test-hlo",
         "    1 skipped: the moon is full. To run: no command: see testing/not_run.py",
     ]
 
 
+@pytest.mark.parametrize("together", [1, 2])
+def test_cases_that_are_kept_have_what_all_have(together: int) -> None:
+    sizes = {"dtype": 4, "stack": 7, "rows": 3, "which": 2}
+    places = product(*map(range, sizes.values()))
+    cases = [dict(zip(sizes, values, strict=True)) for values in places]
+    kept = [cases[place] for place in covering(cases, together)]
+
+    def had(some: list[dict[str, int]]) -> set[Any]:
+        return {values for case in some for values in combinations(case.items(), together)}
+
+    assert had(kept) == had(cases)
+    assert len(kept) <= {1: 7, 2: 33}[together]
+
+
 def test_nothing_left_out_says_nothing() -> None:
-    assert summary([]) == summary(["this is neuron/, which may"]) == []
+    assert summary([]) == summary([HARMLESS[0]]) == []
 
 
 def test_the_commands_are_make_targets() -> None:
@@ -41,13 +59,24 @@ def test_every_reason_stands_in_a_test() -> None:
 
 def test_the_run_ends_with_it(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
-        f"import pytest\n\ndef test_it():\n    pytest.skip({HLO!r})\n", encoding="utf-8"
+        "import pytest\n\n"
+        f"def test_it():\n    pytest.skip({HLO!r})\n\n"
+        "@pytest.mark.diagonal\n"
+        "@pytest.mark.parametrize('a', [1, 2])\n@pytest.mark.parametrize('b', [1, 2])\n"
+        "def test_product(a, b):\n    pass\n\n"
+        "@pytest.mark.repeats\ndef test_again():\n    pass\n",
+        encoding="utf-8",
     )
+    words = ["-q", "-p", "testing.not_run", "-p", "testing.repeats", "-p", "xdist"]
+    variables = {name: value for name, value in os.environ.items() if name != "TEST_ALL"}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "testing.not_run", str(tmp_path)],
+        [sys.executable, "-m", "pytest", *words, "--numprocesses", "2", str(tmp_path)],
         cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**variables, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )  # fmt: skip
     assert "1 skipped: graphs lowered to HLO. To run: make test-hlo" in done.stdout, done.stdout
+    assert "3 left out: cases that others show, too. To run: make test-all" in done.stdout
+    assert "2 passed, 1 skipped" in done.stdout
 
 
 @pytest.mark.parametrize("reason", [HLO, "no neuronx_distributed here: set NXDI_SOURCES"])

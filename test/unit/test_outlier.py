@@ -12,12 +12,13 @@ from qwen3_omni_neuron.checkpoint.tiny.outlier import LAYER, LAYERS, OUTLIER
 from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES
 from qwen3_omni_neuron.errors import OptionError
 from testing.outlier import codes_in, frame_inputs, same_frames, talker_models
+from testing.repeats import again
 from testing.teacher_forcing import teacher_forced_logits
 
 FLOAT16_MAX = torch.finfo(torch.float16).max
 
 
-@pytest.fixture(scope="module", params=["tiny", "small"])
+@pytest.fixture(scope="module", params=["tiny", again("small")])
 def outlier(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
     return write_tiny_checkpoint(folder, size=request.param, outlier=True)

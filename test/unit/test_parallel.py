@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models, fill
 from qwen3_omni_neuron.errors import OptionError
@@ -32,9 +33,12 @@ from testing.int8_experts import int8_models
 from testing.models import load_models
 from testing.parallel import shard_state, unshard
 from testing.rank_threads import Ranks
+from testing.repeats import again
+from testing.torchneuron.leaner import write_leaner_checkpoint
 
 CLOSE = {"atol": 1e-9, "rtol": 1e-9}  # float64: sums in another order
-TP = (1, 2, 4, 8)
+# 2 ranks have heads of their own, 8 are more than the heads.
+TP = (again(1), 2, again(4), 8)
 INT8 = "thinker in int8"
 # One graph of each kind; decode of one and of several rows takes experts differently.
 PLAN = replace(
@@ -45,6 +49,16 @@ PLAN = replace(
     decode_buckets=(64,),
     chunk_frames=(4,),
 )
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_leaner_checkpoint(tmp_path_factory.mktemp("leaner"))
+
+
+@pytest.fixture(scope="module")
+def config(checkpoint: Path) -> OmniConfig:
+    return read_config(checkpoint)
 
 
 @pytest.fixture(scope="module")

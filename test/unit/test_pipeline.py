@@ -50,6 +50,7 @@ TIMINGS = {
 @pytest.mark.parametrize("times", TIMINGS.values(), ids=TIMINGS.keys())
 @pytest.mark.parametrize("tokens", range(1, 8))
 @pytest.mark.parametrize("shares_cores", [False, True], ids=["split", "shared"])
+@pytest.mark.diagonal
 def test_streaming_says_what_one_stage_after_the_other_says(
     simulate: Simulate, times: Times, tokens: int, shares_cores: bool
 ) -> None:
@@ -344,6 +345,7 @@ def test_the_pace_is_the_mean_of_the_intervals() -> None:
 
 @pytest.mark.parametrize("vocoder_ms", [1, 10, 30, 50])
 @pytest.mark.parametrize("frame_ms", [2, 10, 20, 30, 40, 44, 45, 46, 50, 60, 65, 70])
+@pytest.mark.diagonal
 def test_a_player_never_runs_dry_while_frames_come_in_time(
     simulate: Simulate, frame_ms: int, vocoder_ms: int
 ) -> None:

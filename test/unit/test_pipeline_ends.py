@@ -146,6 +146,7 @@ CALLS = [
 @pytest.mark.parametrize("at", [0, 1, 5])
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("shares_cores", [False, True], ids=["split", "shared"])
+@pytest.mark.diagonal
 def test_a_failure_ends_the_request_it_belongs_to_and_no_other(
     simulate: Simulate, name: str, at: int, shares_cores: bool
 ) -> None:

@@ -300,6 +300,7 @@ def test_no_threads_are_refused(checkpoint: Path, threads: int) -> None:
 
 @pytest.mark.parametrize("placement", ["shared", "split"])
 @pytest.mark.parametrize("dtype", ["auto", "int8", "int4"])
+@pytest.mark.diagonal
 def test_a_reply_does_not_depend_on_threads(checkpoint: Path, dtype: str, placement: str) -> None:
     messages: Any = [{"role": "user", "content": "What is it? " * 20}]
     options: Any = {

@@ -47,6 +47,7 @@ from testing.rank_threads import Ranks
 from testing.released import RELEASED
 from testing.simulated_toolchain import SimulatedToolchain
 from testing.specs import plan_of
+from testing.torchneuron.leaner import write_leaner_checkpoint
 from testing.torchneuron.runtime import StandIn, omni_over, weights_for_stand_in
 
 MODEL = Path("/a/checkpoint")
@@ -246,10 +247,11 @@ def test_codes_over_two_ranks(outlier: Path, reference: Codes) -> None:
         assert (sampled == reference[1]).all(1).float().mean() >= 0.98
 
 
-def test_types_in_the_exported_graph(outlier: Path) -> None:
+def test_types_in_the_exported_graph(tmp_path: Path) -> None:
     """In mixed all floats are float32, but for weights and the sum of a frame's embeddings."""
-    spec = predictor_spec(outlier, "torchneuron", "mixed")
-    owner = talker_models(outlier, BFLOAT16).code_predictor
+    folder = write_leaner_checkpoint(tmp_path)
+    spec = predictor_spec(folder, "torchneuron", "mixed")
+    owner = talker_models(folder, BFLOAT16).code_predictor
     assert owner is not None
     seen: dict[torch.dtype, set[str]] = {}
     for node in export_graph(spec.graphs[-1], owner).graph.nodes:

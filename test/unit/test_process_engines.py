@@ -94,6 +94,7 @@ DTYPES = [
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (5, 7), (150, 150)], ids=str)
+@pytest.mark.diagonal
 def test_a_tensor_comes_back_as_it_was_sent(
     shared: EngineProcess, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:

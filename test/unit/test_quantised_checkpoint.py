@@ -144,6 +144,7 @@ CASES = {
         "block FP8", 8, "24 x 24", None,
     ),
 }  # fmt: skip
+EVERY_FORM = pytest.mark.parametrize("name", CASES)
 
 
 @dataclass
@@ -195,9 +196,6 @@ def of_thinker_layers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-EVERY_FORM = pytest.mark.parametrize("name", CASES)
-
-
 @EVERY_FORM
 def test_weights_are_the_published_numbers_dequantised(
     made_of: Callable[[str], Made], config: OmniConfig, name: str
@@ -214,6 +212,7 @@ def test_weights_are_the_published_numbers_dequantised(
 
 @EVERY_FORM
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.diagonal
 def test_numbers_that_fit_are_kept_and_others_are_rounded_as_any_weight(
     made_of: Callable[[str], Made], config: OmniConfig, name: str, dtype: str
 ) -> None:
@@ -238,6 +237,7 @@ def test_numbers_that_fit_are_kept_and_others_are_rounded_as_any_weight(
 
 @pytest.mark.parametrize("packed", [True, False], ids=["for the C", "for torch"])
 @pytest.mark.parametrize("name", ["gptq act order", "pack int4 asym", "int8 rows", "fp8 rows"])
+@pytest.mark.diagonal
 def test_a_compiled_tree_has_what_the_checkpoint_has(
     made_of: Callable[[str], Made], config: OmniConfig, tmp_path: Path, name: str, packed: bool
 ) -> None:

@@ -72,6 +72,7 @@ def ours(logits: torch.Tensor, top_k: int, top_p: float, ids: Ids | None = None)
 @pytest.mark.parametrize("ours", [ours, in_graph])
 @pytest.mark.parametrize(("top_k", "top_p"), CASES)
 @pytest.mark.parametrize("seed", range(10))
+@pytest.mark.pairs
 def test_kept_set_and_probabilities_are_transformers(
     top_k: int, top_p: float, seed: int, ours: Callable[..., torch.Tensor]
 ) -> None:

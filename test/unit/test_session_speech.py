@@ -44,6 +44,7 @@ def pieces(samples: np.ndarray, dice: random.Random) -> Iterator[np.ndarray]:
 @pytest.mark.parametrize("rate", [16000, 8000, 44100, 22050.5])
 @pytest.mark.parametrize("channels", [1, 2, 9])
 @pytest.mark.parametrize("kind", [np.float32, np.int16])
+@pytest.mark.diagonal
 def test_a_clip_in_pieces_is_the_clip(
     omni: Qwen3Omni, rate: float, channels: int, kind: Any
 ) -> None:

@@ -1,0 +1,219 @@
+"""A pytest plugin: child processes of the package are forked from one that has imported torch.
+
+The tests start some two hundred engines, ranks and workers, and an import of torch takes two
+seconds of a processor. `start_child` starts them as it does for users in every process but
+pytest's own, in tests with the fixture `cold_starts`, and everywhere with TEST_ALL (see
+testing/repeats.py).
+"""
+
+import atexit
+import ctypes
+import fcntl
+import gc
+import inspect
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+
+from qwen3_omni_neuron.engines.process import child
+from testing.repeats import RUNS_ALL
+
+# The second is what ranks and their compilers import: as long as all the rest of torch.
+IMPORTED = ("qwen3_omni_neuron.engines.process.server", "torch._dynamo.backends.common")
+# Read before Python runs any code: a fork would have those of the process that it is forked from.
+READ_AT_START = ("LD_", "MALLOC_", "OMP_", "OPENBLAS_", "MKL_", "PYTHON")
+MAX_ORDER_BYTES = 1 << 17
+MAX_FILES = 32
+FREE_DESCRIPTOR = 900  # above those that tests open
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Template:
+    """The process that children are forked from, started when the first one is.
+
+    A child is forked twice: the process between ends at once, and the kernel makes this process,
+    a subreaper meanwhile, the parent. So it waits for the child as for any other.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._prctl = ctypes.CDLL(None).prctl
+        self.variables = _read_at_start(os.environ)
+
+    def fork(self, order: Mapping[str, Any], files: list[int]) -> int:
+        """Fork a child of this process, and return its id. files: its stdin, stdout, stderr, ...
+
+        Raises OSError where the template has ended.
+        """
+        with self._lock:
+            if self._process is None:
+                self._start()
+            self._prctl(_PR_SET_CHILD_SUBREAPER, 1)
+            try:
+                socket.send_fds(self._socket, [pickle.dumps(order)], files)
+                pid, ended = self._socket.recv(64), self._socket.recv(64)
+            finally:
+                self._prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        if not ended:
+            raise OSError("the process that children are forked from has ended")
+        return int(pid)
+
+    def close(self) -> None:
+        """End the template. Its children go on."""
+        if self._process is not None:
+            self._socket.close()
+            self._process.wait()
+
+    def _start(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; "
+            f"from testing.warm_starts import fork_children; fork_children({theirs.fileno()})"
+        )
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", "-X", "faulthandler", "-c", code],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+
+
+def fork_children(connection: int) -> None:
+    """Fork children until the other end closes; each of them runs the code of its order."""
+    for name in IMPORTED:
+        import_module(name)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a child's own mask is in its order
+    gc.collect()
+    gc.freeze()  # a child need not look through what is here
+    orders = socket.socket(fileno=connection)
+    while True:
+        data, files, *_ = socket.recv_fds(orders, MAX_ORDER_BYTES, MAX_FILES)
+        if not data:
+            os._exit(0)
+        between = os.fork()
+        if between == 0:
+            between = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                break
+            orders.send(str(pid).encode())
+            os._exit(0)
+        os.waitpid(between, 0)
+        orders.send(b"ended")
+        for file in files:
+            os.close(file)
+    orders.detach()  # its number may be another file's soon
+    while os.getppid() == between:
+        time.sleep(0.0002)
+    order = pickle.loads(data)
+    _take_files(files, [0, 1, 2, *order["pass_fds"]])
+    os.environ.clear()
+    os.environ.update(order["env"])
+    os.chdir(order["cwd"])
+    os.sched_setaffinity(0, order["cores"])
+    if order["start_new_session"]:
+        os.setsid()
+    signal.pthread_sigmask(signal.SIG_SETMASK, order["mask"])
+    _run(order["code"])
+
+
+def _run(code: str) -> NoReturn:
+    """Run a child's code, and end without freeing what was imported: that takes a second."""
+    status = 0
+    try:
+        exec(code, {"__name__": "__main__"})
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if status and status is not end.code:
+            sys.stderr.write(f"{end.code}\n")
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _take_files(files: list[int], numbers: list[int]) -> None:
+    """Give files the numbers that they have at the other end, and close all others."""
+    copies = [fcntl.fcntl(file, fcntl.F_DUPFD, FREE_DESCRIPTOR) for file in files]
+    for copy, number in zip(copies, numbers, strict=True):
+        os.dup2(copy, number)
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208, the folder's own is closed by then
+        if int(name) not in numbers:
+            try:
+                os.close(int(name))
+            except OSError:
+                continue
+
+
+class WarmPopen(subprocess.Popen):
+    """Popen of `start_child`, whose processes are forked from the template."""
+
+    template: Template
+
+    def _execute_child(self, *arguments: Any) -> None:
+        usual = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+        given = inspect.signature(usual).bind(self, *arguments).arguments
+        if _read_at_start(given["env"]) != self.template.variables:
+            usual(self, *arguments)
+            return
+        pipes = [
+            given[name]
+            for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        ]
+        own = {0: pipes[0], 1: pipes[3], 2: pipes[5]}  # -1: this process's
+        order = {
+            "code": given["args"][-1],
+            "env": dict(given["env"]),
+            "cwd": str(Path.cwd()),
+            "cores": os.sched_getaffinity(0),
+            "mask": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+            "pass_fds": tuple(given["pass_fds"]),
+            "start_new_session": given["start_new_session"],
+        }
+        files = [number if file == -1 else file for number, file in own.items()]
+        try:
+            self.pid = self.template.fork(order, [*files, *given["pass_fds"]])
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+def _read_at_start(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if name.startswith(READ_AT_START)}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_starts() -> Iterator[None]:
+    """Let `start_child` fork processes, where Linux lets a parent be chosen."""
+    if RUNS_ALL or sys.platform != "linux":
+        yield
+        return
+    WarmPopen.template = Template()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(child, "subprocess", SimpleNamespace(Popen=WarmPopen))
+        yield
+    WarmPopen.template.close()
+
+
+@pytest.fixture
+def cold_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `start_child` start processes as it does for users."""
+    monkeypatch.setattr(child, "subprocess", subprocess)
