@@ -3,8 +3,6 @@
 import gc
 from pathlib import Path
 
-from qwen3_omni_neuron.engines.process.heap import allocated_bytes
-
 
 def peak_mb() -> float:
     """Return the peak of this process's memory so far."""
@@ -23,6 +21,9 @@ def total_mb() -> float:
 
 def allocated_mb() -> float | None:
     """Return the memory that malloc has allocated and not freed; None without glibc's malloc."""
+    # Here, because the package is not installed where other packages are measured.
+    from qwen3_omni_neuron.engines.process.heap import allocated_bytes
+
     allocated = allocated_bytes()
     return None if allocated is None else allocated / 2**20
 

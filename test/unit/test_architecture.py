@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from testing.imports import NAME, PACKAGE, imports, layer, module_parts, package_files, room
+from testing.imports import NAME, PACKAGE, ROOT, imports, layer, module_parts, package_files, room
 
 FILES = package_files()
 
@@ -140,6 +140,12 @@ def test_only_who_writes_a_reference_imports_the_oracle() -> None:
     modules = {f"{NAME}.verification.{file.stem}" for file in ORACLE}
     users = [file.relative_to(PACKAGE).as_posix() for file in OWN if imports(file) & modules]
     assert users == ["cli/verify.py"]
+
+
+def test_another_library_is_measured_without_the_package() -> None:
+    """Its environment has that library alone."""
+    code = f"import sys; sys.modules[{NAME!r}] = None; import bench.peers.openvino"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_importing_the_package_is_light() -> None:
