@@ -379,15 +379,14 @@ static void check_audio(void)
         int64_t x_stride = samples + (taps - 1) * dilation + MORE_SAMPLES;
         float *x = numbers(into * x_stride, 1.0f), *y = numbers(out * y_stride, 1.0f);
         /* [ceil(out / CHANNELS), into, taps, CHANNELS], what is after the last channel unused. */
-        int64_t panels = (out + CHANNELS - 1) / CHANNELS, half = panels / 2 * CHANNELS;
+        int64_t panels = (out + CHANNELS - 1) / CHANNELS;
         float *weight = numbers(panels * CHANNELS * into * taps, 1.0f), *bias = numbers(out, 1.0f);
         float *before = memory(out * y_stride * 4);
         memcpy(before, y, (size_t)(out * y_stride) * 4);
-        /* In two parts, as two threads would. */
-        kernels->convolve(y, y_stride, x, x_stride, weight, bias, into, 0, half, taps, dilation,
-                          samples, add);
-        kernels->convolve(y, y_stride, x, x_stride, weight, bias, into, half, out, taps, dilation,
-                          samples, add);
+        for (int64_t o = 0; o < out; o += CHANNELS)
+            kernels->convolve(y + o * y_stride, y_stride, x, x_stride, weight + o * into * taps,
+                              bias + o, into, smaller(CHANNELS, out - o), taps, dilation, samples,
+                              add);
         for (int64_t o = 0; o < out; o++)
             for (int64_t t = 0; t < samples; t++) {
                 double total = bias[o], size = 1;

@@ -1,6 +1,6 @@
 """Session folder: encrypted files of sessions and spoken replies, bounded in bytes and age.
 
-A file's name is made of two hashes: that of its owner, and that of a secret that its client alone
+A file's name is two hashes. One is made of its owner, the other of a secret that its client alone
 has. Several servers may share one folder.
 """
 

@@ -49,13 +49,10 @@ class EngineStages:
 
         An engine returns those of media alone, so all rows are given to it as rows of media. rows:
         the tokens' embeddings [S, hidden], in the dtype of the engine. given: the reference's
-        results, whose encoders' rows are taken; None: those of the engine's own encoders.
+        results, which have the rows of images and sound; None: the engine's encoders compute them.
         """
-        c, media = self._config.thinker, None
-        if given is not None:
-            media = self._media(prompt, given)
-        else:
-            media = self._thinker.media.encode(prompt)
+        c, own = self._config.thinker, self._thinker.media
+        media = own.encode(prompt) if given is None else self._media(prompt, given)
         rows, visual = rows.clone(), torch.empty(0, dtype=torch.long)
         deepstack = rows.new_empty(len(c.vision.deepstack_layers), 0, rows.shape[1])
         if media is not None:

@@ -164,7 +164,8 @@ def look_by_layer(
     """Search for the thinker's first layer that differs.
 
     Where none of its stages over prompts differs, some layers' largest numbers are noted instead.
-    layers: over the answers' prompts; without answers, over any. differences: of all stages.
+    layers: made for the answers' prompts; without answers, for any. differences: what `judge`
+    returned.
     """
     config = read_config(plan.model)
     count = config.thinker.text.layers

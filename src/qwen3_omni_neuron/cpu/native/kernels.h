@@ -72,12 +72,12 @@ typedef struct {
     void (*attend)(float *const *mixed, const float *const *queries, const int64_t *from,
                    const int64_t *to, int64_t count, const void *keys, const void *values,
                    int64_t type, int64_t width, float *scratch);
-    /* y[o][t] = bias[o] + the sum over i and k of weight of o, i, k times x[i][t + k * dilation], or
-     * y += where add, for outputs first up to last. x [into channels, samples + (taps - 1) *
-     * dilation], y [out channels, samples]; weight [ceil(out / CHANNELS), into, taps, CHANNELS]. */
+    /* y[o][t] = bias[o] + the sum over i and k of weight of i, k, o times x[i][t + k * dilation], or
+     * y += where add. x [into channels, samples + (taps - 1) * dilation], y [out, samples], up to
+     * CHANNELS of them; weight [into, taps, CHANNELS]. */
     void (*convolve)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
-                     const float *weight, const float *bias, int64_t into, int64_t first,
-                     int64_t last, int64_t taps, int64_t dilation, int64_t samples, int add);
+                     const float *weight, const float *bias, int64_t into, int64_t out,
+                     int64_t taps, int64_t dilation, int64_t samples, int add);
     /* y = x for bfloat16 numbers, `count` of them. */
     void (*widen)(float *y, const void *x, int64_t count);
     /* y = x + inverse_magnitude * sin(frequency * x)^2 in one channel; y may be x. */

@@ -838,24 +838,23 @@ INLINE void KIND(convolve_tile)(float *y, int64_t y_stride, const float *x, int6
 #define TILE_CHANNELS (LANES == 16 ? CHANNELS : CHANNELS / 2)
 
 static void KIND(convolve)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
-                           const float *weight, const float *bias, int64_t into, int64_t first,
-                           int64_t last, int64_t taps, int64_t dilation, int64_t samples, int add)
+                           const float *weight, const float *bias, int64_t into, int64_t out,
+                           int64_t taps, int64_t dilation, int64_t samples, int add)
 {
-    int64_t o = first, t = 0;
+    int64_t o = 0, t = 0;
 #define TILE(outs, vectors)                                                                      \
-    KIND(convolve_tile)(y + o * y_stride + t, y_stride, x + t, x_stride,                         \
-                        weight + o / CHANNELS * CHANNELS * into * taps + o % CHANNELS, bias + o, \
+    KIND(convolve_tile)(y + o * y_stride + t, y_stride, x + t, x_stride, weight + o, bias + o,   \
                         outs, vectors, into, taps, dilation, add)
-    for (; o + TILE_CHANNELS <= last; o += TILE_CHANNELS) {
+    for (; o + TILE_CHANNELS <= out; o += TILE_CHANNELS) {
         for (t = 0; t + LANES < samples; t += 2 * LANES)
             TILE(TILE_CHANNELS, 2);
         if (t < samples)
             TILE(TILE_CHANNELS, 1);
     }
-    for (; o + 4 <= last && o % CHANNELS <= CHANNELS - 4; o += 4)
+    for (; o + 4 <= out; o += 4)
         for (t = 0; t < samples; t += 2 * LANES)
             TILE(4, 2);
-    for (; o < last; o++)
+    for (; o < out; o++)
         for (t = 0; t < samples; t += 4 * LANES)
             TILE(1, 4);
 #undef TILE

@@ -202,7 +202,7 @@ static void convolve_some(void *work, int64_t task, float *scratch)
             weight = scratch;
         }
         kernels->convolve(y, y_stride, x + i * x_stride, x_stride, weight,
-                          i == 0 ? c->filter->bias + p.first : zeros, into, 0, p.last - p.first,
+                          i == 0 ? c->filter->bias + p.first : zeros, into, p.last - p.first,
                           c->taps, c->dilation, p.samples, i > 0 || c->add);
     }
     if (c->then != NULL)
