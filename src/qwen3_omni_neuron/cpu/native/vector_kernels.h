@@ -146,7 +146,10 @@ INLINE Vector KIND(scales)(const char *scales, int64_t i, int64_t type)
     return (Vector)((Words)size | (bits & 0x8000) << 16);
 }
 
-/* Number i of 8 in each word: those of INT4 weights. */
+/* What `number` divides by, a power of two, and what makes up for it. */
+#define UNIT (LANES == 16 ? 1.0f : 0x1p-28f)
+
+/* Number i of 8 in each word, divided by UNIT: those of INT4 weights. */
 INLINE Vector KIND(number)(Words words, int64_t i)
 {
 #if LANES == 16 /* the table is read by the lowest 4 bits */
@@ -154,7 +157,8 @@ INLINE Vector KIND(number)(Words words, int64_t i)
         (__m512i)(words >> (uint32_t)(4 * i)),
         _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1));
 #else
-    Bits number = (Bits)(words << (uint32_t)(28 - 4 * i)) >> 28;
+    /* The number stays in the highest bits: few units of a processor shift, all of them mask. */
+    Bits number = (Bits)(words << (uint32_t)(28 - 4 * i) & 0xf0000000);
 #if LANES == 8
     return (Vector)_mm256_cvtepi32_ps((__m256i)number);
 #else
@@ -169,12 +173,19 @@ INLINE Vector KIND(zero_points)(const char *block, int64_t i, const Matrix *m)
     return KIND(widened)(block + number_bytes(m->group) + bytes_of(m->scale_type) * PANEL, i, INT8);
 }
 
-/* Add the products of `count` inputs to sums: a constant 8, but for the last. words: their numbers; wide:
- * see sum_chunks. See sum_groups. */
+/* Add the products of `count` inputs to sums: a constant 8, but for the last. from: their numbers in the
+ * first panel, a panel is `size` bytes; wide: see sum_chunks. See sum_groups. */
 INLINE void KIND(add_numbers)(Vector (*sums)[8], const float *x, int64_t x_stride, int rows,
-                              const Words *words, const Vector *zero, int type, int vectors,
-                              int64_t count, float *wide)
+                              const char *from, int64_t size, const Vector *zero, int type,
+                              int vectors, int64_t count, float *wide)
 {
+    Words words[8];
+    for (int v = 0; v < vectors; v++) {
+        const char *some = from + v * LANES / PANEL * size + v * LANES % PANEL * 4;
+        words[v] = *(const Words *)(const void *)some;
+        if (rows > 1) /* as in sum_chunks */
+            __builtin_prefetch(some + PREFETCH);
+    }
 #pragma GCC unroll 8
     for (int64_t i = 0; i < count; i++) {
         Vector some[8];
@@ -207,7 +218,8 @@ INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, int64_t x_strid
                 sums[r][v] = (Vector){0};
         for (int v = 0; v < vectors && type == INT4_ZEROS; v++)
             zero[v] =
-                KIND(zero_points)(blocks + v * LANES / PANEL * size, lane + v * LANES % PANEL, m);
+                KIND(zero_points)(blocks + v * LANES / PANEL * size, lane + v * LANES % PANEL, m) /
+                UNIT;
         for (int64_t k = start; k < end && type == INT4_WIDE; k++) {
             Vector some[8];
             for (int v = 0; v < vectors; v++)
@@ -216,25 +228,22 @@ INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, int64_t x_strid
                 for (int v = 0; v < vectors; v++)
                     sums[r][v] += x[r * x_stride + k] * some[v];
         }
-        for (int64_t k = start; k < end && type != INT4_WIDE; k += 8) {
-            Words words[8];
-            for (int v = 0; v < vectors; v++) {
-                const char *from = blocks + v * LANES / PANEL * size +
-                                   ((k - start) / 8 * PANEL + lane + v * LANES % PANEL) * 4;
-                words[v] = *(const Words *)(const void *)from;
-                if (rows > 1) /* as in sum_chunks */
-                    __builtin_prefetch(from + PREFETCH);
-            }
-            float *to = wide == 0 ? 0 : wide + k * PANEL + lane;
-            if (k + 8 <= end)
-                KIND(add_numbers)(sums, x + k, x_stride, rows, words, zero, type, vectors, 8, to);
-            else
-                KIND(add_numbers)(sums, x + k, x_stride, rows, words, zero, type, vectors, end - k,
+        if (type != INT4_WIDE) {
+            const char *from = blocks + lane * 4;
+            float *to = wide == 0 ? 0 : wide + start * PANEL + lane;
+            int64_t k = start;
+            for (; k + 8 <= end; k += 8, from += PANEL * 4) {
+                KIND(add_numbers)(sums, x + k, x_stride, rows, from, size, zero, type, vectors, 8,
                                   to);
+                to = wide == 0 ? 0 : to + 8 * PANEL;
+            }
+            if (k < end)
+                KIND(add_numbers)(sums, x + k, x_stride, rows, from, size, zero, type, vectors,
+                                  end - k, to);
         }
         for (int v = 0; v < vectors; v++) {
             Vector scale = KIND(scales)(blocks + v * LANES / PANEL * size + number_bytes(group),
-                                        lane + v * LANES % PANEL, m->scale_type);
+                                        lane + v * LANES % PANEL, m->scale_type) * UNIT;
             for (int r = 0; r < rows; r++)
                 total[r][v] = KIND(fused)(sums[r][v], scale, total[r][v]);
         }
@@ -1009,6 +1018,7 @@ static const Kernels KIND(kernels) = {
 #undef FOR_EACH
 #undef TILE_CHANNELS
 #undef CHUNK
+#undef UNIT
 #undef DEPTH
 #undef PREFETCH
 #undef SUMS
