@@ -17,10 +17,11 @@ float32 replies to questions of train.assess. Each model gets the inputs that fl
 Rows of measure "matrix": weights (stored, tails, outlier), model, matrix, format,
 relative_error (root mean square). Of measure "fp8": the same error of formats of the thinker's
 matrices against what these are when published in FP8, with a scale for a row or a block. Of measure
-"logits": weights, model, layers, down and head (their formats), audio_encoder, residual, dtypes
+"logits": weights, model, layers, down and head (their formats), encoders, residual, dtypes
 that are like this, inputs, positions; kl_mean, its standard error and kl_max, the divergence of the
 probabilities from float32's, in nats; agreement, the share of positions with the same likeliest
 token. The code predictor's positions are 15 a frame.
+Of measure "encoder": model, format of its matrices, relative_error of the rows that it gives.
 Of the measures "frames" and "replies", over the outlier: numbers, or talker and predictor (their
 arithmetic and weights, see bench/quantising/arithmetic.py); of frames over float32's inputs the
 share with float32's codes and the share of codes, greedy and with the same random numbers; of
@@ -53,6 +54,7 @@ from bench.quantising.cases import (
     Rows,
     Weights,
     decoder_logits,
+    encoded,
     float32_replies,
     predictor_logits,
     random_inputs,
@@ -61,13 +63,14 @@ from bench.quantising.cases import (
 )
 from bench.quantising.codes import frame_rows, loop_rows
 from bench.quantising.rounding import (
-    AUDIO_CHOICES,
     BFLOAT16,
     CHOICES,
+    ENCODER_CHOICES,
     FP8_BLOCKS,
     INT8,
     INT8_32,
     ROWS_AT_ONCE,
+    SPOKEN_CHOICES,
     STORED,
     Choice,
     RelativeErrors,
@@ -81,7 +84,7 @@ from qwen3_omni_neuron.model.torch_threads import one_torch_thread
 POSITIONS_AT_ONCE = 64
 SUMMARISED = ("kl_mean", "kl_standard_error", "kl_max", "agreement")
 WEIGHTS = ("stored", "tails", "outlier")
-PARTS = ("thinker", "talker", "predictor")
+PARTS = ("encoders", "thinker", "talker", "predictor")
 ASSESSED = ("float32", "int8", "int4")
 
 
@@ -144,6 +147,8 @@ def weights_rows(
     about = {"weights": kind, "inputs": "random"}
     of_thinker, of_talker, codes = random_inputs(weights, positions)
     thinker, talker = [of_thinker], [of_talker]
+    if "encoders" in parts:
+        yield from encoder_rows(weights, about)
     if "thinker" in parts:
         yield from fp8_rows(weights, about)
         every = CHOICES["thinker"]
@@ -153,6 +158,20 @@ def weights_rows(
     if "predictor" in parts:
         (hidden,) = hidden_states(weights, talker)
         yield from predictor_rows(weights, about, hidden, codes)
+
+
+def encoder_rows(weights: Weights, about: Row) -> Iterator[Row]:
+    """Compare formats of the encoders by the rows that they give."""
+    exact: dict[str, Tensor] = {}
+    errors = RelativeErrors()
+    for choice in ENCODER_CHOICES:
+        found = encoded(weights.config, *weights.encoder_modules(choice, errors))
+        exact = exact or found
+        for name, rows in found.items():
+            error = float((rows - exact[name]).norm() / exact[name].norm())
+            of_rows = {"model": name, "format": str(choice.encoders), "relative_error": error}
+            yield {"measure": "encoder", **about, **of_rows}
+    yield from matrix_rows({**about, "model": "encoders"}, errors)
 
 
 def fp8_rows(weights: Weights, about: Row) -> Iterator[Row]:
@@ -183,8 +202,8 @@ def trained_rows(folder: Path, config: OmniConfig, options: argparse.Namespace) 
     given = rows_of(STORED)
     yield from thinker_rows(weights, every, CHOICES["thinker"], partial(given_inputs, given))
     spoken = {**about, "inputs": "replies to spoken questions"}
-    choices = (STORED, Choice(INT8, INT8, dtypes=("int8",)), *AUDIO_CHOICES)
-    yield from thinker_rows(weights, spoken, choices, lambda choice: rows_of(choice, spoken=True))
+    of_choice = partial(rows_of, spoken=True)
+    yield from thinker_rows(weights, spoken, SPOKEN_CHOICES, of_choice)
     _, accepted = decoder_logits(weights.thinker(STORED), config.thinker.text, given)
     aloud = [(r, rows) for r, rows in zip(replies, accepted, strict=True) if len(r.codes)]
     talker = talker_inputs(config, models, aloud, newline_id)
@@ -260,12 +279,17 @@ def compared(
             "layers": str(choice.layers),
             "down": str(choice.down or choice.layers),
             "head": str(choice.head),
-            "audio_encoder": str(choice.audio),
+            "encoders": str(choice.encoders),
             "residual": str(choice.residual).removeprefix("torch."),
             "dtypes": list(choice.dtypes),
             "positions": len(logits),
             **divergence(reference, logits),
         }
+    yield from matrix_rows(about, errors)
+
+
+def matrix_rows(about: Row, errors: RelativeErrors) -> Iterator[Row]:
+    """Return the errors of matrices as rows."""
     for kind, form, error in errors.items():
         found = {"matrix": kind, "format": form, "relative_error": error}
         yield {"measure": "matrix", **about, **found}
@@ -312,8 +336,8 @@ def summary_of(rows: Sequence[Row]) -> dict[str, Any]:
             how = f"{row['layers']}, head {row['head']}"
             if row["down"] != row["layers"]:
                 how += f", down {row['down']}"
-            if row["audio_encoder"] != "bfloat16":
-                how += f", audio encoder {row['audio_encoder']}"
+            if row["encoders"] != "bfloat16":
+                how += f", encoders {row['encoders']}"
             if row["residual"] != "float32":
                 how += f", residual {row['residual']}"
             figures = {name: row[name] for name in SUMMARISED}

@@ -24,7 +24,8 @@ Rows, with null for what does not apply:
 
 - stage: a part; rows: of its prompt, or in its KV cache; frames; median_s, min_s, max_s, repeats;
 - bytes and multiply_adds of a call; limit_s: the bytes at the read's best rate or the multiply-adds
-  at the product's, whichever is longer; ratio: min_s over it;
+  at the product's, whichever is longer; ratio: min_s over this limit with the threads that the
+  part has, half of them for code2wav;
 - limit_8_s, limit_16_s: the same limit with 8 and 16 threads, derived: the memory as here, the
   products by as many threads as one of these times.
 
@@ -54,15 +55,17 @@ from bench.common.models import loaded_engines, written_messages
 from bench.threads import code2wav_work
 from qwen3_omni_neuron import AudioChunk, Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.checkpoint.modules import lay_out
+from qwen3_omni_neuron.checkpoint.modules import STAGES, lay_out
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.cli import main as command
 from qwen3_omni_neuron.cpu.fits import DTYPES, GB, fits_of, memory_bytes
 from qwen3_omni_neuron.cpu.target import usable_cores
 from qwen3_omni_neuron.cpu.work import CHUNK, FRAMES, PROMPT, TOKENS, CallSeconds
+from qwen3_omni_neuron.loading import stage_threads
 from testing.prompts import prompt_of
 
 QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "What does the sea say at night?"}]
+CODE2WAV = "code2wav step"
 NEVER = 10**6  # id of no token
 SPOKEN_S, PIECE_S, RATE = 3.0, 0.1, 16000
 DERIVED = (8, 16)
@@ -242,7 +245,7 @@ def parts(checkpoint: Path, tree: Path, options: Namespace) -> list[Row]:
         if row["stage"] in kept:
             work = bandwidth.work_of_row(models, config, {**row, "dtype": options.dtype})
             nbytes, adds = work.weight_bytes + work.kv_bytes, work.multiply_adds
-        elif row["stage"] == "code2wav step":
+        elif row["stage"] == CODE2WAV:
             adds, nbytes = code2wav_work(config, row["frames"])
         else:
             continue
@@ -254,8 +257,11 @@ def with_limit(row: Row, read: float, product: float, threads: int) -> Row:
     """Return a part's row with its limit by the machine's rates."""
     bytes_s, adds_s = row["bytes"] / read, row["multiply_adds"] / product
     limit_s = max(bytes_s, adds_s)
+    stage = "vocoder" if row["stage"] == CODE2WAV else "thinker"
+    own = stage_threads(threads, STAGES, "shared")[stage]
+    own_limit_s = max(bytes_s, adds_s * threads / own)
     derived = {f"limit_{n}_s": max(bytes_s, adds_s * threads / n) for n in DERIVED}
-    return {**row, "limit_s": limit_s, "ratio": row["min_s"] / limit_s, **derived}
+    return {**row, "limit_s": limit_s, "ratio": row["min_s"] / own_limit_s, **derived}
 
 
 def limit_of_reply(rows: Sequence[Row], options: Namespace) -> float:
@@ -266,7 +272,7 @@ def limit_of_reply(rows: Sequence[Row], options: Namespace) -> float:
         limit[bandwidth.DECODE, None],
         limit[bandwidth.STEP, 1],
         limit[bandwidth.PREDICTOR, 1],
-        limit["code2wav step", CHUNK],
+        limit[CODE2WAV, CHUNK],
     )
     return calls.reply(options.tokens, options.frames)
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.quantising.rounding import (
+    ENCODERS,
     STORED,
     Choice,
     RelativeErrors,
@@ -31,10 +32,12 @@ from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
 from qwen3_omni_neuron.engines.media import MediaEncoders
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.engines.talker import TalkerEngine, TextRows
+from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig, TalkerConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache
 from qwen3_omni_neuron.model.talker import Talker, media_mask
 from qwen3_omni_neuron.model.thinker import Thinker
+from qwen3_omni_neuron.model.vision_encoder import VisionEncoder, patch_places
 from qwen3_omni_neuron.prompt.positions import rope_positions
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from testing.teacher_forcing import teacher_forced_logits
@@ -97,12 +100,19 @@ class Weights:
                 yield kind, stored.flatten(0, -2)
 
     def encoders(self, choice: Choice, errors: RelativeErrors | None = None) -> MediaEncoders:
-        """Return the media encoders, without the weights of the vision encoder."""
+        """Return the media encoders."""
+        audio, vision = self.encoder_modules(choice, errors)
+        return MediaEncoders(self.config, CpuAudio(audio), CpuVision(vision), torch.float32)
+
+    def encoder_modules(
+        self, choice: Choice, errors: RelativeErrors | None = None
+    ) -> tuple[AudioEncoder, VisionEncoder]:
+        """Return the modules of both encoders."""
         models, parts = lay_out(self.config, ("thinker",))
-        self._fill("audio_encoder", parts["audio_encoder"], choice, errors)
+        for name in ENCODERS:
+            self._fill(name, parts[name], choice, errors)
         assert models.audio_encoder is not None and models.vision_encoder is not None
-        audio, vision = CpuAudio(models.audio_encoder), CpuVision(models.vision_encoder)
-        return MediaEncoders(self.config, audio, vision, torch.float32)
+        return models.audio_encoder, models.vision_encoder
 
     def talker(self, choice: Choice, errors: RelativeErrors | None = None) -> Talker:
         """Return the talker."""
@@ -218,6 +228,21 @@ def float32_replies(folder: Path, positions: int) -> tuple[list[Reply], int]:
             if min(tokens, frames) >= positions:
                 break
         return found, omni.conversation.newline_id
+
+
+@torch.inference_mode()
+def encoded(config: OmniConfig, audio: AudioEncoder, vision: VisionEncoder) -> dict[str, Tensor]:
+    """Return the rows [rows, width] of 8 s of noise and of an image of 256 random patches."""
+    c, draw = config.thinker, torch.Generator().manual_seed(0)
+    mel = torch.randn(1, c.audio.mel_bins, c.audio.window_mel_frames, generator=draw)
+    valid = torch.ones(1, c.audio.tokens(c.audio.window_mel_frames), dtype=torch.bool)
+    side = 16
+    patches = torch.randn(1, side * side, c.vision.patch_values, generator=draw)
+    places, grid = patch_places(side, side, c.vision.merge_size), torch.tensor((side, side))
+    return {
+        "audio encoder": audio(mel, valid, c.audio.chunk_mel_frames)[0],
+        "vision encoder": vision(patches, places, grid, torch.ones(side * side) > 0).flatten(0, 2),
+    }
 
 
 @torch.inference_mode()

@@ -25,7 +25,7 @@ KINDS = {
     "down": "down",
     "head": "head",
 }
-AUDIO = "audio encoder"
+ENCODERS = {"audio_encoder": "audio encoder", "vision_encoder": "vision encoder"}
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def as_fp8(matrix: Tensor, rows: int, inputs: int | None) -> Tensor:
 class Choice:
     """Formats of one model's matrices.
 
-    layers: of attention and feed-forward; audio: of the audio encoder; down: of the feed-forward's
+    layers: of attention and feed-forward; encoders: of both encoders; down: of the feed-forward's
     second matrix, None where it is as `layers`; residual: type that a decoder layer's output is
     rounded to; only: part of the names of the parameters that are rounded, the others are as
     stored; dtypes: those of the package that are like this.
@@ -98,7 +98,7 @@ class Choice:
 
     layers: Format
     head: Format
-    audio: Format = BFLOAT16
+    encoders: Format = BFLOAT16
     down: Format | None = None
     residual: torch.dtype = torch.float32
     only: str = ""
@@ -108,7 +108,8 @@ class Choice:
         """Return the format of a kind of matrix; see `kind_of`."""
         if kind is None:
             return BFLOAT16
-        own = {"head": self.head, AUDIO: self.audio, "down": self.down or self.layers}
+        own = {"head": self.head, "down": self.down or self.layers}
+        own |= dict.fromkeys(ENCODERS.values(), self.encoders)
         return own.get(kind, self.layers)
 
 
@@ -140,8 +141,20 @@ CHOICES = {
     ),
 }
 """Formats to compare, by the name of a model in checkpoint.modules.Models."""
-AUDIO_CHOICES = (Choice(BFLOAT16, BFLOAT16, INT8), Choice(INT8, INT8, INT8))
-"""Further choices of the thinker, over spoken questions."""
+ENCODER_CHOICES = (
+    STORED,
+    *(Choice(BFLOAT16, BFLOAT16, form) for form in (INT8, INT8_32)),
+)
+"""Formats of the encoders to compare."""
+SPOKEN_CHOICES = (
+    STORED,
+    Choice(BFLOAT16, BFLOAT16, INT8),
+    Choice(BFLOAT16, BFLOAT16, INT8_32),
+    Choice(INT8, INT8),
+    Choice(INT8, INT8, INT8, dtypes=("int8",)),
+    Choice(INT4_32, INT8, INT8, dtypes=("int4",)),
+)
+"""Formats of the encoders and the thinker to compare over spoken questions."""
 
 
 def kind_of(part: str, module: nn.Module, target: str) -> str | None:
@@ -150,8 +163,8 @@ def kind_of(part: str, module: nn.Module, target: str) -> str | None:
     part: the module's name in checkpoint.modules.Models.
     """
     form = weight_form(PRECISIONS["int8"], part, module, target)
-    if part == "audio_encoder":
-        return AUDIO if form.matrix is not None else None
+    if part in ENCODERS:
+        return ENCODERS[part] if form.kept_as == torch.int8 else None
     exact = part == "code_predictor" and target.endswith("down.weight")
     if form.kept_as != torch.int8 and not exact:
         return None

@@ -37,7 +37,7 @@ def test_the_released_size_is_measured_from_drawn_weights(
         ("code2wav step", released.CHUNK),
     }
     for row in results.rows:
-        assert row["ratio"] == pytest.approx(row["min_s"] / row["limit_s"])
+        assert row["ratio"] == pytest.approx(row["min_s"] / row["limit_s"])  # of one thread
         assert row["limit_16_s"] <= row["limit_8_s"] <= row["limit_s"]
     found = results.summary
     assert found["audio_s"] == pytest.approx(6 * 0.08, abs=0.03)
@@ -54,3 +54,14 @@ def test_a_machine_with_too_little_memory_is_told_so(
     monkeypatch.setattr(released, "memory_bytes", lambda: 10**8)
     assert released.main(["--size", "tiny", "--folder", str(tmp_path / "made")]) == 1
     assert "takes 0.5 GB of memory, and this machine has 0.1" in capsys.readouterr().err
+
+
+def test_a_part_is_beside_the_limit_of_its_own_threads() -> None:
+    """A second of products with two threads, of which code2wav has one; the talker reads longer."""
+    of_code2wav = {"stage": released.CODE2WAV, "bytes": 1, "multiply_adds": 100, "min_s": 3.0}
+    of_talker = {"stage": "talker step", "bytes": 30, "multiply_adds": 100, "min_s": 6.0}
+    ratios = [
+        (row["limit_s"], row["ratio"], row["limit_8_s"])
+        for row in (released.with_limit(part, 10, 100, 2) for part in (of_code2wav, of_talker))
+    ]
+    assert ratios == [(1.0, 1.5, 0.25), (3.0, 2.0, 3.0)]

@@ -194,9 +194,7 @@ def test_packing_widens_what_is_read_as_bfloat16(config: OmniConfig) -> None:
         assert tuple(map(form.read, stored)) == expected, f"{name} in {dtype}"
 
 
-def test_encoders_and_code2wav_keep_matrices_and_convolutions_in_bfloat16(
-    config: OmniConfig,
-) -> None:
+def test_int8_rounds_matrices_of_encoders_and_no_convolution(config: OmniConfig) -> None:
     _, parts = lay_out(config)
     for part in ("audio_encoder", "vision_encoder", "code2wav"):
         module = parts[part].module
@@ -209,8 +207,10 @@ def test_encoders_and_code2wav_keep_matrices_and_convolutions_in_bfloat16(
             elif parameter.ndim != 2:
                 assert (form.kept_as, form.matrix) == (torch.float32, None), f"{part}.{name}"
             elif is_linear:
-                assert form.kept_as == torch.bfloat16, f"{part}.{name}"
-                assert (form.matrix is not None) == (part != "code2wav"), f"{part}.{name}"
+                rounded = part != "code2wav"
+                expected = torch.int8 if rounded else torch.bfloat16
+                assert form.kept_as == expected, f"{part}.{name}"
+                assert (form.matrix is not None) == rounded, f"{part}.{name}"
 
 
 @pytest.mark.parametrize("dtype", ["mixed", "float32", "int8", "int4"])

@@ -12,6 +12,7 @@ from bench.quantising.cases import Weights
 from bench.quantising.codes import BETWEEN, LOOPS, PREDICTORS, TALKERS
 from bench.quantising.rounding import (
     CHOICES,
+    ENCODERS,
     FP8_BLOCKS,
     INT4_32,
     INT4_128,
@@ -19,6 +20,7 @@ from bench.quantising.rounding import (
     INT8_32,
     INT8_128,
     PREDICTOR_SAME,
+    SPOKEN_CHOICES,
     STORED,
     Choice,
     Format,
@@ -28,7 +30,7 @@ from bench.quantising.rounding import (
 )
 from qwen3_omni_neuron.checkpoint.modules import lay_out
 from qwen3_omni_neuron.compilation.plan import SAME
-from qwen3_omni_neuron.cpu.precision import Precision, part_precision, weight_form
+from qwen3_omni_neuron.cpu.precision import PRECISIONS, Precision, part_precision, weight_form
 from qwen3_omni_neuron.cpu.target import LIMITS
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.quantised_checkpoint import block_fp8, fp8
@@ -65,8 +67,11 @@ def assert_rounds(choice: Choice, precision: Precision, part: str, module: nn.Mo
 
 @pytest.mark.parametrize("dtype", ["mixed", "int8", "int4"])
 def test_a_choice_named_by_a_dtype_rounds_as_it_does(config: OmniConfig, dtype: str) -> None:
-    """The vision encoder, code2wav and tables of rows are rounded by none."""
+    """Code2wav and tables of rows are rounded by none."""
     models, _ = lay_out(config)
+    of_encoders = next(choice for choice in (STORED, *SPOKEN_CHOICES) if dtype in choice.dtypes)
+    for part in ENCODERS:
+        assert_rounds(of_encoders, PRECISIONS[dtype], part, getattr(models, part))
     for part, choices in CHOICES.items():
         (choice,) = (choice for choice in choices if dtype in choice.dtypes)
         default = LIMITS.predictor_dtypes.get(dtype, (SAME,))[0]
@@ -133,6 +138,10 @@ def test_every_choice_is_compared_over_random_weights(tmp_path: Path) -> None:
     for (model, kind, form), error in errors.items():
         if form == "int8/32":
             assert error <= errors[model, kind, "int8"] < 0.02
+    of_rows = [row for row in rows if row["measure"] == "encoder" and row["weights"] == "stored"]
+    for model in ENCODERS.values():
+        found = {r["format"]: r["relative_error"] for r in of_rows if r["model"] == model}
+        assert 0 == found["bfloat16"] < found["int8/32"] < found["int8"] < 0.05
     for published in FP8_BLOCKS:
         of_fp8 = [r for r in rows if r["measure"] == "fp8" and r["published"] == published]
         worst = {

@@ -3,15 +3,15 @@
     dtype      weights                                            arithmetic  computed by
     mixed      bfloat16, but norms and biases float32             float32     C
     float32    float32                                            float32     C
-    int8       as mixed; the decoders' matrices int8 (*)          float32     C
+    int8       as mixed; matrices of encoders and decoders int8   float32     C
     int4       as int8; thinker's attention and experts int4      float32     C
     bfloat16   bfloat16                                           bfloat16    torch
     float64    float64                                            float64     torch
 
-(*) But the code predictor is in mixed by default, and computes in float32 where the others compute
-in bfloat16: CompilePlan.predictor_dtype. The released one has an activation of about 49,000, under
-which int8 in any group of its matrices changes more codes than frames can bear, though its down
-projections stay as in mixed (bench.quantisation, outlier).
+But in these two the code predictor is in mixed by default, and it computes in float32 where the
+others compute in bfloat16: CompilePlan.predictor_dtype. The released one has an activation of about
+49,000, under which int8 in any group of its matrices changes more codes than frames can bear,
+though its down projections stay as in mixed (bench.quantisation, outlier).
 
 Weights for the C are packed (see cpu.packing). Without the compiled library torch computes
 all of them: packed weights are unpacked and widened to float32 when they are loaded.
@@ -42,6 +42,8 @@ from qwen3_omni_neuron.cpu.packing import (
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
 from qwen3_omni_neuron.model.moe import SCALE, MoeFeedForward
 
+_ENCODERS = ("audio_encoder", "vision_encoder")
+_DECODERS = ("thinker", "talker", "code_predictor")
 _CONVOLUTIONS = (nn.Conv1d, nn.ConvTranspose1d, nn.Conv2d)
 GROUPS = "_groups"
 """Ending of the name of an int4 parameter's format, an attribute of its module."""
@@ -53,15 +55,15 @@ ORDER = "_order"
 class Precision:
     """Weight types of one dtype.
 
-    matrices: type of matrices, convolutions and tables of rows. decoders: type of the matrices of
-    thinker, talker and code predictor. others: type of norms, biases and all arithmetic. packed:
-    whether they are laid out for the C. groups: format of the matrices in the thinker's layers,
-    None where they are as the other matrices of decoders. published: whether matrices of decoders
-    that a checkpoint has in int8 or int4 stay so; see cpu.published.
+    matrices: type of matrices, convolutions and tables of rows. large: type of most matrices of
+    the encoders, thinker, talker and code predictor. others: type of norms, biases and all
+    arithmetic. packed: whether they are laid out for the C. groups: format of the matrices in the
+    thinker's layers, None where it is `large`. published: whether matrices of decoders that a
+    checkpoint has in int8 or int4 stay so; see cpu.published.
     """
 
     matrices: torch.dtype
-    decoders: torch.dtype
+    large: torch.dtype
     others: torch.dtype
     packed: bool
     groups: Groups | None = None
@@ -210,8 +212,10 @@ def weight_form(precision: Precision, part: str, module: nn.Module, target: str)
         kept_as, keeps = precision.matrices, False
         exact = "router" in target or shape[-2] == 1  # a router, or a shared expert's gate
         exact = exact or (part == "code_predictor" and target.endswith("down.weight"))
-        if part in ("thinker", "talker", "code_predictor") and not exact:
-            kept_as, keeps = precision.decoders, precision.published
+        if part in _ENCODERS:
+            kept_as = precision.large
+        elif part in _DECODERS and not exact:
+            kept_as, keeps = precision.large, precision.published
             if precision.groups is not None and part == "thinker" and owner_name != "head":
                 return WeightForm(precision.matrices, torch.uint8, shape, precision.groups, keeps)
         matrix = shape if precision.packed else None

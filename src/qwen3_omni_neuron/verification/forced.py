@@ -5,7 +5,7 @@ the next. They are recorded once; the reference with other weights may compute o
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,27 @@ def _calls(module: Any) -> Iterator[list[dict[str, Any]]]:
         hook.remove()
 
 
+class _CalledError(Exception):
+    """The thinker was called, and need not answer."""
+
+
+def _first_call(reference: Reference, prompt: Prompt) -> dict[str, Any]:
+    """Return the keyword arguments of the text model's first call for a prompt."""
+    found: dict[str, Any] = {}
+
+    def keep(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
+        found.update(kwargs)
+        raise _CalledError
+
+    hook = reference.thinker_model.register_forward_pre_hook(keep, with_kwargs=True)
+    try:
+        with suppress(_CalledError):
+            reference.generate(prompt)
+    finally:
+        hook.remove()
+    return found
+
+
 def _joined(calls: list[dict[str, Any]]) -> dict[str, Any]:
     rows = torch.cat([call["inputs_embeds"] for call in calls], 1)
     return {
@@ -110,30 +131,42 @@ class Stages:
 
     @torch.no_grad()
     def inputs(self, given: Given) -> Arrays:
-        """Return what does not depend on the rounding of decoders: tokens, codes, encoders, sound.
+        """Return the inputs of the stages of `outputs`, and what no dtype rounds.
 
         The arrays are named and described in verification.reference.
         """
-        c, ids = self._config.thinker, given.prompt.token_ids
-        rows = given.thinker["inputs_embeds"][0, : given.prompt_rows]
-        visual = rows[(ids == c.image_token_id).to(rows.device)]
-        deepstack = given.thinker.get("deepstack_visual_embeds")
-        levels = [visual, *(deepstack if deepstack is not None else ())]
-        missing = 1 + len(c.vision.deepstack_layers) - len(levels)
+        rows = given.thinker["inputs_embeds"]
         spoken = torch.tensor(text_rows(self._config, given.token_ids, len(given.codes)))
         embedded = self.reference.model.thinker.get_input_embeddings()(spoken.to(rows.device))
         states, _ = self._thinker(given)
         accepted, talker = self._accepted(given, states), self._talker
         return {
-            "prompt": ids.numpy(),
+            "prompt": given.prompt.token_ids.numpy(),
             "token_ids": np.array(given.token_ids),
             "codes": given.codes.numpy(),
-            "audio": _array(rows[(ids == c.audio_token_id).to(rows.device)]),
-            "vision": _array(torch.stack([*levels, *[visual] * missing])),
+            **self._encoded(given.prompt, given.thinker),
             "text_projection": _thinned(talker.text_projection(embedded)),
             "hidden_projection": _thinned(talker.hidden_projection(accepted)),
             "feedback": _array(self._feedback(given.codes)),
             "samples": self.reference.decode(given.codes.to(rows.device)).cpu().numpy(),
+        }
+
+    @torch.no_grad()
+    def encoders(self, prompt: Prompt) -> Arrays:
+        """Return the rows of a prompt's media."""
+        return self._encoded(prompt, _first_call(self.reference, prompt))
+
+    def _encoded(self, prompt: Prompt, thinker: dict[str, Any]) -> Arrays:
+        """Return the rows of media among the thinker's inputs. thinker: as in Given."""
+        c, ids = self._config.thinker, prompt.token_ids
+        rows = thinker["inputs_embeds"][0, : len(prompt)]
+        visual = rows[(ids == c.image_token_id).to(rows.device)]
+        deepstack = thinker.get("deepstack_visual_embeds")
+        levels = [visual, *(deepstack if deepstack is not None else ())]
+        missing = 1 + len(c.vision.deepstack_layers) - len(levels)
+        return {
+            "audio": _array(rows[(ids == c.audio_token_id).to(rows.device)]),
+            "vision": _array(torch.stack([*levels, *[visual] * missing])),
         }
 
     @torch.no_grad()

@@ -37,13 +37,14 @@ THINKER_PROMPTS = "thinker_prefill"
 class Numbers:
     """Types of numbers that a model computes in.
 
-    activations, predictor: "float32" or "bfloat16". weights: "int8" or "int4" where the
-    decoders' weights are rounded and the reference's are not, else "".
+    activations, predictor: "float32" or "bfloat16". weights, encoders: "int8" or "int4" where the
+    weights of the decoders, or of the encoders, are rounded and the reference's are not, else "".
     """
 
     activations: str
     predictor: str
     weights: str = ""
+    encoders: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,8 @@ class Stage:
     """Stage of a model, and its judgement.
 
     array: its rows in the results. layers: layers that a row has passed. graph: see Difference.
-    rounded: whether the weights of dtypes int8 and int4 are in it. predictor: whether the code
-    predictor computes it.
+    rounded: whether the decoders' weights of dtypes int8 and int4 are in it. predictor, encoder:
+    whether the code predictor, or an encoder, computes it.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Stage:
     graph: str
     rounded: bool = False
     predictor: bool = False
+    encoder: bool = False
 
 
 def stages_of(config: OmniConfig) -> list[Stage]:
@@ -105,10 +107,10 @@ def stages_of(config: OmniConfig) -> list[Stage]:
     below, whole = f"thinker's layers 1 to {accept}", f"thinker's {c.text.layers} layers, lm_head"
     deepest, predictor = c.text.layers, talker.predictor.layers
     head, steps = "talker's codec_head", "by steps"
-    decoder = partial(Stage, rounded=True)
+    encoder, decoder = partial(Stage, encoder=True), partial(Stage, rounded=True)
     return [
-        Stage("audio encoder", "audio", c.audio.layers, "row", "audio_encoder"),
-        Stage("vision encoder", "vision", c.vision.layers, "row", "vision_encoder"),
+        encoder("audio encoder", "audio", c.audio.layers, "row", "audio_encoder"),
+        encoder("vision encoder", "vision", c.vision.layers, "row", "vision_encoder"),
         decoder(below, "accepted", accept, "row of media", THINKER_PROMPTS),
         decoder(whole, "thinker_logits", deepest, "token", THINKER_PROMPTS),
         decoder(f"thinker's layers, {steps}", "thinker_logits", deepest, "token", "thinker_decode"),
@@ -175,7 +177,8 @@ def judge_layer(
 def _allowed(stage: Stage, numbers: Numbers) -> float:
     """Return the relative error of a row that rounding explains."""
     unit = ROUNDING[numbers.predictor if stage.predictor else numbers.activations]
-    weights = WEIGHTS.get(numbers.weights, 0.0) if stage.rounded else 0.0
+    rounded = numbers.weights if stage.rounded else numbers.encoders if stage.encoder else ""
+    weights = WEIGHTS.get(rounded, 0.0)
     # The code predictor's input has the talker's rounding.
     given = ROUNDING[numbers.activations] if stage.predictor else 0.0
     return SAFETY * (float(np.sqrt(2 * stage.layers)) * (unit + weights) + given) + FLOOR

@@ -1,7 +1,7 @@
 """The file of a reference's results: written, and read as a file from a stranger.
 
 An npz file without pickles. `about` is JSON; the arrays of question 3 are `3/NAME`, and those of
-its decoders with the weights of int8 `3/int8/NAME`:
+its encoders and decoders with the weights of int8 `3/int8/NAME`:
 
     sound, picture                    what was asked, beside the text in `about`
     prompt, token_ids                 [S] of the prompt, [N] of the reply
@@ -36,7 +36,7 @@ from qwen3_omni_neuron.verification.questions import Question
 from qwen3_omni_neuron.verification.rounding import ROUNDED
 
 Arrays = dict[str, NDArray[Any]]
-FORMAT = 2
+FORMAT = 3
 MOST_BYTES = 512 * 2**20
 """Most bytes of all arrays of a file, unpacked."""
 MOST_QUESTIONS, MOST_TEXT = 64, 10_000
@@ -60,6 +60,7 @@ _OUTPUTS = {
     **{"greedy_codes": "FG", "greedy_margins": "Fg"},
     **{"sampled_codes": "FG", "sampled_margins": "Fg"},
 }
+_ENCODED = {name: _INPUTS[name] for name in ("audio", "vision")}
 _ASKED = {"sound": "P", "picture": "yx3"}
 
 
@@ -79,7 +80,7 @@ class Answer:
     """Results for one question.
 
     arrays: those that don't depend on a dtype, and those of the weights as stored. rounded: arrays
-    of the decoders with the weights of a dtype, by its name.
+    of the encoders and decoders with the weights of a dtype, by its name.
     """
 
     question: Question
@@ -192,7 +193,7 @@ def _answer(arrays: Arrays, number: int, text: str, config: OmniConfig) -> Answe
     if not (sizes["S"] and sizes["N"] and sizes["F"]):
         raise _UnfitError(f"question {number} has no prompt, no reply or no frame")
     rounded = {
-        dtype: _take(arrays, f"{number}/{dtype}/", _OUTPUTS, sizes, config)
+        dtype: _take(arrays, f"{number}/{dtype}/", _OUTPUTS | _ENCODED, sizes, config)
         for dtype in ROUNDED
         if f"{number}/{dtype}/hidden" in arrays
     }

@@ -21,6 +21,10 @@ _OTHERS = re.compile(
     r"thinker\.lm_head\.weight|talker\.codec_head\.weight"
     rf"|talker\.(?:code_predictor\.)?{_LAYER}|talker\.code_predictor\.lm_head\.\d+\.weight"
 )
+# The audio encoder's convolutions and the vision encoder's positions are no matrices.
+_ENCODERS = re.compile(
+    r"thinker\.(?:model\.)?(?:audio_tower|visual)\.(?!conv2d|pos_embed)[\w.]+\.weight"
+)
 _EXACT = re.compile(r"talker\.code_predictor\.model\.layers\.\d+\.mlp\.down_proj\.weight")
 
 
@@ -31,16 +35,24 @@ def rounded_weight(name: str, weight: Tensor, dtype: str) -> Tensor:
         numbers, scale = quantise_groups(weight.bfloat16(), groups)
         wide = scale.float().repeat_interleave(groups.size, -1)[..., : weight.shape[-1]]
         return numbers.float() * wide
-    rounded = _THINKER.fullmatch(name) or _OTHERS.fullmatch(name)
-    if rounded and not _EXACT.fullmatch(name):
-        whole, row_scale = quantise(weight)
-        return whole.float() * row_scale.unsqueeze(-1)
-    return weight.float()
+    if not _is_rounded(name, weight):
+        return weight.float()
+    # The vision encoder's first weight is stored as a convolution, [out, channels, ...].
+    rows = weight.flatten(1) if _ENCODERS.fullmatch(name) else weight
+    whole, row_scale = quantise(rows)
+    return (whole.float() * row_scale.unsqueeze(-1)).view(weight.shape)
 
 
 @torch.no_grad()
 def round_weights(model: Any, dtype: str) -> None:
     """Round the weights of a model of transformers, in place, as a dtype does."""
     for name, parameter in model.named_parameters():
-        if _THINKER.fullmatch(name) or _OTHERS.fullmatch(name):
+        if _is_rounded(name, parameter):
             parameter.copy_(rounded_weight(name, parameter.cpu(), dtype))
+
+
+def _is_rounded(name: str, weight: Tensor) -> bool:
+    if _ENCODERS.fullmatch(name):
+        return weight.ndim > 1  # norms have a dimension
+    large = _THINKER.fullmatch(name) or _OTHERS.fullmatch(name)
+    return bool(large) and not _EXACT.fullmatch(name)

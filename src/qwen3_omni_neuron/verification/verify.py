@@ -227,4 +227,5 @@ def _numbers(plan: CompilePlan, about: About, answer: Answer) -> Numbers:
         for own in (plan.arithmetic, plan.predictor_arithmetic)
     )
     weights = "" if plan.dtype not in ("int8", "int4") or _is_rounded(plan, answer) else plan.dtype
-    return Numbers(activations, predictor, weights)
+    encoders = "int8" if weights and plan.target == "cpu" else ""
+    return Numbers(activations, predictor, weights, encoders)

@@ -34,9 +34,9 @@ def write_reference(
 ) -> None:
     """Ask transformers, and write its answers and its stages' results to a file.
 
-    The decoders compute once more with the weights of int8 and of int4, unless the checkpoint is
-    quantised. dtype: "float32" or "bfloat16". device: "cpu", or one "cuda". tokens, frames: most of
-    an answer. progress: called with a line of text for each step.
+    Encoders and decoders compute once more with the weights of int8 and of int4, unless the
+    checkpoint is quantised. dtype: "float32" or "bfloat16". device: "cpu", or one "cuda". tokens,
+    frames: most of an answer. progress: called with a line of text for each step.
     Raises CheckpointError, OutputError, and the errors of transformers.
     """
     folder = resolve_checkpoint(model)
@@ -59,7 +59,7 @@ def write_reference(
         given.append(one)
         answers.append(Answer(question, arrays, {}))
     for rounded in () if read_settings(folder) else ROUNDED:
-        progress(f"the decoders with weights of {rounded}")
+        progress(f"encoders and decoders with weights of {rounded}")
         del stages
         gc.collect()
         stages = Stages(_reference(folder, dtype, device), config)
@@ -67,6 +67,7 @@ def write_reference(
         for number, (one, answer) in enumerate(zip(given, answers, strict=True)):
             hidden = torch.from_numpy(answer.arrays["hidden"])
             found = stages.outputs(one, hidden, torch.from_numpy(answer.arrays["uniforms"]))
+            found |= stages.encoders(one.prompt)
             answers[number] = Answer(
                 answer.question, answer.arrays, {**answer.rounded, rounded: found}
             )
