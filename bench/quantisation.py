@@ -171,6 +171,11 @@ def encoder_rows(weights: Weights, about: Row) -> Iterator[Row]:
             error = float((rows - exact[name]).norm() / exact[name].norm())
             of_rows = {"model": name, "format": str(choice.encoders), "relative_error": error}
             yield {"measure": "encoder", **about, **of_rows}
+    audio, vision = weights.encoder_modules(STORED)
+    for name, rows in encoded(weights.config, audio.bfloat16(), vision.bfloat16()).items():
+        error = float((rows.float() - exact[name]).norm() / exact[name].norm())
+        of_rows = {"model": name, "format": "computed in bfloat16", "relative_error": error}
+        yield {"measure": "encoder", **about, **of_rows}
     yield from matrix_rows({**about, "model": "encoders"}, errors)
 
 

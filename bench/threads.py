@@ -2,16 +2,16 @@
 
     python -m bench.threads --threads 1,2,4 --json threads.json
 
-Over random bfloat16 weights of the released sizes, or of those of --model's config.json: nothing
-else of a checkpoint is read. The parts are those that `load(dtype="mixed")` runs in C, in a pool of
-as many threads as this process may use cores, as there; prompts in each --dtype. All numbers of
+Over random weights of the released sizes, or of those of --model's config.json: nothing else of a
+checkpoint is read. The parts are those that `load` runs in C, in a pool of as many threads as this
+process may use cores, as there; encoders and prompts in each --dtype. All numbers of
 threads take turns, and each part is measured beside the machine (bench.bandwidth's read and
 product), with at most a thread a core.
 
 A row has:
 
-- part: code2wav, of a stream that goes on; audio encoder; vision encoder; thinker prefill and its
-  dtype, of one layer without lm_head;
+- part: code2wav, of a stream that goes on; audio encoder, vision encoder and thinker prefill with
+  their dtype, the last of one layer without lm_head;
 - size: frames of 80 ms, seconds of audio, patches of an image, or rows of a prompt;
 - threads; median_s, min_s, max_s, repeats;
 - multiply_adds: those of the torch module; weight_bytes: as kept, each weight once, tables of rows
@@ -52,7 +52,6 @@ from qwen3_omni_neuron.model.kv_cache import KvCache
 from qwen3_omni_neuron.model.vision_encoder import VisionEncoder, patch_places
 from testing.released import RELEASED
 
-MIXED = PRECISIONS["mixed"]
 DTYPES = ("mixed", "int8", "int4")
 Call = Callable[[], Any]
 Module = TypeVar("Module", bound=nn.Module)
@@ -67,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--audio-seconds", type=sizes, default=[8])
     parser.add_argument("--pictures", type=sizes, default=[16], help="patches along a side, even")
     parser.add_argument("--prompts", type=sizes, default=[128, 512], help="rows of prompts")
-    parser.add_argument("--dtype", action="append", choices=DTYPES, help="of prompts; all")
+    parser.add_argument("--dtype", action="append", choices=DTYPES, help="all; not of code2wav")
     parser.add_argument("--array-mb", type=positive, default=256, help="each array that is read")
     parser.add_argument("--product-size", type=positive, default=1536, help="rows of the product")
     parser.add_argument("--repeats", type=positive, default=10)
@@ -160,27 +159,28 @@ def audio_rows(config: OmniConfig, library: Any, options: argparse.Namespace) ->
     from qwen3_omni_neuron.cpu.native.engines import native_audio
 
     c = config.thinker.audio
-    encoder = lay_out(config, ("thinker",))[0].audio_encoder
-    assert encoder is not None
-    fill_packed(encoder, "audio_encoder")
-    audios = [native_audio(sharing(encoder), library, threads) for threads in options.threads]
 
     def encode(windows: int, frames: int) -> None:
         valid = torch.ones(windows, c.tokens(frames), dtype=torch.bool)
         AudioEncoder(c)(torch.zeros(windows, c.mel_bins, frames), valid, c.chunk_mel_frames)
 
-    for seconds in options.audio_seconds:
-        frames = seconds * c.chunk_mel_frames
-        whole, rest = divmod(frames, c.window_mel_frames)
-        adds = sum(
-            multiply_adds(partial(encode, windows, length))
-            for windows, length in ((whole, c.window_mel_frames), (1, rest))
-            if windows and length
-        )
-        work = adds, weight_bytes(partial(AudioEncoder, c), "audio_encoder")
-        mel = [torch.rand(c.mel_bins, frames)]
-        calls = [partial(audio.encode, mel) for audio in audios]
-        yield from timed_rows("audio encoder", seconds, calls, work, options)
+    for dtype in encoder_dtypes(options):
+        encoder = lay_out(config, ("thinker",))[0].audio_encoder
+        assert encoder is not None
+        fill_packed(encoder, "audio_encoder", dtype)
+        audios = [native_audio(sharing(encoder), library, threads) for threads in options.threads]
+        for seconds in options.audio_seconds:
+            frames = seconds * c.chunk_mel_frames
+            whole, rest = divmod(frames, c.window_mel_frames)
+            adds = sum(
+                multiply_adds(partial(encode, windows, length))
+                for windows, length in ((whole, c.window_mel_frames), (1, rest))
+                if windows and length
+            )
+            work = adds, weight_bytes(partial(AudioEncoder, c), "audio_encoder", dtype)
+            mel = [torch.rand(c.mel_bins, frames)]
+            calls = [partial(audio.encode, mel) for audio in audios]
+            yield from timed_rows(f"audio encoder {dtype}", seconds, calls, work, options)
 
 
 def vision_rows(config: OmniConfig, library: Any, options: argparse.Namespace) -> Iterator[Row]:
@@ -189,30 +189,36 @@ def vision_rows(config: OmniConfig, library: Any, options: argparse.Namespace) -
     from qwen3_omni_neuron.cpu.native.linear import use_native_linears
 
     c = config.thinker.vision
-    encoder = lay_out(config, ("thinker",))[0].vision_encoder
-    assert encoder is not None
-    fill_packed(encoder, "vision_encoder")
-    # Not CpuVision: its images are of uint8 pixels, which it would prepare in each call.
-    encoders = [sharing(encoder) for _ in options.threads]
-    for own, threads in zip(encoders, options.threads, strict=True):
-        use_native_layers(own, library, threads)
-        use_native_linears(own, library, threads)
-    for side in options.pictures:
-        if side % c.merge_size:
-            raise InputError(f"a side is a multiple of {c.merge_size} patches, got {side}.")
-        count = side * side
+    if odd := [side for side in options.pictures if side % c.merge_size]:
+        raise InputError(f"a side is a multiple of {c.merge_size} patches, got {odd[0]}.")
 
-        def inputs(side: int = side, count: int = count) -> tuple[Tensor, ...]:
-            places, grid = patch_places(side, side, c.merge_size), torch.tensor((side, side))
-            return torch.rand(1, count, c.patch_values), places, grid, torch.ones(count) > 0
+    def inputs(side: int) -> tuple[Tensor, ...]:
+        places, grid = patch_places(side, side, c.merge_size), torch.tensor((side, side))
+        return torch.rand(1, side**2, c.patch_values), places, grid, torch.ones(side**2) > 0
 
-        def encode(inputs: Callable[[], tuple[Tensor, ...]] = inputs) -> None:
-            VisionEncoder(c)(*inputs())
+    def encode(side: int) -> None:
+        VisionEncoder(c)(*inputs(side))
 
-        work = multiply_adds(encode), weight_bytes(partial(VisionEncoder, c), "vision_encoder")
-        given = inputs()
-        calls = [partial(own, *given) for own in encoders]
-        yield from timed_rows("vision encoder", count, calls, work, options)
+    for dtype in encoder_dtypes(options):
+        encoder = lay_out(config, ("thinker",))[0].vision_encoder
+        assert encoder is not None
+        fill_packed(encoder, "vision_encoder", dtype)
+        # Not CpuVision: its images are of uint8 pixels, which it would prepare in each call.
+        encoders = [sharing(encoder) for _ in options.threads]
+        for own, threads in zip(encoders, options.threads, strict=True):
+            use_native_layers(own, library, threads)
+            use_native_linears(own, library, threads)
+        for side in options.pictures:
+            adds, given = multiply_adds(partial(encode, side)), inputs(side)
+            work = adds, weight_bytes(partial(VisionEncoder, c), "vision_encoder", dtype)
+            calls = [partial(own, *given) for own in encoders]
+            yield from timed_rows(f"vision encoder {dtype}", side**2, calls, work, options)
+
+
+def encoder_dtypes(options: argparse.Namespace) -> list[str]:
+    """Return the dtypes to time the encoders in, which in int4 are as in int8."""
+    chosen = options.dtype or DTYPES
+    return list(dict.fromkeys("int8" if dtype == "int4" else dtype for dtype in chosen))
 
 
 def prefill_rows(config: OmniConfig, library: Any, options: argparse.Namespace) -> Iterator[Row]:
@@ -259,12 +265,12 @@ def multiply_adds(call: Call) -> int:
     return int(counter.get_total_flops() // 2)
 
 
-def weight_bytes(make: Callable[[], nn.Module], part: str) -> int:
+def weight_bytes(make: Callable[[], nn.Module], part: str, dtype: str = "mixed") -> int:
     """Return the bytes of a part's weights as the CPU keeps them, without tables of rows."""
     with torch.device("meta"):
         module = make()
     names = [name for name, _ in module.named_parameters() if "embedding.weight" not in name]
-    return sum(kept_bytes(MIXED, part, module, name) for name in names)
+    return sum(kept_bytes(PRECISIONS[dtype], part, module, name) for name in names)
 
 
 if __name__ == "__main__":

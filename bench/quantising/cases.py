@@ -232,13 +232,17 @@ def float32_replies(folder: Path, positions: int) -> tuple[list[Reply], int]:
 
 @torch.inference_mode()
 def encoded(config: OmniConfig, audio: AudioEncoder, vision: VisionEncoder) -> dict[str, Tensor]:
-    """Return the rows [rows, width] of 8 s of noise and of an image of 256 random patches."""
+    """Return the rows [rows, width] of 8 s of noise and of an image of 256 random patches.
+
+    Computed in the type of the modules' weights.
+    """
     c, draw = config.thinker, torch.Generator().manual_seed(0)
     mel = torch.randn(1, c.audio.mel_bins, c.audio.window_mel_frames, generator=draw)
     valid = torch.ones(1, c.audio.tokens(c.audio.window_mel_frames), dtype=torch.bool)
     side = 16
     patches = torch.randn(1, side * side, c.vision.patch_values, generator=draw)
     places, grid = patch_places(side, side, c.vision.merge_size), torch.tensor((side, side))
+    mel, patches = mel.to(audio.norm.weight.dtype), patches.to(vision.merger.norm.weight.dtype)
     return {
         "audio encoder": audio(mel, valid, c.audio.chunk_mel_frames)[0],
         "vision encoder": vision(patches, places, grid, torch.ones(side * side) > 0).flatten(0, 2),

@@ -322,8 +322,9 @@ def test_parts_are_compared_with_the_machine(tmp_path: Path, checkpoint: Path) -
     small = ["--array-mb", "1", "--product-size", "64", "--repeats", "1"]
     found = run(bench_threads, ["--model", str(checkpoint), *sizes, *small], tmp_path)
     cases = [(row["part"], row["size"], row["threads"]) for row in found.rows]
-    parts = [("code2wav", 1), ("code2wav", 2), ("audio encoder", 1), ("audio encoder", 9)]
-    parts += [("vision encoder", 16)]
+    parts = [("code2wav", 1), ("code2wav", 2)]
+    parts += [(f"audio encoder {dtype}", s) for dtype in ("mixed", "int8") for s in (1, 9)]
+    parts += [(f"vision encoder {dtype}", 16) for dtype in ("mixed", "int8")]
     prompts = [f"thinker prefill {dtype}" for dtype in ("mixed", "int8", "int4")]
     parts += [(part, rows) for part in prompts for rows in (3, 20)]
     assert cases == [(*part, threads) for part in parts for threads in (1, 2)]
