@@ -332,3 +332,18 @@ def test_a_chat_server_is_asked_by_its_address(tmp_path: Path) -> None:
         assert headers["authorization"] == "Bearer sk-own"
         assert body.keys() <= CHAT_FIELDS
         assert body["model"] == "m"
+
+
+def test_an_event_in_several_chunks_of_http_is_read_whole() -> None:
+    """The server writes at most 64 KiB at a time; the line counts as read with its last chunk."""
+    choice = b'{"delta": {"audio": {"transcript": "five"}}, "finish_reason": "stop"}'
+    event = b'data: {"choices": [%b]}\n' % choice
+    first, last = event[:20], event[20:]
+    parts = [
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"%x\r\n%b\r\n%x\r\n" % (len(first), first, len(last)),
+        last + b"\r\n0\r\n\r\n",
+    ]
+    reply = serve_load.decoded(1.0, list(zip((1.5, 2.0, 3.0), parts, strict=True)))
+    assert [text.at_s for text in reply.texts] == [3.0]
+    assert reply.thinker_finish_reason == "stop"

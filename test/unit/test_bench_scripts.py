@@ -18,7 +18,6 @@ from bench import (
     bandwidth,
     end_of_speech,
     long_speech,
-    serve_load,
     stages,
     thinker_ttft,
     ttfb_rtf,
@@ -544,10 +543,12 @@ def test_the_peak_of_a_call_is_what_it_has_at_a_time() -> None:
 
 @pytest.fixture
 def little() -> Namespace:
-    return Namespace(text_tokens=3, frames=4, rounds=1, dtype="auto")
+    return Namespace(text_tokens=3, frames=4, rounds=1, dtype="auto", reference_dtype="float32")
 
 
-def test_transformers_is_compared_reply_by_reply(checkpoint: Path, little: Namespace) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_transformers_is_compared(checkpoint: Path, little: Namespace, dtype: str) -> None:
+    little.reference_dtype = dtype
     rows = vs_transformers.compare(checkpoint, "spoken", little)
     assert [row["side"] for row in rows] == [*["ours"] * 3, "transformers"]
     for row in rows:
@@ -568,6 +569,9 @@ def test_nothing_is_timed_where_the_replies_differ(
     ours = omni.generate_audio(messages, **vs_transformers.settings(little))
     theirs = vs_transformers.answer(reference, omni.conversation, messages, little, 4)
     vs_transformers.check_equal(ours, theirs, 3, reference)
+    vs_transformers.check_as_long(ours, theirs, 3)
+    with pytest.raises(InputError, match=r"are \(3, 4\), of transformers \(3, 3\)"):
+        vs_transformers.check_as_long(ours, replace(theirs, codes=theirs.codes[:3]), 3)
     codes = ours.codes.copy()
     codes[2, 7] += 1
     for different, said in (
@@ -584,18 +588,3 @@ def test_memory_is_what_came_on_top(checkpoint: Path, little: Namespace, side: s
     found = vs_transformers.memory_here(side, checkpoint, little)
     assert 0 < found["before_mb"] <= found["loaded_mb"] <= found["peak_mb"]
     assert found["grown_mb"] == found["peak_mb"] - found["before_mb"]
-
-
-def test_an_event_in_several_chunks_of_http_is_read_whole() -> None:
-    """The server writes at most 64 KiB at a time; the line counts as read with its last chunk."""
-    choice = b'{"delta": {"audio": {"transcript": "five"}}, "finish_reason": "stop"}'
-    event = b'data: {"choices": [%b]}\n' % choice
-    first, last = event[:20], event[20:]
-    parts = [
-        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
-        b"%x\r\n%b\r\n%x\r\n" % (len(first), first, len(last)),
-        last + b"\r\n0\r\n\r\n",
-    ]
-    reply = serve_load.decoded(1.0, list(zip((1.5, 2.0, 3.0), parts, strict=True)))
-    assert [text.at_s for text in reply.texts] == [3.0]
-    assert reply.thinker_finish_reason == "stop"
