@@ -170,7 +170,7 @@ def _take_files(files: list[int], numbers: list[int]) -> None:
                 continue
 
 
-class WarmPopen(_USUAL):  # type: ignore[type-arg]
+class WarmPopen(_USUAL):
     """Popen whose processes of Python are forked from the template."""
 
     template: Template
