@@ -64,7 +64,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # A file of tests at a time: models are loaded once a process. Three processes for two cores: sound at
 # its own speed and processes that start leave a core idle. In the order of their names:
 # pytest-xdist's own keeps the files of few long tests for the end, where the others wait.
-PYTEST := python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+PROCESSES ?= 3
+PYTEST := python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # The tests whose oracle is transformers.
 WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_conversation \
@@ -236,7 +237,7 @@ speaking: $(VENV)/installed
 
 # Into the same environment: what `serve --ray` needs beside what the tests need.
 $(VENV)/ray: $(VENV)/installed
-	$(VENV)/bin/pip install --quiet -c requirements/newest.txt 'qwen3-omni-neuron[ray]'
+	$(VENV)/bin/$(INSTALL) -c requirements/newest.txt 'qwen3-omni-neuron[ray]'
 	touch $@
 
 clean:

@@ -22,7 +22,6 @@ from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.cpu import rates
 from qwen3_omni_neuron.engines.process.heap import keep_all
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.verification.oracle import Reference
 from testing.models import load_models
 from testing.simulation import Simulation
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from openai import OpenAI
 
     from qwen3_omni_neuron.serving.server import Server
+    from qwen3_omni_neuron.verification.oracle import Reference
     from train.judge import Judge
 
 # The engines of test/neuron, which can't have a conftest of its own beside this one; what a run
@@ -53,7 +53,7 @@ torch.set_num_threads(1)
 
 
 CheckpointMaker = Callable[[int], Path]
-BothMaker = Callable[[int], tuple[Qwen3Omni, Reference]]
+BothMaker = Callable[[int], tuple[Qwen3Omni, "Reference"]]
 
 
 def pytest_collection_finish() -> None:
@@ -105,6 +105,9 @@ def checkpoint_of_seed(tmp_path_factory: pytest.TempPathFactory) -> CheckpointMa
 @pytest.fixture(scope="session")
 def both_of_seed(checkpoint_of_seed: CheckpointMaker) -> Iterator[BothMaker]:
     """Ours and the oracle over one tiny checkpoint, in float32, by its seed."""
+    # Of transformers, which takes seconds: pytest-xdist's own process runs no test.
+    from qwen3_omni_neuron.verification.oracle import Reference
+
     made: dict[int, tuple[Qwen3Omni, Reference]] = {}
 
     def make(seed: int) -> tuple[Qwen3Omni, Reference]:
@@ -136,7 +139,7 @@ def models(checkpoint: Path, config: OmniConfig) -> Models:
 
 
 @pytest.fixture(scope="session")
-def reference(both_of_seed: BothMaker) -> Reference:
+def reference(both_of_seed: BothMaker) -> "Reference":
     """The oracle in float32."""
     return both_of_seed(1)[1]
 

@@ -88,10 +88,10 @@ def make_matroska(
     if packed:
         algorithm = _element("4254", b"\0")
         track.append(_element("6D80", _element("6240", _element("5034", algorithm))))
+    data = {packet: zlib.compress(packet) if packed else packet for packet in set(packets)}
     clusters = []
     for index, packet in enumerate(packets):
-        data = zlib.compress(packet) if packed else packet
-        block = [_element("A1", b"\x81\0\0\0" + data)]
+        block = [_element("A1", b"\x81\0\0\0" + data[packet])]
         if block_ticks is not None:
             block.append(_element("9B", block_ticks.to_bytes(4, "big")))
         time = _element("E7", (20 * index).to_bytes(8, "big"))

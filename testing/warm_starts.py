@@ -1,9 +1,10 @@
-"""A pytest plugin: child processes of the package are forked from one that has imported torch.
+"""A pytest plugin: processes of the package are forked from one that has imported torch.
 
 The tests start some two hundred engines, ranks and workers, and an import of torch takes two
 seconds of a processor. `start_child` starts them as it does for users in every process but
 pytest's own, in tests with the fixture `cold_starts`, and everywhere with TEST_ALL (see
-testing/repeats.py).
+testing/repeats.py). In tests with the fixture `warm_commands`, `python -c` and `python -m` are
+forked from it, too.
 """
 
 import atexit
@@ -13,6 +14,7 @@ import gc
 import inspect
 import os
 import pickle
+import runpy
 import signal
 import socket
 import subprocess
@@ -20,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +40,7 @@ READ_AT_START = ("LD_", "MALLOC_", "OMP_", "OPENBLAS_", "MKL_", "PYTHON")
 MAX_ORDER_BYTES = 1 << 17
 MAX_FILES = 32
 FREE_DESCRIPTOR = 900  # above those that tests open
+_USUAL = subprocess.Popen
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -85,7 +88,7 @@ class Template:
             f"from testing.warm_starts import fork_children; fork_children({theirs.fileno()})"
         )
         with theirs:
-            self._process = subprocess.Popen(
+            self._process = _USUAL(
                 [sys.executable, "-u", "-X", "faulthandler", "-c", code],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -128,14 +131,18 @@ def fork_children(connection: int) -> None:
     if order["start_new_session"]:
         os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, order["mask"])
-    _run(order["code"])
+    _run(*order["program"])
 
 
-def _run(code: str) -> NoReturn:
-    """Run a child's code, and end without freeing what was imported: that takes a second."""
+def _run(kind: str, program: str, arguments: list[str]) -> NoReturn:
+    """Run a child's program, and end without freeing what was imported: that takes a second."""
     status = 0
+    sys.argv = [kind, *arguments]
     try:
-        exec(code, {"__name__": "__main__"})
+        if kind == "-m":
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            exec(program, {"__name__": "__main__"})
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
         if status and status is not end.code:
@@ -163,15 +170,17 @@ def _take_files(files: list[int], numbers: list[int]) -> None:
                 continue
 
 
-class WarmPopen(subprocess.Popen):
-    """Popen of `start_child`, whose processes are forked from the template."""
+class WarmPopen(_USUAL):
+    """Popen whose processes of Python are forked from the template."""
 
     template: Template
 
     def _execute_child(self, *arguments: Any) -> None:
-        usual = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+        usual = _USUAL._execute_child  # type: ignore[attr-defined]
         given = inspect.signature(usual).bind(self, *arguments).arguments
-        if _read_at_start(given["env"]) != self.template.variables:
+        program = None if given["shell"] or given["preexec_fn"] else _program(given["args"])
+        environment = os.environ if given["env"] is None else given["env"]
+        if program is None or _read_at_start(environment) != self.template.variables:
             usual(self, *arguments)
             return
         pipes = [
@@ -180,9 +189,9 @@ class WarmPopen(subprocess.Popen):
         ]
         own = {0: pipes[0], 1: pipes[3], 2: pipes[5]}  # -1: this process's
         order = {
-            "code": given["args"][-1],
-            "env": dict(given["env"]),
-            "cwd": str(Path.cwd()),
+            "program": program,
+            "env": dict(environment),
+            "cwd": str(given["cwd"] or Path.cwd()),
             "cores": os.sched_getaffinity(0),
             "mask": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
             "pass_fds": tuple(given["pass_fds"]),
@@ -194,6 +203,21 @@ class WarmPopen(subprocess.Popen):
             self._child_created = True
         finally:
             self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+def _program(words: Sequence[str]) -> tuple[str, str, list[str]] | None:
+    """Return -c with its code or -m with its module, and the arguments; None for others."""
+    if words[0] != sys.executable:
+        return None
+    rest = iter(words[1:])
+    for word in rest:
+        if word in ("-c", "-m"):
+            return word, next(rest), [str(argument) for argument in rest]
+        if word == "-X":
+            next(rest)
+        elif word != "-u":
+            break
+    return None
 
 
 def _read_at_start(variables: Mapping[str, str]) -> dict[str, str]:
@@ -214,6 +238,13 @@ def warm_starts() -> Iterator[None]:
 
 
 @pytest.fixture
+def warm_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test's own processes of Python be forked from the template, too."""
+    if not RUNS_ALL and sys.platform == "linux":
+        monkeypatch.setattr(subprocess, "Popen", WarmPopen)
+
+
+@pytest.fixture
 def cold_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `start_child` start processes as it does for users."""
-    monkeypatch.setattr(child, "subprocess", subprocess)
+    monkeypatch.setattr(child, "subprocess", SimpleNamespace(Popen=_USUAL))

@@ -73,6 +73,7 @@ def test_speak_takes_media_in_the_order_they_are_named(
     assert capsys.readouterr().out == result.text + "\n"
 
 
+@pytest.mark.usefixtures("warm_commands")
 def test_the_speech_goes_to_stdout_as_raw_samples(checkpoint: Path, tmp_path: Path) -> None:
     """For a pipe into a player: 16-bit little-endian PCM, those of the WAV, and nothing else."""
     speak = ["-m", "qwen3_omni_neuron.cli", "speak", "Hello", "--model", str(checkpoint), *SHORT]
@@ -119,6 +120,7 @@ def test_the_wav_grows_beside_its_path_while_the_speech_comes(tmp_path: Path) ->
     assert soundfile.info(out).frames == 3 * 1920
 
 
+@pytest.mark.usefixtures("warm_commands")
 def test_the_model_may_come_from_the_environment(checkpoint: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "qwen3_omni_neuron.cli", "speak", "Hello", "--out", "o.wav", *SHORT],

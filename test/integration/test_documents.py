@@ -84,6 +84,7 @@ def test_the_documents_are_there() -> None:
     assert {f"docs/{name}.md" for name in names} < {*DOCUMENTS}
 
 
+@pytest.mark.usefixtures("warm_commands")
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_python_runs(document: str) -> None:
     """A document's blocks run one after the other, in one process."""

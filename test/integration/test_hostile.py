@@ -61,6 +61,7 @@ def servers() -> Iterator[Servers]:
     made.close()
 
 
+@pytest.mark.usefixtures("warm_commands")
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.name)
 def test_a_hostile_request_is_refused_in_the_right_shape_and_hurts_nobody(
     kind: Kind, servers: Servers

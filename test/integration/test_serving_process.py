@@ -201,6 +201,7 @@ ENDED = "the model has ended. The request may be sent again: the server starts a
 
 
 @needs_proc
+@pytest.mark.usefixtures("warm_commands")
 @pytest.mark.parametrize("stage", [again("thinker"), "talker", again("vocoder")])
 def test_a_stage_that_crashes_fails_its_requests_and_ends_the_server_with_70(stage: str) -> None:
     """Clients are told nothing of it but that; the log has what the process printed."""
@@ -224,6 +225,7 @@ def test_a_stage_that_crashes_fails_its_requests_and_ends_the_server_with_70(sta
 
 
 @needs_proc
+@pytest.mark.usefixtures("warm_commands")
 def test_a_stage_that_is_killed_while_nothing_runs_ends_the_server_with_70() -> None:
     with command(*SPLIT) as (process, _, log):
         os.kill(stage_pids(process.pid)["vocoder"], signal.SIGKILL)

@@ -238,6 +238,7 @@ def test_an_answer_that_is_interrupted_before_it_begins(
     assert len(samples) == 480 and samples == pytest.approx(0.25, abs=1e-4)
 
 
+@pytest.mark.usefixtures("warm_commands")
 def test_a_server_that_ends_ends_the_talk_before_enter(server: Server) -> None:
     """A process that waits for Enter ends, too."""
     with serving(server.service.model.take()) as ending:

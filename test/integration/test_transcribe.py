@@ -173,6 +173,7 @@ def test_a_terminal_sees_how_far_it_is(
     assert [line.split("\t")[0] for line in printed.out.splitlines()] == files
 
 
+@pytest.mark.usefixtures("warm_commands")
 def test_a_reader_that_leaves_ends_the_command_without_a_traceback(
     checkpoint: Path, clips: list[Path]
 ) -> None:

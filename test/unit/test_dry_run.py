@@ -57,7 +57,13 @@ SHALLOW = replace(
         audio=replace(RELEASED.thinker.audio, layers=2),
         vision=replace(RELEASED.thinker.vision, layers=2, deepstack_layers=(0, 1)),
     ),
-    talker=replace(TALKER, text=replace(TALKER.text, layers=2), accept_hidden_layer=1),
+    talker=replace(
+        TALKER,
+        text=replace(TALKER.text, layers=2),
+        predictor=replace(TALKER.predictor, layers=2),
+        accept_hidden_layer=1,
+    ),
+    code2wav=replace(RELEASED.code2wav, layers=2),
 )
 
 
@@ -162,16 +168,18 @@ def test_a_degree_that_does_not_fit_is_refused() -> None:
         dry_run(RELEASED, PLAN, degrees=(3,))
 
 
-@pytest.fixture(scope="module")
-def cores() -> Models:
-    """Thinker and talker as one of 8 cores has them."""
-    models = static_models(RELEASED)
-    for part in ("thinker", "talker"):
-        parallelize(getattr(models, part), 8, CountingGroup(8))
-    return models
+def of_depth(layers: int) -> OmniConfig:
+    """The released sizes with decoders of so many layers."""
+    thinker, talker = (replace(c.text, layers=layers) for c in (RELEASED.thinker, TALKER))
+    return replace(
+        RELEASED,
+        thinker=replace(RELEASED.thinker, text=thinker),
+        talker=replace(TALKER, text=talker, accept_hidden_layer=1),
+    )
 
 
-def test_the_cost_table_of_the_document_is_what_is_counted(cores: Models) -> None:
+def test_the_cost_table_of_the_document_is_what_is_counted() -> None:
+    """Counted over two and three layers, of which the others are repetitions."""
     lines = TRN2_PAGE.split("| MB KV cache | floor ms |\n")[1].splitlines()[1:]
     rows = [line.strip("| ").split(" | ") for line in lines[: lines.index("")]]
     assert [label for label, *_ in rows] == [
@@ -184,11 +192,31 @@ def test_the_cost_table_of_the_document_is_what_is_counted(cores: Models) -> Non
     ]
     plan = replace(PLAN, tp=8, max_concurrency=8, prompt_buckets=(1536,))
     plan = replace(plan, decode_buckets=(2048, 8192), chunked_prefill=True)
-    graphs = {graph.label: graph for graph in all_graphs(RELEASED, plan)}
+    counted: list[dict[str, Cost]] = []
+    for layers in (2, 3):
+        models = static_models(of_depth(layers))
+        for part in ("thinker", "talker"):
+            parallelize(getattr(models, part), 8, CountingGroup(8))
+        graphs = {graph.label: graph for graph in all_graphs(of_depth(layers), plan)}
+        counted.append(
+            {
+                label: graph_cost(graphs[label], getattr(models, graphs[label].part))
+                for label, *_ in rows
+            }
+        )
     for label, *said in rows:
-        cost = graph_cost(graphs[label], getattr(cores, graphs[label].part))
-        floor = TRN2.floor_s(cost.flops, cost.weight_bytes + cost.state_bytes)
-        counts = (cost.flops / 1e9, cost.weight_bytes / 1e6, cost.state_bytes / 1e6)
+        two, three = (costs[label] for costs in counted)
+        decoder = TALKER.text if label.startswith("talker") else RELEASED.thinker.text
+        flops, weight_bytes, state_bytes = (
+            a + (decoder.layers - 2) * (b - a)
+            for a, b in (
+                (two.flops, three.flops),
+                (two.weight_bytes, three.weight_bytes),
+                (two.state_bytes, three.state_bytes),
+            )
+        )
+        floor = TRN2.floor_s(flops, weight_bytes + state_bytes)
+        counts = (flops / 1e9, weight_bytes / 1e6, state_bytes / 1e6)
         assert said == [*(f"{count:.0f}" for count in counts), f"{floor * 1e3:.1f}"], label
 
 

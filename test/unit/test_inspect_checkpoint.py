@@ -158,6 +158,7 @@ def inspected(name: str, cache: Path, **environment: str) -> subprocess.Complete
     )
 
 
+@pytest.mark.usefixtures("warm_commands")
 def test_a_hub_id_is_shown_from_its_headers_alone(checkpoint: Path, tmp_path: Path) -> None:
     """A shard is asked for its header and for weight_shape, two numbers for each matrix."""
     writer = pack_quantized()
@@ -178,6 +179,7 @@ def test_a_hub_id_is_shown_from_its_headers_alone(checkpoint: Path, tmp_path: Pa
     assert "someone/else is no local folder, and the hub gave no checkpoint" in unknown.stderr
 
 
+@pytest.mark.usefixtures("warm_commands")
 def test_a_hub_id_whose_shards_are_cached_is_shown_offline(
     checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -191,6 +193,7 @@ def test_a_hub_id_whose_shards_are_cached_is_shown_offline(
     assert "thinker" in shown.stdout and "dtype auto on the CPU: mixed" in shown.stdout
 
 
+@pytest.mark.usefixtures("warm_commands")
 def test_a_shard_in_another_folder_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     folder, _ = write_quantised_checkpoint(checkpoint, tmp_path, every(gptq()), GPTQ)
     index = {"weight_map": {"thinker.lm_head.weight": "../model.safetensors"}}
@@ -202,6 +205,7 @@ def test_a_shard_in_another_folder_is_refused(checkpoint: Path, tmp_path: Path) 
     assert "model.safetensors" not in sent
 
 
+@pytest.mark.usefixtures("warm_commands")
 def test_a_weight_shape_of_many_numbers_is_not_fetched(checkpoint: Path, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     folder.mkdir()
