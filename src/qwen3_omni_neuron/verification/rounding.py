@@ -43,4 +43,4 @@ def round_weights(model: Any, dtype: str) -> None:
     """Round the weights of a model of transformers, in place, as a dtype does."""
     for name, parameter in model.named_parameters():
         if _THINKER.fullmatch(name) or _OTHERS.fullmatch(name):
-            parameter.copy_(rounded_weight(name, parameter.cpu(), dtype))
+            parameter.copy_(rounded_weight(name, parameter, dtype))
