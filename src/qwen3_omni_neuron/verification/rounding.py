@@ -40,7 +40,11 @@ def rounded_weight(name: str, weight: Tensor, dtype: str) -> Tensor:
 
 @torch.no_grad()
 def round_weights(model: Any, dtype: str) -> None:
-    """Round the weights of a model of transformers, in place, as a dtype does."""
+    """Round the weights of a model of transformers, in place and on its device, as a dtype does.
+
+    A stack of experts is rounded one matrix at a time, which bounds the memory.
+    """
     for name, parameter in model.named_parameters():
         if _THINKER.fullmatch(name) or _OTHERS.fullmatch(name):
-            parameter.copy_(rounded_weight(name, parameter, dtype))
+            for matrix in parameter if parameter.ndim > 2 else (parameter,):
+                matrix.copy_(rounded_weight(name, matrix, dtype))
