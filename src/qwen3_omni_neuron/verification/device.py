@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
@@ -24,7 +25,7 @@ def computing_on(device: str) -> Iterator[None]:
         yield
         return
     _check(device)
-    backends = torch.backends
+    backends: Any = torch.backends
     parts = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
     before = [part.fp32_precision for part in parts]
     for part in parts:
