@@ -19,13 +19,15 @@ def quantise(matrix: Tensor) -> tuple[Tensor, Tensor]:
     The largest weight of a row is 127. A stack is rounded one matrix at a time, which bounds the
     memory.
     """
-    rounded = torch.empty(matrix.shape, dtype=torch.int8, device="cpu")
-    scale = torch.empty(matrix.shape[:-1], dtype=torch.float32, device="cpu")
+    rounded = torch.empty(matrix.shape, dtype=torch.int8, device=matrix.device)
+    scale = torch.empty(matrix.shape[:-1], dtype=torch.float32, device=matrix.device)
     stack = matrix.flatten(0, -3) if matrix.ndim > 2 else matrix.unsqueeze(0)
     flat = rounded.view(stack.shape), scale.view(stack.shape[:-1])
+    # Instead of dividing by a number, a GPU multiplies by its reciprocal, which rounds otherwise.
+    largest = torch.tensor(LARGEST_INT8, device=matrix.device)
     for one, to, by in zip(stack, *flat, strict=True):
         wide = one.float()
-        by.copy_(wide.abs().amax(-1) / LARGEST_INT8)
+        by.copy_(wide.abs().amax(-1) / largest)
         # The clamp keeps a row of zeros at zero.
         to.copy_(wide.div(by.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round_())
     return rounded, scale

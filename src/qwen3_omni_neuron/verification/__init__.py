@@ -2,6 +2,7 @@
 
 questions: what both are asked.
 oracle: the reference, transformers' own generate.
+device: the CPU or GPU on which it computes.
 forced: results of each stage of the reference over given inputs.
 rounding: the reference with the weights of dtypes int8 and int4.
 reference: the file of these results, written and read.

@@ -116,6 +116,10 @@ def _rates(spoken: Sequence[Spoken]) -> Iterator[str]:
         yield f"median of {len(times)} answers: TTFB {ttfb:.0f} ms, RTF {rtf:.2f}"
 
 
+def _median_holds(one: Difference) -> bool:
+    return one.error is not None and one.error <= one.allowed
+
+
 def _conclusion(verdict: Verdict) -> Iterator[str]:
     wrong = [one for one in verdict.differences if not one.holds]
     if verdict.holds:
@@ -130,6 +134,11 @@ def _conclusion(verdict: Verdict) -> Iterator[str]:
             yield "its first layer that differs: add --by-layer"
         if first.graph:
             yield f"its graphs, where it was compiled: {first.graph}"
+        if verdict.about and verdict.about.dtype == "bfloat16" and _median_holds(first):
+            yield (
+                "its median row holds, and the reference is in bfloat16, in which routers may "
+                "choose other experts: compare with a reference in float32 first"
+            )
         yield f"try: {ADVICE[first.stage.split()[0].split(chr(39))[0]]}"
     if verdict.seen.broken:
         yield f"NaN or infinity, first in: {next(iter(verdict.seen.broken))}"

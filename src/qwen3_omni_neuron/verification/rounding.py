@@ -45,10 +45,16 @@ def rounded_weight(name: str, weight: Tensor, dtype: str) -> Tensor:
 
 @torch.no_grad()
 def round_weights(model: Any, dtype: str) -> None:
-    """Round the weights of a model of transformers, in place, as a dtype does."""
+    """Round the weights of a model of transformers, in place and on its device, as a dtype does.
+
+    A stack of experts is rounded one matrix at a time, which bounds the memory.
+    """
     for name, parameter in model.named_parameters():
-        if _is_rounded(name, parameter):
-            parameter.copy_(rounded_weight(name, parameter.cpu(), dtype))
+        if not _is_rounded(name, parameter):
+            continue
+        is_stack = parameter.ndim > 2 and not _ENCODERS.fullmatch(name)
+        for matrix in parameter if is_stack else (parameter,):
+            matrix.copy_(rounded_weight(name, matrix, dtype))
 
 
 def _is_rounded(name: str, weight: Tensor) -> bool:

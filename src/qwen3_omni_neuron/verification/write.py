@@ -13,6 +13,7 @@ from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.checkpoint.quantised import read_settings
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.verification.device import computing_on
 from qwen3_omni_neuron.verification.forced import Stages, record
 from qwen3_omni_neuron.verification.oracle import Reference
 from qwen3_omni_neuron.verification.questions import Question
@@ -35,42 +36,43 @@ def write_reference(
     """Ask transformers, and write its answers and its stages' results to a file.
 
     Encoders and decoders compute once more with the weights of int8 and of int4, unless the
-    checkpoint is quantised. dtype: "float32" or "bfloat16". device: "cpu", or one "cuda". tokens,
-    frames: most of an answer. progress: called with a line of text for each step.
-    Raises CheckpointError, OutputError, and the errors of transformers.
+    checkpoint is quantised. dtype: "float32" or "bfloat16". device: "cpu", "cuda" or "cuda:N".
+    tokens, frames: most of an answer. progress: called with a line of text for each step.
+    Raises CheckpointError, OutputError, and the errors of `computing_on` and of transformers.
     """
     folder = resolve_checkpoint(model)
     config = read_config(folder)
     if config.talker is None or config.code2wav is None:
         raise CheckpointError(f"{folder} can't speak: a reference is of a checkpoint that can.")
     conversation = Conversation(folder, config)
-    progress(f"transformers {transformers.__version__} reads {folder} in {dtype} on {device}")
-    stages = Stages(_reference(folder, dtype, device), config)
-    given, answers = [], []
-    for number, question in enumerate(questions):
-        progress(f"{number + 1} of {len(questions)}: {question.title}")
-        prompt = conversation.prompt(question.messages)
-        one = record(stages.reference, prompt, config.im_end_id, tokens, frames)
-        uniforms = np.random.default_rng(number).random(
-            (len(one.codes), config.code_groups - 1), dtype=np.float32
-        )
-        arrays = {**stages.inputs(one), "uniforms": uniforms}
-        arrays |= stages.outputs(one, None, torch.from_numpy(uniforms))
-        given.append(one)
-        answers.append(Answer(question, arrays, {}))
-    for rounded in () if read_settings(folder) else ROUNDED:
-        progress(f"encoders and decoders with weights of {rounded}")
-        del stages
-        gc.collect()
+    with computing_on(device):
+        progress(f"transformers {transformers.__version__} reads {folder} in {dtype} on {device}")
         stages = Stages(_reference(folder, dtype, device), config)
-        round_weights(stages.reference.model, rounded)
-        for number, (one, answer) in enumerate(zip(given, answers, strict=True)):
-            hidden = torch.from_numpy(answer.arrays["hidden"])
-            found = stages.outputs(one, hidden, torch.from_numpy(answer.arrays["uniforms"]))
-            found |= stages.encoders(one.prompt)
-            answers[number] = Answer(
-                answer.question, answer.arrays, {**answer.rounded, rounded: found}
+        given, answers = [], []
+        for number, question in enumerate(questions):
+            progress(f"{number + 1} of {len(questions)}: {question.title}")
+            prompt = conversation.prompt(question.messages)
+            one = record(stages.reference, prompt, config.im_end_id, tokens, frames)
+            uniforms = np.random.default_rng(number).random(
+                (len(one.codes), config.code_groups - 1), dtype=np.float32
             )
+            arrays = {**stages.inputs(one), "uniforms": uniforms}
+            arrays |= stages.outputs(one, None, torch.from_numpy(uniforms))
+            given.append(one)
+            answers.append(Answer(question, arrays, {}))
+        for rounded in () if read_settings(folder) else ROUNDED:
+            progress(f"encoders and decoders with weights of {rounded}")
+            del stages
+            gc.collect()
+            stages = Stages(_reference(folder, dtype, device), config)
+            round_weights(stages.reference.model, rounded)
+            for number, (one, answer) in enumerate(zip(given, answers, strict=True)):
+                hidden = torch.from_numpy(answer.arrays["hidden"])
+                found = stages.outputs(one, hidden, torch.from_numpy(answer.arrays["uniforms"]))
+                found |= stages.encoders(one.prompt)
+                answers[number] = Answer(
+                    answer.question, answer.arrays, {**answer.rounded, rounded: found}
+                )
     about = About(config_digest(folder), transformers.__version__, dtype, device)
     save_reference(path, about, answers)
 
