@@ -5,18 +5,18 @@
 Over random weights of the released sizes, or of those of --model's config.json: nothing else of a
 checkpoint is read. The parts are those that `load` runs in C, in a pool of as many threads as this
 process may use cores, as there; encoders and prompts in each --dtype. All numbers of
-threads take turns, and each part is measured beside the machine (bench.bandwidth's read and
-product), with at most a thread a core.
+threads take turns, with each other and with products of square matrices, at most a thread a core;
+what the machine reads (bench.bandwidth) is measured before and after a part.
 
 A row has:
 
 - part: code2wav, of a stream that goes on; audio encoder, vision encoder and thinker prefill with
   their dtype, the last of one layer without lm_head;
 - size: frames of 80 ms, seconds of audio, patches of an image, or rows of a prompt;
-- threads; median_s, min_s, max_s, repeats;
+- threads; median_s, min_s, max_s, repeats; product_multiply_adds_per_s, of the fastest product;
 - multiply_adds: those of the torch module; weight_bytes: as kept, each weight once, tables of rows
   and experts that have no row left out;
-- limit_s: what the multiply-adds take at the product's best rate, or the weights at the read's,
+- limit_s: what the multiply-adds take at the product's rate, or the weights at the read's best,
   whichever is longer; ratio: min_s over it; product_ratio: min_s over what the multiply-adds take.
 """
 
@@ -42,6 +42,7 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.modules import lay_out
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, weight_form
+from qwen3_omni_neuron.cpu.rates import products
 from qwen3_omni_neuron.cpu.target import usable_cores
 from qwen3_omni_neuron.cpu.weights import put_kept
 from qwen3_omni_neuron.cpu.work import kept_bytes, work_of
@@ -92,15 +93,14 @@ def measure(options: argparse.Namespace) -> Figures:
 
 
 def part_rows(parts: Iterator[Row], options: argparse.Namespace) -> list[Row]:
-    """Add limits and ratios to the rows of a part, by the machine's rates before and after it."""
+    """Add limits and ratios to the rows of a part, by what is read before and after it."""
     counts = sorted({bounded(threads) for threads in options.threads})
     machine = [row for count in counts for row in machine_rows(count, options)]
     rows = list(parts)
     machine += [row for count in counts for row in machine_rows(count, options)]
     for row in rows:
-        count = bounded(row["threads"])
-        product_s = row["multiply_adds"] / best_rate(machine, "product", count)
-        read_s = row["weight_bytes"] / best_rate(machine, "read", count)
+        product_s = row["multiply_adds"] / row["product_multiply_adds_per_s"]
+        read_s = row["weight_bytes"] / best_rate(machine, "read", bounded(row["threads"]))
         row["limit_s"] = max(product_s, read_s)
         row["ratio"] = row["min_s"] / row["limit_s"]
         row["product_ratio"] = row["min_s"] / product_s
@@ -115,11 +115,30 @@ def bounded(threads: int) -> int:
 def timed_rows(
     part: str, size: int, calls: Sequence[Call], work: tuple[int, int], options: argparse.Namespace
 ) -> Iterator[Row]:
-    """Time the calls of one size in turn, one for each number of threads."""
-    times = in_turn(calls, 1 + options.repeats)
-    for threads, seconds in zip(options.threads, times, strict=True):
-        row = {"part": part, "size": size, "threads": threads, **median_row(seconds[1:])}
+    """Time the calls of one size, one for each number of threads, in turn with products.
+
+    The rate of a machine changes from one minute to the next.
+    """
+    counts = sorted({bounded(threads) for threads in options.threads})
+    with products(max(counts), options.product_size) as multiplied:
+        kinds = [(count, call) for count in counts for call in multiplied]
+        every = [*calls, *(partial(on_threads, *kind) for kind in kinds)]
+        times = [seconds[1:] for seconds in in_turn(every, 1 + options.repeats)]
+    of_products = times[len(calls) :]
+    for threads, seconds in zip(options.threads, times, strict=False):
+        count = bounded(threads)
+        least_s = min(min(s) for s, (n, _) in zip(of_products, kinds, strict=True) if n == count)
+        row = {"part": part, "size": size, "threads": threads, **median_row(seconds)}
+        row["product_multiply_adds_per_s"] = options.product_size**3 / least_s
         yield {**row, "multiply_adds": work[0], "weight_bytes": work[1]}
+
+
+def on_threads(count: int, call: Call) -> None:
+    """Call with so many threads of torch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    call()
+    torch.set_num_threads(before)
 
 
 def code2wav_rows(config: OmniConfig, library: Any, options: argparse.Namespace) -> Iterator[Row]:
