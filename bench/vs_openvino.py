@@ -3,7 +3,8 @@
     python -m bench.vs_openvino --size small --json result.json
 
 OpenVINO runs in an environment of its own (--environment; `make bench-openvino` makes it), with the
-checkpoint as optimum-intel exports it; checkpoint and exports stay in --models for the next run.
+checkpoint as optimum-intel exports it, and ours from a compiled tree. Checkpoint, exports and trees
+stay in --models for the next run.
 Each side of each dtype is measured in processes of its own, ours and OpenVINO's in turn. Dtypes:
 
     float32   float32 on both sides; text, and audio to 1e-4, must be equal
@@ -105,12 +106,14 @@ def measure(options: argparse.Namespace) -> Figures:
     if not (checkpoint / "config.json").exists():
         write_tiny_checkpoint(checkpoint, size=options.size)
     exports = {dtype: exported(checkpoint, dtype, environment) for dtype in options.dtypes}
+    trees = {dtype: compiled(checkpoint, dtype) for dtype in options.dtypes}
     short, long = count_prompts(options.repeats)
     config = read_config(checkpoint)
     conversation = Conversation(checkpoint, config)
     turn_ids = {config.im_start_id, config.im_end_id}
     job = Job(
         str(checkpoint),
+        "",
         "float32",
         options.threads,
         options.text_tokens,
@@ -122,8 +125,8 @@ def measure(options: argparse.Namespace) -> Figures:
     rows: list[Row] = []
     versions: dict[str, str] = {}
     for dtype in options.dtypes:
-        ours = replace(job, dtype=dtype)
-        theirs = replace(ours, model=str(exports[dtype]))
+        ours = replace(job, dtype=dtype, compiled=str(trees[dtype]))
+        theirs = replace(ours, model=str(exports[dtype]), compiled="")
         for number in range(options.processes):
             about = {"dtype": dtype, "process": number, "load_average": os.getloadavg()[0]}
             answers = {
@@ -152,6 +155,15 @@ def exported(checkpoint: Path, dtype: str, environment: Path) -> Path:
     output_of([*command, str(unfinished)], HF_HUB_OFFLINE="1")
     shutil.copy(checkpoint / CHAT_TEMPLATE, unfinished)
     return unfinished.rename(folder)
+
+
+def compiled(checkpoint: Path, dtype: str) -> Path:
+    """Return the folder of our compiled tree, of which what is missing or stale is compiled."""
+    folder = checkpoint.with_name(checkpoint.name.replace("checkpoint", f"ours-{dtype}"))
+    command = [sys.executable, "-m", "qwen3_omni_neuron.cli", "compile", "--model", str(checkpoint)]
+    command += ["--out", str(folder), "--target", "cpu", "--dtype", dtype, "--max-concurrency", "1"]
+    output_of(command)
+    return folder
 
 
 def prompts(conversation: Conversation, tokens: int, count: int) -> list[str]:

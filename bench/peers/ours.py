@@ -12,13 +12,13 @@ GREEDY = {"thinker_do_sample": False, "talker_do_sample": False, "predictor_do_s
 
 
 class Ours:
-    """A loaded checkpoint with one slot. Speech is always streamed."""
+    """A compiled checkpoint with one slot. Speech is always streamed."""
 
     def __init__(self, job: Job):
         from qwen3_omni_neuron import Qwen3Omni
 
         self._omni = Qwen3Omni.load(
-            job.model, dtype=job.dtype, max_concurrency=1, threads=job.threads
+            job.model, compiled_path=job.compiled or None, dtype=job.dtype, threads=job.threads
         )
 
     def write(self, prompt: str, tokens: int) -> Reply:

@@ -26,11 +26,13 @@ PROBE_SAMPLES = 1009  # one in this many samples is compared with the other side
 class Job:
     """A model and what to measure.
 
-    model: folder of the model. dtype: "float32", "auto" (the side's default) or "int8". threads:
-    cores that the process may use. short, long: prompts, each used once; see `count_prompts`.
+    model: folder of the model; compiled: of its compiled tree, "" for OpenVINO's side.
+    dtype: "float32", "auto" (the side's default), "int8" or "int4". threads: cores that the process
+    may use. short, long: prompts, each used once; see `count_prompts`.
     """
 
     model: str
+    compiled: str
     dtype: str
     threads: int
     text_tokens: int

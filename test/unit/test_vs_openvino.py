@@ -20,7 +20,7 @@ from qwen3_omni_neuron import Qwen3Omni
 
 FIGURES = {"load_s", "first_reply_s", "reply_s", "first_text_s", "first_sample_s", "token_s"}
 FIGURES |= {"prefill_s", "loaded_mb", "peak_mb"}
-JOB = Job("small", "float32", 2, 3, 4, 1, [], [])
+JOB = Job("small", "", "float32", 2, 3, 4, 1, [], [])
 
 
 def executable(file: Path, text: str) -> None:
@@ -58,6 +58,7 @@ def test_both_sides_are_measured_in_processes_of_their_own(tmp_path: Path) -> No
     assert {folder.name for folder in models.iterdir()} == {
         "tiny-checkpoint",
         "tiny-openvino-float32",
+        "tiny-ours-float32",
     }
 
 

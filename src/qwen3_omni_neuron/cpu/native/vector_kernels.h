@@ -250,10 +250,12 @@ INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, int64_t x_strid
     }
 }
 
-/* Whether the registers hold the sums of a tile and, of weights that are unpacked, what that takes. */
+/* Whether the registers hold the sums of a tile and what widening takes of INT8 and of INT4 weights.
+ * BFLOAT16 weights come no faster than they are widened. */
 INLINE int KIND(fits)(int type, int rows, int vectors)
 {
-    return (type != INT4 && type != INT4_ZEROS) || (rows + 2) * vectors < REGISTERS;
+    int each = type == INT4 || type == INT4_ZEROS ? 2 : type == INT8 ? 1 : 0;
+    return each == 0 || (rows + each) * vectors < REGISTERS;
 }
 
 /* Compute `rows` by `vectors` * LANES outputs of some panels, from output `at` on. INT4_WIDE reads the
