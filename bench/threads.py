@@ -122,7 +122,7 @@ def timed_rows(
     counts = sorted({bounded(threads) for threads in options.threads})
     with products(max(counts), options.product_size) as multiplied:
         kinds = [(count, call) for count in counts for call in multiplied]
-        every = [*calls, *(partial(on_threads, *kind) for kind in kinds)]
+        every: list[Call] = [*calls, *(partial(on_threads, *kind) for kind in kinds)]
         times = [seconds[1:] for seconds in in_turn(every, 1 + options.repeats)]
     of_products = times[len(calls) :]
     for threads, seconds in zip(options.threads, times, strict=False):
