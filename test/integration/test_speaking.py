@@ -79,7 +79,7 @@ def test_dtypes_are_compared_over_replies_and_by_the_ear(judge: Judge, tmp_path:
         assert by_dtype["int8"]["kl_mean"] < 3e-3
         assert by_dtype["int8"]["positions"] >= 12
     spoken = [row for row in logits if "spoken" in row["inputs"]]
-    assert {row["audio_encoder"] for row in spoken} == {"bfloat16", "int8"}
+    assert {row["encoders"] for row in spoken} == {"bfloat16", "int8", "int8/32"}
     heard = {row["dtype"]: row for row in rows if row["measure"] == "speech"}
     assert [row["replies"] for row in heard.values()] == [3] * 3
     for row in heard.values():
