@@ -165,7 +165,7 @@ def realtime_clips(target: Target) -> list[Outcome]:
 
 
 def leave_long_decodings(target: Target) -> list[Outcome]:
-    """Send four files that take long to decode, and disconnect after 3 s."""
+    """Send four files that take long to decode, and disconnect before they are decoded."""
     seconds, wait_s = (40, 1) if target.short else (160, 3)
     content = files.flac_of_zeros(seconds, 655_350, 8)
     return at_once(4 * [partial(transcribe, target, content, wait_s=wait_s, leave=True)])

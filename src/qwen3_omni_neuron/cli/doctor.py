@@ -179,16 +179,14 @@ def _fits() -> list[str]:
 def _speed() -> list[str]:
     """Measure this CPU, and return what that lets the released model's replies take."""
     try:
-        from qwen3_omni_neuron.compilation.plan import SAME
         from qwen3_omni_neuron.cpu.fits import DTYPES
         from qwen3_omni_neuron.cpu.rates import measured_rates
-        from qwen3_omni_neuron.cpu.target import LIMITS, usable_cores
+        from qwen3_omni_neuron.cpu.target import predictor_numbers, usable_cores
         from qwen3_omni_neuron.cpu.work import released_limits
     except (ImportError, OSError) as error:
         return [f"How fast this CPU is can't be measured, as torch can't be imported ({error})."]
     rates = measured_rates(usable_cores(), MEASURE_S)
-    predictors = {d: LIMITS.predictor_dtypes.get(d, (SAME,))[0] for d in DTYPES}
-    predictors = {d: d if p == SAME else p for d, p in predictors.items()}
+    predictors = {dtype: predictor_numbers(dtype) for dtype in DTYPES}
     return speed_text(rates, released_limits(rates, predictors))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from qwen3_omni_neuron.checkpoint.quantised import read_settings
-from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES, CompilePlan, Limits
+from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES, SAME, CompilePlan, Limits
 from qwen3_omni_neuron.compilation.target import CoreRequest, LazyFunction, Target
 from qwen3_omni_neuron.compilation.versions import decisive_versions
 from qwen3_omni_neuron.cpu.native.installed import find_library
@@ -60,6 +60,12 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def predictor_numbers(dtype: str) -> str:
+    """Return the dtype whose numbers the code predictor has by default in a dtype."""
+    default = LIMITS.predictor_dtypes.get(dtype, (SAME,))[0]
+    return dtype if default == SAME else default
 
 
 def faster(plan: CompilePlan, threads: int) -> list[str]:

@@ -146,7 +146,7 @@ INLINE Vector KIND(scales)(const char *scales, int64_t i, int64_t type)
     return (Vector)((Words)size | (bits & 0x8000) << 16);
 }
 
-/* What `number` divides by, a power of two, and what makes up for it. */
+/* `number` returns numbers divided by this power of two; scales are multiplied by it. */
 #define UNIT (LANES == 16 ? 1.0f : 0x1p-28f)
 
 /* Number i of 8 in each word, divided by UNIT: those of INT4 weights. */
