@@ -150,6 +150,10 @@ def _run(
         parent.send((side(other, bad, seconds), None))
     except Exception as error:
         parent.send((None, f"{type(error).__name__}: {error}"))
+        # The end of this process would make the other one fail, too, and hide the cause. The
+        # parent kills both.
+        with suppress(EOFError):
+            parent.recv()
 
 
 def _entered(address: str) -> int:

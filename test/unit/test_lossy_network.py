@@ -3,9 +3,10 @@
 import os
 import random
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import pytest
@@ -82,14 +83,28 @@ def fail(other: Connection, bad: Any, seconds: float) -> None:
     raise ValueError(f"{seconds:g} is wrong")
 
 
-def test_tcp_brings_everything_over_it_and_an_error_is_told() -> None:
+def fail_after_it(other: Connection, bad: Any, seconds: float) -> None:
+    """Fail as soon as the other process ends. This one's error would be read first."""
+    other.recv()
+
+
+def wait_late(pipes: list[Connection], limit_s: float) -> list[Any]:
+    """Wait as a parent that has no processor for a while: more than one pipe may be ready."""
+    time.sleep(0.3)
+    return wait(pipes, limit_s)
+
+
+def test_tcp_brings_everything_over_it_and_an_error_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     try:
         lossy_network.check()
     except NetworkError as error:
         pytest.skip(str(error))
     assert run_sides((receive, send), 0.1, 0.005, 0.0, 60.0) == [SIZE, True]
+    monkeypatch.setattr(lossy_network, "wait", wait_late)
     with pytest.raises(NetworkError, match="ValueError: 3 is wrong"):
-        run_sides((receive, fail), 0.0, 0.0, 3.0, 60.0)
+        run_sides((fail_after_it, fail), 0.0, 0.0, 3.0, 60.0)
 
 
 def test_without_root_it_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
