@@ -6,6 +6,7 @@ from torch import nn
 
 from qwen3_omni_neuron.cpu.native.audio_convolutions import NativeAudioConvolutions
 from qwen3_omni_neuron.cpu.native.binding import Library, UnsuitedError
+from qwen3_omni_neuron.cpu.native.encoder_layers import NativeEncoderLayer
 from qwen3_omni_neuron.cpu.native.linear import NativeLinear
 from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
@@ -101,6 +102,15 @@ def test_weights_in_other_forms_are_refused(config: OmniConfig, library: Library
     m.packed.codec_head.weight_scale = m.packed.codec_head.weight_scale[:-1]
     with pytest.raises(UnsuitedError, match="float32"):
         m.native(library)
+
+
+@torch.no_grad()
+def test_an_encoders_weights_have_no_order(config: OmniConfig, library: Library) -> None:
+    encoder, _ = packed_and_widened(AudioEncoder(config.thinker.audio), "audio_encoder", "int8")
+    fc1 = encoder.layers[0].fc1
+    fc1.weight_order = torch.arange(fc1.in_features, dtype=torch.int32)
+    with pytest.raises(UnsuitedError, match="an order of inputs in an encoder"):
+        NativeEncoderLayer(encoder.layers[0], library, 1)
 
 
 def test_a_place_outside_the_slots_is_refused(config: OmniConfig, library: Library) -> None:

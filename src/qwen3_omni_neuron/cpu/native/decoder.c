@@ -12,7 +12,7 @@
 /* ---- memory ---- */
 
 /* Size in bytes of each array of `Memory`, in its order. */
-enum { ARRAYS = 10 };
+enum { ARRAYS = 11 };
 static void array_sizes(int64_t *sizes, const Decoder *d, int64_t rows)
 {
     int64_t runs = d->experts ? rows * d->chosen : rows; /* of an expert on a row */
@@ -25,10 +25,10 @@ static void array_sizes(int64_t *sizes, const Decoder *d, int64_t rows)
         d->experts ? runs * row_stride(d->hidden) : 0,
         larger(runs * row_stride(d->ffn), rows * row_stride(d->shared_ffn)),
     };
-    int64_t ids[3] = {d->experts ? runs : 0, d->experts + 1, rows + 1};
+    int64_t ids[4] = {d->experts ? runs : 0, d->experts + 1, d->experts, rows + 1};
     for (int i = 0; i < 7; i++)
         sizes[i] = (floats[i] + 15) / 16 * 16 * (int64_t)sizeof(float);
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         sizes[7 + i] = ids[i] * (int64_t)sizeof(int64_t);
 }
 
@@ -45,11 +45,11 @@ void cut_memory(Memory *cut, char *block, const Decoder *d, int64_t rows)
 {
     float **floats[7] = {&cut->x,      &cut->normed,   &cut->qkv,  &cut->mixed,
                          &cut->router, &cut->gathered, &cut->gated};
-    int64_t **ids[3] = {&cut->order, &cut->first, &cut->tiles}, sizes[ARRAYS];
+    int64_t **ids[4] = {&cut->order, &cut->first, &cut->used, &cut->tiles}, sizes[ARRAYS];
     array_sizes(sizes, d, rows);
     for (int i = 0; i < 7; block += sizes[i++])
         *floats[i] = (float *)block;
-    for (int i = 0; i < 3; block += sizes[7 + i++])
+    for (int i = 0; i < 4; block += sizes[7 + i++])
         *ids[i] = (int64_t *)block;
 }
 

@@ -26,6 +26,7 @@ typedef struct {
     float *gathered, *gated; /* [rows * chosen or rows, hidden], [.., the larger ffn] */
     int64_t *order;          /* [rows * chosen]: rows by expert */
     int64_t *first;          /* [experts + 1]: where each expert's rows begin in order */
+    int64_t *used;           /* [experts]: those that have rows, the lowest first */
     int64_t *tiles;          /* [rows + 1]: first row of each group of rows that attend together */
 } Memory;
 

@@ -8,8 +8,10 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.cpu.native._declarations import ffi
 from qwen3_omni_neuron.cpu.native.binding import (
+    INT4,
     Fields,
     Library,
+    UnsuitedError,
     Weights,
     address_of,
     check,
@@ -84,7 +86,10 @@ class NativeEncoderLayer(nn.Module):
 
     def _matrix(self, linear: nn.Linear) -> Fields:
         shape = linear.out_features, linear.in_features
-        return self._weights.matrix(linear, "weight", *shape, bias=linear.bias)
+        fields = self._weights.matrix(linear, "weight", *shape, bias=linear.bias)
+        if fields["type"] == INT4 or fields["order"] != ffi.NULL:  # see has_own_inputs of product.h
+            raise UnsuitedError("the C takes neither int4 nor an order of inputs in an encoder")
+        return fields
 
 
 def use_native_layers(

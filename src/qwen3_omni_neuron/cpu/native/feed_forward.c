@@ -17,11 +17,19 @@ typedef struct {
     int64_t group; /* panels of a task */
     const Matrix *gate_up, *down;
     const float *scale; /* of a dense one's rows; NULL for 1 */
+    int64_t used; /* experts that have rows: m->used; 1 of a dense one */
     int64_t runs; /* of an expert on a row, all together */
-    /* Inputs of the matrices, in their orders: [runs, hidden] twice, [runs, ffn]. */
+    /* Inputs as the matrices take them: [runs, hidden] twice, or once for both; [runs, ffn]. */
     const float *gate_x, *up_x, *down_x;
-    float *ordered; /* where inputs are put in order; NULL where no matrix has one */
+    int64_t gate_stride, down_stride;
+    float *own; /* where those are that have a form of their own; NULL where none has */
 } FeedForward;
+
+/* Expert number `index` of those that have rows. */
+static int64_t expert_at(const FeedForward *f, int64_t index)
+{
+    return f->experts ? f->m->used[index] : 0;
+}
 
 /* Rows that run on one expert, or all rows of a dense feed-forward (experts 0). */
 static int64_t rows_of(const FeedForward *f, int64_t expert)
@@ -39,16 +47,14 @@ static void gate_panels(void *work, int64_t task, float *scratch)
 {
     const FeedForward *f = work;
     const Memory *m = f->m;
-    int64_t groups = groups_of(f->ffn, f->group), expert = task / groups;
+    int64_t groups = groups_of(f->ffn, f->group), expert = expert_at(f, task / groups);
     int64_t first = task % groups * f->group, column = first * PANEL;
     int64_t panels = smaller(f->group, panels_of(f->ffn) - first);
     int64_t columns = smaller(panels * PANEL, f->ffn - column);
     int64_t rows = rows_of(f, expert), start = first_of(f, expert), width = panels * PANEL;
-    if (rows == 0)
-        return;
-    int64_t stride = row_stride(f->hidden);
+    int64_t stride = f->gate_stride;
     Matrix gate = matrix_at(f->gate_up, 2 * expert), up = matrix_at(f->gate_up, 2 * expert + 1);
-    float *gates = scratch + PANEL * f->hidden, *ups = gates + rows * width;
+    float *gates = scratch + PANEL * filled_up(f->hidden), *ups = gates + rows * width;
     kernels->multiply(gates, width, f->gate_x + start * stride, stride, rows, &gate, first, panels,
                       0, scratch);
     kernels->multiply(ups, width, f->up_x + start * stride, stride, rows, &up, first, panels, 0,
@@ -70,18 +76,16 @@ static void add_down_panels(void *work, int64_t task, float *scratch)
     int64_t first = task * f->group, column = first * PANEL;
     int64_t panels = smaller(f->group, panels_of(f->hidden) - first), width = panels * PANEL;
     int64_t columns = smaller(width, f->hidden - column);
-    float *outs = scratch + PANEL * f->ffn;
-    for (int64_t e = 0; e < f->experts; e++) {
-        int64_t rows = rows_of(f, e), start = first_of(f, e);
-        if (rows == 0)
-            continue;
+    float *outs = scratch + PANEL * filled_up(f->ffn);
+    for (int64_t i = 0; i < f->used; i++) {
+        int64_t e = expert_at(f, i), rows = rows_of(f, e), start = first_of(f, e);
         Matrix down = matrix_at(f->down, e);
-        kernels->multiply(outs, width, f->down_x + start * row_stride(f->ffn), row_stride(f->ffn),
-                          rows, &down, first, panels, 0, scratch);
+        kernels->multiply(outs, width, f->down_x + start * f->down_stride, f->down_stride, rows,
+                          &down, first, panels, 0, scratch);
         for (int64_t r = 0; r < rows; r++) {
             float *to = m->x + m->order[start + r] * f->hidden + column;
-            for (int64_t i = 0; i < columns; i++)
-                to[i] += outs[r * width + i];
+            for (int64_t c = 0; c < columns; c++)
+                to[c] += outs[r * width + c];
         }
     }
 }
@@ -89,63 +93,68 @@ static void add_down_panels(void *work, int64_t task, float *scratch)
 /* Set the inputs of the matrices for so many runs. Returns 0 without memory. */
 static int set_inputs(FeedForward *f, int64_t runs)
 {
-    int64_t wide = runs * row_stride(f->hidden), narrow = runs * row_stride(f->ffn);
+    int own_gate = has_own_inputs(f->gate_up), own_down = has_own_inputs(f->down);
     f->runs = runs;
     f->gate_x = f->up_x = f->experts ? f->m->gathered : f->m->normed;
     f->down_x = f->m->gated;
-    if (f->gate_up->order == NULL && f->down->order == NULL)
+    f->gate_stride = own_gate ? input_stride(f->gate_up) : row_stride(f->hidden);
+    f->down_stride = own_down ? input_stride(f->down) : row_stride(f->ffn);
+    if (!own_gate && !own_down)
         return 1;
-    f->ordered = malloc((size_t)larger(2 * wide, narrow) * sizeof(float));
-    if (f->gate_up->order != NULL)
-        f->gate_x = f->ordered, f->up_x = f->ordered + wide;
-    if (f->down->order != NULL)
-        f->down_x = f->ordered;
-    return f->ordered != NULL;
+    int64_t wide = runs * f->gate_stride, narrow = runs * f->down_stride;
+    f->own = malloc((size_t)larger(2 * wide, narrow) * sizeof(float));
+    if (own_gate) /* those of gate and up differ by the order alone */
+        f->gate_x = f->own, f->up_x = f->own + (f->gate_up->order != NULL ? wide : 0);
+    if (own_down)
+        f->down_x = f->own;
+    return f->own != NULL;
 }
 
-/* Put one expert's inputs of gate and up in order. */
-static void order_gate_up(void *work, int64_t expert, float *unused)
+/* Write one expert's inputs of gate and up as they take them. */
+static void take_gate_up(void *work, int64_t task, float *unused)
 {
     const FeedForward *f = work;
-    int64_t stride = row_stride(f->hidden), rows = rows_of(f, expert);
-    int64_t at = first_of(f, expert) * stride;
-    const float *from = (f->experts ? f->m->gathered : f->m->normed) + at;
+    int64_t expert = expert_at(f, task), start = first_of(f, expert), rows = rows_of(f, expert);
+    int64_t stride = row_stride(f->hidden), at = start * f->gate_stride;
+    const float *from = (f->experts ? f->m->gathered : f->m->normed) + start * stride;
     Matrix gate = matrix_at(f->gate_up, 2 * expert), up = matrix_at(f->gate_up, 2 * expert + 1);
     (void)unused;
-    order_rows(f->ordered + at, stride, from, stride, rows, &gate);
-    order_rows(f->ordered + f->runs * stride + at, stride, from, stride, rows, &up);
+    take_inputs(f->own + at, f->gate_stride, from, stride, rows, &gate);
+    if (f->up_x != f->gate_x)
+        take_inputs(f->own + f->runs * f->gate_stride + at, f->gate_stride, from, stride, rows, &up);
 }
 
-/* Put one expert's inputs of down in order. */
-static void order_down(void *work, int64_t expert, float *unused)
+/* Write one expert's inputs of down as it takes them. */
+static void take_down(void *work, int64_t task, float *unused)
 {
     const FeedForward *f = work;
-    int64_t stride = row_stride(f->ffn), at = first_of(f, expert) * stride;
+    int64_t expert = expert_at(f, task), start = first_of(f, expert), rows = rows_of(f, expert);
+    int64_t stride = row_stride(f->ffn);
     Matrix down = matrix_at(f->down, expert);
     (void)unused;
-    order_rows(f->ordered + at, stride, f->m->gated + at, stride, rows_of(f, expert), &down);
+    take_inputs(f->own + start * f->down_stride, f->down_stride, f->m->gated + start * stride,
+                stride, rows, &down);
 }
 
 /* m->gated = silu(gate) * up, for up to `most` rows of an expert. */
 static int run_gates(Team *team, FeedForward *f, int64_t most, int64_t cost)
 {
-    int64_t experts = f->experts ? f->experts : 1;
-    return (f->gate_up->order == NULL ||
-            run_tasks(team, order_gate_up, f, experts, 2 * f->runs * f->hidden, 1)) &&
-           run_tasks(team, gate_panels, f, experts * groups_of(f->ffn, f->group), cost,
-                     PANEL * f->hidden + 2 * most * f->group * PANEL);
+    return (!has_own_inputs(f->gate_up) ||
+            run_tasks(team, take_gate_up, f, f->used, 2 * f->runs * f->hidden, 1)) &&
+           run_tasks(team, gate_panels, f, f->used * groups_of(f->ffn, f->group), cost,
+                     PANEL * filled_up(f->hidden) + 2 * most * f->group * PANEL);
 }
 
 /* m->x += a dense feed-forward of m->normed. scale [rows]: factor of each row; NULL for 1. */
 static int add_dense(Team *team, const Memory *m, int64_t rows, int64_t hidden, int64_t ffn,
                      const Matrix *gate_up, const Matrix *down, const float *scale)
 {
-    FeedForward f = {m, hidden, ffn, 0, rows, group_for(rows), gate_up, down, scale,
-                     0, NULL, NULL, NULL, NULL};
+    FeedForward f = {.m = m, .hidden = hidden, .ffn = ffn, .rows = rows, .group = group_for(rows),
+                     .gate_up = gate_up, .down = down, .scale = scale, .used = 1};
     int done = set_inputs(&f, rows) &&
                run_gates(team, &f, rows, cost_of(rows, 2 * hidden * ffn)) &&
                product(team, m->x, hidden, m->gated, row_stride(ffn), rows, down, 1);
-    free(f.ordered);
+    free(f.own);
     return done;
 }
 
@@ -204,27 +213,30 @@ static int add_experts(Team *team, const Decoder *d, const Layer *layer, const M
                        int64_t rows)
 {
     int64_t hidden = d->hidden, ffn = d->ffn;
-    FeedForward f = {m, hidden, ffn, d->experts, rows, 1, &layer->gate_up, &layer->down, NULL,
-                     0, NULL, NULL, NULL, NULL};
+    FeedForward f = {.m = m, .hidden = hidden, .ffn = ffn, .experts = d->experts,
+                     .gate_up = &layer->gate_up, .down = &layer->down};
     if (!product(team, m->router, d->experts, m->normed, row_stride(hidden), rows, &layer->router,
                  0))
         return 0;
     for (int64_t r = 0; r < rows; r++)
         choose(d, m->router + r * d->experts);
     int64_t runs = sort_rows(d, m, rows), most = 0;
-    for (int64_t e = 0; e < d->experts; e++)
+    for (int64_t e = 0; e < d->experts; e++) {
         most = larger(most, rows_of(&f, e));
+        if (rows_of(&f, e) > 0)
+            m->used[f.used++] = e;
+    }
     f.group = group_for(most);
     int64_t cost = cost_of(1, runs * hidden * ffn);
     int done = set_inputs(&f, runs) &&
                run_tasks(team, gather_rows, &f, (runs + ROWS_A_TASK - 1) / ROWS_A_TASK,
                          runs * hidden, 1) &&
                run_gates(team, &f, most, 2 * cost) &&
-               (layer->down.order == NULL ||
-                run_tasks(team, order_down, &f, d->experts, runs * ffn, 1)) &&
+               (!has_own_inputs(f.down) ||
+                run_tasks(team, take_down, &f, f.used, runs * ffn, 1)) &&
                run_tasks(team, add_down_panels, &f, groups_of(hidden, f.group), cost,
-                         PANEL * ffn + most * f.group * PANEL);
-    free(f.ordered);
+                         PANEL * filled_up(ffn) + most * f.group * PANEL);
+    free(f.own);
     return done;
 }
 

@@ -3,17 +3,46 @@
 #include "product.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels.h"
 
 enum { ROWS_A_TASK = 8 };
 
-void order_rows(float *to, int64_t to_stride, const float *from, int64_t from_stride, int64_t rows,
-                const Matrix *w)
+/* The inputs of an INT4 matrix, from inputs in its order; in place, but for the sums. */
+static void take_int4_inputs(float *x, const Matrix *w)
 {
-    for (int64_t r = 0; r < rows; r++, to += to_stride, from += from_stride)
-        for (int64_t i = 0; i < w->into; i++)
-            to[i] = from[w->order[i]];
+    static const float unit[8] = {1.0f,      0x1p-4f,  0x1p-8f,  0x1p-12f,
+                                  0x1p-16f, 0x1p-20f, 0x1p-24f, 1.0f};
+    int64_t into = filled_up(w->into);
+    float *added = x + into;
+    for (int64_t k = w->into; k < into; k++)
+        x[k] = 0;
+    for (int64_t start = 0; start < into; start += w->group) {
+        int64_t end = smaller(into, start + w->group);
+        float sums[8] = {0};
+        for (int64_t k = start; k < end; k += 8)
+            for (int i = 0; i < 8; i++) {
+                sums[i] += x[k + i];
+                x[k + i] *= unit[i];
+            }
+        *added++ = ((sums[0] + sums[4]) + (sums[2] + sums[6])) +
+                   ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+    }
+}
+
+void take_inputs(float *to, int64_t to_stride, const float *from, int64_t from_stride, int64_t rows,
+                 const Matrix *w)
+{
+    for (int64_t r = 0; r < rows; r++, to += to_stride, from += from_stride) {
+        if (w->order == NULL)
+            memcpy(to, from, (size_t)w->into * sizeof(float));
+        else
+            for (int64_t i = 0; i < w->into; i++)
+                to[i] = from[w->order[i]];
+        if (w->type == INT4)
+            take_int4_inputs(to, w);
+    }
 }
 
 typedef struct {
@@ -21,15 +50,15 @@ typedef struct {
     const float *from;
     int64_t to_stride, from_stride, rows;
     const Matrix *w;
-} Ordering;
+} Inputs;
 
-static void order_some(void *work, int64_t task, float *unused)
+static void take_some(void *work, int64_t task, float *unused)
 {
-    const Ordering *o = work;
-    int64_t first = task * ROWS_A_TASK, rows = smaller(ROWS_A_TASK, o->rows - first);
+    const Inputs *i = work;
+    int64_t first = task * ROWS_A_TASK, rows = smaller(ROWS_A_TASK, i->rows - first);
     (void)unused;
-    order_rows(o->to + first * o->to_stride, o->to_stride, o->from + first * o->from_stride,
-               o->from_stride, rows, o->w);
+    take_inputs(i->to + first * i->to_stride, i->to_stride, i->from + first * i->from_stride,
+                i->from_stride, rows, i->w);
 }
 
 typedef struct {
@@ -54,28 +83,28 @@ int64_t group_for(int64_t rows)
     return rows > FEW_ROWS ? 1 : PANELS_AT_ONCE;
 }
 
-/* product over inputs that are in the matrix's order. */
-static int ordered_product(Team *team, float *y, int64_t y_stride, const float *x,
-                           int64_t x_stride, int64_t rows, const Matrix *w, int add)
+/* product over inputs in the form that multiply takes. */
+static int product_of(Team *team, float *y, int64_t y_stride, const float *x, int64_t x_stride,
+                      int64_t rows, const Matrix *w, int add)
 {
     Product p = {y, x, y_stride, x_stride, rows, group_for(rows), w, add};
     return run_tasks(team, multiply_panels, &p, groups_of(w->out, p.group),
-                     cost_of(rows, w->into * w->out), w->into * PANEL);
+                     cost_of(rows, w->into * w->out), filled_up(w->into) * PANEL);
 }
 
 int product(Team *team, float *y, int64_t y_stride, const float *x, int64_t x_stride, int64_t rows,
             const Matrix *w, int add)
 {
-    if (w->order == NULL)
-        return ordered_product(team, y, y_stride, x, x_stride, rows, w, add);
-    int64_t stride = row_stride(w->into);
-    float *ordered = malloc((size_t)(rows * stride) * sizeof(float));
-    if (ordered == NULL)
+    if (!has_own_inputs(w))
+        return product_of(team, y, y_stride, x, x_stride, rows, w, add);
+    int64_t stride = input_stride(w);
+    float *own = malloc((size_t)(rows * stride) * sizeof(float));
+    if (own == NULL)
         return 0;
-    Ordering o = {ordered, x, stride, x_stride, rows, w};
-    int done = run_tasks(team, order_some, &o, (rows + ROWS_A_TASK - 1) / ROWS_A_TASK,
+    Inputs i = {own, x, stride, x_stride, rows, w};
+    int done = run_tasks(team, take_some, &i, (rows + ROWS_A_TASK - 1) / ROWS_A_TASK,
                          rows * w->into, 1) &&
-               ordered_product(team, y, y_stride, ordered, stride, rows, w, add);
-    free(ordered);
+               product_of(team, y, y_stride, own, stride, rows, w, add);
+    free(own);
     return done;
 }

@@ -33,14 +33,15 @@ typedef int8_t KIND(Bytes) __attribute__((vector_size(LANES), aligned(1), may_al
 /* Which of a matrix's inputs a product takes, where it does not take all: see tile. */
 #define FOLLOW 1
 #define BE_FOLLOWED 2
-/* Types of a tile beside those of weights: see sum_groups. FLOAT16 is a type of scales alone. */
-enum { INT4_ZEROS = FLOAT16, INT4_WIDE, TYPES };
+/* A type of a tile beside those of weights: see sum_groups. FLOAT16 is a type of scales alone. */
+enum { INT4_WIDE = FLOAT16, TYPES };
 
-/* A product of rows and panels of one type. w: the first panel. wide: [inputs, PANEL]. kept: [rows,
- * PANEL]. y, scale and bias begin with the first panel's outputs. See tile. */
+/* A product of rows and panels of one type. added: of INT4, the sums of the inputs of groups, [rows,
+ * groups] with the stride of x. w: the first panel. wide: [inputs, PANEL]. kept: [rows, PANEL]. y,
+ * scale and bias begin with the first panel's outputs. See tile. */
 typedef struct {
     float *y;
-    const float *x;
+    const float *x, *added;
     int64_t y_stride, x_stride;
     const char *w;
     const Matrix *m;
@@ -95,6 +96,28 @@ INLINE Vector KIND(fused)(Vector a, Vector b, Vector c)
 #endif
 }
 
+/* Add the products of input k to sums. See sum_chunks. */
+INLINE void KIND(add_input)(Vector (*sums)[8], const float *x, int64_t x_stride, int rows,
+                            const void *w, int type, int64_t size, int64_t k, int vectors,
+                            float *wide)
+{
+    Vector some[8];
+    for (int v = 0; v < vectors; v++) {
+        int64_t i = v * LANES / PANEL * size + k * PANEL + v * LANES % PANEL;
+        /* Each panel is a stream: fetch it in time. Widened weights are in the cache. */
+        if (v * LANES % PANEL * bytes_of(type) % 64 == 0 && (rows < TILE_ROWS || type != FLOAT32))
+            __builtin_prefetch((const char *)w + i * bytes_of(type) + PREFETCH);
+        some[v] = KIND(widened)(w, i, type);
+        if (wide != 0)
+            AT(wide + k * PANEL + v * LANES) = some[v];
+        if (rows == 1) /* at once: eight vectors of weights have no registers beside the sums */
+            sums[0][v] += x[k] * some[v];
+    }
+    for (int r = 0; r < rows && rows > 1; r++)
+        for (int v = 0; v < vectors; v++)
+            sums[r][v] += x[r * x_stride + k] * some[v];
+}
+
 /* Add `rows` by `vectors` * LANES sums to total: they don't depend on each other, so that the processor
  * overlaps them. Counts and type are constants after inlining: the sums are registers. w: the first of
  * the weights; a panel is `size` weights. wide: where these weights of a panel are written, widened, for
@@ -104,29 +127,16 @@ INLINE void KIND(sum_chunks)(Vector (*total)[8], const float *x, int64_t x_strid
                              float *wide)
 {
     for (int64_t start = 0; start < into; start += CHUNK) {
-        int64_t end = into < start + CHUNK ? into : start + CHUNK;
+        int64_t k = start, end = into < start + CHUNK ? into : start + CHUNK;
         Vector sums[12][8];
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < vectors; v++)
                 sums[r][v] = (Vector){0};
-        for (int64_t k = start; k < end; k++) {
-            /* Weights come in one stream: fetch it in time. Widened ones are in the cache. */
-            if (rows < TILE_ROWS || type != FLOAT32)
-                for (int v = 0; v < vectors; v += 64 / (LANES * (int)bytes_of(type)) + 1)
-                    __builtin_prefetch((const char *)w +
-                                       (v * LANES / PANEL * size + k * PANEL + v * LANES % PANEL) *
-                                           bytes_of(type) + PREFETCH);
-            Vector some[8];
-            for (int v = 0; v < vectors; v++) {
-                some[v] = KIND(widened)(
-                    w, v * LANES / PANEL * size + k * PANEL + v * LANES % PANEL, type);
-                if (wide != 0)
-                    AT(wide + k * PANEL + v * LANES) = some[v];
-            }
-            for (int r = 0; r < rows; r++)
-                for (int v = 0; v < vectors; v++)
-                    sums[r][v] += x[r * x_stride + k] * some[v];
-        }
+        for (; k + 2 <= end && rows == 1; k += 2)
+            for (int i = 0; i < 2; i++)
+                KIND(add_input)(sums, x, x_stride, rows, w, type, size, k + i, vectors, wide);
+        for (; k < end; k++)
+            KIND(add_input)(sums, x, x_stride, rows, w, type, size, k, vectors, wide);
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < vectors; v++)
                 total[r][v] += sums[r][v];
@@ -146,53 +156,41 @@ INLINE Vector KIND(scales)(const char *scales, int64_t i, int64_t type)
     return (Vector)((Words)size | (bits & 0x8000) << 16);
 }
 
-/* `number` returns numbers divided by this power of two; scales are multiplied by it. */
-#define UNIT (LANES == 16 ? 1.0f : 0x1p-28f)
-
-/* Number i of 8 in each word, divided by UNIT: those of INT4 weights. */
+/* Number i of 8 in each word, from 0 to 15: see take_inputs. */
 INLINE Vector KIND(number)(Words words, int64_t i)
 {
-#if LANES == 16 /* the table is read by the lowest 4 bits */
-    return (Vector)_mm512_permutexvar_ps(
-        (__m512i)(words >> (uint32_t)(4 * i)),
-        _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1));
-#else
-    /* The number stays in the highest bits: few units of a processor shift, all of them mask. */
-    Bits number = (Bits)(words << (uint32_t)(28 - 4 * i) & 0xf0000000);
-#if LANES == 8
+    /* It stays in its place, which spares a shift, but for the highest, which would be a sign. */
+    Words number;
+    if (i == 7)
+        number = words >> 28;
+    else
+        number = words & (15u << (uint32_t)(4 * i));
+#if LANES == 16
+    return (Vector)_mm512_cvtepi32_ps((__m512i)number);
+#elif LANES == 8
     return (Vector)_mm256_cvtepi32_ps((__m256i)number);
 #else
-    return __builtin_convertvector(number, Vector);
-#endif
+    return __builtin_convertvector((Bits)number, Vector);
 #endif
 }
 
-/* Zero points i to i + LANES - 1 of an INT4 block. */
-INLINE Vector KIND(zero_points)(const char *block, int64_t i, const Matrix *m)
-{
-    return KIND(widened)(block + number_bytes(m->group) + bytes_of(m->scale_type) * PANEL, i, INT8);
-}
-
-/* Add the products of `count` inputs to sums: a constant 8, but for the last. from: their numbers in the
- * first panel, a panel is `size` bytes; wide: see sum_chunks. See sum_groups. */
+/* Add the products of 8 inputs to sums. from: their numbers in the first panel, a panel is `size` bytes;
+ * wide: see sum_chunks. */
 INLINE void KIND(add_numbers)(Vector (*sums)[8], const float *x, int64_t x_stride, int rows,
-                              const char *from, int64_t size, const Vector *zero, int type,
-                              int vectors, int64_t count, float *wide)
+                              const char *from, int64_t size, int vectors, float *wide)
 {
     Words words[8];
     for (int v = 0; v < vectors; v++) {
         const char *some = from + v * LANES / PANEL * size + v * LANES % PANEL * 4;
-        words[v] = *(const Words *)(const void *)some;
-        if (rows > 1) /* as in sum_chunks */
+        words[v] = *(const Words *)(const void *)some ^ 0x88888888; /* numbers -8 to 7 become 0 to 15 */
+        if (v * LANES * 4 % 64 == 0) /* as in sum_chunks */
             __builtin_prefetch(some + PREFETCH);
     }
 #pragma GCC unroll 8
-    for (int64_t i = 0; i < count; i++) {
+    for (int i = 0; i < 8; i++) {
         Vector some[8];
         for (int v = 0; v < vectors; v++) {
             some[v] = KIND(number)(words[v], i);
-            if (type == INT4_ZEROS)
-                some[v] -= zero[v];
             if (wide != 0)
                 AT(wide + i * PANEL + v * LANES) = some[v];
         }
@@ -202,24 +200,29 @@ INLINE void KIND(add_numbers)(Vector (*sums)[8], const float *x, int64_t x_strid
     }
 }
 
-/* sum_chunks for INT4 weights, a group at a time. type: INT4; INT4_ZEROS where the matrix has zero
- * points; or INT4_WIDE, a single panel whose numbers less zero points are in `wide`, where the other
- * types write them unless it is NULL. blocks: of the first panel; lane: first output there. */
-INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, int64_t x_stride, int rows,
-                             float *wide, int type, const Matrix *m, const char *blocks,
-                             int64_t lane, int vectors)
+/* sum_chunks for INT4 weights, a group at a time, of inputs as take_inputs writes them. type: INT4; or
+ * INT4_WIDE, a single panel whose numbers are in `wide`, where INT4 writes them unless it is NULL.
+ * blocks: of the first panel; lane: first output there. */
+INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, const float *added,
+                             int64_t x_stride, int rows, float *wide, int type, const Matrix *m,
+                             const char *blocks, int64_t lane, int vectors)
 {
-    int64_t size = panel_bytes(m), group = m->group, into = m->into;
-    for (int64_t start = 0; start < into; start += group, blocks += block_bytes(m)) {
+    int64_t size = panel_bytes(m), group = m->group, into = filled_up(m->into);
+    int64_t block = block_bytes(m), scale_type = m->scale_type, zero_points = m->zero_points;
+    const char *numbers = blocks + lane * 4;
+    const char *scales = blocks + number_bytes(group) + lane * bytes_of(scale_type);
+    const char *zeros = blocks + number_bytes(group) + PANEL * bytes_of(scale_type) + lane;
+    for (int64_t start = 0; start < into; start += group) {
         int64_t end = smaller(into, start + group);
-        Vector sums[12][8], zero[8];
-        for (int r = 0; r < rows; r++)
-            for (int v = 0; v < vectors; v++)
-                sums[r][v] = (Vector){0};
-        for (int v = 0; v < vectors && type == INT4_ZEROS; v++)
-            zero[v] =
-                KIND(zero_points)(blocks + v * LANES / PANEL * size, lane + v * LANES % PANEL, m) /
-                UNIT;
+        Vector sums[12][8];
+        /* A weight is a number less 8 and the zero point: of all inputs of the group together. */
+        for (int v = 0; v < vectors; v++) {
+            Vector less = (Vector){0} - 8.0f;
+            if (zero_points)
+                less -= KIND(widened)(zeros + v * LANES / PANEL * size, v * LANES % PANEL, INT8);
+            for (int r = 0; r < rows; r++)
+                sums[r][v] = added[r * x_stride] * less;
+        }
         for (int64_t k = start; k < end && type == INT4_WIDE; k++) {
             Vector some[8];
             for (int v = 0; v < vectors; v++)
@@ -228,25 +231,16 @@ INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, int64_t x_strid
                 for (int v = 0; v < vectors; v++)
                     sums[r][v] += x[r * x_stride + k] * some[v];
         }
-        if (type != INT4_WIDE) {
-            const char *from = blocks + lane * 4;
-            float *to = wide == 0 ? 0 : wide + start * PANEL + lane;
-            int64_t k = start;
-            for (; k + 8 <= end; k += 8, from += PANEL * 4) {
-                KIND(add_numbers)(sums, x + k, x_stride, rows, from, size, zero, type, vectors, 8,
-                                  to);
-                to = wide == 0 ? 0 : to + 8 * PANEL;
-            }
-            if (k < end)
-                KIND(add_numbers)(sums, x + k, x_stride, rows, from, size, zero, type, vectors,
-                                  end - k, to);
-        }
+        for (int64_t k = start; k < end && type != INT4_WIDE; k += 8)
+            KIND(add_numbers)(sums, x + k, x_stride, rows, numbers + (k - start) / 8 * PANEL * 4,
+                              size, vectors, wide == 0 ? 0 : wide + k * PANEL + lane);
         for (int v = 0; v < vectors; v++) {
-            Vector scale = KIND(scales)(blocks + v * LANES / PANEL * size + number_bytes(group),
-                                        lane + v * LANES % PANEL, m->scale_type) * UNIT;
+            Vector scale = KIND(scales)(scales + v * LANES / PANEL * size, v * LANES % PANEL,
+                                        scale_type);
             for (int r = 0; r < rows; r++)
                 total[r][v] = KIND(fused)(sums[r][v], scale, total[r][v]);
         }
+        numbers += block, scales += block, zeros += block, added++;
     }
 }
 
@@ -254,7 +248,7 @@ INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, int64_t x_strid
  * BFLOAT16 weights come no faster than they are widened. */
 INLINE int KIND(fits)(int type, int rows, int vectors)
 {
-    int each = type == INT4 || type == INT4_ZEROS ? 2 : type == INT8 ? 1 : 0;
+    int each = type == INT4 ? 2 : type == INT8 && rows > 1 ? 1 : 0;
     return each == 0 || (rows + each) * vectors < REGISTERS;
 }
 
@@ -274,7 +268,7 @@ INLINE void KIND(tile)(const Tiles *t, int64_t at, int rows, int type, int vecto
             total[r][v] =
                 t->part & FOLLOW ? READ(t->kept + r * PANEL + at + v * LANES) : (Vector){0};
     if (type >= INT4)
-        KIND(sum_groups)(total, t->x, t->x_stride, rows, wide, type, m,
+        KIND(sum_groups)(total, t->x, t->added, t->x_stride, rows, wide, type, m,
                          t->w + at / PANEL * panel_bytes(m), at % PANEL, vectors);
     else
         KIND(sum_chunks)(total, t->x, t->x_stride, rows,
@@ -326,7 +320,6 @@ INLINE void KIND(tile)(const Tiles *t, int64_t at, int rows, int type, int vecto
     TILE(BFLOAT16, rows, vectors)                                                                \
     TILE(INT8, rows, vectors)                                                                    \
     TILE(INT4, rows, vectors)                                                                    \
-    TILE(INT4_ZEROS, rows, vectors)                                                              \
     TILE(INT4_WIDE, rows, vectors)
 SHAPES(SHAPE)
 #undef SHAPE
@@ -340,8 +333,7 @@ static const struct {
 #define SHAPE(rows, vectors)                                                                     \
     {rows, vectors,                                                                              \
      {TILE(FLOAT32, rows, vectors), TILE(BFLOAT16, rows, vectors), TILE(INT8, rows, vectors),    \
-      TILE(INT4, rows, vectors), TILE(INT4_ZEROS, rows, vectors),                                \
-      TILE(INT4_WIDE, rows, vectors)}},
+      TILE(INT4, rows, vectors), TILE(INT4_WIDE, rows, vectors)}},
     SHAPES(SHAPE)
 #undef SHAPE
 #undef TILE
@@ -369,6 +361,7 @@ static void KIND(run_tiles)(Tiles t, int64_t rows, int type, int64_t panels)
             KIND(shapes)[s].tile[type](&t, at);
         rows -= now;
         t.x += now * t.x_stride;
+        t.added += now * t.x_stride;
         t.y += now * t.y_stride;
         t.kept += t.part ? now * PANEL : 0;
     }
@@ -379,13 +372,14 @@ static void KIND(multiply_whole)(float *y, int64_t y_stride, const float *x, int
                                  int64_t rows, const Matrix *w, int64_t first, int64_t panels,
                                  int add, float *scratch)
 {
-    int type = w->type == INT4 && w->zero_points ? INT4_ZEROS : (int)w->type;
+    int type = (int)w->type;
+    const float *added = x + filled_up(w->into);
     const char *from = (const char *)w->panels + first * panel_bytes(w);
     const float *scale = w->scale == 0 ? 0 : w->scale + first * PANEL;
     const float *bias = w->bias == 0 ? 0 : w->bias + first * PANEL;
     int64_t highest = KIND(shapes)[KIND(shape_for)(rows, type, PANEL)].rows;
     if (rows == highest) {
-        Tiles all = {y, x, y_stride, x_stride, from, w, scale, bias, 0, 0, add, 0};
+        Tiles all = {y, x, added, y_stride, x_stride, from, w, scale, bias, 0, 0, add, 0};
         KIND(run_tiles)(all, rows, type, panels);
         return;
     }
@@ -405,14 +399,16 @@ static void KIND(multiply_whole)(float *y, int64_t y_stride, const float *x, int
                 int part = (start > 0 ? FOLLOW : 0) |
                            (start + some.into < w->into ? BE_FOLLOWED : 0);
                 int64_t left = smaller(together, rows - r), done = 0;
-                Tiles t = {y + r * y_stride + p * PANEL, x + r * x_stride + start, y_stride,
+                Tiles t = {y + r * y_stride + p * PANEL, x + r * x_stride + start,
+                           added + r * x_stride + (type < INT4 ? 0 : start / w->group), y_stride,
                            x_stride, panel, &some, scale == 0 ? 0 : scale + p * PANEL,
                            bias == 0 ? 0 : bias + p * PANEL, scratch, scratch + depth * PANEL, add,
                            part};
                 if (type != FLOAT32) { /* the first tile widens the weights for the others */
                     done = smaller(left, highest);
                     KIND(run_tiles)(t, done, type, 1);
-                    t.x += done * x_stride, t.y += done * y_stride, t.kept += done * PANEL;
+                    t.x += done * x_stride, t.added += done * x_stride;
+                    t.y += done * y_stride, t.kept += done * PANEL;
                     if (type < INT4)
                         t.w = (const char *)scratch;
                 }
@@ -1020,7 +1016,6 @@ static const Kernels KIND(kernels) = {
 #undef FOR_EACH
 #undef TILE_CHANNELS
 #undef CHUNK
-#undef UNIT
 #undef DEPTH
 #undef PREFETCH
 #undef SUMS
