@@ -20,6 +20,7 @@ from testing.imports import ROOT
 from testing.made_videos import make_video
 from testing.names import index
 from testing.specs import compiled_here
+from testing.torchneuron.leaner import write_leaner_checkpoint
 
 DOCUMENTS = sorted(
     str(file.relative_to(ROOT))
@@ -123,6 +124,7 @@ def test_our_commands_run(
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     Path("clip.mp4").write_bytes(make_video(audio="aac"))
+    leaner = write_leaner_checkpoint(tmp_path / "leaner")
     for words, block in ours(document):
         cli.make_parser().parse_args(words)
         if block.mark == "not run":
@@ -133,6 +135,7 @@ def test_our_commands_run(
         elif words[0] == "transcribe":
             arguments += ["--max-new-tokens", "3"]
         elif "--dry-run" in words:
+            arguments = [word.replace(str(checkpoint), str(leaner)) for word in arguments]
             arguments += SMALL
         with compiled_here():
             status = cli.main(arguments)

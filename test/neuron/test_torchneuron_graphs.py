@@ -69,7 +69,7 @@ def stand_in() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("case", "plan"),
     CASES,
-    ids=lambda value: {LEAN_PLAN: "of each kind", TINY_PLAN: "at every bucket"}.get(value),
+    ids={LEAN_PLAN: "of each kind", TINY_PLAN: "at every bucket"}.get,
 )
 def test_every_graph_of_a_part_is_compiled_once_and_gives_what_its_module_gives(
     case: str, plan: CompilePlan, checkpoint: Path, config: OmniConfig, tmp_path: Path
