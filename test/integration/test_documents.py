@@ -112,10 +112,16 @@ def assert_prints_what_it_says(printed: str) -> None:
     assert re.search(r"^\d+ frames of speech$", printed, re.MULTILINE)
 
 
+@pytest.fixture(scope="module")
+def leaner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_leaner_checkpoint(tmp_path_factory.mktemp("leaner"))
+
+
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if ours(name)])
 def test_our_commands_run(
     document: str,
     checkpoint: Path,
+    leaner: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsysbinary: pytest.CaptureFixture[bytes],  # one of them plays samples to stdout
@@ -124,7 +130,6 @@ def test_our_commands_run(
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     Path("clip.mp4").write_bytes(make_video(audio="aac"))
-    leaner = write_leaner_checkpoint(tmp_path / "leaner")
     for words, block in ours(document):
         cli.make_parser().parse_args(words)
         if block.mark == "not run":
