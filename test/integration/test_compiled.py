@@ -38,6 +38,7 @@ from testing.peak_memory import needs_proc
 from testing.replies import GREEDY
 from testing.specs import compiled_here
 from testing.subprocesses import run_python
+from testing.torchneuron.leaner import write_leaner_checkpoint
 from testing.verified import short_questions
 
 ROOT = Path(__file__).parents[2]
@@ -448,7 +449,7 @@ def test_ctrl_c_is_130_and_the_next_run_goes_on(checkpoint: Path, tree: Path, co
 
 
 def test_a_dry_run_prints_its_tables_and_writes_nothing(
-    checkpoint: Path,
+    tmp_path_factory: pytest.TempPathFactory,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -456,7 +457,8 @@ def test_a_dry_run_prints_its_tables_and_writes_nothing(
     monkeypatch.chdir(tmp_path)
     few = ["--buckets", "16", "--decode-buckets", "64", "--patch-buckets", "64"]
     few += ["--context-length", "64", "--max-concurrency", "1", "--chunk-frames", "4"]
-    words = ["compile", "--model", str(checkpoint), "--dry-run", *few]
+    leaner = write_leaner_checkpoint(tmp_path_factory.mktemp("leaner"))
+    words = ["compile", "--model", str(leaner), "--dry-run", *few]
     assert cli.main(words) == 0
     printed = capsys.readouterr().out
     assert "| GB a core, TP 4 | GB a core, TP 8 |" in printed

@@ -20,6 +20,7 @@ from testing.imports import ROOT
 from testing.made_videos import make_video
 from testing.names import index
 from testing.specs import compiled_here
+from testing.torchneuron.leaner import write_leaner_checkpoint
 
 DOCUMENTS = sorted(
     str(file.relative_to(ROOT))
@@ -111,10 +112,16 @@ def assert_prints_what_it_says(printed: str) -> None:
     assert re.search(r"^\d+ frames of speech$", printed, re.MULTILINE)
 
 
+@pytest.fixture(scope="module")
+def leaner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_leaner_checkpoint(tmp_path_factory.mktemp("leaner"))
+
+
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if ours(name)])
 def test_our_commands_run(
     document: str,
     checkpoint: Path,
+    leaner: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsysbinary: pytest.CaptureFixture[bytes],  # one of them plays samples to stdout
@@ -133,6 +140,7 @@ def test_our_commands_run(
         elif words[0] == "transcribe":
             arguments += ["--max-new-tokens", "3"]
         elif "--dry-run" in words:
+            arguments = [word.replace(str(checkpoint), str(leaner)) for word in arguments]
             arguments += SMALL
         with compiled_here():
             status = cli.main(arguments)

@@ -15,6 +15,7 @@ from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from testing.media_cases import audio, image, text, user, video
 from testing.recorded_calls import Calls, WatchedThinker, ungated, watching
+from testing.repeats import RUNS_ALL
 
 Messages = list[dict[str, Any]]
 SYSTEM = {"role": "system", "content": "You are a brief and friendly assistant. Answer at once."}
@@ -225,7 +226,7 @@ def test_any_conversations_are_the_same_with_and_without_the_cache(
     """
     cached = 0
 
-    @settings(max_examples=12)
+    @settings(max_examples=12 if RUNS_ALL else 6)
     @given(st.lists(TURNS, min_size=4, max_size=14))
     def answer(turns: list[Turn]) -> None:
         nonlocal cached

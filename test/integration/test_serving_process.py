@@ -151,6 +151,7 @@ def long_stream(url: str) -> tuple[OpenAI, Iterator[Any]]:
     return client, stream
 
 
+@pytest.mark.usefixtures("warm_commands")
 def test_sigterm_lets_requests_end() -> None:
     with command() as (process, url, _):
         client, stream = long_stream(url)
@@ -225,6 +226,7 @@ def test_a_stage_that_crashes_fails_its_requests_and_ends_the_server_with_70(sta
 
 
 @needs_proc
+@pytest.mark.repeats  # of test_streaming.py: the stage's fault; of DyingModel: what the server does
 @pytest.mark.usefixtures("warm_commands")
 def test_a_stage_that_is_killed_while_nothing_runs_ends_the_server_with_70() -> None:
     with command(*SPLIT) as (process, _, log):

@@ -32,6 +32,7 @@ from qwen3_omni_neuron.errors import (
     OptionError,
 )
 from qwen3_omni_neuron.events import AudioChunk
+from qwen3_omni_neuron.neuron.graphs.all import all_graphs
 from qwen3_omni_neuron.neuron.torchneuron.build import ModelRanks, build_engines
 from qwen3_omni_neuron.neuron.torchneuron.cache import NEFF_FOLDER, NeffCache
 from qwen3_omni_neuron.neuron.torchneuron.model_folder import expected_bytes
@@ -40,15 +41,18 @@ from qwen3_omni_neuron.verification.oracle import Reference
 from testing.media_cases import CASES, text, user
 from testing.replies import GREEDY, assert_same, reply_to_the_limit
 from testing.specs import cpu_engines
+from testing.torchneuron import backend
 from testing.torchneuron.leaner import write_leaner_checkpoint
 from testing.torchneuron.runtime import (
     StandIn,
     compile_for_stand_in,
     omni_over,
 )
+from testing.torchneuron.supported import SUPPORTED
 
 TEXT = [user(text("What colour is the sky?"))]
 LIMITS = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
+OTHER_CODES = "4.57 chooses another code for these pictures, also beside the CPU's engines"
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +73,25 @@ def tree(spec: EngineSpec) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engines(spec: EngineSpec) -> Engines:
-    return Engines.of(build_engines(spec, runtime=StandIn()))
+def called() -> Iterator[set[str]]:
+    """Labels of graphs that were called, but for those of loads."""
+    labels: set[str] = set()
+    run = ModelRanks._run
+
+    def watched(ranks: ModelRanks, name: str, label: str, inputs: dict[str, Tensor]) -> Any:
+        labels.add(label)
+        return run(ranks, name, label, inputs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModelRanks, "_run", watched)
+        yield labels
+
+
+@pytest.fixture(scope="module")
+def engines(spec: EngineSpec, called: set[str]) -> Engines:
+    built = Engines.of(build_engines(spec, runtime=StandIn()))
+    called.clear()
+    return built
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +115,7 @@ def reference(checkpoint: Path) -> Reference:
 def test_a_reply_is_transformers(ours: Qwen3Omni, reference: Reference, name: str) -> None:
     """Token for token and code for code, in float32, greedy."""
     if name in ("image-and-audio", "video") and Version(transformers.__version__) < Version("5"):
-        pytest.skip("4.57 chooses another code for these pictures, also beside the CPU's engines")
+        pytest.skip(OTHER_CODES)
     messages: Any = TEXT if name == "text" else CASES[name].messages
     more = {"video_second_per_grid": CASES[name].seconds_per_grid} if name == "video" else {}
     mine, theirs = reply_to_the_limit(
@@ -164,6 +185,23 @@ def test_rows_of_earlier_prompts_are_cached(
     assert copies, "two slots have what one has computed"
 
 
+def test_replies_so_far_have_called_every_graph(
+    ours: Qwen3Omni, spec: EngineSpec, called: set[str]
+) -> None:
+    """The last test of `ours`: what one graph computes wrong, a reply above would show."""
+    if Version(transformers.__version__) < Version("5"):
+        pytest.skip(OTHER_CODES)
+    labels = {graph.label for graph in all_graphs(spec.config, spec.plan)}
+    assert labels - called == {"text_projection[rows=32]"}, "a load fills a table with it"
+
+
+def test_the_graphs_use_the_listed_operations_alone(tree: Path) -> None:
+    """Of the stand-in for the backend, which has seen those of the tree in this process."""
+    assert backend.SEEN.keys() <= SUPPORTED
+    unused = SUPPORTED - backend.SEEN.keys()
+    assert not [name for name in unused if "_c10d" not in name], "drop them from the list"
+
+
 @pytest.fixture(scope="module")
 def thinker(spec: EngineSpec) -> Any:
     """A thinker whose slots no pipeline uses."""
@@ -212,12 +250,14 @@ def test_a_graph_that_has_to_be_compiled_anew_fails_the_load(
     spec: EngineSpec, tree: Path, tmp_path: Path
 ) -> None:
     copy = Path(shutil.copytree(tree, tmp_path / "tree"))
-    neffs = sorted((copy / "code2wav" / NEFF_FOLDER).rglob("*.neff"))
+    neffs = sorted((copy / "audio" / NEFF_FOLDER).rglob("*.neff"))
     before = [path.read_bytes() for path in neffs]
     neffs[0].rename(neffs[0].with_name("0000.neff"))
-    with pytest.raises(ArtifactError, match="1 graphs of code2wav were compiled anew"):
-        build_engines(replace(spec, compiled=copy), ["vocoder"], StandIn())
-    after = sorted((copy / "code2wav" / NEFF_FOLDER).rglob("*.neff"))
+    ranks = ModelRanks(replace(spec, compiled=copy), StandIn())
+    with pytest.raises(ArtifactError, match="1 graphs of audio_encoder were compiled anew"):
+        ranks.part("audio_encoder")
+    ranks.close()
+    after = sorted((copy / "audio" / NEFF_FOLDER).rglob("*.neff"))
     assert sorted(path.read_bytes() for path in after) == sorted(before), "the tree is as it was"
 
 

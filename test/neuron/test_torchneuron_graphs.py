@@ -28,7 +28,6 @@ from testing.repeats import again
 from testing.torchneuron import backend
 from testing.torchneuron.backend import Refused, standing_in
 from testing.torchneuron.leaner import write_leaner_checkpoint
-from testing.torchneuron.supported import SUPPORTED
 
 CPU = torch.device("cpu")
 INT8 = "thinker in int8"
@@ -42,6 +41,13 @@ LEAN_PLAN = replace(
     chunk_frames=(4,),
 )
 LABELS = {"thinker": 7, "talker": 5, "code_predictor": 4, "code2wav": 4, "audio_encoder": 1}
+# The graphs of a tree in float32 are captured in test_torchneuron_engines.py, whose replies call
+# every one of them.
+CASES = [
+    (INT8, LEAN_PLAN),
+    *(again(part, LEAN_PLAN) for part in PARTS),
+    *(again(part, TINY_PLAN) for part in [*PARTS, INT8]),
+]
 
 
 @pytest.fixture(scope="module")
@@ -60,41 +66,21 @@ def stand_in() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def compiled_parts() -> set[str]:
-    """Parts whose graphs were compiled so far."""
-    return set()
-
-
 @pytest.mark.parametrize(
-    "plan",
-    [LEAN_PLAN, again(TINY_PLAN)],
-    ids=["of each kind", "at every bucket"],
+    ("case", "plan"),
+    CASES,
+    ids={LEAN_PLAN: "of each kind", TINY_PLAN: "at every bucket"}.get,
 )
-@pytest.mark.parametrize("part", [*PARTS, INT8])
 def test_every_graph_of_a_part_is_compiled_once_and_gives_what_its_module_gives(
-    part: str,
-    plan: CompilePlan,
-    checkpoint: Path,
-    config: OmniConfig,
-    tmp_path: Path,
-    compiled_parts: set[str],
+    case: str, plan: CompilePlan, checkpoint: Path, config: OmniConfig, tmp_path: Path
 ) -> None:
     """With the state that the graphs of a part share and renew."""
-    check_part(part, plan, checkpoint, config, tmp_path)
-    compiled_parts.add(part)
-
-
-def check_part(
-    case: str, plan: CompilePlan, checkpoint: Path, config: OmniConfig, folder: Path
-) -> None:
     part = case.partition(" ")[0]
     plan = replace(plan, dtype="int8") if case == INT8 else plan
-    (folder / part).mkdir()
     spec = part_spec(config, plan, part)
-    write_part_shards(spec, Checkpoint(checkpoint), folder / part)
+    write_part_shards(spec, Checkpoint(checkpoint), tmp_path)
     compilations = Compilations()
-    compiled = PartGraphs(spec, CPU, compilations, folder / part)
+    compiled = PartGraphs(spec, CPU, compilations, tmp_path)
     weights = load_models(Checkpoint(checkpoint), config, torch.float32)
     models = with_weights(static_models(config, torch.float32), weights)
     if case == INT8:
@@ -118,16 +104,6 @@ def check_part(
         assert len(compilations.labels) == len(spec.graphs), f"turn {turn}"
     assert sorted(compilations.labels) == sorted(compiled.labels)
     assert len(spec.graphs) >= LABELS.get(part, 1)
-
-
-def test_the_graphs_use_the_listed_operations_alone(
-    checkpoint: Path, config: OmniConfig, tmp_path: Path, compiled_parts: set[str]
-) -> None:
-    for part in set(PARTS) - compiled_parts:
-        check_part(part, LEAN_PLAN, checkpoint, config, tmp_path)
-    assert backend.SEEN.keys() <= SUPPORTED
-    unused = SUPPORTED - backend.SEEN.keys()
-    assert not [name for name in unused if "_c10d" not in name], "drop them from the list"
 
 
 def test_a_graph_that_is_compiled_after_loading_is_counted(config: OmniConfig) -> None:

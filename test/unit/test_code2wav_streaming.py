@@ -29,6 +29,7 @@ from qwen3_omni_neuron.neuron.graphs.parts import code2wav_graph
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.eager_neuron import EagerPart
 from testing.models import load_models
+from testing.repeats import RUNS_ALL
 
 FRAME, LATENCY = 1920, 555
 WINDOW = 12  # of the tiny checkpoint
@@ -158,7 +159,7 @@ def test_stream_equals_one_full_decode_for_every_split(
     assert_same(chunks, expected, EXACT[dtype])
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20 if RUNS_ALL else 8, deadline=None, derandomize=True)
 @given(split=st.lists(st.integers(1, 40), min_size=1, max_size=8))
 def test_stream_equals_one_full_decode_for_random_splits(
     double: Code2Wav, split: list[int]

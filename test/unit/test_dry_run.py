@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.errors import OptionError
@@ -27,6 +28,7 @@ from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
 from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
 from testing.graph_cases import TINY_PLAN
 from testing.released import RELEASED, TALKER
+from testing.torchneuron.leaner import write_leaner_checkpoint
 
 PROMPT = 1300  # rows, of the published estimate
 PLAN = replace(
@@ -313,8 +315,9 @@ def test_a_core_at_lnc_1_has_half_the_memory(safe: CoreMemory) -> None:
     )
 
 
-def test_lnc_and_profile_are_in_the_floors(config: OmniConfig) -> None:
+def test_lnc_and_profile_are_in_the_floors(tmp_path: Path) -> None:
     """Half of the bandwidth and of the peak; and experts of width 256 on each core, read whole."""
+    config = read_config(write_leaner_checkpoint(tmp_path))
     few = replace(PLAN, dtype="float32", context_length=64, talker_context_length=64)
     few = replace(few, prompt_buckets=(16,), decode_buckets=(64,))
     safe, one, fast = (
