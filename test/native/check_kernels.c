@@ -187,14 +187,14 @@ static void check_rows(const Weights *w, int64_t rows, int add)
 {
     const Matrix *m = &w->matrix;
     int64_t out = m->out, into = m->into, panels = panels_of(out);
-    int64_t x_stride = has_own_inputs(m) ? input_stride(m) : row_stride(into), y_stride = out + 3;
+    int64_t x_stride = row_stride(into), y_stride = out + 3;
     int64_t scratch_floats = PANEL * filled_up(into);
     float *given = numbers(rows * into, 1.0f), *x = numbers(rows * x_stride, 1.0f);
     float *y = numbers(rows * y_stride, 1.0f), *before = memory(rows * y_stride * 4);
     float *scratch = numbers(scratch_floats, 1.0f);
     for (int64_t i = 0; i < rows * x_stride; i++)
         x[i] = NAN; /* what is read must have been written */
-    take_inputs(x, x_stride, given, into, rows, m);
+    take_inputs(x, given, into, rows, m);
     guarded("memory after inputs", x, rows * x_stride);
     memcpy(before, y, (size_t)(rows * y_stride) * 4);
     for (int64_t p = 0; p < panels; p += PANELS_AT_ONCE)

@@ -21,8 +21,7 @@ typedef struct {
     int64_t runs; /* of an expert on a row, all together */
     /* Inputs as the matrices take them: [runs, hidden] twice, or once for both; [runs, ffn]. */
     const float *gate_x, *up_x, *down_x;
-    int64_t gate_stride, down_stride;
-    float *own; /* where those are that have a form of their own; NULL where none has */
+    float *own; /* where inputs are put in order, and those of a dense INT4; else NULL */
 } FeedForward;
 
 /* Expert number `index` of those that have rows. */
@@ -52,7 +51,7 @@ static void gate_panels(void *work, int64_t task, float *scratch)
     int64_t panels = smaller(f->group, panels_of(f->ffn) - first);
     int64_t columns = smaller(panels * PANEL, f->ffn - column);
     int64_t rows = rows_of(f, expert), start = first_of(f, expert), width = panels * PANEL;
-    int64_t stride = f->gate_stride;
+    int64_t stride = row_stride(f->hidden);
     Matrix gate = matrix_at(f->gate_up, 2 * expert), up = matrix_at(f->gate_up, 2 * expert + 1);
     float *gates = scratch + PANEL * filled_up(f->hidden), *ups = gates + rows * width;
     kernels->multiply(gates, width, f->gate_x + start * stride, stride, rows, &gate, first, panels,
@@ -80,8 +79,8 @@ static void add_down_panels(void *work, int64_t task, float *scratch)
     for (int64_t i = 0; i < f->used; i++) {
         int64_t e = expert_at(f, i), rows = rows_of(f, e), start = first_of(f, e);
         Matrix down = matrix_at(f->down, e);
-        kernels->multiply(outs, width, f->down_x + start * f->down_stride, f->down_stride, rows,
-                          &down, first, panels, 0, scratch);
+        kernels->multiply(outs, width, f->down_x + start * row_stride(f->ffn), row_stride(f->ffn),
+                          rows, &down, first, panels, 0, scratch);
         for (int64_t r = 0; r < rows; r++) {
             float *to = m->x + m->order[start + r] * f->hidden + column;
             for (int64_t c = 0; c < columns; c++)
@@ -93,53 +92,53 @@ static void add_down_panels(void *work, int64_t task, float *scratch)
 /* Set the inputs of the matrices for so many runs. Returns 0 without memory. */
 static int set_inputs(FeedForward *f, int64_t runs)
 {
-    int own_gate = has_own_inputs(f->gate_up), own_down = has_own_inputs(f->down);
+    int64_t wide = runs * row_stride(f->hidden), narrow = runs * row_stride(f->ffn);
+    int ordered = f->gate_up->order != NULL;
     f->runs = runs;
     f->gate_x = f->up_x = f->experts ? f->m->gathered : f->m->normed;
     f->down_x = f->m->gated;
-    f->gate_stride = own_gate ? input_stride(f->gate_up) : row_stride(f->hidden);
-    f->down_stride = own_down ? input_stride(f->down) : row_stride(f->ffn);
-    if (!own_gate && !own_down)
+    /* Gathered rows and gated ones are nobody else's: without an order they are taken in place. */
+    int own_gate = ordered || (f->experts == 0 && f->gate_up->type == INT4);
+    if (!own_gate && f->down->order == NULL)
         return 1;
-    int64_t wide = runs * f->gate_stride, narrow = runs * f->down_stride;
     f->own = malloc((size_t)larger(2 * wide, narrow) * sizeof(float));
-    if (own_gate) /* those of gate and up differ by the order alone */
-        f->gate_x = f->own, f->up_x = f->own + (f->gate_up->order != NULL ? wide : 0);
-    if (own_down)
+    if (own_gate)
+        f->gate_x = f->own, f->up_x = f->own + (ordered ? wide : 0);
+    if (f->down->order != NULL)
         f->down_x = f->own;
     return f->own != NULL;
 }
 
-/* Write one expert's inputs of gate and up as they take them. */
+/* Write one expert's inputs of gate and up as they take them, where gathering did not. */
 static void take_gate_up(void *work, int64_t task, float *unused)
 {
     const FeedForward *f = work;
-    int64_t expert = expert_at(f, task), start = first_of(f, expert), rows = rows_of(f, expert);
-    int64_t stride = row_stride(f->hidden), at = start * f->gate_stride;
-    const float *from = (f->experts ? f->m->gathered : f->m->normed) + start * stride;
+    int64_t expert = expert_at(f, task), rows = rows_of(f, expert), stride = row_stride(f->hidden);
+    int64_t at = first_of(f, expert) * stride;
+    const float *from = (f->experts ? f->m->gathered : f->m->normed) + at;
     Matrix gate = matrix_at(f->gate_up, 2 * expert), up = matrix_at(f->gate_up, 2 * expert + 1);
     (void)unused;
-    take_inputs(f->own + at, f->gate_stride, from, stride, rows, &gate);
+    take_inputs(f->own + at, from, stride, rows, &gate);
     if (f->up_x != f->gate_x)
-        take_inputs(f->own + f->runs * f->gate_stride + at, f->gate_stride, from, stride, rows, &up);
+        take_inputs(f->own + f->runs * stride + at, from, stride, rows, &up);
 }
 
 /* Write one expert's inputs of down as it takes them. */
 static void take_down(void *work, int64_t task, float *unused)
 {
     const FeedForward *f = work;
-    int64_t expert = expert_at(f, task), start = first_of(f, expert), rows = rows_of(f, expert);
-    int64_t stride = row_stride(f->ffn);
+    int64_t expert = expert_at(f, task), stride = row_stride(f->ffn);
+    int64_t at = first_of(f, expert) * stride;
     Matrix down = matrix_at(f->down, expert);
     (void)unused;
-    take_inputs(f->own + start * f->down_stride, f->down_stride, f->m->gated + start * stride,
-                stride, rows, &down);
+    take_inputs((down.order == NULL ? f->m->gated : f->own) + at, f->m->gated + at, stride,
+                rows_of(f, expert), &down);
 }
 
 /* m->gated = silu(gate) * up, for up to `most` rows of an expert. */
 static int run_gates(Team *team, FeedForward *f, int64_t most, int64_t cost)
 {
-    return (!has_own_inputs(f->gate_up) ||
+    return (f->gate_x == f->m->gathered || f->gate_x == f->m->normed ||
             run_tasks(team, take_gate_up, f, f->used, 2 * f->runs * f->hidden, 1)) &&
            run_tasks(team, gate_panels, f, f->used * groups_of(f->ffn, f->group), cost,
                      PANEL * filled_up(f->hidden) + 2 * most * f->group * PANEL);
@@ -196,6 +195,7 @@ static int64_t sort_rows(const Decoder *d, const Memory *m, int64_t rows)
     return m->first[d->experts] = count;
 }
 
+/* Copy the rows of each expert, as its gate takes them where it has no order. */
 static void gather_rows(void *work, int64_t task, float *unused)
 {
     const FeedForward *f = work;
@@ -203,9 +203,13 @@ static void gather_rows(void *work, int64_t task, float *unused)
     int64_t stride = row_stride(f->hidden);
     int64_t end = smaller(m->first[f->experts], (task + 1) * ROWS_A_TASK);
     (void)unused;
-    for (int64_t i = task * ROWS_A_TASK; i < end; i++)
-        memcpy(m->gathered + i * stride, m->normed + m->order[i] * stride,
-               (size_t)f->hidden * sizeof(float));
+    for (int64_t i = task * ROWS_A_TASK; i < end; i++) {
+        const float *from = m->normed + m->order[i] * stride;
+        if (f->gate_up->order == NULL)
+            take_inputs(m->gathered + i * stride, from, stride, 1, f->gate_up);
+        else
+            memcpy(m->gathered + i * stride, from, (size_t)f->hidden * sizeof(float));
+    }
 }
 
 /* m->x += the routed experts' output for m->normed: an expert runs on the rows that chose it. */

@@ -22,10 +22,10 @@ static inline int64_t smaller(int64_t a, int64_t b)
 }
 
 /* Floats from one row to the next in arrays that `multiply` reads: rows that lie a power of two apart
- * would share few lines of the cache. */
+ * would share few lines of the cache. There is space for the sums that INT4 wants: see take_inputs. */
 static inline int64_t row_stride(int64_t width)
 {
-    return (width + 15) / 16 * 16 + 16;
+    return (width + (width + 31) / 32 + 15) / 16 * 16 + 16;
 }
 
 /* Rows up to which a task has several panels. */

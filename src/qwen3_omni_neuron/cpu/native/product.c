@@ -9,7 +9,7 @@
 
 enum { ROWS_A_TASK = 8 };
 
-/* The inputs of an INT4 matrix, from inputs in its order; in place, but for the sums. */
+/* Make inputs in its order those that an INT4 matrix takes, in place, and add the sums. */
 static void take_int4_inputs(float *x, const Matrix *w)
 {
     static const float unit[8] = {1.0f,      0x1p-4f,  0x1p-8f,  0x1p-12f,
@@ -31,15 +31,14 @@ static void take_int4_inputs(float *x, const Matrix *w)
     }
 }
 
-void take_inputs(float *to, int64_t to_stride, const float *from, int64_t from_stride, int64_t rows,
-                 const Matrix *w)
+void take_inputs(float *to, const float *from, int64_t from_stride, int64_t rows, const Matrix *w)
 {
-    for (int64_t r = 0; r < rows; r++, to += to_stride, from += from_stride) {
-        if (w->order == NULL)
+    int64_t stride = row_stride(w->into);
+    for (int64_t r = 0; r < rows; r++, to += stride, from += from_stride) {
+        for (int64_t i = 0; w->order != NULL && i < w->into; i++)
+            to[i] = from[w->order[i]];
+        if (w->order == NULL && to != from)
             memcpy(to, from, (size_t)w->into * sizeof(float));
-        else
-            for (int64_t i = 0; i < w->into; i++)
-                to[i] = from[w->order[i]];
         if (w->type == INT4)
             take_int4_inputs(to, w);
     }
@@ -48,7 +47,7 @@ void take_inputs(float *to, int64_t to_stride, const float *from, int64_t from_s
 typedef struct {
     float *to;
     const float *from;
-    int64_t to_stride, from_stride, rows;
+    int64_t from_stride, rows;
     const Matrix *w;
 } Inputs;
 
@@ -57,7 +56,7 @@ static void take_some(void *work, int64_t task, float *unused)
     const Inputs *i = work;
     int64_t first = task * ROWS_A_TASK, rows = smaller(ROWS_A_TASK, i->rows - first);
     (void)unused;
-    take_inputs(i->to + first * i->to_stride, i->to_stride, i->from + first * i->from_stride,
+    take_inputs(i->to + first * row_stride(i->w->into), i->from + first * i->from_stride,
                 i->from_stride, rows, i->w);
 }
 
@@ -97,11 +96,11 @@ int product(Team *team, float *y, int64_t y_stride, const float *x, int64_t x_st
 {
     if (!has_own_inputs(w))
         return product_of(team, y, y_stride, x, x_stride, rows, w, add);
-    int64_t stride = input_stride(w);
+    int64_t stride = row_stride(w->into);
     float *own = malloc((size_t)(rows * stride) * sizeof(float));
     if (own == NULL)
         return 0;
-    Inputs i = {own, x, stride, x_stride, rows, w};
+    Inputs i = {own, x, x_stride, rows, w};
     int done = run_tasks(team, take_some, &i, (rows + ROWS_A_TASK - 1) / ROWS_A_TASK,
                          rows * w->into, 1) &&
                product_of(team, y, y_stride, own, stride, rows, w, add);

@@ -19,19 +19,13 @@ static inline int has_own_inputs(const Matrix *w)
     return w->order != NULL || w->type == INT4;
 }
 
-/* Floats from one row of inputs in a matrix's own form to the next. */
-static inline int64_t input_stride(const Matrix *w)
-{
-    return row_stride(w->type == INT4 ? filled_up(w->into) + groups_of_inputs(w) : w->into);
-}
-
-/* Write rows of inputs in the form that a matrix has of its own.
+/* Write rows of inputs in the form that a matrix has of its own, with row_stride. A matrix without an
+ * order takes them in place, too: where `to` is `from`.
  *
  * INT4 reads numbers where they are in a word, number i as one from 0 to 15 times 16^i, but the eighth.
  * Its inputs are divided by these powers of two, and what they multiply is too large by 8 and the zero
  * point: so filled_up(into) inputs are followed by the sum of the inputs of each group. */
-void take_inputs(float *to, int64_t to_stride, const float *from, int64_t from_stride, int64_t rows,
-                 const Matrix *w);
+void take_inputs(float *to, const float *from, int64_t from_stride, int64_t rows, const Matrix *w);
 
 /* Multiplications of rows with so many weights, as run_tasks counts: weights are read once, so that
  * several rows cost less than as many times one. */
