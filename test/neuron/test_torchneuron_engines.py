@@ -196,7 +196,7 @@ def test_replies_so_far_have_called_every_graph(
 
 
 def test_the_graphs_use_the_listed_operations_alone(tree: Path) -> None:
-    """Of the stand-in for the backend, which has seen those of the tree in this process."""
+    """The stand-in for the backend has seen those of the tree in this process."""
     assert backend.SEEN.keys() <= SUPPORTED
     unused = SUPPORTED - backend.SEEN.keys()
     assert not [name for name in unused if "_c10d" not in name], "drop them from the list"
