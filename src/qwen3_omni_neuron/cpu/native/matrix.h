@@ -29,12 +29,6 @@ static inline int64_t filled_up(int64_t into)
     return (into + 7) / 8 * 8;
 }
 
-/* Groups of the inputs of an INT4 matrix. */
-static inline int64_t groups_of_inputs(const Matrix *w)
-{
-    return (w->into + w->group - 1) / w->group;
-}
-
 /* Bytes of an INT4 block. */
 static inline int64_t block_bytes(const Matrix *w)
 {
@@ -44,7 +38,7 @@ static inline int64_t block_bytes(const Matrix *w)
 static inline int64_t panel_bytes(const Matrix *w)
 {
     if (w->type == INT4)
-        return groups_of_inputs(w) * block_bytes(w);
+        return (w->into + w->group - 1) / w->group * block_bytes(w);
     return PANEL * w->into * bytes_of(w->type);
 }
 

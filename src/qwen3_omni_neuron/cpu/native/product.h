@@ -22,9 +22,9 @@ static inline int has_own_inputs(const Matrix *w)
 /* Write rows of inputs in the form that a matrix has of its own, with row_stride. A matrix without an
  * order takes them in place, too: where `to` is `from`.
  *
- * INT4 reads numbers where they are in a word, number i as one from 0 to 15 times 16^i, but the eighth.
- * Its inputs are divided by these powers of two, and what they multiply is too large by 8 and the zero
- * point: so filled_up(into) inputs are followed by the sum of the inputs of each group. */
+ * INT4 multiplies numbers where they lie in a word: number i of 8 as 0 to 15 times 16^i, the last as 0
+ * to 15. So its inputs are divided by these powers of two. Each number is then too large by 8 and by its
+ * zero point, which the sum of a group's inputs makes up for: the sums follow filled_up(into) inputs. */
 void take_inputs(float *to, const float *from, int64_t from_stride, int64_t rows, const Matrix *w);
 
 /* Multiplications of rows with so many weights, as run_tasks counts: weights are read once, so that
