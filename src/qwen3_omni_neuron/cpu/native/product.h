@@ -5,7 +5,6 @@
 
 #include <stdint.h>
 
-#include "kernels.h"
 #include "matrix.h"
 #include "parallel.h"
 
