@@ -132,9 +132,9 @@ def pack_groups(
     """
     assert scale.dtype == groups.scale and (zero_points is not None) == groups.zero_points
     outs, inputs = -numbers.shape[-2] % PANEL, -numbers.shape[-1] % groups.size
-    padded = F.pad(numbers, (0, inputs, 0, outs)).view(torch.uint8)
+    padded = (F.pad(numbers, (0, inputs, 0, outs)) + 8).view(torch.uint8)
     # Two numbers a byte, the first one in its low bits; eight are a word of the C.
-    joined = (padded[..., ::2] & 15) | (padded[..., 1::2] << 4)
+    joined = padded[..., ::2] | (padded[..., 1::2] << 4)
     words = joined.view(torch.int32).unflatten(-2, (-1, PANEL))
     by_group = words.unflatten(-1, (-1, groups.size // 8)).movedim(-3, -1)
     # [..., panels, groups, words of a group, PANEL]
@@ -187,7 +187,7 @@ def unpack_groups(packed: Tensor, out: int, into: int, groups: Groups) -> Tensor
     )
     words = numbers.contiguous().view(torch.int32).unflatten(-1, (-1, PANEL, 1))
     shifts = torch.arange(28, -1, -4, dtype=torch.int32)
-    wide = (words << shifts) >> 28  # [..., panels, groups, words of a group, PANEL, 8]
+    wide = ((words << shifts) >> 28 & 15) - 8  # [..., panels, groups, words of a group, PANEL, 8]
     wide = wide.movedim(-2, -4).flatten(-2).float()  # [..., panels, PANEL, groups, size]
     if groups.zero_points:
         wide -= zeros.contiguous().view(torch.int8).transpose(-1, -2).unsqueeze(-1)

@@ -27,7 +27,7 @@ enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, FLOAT16 = 4 };
  * number of rows and of threads, a row's result is the same.
  *
  * An INT4 panel is a block for each `group` inputs, the last filled up with zeros. A block holds
- *   uint32 [group / 8, PANEL]: the signed numbers of 8 inputs, the first in the lowest 4 bits;
+ *   uint32 [group / 8, PANEL]: the numbers of 8 inputs plus 8, the first in the lowest 4 bits;
  *   [PANEL] scales of scale_type, of either sign;
  *   int8 [PANEL] zero points, where zero_points is set.
  * A weight is scale * (number - zero point). Numbers are summed up over a group, and then scaled.

@@ -101,7 +101,9 @@ INLINE void KIND(add_input)(Vector (*sums)[8], const float *x, int64_t x_stride,
                             const void *w, int type, int64_t size, int64_t k, int vectors,
                             float *wide)
 {
-    Vector some[8];
+    Vector some[8], inputs[12];
+    for (int r = 0; r < rows && rows < vectors; r++)
+        inputs[r] = x[r * x_stride + k] - (Vector){0};
     for (int v = 0; v < vectors; v++) {
         int64_t i = v * LANES / PANEL * size + k * PANEL + v * LANES % PANEL;
         /* Each panel is a stream: fetch it in time. Widened weights are in the cache. */
@@ -110,10 +112,10 @@ INLINE void KIND(add_input)(Vector (*sums)[8], const float *x, int64_t x_stride,
         some[v] = KIND(widened)(w, i, type);
         if (wide != 0)
             AT(wide + k * PANEL + v * LANES) = some[v];
-        if (rows == 1) /* at once: eight vectors of weights have no registers beside the sums */
-            sums[0][v] += x[k] * some[v];
+        for (int r = 0; r < rows && rows < vectors; r++)
+            sums[r][v] += inputs[r] * some[v];
     }
-    for (int r = 0; r < rows && rows > 1; r++)
+    for (int r = 0; r < rows && rows >= vectors; r++)
         for (int v = 0; v < vectors; v++)
             sums[r][v] += x[r * x_stride + k] * some[v];
 }
@@ -156,7 +158,7 @@ INLINE Vector KIND(scales)(const char *scales, int64_t i, int64_t type)
     return (Vector)((Words)size | (bits & 0x8000) << 16);
 }
 
-/* Number i of 8 in each word, from 0 to 15: see take_inputs. */
+/* Number i of 8 in each word, 8 more than it is: see take_inputs. */
 INLINE Vector KIND(number)(Words words, int64_t i)
 {
     /* It stays in its place, which spares a shift, but for the highest, which would be a sign. */
@@ -179,22 +181,33 @@ INLINE Vector KIND(number)(Words words, int64_t i)
 INLINE void KIND(add_numbers)(Vector (*sums)[8], const float *x, int64_t x_stride, int rows,
                               const char *from, int64_t size, int vectors, float *wide)
 {
+    /* Many sums leave no registers for the words, which are read again for each number. */
+    int again = (rows + 2) * vectors >= REGISTERS;
     Words words[8];
     for (int v = 0; v < vectors; v++) {
         const char *some = from + v * LANES / PANEL * size + v * LANES % PANEL * 4;
-        words[v] = *(const Words *)(const void *)some ^ 0x88888888; /* numbers -8 to 7 become 0 to 15 */
+        words[v] = *(const Words *)(const void *)some;
         if (v * LANES * 4 % 64 == 0) /* as in sum_chunks */
             __builtin_prefetch(some + PREFETCH);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
-        Vector some[8];
+        Vector some[8], inputs[12];
+        if (again)
+            __asm__ volatile("" ::: "memory");
+        for (int r = 0; r < rows && rows < vectors; r++)
+            inputs[r] = x[r * x_stride + i] - (Vector){0};
         for (int v = 0; v < vectors; v++) {
+            if (again)
+                words[v] = *(const Words *)(const void *)(from + v * LANES / PANEL * size +
+                                                          v * LANES % PANEL * 4);
             some[v] = KIND(number)(words[v], i);
             if (wide != 0)
                 AT(wide + i * PANEL + v * LANES) = some[v];
+            for (int r = 0; r < rows && rows < vectors; r++)
+                sums[r][v] += inputs[r] * some[v];
         }
-        for (int r = 0; r < rows; r++)
+        for (int r = 0; r < rows && rows >= vectors; r++)
             for (int v = 0; v < vectors; v++)
                 sums[r][v] += x[r * x_stride + i] * some[v];
     }
@@ -248,7 +261,7 @@ INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, const float *ad
  * BFLOAT16 weights come no faster than they are widened. */
 INLINE int KIND(fits)(int type, int rows, int vectors)
 {
-    int each = type == INT4 ? 2 : type == INT8 && rows > 1 ? 1 : 0;
+    int each = type == INT8 && rows > 1 ? 1 : 0;
     return each == 0 || (rows + each) * vectors < REGISTERS;
 }
 
@@ -302,7 +315,7 @@ INLINE void KIND(tile)(const Tiles *t, int64_t at, int rows, int type, int vecto
     SHAPE(3, 2) SHAPE(2, 4) SHAPE(2, 2) SHAPE(1, 8) SHAPE(1, 4) SHAPE(1, 2)
 #elif LANES == 8
 #define SHAPES(SHAPE)                                                                            \
-    SHAPE(6, 2) SHAPE(5, 2) SHAPE(4, 2) SHAPE(3, 2) SHAPE(2, 4) SHAPE(2, 2) SHAPE(1, 8) SHAPE(1, 4)
+    SHAPE(6, 2) SHAPE(5, 2) SHAPE(4, 2) SHAPE(3, 4) SHAPE(3, 2) SHAPE(2, 4) SHAPE(2, 2) SHAPE(1, 8) SHAPE(1, 4)
 #else
 #define SHAPES(SHAPE) SHAPE(4, 4) SHAPE(3, 4) SHAPE(2, 4) SHAPE(1, 8) SHAPE(1, 4)
 #endif
@@ -983,8 +996,7 @@ static void KIND(quantise)(void *block, const float *w, int64_t group)
             for (int64_t i = 0; i < 8; i++) {
                 Vector number = KIND(nearest)(READ(w + (k + i) * PANEL + o) / scale);
                 number = KIND(pick)(scale == 0, (Vector){0}, number);
-                packed |= ((Words)__builtin_convertvector(number, Bits) & 15)
-                          << (uint32_t)(4 * i);
+                packed |= (Words)__builtin_convertvector(number + 8.0f, Bits) << (uint32_t)(4 * i);
             }
             *(Words *)(numbers + k / 8 * PANEL + o) = packed;
         }
