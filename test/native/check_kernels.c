@@ -485,8 +485,9 @@ static void check_draw(int64_t vocab)
 
 int main(void)
 {
-    static const char *const kinds[] = {"_avx512", "_avx2", "_plain"};
-    for (int i = 0; i < 3; i++) {
+    static const char *const kinds[] = {"_avx512", "_raw_avx512", "_avx2",
+                                        "_raw_avx2", "_plain", "_raw_plain"};
+    for (int i = 0; i < 6; i++) {
         if (!use_kernels(kinds[i]))
             continue;
         kind = kernels->name + 1;

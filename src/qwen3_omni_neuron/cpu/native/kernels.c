@@ -9,6 +9,20 @@
 
 #include <immintrin.h>
 
+/* Take denormal floats as they are, even where the caller's thread takes them for zeros. Returns what
+ * restore_denormals restores. */
+static unsigned keep_denormals(void)
+{
+    unsigned usual = _mm_getcsr();
+    _mm_setcsr(usual & ~(unsigned)(_MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON));
+    return usual;
+}
+
+static void restore_denormals(unsigned usual)
+{
+    _mm_setcsr(usual);
+}
+
 #define KIND(name) name##_avx512
 #define LANES 16
 #define REGISTERS 32
@@ -46,6 +60,18 @@
 
 #endif
 
+#ifndef __x86_64__ /* where no kernels are chosen that need them, but for tests */
+static unsigned keep_denormals(void)
+{
+    return 0;
+}
+
+static void restore_denormals(unsigned usual)
+{
+    (void)usual;
+}
+#endif
+
 /* Four floats: any x86-64, and ARM. */
 #define KIND(name) name##_plain
 #define LANES 4
@@ -55,32 +81,32 @@
 
 const Kernels *kernels = &kernels_plain;
 
+/* The kernels of each kind that this processor can run, the best first, and the raw ones after each. */
+static const Kernels *kinds[6];
+
 __attribute__((constructor)) static void choose_kernels(void)
 {
+    int count = 0, raw = 0;
 #if defined(__x86_64__) && defined(__GNUC__)
     __builtin_cpu_init();
+    /* AMD's multiply denormal floats as fast as others, Intel's a hundred times slower. */
+    raw = __builtin_cpu_is("amd");
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        kernels = &kernels_avx512;
-    else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        kernels = &kernels_avx2;
+        kinds[count++] = &kernels_avx512, kinds[count++] = &raw_kernels_avx512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        kinds[count++] = &kernels_avx2, kinds[count++] = &raw_kernels_avx2;
 #endif
+    kinds[count++] = &kernels_plain, kinds[count++] = &raw_kernels_plain;
+    kernels = kinds[raw];
 }
 
 /* For tests: take the kernels of this name. Returns 0 where this processor lacks them. */
 int use_kernels(const char *name)
 {
-    const Kernels *all[] = {
-#if defined(__x86_64__) && defined(__GNUC__)
-        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") ? &kernels_avx512
-                                                                                : NULL,
-        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &kernels_avx2 : NULL,
-#endif
-        &kernels_plain,
-    };
-    for (unsigned i = 0; i < sizeof all / sizeof *all; i++)
-        if (all[i] != NULL && strcmp(all[i]->name, name) == 0) {
-            kernels = all[i];
+    for (unsigned i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (kinds[i] != NULL && strcmp(kinds[i]->name, name) == 0) {
+            kernels = kinds[i];
             return 1;
         }
     return 0;

@@ -30,6 +30,8 @@ static inline int64_t row_stride(int64_t width)
 
 /* Rows up to which a task has several panels. */
 enum { FEW_ROWS = 12 };
+/* What sums of INT4_RAW are multiplied by: see take_inputs of product.h. */
+#define RAW_SUMS 0x1p60f
 /* Steps that `quantise` tries for a group. */
 enum { QUANTISED_STEPS = 22 };
 /* Panels that one call of multiply takes. */
@@ -45,6 +47,7 @@ enum { WIDEST = 16 };
 
 typedef struct {
     const char *name;
+    int raw; /* whether multiply takes INT4 numbers as floats where they lie: see take_inputs */
     /* Multiply rows by `panels` panels from `first` on: y = w x, or y += w x where add. x [rows,
      * into], or as take_inputs of product.h writes them; y [rows, up to panels * PANEL], the outputs of
      * these panels. scratch: PANEL * filled_up(into) floats. */

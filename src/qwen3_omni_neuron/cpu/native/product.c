@@ -12,8 +12,11 @@ enum { ROWS_A_TASK = 8 };
 /* Make inputs in its order those that an INT4 matrix takes, in place, and add the sums. */
 static void take_int4_inputs(float *x, const Matrix *w)
 {
-    static const float unit[8] = {1.0f,      0x1p-4f,  0x1p-8f,  0x1p-12f,
-                                  0x1p-16f, 0x1p-20f, 0x1p-24f, 1.0f};
+    /* 16^-i, or 2^149 / RAW_SUMS as well; the last ones are elsewhere: see number of vector_kernels.h. */
+    static const float units[2][8] = {
+        {1.0f, 0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f, 0x1p-20f, 0x1p-24f, 1.0f},
+        {0x1p89f, 0x1p85f, 0x1p81f, 0x1p77f, 0x1p73f, 0x1p69f, 0x1p73f, 0x1p69f}};
+    float sum_unit = kernels->raw ? 1.0f / RAW_SUMS : 1.0f;
     int64_t into = filled_up(w->into);
     float *added = x + into;
     for (int64_t k = w->into; k < into; k++)
@@ -24,10 +27,10 @@ static void take_int4_inputs(float *x, const Matrix *w)
         for (int64_t k = start; k < end; k += 8)
             for (int i = 0; i < 8; i++) {
                 sums[i] += x[k + i];
-                x[k + i] *= unit[i];
+                x[k + i] *= units[kernels->raw][i];
             }
-        *added++ = ((sums[0] + sums[4]) + (sums[2] + sums[6])) +
-                   ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+        *added++ = (((sums[0] + sums[4]) + (sums[2] + sums[6])) +
+                    ((sums[1] + sums[5]) + (sums[3] + sums[7]))) * sum_unit;
     }
 }
 

@@ -33,12 +33,12 @@ typedef int8_t KIND(Bytes) __attribute__((vector_size(LANES), aligned(1), may_al
 /* Which of a matrix's inputs a product takes, where it does not take all: see tile. */
 #define FOLLOW 1
 #define BE_FOLLOWED 2
-/* A type of a tile beside those of weights: see sum_groups. FLOAT16 is a type of scales alone. */
-enum { INT4_WIDE = FLOAT16, TYPES };
+/* A type of a tile beside those of weights: see number. FLOAT16 is a type of scales alone. */
+enum { INT4_RAW = FLOAT16, TYPES };
 
 /* A product of rows and panels of one type. added: of INT4, the sums of the inputs of groups, [rows,
  * groups] with the stride of x. w: the first panel. wide: [inputs, PANEL]. kept: [rows, PANEL]. y,
- * scale and bias begin with the first panel's outputs. See tile. */
+ * scale and bias begin with the first panel's outputs. unit: of INT4's sums. See tile. */
 typedef struct {
     float *y;
     const float *x, *added;
@@ -48,6 +48,7 @@ typedef struct {
     const float *scale, *bias;
     float *wide, *kept;
     int add, part;
+    float unit;
 } Tiles;
 #endif
 
@@ -158,15 +159,17 @@ INLINE Vector KIND(scales)(const char *scales, int64_t i, int64_t type)
     return (Vector)((Words)size | (bits & 0x8000) << 16);
 }
 
-/* Number i of 8 in each word, 8 more than it is: see take_inputs. */
-INLINE Vector KIND(number)(Words words, int64_t i)
+/* Number i of 8 in each word, 8 more than it is, in the unit that it has where it lies: see take_inputs.
+ * INT4_RAW takes the bits for a float: integers below 2^24 are multiples of the least denormal one. */
+INLINE Vector KIND(number)(Words words, int i, int type)
 {
-    /* It stays in its place, which spares a shift, but for the highest, which would be a sign. */
     Words number;
-    if (i == 7)
+    if (type == INT4_RAW)
+        return (Vector)(i < 6 ? words & (15u << (4 * i)) : words >> 8 & (15u << (4 * (i - 2))));
+    if (i == 7) /* bit 31 would be a sign */
         number = words >> 28;
     else
-        number = words & (15u << (uint32_t)(4 * i));
+        number = words & (15u << (4 * i));
 #if LANES == 16
     return (Vector)_mm512_cvtepi32_ps((__m512i)number);
 #elif LANES == 8
@@ -176,10 +179,9 @@ INLINE Vector KIND(number)(Words words, int64_t i)
 #endif
 }
 
-/* Add the products of 8 inputs to sums. from: their numbers in the first panel, a panel is `size` bytes;
- * wide: see sum_chunks. */
+/* Add the products of 8 inputs to sums. from: their numbers in the first panel; a panel is `size` bytes. */
 INLINE void KIND(add_numbers)(Vector (*sums)[8], const float *x, int64_t x_stride, int rows,
-                              const char *from, int64_t size, int vectors, float *wide)
+                              const char *from, int type, int64_t size, int vectors)
 {
     /* Many sums leave no registers for the words, which are read again for each number. */
     int again = (rows + 2) * vectors >= REGISTERS;
@@ -201,9 +203,7 @@ INLINE void KIND(add_numbers)(Vector (*sums)[8], const float *x, int64_t x_strid
             if (again)
                 words[v] = *(const Words *)(const void *)(from + v * LANES / PANEL * size +
                                                           v * LANES % PANEL * 4);
-            some[v] = KIND(number)(words[v], i);
-            if (wide != 0)
-                AT(wide + i * PANEL + v * LANES) = some[v];
+            some[v] = KIND(number)(words[v], i, type);
             for (int r = 0; r < rows && rows < vectors; r++)
                 sums[r][v] += inputs[r] * some[v];
         }
@@ -213,11 +213,10 @@ INLINE void KIND(add_numbers)(Vector (*sums)[8], const float *x, int64_t x_strid
     }
 }
 
-/* sum_chunks for INT4 weights, a group at a time, of inputs as take_inputs writes them. type: INT4; or
- * INT4_WIDE, a single panel whose numbers are in `wide`, where INT4 writes them unless it is NULL.
- * blocks: of the first panel; lane: first output there. */
+/* sum_chunks for INT4 weights, a group at a time, of inputs as take_inputs writes them. type: INT4 or
+ * INT4_RAW. blocks: of the first panel; lane: first output there. */
 INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, const float *added,
-                             int64_t x_stride, int rows, float *wide, int type, const Matrix *m,
+                             int64_t x_stride, int rows, int type, const Matrix *m,
                              const char *blocks, int64_t lane, int vectors)
 {
     int64_t size = panel_bytes(m), group = m->group, into = filled_up(m->into);
@@ -236,17 +235,9 @@ INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, const float *ad
             for (int r = 0; r < rows; r++)
                 sums[r][v] = added[r * x_stride] * less;
         }
-        for (int64_t k = start; k < end && type == INT4_WIDE; k++) {
-            Vector some[8];
-            for (int v = 0; v < vectors; v++)
-                some[v] = READ(wide + k * PANEL + lane + v * LANES);
-            for (int r = 0; r < rows; r++)
-                for (int v = 0; v < vectors; v++)
-                    sums[r][v] += x[r * x_stride + k] * some[v];
-        }
-        for (int64_t k = start; k < end && type != INT4_WIDE; k += 8)
+        for (int64_t k = start; k < end; k += 8)
             KIND(add_numbers)(sums, x + k, x_stride, rows, numbers + (k - start) / 8 * PANEL * 4,
-                              size, vectors, wide == 0 ? 0 : wide + k * PANEL + lane);
+                              type, size, vectors);
         for (int v = 0; v < vectors; v++) {
             Vector scale = KIND(scales)(scales + v * LANES / PANEL * size, v * LANES % PANEL,
                                         scale_type);
@@ -265,29 +256,27 @@ INLINE int KIND(fits)(int type, int rows, int vectors)
     return each == 0 || (rows + each) * vectors < REGISTERS;
 }
 
-/* Compute `rows` by `vectors` * LANES outputs of some panels, from output `at` on. INT4_WIDE reads the
- * widened weights of one panel in t->wide, where tiles of 4 rows or more of the other types but FLOAT32
- * write them unless it is NULL. t->part: FOLLOW where the totals of earlier inputs are in t->kept, and
+/* Compute `rows` by `vectors` * LANES outputs of some panels, from output `at` on. Tiles of 4 rows or
+ * more of BFLOAT16 and INT8 write the widened weights of one panel to t->wide unless it is NULL. t->part: FOLLOW where the totals of earlier inputs are in t->kept, and
  * BE_FOLLOWED where they are to be left there. */
 INLINE void KIND(tile)(const Tiles *t, int64_t at, int rows, int type, int vectors)
 {
     if (!KIND(fits)(type, rows, vectors)) /* this shape is not taken: see shape_for */
         __builtin_unreachable();
     const Matrix *m = t->m;
-    float *wide = rows >= 4 || type == INT4_WIDE ? t->wide : 0;
     Vector total[12][8];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++)
             total[r][v] =
                 t->part & FOLLOW ? READ(t->kept + r * PANEL + at + v * LANES) : (Vector){0};
     if (type >= INT4)
-        KIND(sum_groups)(total, t->x, t->added, t->x_stride, rows, wide, type, m,
+        KIND(sum_groups)(total, t->x, t->added, t->x_stride, rows, type, m,
                          t->w + at / PANEL * panel_bytes(m), at % PANEL, vectors);
     else
         KIND(sum_chunks)(total, t->x, t->x_stride, rows,
                          t->w + (at / PANEL * m->into * PANEL + at % PANEL) * bytes_of(type), type,
                          m->into * PANEL, m->into, vectors,
-                         type == FLOAT32 || wide == 0 ? 0 : wide + at);
+                         type == FLOAT32 || rows < 4 || t->wide == 0 ? 0 : t->wide + at);
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) {
             float *y = t->y + r * t->y_stride + at + v * LANES;
@@ -295,9 +284,9 @@ INLINE void KIND(tile)(const Tiles *t, int64_t at, int rows, int type, int vecto
                 AT(t->kept + r * PANEL + at + v * LANES) = total[r][v];
                 continue;
             }
-            Vector factor = (Vector){0} + 1.0f, more = {0};
+            Vector factor = (Vector){0} + t->unit, more = {0};
             if (t->scale != 0)
-                factor = READ(t->scale + at + v * LANES);
+                factor *= READ(t->scale + at + v * LANES);
             if (t->bias != 0)
                 more = READ(t->bias + at + v * LANES);
             Vector result = KIND(fused)(total[r][v], factor, more);
@@ -333,7 +322,7 @@ INLINE void KIND(tile)(const Tiles *t, int64_t at, int rows, int type, int vecto
     TILE(BFLOAT16, rows, vectors)                                                                \
     TILE(INT8, rows, vectors)                                                                    \
     TILE(INT4, rows, vectors)                                                                    \
-    TILE(INT4_WIDE, rows, vectors)
+    TILE(INT4_RAW, rows, vectors)
 SHAPES(SHAPE)
 #undef SHAPE
 #undef TILE
@@ -346,7 +335,7 @@ static const struct {
 #define SHAPE(rows, vectors)                                                                     \
     {rows, vectors,                                                                              \
      {TILE(FLOAT32, rows, vectors), TILE(BFLOAT16, rows, vectors), TILE(INT8, rows, vectors),    \
-      TILE(INT4, rows, vectors), TILE(INT4_WIDE, rows, vectors)}},
+      TILE(INT4, rows, vectors), TILE(INT4_RAW, rows, vectors)}},
     SHAPES(SHAPE)
 #undef SHAPE
 #undef TILE
@@ -374,7 +363,7 @@ static void KIND(run_tiles)(Tiles t, int64_t rows, int type, int64_t panels)
             KIND(shapes)[s].tile[type](&t, at);
         rows -= now;
         t.x += now * t.x_stride;
-        t.added += now * t.x_stride;
+        t.added += t.added == 0 ? 0 : now * t.x_stride;
         t.y += now * t.y_stride;
         t.kept += t.part ? now * PANEL : 0;
     }
@@ -383,22 +372,22 @@ static void KIND(run_tiles)(Tiles t, int64_t rows, int type, int64_t panels)
 /* multiply for whole panels: y has all their outputs. */
 static void KIND(multiply_whole)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
                                  int64_t rows, const Matrix *w, int64_t first, int64_t panels,
-                                 int add, float *scratch)
+                                 int add, float *scratch, int raw)
 {
-    int type = (int)w->type;
+    int type = w->type == INT4 && raw ? INT4_RAW : (int)w->type;
     const float *added = x + filled_up(w->into);
     const char *from = (const char *)w->panels + first * panel_bytes(w);
     const float *scale = w->scale == 0 ? 0 : w->scale + first * PANEL;
     const float *bias = w->bias == 0 ? 0 : w->bias + first * PANEL;
     int64_t highest = KIND(shapes)[KIND(shape_for)(rows, type, PANEL)].rows;
-    if (rows == highest) {
-        Tiles all = {y, x, added, y_stride, x_stride, from, w, scale, bias, 0, 0, add, 0};
+    if (rows == highest || type >= INT4) { /* to widen INT4 takes no longer than to read it widened */
+        Tiles all = {y, x, added, y_stride, x_stride, from, w, scale, bias, 0, 0, add, 0,
+                     type == INT4_RAW ? RAW_SUMS : 1.0f};
         KIND(run_tiles)(all, rows, type, panels);
         return;
     }
-    /* Whole chunks or groups at a time: a row's sums stay the same. */
-    int64_t unit = type < INT4 ? CHUNK : w->group, depth = larger(DEPTH / unit, 1) * unit;
-    int64_t together = depth; /* rows whose totals have space in scratch */
+    /* Whole chunks at a time: a row's sums stay the same. */
+    int64_t depth = DEPTH, together = DEPTH; /* rows whose totals have space in scratch */
     if (w->into <= 2 * depth)
         depth = w->into, together = rows;
     for (int64_t p = 0; p < panels; p++)
@@ -406,36 +395,33 @@ static void KIND(multiply_whole)(float *y, int64_t y_stride, const float *x, int
             for (int64_t start = 0; start < w->into; start += depth) {
                 Matrix some = *w;
                 some.into = smaller(depth, w->into - start);
-                const char *panel = from + p * panel_bytes(w) +
-                                    (type < INT4 ? start * PANEL * bytes_of(type)
-                                                 : start / w->group * block_bytes(w));
+                const char *panel = from + p * panel_bytes(w) + start * PANEL * bytes_of(type);
                 int part = (start > 0 ? FOLLOW : 0) |
                            (start + some.into < w->into ? BE_FOLLOWED : 0);
                 int64_t left = smaller(together, rows - r), done = 0;
-                Tiles t = {y + r * y_stride + p * PANEL, x + r * x_stride + start,
-                           added + r * x_stride + (type < INT4 ? 0 : start / w->group), y_stride,
+                Tiles t = {y + r * y_stride + p * PANEL, x + r * x_stride + start, 0, y_stride,
                            x_stride, panel, &some, scale == 0 ? 0 : scale + p * PANEL,
                            bias == 0 ? 0 : bias + p * PANEL, scratch, scratch + depth * PANEL, add,
-                           part};
+                           part, 1.0f};
                 if (type != FLOAT32) { /* the first tile widens the weights for the others */
                     done = smaller(left, highest);
                     KIND(run_tiles)(t, done, type, 1);
-                    t.x += done * x_stride, t.added += done * x_stride;
+                    t.x += done * x_stride;
                     t.y += done * y_stride, t.kept += done * PANEL;
-                    if (type < INT4)
-                        t.w = (const char *)scratch;
+                    t.w = (const char *)scratch;
                 }
-                KIND(run_tiles)(t, left - done, type < INT4 ? FLOAT32 : INT4_WIDE, 1);
+                KIND(run_tiles)(t, left - done, FLOAT32, 1);
             }
 }
 
-static void KIND(multiply)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
-                           int64_t rows, const Matrix *w, int64_t first, int64_t panels, int add,
-                           float *scratch)
+static void KIND(multiply_any)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
+                               int64_t rows, const Matrix *w, int64_t first, int64_t panels,
+                               int add, float *scratch, int raw)
 {
     int64_t outs = w->out - first * PANEL, whole = smaller(panels, outs / PANEL);
     if (whole > 0)
-        KIND(multiply_whole)(y, y_stride, x, x_stride, rows, w, first, whole, add, scratch);
+        KIND(multiply_whole)(y, y_stride, x, x_stride, rows, w, first, whole, add, scratch,
+                             raw);
     if (whole == panels)
         return;
     /* The last panel is longer than what is left of y, of scale and of bias. */
@@ -450,7 +436,7 @@ static void KIND(multiply)(float *y, int64_t y_stride, const float *x, int64_t x
     for (int64_t done = 0; done < rows; done += TILE_ROWS) {
         int64_t now = smaller(rows - done, TILE_ROWS);
         KIND(multiply_whole)(some, PANEL, x + done * x_stride, x_stride, now, &last, 0, 1, 0,
-                             scratch);
+                             scratch, raw);
         for (int64_t r = 0; r < now; r++)
             for (int64_t o = 0; o < outs; o++) {
                 float result = some[r * PANEL + o], *to = y + (done + r) * y_stride + o;
@@ -461,6 +447,23 @@ static void KIND(multiply)(float *y, int64_t y_stride, const float *x, int64_t x
                 *to = add ? result + *to : result;
             }
     }
+}
+
+static void KIND(multiply)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
+                           int64_t rows, const Matrix *w, int64_t first, int64_t panels, int add,
+                           float *scratch)
+{
+    KIND(multiply_any)(y, y_stride, x, x_stride, rows, w, first, panels, add, scratch, 0);
+}
+
+/* multiply with INT4_RAW. */
+static void KIND(multiply_raw)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
+                               int64_t rows, const Matrix *w, int64_t first, int64_t panels,
+                               int add, float *scratch)
+{
+    unsigned usual = keep_denormals();
+    KIND(multiply_any)(y, y_stride, x, x_stride, rows, w, first, panels, add, scratch, 1);
+    restore_denormals(usual);
 }
 
 /* ---- rows ---- */
@@ -1005,23 +1008,24 @@ static void KIND(quantise)(void *block, const float *w, int64_t group)
 
 #define NAME_OF(kind) #kind
 #define NAME(kind) NAME_OF(kind)
-static const Kernels KIND(kernels) = {
-    .name = NAME(KIND()),
-    .multiply = KIND(multiply),
-    .quantise = KIND(quantise),
-    .rms_norm = KIND(rms_norm),
-    .layer_norm = KIND(layer_norm),
-    .gate = KIND(gate),
-    .gelu = KIND(gelu),
-    .gelu_tanh = KIND(gelu_tanh),
-    .exponentials = KIND(exponentials),
-    .attend = KIND(attend),
-    .convolve = KIND(convolve),
-    .widen = KIND(widen),
-    .snake = KIND(snake),
-    .snake_row = KIND(snake_row),
+#define OTHERS                                                                                   \
+    .quantise = KIND(quantise),                                                                  \
+    .rms_norm = KIND(rms_norm),                                                                  \
+    .layer_norm = KIND(layer_norm),                                                              \
+    .gate = KIND(gate),                                                                          \
+    .gelu = KIND(gelu),                                                                          \
+    .gelu_tanh = KIND(gelu_tanh),                                                                \
+    .exponentials = KIND(exponentials),                                                          \
+    .attend = KIND(attend),                                                                      \
+    .convolve = KIND(convolve),                                                                  \
+    .widen = KIND(widen),                                                                        \
+    .snake = KIND(snake),                                                                        \
+    .snake_row = KIND(snake_row),                                                                \
     .places = KIND(places),
-};
+static const Kernels KIND(kernels) = {.name = NAME(KIND()), .multiply = KIND(multiply), OTHERS};
+static const Kernels KIND(raw_kernels) = {
+    .name = NAME(KIND(_raw)), .multiply = KIND(multiply_raw), .raw = 1, OTHERS};
+#undef OTHERS
 
 #undef NAME
 #undef NAME_OF
