@@ -112,7 +112,7 @@ static Weights int4_weights(int64_t out, int64_t into, int64_t group, int64_t sc
             for (int64_t k = g * group; k < into && k < (g + 1) * group; k++) {
                 int number = (int)floorf(uniform() * 8);
                 int64_t at = k - g * group;
-                words[at / 8 * PANEL + o % PANEL] |= ((uint32_t)number & 15) << (4 * (at % 8));
+                words[at / 8 * PANEL + o % PANEL] |= (uint32_t)(number + 8) << (4 * (at % 8));
                 dense[o * into + k] = (double)scale * (number - zero);
             }
         }
@@ -188,10 +188,8 @@ static void check_rows(const Weights *w, int64_t rows, int add)
     const Matrix *m = &w->matrix;
     int64_t out = m->out, into = m->into, panels = panels_of(out);
     int64_t x_stride = row_stride(into), y_stride = out + 3;
-    int64_t scratch_floats = PANEL * filled_up(into);
     float *given = numbers(rows * into, 1.0f), *x = numbers(rows * x_stride, 1.0f);
     float *y = numbers(rows * y_stride, 1.0f), *before = memory(rows * y_stride * 4);
-    float *scratch = numbers(scratch_floats, 1.0f);
     for (int64_t i = 0; i < rows * x_stride; i++)
         x[i] = NAN; /* what is read must have been written */
     take_inputs(x, given, into, rows, m);
@@ -199,10 +197,9 @@ static void check_rows(const Weights *w, int64_t rows, int add)
     memcpy(before, y, (size_t)(rows * y_stride) * 4);
     for (int64_t p = 0; p < panels; p += PANELS_AT_ONCE)
         kernels->multiply(y + p * PANEL, y_stride, x, x_stride, rows, m, p,
-                          smaller(PANELS_AT_ONCE, panels - p), add, scratch);
+                          smaller(PANELS_AT_ONCE, panels - p), add);
     check_product(w, y, before, y_stride, given, into, rows, add);
     guarded("memory after y of multiply", y, rows * y_stride);
-    guarded("scratch of multiply", scratch, scratch_floats);
     for (int64_t r = 0; r < rows; r++) {
         for (int64_t o = out; o < y_stride; o++)
             if (y[r * y_stride + o] != before[r * y_stride + o])
@@ -211,8 +208,7 @@ static void check_rows(const Weights *w, int64_t rows, int add)
         float *alone = numbers(out, 1.0f);
         memcpy(alone, before + r * y_stride, (size_t)out * 4);
         for (int64_t p = 0; p < panels; p++)
-            kernels->multiply(alone + p * PANEL, out, x + r * x_stride, x_stride, 1, m, p, 1, add,
-                              scratch);
+            kernels->multiply(alone + p * PANEL, out, x + r * x_stride, x_stride, 1, m, p, 1, add);
         for (int64_t o = 0; o < out; o++)
             if (memcmp(alone + o, y + r * y_stride + o, 4) != 0) {
                 fail("a row alone", r * y_stride + o, y[r * y_stride + o], alone[o]);
@@ -220,7 +216,7 @@ static void check_rows(const Weights *w, int64_t rows, int add)
             }
         free(alone);
     }
-    free(given), free(x), free(y), free(before), free(scratch);
+    free(given), free(x), free(y), free(before);
 }
 
 static void check_multiply(void)

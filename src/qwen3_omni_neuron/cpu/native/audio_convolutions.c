@@ -48,22 +48,20 @@ static void gather(float *row, const Convolution *c, const float *image, int64_t
 }
 
 /* Compute some mels of a chunk, at all times. */
-static void convolve_lines(void *work, int64_t task, float *scratch)
+static void convolve_lines(void *work, int64_t task, float *gathered)
 {
     const Convolution *c = work;
     int64_t out = c->w->out, mels = half_of(c->mels), times = half_of(c->times);
     int64_t tasks = (mels + c->lines - 1) / c->lines, chunk = task / tasks;
     int64_t first = task % tasks * c->lines, count = smaller(c->lines, mels - first);
     int64_t into = c->w->into, stride = row_stride(into), filled = half_of(c->filled);
-    float *gathered = scratch + into * PANEL;
     float *y = c->last ? gathered + c->lines * times * stride
                        : c->y + (chunk * mels + first) * times * out;
     for (int64_t r = 0; r < count * times; r++)
         gather(gathered + r * stride, c, c->x + chunk * c->mels * c->times * (into / (TAPS * TAPS)),
                first + r / times, r % times);
     for (int64_t p = 0; p < panels_of(out); p++)
-        kernels->multiply(y + p * PANEL, out, gathered, stride, count * times, c->w, p, 1, 0,
-                          scratch);
+        kernels->multiply(y + p * PANEL, out, gathered, stride, count * times, c->w, p, 1, 0);
     for (int64_t r = 0; r < count * times; r++)
         if (r % times < filled)
             kernels->gelu(y + r * out, y + r * out, out);
@@ -98,7 +96,7 @@ int convolve_audio(const AudioConvolutions *a, int64_t chunks, int64_t filled, c
         int64_t into = c.w->into, rows = c.lines * times;
         done = run_tasks(team, convolve_lines, &c, chunks * ((mels + c.lines - 1) / c.lines),
                          chunks * mels * times * into * channels,
-                         into * PANEL + rows * (row_stride(into) + channels));
+                         rows * (row_stride(into) + channels));
         c.x = c.y, c.mels = mels, c.times = times, c.filled = half_of(c.filled);
     }
     close_team(team);

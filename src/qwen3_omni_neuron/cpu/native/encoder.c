@@ -129,14 +129,14 @@ static void attend_some(void *work, int64_t task, float *scratch)
 }
 
 /* A panel of the first half of the feed-forward, activated. */
-static void widen_panel(void *work, int64_t task, float *scratch)
+static void widen_panel(void *work, int64_t task, float *unused)
 {
     const Call *c = work;
     const Matrix *w = &c->layer->fc1;
     int64_t stride = row_stride(w->out), columns = smaller(PANEL, w->out - task * PANEL);
     float *y = c->wide + task * PANEL;
-    kernels->multiply(y, stride, c->normed, row_stride(w->into), c->frames * c->rows, w, task, 1, 0,
-                      scratch);
+    (void)unused;
+    kernels->multiply(y, stride, c->normed, row_stride(w->into), c->frames * c->rows, w, task, 1, 0);
     for (int64_t r = 0; r < c->frames * c->rows; r++, y += stride)
         if (c->layer->tanh_gelu)
             kernels->gelu_tanh(y, y, columns);
@@ -181,7 +181,7 @@ int encoder_layer(const EncoderLayer *l, int64_t frames, int64_t rows, const int
                product(team, x, l->hidden, c.normed, stride, all, &l->out, 1) &&
                run_rows(team, norm_ffn, &c, 4 * l->hidden) &&
                run_tasks(team, widen_panel, &c, panels_of(l->fc1.out), all * l->hidden * l->fc1.out,
-                         l->hidden * PANEL) &&
+                         1) &&
                product(team, x, l->hidden, c.wide, wide, all, &l->fc2, 1);
     close_team(team);
     free(block);

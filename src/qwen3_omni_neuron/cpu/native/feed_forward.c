@@ -42,7 +42,7 @@ static int64_t first_of(const FeedForward *f, int64_t expert)
 }
 
 /* Some columns of silu(gate) * up of one expert's rows. */
-static void gate_panels(void *work, int64_t task, float *scratch)
+static void gate_panels(void *work, int64_t task, float *gates)
 {
     const FeedForward *f = work;
     const Memory *m = f->m;
@@ -53,11 +53,10 @@ static void gate_panels(void *work, int64_t task, float *scratch)
     int64_t rows = rows_of(f, expert), start = first_of(f, expert), width = panels * PANEL;
     int64_t stride = row_stride(f->hidden);
     Matrix gate = matrix_at(f->gate_up, 2 * expert), up = matrix_at(f->gate_up, 2 * expert + 1);
-    float *gates = scratch + PANEL * filled_up(f->hidden), *ups = gates + rows * width;
+    float *ups = gates + rows * width;
     kernels->multiply(gates, width, f->gate_x + start * stride, stride, rows, &gate, first, panels,
-                      0, scratch);
-    kernels->multiply(ups, width, f->up_x + start * stride, stride, rows, &up, first, panels, 0,
-                      scratch);
+                      0);
+    kernels->multiply(ups, width, f->up_x + start * stride, stride, rows, &up, first, panels, 0);
     for (int64_t r = 0; r < rows; r++) {
         float scale = f->scale == NULL ? 1.0f : f->scale[r];
         if (f->experts)
@@ -68,19 +67,18 @@ static void gate_panels(void *work, int64_t task, float *scratch)
 }
 
 /* Add some columns of every expert's output to m->x, in the order of the experts. */
-static void add_down_panels(void *work, int64_t task, float *scratch)
+static void add_down_panels(void *work, int64_t task, float *outs)
 {
     const FeedForward *f = work;
     const Memory *m = f->m;
     int64_t first = task * f->group, column = first * PANEL;
     int64_t panels = smaller(f->group, panels_of(f->hidden) - first), width = panels * PANEL;
     int64_t columns = smaller(width, f->hidden - column);
-    float *outs = scratch + PANEL * filled_up(f->ffn);
     for (int64_t i = 0; i < f->used; i++) {
         int64_t e = expert_at(f, i), rows = rows_of(f, e), start = first_of(f, e);
         Matrix down = matrix_at(f->down, e);
         kernels->multiply(outs, width, f->down_x + start * row_stride(f->ffn), row_stride(f->ffn),
-                          rows, &down, first, panels, 0, scratch);
+                          rows, &down, first, panels, 0);
         for (int64_t r = 0; r < rows; r++) {
             float *to = m->x + m->order[start + r] * f->hidden + column;
             for (int64_t c = 0; c < columns; c++)
@@ -141,7 +139,7 @@ static int run_gates(Team *team, FeedForward *f, int64_t most, int64_t cost)
     return (f->gate_x == f->m->gathered || f->gate_x == f->m->normed ||
             run_tasks(team, take_gate_up, f, f->used, 2 * f->runs * f->hidden, 1)) &&
            run_tasks(team, gate_panels, f, f->used * groups_of(f->ffn, f->group), cost,
-                     PANEL * filled_up(f->hidden) + 2 * most * f->group * PANEL);
+                     2 * most * f->group * PANEL);
 }
 
 /* m->x += a dense feed-forward of m->normed. scale [rows]: factor of each row; NULL for 1. */
@@ -239,7 +237,7 @@ static int add_experts(Team *team, const Decoder *d, const Layer *layer, const M
                (!has_own_inputs(f.down) ||
                 run_tasks(team, take_down, &f, f.used, runs * ffn, 1)) &&
                run_tasks(team, add_down_panels, &f, groups_of(hidden, f.group), cost,
-                         PANEL * filled_up(ffn) + most * f.group * PANEL);
+                         most * f.group * PANEL);
     free(f.own);
     return done;
 }

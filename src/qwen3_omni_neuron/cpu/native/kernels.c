@@ -5,6 +5,22 @@
 #include <math.h>
 #include <string.h>
 
+/* A type of a tile beside those of weights: see number. FLOAT16 is a type of scales alone. */
+enum { INT4_RAW = FLOAT16, TYPES };
+
+/* A product of rows and panels of one type. unit: what the sums are multiplied by, see take_inputs. panels:
+ * the first one, with whose outputs y, scale and bias begin. */
+typedef struct {
+    float *y;
+    const float *x;
+    int64_t y_stride, x_stride;
+    int add;
+    float unit;
+    const Matrix *m;
+    const char *panels;
+    const float *scale, *bias;
+} Tiles;
+
 #if defined(__x86_64__) && defined(__GNUC__)
 
 #include <immintrin.h>

@@ -72,12 +72,13 @@ typedef struct {
     int add;
 } Product;
 
-static void multiply_panels(void *work, int64_t task, float *scratch)
+static void multiply_panels(void *work, int64_t task, float *unused)
 {
     const Product *p = work;
     int64_t first = task * p->group;
+    (void)unused;
     kernels->multiply(p->y + first * PANEL, p->y_stride, p->x, p->x_stride, p->rows, p->w, first,
-                      smaller(p->group, panels_of(p->w->out) - first), p->add, scratch);
+                      smaller(p->group, panels_of(p->w->out) - first), p->add);
 }
 
 int64_t group_for(int64_t rows)
@@ -91,7 +92,7 @@ static int product_of(Team *team, float *y, int64_t y_stride, const float *x, in
 {
     Product p = {y, x, y_stride, x_stride, rows, group_for(rows), w, add};
     return run_tasks(team, multiply_panels, &p, groups_of(w->out, p.group),
-                     cost_of(rows, w->into * w->out), filled_up(w->into) * PANEL);
+                     cost_of(rows, w->into * w->out), 1);
 }
 
 int product(Team *team, float *y, int64_t y_stride, const float *x, int64_t x_stride, int64_t rows,

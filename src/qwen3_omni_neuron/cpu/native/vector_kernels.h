@@ -17,9 +17,6 @@ typedef int8_t KIND(Bytes) __attribute__((vector_size(LANES), aligned(1), may_al
 /* Inputs whose products are added up before they join the total: exacter, and a part of the weights
  * that stays in the cache. */
 #define CHUNK 256
-/* Inputs of many rows that are taken at a time: the weights of a panel, widened, take 128 KB of the
- * level-2 cache. Those of all inputs may exceed it, and two threads would wait for each other. */
-#define DEPTH 1024
 /* Bytes from the weights that are used to those that are fetched meanwhile. */
 #define PREFETCH 4096
 /* Sums that one dot product keeps: on every processor the same. */
@@ -28,29 +25,6 @@ typedef int8_t KIND(Bytes) __attribute__((vector_size(LANES), aligned(1), may_al
 #define DOTS 16
 
 /* ---- products ---- */
-
-#ifndef FOLLOW
-/* Which of a matrix's inputs a product takes, where it does not take all: see tile. */
-#define FOLLOW 1
-#define BE_FOLLOWED 2
-/* A type of a tile beside those of weights: see number. FLOAT16 is a type of scales alone. */
-enum { INT4_RAW = FLOAT16, TYPES };
-
-/* A product of rows and panels of one type. added: of INT4, the sums of the inputs of groups, [rows,
- * groups] with the stride of x. w: the first panel. wide: [inputs, PANEL]. kept: [rows, PANEL]. y,
- * scale and bias begin with the first panel's outputs. unit: of INT4's sums. See tile. */
-typedef struct {
-    float *y;
-    const float *x, *added;
-    int64_t y_stride, x_stride;
-    const char *w;
-    const Matrix *m;
-    const float *scale, *bias;
-    float *wide, *kept;
-    int add, part;
-    float unit;
-} Tiles;
-#endif
 
 /* Weights i to i + LANES - 1, widened. */
 INLINE Vector KIND(widened)(const void *w, int64_t i, int type)
@@ -99,20 +73,17 @@ INLINE Vector KIND(fused)(Vector a, Vector b, Vector c)
 
 /* Add the products of input k to sums. See sum_chunks. */
 INLINE void KIND(add_input)(Vector (*sums)[8], const float *x, int64_t x_stride, int rows,
-                            const void *w, int type, int64_t size, int64_t k, int vectors,
-                            float *wide)
+                            const void *w, int type, int64_t size, int64_t k, int vectors)
 {
     Vector some[8], inputs[12];
     for (int r = 0; r < rows && rows < vectors; r++)
         inputs[r] = x[r * x_stride + k] - (Vector){0};
     for (int v = 0; v < vectors; v++) {
         int64_t i = v * LANES / PANEL * size + k * PANEL + v * LANES % PANEL;
-        /* Each panel is a stream: fetch it in time. Widened weights are in the cache. */
+        /* Each panel is a stream: fetch it in time. Many rows find most of it in the cache. */
         if (v * LANES % PANEL * bytes_of(type) % 64 == 0 && (rows < TILE_ROWS || type != FLOAT32))
             __builtin_prefetch((const char *)w + i * bytes_of(type) + PREFETCH);
         some[v] = KIND(widened)(w, i, type);
-        if (wide != 0)
-            AT(wide + k * PANEL + v * LANES) = some[v];
         for (int r = 0; r < rows && rows < vectors; r++)
             sums[r][v] += inputs[r] * some[v];
     }
@@ -123,11 +94,9 @@ INLINE void KIND(add_input)(Vector (*sums)[8], const float *x, int64_t x_stride,
 
 /* Add `rows` by `vectors` * LANES sums to total: they don't depend on each other, so that the processor
  * overlaps them. Counts and type are constants after inlining: the sums are registers. w: the first of
- * the weights; a panel is `size` weights. wide: where these weights of a panel are written, widened, for
- * other rows; NULL for nowhere. */
+ * the weights; a panel is `size` weights. */
 INLINE void KIND(sum_chunks)(Vector (*total)[8], const float *x, int64_t x_stride, int rows,
-                             const void *w, int type, int64_t size, int64_t into, int vectors,
-                             float *wide)
+                             const void *w, int type, int64_t size, int64_t into, int vectors)
 {
     for (int64_t start = 0; start < into; start += CHUNK) {
         int64_t k = start, end = into < start + CHUNK ? into : start + CHUNK;
@@ -137,9 +106,9 @@ INLINE void KIND(sum_chunks)(Vector (*total)[8], const float *x, int64_t x_strid
                 sums[r][v] = (Vector){0};
         for (; k + 2 <= end && rows == 1; k += 2)
             for (int i = 0; i < 2; i++)
-                KIND(add_input)(sums, x, x_stride, rows, w, type, size, k + i, vectors, wide);
+                KIND(add_input)(sums, x, x_stride, rows, w, type, size, k + i, vectors);
         for (; k < end; k++)
-            KIND(add_input)(sums, x, x_stride, rows, w, type, size, k, vectors, wide);
+            KIND(add_input)(sums, x, x_stride, rows, w, type, size, k, vectors);
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < vectors; v++)
                 total[r][v] += sums[r][v];
@@ -256,9 +225,7 @@ INLINE int KIND(fits)(int type, int rows, int vectors)
     return each == 0 || (rows + each) * vectors < REGISTERS;
 }
 
-/* Compute `rows` by `vectors` * LANES outputs of some panels, from output `at` on. Tiles of 4 rows or
- * more of BFLOAT16 and INT8 write the widened weights of one panel to t->wide unless it is NULL. t->part: FOLLOW where the totals of earlier inputs are in t->kept, and
- * BE_FOLLOWED where they are to be left there. */
+/* Compute `rows` by `vectors` * LANES outputs of some panels, from output `at` on. */
 INLINE void KIND(tile)(const Tiles *t, int64_t at, int rows, int type, int vectors)
 {
     if (!KIND(fits)(type, rows, vectors)) /* this shape is not taken: see shape_for */
@@ -267,23 +234,18 @@ INLINE void KIND(tile)(const Tiles *t, int64_t at, int rows, int type, int vecto
     Vector total[12][8];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++)
-            total[r][v] =
-                t->part & FOLLOW ? READ(t->kept + r * PANEL + at + v * LANES) : (Vector){0};
+            total[r][v] = (Vector){0};
     if (type >= INT4)
-        KIND(sum_groups)(total, t->x, t->added, t->x_stride, rows, type, m,
-                         t->w + at / PANEL * panel_bytes(m), at % PANEL, vectors);
+        KIND(sum_groups)(total, t->x, t->x + filled_up(m->into), t->x_stride, rows, type, m,
+                         t->panels + at / PANEL * panel_bytes(m), at % PANEL, vectors);
     else
         KIND(sum_chunks)(total, t->x, t->x_stride, rows,
-                         t->w + (at / PANEL * m->into * PANEL + at % PANEL) * bytes_of(type), type,
-                         m->into * PANEL, m->into, vectors,
-                         type == FLOAT32 || rows < 4 || t->wide == 0 ? 0 : t->wide + at);
+                         t->panels +
+                             (at / PANEL * m->into * PANEL + at % PANEL) * bytes_of(type),
+                         type, m->into * PANEL, m->into, vectors);
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) {
             float *y = t->y + r * t->y_stride + at + v * LANES;
-            if (t->part & BE_FOLLOWED) {
-                AT(t->kept + r * PANEL + at + v * LANES) = total[r][v];
-                continue;
-            }
             Vector factor = (Vector){0} + t->unit, more = {0};
             if (t->scale != 0)
                 factor *= READ(t->scale + at + v * LANES);
@@ -304,7 +266,8 @@ INLINE void KIND(tile)(const Tiles *t, int64_t at, int rows, int type, int vecto
     SHAPE(3, 2) SHAPE(2, 4) SHAPE(2, 2) SHAPE(1, 8) SHAPE(1, 4) SHAPE(1, 2)
 #elif LANES == 8
 #define SHAPES(SHAPE)                                                                            \
-    SHAPE(6, 2) SHAPE(5, 2) SHAPE(4, 2) SHAPE(3, 4) SHAPE(3, 2) SHAPE(2, 4) SHAPE(2, 2) SHAPE(1, 8) SHAPE(1, 4)
+    SHAPE(6, 2) SHAPE(5, 2) SHAPE(4, 2) SHAPE(3, 4) SHAPE(3, 2) SHAPE(2, 4) SHAPE(2, 2)          \
+    SHAPE(1, 8) SHAPE(1, 4)
 #else
 #define SHAPES(SHAPE) SHAPE(4, 4) SHAPE(3, 4) SHAPE(2, 4) SHAPE(1, 8) SHAPE(1, 4)
 #endif
@@ -352,76 +315,37 @@ static int KIND(shape_for)(int64_t rows, int type, int64_t outs)
     return s;
 }
 
-/* Multiply rows by a few panels of a type. */
-static void KIND(run_tiles)(Tiles t, int64_t rows, int type, int64_t panels)
+/* multiply for whole panels: y has all their outputs. */
+static void KIND(multiply_whole)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
+                                 int64_t rows, const Matrix *w, int64_t first, int64_t panels,
+                                 int add, int raw)
 {
+    int type = w->type == INT4 && raw ? INT4_RAW : (int)w->type;
     int64_t outs = panels * PANEL;
+    Tiles t = {y,        x,
+               y_stride, x_stride,
+               add,      type == INT4_RAW ? RAW_SUMS : 1.0f,
+               w,        (const char *)w->panels + first * panel_bytes(w),
+               w->scale == 0 ? 0 : w->scale + first * PANEL,
+               w->bias == 0 ? 0 : w->bias + first * PANEL};
     while (rows > 0) {
         int s = KIND(shape_for)(rows, type, outs);
         int64_t now = KIND(shapes)[s].rows;
         for (int64_t at = 0; at < outs; at += KIND(shapes)[s].vectors * LANES)
             KIND(shapes)[s].tile[type](&t, at);
         rows -= now;
-        t.x += now * t.x_stride;
-        t.added += t.added == 0 ? 0 : now * t.x_stride;
-        t.y += now * t.y_stride;
-        t.kept += t.part ? now * PANEL : 0;
+        t.x += now * x_stride;
+        t.y += now * y_stride;
     }
-}
-
-/* multiply for whole panels: y has all their outputs. */
-static void KIND(multiply_whole)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
-                                 int64_t rows, const Matrix *w, int64_t first, int64_t panels,
-                                 int add, float *scratch, int raw)
-{
-    int type = w->type == INT4 && raw ? INT4_RAW : (int)w->type;
-    const float *added = x + filled_up(w->into);
-    const char *from = (const char *)w->panels + first * panel_bytes(w);
-    const float *scale = w->scale == 0 ? 0 : w->scale + first * PANEL;
-    const float *bias = w->bias == 0 ? 0 : w->bias + first * PANEL;
-    int64_t highest = KIND(shapes)[KIND(shape_for)(rows, type, PANEL)].rows;
-    if (rows == highest || type >= INT4) { /* to widen INT4 takes no longer than to read it widened */
-        Tiles all = {y, x, added, y_stride, x_stride, from, w, scale, bias, 0, 0, add, 0,
-                     type == INT4_RAW ? RAW_SUMS : 1.0f};
-        KIND(run_tiles)(all, rows, type, panels);
-        return;
-    }
-    /* Whole chunks at a time: a row's sums stay the same. */
-    int64_t depth = DEPTH, together = DEPTH; /* rows whose totals have space in scratch */
-    if (w->into <= 2 * depth)
-        depth = w->into, together = rows;
-    for (int64_t p = 0; p < panels; p++)
-        for (int64_t r = 0; r < rows; r += together)
-            for (int64_t start = 0; start < w->into; start += depth) {
-                Matrix some = *w;
-                some.into = smaller(depth, w->into - start);
-                const char *panel = from + p * panel_bytes(w) + start * PANEL * bytes_of(type);
-                int part = (start > 0 ? FOLLOW : 0) |
-                           (start + some.into < w->into ? BE_FOLLOWED : 0);
-                int64_t left = smaller(together, rows - r), done = 0;
-                Tiles t = {y + r * y_stride + p * PANEL, x + r * x_stride + start, 0, y_stride,
-                           x_stride, panel, &some, scale == 0 ? 0 : scale + p * PANEL,
-                           bias == 0 ? 0 : bias + p * PANEL, scratch, scratch + depth * PANEL, add,
-                           part, 1.0f};
-                if (type != FLOAT32) { /* the first tile widens the weights for the others */
-                    done = smaller(left, highest);
-                    KIND(run_tiles)(t, done, type, 1);
-                    t.x += done * x_stride;
-                    t.y += done * y_stride, t.kept += done * PANEL;
-                    t.w = (const char *)scratch;
-                }
-                KIND(run_tiles)(t, left - done, FLOAT32, 1);
-            }
 }
 
 static void KIND(multiply_any)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
                                int64_t rows, const Matrix *w, int64_t first, int64_t panels,
-                               int add, float *scratch, int raw)
+                               int add, int raw)
 {
     int64_t outs = w->out - first * PANEL, whole = smaller(panels, outs / PANEL);
     if (whole > 0)
-        KIND(multiply_whole)(y, y_stride, x, x_stride, rows, w, first, whole, add, scratch,
-                             raw);
+        KIND(multiply_whole)(y, y_stride, x, x_stride, rows, w, first, whole, add, raw);
     if (whole == panels)
         return;
     /* The last panel is longer than what is left of y, of scale and of bias. */
@@ -436,7 +360,7 @@ static void KIND(multiply_any)(float *y, int64_t y_stride, const float *x, int64
     for (int64_t done = 0; done < rows; done += TILE_ROWS) {
         int64_t now = smaller(rows - done, TILE_ROWS);
         KIND(multiply_whole)(some, PANEL, x + done * x_stride, x_stride, now, &last, 0, 1, 0,
-                             scratch, raw);
+                             raw);
         for (int64_t r = 0; r < now; r++)
             for (int64_t o = 0; o < outs; o++) {
                 float result = some[r * PANEL + o], *to = y + (done + r) * y_stride + o;
@@ -450,19 +374,18 @@ static void KIND(multiply_any)(float *y, int64_t y_stride, const float *x, int64
 }
 
 static void KIND(multiply)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
-                           int64_t rows, const Matrix *w, int64_t first, int64_t panels, int add,
-                           float *scratch)
+                           int64_t rows, const Matrix *w, int64_t first, int64_t panels, int add)
 {
-    KIND(multiply_any)(y, y_stride, x, x_stride, rows, w, first, panels, add, scratch, 0);
+    KIND(multiply_any)(y, y_stride, x, x_stride, rows, w, first, panels, add, 0);
 }
 
 /* multiply with INT4_RAW. */
 static void KIND(multiply_raw)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
                                int64_t rows, const Matrix *w, int64_t first, int64_t panels,
-                               int add, float *scratch)
+                               int add)
 {
     unsigned usual = keep_denormals();
-    KIND(multiply_any)(y, y_stride, x, x_stride, rows, w, first, panels, add, scratch, 1);
+    KIND(multiply_any)(y, y_stride, x, x_stride, rows, w, first, panels, add, 1);
     restore_denormals(usual);
 }
 
@@ -1032,7 +955,6 @@ static const Kernels KIND(raw_kernels) = {
 #undef FOR_EACH
 #undef TILE_CHANNELS
 #undef CHUNK
-#undef DEPTH
 #undef PREFETCH
 #undef SUMS
 #undef INLINE
