@@ -19,6 +19,8 @@ needs_c = pytest.mark.skipif(
 
 KINDS = ("_avx512", "_avx2", "_plain")
 """Names of the kernels of each kind of processor."""
+RAW = "_raw"
+"""Before the name of a kind: its kernels that take int4's numbers for denormal floats."""
 
 
 @pytest.fixture(scope="module")

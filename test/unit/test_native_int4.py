@@ -11,7 +11,7 @@ from qwen3_omni_neuron.cpu.native.binding import Library, UnsuitedError
 from qwen3_omni_neuron.cpu.native.linear import NativeLinear
 from qwen3_omni_neuron.cpu.native.matrix import quantise_in_c
 from qwen3_omni_neuron.cpu.packing import Groups, pack_groups, quantise_groups, unpack_groups
-from testing.native_library import KINDS, needs_c
+from testing.native_library import KINDS, RAW, needs_c
 from testing.native_modules import assert_equal
 
 pytestmark = needs_c
@@ -63,7 +63,7 @@ def int4_linear(out: int, into: int, groups: Groups, seed: int = 0) -> tuple[nn.
 def test_products_of_all_kinds_are_torchs_over_the_weights(
     library: Library, use_kind: Callable[[str], None], groups: Groups, out: int, into: int
 ) -> None:
-    """With fused multiplications the same bits on all of them."""
+    """With fused multiplications the same bits on all of them, and the same of raw numbers."""
     packed, widened = int4_linear(out, into, groups)
     for rows in (1, 3, 5, 12, 13, 40):
         x, results = torch.randn(rows, into), {}
@@ -72,6 +72,8 @@ def test_products_of_all_kinds_are_torchs_over_the_weights(
             results[kind] = NativeLinear(packed, library, 1)(x)
             expected = widened(x.double()).float()
             torch.testing.assert_close(results[kind], expected, atol=1e-5, rtol=1e-5)
+            use_kind(RAW + kind)
+            assert_equal(NativeLinear(packed, library, 1)(x), results[kind])
         assert_equal(results["_avx2"], results["_avx512"])
 
 
@@ -96,13 +98,38 @@ def test_a_row_has_the_same_bits_whatever_the_rows_and_threads(
 def test_many_inputs_are_taken_in_whole_groups(
     library: Library, size: int, zero_points: bool
 ) -> None:
-    """Many rows take the inputs in parts, whatever the group; a row alone has the same bits."""
+    """A row alone has the same bits as among others."""
     packed, widened = int4_linear(33, 4500, Groups(size, zero_points=zero_points))
     native, x = NativeLinear(packed, library, 1), torch.randn(20, 4500)
     got = native(x)
     torch.testing.assert_close(got, widened(x.double()).float(), atol=1e-4, rtol=1e-4)
     for row in (0, 19):
         assert_equal(native(x[row]), got[row])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [2.0**-40, 1.0, 2.0**30])
+def test_raw_numbers_have_the_same_bits_whatever_denormals_are_to_the_caller(
+    library: Library, use_kind: Callable[[str], None], kind: str, size: float
+) -> None:
+    """A library that is built for speed may set a thread to take them for zeros."""
+    packed, _ = int4_linear(64, 301, Groups())
+    x = torch.randn(8, 301) * size
+    packed.bias = None
+    use_kind(kind)
+    expected = NativeLinear(packed, library, 1)(x)
+    use_kind(RAW + kind)
+    native = NativeLinear(packed, library, 1)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor can't take denormal floats for zeros")
+    try:
+        assert (torch.tensor(1e-40) * 1.0).item() == 0  # the thread takes them for zeros
+        got = native(x)
+        assert (torch.tensor(1e-40) * 1.0).item() == 0  # and does so afterwards
+    finally:
+        torch.set_flush_denormal(False)
+    assert_equal(got, expected)
 
 
 @torch.no_grad()

@@ -55,10 +55,9 @@ def test_products_of_all_kinds_agree(
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_sums_of_many_inputs_are_the_same_in_parts(
+def test_sums_of_many_inputs_are_the_same_for_any_rows(
     library: Library, use_kind: Callable[[str], None], dtype: str, kind: str
 ) -> None:
-    """Many rows take the inputs of a panel in parts, a row alone at once: to the bit the same."""
     use_kind(kind)
     packed, widened = packed_and_widened(nn.Linear(4500, 40), "thinker", dtype)
     native, x = NativeLinear(packed, library, 1), torch.randn(1100, 4500)

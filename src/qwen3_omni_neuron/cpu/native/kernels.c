@@ -7,6 +7,8 @@
 
 /* A type of a tile beside those of weights: see number. FLOAT16 is a type of scales alone. */
 enum { INT4_RAW = FLOAT16, TYPES };
+/* A bit of MXCSR, which immintrin.h names where SSE3 is compiled for. */
+enum { DENORMALS_ARE_ZEROS = 0x40 };
 
 /* A product of rows and panels of one type. unit: what the sums are multiplied by, see take_inputs. panels:
  * the first one, with whose outputs y, scale and bias begin. */
@@ -22,22 +24,36 @@ typedef struct {
 } Tiles;
 
 #if defined(__x86_64__) && defined(__GNUC__)
-
 #include <immintrin.h>
+#endif
 
-/* Take denormal floats as they are, even where the caller's thread takes them for zeros. Returns what
+/* Take denormal floats as they are, even where the thread's caller takes them for zeros. Returns what
  * restore_denormals restores. */
-static unsigned keep_denormals(void)
+static uint64_t keep_denormals(void)
 {
-    unsigned usual = _mm_getcsr();
-    _mm_setcsr(usual & ~(unsigned)(_MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON));
+    uint64_t usual = 0;
+#if defined(__x86_64__) && defined(__GNUC__)
+    usual = _mm_getcsr();
+    _mm_setcsr((unsigned)usual & ~(_MM_FLUSH_ZERO_ON | DENORMALS_ARE_ZEROS));
+#elif defined(__aarch64__)
+    __asm__ volatile("mrs %0, fpcr" : "=r"(usual));
+    __asm__ volatile("msr fpcr, %0" : : "r"(usual & ~(UINT64_C(1) << 24)));
+#endif
     return usual;
 }
 
-static void restore_denormals(unsigned usual)
+static void restore_denormals(uint64_t usual)
 {
-    _mm_setcsr(usual);
+#if defined(__x86_64__) && defined(__GNUC__)
+    _mm_setcsr((unsigned)usual);
+#elif defined(__aarch64__)
+    __asm__ volatile("msr fpcr, %0" : : "r"(usual));
+#else
+    (void)usual;
+#endif
 }
+
+#if defined(__x86_64__) && defined(__GNUC__)
 
 #define KIND(name) name##_avx512
 #define LANES 16
@@ -74,18 +90,6 @@ static void restore_denormals(unsigned usual)
 #pragma GCC pop_options
 #endif
 
-#endif
-
-#ifndef __x86_64__ /* where no kernels are chosen that need them, but for tests */
-static unsigned keep_denormals(void)
-{
-    return 0;
-}
-
-static void restore_denormals(unsigned usual)
-{
-    (void)usual;
-}
 #endif
 
 /* Four floats: any x86-64, and ARM. */

@@ -47,7 +47,6 @@ enum { WIDEST = 16 };
 
 typedef struct {
     const char *name;
-    int raw; /* whether multiply takes INT4 numbers as floats where they lie: see take_inputs */
     /* Multiply rows by `panels` panels from `first` on: y = w x, or y += w x where add. x [rows,
      * into], or as take_inputs of product.h writes them; y [rows, up to panels * PANEL], the outputs of
      * these panels. */
@@ -92,6 +91,7 @@ typedef struct {
     /* Count for each of several logits those that are larger, or equal with a smaller id. The
      * arrays have space for a multiple of WIDEST. */
     void (*places)(int32_t *places, const float *logits, const int32_t *ids, int64_t count);
+    int raw; /* whether multiply takes INT4 numbers for floats where they lie: see take_inputs */
 } Kernels;
 
 /* Those of this processor. */

@@ -384,7 +384,7 @@ static void KIND(multiply_raw)(float *y, int64_t y_stride, const float *x, int64
                                int64_t rows, const Matrix *w, int64_t first, int64_t panels,
                                int add)
 {
-    unsigned usual = keep_denormals();
+    uint64_t usual = keep_denormals();
     KIND(multiply_any)(y, y_stride, x, x_stride, rows, w, first, panels, add, 1);
     restore_denormals(usual);
 }
