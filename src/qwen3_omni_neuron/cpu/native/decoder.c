@@ -62,7 +62,7 @@ typedef struct {
     float eps;
 } Norm;
 
-enum { ROWS_A_TASK = 8 };
+enum { ROWS_A_TASK = 8, ROWS_A_TILE = 4 };
 
 static void norm_some(void *work, int64_t task, float *unused)
 {
@@ -176,28 +176,22 @@ static void attend_together(const Attention *a, int64_t kv_head, const int64_t *
                     (const char *)a->kv->values + start, a->kv->type, width, scratch);
 }
 
-/* Attend with a tile's rows, over one KV head. Several rows of a slot go together head by head; for a
- * single row the heads go together that share the KV head. */
+/* Attend with a tile's rows, over one KV head: with all heads that share it, so that a key is read once
+ * for all of them. */
 static void attend_tile(void *work, int64_t task, float *scratch)
 {
     const Attention *a = work;
     int64_t tile = task / a->d->kv_heads, kv_head = task % a->d->kv_heads;
     int64_t group = a->d->heads / a->d->kv_heads, first_head = kv_head * group;
-    int64_t first = a->m->tiles[tile], count = a->m->tiles[tile + 1] - first;
+    int64_t first = a->m->tiles[tile], rows = a->m->tiles[tile + 1] - first, count = 0;
     int64_t row[QUERIES], head[QUERIES];
-    if (count > 1) {
-        for (int64_t h = 0; h < group; h++) {
-            for (int64_t i = 0; i < count; i++)
-                row[i] = first + i, head[i] = first_head + h;
+    for (int64_t h = 0; h < group; h++) {
+        for (int64_t i = 0; i < rows; i++)
+            row[count] = first + i, head[count++] = first_head + h;
+        if (count + rows > QUERIES || h + 1 == group) {
             attend_together(a, kv_head, row, head, count, scratch);
+            count = 0;
         }
-        return;
-    }
-    for (int64_t h = 0; h < group; h += QUERIES) { /* 16 heads, 8 kv heads: 2 and 3 read kv head 1 */
-        int64_t now = smaller(QUERIES, group - h);
-        for (int64_t i = 0; i < now; i++)
-            row[i] = first, head[i] = first_head + h + i;
-        attend_together(a, kv_head, row, head, now, scratch);
     }
 }
 
@@ -208,7 +202,7 @@ static int64_t make_tiles(int64_t *tiles, const Rows *rows, int64_t *longest, in
     int64_t count = 0;
     *longest = *pairs = 0;
     for (int64_t r = 0; r < rows->count; r++) {
-        if (r == 0 || rows->slots[r] != rows->slots[r - 1] || r - tiles[count - 1] == QUERIES)
+        if (r == 0 || rows->slots[r] != rows->slots[r - 1] || r - tiles[count - 1] == ROWS_A_TILE)
             tiles[count++] = r;
         *longest = larger(*longest, rows->at[r] + 1);
         *pairs += rows->at[r] + 1;
@@ -227,13 +221,12 @@ static int add_attention(Team *team, const Attention *a)
     int64_t tiles = make_tiles(m->tiles, a->rows, &longest, &pairs);
     return norm_rows(team, m->normed, row_stride(d->hidden), m->x, rows, a->layer->attention_norm,
                      d->hidden, d->norm_eps) &&
-           product(team, m->qkv, qkv_width, m->normed, row_stride(d->hidden), rows, &a->layer->qkv,
-                   0) &&
+           last_product(team, m->qkv, qkv_width, m->normed, rows, &a->layer->qkv, 0) &&
            run_tasks(team, write_kv_rows, (void *)a, (rows + ROWS_A_TASK - 1) / ROWS_A_TASK,
                      4 * rows * qkv_width, 1) &&
            run_tasks(team, attend_tile, (void *)a, tiles * d->kv_heads,
                      2 * pairs * d->heads * d->head_dim, QUERIES * (longest + 16)) &&
-           product(team, m->x, d->hidden, m->mixed, row_stride(width), rows, &a->layer->out, 1);
+           last_product(team, m->x, d->hidden, m->mixed, rows, &a->layer->out, 1);
 }
 
 /* ---- layers ---- */

@@ -12,7 +12,7 @@
 #include "product.h"
 
 enum { ROWS_A_TASK = 8 };
-/* Queries of one head that a task takes: a multiple of QUERIES. */
+/* Queries of one head that a task takes: QUERIES at most. */
 enum { QUERIES_A_TASK = 16 };
 
 /* What a call works in. Heads are `width` floats wide, zeros after their head_dim: whole vectors. */
@@ -109,23 +109,19 @@ static void attend_some(void *work, int64_t task, float *scratch)
     int64_t start = task % tasks * QUERIES_A_TASK, end = smaller(c->rows, start + QUERIES_A_TASK);
     const float *q = head_at(c, 0, frame, head), *k = head_at(c, 1, frame, head);
     const float *v = head_at(c, 2, frame, head);
-    float *results = scratch + QUERIES * (c->rows + WIDEST);
-    for (int64_t r = start; r < end; r += QUERIES) {
-        const float *queries[QUERIES];
-        float *mixed[QUERIES];
-        int64_t count = smaller(QUERIES, end - r), from[QUERIES], to[QUERIES];
-        for (int64_t i = 0; i < count; i++) {
-            queries[i] = q + (r + i) * c->width;
-            mixed[i] = results + i * c->width;
-            from[i] = 0;
-            to[i] = c->seen[frame];
-        }
-        kernels->attend(mixed, queries, from, to, count, k, v, FLOAT32, c->width, scratch);
-        for (int64_t i = 0; i < count; i++)
-            memcpy(c->normed + (frame * c->rows + r + i) * row_stride(l->hidden) +
-                       head * l->head_dim,
-                   mixed[i], (size_t)l->head_dim * sizeof(float));
+    float *results = scratch + QUERIES_A_TASK * (c->rows + WIDEST);
+    const float *queries[QUERIES_A_TASK] = {NULL};
+    float *mixed[QUERIES_A_TASK] = {NULL};
+    int64_t from[QUERIES_A_TASK] = {0}, to[QUERIES_A_TASK] = {0};
+    for (int64_t r = start; r < end; r++) {
+        queries[r - start] = q + r * c->width;
+        mixed[r - start] = results + (r - start) * c->width;
+        to[r - start] = c->seen[frame];
     }
+    kernels->attend(mixed, queries, from, to, end - start, k, v, FLOAT32, c->width, scratch);
+    for (int64_t r = start; r < end; r++)
+        memcpy(c->normed + (frame * c->rows + r) * row_stride(l->hidden) + head * l->head_dim,
+               mixed[r - start], (size_t)l->head_dim * sizeof(float));
 }
 
 /* A panel of the first half of the feed-forward, activated. */
@@ -177,7 +173,7 @@ int encoder_layer(const EncoderLayer *l, int64_t frames, int64_t rows, const int
                run_rows(team, split_heads, &c, 3 * l->hidden) &&
                run_tasks(team, attend_some, &c, frames * l->heads * query_tasks(&c),
                          2 * all * rows * l->heads * width,
-                         QUERIES * (rows + WIDEST + width)) &&
+                         QUERIES_A_TASK * (rows + WIDEST + width)) &&
                product(team, x, l->hidden, c.normed, stride, all, &l->out, 1) &&
                run_rows(team, norm_ffn, &c, 4 * l->hidden) &&
                run_tasks(team, widen_panel, &c, panels_of(l->fc1.out), all * l->hidden * l->fc1.out,

@@ -150,7 +150,7 @@ static int add_dense(Team *team, const Memory *m, int64_t rows, int64_t hidden, 
                      .gate_up = gate_up, .down = down, .scale = scale, .used = 1};
     int done = set_inputs(&f, rows) &&
                run_gates(team, &f, rows, cost_of(rows, 2 * hidden * ffn)) &&
-               product(team, m->x, hidden, m->gated, row_stride(ffn), rows, down, 1);
+               last_product(team, m->x, hidden, m->gated, rows, down, 1);
     free(f.own);
     return done;
 }

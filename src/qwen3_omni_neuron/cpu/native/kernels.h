@@ -37,7 +37,7 @@ enum { QUANTISED_STEPS = 22 };
 /* Panels that one call of multiply takes. */
 enum { PANELS_AT_ONCE = 4 };
 /* Queries that one call of attend takes, which share their keys. */
-enum { QUERIES = 4 };
+enum { QUERIES = 32 };
 
 /* A channel of audio begins `stride` floats after the channel before it. Up to MORE_SAMPLES floats
  * after a channel's last sample are read and written, too. */

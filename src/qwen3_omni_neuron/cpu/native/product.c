@@ -95,6 +95,15 @@ static int product_of(Team *team, float *y, int64_t y_stride, const float *x, in
                      cost_of(rows, w->into * w->out), 1);
 }
 
+/* Write rows of inputs in the form that a matrix takes. */
+static int take_rows(Team *team, float *to, const float *from, int64_t from_stride, int64_t rows,
+                     const Matrix *w)
+{
+    Inputs i = {to, from, from_stride, rows, w};
+    return run_tasks(team, take_some, &i, (rows + ROWS_A_TASK - 1) / ROWS_A_TASK, rows * w->into,
+                     1);
+}
+
 int product(Team *team, float *y, int64_t y_stride, const float *x, int64_t x_stride, int64_t rows,
             const Matrix *w, int add)
 {
@@ -104,10 +113,18 @@ int product(Team *team, float *y, int64_t y_stride, const float *x, int64_t x_st
     float *own = malloc((size_t)(rows * stride) * sizeof(float));
     if (own == NULL)
         return 0;
-    Inputs i = {own, x, x_stride, rows, w};
-    int done = run_tasks(team, take_some, &i, (rows + ROWS_A_TASK - 1) / ROWS_A_TASK,
-                         rows * w->into, 1) &&
+    int done = take_rows(team, own, x, x_stride, rows, w) &&
                product_of(team, y, y_stride, own, stride, rows, w, add);
     free(own);
     return done;
+}
+
+int last_product(Team *team, float *y, int64_t y_stride, float *x, int64_t rows, const Matrix *w,
+                 int add)
+{
+    int64_t stride = row_stride(w->into);
+    if (!has_own_inputs(w) || w->order != NULL)
+        return product(team, y, y_stride, x, stride, rows, w, add);
+    return take_rows(team, x, x, stride, rows, w) &&
+           product_of(team, y, y_stride, x, stride, rows, w, add);
 }

@@ -12,6 +12,10 @@
 int product(Team *team, float *y, int64_t y_stride, const float *x, int64_t x_stride, int64_t rows,
             const Matrix *w, int add);
 
+/* product for rows with row_stride that nobody reads afterwards, and that may be taken in place. */
+int last_product(Team *team, float *y, int64_t y_stride, float *x, int64_t rows, const Matrix *w,
+                 int add);
+
 /* Whether a matrix takes its inputs in a form of its own: in its order, or as INT4 does. */
 static inline int has_own_inputs(const Matrix *w)
 {

@@ -21,8 +21,10 @@ typedef int8_t KIND(Bytes) __attribute__((vector_size(LANES), aligned(1), may_al
 #define PREFETCH 4096
 /* Sums that one dot product keeps: on every processor the same. */
 #define SUMS 16
-/* Dot products that are computed together. */
-#define DOTS 16
+/* Dot products that are computed together: their sums take half of the registers. */
+#define DOTS (REGISTERS / 2)
+/* Positions that all queries take before the next ones: their keys stay in the level-1 cache. */
+#define POSITIONS 32
 
 /* ---- products ---- */
 
@@ -484,12 +486,12 @@ INLINE void KIND(dots)(float *const *to, int64_t at, const float *const *queries
     for (int d = 0; d < count * key_count; d++)
         for (int v = 0; v < SUMS / LANES; v++)
             sums[d][v] = (Vector){0};
-    for (int64_t i = 0; i < whole; i += SUMS)
-        for (int v = 0; v < SUMS / LANES; v++)
+    for (int v = 0; v < SUMS / LANES; v++)
+        for (int64_t i = v * LANES; i < whole; i += SUMS)
             for (int k = 0; k < key_count; k++) {
-                Vector key = KIND(widened)(keys, (at + k) * width + i + v * LANES, type);
+                Vector key = KIND(widened)(keys, (at + k) * width + i, type);
                 for (int q = 0; q < count; q++)
-                    sums[q * key_count + k][v] += READ(queries[q] + i + v * LANES) * key;
+                    sums[q * key_count + k][v] += READ(queries[q] + i) * key;
             }
     if (whole < width)
         for (int v = 0; v < SUMS / LANES; v++)
@@ -657,82 +659,90 @@ INLINE void KIND(mix_rows)(Vector (*sums)[4], float *const *weights, const int64
                                               type);
             for (int q = 0; q < count; q++)
                 if (all || (from[q] <= t && t < to[q]))
-                    sums[q][v] = KIND(fused)((Vector){0} + weights[q][t], value, sums[q][v]);
+                    sums[q][v] = KIND(fused)(weights[q][t] - (Vector){0}, value, sums[q][v]);
         }
 }
 
-/* Write `count` queries' weighted values, [vectors * LANES] of them, or fewer where only `left` are;
- * counts are constants after inlining. Query q sees the rows from `from[q]` up to `to[q]`. */
+/* Add the values of positions `start` up to `stop` to `count` queries' mixed values, [vectors * LANES] of
+ * them, or fewer where only `left` are; counts are constants after inlining. Query q sees the rows from
+ * `from[q]` up to `to[q]`. */
 INLINE void KIND(mix)(float *const *mixed, float *const *weights, const int64_t *from,
-                      const int64_t *to, int count, const void *values, int type, int64_t width,
-                      int64_t at, int vectors, int64_t left)
+                      const int64_t *to, int count, const void *values, int type, int64_t start,
+                      int64_t stop, int64_t width, int64_t at, int vectors, int64_t left)
 {
-    Vector sums[QUERIES][4];
-    int64_t first = from[0], shared = from[0], shared_end = to[0], last = to[0];
-    for (int q = 1; q < count; q++) {
-        first = smaller(first, from[q]);
+    Vector sums[4][4];
+    int64_t shared = start, shared_end = stop;
+    for (int q = 0; q < count; q++) {
         shared = larger(shared, from[q]);
         shared_end = smaller(shared_end, to[q]);
-        last = larger(last, to[q]);
     }
+    shared = smaller(shared, stop);
     shared_end = larger(shared, shared_end);
     for (int q = 0; q < count; q++)
         for (int v = 0; v < vectors; v++)
-            sums[q][v] = (Vector){0};
-    KIND(mix_rows)(sums, weights, from, to, count, values, type, first, shared, width, at, vectors,
+            sums[q][v] = KIND(some)(mixed[q] + at + v * LANES, left - v * LANES);
+    KIND(mix_rows)(sums, weights, from, to, count, values, type, start, shared, width, at, vectors,
                    left, 0);
     KIND(mix_rows)(sums, weights, from, to, count, values, type, shared, shared_end, width, at,
                    vectors, left, 1);
-    KIND(mix_rows)(sums, weights, from, to, count, values, type, shared_end, last, width, at,
+    KIND(mix_rows)(sums, weights, from, to, count, values, type, shared_end, stop, width, at,
                    vectors, left, 0);
     for (int q = 0; q < count; q++)
         memcpy(mixed[q] + at, sums[q],
                (size_t)smaller(left, vectors * LANES) * sizeof(float));
 }
 
-INLINE void KIND(attend_count)(float *const *mixed, const float *const *queries,
-                               const int64_t *from, const int64_t *to, int count,
-                               const void *keys, const void *values, int type, int64_t width,
-                               float *scratch)
+/* A part of attend: the scores of `count` queries for the keys of positions `start` up to `stop`, or what
+ * the values of these add to `mixed`, which is NULL for scores. `count` and type are constants after
+ * inlining. */
+INLINE void KIND(attend_part)(float *const *mixed, float *const *weights,
+                              const float *const *queries, const int64_t *from, const int64_t *to,
+                              int count, const void *rows, int type, int64_t start, int64_t stop,
+                              int64_t width)
 {
-    int64_t first = from[0], last = to[0];
-    float *weights[QUERIES], scale = 1.0f / sqrtf((float)width);
+    int64_t first = from[0], last = to[0], together = DOTS / count;
+    float scale = 1.0f / sqrtf((float)width);
     for (int q = 1; q < count; q++) {
         first = smaller(first, from[q]);
         last = larger(last, to[q]);
     }
-    for (int q = 0; q < count; q++)
-        weights[q] = scratch + q * (last + LANES);
-    int64_t t = first, together = DOTS / count;
-    for (; t + together <= last; t += together)
-        KIND(dots)(weights, t, queries, count, keys, type, DOTS / count, width, scale);
-    for (; t < last; t++)
-        KIND(dots)(weights, t, queries, count, keys, type, 1, width, scale);
-    for (int q = 0; q < count; q++)
-        KIND(softmax)(weights[q] + from[q], to[q] - from[q]);
+    start = larger(start, first), stop = smaller(stop, last);
+    if (mixed == 0) {
+        for (; start + together <= stop; start += together)
+            KIND(dots)(weights, start, queries, count, rows, type, DOTS / count, width, scale);
+        for (; start < stop; start++)
+            KIND(dots)(weights, start, queries, count, rows, type, 1, width, scale);
+        return;
+    }
     int64_t at = 0;
-    for (; at + 4 * LANES <= width; at += 4 * LANES)
-        KIND(mix)(mixed, weights, from, to, count, values, type, width, at, 4, 4 * LANES);
+    int vectors = count == 4 ? REGISTERS / 8 : 4; /* whose sums are registers */
+    for (; at + vectors * LANES <= width; at += vectors * LANES)
+        KIND(mix)(mixed, weights, from, to, count, rows, type, start, stop, width, at, vectors,
+                  vectors * LANES);
     for (; at + LANES <= width; at += LANES)
-        KIND(mix)(mixed, weights, from, to, count, values, type, width, at, 1, LANES);
+        KIND(mix)(mixed, weights, from, to, count, rows, type, start, stop, width, at, 1, LANES);
     if (at < width)
-        KIND(mix)(mixed, weights, from, to, count, values, type, width, at, 1, width - at);
+        KIND(mix)(mixed, weights, from, to, count, rows, type, start, stop, width, at, 1,
+                  width - at);
 }
 
-/* attend for one type of keys and values, in a function of its own: see MULTIPLY_TYPE. */
+/* attend_part for all queries, some at a time. One type, in a function of its own: see TILE. */
 #define ATTEND_TYPE(name, type)                                                                  \
     static __attribute__((noinline)) void KIND(name)(                                            \
-        float *const *mixed, const float *const *queries, const int64_t *from, const int64_t *to, \
-        int64_t count, const void *keys, const void *values, int64_t width, float *scratch)      \
+        float *const *mixed, float *const *weights, const float *const *queries,                 \
+        const int64_t *from, const int64_t *to, int64_t count, const void *rows, int64_t start,  \
+        int64_t stop, int64_t width)                                                             \
     {                                                                                            \
-        if (count == 4)                                                                          \
-            KIND(attend_count)(mixed, queries, from, to, 4, keys, values, type, width, scratch); \
-        else if (count == 2)                                                                     \
-            KIND(attend_count)(mixed, queries, from, to, 2, keys, values, type, width, scratch); \
-        else                                                                                     \
-            for (int64_t q = 0; q < count; q++)                                                  \
-                KIND(attend_count)(mixed + q, queries + q, from + q, to + q, 1, keys, values,    \
-                                   type, width, scratch);                                        \
+        int64_t q = 0;                                                                           \
+        for (; q + 4 <= count; q += 4)                                                           \
+            KIND(attend_part)(mixed == 0 ? 0 : mixed + q, weights + q, queries + q, from + q,    \
+                              to + q, 4, rows, type, start, stop, width);                        \
+        for (; q + 2 <= count; q += 2)                                                           \
+            KIND(attend_part)(mixed == 0 ? 0 : mixed + q, weights + q, queries + q, from + q,    \
+                              to + q, 2, rows, type, start, stop, width);                        \
+        for (; q < count; q++)                                                                   \
+            KIND(attend_part)(mixed == 0 ? 0 : mixed + q, weights + q, queries + q, from + q,    \
+                              to + q, 1, rows, type, start, stop, width);                        \
     }
 ATTEND_TYPE(attend_float32, FLOAT32)
 ATTEND_TYPE(attend_bfloat16, BFLOAT16)
@@ -742,10 +752,25 @@ static void KIND(attend)(float *const *mixed, const float *const *queries, const
                          const int64_t *to, int64_t count, const void *keys, const void *values,
                          int64_t type, int64_t width, float *scratch)
 {
-    if (type == BFLOAT16)
-        KIND(attend_bfloat16)(mixed, queries, from, to, count, keys, values, width, scratch);
-    else
-        KIND(attend_float32)(mixed, queries, from, to, count, keys, values, width, scratch);
+    int64_t first = from[0], last = to[0];
+    float *weights[QUERIES];
+    for (int64_t q = 1; q < count; q++) {
+        first = smaller(first, from[q]);
+        last = larger(last, to[q]);
+    }
+    for (int64_t q = 0; q < count; q++) {
+        weights[q] = scratch + q * (last + LANES);
+        memset(mixed[q], 0, (size_t)width * sizeof(float));
+    }
+    for (int64_t t = first; t < last; t += POSITIONS)
+        (type == BFLOAT16 ? KIND(attend_bfloat16) : KIND(attend_float32))(
+            0, weights, queries, from, to, count, keys, t, smaller(last, t + POSITIONS), width);
+    for (int64_t q = 0; q < count; q++)
+        KIND(softmax)(weights[q] + from[q], to[q] - from[q]);
+    for (int64_t t = first; t < last; t += POSITIONS)
+        (type == BFLOAT16 ? KIND(attend_bfloat16) : KIND(attend_float32))(
+            mixed, weights, queries, from, to, count, values, t, smaller(last, t + POSITIONS),
+            width);
 }
 
 /* ---- audio ---- */
@@ -957,6 +982,8 @@ static const Kernels KIND(raw_kernels) = {
 #undef CHUNK
 #undef PREFETCH
 #undef SUMS
+#undef DOTS
+#undef POSITIONS
 #undef INLINE
 #undef READ
 #undef AT
