@@ -7,7 +7,7 @@
 
 /* A type of a tile beside those of weights: see number. FLOAT16 is a type of scales alone. */
 enum { INT4_RAW = FLOAT16, TYPES };
-/* A bit of MXCSR, which immintrin.h names where SSE3 is compiled for. */
+/* A bit of MXCSR that the headers name only where SSE3 is compiled for. */
 enum { DENORMALS_ARE_ZEROS = 0x40 };
 
 /* A product of rows and panels of one type. unit: what the sums are multiplied by, see take_inputs. panels:
