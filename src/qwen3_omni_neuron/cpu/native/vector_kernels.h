@@ -73,13 +73,19 @@ INLINE Vector KIND(fused)(Vector a, Vector b, Vector c)
 #endif
 }
 
+/* x in every lane. To add zeros would change -0, so that the compiler would add them. */
+INLINE Vector KIND(filled)(float x)
+{
+    return x - (Vector){0};
+}
+
 /* Add the products of input k to sums. See sum_chunks. */
 INLINE void KIND(add_input)(Vector (*sums)[8], const float *x, int64_t x_stride, int rows,
                             const void *w, int type, int64_t size, int64_t k, int vectors)
 {
     Vector some[8], inputs[12];
     for (int r = 0; r < rows && rows < vectors; r++)
-        inputs[r] = x[r * x_stride + k] - (Vector){0};
+        inputs[r] = KIND(filled)(x[r * x_stride + k]);
     for (int v = 0; v < vectors; v++) {
         int64_t i = v * LANES / PANEL * size + k * PANEL + v * LANES % PANEL;
         /* Each panel is a stream: fetch it in time. Many rows find most of it in the cache. */
@@ -169,7 +175,7 @@ INLINE void KIND(add_numbers)(Vector (*sums)[8], const float *x, int64_t x_strid
         if (again)
             __asm__ volatile("" ::: "memory");
         for (int r = 0; r < rows && rows < vectors; r++)
-            inputs[r] = x[r * x_stride + i] - (Vector){0};
+            inputs[r] = KIND(filled)(x[r * x_stride + i]);
         for (int v = 0; v < vectors; v++) {
             if (again)
                 words[v] = *(const Words *)(const void *)(from + v * LANES / PANEL * size +
@@ -219,12 +225,11 @@ INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, const float *ad
     }
 }
 
-/* Whether the registers hold the sums of a tile and what widening takes of INT8 and of INT4 weights.
- * BFLOAT16 weights come no faster than they are widened. */
+/* Whether the registers hold the sums of a tile and the widened weights of INT8. BFLOAT16's come no
+ * faster than they are widened, and INT4 words are read again: see add_numbers. */
 INLINE int KIND(fits)(int type, int rows, int vectors)
 {
-    int each = type == INT8 && rows > 1 ? 1 : 0;
-    return each == 0 || (rows + each) * vectors < REGISTERS;
+    return type != INT8 || rows == 1 || (rows + 1) * vectors < REGISTERS;
 }
 
 /* Compute `rows` by `vectors` * LANES outputs of some panels, from output `at` on. */
@@ -248,7 +253,7 @@ INLINE void KIND(tile)(const Tiles *t, int64_t at, int rows, int type, int vecto
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) {
             float *y = t->y + r * t->y_stride + at + v * LANES;
-            Vector factor = (Vector){0} + t->unit, more = {0};
+            Vector factor = KIND(filled)(t->unit), more = {0};
             if (t->scale != 0)
                 factor *= READ(t->scale + at + v * LANES);
             if (t->bias != 0)
@@ -659,7 +664,7 @@ INLINE void KIND(mix_rows)(Vector (*sums)[4], float *const *weights, const int64
                                               type);
             for (int q = 0; q < count; q++)
                 if (all || (from[q] <= t && t < to[q]))
-                    sums[q][v] = KIND(fused)(weights[q][t] - (Vector){0}, value, sums[q][v]);
+                    sums[q][v] = KIND(fused)(KIND(filled)(weights[q][t]), value, sums[q][v]);
         }
 }
 
