@@ -321,9 +321,10 @@ static uint16_t *halves(float *from, int64_t count)
 
 static void check_attend(void)
 {
-    static const int64_t widths[] = {8, 16, 17, 64, 80, 128};
+    static const int64_t widths[] = {8, 16, 17, 64, 80, 128}, counts[] = {1, 3, 4, 23};
+    enum { POSITIONS = 70 };
     for (int n = 0; n < 48; n++) {
-        int64_t width = widths[n % 6], count = n / 6 % 4 + 1, positions = 21;
+        int64_t width = widths[n % 6], count = counts[n / 6 % 4], positions = POSITIONS;
         float *keys = numbers(positions * width, 1.0f), *values = numbers(positions * width, 1.0f);
         float *scratch = numbers(count * (positions + 16), 1.0f);
         float *query[QUERIES], *mixed[QUERIES];
@@ -343,7 +344,7 @@ static void check_attend(void)
         free(half_keys), free(half_values);
         guarded("scratch of attend", scratch, count * (positions + 16));
         for (int64_t q = 0; q < count; q++) {
-            double weight[21], total = 0;
+            double weight[POSITIONS], total = 0;
             for (int64_t t = from[q]; t < to[q]; t++) {
                 weight[t] = 0;
                 for (int64_t i = 0; i < width; i++)

@@ -151,7 +151,7 @@ def test_gelu_and_layer_norm_are_torchs(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 32])
 @pytest.mark.parametrize("width", [8, 24, 64, 128])
 @pytest.mark.pairs
 def test_attention_over_bfloat16_is_that_over_the_same_numbers_in_float32(
