@@ -132,7 +132,8 @@ static void widen_panel(void *work, int64_t task, float *unused)
     int64_t stride = row_stride(w->out), columns = smaller(PANEL, w->out - task * PANEL);
     float *y = c->wide + task * PANEL;
     (void)unused;
-    kernels->multiply(y, stride, c->normed, row_stride(w->into), c->frames * c->rows, w, task, 1, 0);
+    kernels->multiply(y, stride, c->normed, row_stride(w->into), c->frames * c->rows, w, task, 1,
+                      0);
     for (int64_t r = 0; r < c->frames * c->rows; r++, y += stride)
         if (c->layer->tanh_gelu)
             kernels->gelu_tanh(y, y, columns);

@@ -12,7 +12,7 @@ enum { ROWS_A_TASK = 8 };
 /* Make inputs in its order those that an INT4 matrix takes, in place, and add the sums. */
 static void take_int4_inputs(float *x, const Matrix *w)
 {
-    /* 16^-i, or 2^149 / RAW_SUMS as well; the last ones are elsewhere: see number of vector_kernels.h. */
+    /* 16^-i, then that times 2^149 / RAW_SUMS. See take_inputs for the last ones. */
     static const float units[2][8] = {
         {1.0f, 0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f, 0x1p-20f, 0x1p-24f, 1.0f},
         {0x1p89f, 0x1p85f, 0x1p81f, 0x1p77f, 0x1p73f, 0x1p69f, 0x1p73f, 0x1p69f}};

@@ -25,14 +25,15 @@ static inline int has_own_inputs(const Matrix *w)
 /* Write rows of inputs in the form that a matrix has of its own, with row_stride. A matrix without an
  * order takes them in place, too: where `to` is `from`.
  *
- * INT4 multiplies numbers where they lie in a word: number i of 8 as 0 to 15 times 16^i, the last two
- * as their predecessors but one. So its inputs are divided by these powers of two. Each number is then
+ * INT4 multiplies numbers where they lie in a word: number i of 8 as 0 to 15 times 16^i, the last one
+ * shifted to where the first lies. So its inputs are divided by these powers of two. Each number is then
  * too large by 8 and by its zero point, which the sum of a group's inputs makes up for: the sums follow
  * filled_up(into) inputs.
  *
  * Where kernels->raw, the word's bits are taken for a float, which spares the conversion: a denormal one,
- * 2^-149 times the integer. The inputs are multiplied by 2^149 / RAW_SUMS, the sums by 1 / RAW_SUMS, and
- * the scales by RAW_SUMS: an input may have any size up to 2^38, and the result has the same bits. */
+ * 2^-149 times the integer; the last two numbers are shifted to where numbers 4 and 5 lie. The inputs are
+ * multiplied by 2^149 / RAW_SUMS, the sums by 1 / RAW_SUMS, and results by RAW_SUMS: an input may have any
+ * size up to 2^38, and the result has the same bits. */
 void take_inputs(float *to, const float *from, int64_t from_stride, int64_t rows, const Matrix *w);
 
 /* Multiplications of rows with so many weights, as run_tasks counts: weights are read once, so that
