@@ -34,6 +34,7 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.verification import verify as verifying
 from qwen3_omni_neuron.verification.verify import verify
 from testing.media_cases import IMAGE, audio, text, user
+from testing.native_library import needs_c
 from testing.peak_memory import needs_proc
 from testing.replies import GREEDY
 from testing.specs import compiled_here
@@ -397,6 +398,28 @@ def test_compiling_peaks_below_half_of_the_largest_model(checkpoint: Path, tmp_p
     """Far below the 1.5 that was asked for: a parameter at a time, and its packed form."""
     small = write_tiny_checkpoint(tmp_path / "small", size="small")
     assert float(run_python("-c", PEAK_SCRIPT, small, checkpoint, tmp_path)) < 0.5
+
+
+CORES_SCRIPT = """
+import os, sys
+from pathlib import Path
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.cpu import weights
+from testing.specs import plan_of
+
+weights.usable_cores = lambda: 5
+model, folder = map(Path, sys.argv[1:])
+before = len(os.listdir("/proc/self/task"))
+weights.compile_model(plan_of(model, read_config(model), "cpu", dtype="int4"), "thinker", folder)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@needs_proc
+@needs_c
+def test_all_cores_round(checkpoint: Path, tmp_path: Path) -> None:
+    """Rounding takes a third of the time of a compile on one thread."""
+    assert int(run_python("-c", CORES_SCRIPT, checkpoint, tmp_path)) == 4
 
 
 # The commands.

@@ -307,7 +307,17 @@ def test_the_stage_that_is_slower_than_speech_is_named(
     assert timings.speech_s["thinker"] < 1
     logged = [record.getMessage() for record in caplog.records if "slower" in record.getMessage()]
     assert len(logged) == (slow is not None)
-    assert all(f"the {slow} took " in text and "fewer requests" in text for text in logged)
+    assert all(f"the {slow} took " in text and "a machine with" in text for text in logged)
+
+
+def test_fewer_requests_are_advised_where_there_are_others(
+    simulate: Simulate, caplog: pytest.LogCaptureFixture
+) -> None:
+    simulation = simulate(Times(0.1, 0.005, 0, 0.05, 0.1, 0, 0.0))
+    with simulation.start(TOKENS, 10000):
+        finish(simulation.start(TOKENS, 30))
+    (text,) = [r.getMessage() for r in caplog.records if "slower" in r.getMessage()]
+    assert "Faster would be: fewer requests at a time." in text
 
 
 @pytest.mark.parametrize("read", [99, 100])

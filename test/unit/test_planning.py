@@ -45,9 +45,13 @@ def test_a_plan_has_chunked_prefill_where_its_targets_engines_do() -> None:
 
 def test_what_would_make_the_cpu_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target, "usable_cores", lambda: 4)
-    mixed, int8 = (plan_of(MODEL, RELEASED, "cpu", dtype=dtype) for dtype in ("mixed", "int8"))
-    assert CPU.faster(mixed, 2) == ["dtype int8 (now mixed)", "threads=4 (now 2)"]
-    assert CPU.faster(int8, 4) == []
+    ways = {
+        dtype: CPU.faster(plan_of(MODEL, RELEASED, "cpu", dtype=dtype), threads)
+        for dtype, threads in (("mixed", 2), ("int8", 4), ("int4", 4))
+    }
+    assert ways["mixed"] == ["dtype int8 or int4 (now mixed)", "threads=4 (now 2)"]
+    assert ways["int8"] == ["dtype int4 (now int8)"]
+    assert ways["int4"] == []
 
 
 def test_a_cpu_pads_nothing_by_itself() -> None:

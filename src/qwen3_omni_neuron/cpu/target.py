@@ -71,7 +71,8 @@ def predictor_numbers(dtype: str) -> str:
 def faster(plan: CompilePlan, threads: int) -> list[str]:
     """Return what would make a model of this plan faster; threads: that it has."""
     cores = usable_cores()
-    ways = [] if plan.dtype in ("int8", "int4") else [f"dtype int8 (now {plan.dtype})"]
+    smaller = {"int4": "", "int8": "int4"}.get(plan.dtype, "int8 or int4")
+    ways = [f"dtype {smaller} (now {plan.dtype})"] if smaller else []
     return ways + ([f"threads={cores} (now {threads})"] if threads < cores else [])
 
 

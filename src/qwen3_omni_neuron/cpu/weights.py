@@ -30,10 +30,12 @@ from qwen3_omni_neuron.cpu.precision import (
     PRECISIONS,
     Precision,
     WeightForm,
+    library_for,
     part_precision,
     weight_form,
 )
 from qwen3_omni_neuron.cpu.published import published_form, read_published
+from qwen3_omni_neuron.cpu.target import usable_cores
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.moe import SCALE
@@ -264,6 +266,9 @@ def compile_model(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
                 for kept, part_of_it in _kept(forms[target], target, tensor).items():
                     yield f"{name}.{kept}", part_of_it
 
+    library = library_for(plan.dtype)
+    if library is not None:
+        library.grow_pool(usable_cores())
     numbers = plan.dtype, plan.predictor_dtype
     layout = _file_layout(parts, *numbers, model, checkpoint.quantised)
     write_tensors(folder / WEIGHTS_FILE, layout, tensors())

@@ -143,7 +143,7 @@ class JoinedEvents:
         slow_stage = slow if 0 < audio_s < speech_s[slow] else None
         if slow_stage is not None:
             pages = pages_read() - live.pages_read_before
-            self._pipeline.warn_of_slow_speech(slow_stage, speech_s[slow], audio_s, pages)
+            self._pipeline.warn_of_slow_speech(lives, slow_stage, speech_s[slow], audio_s, pages)
         return Timings(
             queued_s=times.admitted_s - arrived_s,
             ttft_s=times.first_token_s - arrived_s,

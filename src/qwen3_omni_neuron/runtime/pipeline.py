@@ -67,7 +67,7 @@ class Pipeline:
         engines can copy them; None: none are. Raises OptionError for limits that are too small, and
         OutputError for a folder that can't be used.
         """
-        self._faster = (*faster, "fewer requests at a time")
+        self._faster = faster
         self.clock, self.code_groups = clock or Clock(), config.code_groups
         self.latency_samples = engines.vocoder.latency_samples if engines.vocoder else 0
         self._engines, self._config, self._defaults = engines, config, defaults
@@ -162,18 +162,30 @@ class Pipeline:
             logger.debug("a request is queued behind %d others", before)
             return live, before + 1
 
-    def warn_of_slow_speech(self, stage: str, calls_s: float, audio_s: float, pages: int) -> None:
+    def warn_of_slow_speech(
+        self,
+        lives: Sequence[LiveRequest],
+        stage: str,
+        calls_s: float,
+        audio_s: float,
+        pages: int,
+    ) -> None:
         """Log that a reply's speech can't be played as it is made. stage: the one that limits it.
 
-        calls_s: time of the stage's calls for the reply. pages: read from the disk meanwhile.
+        lives: the reply's own requests. calls_s: time of the stage's calls for the reply. pages:
+        read from the disk meanwhile.
         """
+        ways = list(self._faster)
+        with self._lock:
+            if self._running.difference(lives):
+                ways.append("fewer requests at a time")
         logger.warning(
             "speech is made slower than it plays: the %s took %.1f s for %.1f s of audio. Faster "
             "would be: %s.%s",
             stage,
             calls_s,
             audio_s,
-            ", ".join(self._faster),
+            ", ".join(ways) or "a machine with more cores, or whose memory is read faster",
             f" The process waited {pages} times for weights from the disk: where that is so in "
             "every reply, this machine has too little memory for them (doctor says what fits)."
             if pages >= MANY_PAGES
