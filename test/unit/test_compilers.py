@@ -31,6 +31,15 @@ def test_the_installed_library_equals_plain_c(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler, so nothing in C")
+def test_rare_waits_cost_no_thread_and_frequent_ones_half(tmp_path: Path) -> None:
+    """The pool of parallel.c chooses how many work while other processes keep cores busy."""
+    source, program = CHECK.with_name("check_threads.c"), tmp_path / "check_threads"
+    subprocess.run(["cc", "-pthread", "-I", NATIVE, "-o", program, source], check=True)
+    done = subprocess.run([program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler, so nothing in C")
 def test_the_compiler_warns_of_nothing() -> None:
     flags = ["-fsyntax-only", "-Wall", "-Wextra", "-Wno-psabi", "-Werror", "-DSOURCE_DIGEST=0"]
     subprocess.run(["cc", *flags, *NATIVE.glob("*.c")], check=True)

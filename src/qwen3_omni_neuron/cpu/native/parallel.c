@@ -16,9 +16,11 @@ enum { SHARED_FROM = 1 << 17 };
 enum { MOST_TEAMS = 64, MOST_PARTS = 16, CACHE_LINE = 64 };
 /* Looks at a ticket before a helper without tasks sleeps: some tens of microseconds. */
 enum { PATIENCE = 2000 };
-/* Where other processes keep the cores busy, a helper loses its core in the middle of a task. After a
- * wait longer than any task, teams work alone for a while, twice as long each time. */
-enum { STALL_NS = 2000000, ALONE_NS = 20000000, MOST_STALLS = 6 };
+/* Where other processes keep the cores busy, a helper loses its core in the middle of a task, and its
+ * caller waits longer than any task takes. Now and then that is cheap; where such waits take a sixth of
+ * the time of shared work, half of the threads work for a while, twice as long where it happens again.
+ * The times are those of the last WINDOW_NS of shared work or somewhat more. */
+enum { STALL_NS = 2000000, FEWER_NS = 20000000, WINDOW_NS = 100000000, MOST_STALLS = 6 };
 
 /* Tasks that follow each other: end << 32 | next. In a cache line of its own, since one thread takes
  * nearly all of them. */
@@ -40,7 +42,6 @@ struct Team {
     Task task;
     void *work;
     int64_t scratch_floats;
-    int64_t stalled;
 };
 
 /* A team is not memory of its caller: a helper may look at one that was closed while it had no core. */
@@ -49,12 +50,14 @@ static struct {
     pthread_cond_t wake;
     int64_t helpers;        /* threads that were started */
     _Atomic int64_t size;   /* threads that may work at once */
+    _Atomic int64_t usable; /* of these, while others keep cores busy */
     _Atomic int64_t asleep; /* helpers that wait for `wake` */
     _Atomic int64_t calls;  /* between open_team and close_team */
-    _Atomic int64_t stalls; /* waits for a helper without a core, since the last good one */
-    _Atomic int64_t alone_until; /* ns */
+    _Atomic int64_t shared_ns, waited_ns; /* of shared work, and of long waits in it */
+    _Atomic int64_t stalls;               /* times that `usable` was halved, one after the other */
+    _Atomic int64_t fewer_until;          /* ns */
     Team teams[MOST_TEAMS];
-} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER, .size = 1};
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER, .size = 1, .usable = 1};
 
 /* Memory of a thread for its tasks, freed when the thread ends. */
 typedef struct {
@@ -184,8 +187,8 @@ static int run_one(Team *team, int64_t own)
 /* Helpers that a team may have while so many calls share the pool. */
 static int64_t fair_share(const Team *team)
 {
-    int64_t calls = pool.calls, size = pool.size;
-    int64_t share = calls > 0 && size > calls ? (size - 1) / calls : 0;
+    int64_t calls = pool.calls, usable = pool.usable;
+    int64_t share = calls > 0 && usable > calls ? (usable - 1) / calls : 0;
     return share < team->most - 1 ? share : team->most - 1;
 }
 
@@ -244,7 +247,7 @@ void grow_pool(int64_t threads)
 {
     pthread_mutex_lock(&pool.lock);
     if (threads > pool.size)
-        pool.size = threads;
+        pool.size = pool.usable = threads;
     pthread_mutex_unlock(&pool.lock);
 }
 
@@ -275,7 +278,7 @@ Team *open_team(int64_t most)
     if (team != NULL) {
         team->most = most;
         team->parts = 0;
-        team->failed = team->stalled = 0;
+        team->failed = 0;
         team->open = 1;
     }
     pthread_mutex_unlock(&pool.lock);
@@ -294,21 +297,43 @@ static void wake_helpers(const Team *team)
     pthread_mutex_unlock(&pool.lock);
 }
 
-static void wait_for_helpers(Team *team, int64_t tasks)
+/* Return when all tasks are done. */
+static void wait_for_helpers(const Team *team, int64_t tasks)
 {
-    int64_t from = now_ns();
     for (int spins = 0; atomic_load_explicit(&team->done, memory_order_acquire) < tasks; spins++) {
         if (spins < PATIENCE)
             pause_briefly();
         else
             sched_yield();
     }
-    int64_t now = now_ns();
-    if (now - from < STALL_NS)
+}
+
+/* Count the time of shared work and of the wait at its end, and choose how many threads may work. */
+static void count_wait(int64_t now, int64_t shared_ns, int64_t waited_ns)
+{
+    int64_t shared = pool.shared_ns += shared_ns;
+    if (waited_ns >= STALL_NS && (pool.waited_ns += waited_ns) > shared / 6) {
+        pool.stalls = smaller(pool.stalls + 1, MOST_STALLS);
+        pool.fewer_until = now + (FEWER_NS << pool.stalls);
+        pool.usable = larger(pool.usable / 2, 1);
+        pool.shared_ns = pool.waited_ns = 0;
+    } else if (shared > WINDOW_NS) {
+        pool.shared_ns = shared / 2;
+        pool.waited_ns = pool.waited_ns / 2;
+        if (pool.usable == pool.size)
+            pool.stalls = 0;
+    }
+}
+
+/* Let more threads work again when it is time, twice as many each time. */
+static void use_more(int64_t now)
+{
+    int64_t until = pool.fewer_until;
+    if (pool.usable == pool.size || now < until ||
+        !atomic_compare_exchange_strong(&pool.fewer_until, &until, now + FEWER_NS))
         return;
-    team->stalled = 1;
-    pool.stalls = pool.stalls < MOST_STALLS ? pool.stalls + 1 : MOST_STALLS;
-    pool.alone_until = now + (ALONE_NS << pool.stalls);
+    pool.usable = smaller(2 * pool.usable, pool.size);
+    pool.shared_ns = pool.waited_ns = 0;
 }
 
 int run_tasks(Team *team, Task task, void *work, int64_t tasks, int64_t cost,
@@ -317,8 +342,9 @@ int run_tasks(Team *team, Task task, void *work, int64_t tasks, int64_t cost,
     float *scratch = scratch_of(scratch_floats);
     if (scratch == NULL)
         return 0;
-    int alone = team == NULL || tasks < 2 || cost < SHARED_FROM || now_ns() < pool.alone_until;
-    if (alone) {
+    int64_t start = now_ns();
+    use_more(start);
+    if (team == NULL || tasks < 2 || cost < SHARED_FROM || pool.usable < 2) {
         for (int64_t i = 0; i < tasks; i++)
             task(work, i, scratch);
         return 1;
@@ -337,16 +363,17 @@ int run_tasks(Team *team, Task task, void *work, int64_t tasks, int64_t cost,
     wake_helpers(team);
     while (run_one(team, 0))
         ;
+    int64_t end = now_ns();
     wait_for_helpers(team, tasks);
+    int64_t now = now_ns();
+    if (parts > 1)
+        count_wait(now, now - start, now - end);
     return !team->failed;
 }
 
 void close_team(Team *team)
 {
     pool.calls--;
-    if (team == NULL)
-        return;
-    if (!team->stalled && now_ns() > pool.alone_until)
-        pool.stalls = 0;
-    team->open = 0;
+    if (team != NULL)
+        team->open = 0;
 }
