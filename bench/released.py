@@ -18,7 +18,7 @@ Each of these is a process of its own:
   cache counts in the peak of the memory;
 - question: the end of a spoken question of 3 s, prefilled while it arrives, to the first sample. A
   first one is not counted;
-- parts: one call of each part.
+- parts: one call of each part; frames of talker and code predictor four times for each repeat.
 
 Rows, with null for what does not apply:
 
@@ -69,7 +69,8 @@ CODE2WAV = "code2wav step"
 NEVER = 10**6  # id of no token
 SPOKEN_S, PIECE_S, RATE = 3.0, 0.1, 16000
 DERIVED = (8, 16)
-SHORT = 4  # times as many frames: ten pass in a second, and a machine's neighbours stay longer
+# Frames for each of --repeats: ten frames pass in a second, and a machine's neighbours stay longer.
+FRAME_REPEATS = 4
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -237,7 +238,7 @@ def parts(checkpoint: Path, tree: Path, options: Namespace) -> list[Row]:
     with loaded_engines(checkpoint, loading, 1) as (_, engines):
         found = list(stages.thinker_rows(engines.thinker, [prompt], calls))
         assert engines.talker is not None and engines.vocoder is not None
-        frames = Namespace(**{**vars(calls), "repeats": SHORT * options.repeats})
+        frames = Namespace(**{**vars(calls), "repeats": FRAME_REPEATS * options.repeats})
         found += stages.talker_rows(engines.talker, config, [prompt], frames)
         found += stages.vocoder_rows(engines.vocoder, config, calls)
     models, _ = lay_out(config, ("thinker", "talker"))

@@ -35,7 +35,7 @@ static void work_badly(void)
         work(1, 6, 3);
 }
 
-static void look_after(int64_t ms)
+static void later(int64_t ms)
 {
     now += ms * MS;
     use_more(now);
@@ -58,9 +58,9 @@ int main(void)
         expect("how long, in ms", (pool.fewer_until - now) / MS, wait);
         work(wait / 6, 6, 0);
         now = pool.fewer_until;
-        look_after(-1);
+        later(-1);
         expect("threads before the time", pool.usable, THREADS / 2);
-        look_after(1);
+        later(1);
         expect("threads after it", pool.usable, THREADS);
         wait = wait < 1280 ? 2 * wait : wait;
     }
@@ -75,9 +75,9 @@ int main(void)
     expect("threads, at the least", pool.usable, 1);
     now = pool.fewer_until;
     for (int64_t more = 2; more <= THREADS; more *= 2) {
-        look_after(0);
+        later(0);
         expect("threads that come back", pool.usable, more);
-        look_after(19);
+        later(19);
         expect("threads, a moment later", pool.usable, more);
         now += MS;
     }

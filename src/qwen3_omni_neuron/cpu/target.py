@@ -73,7 +73,8 @@ def faster(plan: CompilePlan, threads: int) -> list[str]:
     cores = usable_cores()
     smaller = {"int4": "", "int8": "int4"}.get(plan.dtype, "int8 or int4")
     ways = [f"dtype {smaller} (now {plan.dtype})"] if smaller else []
-    return ways + ([f"threads={cores} (now {threads})"] if threads < cores else [])
+    ways += [f"threads={cores} (now {threads})"] if threads < cores else []
+    return ways or ["a machine with more cores, or whose memory is read faster"]
 
 
 # Compiled models hold weights in this package's layout, so only its version makes them stale.

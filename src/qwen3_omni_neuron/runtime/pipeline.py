@@ -180,12 +180,11 @@ class Pipeline:
             if self._running.difference(lives):
                 ways.append("fewer requests at a time")
         logger.warning(
-            "speech is made slower than it plays: the %s took %.1f s for %.1f s of audio. Faster "
-            "would be: %s.%s",
+            "speech is made slower than it plays: the %s took %.1f s for %.1f s of audio.%s%s",
             stage,
             calls_s,
             audio_s,
-            ", ".join(ways) or "a machine with more cores, or whose memory is read faster",
+            f" Faster would be: {', '.join(ways)}." if ways else "",
             f" The process waited {pages} times for weights from the disk: where that is so in "
             "every reply, this machine has too little memory for them (doctor says what fits)."
             if pages >= MANY_PAGES

@@ -342,9 +342,11 @@ int run_tasks(Team *team, Task task, void *work, int64_t tasks, int64_t cost,
     float *scratch = scratch_of(scratch_floats);
     if (scratch == NULL)
         return 0;
-    int64_t start = now_ns();
-    use_more(start);
-    if (team == NULL || tasks < 2 || cost < SHARED_FROM || pool.usable < 2) {
+    int alone = team == NULL || tasks < 2 || cost < SHARED_FROM;
+    int64_t start = alone ? 0 : now_ns();
+    if (!alone)
+        use_more(start);
+    if (alone || pool.usable < 2) {
         for (int64_t i = 0; i < tasks; i++)
             task(work, i, scratch);
         return 1;
