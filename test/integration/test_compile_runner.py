@@ -156,6 +156,28 @@ def test_what_an_interrupted_run_was_compiling_ends_with_it_and_the_folder_is_fr
     assert content(tmp_path) == content(clean)
 
 
+@pytest.mark.parametrize("operation", ["mkdir", "rename"])
+def test_an_interrupt_just_after_a_temporary_folder_is_made_or_before_its_end_leaves_none(
+    plan: CompilePlan, tree: Path, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    shutil.rmtree(tree / "audio")
+    make = Path.mkdir
+
+    def interrupted(path: Path, *arguments: Any, **more: Any) -> Any:
+        if operation == "mkdir":
+            make(path, *arguments, **more)
+        if path.name == ".audio.part":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, operation, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compile_tree(plan, tree, SLOW)
+    left = {path.name for path in tree.iterdir()} - {MANIFEST_FILE, ".lock"}
+    assert left == set(MODELS) - {"audio"}
+    monkeypatch.undo()
+    assert compile_tree(plan, tree, SLOW).compiled == ("audio",)
+
+
 def runs(pid: int) -> bool:
     """Tell whether a process is there, and not only its exit status."""
     try:

@@ -161,11 +161,12 @@ def _compile(
     progress.begins(expected, {model: missing[model] for model in chosen})
     for model in chosen:
         part = tree / f".{model}.part"
-        part.mkdir()
         try:
+            part.mkdir()
             tick = partial(_advance, progress, model, part)
             record = run_worker(target.compile_model, plan, model, part, lock, tick)
             write_record(part, origins[model], record)
+            _swap(tree, model, part)
         except BaseException as error:
             written = _folder_bytes(part)
             if target.keeps_failed and isinstance(error, CompileError):
@@ -174,7 +175,6 @@ def _compile(
             if isinstance(error, OSError) and is_full(error):
                 raise _full(tree, model, expected[model], written) from error
             raise
-        _swap(tree, model, part)
         records[model] = record
         del missing[model]
         progress.compiled(model, record)
