@@ -9,8 +9,6 @@ of memory to compile, and 24 GB of memory to run: with less, the bench says so a
 
 Each of these is a process of its own:
 
-- machine: the rates at which memory is read and products are computed (bench.bandwidth), before and
-  after the others;
 - reply: the load, and a written question's reply of --tokens text tokens and --frames frames.
   Random weights never end a reply, so limits do;
 - the same again, which is what counts: the tree's pages are in memory, and a short reply has filled
@@ -19,13 +17,16 @@ Each of these is a process of its own:
 - question: the end of a spoken question of 3 s, prefilled while it arrives, to the first sample. A
   first one is not counted;
 - parts: one call of each part; frames of talker and code predictor four times for each repeat.
+  After each call memory is read, and a product of square matrices computed, with all threads: what
+  a machine's neighbours leave of its rates changes from one second to the next.
 
 Rows, with null for what does not apply:
 
 - stage: a part; rows: of its prompt, or in its KV cache; frames; median_s, min_s, max_s, repeats;
-- bytes and multiply_adds of a call; limit_s: the bytes at the read's best rate or the multiply-adds
-  at the product's, whichever is longer; ratio: min_s over this limit with the threads that the
-  part has, half of them for code2wav;
+- bytes and multiply_adds of a call; read_bytes_per_s, product_multiply_adds_per_s: the best rates
+  after the part's calls, or after the frames that talker and code predictor share;
+- limit_s: the bytes at the read's rate or the multiply-adds at the product's, whichever is longer;
+  ratio: min_s over this limit with the threads that the part has, half of them for code2wav;
 - limit_8_s, limit_16_s: the same limit with 8 and 16 threads, derived: the memory as here, the
   products by as many threads as one of these times.
 
@@ -35,12 +36,14 @@ long_prompt_ttft_s; tree_gb; load_s, of the load call alone; first_load_s, first
 first_major_faults, of the first process; question_ttfb_s and question_ttft_s.
 """
 
+import itertools
+import math
 import resource
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +52,7 @@ import torch
 
 from bench import bandwidth, stages
 from bench.common.command_line import Figures, InputError, Row, natural, parser_of, positive, run
-from bench.common.measure import in_new_process
+from bench.common.measure import in_new_process, timed
 from bench.common.memory import peak_mb
 from bench.common.models import loaded_engines, written_messages
 from bench.threads import code2wav_work
@@ -58,7 +61,9 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.modules import STAGES, lay_out
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.cli import main as command
-from qwen3_omni_neuron.cpu.fits import DTYPES, GB, fits_of, memory_bytes
+from qwen3_omni_neuron.cpu.fits import DTYPES, GB, fits_of
+from qwen3_omni_neuron.cpu.memory import memory_bytes
+from qwen3_omni_neuron.cpu.rates import Call, one_thread_each, products, reads
 from qwen3_omni_neuron.cpu.target import usable_cores
 from qwen3_omni_neuron.cpu.work import CHUNK, FRAMES, PROMPT, TOKENS, CallSeconds
 from qwen3_omni_neuron.loading import stage_threads
@@ -94,17 +99,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measure(options: Namespace) -> Figures:
     """Make the tree where there is none, and measure. Raises InputError where it does not fit."""
     checkpoint, tree = made(options)
-    rates = in_new_process(machine, options)
     first = in_new_process(reply, checkpoint, tree, options, False)
     replied = in_new_process(reply, checkpoint, tree, options, True)
     asked = in_new_process(question, checkpoint, tree, options)
     timed_parts = in_new_process(parts, checkpoint, tree, options)
-    again = in_new_process(machine, options)
-    read, product = (max(pair) for pair in zip(rates, again, strict=True))
-    rows = [with_limit(row, read, product, options.threads) for row in timed_parts]
+    rows = [with_limit(row, options.threads) for row in timed_parts]
     size = sum(file.stat().st_size for file in tree.rglob("*") if file.is_file())
     summary = {
-        **{"read_gigabytes_per_s": read / GB, "product_billion_multiply_adds_per_s": product / GB},
         "first_load_s": first["load_s"],
         "first_total_s": first["total_s"],
         "first_major_faults": first["major_faults"],
@@ -136,10 +137,42 @@ def made(options: Namespace) -> tuple[Path, Path]:
     return checkpoint, tree
 
 
-def machine(options: Namespace) -> tuple[float, float]:
-    """Return the bytes that are read in a second, and the multiply-adds, with all threads."""
-    rows = list(bandwidth.machine_rows(options.threads, options))
-    return tuple(bandwidth.best_rate(rows, name, options.threads) for name in ("read", "product"))  # type: ignore[return-value]
+class Machine:
+    """Calls that are timed in turn with those of a part, by the name of their rate.
+
+    work: what one of them reads or multiplies.
+    """
+
+    def __init__(self, calls: Mapping[str, Sequence[Call]], work: Mapping[str, int]):
+        self._calls, self._work = calls, work
+        self._least_s: dict[str, float] = {}
+        self._rates: dict[str, float] = {}
+
+    def __call__(self) -> None:
+        """Make each call once."""
+        for name, calls in self._calls.items():
+            self._least_s[name] = min(self._least_s.get(name, math.inf), *map(timed, calls))
+
+    def rates(self) -> dict[str, float]:
+        """Return the best rates since they were last asked for; the same where none was timed."""
+        if self._least_s:
+            self._rates = {name: self._work[name] / s for name, s in self._least_s.items()}
+            self._least_s = {}
+        return self._rates
+
+
+@contextmanager
+def machine(options: Namespace) -> Iterator[Machine]:
+    """Make reads and products with all threads."""
+    elements = options.array_mb * 2**20 // 4 // options.threads
+    with (
+        one_thread_each(reads(options.threads, elements)) as read,
+        products(options.threads, options.product_size) as multiplied,
+    ):
+        names = "read_bytes_per_s", "product_multiply_adds_per_s"
+        work = 4 * elements * options.threads, options.product_size**3
+        calls = [read], multiplied
+        yield Machine(dict(zip(names, calls, strict=True)), dict(zip(names, work, strict=True)))
 
 
 def loaded(checkpoint: Path, tree: Path, options: Namespace) -> Qwen3Omni:
@@ -235,12 +268,15 @@ def parts(checkpoint: Path, tree: Path, options: Namespace) -> list[Row]:
     calls = Namespace(
         batches=[1], repeats=options.repeats, seed=options.seed, chunk_frames=[1, CHUNK]
     )
-    with loaded_engines(checkpoint, loading, 1) as (_, engines):
-        found = list(stages.thinker_rows(engines.thinker, [prompt], calls))
+    frames = Namespace(**{**vars(calls), "repeats": FRAME_REPEATS * options.repeats})
+    with loaded_engines(checkpoint, loading, 1) as (_, engines), machine(options) as beside:
         assert engines.talker is not None and engines.vocoder is not None
-        frames = Namespace(**{**vars(calls), "repeats": FRAME_REPEATS * options.repeats})
-        found += stages.talker_rows(engines.talker, config, [prompt], frames)
-        found += stages.vocoder_rows(engines.vocoder, config, calls)
+        timed_rows = itertools.chain(
+            stages.thinker_rows(engines.thinker, [prompt], calls, beside),
+            stages.talker_rows(engines.talker, config, [prompt], frames, beside),
+            stages.vocoder_rows(engines.vocoder, config, calls, beside),
+        )
+        found = [{**row, **beside.rates()} for row in timed_rows]
     models, _ = lay_out(config, ("thinker", "talker"))
     kept = (bandwidth.PREFILL, bandwidth.DECODE, bandwidth.STEP, bandwidth.PREDICTOR)
     rows = []
@@ -256,9 +292,10 @@ def parts(checkpoint: Path, tree: Path, options: Namespace) -> list[Row]:
     return rows
 
 
-def with_limit(row: Row, read: float, product: float, threads: int) -> Row:
+def with_limit(row: Row, threads: int) -> Row:
     """Return a part's row with its limit by the machine's rates."""
-    bytes_s, adds_s = row["bytes"] / read, row["multiply_adds"] / product
+    bytes_s = row["bytes"] / row["read_bytes_per_s"]
+    adds_s = row["multiply_adds"] / row["product_multiply_adds_per_s"]
     limit_s = max(bytes_s, adds_s)
     stage = "vocoder" if row["stage"] == CODE2WAV else "thinker"
     own = stage_threads(threads, STAGES, "shared")[stage]

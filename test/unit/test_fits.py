@@ -12,7 +12,7 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.tiny.sizes import released_config
 from qwen3_omni_neuron.compilation.plan import MODELS, make_plan
 from qwen3_omni_neuron.compilation.runner import _check_disk
-from qwen3_omni_neuron.cpu import fits
+from qwen3_omni_neuron.cpu import fits, memory
 from qwen3_omni_neuron.cpu.fits import GB, PROCESS_BYTES, Fit, fits_of, fits_text
 from qwen3_omni_neuron.cpu.target import LIMITS
 from qwen3_omni_neuron.cpu.weights import WEIGHTS_FILE, compile_model, expected_bytes
@@ -70,7 +70,7 @@ def test_the_table_says_how_much_is_missing() -> None:
 def test_a_dry_run_for_the_cpu_says_what_fits_here(
     checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fits, "memory_bytes", lambda: int(0.6 * GB))
+    monkeypatch.setattr(memory, "memory_bytes", lambda: int(0.6 * GB))
     words = ["compile", "--model", str(checkpoint), "--dry-run", "--target", "cpu"]
     assert cli.main([*words, "--context-length", "256"]) == 0
     printed = capsys.readouterr().out

@@ -188,7 +188,8 @@ def _dry_run_here(plan: "CompilePlan") -> int:
     from qwen3_omni_neuron.checkpoint.config_json import read_config
     from qwen3_omni_neuron.checkpoint.files import Checkpoint
     from qwen3_omni_neuron.checkpoint.quantised import read_settings
-    from qwen3_omni_neuron.cpu.fits import fits_of, fits_text, memory_bytes
+    from qwen3_omni_neuron.cpu.fits import fits_of, fits_text
+    from qwen3_omni_neuron.cpu.memory import memory_bytes
 
     quantised = {}
     if read_settings(plan.model) is not None:

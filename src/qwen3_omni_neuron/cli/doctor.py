@@ -166,7 +166,8 @@ def _machine() -> list[str]:
 def _fits() -> list[str]:
     """Return a table of what the released model takes on this CPU, and whether it fits."""
     try:
-        from qwen3_omni_neuron.cpu.fits import fits_of, fits_text, memory_bytes
+        from qwen3_omni_neuron.cpu.fits import fits_of, fits_text
+        from qwen3_omni_neuron.cpu.memory import memory_bytes
     except (ImportError, OSError) as error:
         return [f"What fits the memory is unknown, as torch can't be imported ({error})."]
     from qwen3_omni_neuron.checkpoint.tiny.sizes import released_config

@@ -5,10 +5,8 @@ nothing is measured. Pages of a mapped tree that are used count as memory, and t
 encoder are only used by images.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -69,14 +67,6 @@ def fits_of(
         }
         found.append(Fit(dtype, sum(sizes.values()), sizes["vision"], slot))
     return found
-
-
-def memory_bytes() -> int:
-    """Return the memory of this machine, or of its container where that is less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text(encoding="utf-8").strip() if limit.exists() else "max"
-    return total if text == "max" else min(total, int(text))
 
 
 def fits_text(fits: Sequence[Fit], positions: int, memory_bytes: int) -> list[str]:

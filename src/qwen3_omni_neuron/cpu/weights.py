@@ -1,8 +1,8 @@
 """Load weights from a checkpoint, write them to a compiled tree, and load them from it.
 
 A tree has one file a model, with our modules' parameters in the forms of cpu.precision. A loaded
-file is mapped into memory, without a copy: pages are read from the disk when they are first used,
-and all processes of one tree share them.
+file is mapped into memory, without a copy, and all processes of one tree share its pages. They are
+read at the load; the vision encoder's are read when an image first needs them.
 """
 
 import time
@@ -24,6 +24,7 @@ from qwen3_omni_neuron.checkpoint.quantised import QuantisedForm
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout, layout_bytes, write_tensors
 from qwen3_omni_neuron.compilation.manifest import ModelRecord, record_files
 from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODEL_STAGES, SAME, CompilePlan
+from qwen3_omni_neuron.cpu.memory import map_pages
 from qwen3_omni_neuron.cpu.precision import (
     GROUPS,
     ORDER,
@@ -101,7 +102,9 @@ def load_compiled_models(
         if chosen:
             with _open_weights(tree / model) as file:
                 folder = tree / model
-                _fill(folder, file, chosen, dtype, packed, quantised, predictor_dtype)
+                kept = _fill(folder, file, chosen, dtype, packed, quantised, predictor_dtype)
+            if model != "vision":
+                map_pages(kept)
     if "embedding" in parts:
         with _open_weights(tree / "thinker") as file:
             chosen = {"embedding": parts["embedding"]}
@@ -200,8 +203,8 @@ def _fill(
     quantised: Mapping[str, QuantisedForm],
     predictor_dtype: str,
     alone: str = "",
-) -> None:
-    """Fill the modules of parts from a file.
+) -> list[Tensor]:
+    """Fill the modules of parts from a file. Return the tensors of the file that they keep.
 
     packed, quantised, predictor_dtype: see load_compiled_models. alone: prefix of these parameters'
     names, in place of the part's name, in a file that also has other tensors.
@@ -236,6 +239,7 @@ def _fill(
             )
         return tensor
 
+    in_use: list[Tensor] = []
     for name, part in parts.items():
         for target, kept in layout[name].items():
             tensors = {k: tensor_of((alone or f"{name}.") + k) for k in kept}
@@ -245,6 +249,8 @@ def _fill(
                 put_parameter(part.module, target, widen(tensors, target, shape))
             else:
                 put_kept(part.module, target, forms[name][target], tensors)
+                in_use += tensors.values()
+    return in_use
 
 
 def compile_model(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:

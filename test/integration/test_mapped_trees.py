@@ -1,0 +1,113 @@
+"""Pages of mapped files: all of a tree's at its load, but for images and without the memory."""
+
+import mmap
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.modules import STAGES
+from qwen3_omni_neuron.compilation.plan import MODELS
+from qwen3_omni_neuron.cpu import memory
+from qwen3_omni_neuron.cpu.memory import POPULATE_READ, map_pages
+from qwen3_omni_neuron.cpu.weights import WEIGHTS_FILE, compile_model, load_compiled_models
+from testing.specs import plan_of
+
+MB = 1 << 20
+SMAPS = Path("/proc/self/smaps")
+HUGE = "hg"  # flag of a mapping that may have large pages
+
+
+def pages_can_be_mapped() -> bool:
+    try:
+        mmap.mmap(-1, mmap.PAGESIZE).madvise(POPULATE_READ)
+    except OSError:
+        return False
+    return SMAPS.exists()
+
+
+needs_map_pages = pytest.mark.skipif(
+    not pages_can_be_mapped(), reason="no MADV_POPULATE_READ (Linux 5.14) or no /proc/self/smaps"
+)
+
+
+def mappings(file: Path) -> list[tuple[int, list[str]]]:
+    """Return the bytes in memory and the flags of each part of a file that is mapped here."""
+    found, of_file, nbytes = [], False, 0
+    for line in SMAPS.read_text(encoding="utf-8").splitlines():
+        if re.match("[0-9a-f]+-", line):
+            of_file = line.endswith(f" {file}")
+        elif of_file and line.startswith("Rss:"):
+            nbytes = int(line.split()[1]) * 1024
+        elif of_file and line.startswith("VmFlags:"):
+            found.append((nbytes, line.split()[1:]))
+    return found
+
+
+def mapped_bytes(file: Path) -> int:
+    return sum(nbytes for nbytes, _ in mappings(file))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    weights = {"first": torch.ones(2 * MB), "none": torch.ones(0), "last": torch.ones(1001)}
+    save_file(weights, tmp_path / WEIGHTS_FILE)
+    return tmp_path / WEIGHTS_FILE
+
+
+def tensors_of(file: Path) -> list[Tensor]:
+    with safe_open(file, framework="pt") as opened:
+        return [opened.get_tensor(name) for name in ("last", "none", "first")]
+
+
+@needs_map_pages
+def test_all_pages_of_the_tensors_are_mapped(file: Path) -> None:
+    kept = tensors_of(file)
+    assert mapped_bytes(file) < MB
+    map_pages(kept)
+    assert mapped_bytes(file) >= sum(tensor.nbytes for tensor in kept)
+    assert all((tensor == 1).all() for tensor in kept)
+
+
+@needs_map_pages
+def test_more_than_the_memory_is_left_alone(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tensors_of(file)
+    monkeypatch.setattr(memory, "memory_bytes", lambda: sum(t.nbytes for t in kept) - 1)
+    map_pages(kept)
+    assert mapped_bytes(file) < MB
+    assert all(HUGE not in flags for _, flags in mappings(file))
+
+
+def test_without_the_call_of_the_system_nothing_happens(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=sys.platform == "linux")
+    kept = tensors_of(file)
+    map_pages(kept)
+    assert all((tensor == 1).all() for tensor in kept)
+
+
+@needs_map_pages
+def test_all_models_but_the_vision_encoder_are_mapped_at_the_load(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    config = read_config(checkpoint)
+    plan = plan_of(checkpoint, config, dtype="float32")
+    for model in MODELS:
+        (tmp_path / model).mkdir()
+        compile_model(plan, model, tmp_path / model)
+    models = load_compiled_models(tmp_path, config, "float32", STAGES, packed=True)
+    assert models.thinker is not None
+    advised = {
+        model: [HUGE in flags for _, flags in mappings(tmp_path / model / WEIGHTS_FILE)]
+        for model in MODELS
+    }
+    assert {model: any(parts) for model, parts in advised.items()} == {
+        model: model != "vision" for model in MODELS
+    }
