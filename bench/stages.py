@@ -20,7 +20,7 @@ The encoders run on the CPU in this process, over weights of their own, before t
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +37,7 @@ from bench.common.command_line import (
     run,
     sizes,
 )
-from bench.common.measure import in_turn, median_row, repeated, timed
+from bench.common.measure import in_turn, median_row, nothing, repeated, timed
 from bench.common.models import (
     add_model_arguments,
     chosen_checkpoint,
@@ -156,11 +156,14 @@ def encoder_rows(folder: Path, config: OmniConfig, options: argparse.Namespace) 
 
 
 def thinker_rows(
-    thinker: Thinker, prompts: Sequence[Prompt], options: argparse.Namespace
+    thinker: Thinker,
+    prompts: Sequence[Prompt],
+    options: argparse.Namespace,
+    beside: Callable[[], None] = nothing,
 ) -> Iterator[Row]:
-    """Time prefill by length; decode by length and batch."""
+    """Time prefill by length; decode by length and batch. beside: called after each timed call."""
     for prompt in prompts:
-        prefill = repeated(partial(thinker.prefill, 0, prompt), options.repeats)
+        prefill = repeated(partial(thinker.prefill, 0, prompt), options.repeats, beside)
         yield row_of("thinker prefill", prefill, batch=1, rows=len(prompt))
     for prompt in prompts:
         for batch in options.batches:
@@ -168,14 +171,21 @@ def thinker_rows(
             for slot in slots:
                 thinker.prefill(slot, prompt)
             tokens = [TOKEN] * batch
-            times = repeated(partial(thinker.step, slots, tokens), options.repeats)
+            times = repeated(partial(thinker.step, slots, tokens), options.repeats, beside)
             yield row_of("thinker decode", times, batch=batch, rows=len(prompt) + 1)
 
 
 def talker_rows(
-    talker: Talker, config: OmniConfig, prompts: Sequence[Prompt], options: argparse.Namespace
+    talker: Talker,
+    config: OmniConfig,
+    prompts: Sequence[Prompt],
+    options: argparse.Namespace,
+    beside: Callable[[], None] = nothing,
 ) -> Iterator[Row]:
-    """Time both halves of a prefill by length; step and code predictor by length and batch."""
+    """Time both halves of a prefill by length; step and code predictor by length and batch.
+
+    beside: called after each step, and so after each frame.
+    """
     assert config.talker is not None
     speaker, accepted = min(config.talker.speaker_ids.values()), torch.zeros(0, 1)
     draw = np.random.default_rng(options.seed)
@@ -200,6 +210,7 @@ def talker_rows(
                 how = [released_sampling(draw, config.code_groups) for _ in slots]
                 predict.append(timed(partial(talker.predict, slots, [TOKEN] * batch, how)))
                 step.append(timed(partial(talker.step, slots, [config.tts_pad_id] * batch)))
+                beside()
             rows = len(prompt.talker) + 1
             if prompt is prompts[0]:  # earlier frames make no difference to it
                 yield row_of("code predictor", predict[1:], batch=batch, frames=1)
@@ -207,9 +218,12 @@ def talker_rows(
 
 
 def vocoder_rows(
-    vocoder: Vocoder, config: OmniConfig, options: argparse.Namespace
+    vocoder: Vocoder,
+    config: OmniConfig,
+    options: argparse.Namespace,
+    beside: Callable[[], None] = nothing,
 ) -> Iterator[Row]:
-    """Time first and later chunks by frames and batch."""
+    """Time first and later chunks by frames and batch. beside: called after each timed call."""
     assert config.code2wav is not None
     generator = torch.Generator().manual_seed(options.seed)
     for frames in options.chunk_frames or vocoder.chunk_frames:
@@ -219,7 +233,7 @@ def vocoder_rows(
             codes = torch.randint(0, config.code2wav.codebook_size, shape, generator=generator)
             chunks = list(codes)
             for name, decode in (("start", vocoder.start), ("step", vocoder.step)):
-                times = repeated(partial(decode, slots, chunks), options.repeats)
+                times = repeated(partial(decode, slots, chunks), options.repeats, beside)
                 yield row_of(f"code2wav {name}", times, batch=batch, frames=frames)
 
 

@@ -17,9 +17,22 @@ def timed(function: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def repeated(function: Callable[[], Any], repeats: int) -> list[float]:
-    """Return the seconds of each call, after one call that is not counted."""
-    return [timed(function) for _ in range(1 + repeats)][1:]
+def nothing() -> None:
+    """Do nothing."""
+
+
+def repeated(
+    function: Callable[[], Any], repeats: int, beside: Callable[[], None] = nothing
+) -> list[float]:
+    """Return the seconds of each call, after one call that is not counted.
+
+    beside: called after each.
+    """
+    seconds = []
+    for _ in range(1 + repeats):
+        seconds.append(timed(function))
+        beside()
+    return seconds[1:]
 
 
 def in_turn(functions: Sequence[Callable[[], Any]], repeats: int) -> list[list[float]]:

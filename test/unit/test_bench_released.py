@@ -58,10 +58,22 @@ def test_a_machine_with_too_little_memory_is_told_so(
 
 def test_a_part_is_beside_the_limit_of_its_own_threads() -> None:
     """A second of products with two threads, of which code2wav has one; the talker reads longer."""
+    rates = {"read_bytes_per_s": 10, "product_multiply_adds_per_s": 100}
     of_code2wav = {"stage": released.CODE2WAV, "bytes": 1, "multiply_adds": 100, "min_s": 3.0}
     of_talker = {"stage": "talker step", "bytes": 30, "multiply_adds": 100, "min_s": 6.0}
     ratios = [
         (row["limit_s"], row["ratio"], row["limit_8_s"])
-        for row in (released.with_limit(part, 10, 100, 2) for part in (of_code2wav, of_talker))
+        for row in (released.with_limit({**part, **rates}, 2) for part in (of_code2wav, of_talker))
     ]
     assert ratios == [(1.0, 1.5, 0.25), (3.0, 2.0, 3.0)]
+
+
+def test_the_rates_are_the_best_since_the_last_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([4.0, 2.0, 5.0, 1.0, 8.0, 16.0])
+    monkeypatch.setattr(released, "timed", lambda call: next(seconds))
+    machine = released.Machine({"read": [list, list]}, {"read": 8})
+    machine()
+    machine()
+    assert machine.rates() == machine.rates() == {"read": 8.0}
+    machine()
+    assert machine.rates() == {"read": 1.0}
