@@ -197,7 +197,7 @@ static void check_rows(const Weights *w, int64_t rows, int add)
     memcpy(before, y, (size_t)(rows * y_stride) * 4);
     for (int64_t p = 0; p < panels; p += PANELS_AT_ONCE)
         kernels->multiply(y + p * PANEL, y_stride, x, x_stride, rows, m, p,
-                          smaller(PANELS_AT_ONCE, panels - p), add);
+                          smaller(PANELS_AT_ONCE, panels - p), add, NULL);
     check_product(w, y, before, y_stride, given, into, rows, add);
     guarded("memory after y of multiply", y, rows * y_stride);
     for (int64_t r = 0; r < rows; r++) {
@@ -208,7 +208,8 @@ static void check_rows(const Weights *w, int64_t rows, int add)
         float *alone = numbers(out, 1.0f);
         memcpy(alone, before + r * y_stride, (size_t)out * 4);
         for (int64_t p = 0; p < panels; p++)
-            kernels->multiply(alone + p * PANEL, out, x + r * x_stride, x_stride, 1, m, p, 1, add);
+            kernels->multiply(alone + p * PANEL, out, x + r * x_stride, x_stride, 1, m, p, 1, add,
+                              NULL);
         for (int64_t o = 0; o < out; o++)
             if (memcmp(alone + o, y + r * y_stride + o, 4) != 0) {
                 fail("a row alone", r * y_stride + o, y[r * y_stride + o], alone[o]);

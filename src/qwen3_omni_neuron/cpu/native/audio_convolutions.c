@@ -61,7 +61,7 @@ static void convolve_lines(void *work, int64_t task, float *gathered)
         gather(gathered + r * stride, c, c->x + chunk * c->mels * c->times * (into / (TAPS * TAPS)),
                first + r / times, r % times);
     for (int64_t p = 0; p < panels_of(out); p++)
-        kernels->multiply(y + p * PANEL, out, gathered, stride, count * times, c->w, p, 1, 0);
+        kernels->multiply(y + p * PANEL, out, gathered, stride, count * times, c->w, p, 1, 0, NULL);
     for (int64_t r = 0; r < count * times; r++)
         if (r % times < filled)
             kernels->gelu(y + r * out, y + r * out, out);

@@ -133,7 +133,7 @@ static void widen_panel(void *work, int64_t task, float *unused)
     float *y = c->wide + task * PANEL;
     (void)unused;
     kernels->multiply(y, stride, c->normed, row_stride(w->into), c->frames * c->rows, w, task, 1,
-                      0);
+                      0, NULL);
     for (int64_t r = 0; r < c->frames * c->rows; r++, y += stride)
         if (c->layer->tanh_gelu)
             kernels->gelu_tanh(y, y, columns);

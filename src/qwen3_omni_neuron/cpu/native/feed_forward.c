@@ -55,8 +55,9 @@ static void gate_panels(void *work, int64_t task, float *gates)
     Matrix gate = matrix_at(f->gate_up, 2 * expert), up = matrix_at(f->gate_up, 2 * expert + 1);
     float *ups = gates + rows * width;
     kernels->multiply(gates, width, f->gate_x + start * stride, stride, rows, &gate, first, panels,
-                      0);
-    kernels->multiply(ups, width, f->up_x + start * stride, stride, rows, &up, first, panels, 0);
+                      0, NULL);
+    kernels->multiply(ups, width, f->up_x + start * stride, stride, rows, &up, first, panels, 0,
+                      NULL);
     for (int64_t r = 0; r < rows; r++) {
         float scale = f->scale == NULL ? 1.0f : f->scale[r];
         if (f->experts)
@@ -77,8 +78,12 @@ static void add_down_panels(void *work, int64_t task, float *outs)
     for (int64_t i = 0; i < f->used; i++) {
         int64_t e = expert_at(f, i), rows = rows_of(f, e), start = first_of(f, e);
         Matrix down = matrix_at(f->down, e);
+        int last = i + 1 == f->used; /* the next task begins with the first expert */
+        Matrix later = matrix_at(f->down, expert_at(f, last ? 0 : i + 1));
+        const char *next = (const char *)later.panels +
+                           (last ? first + f->group : first) * panel_bytes(&later);
         kernels->multiply(outs, width, f->down_x + start * row_stride(f->ffn), row_stride(f->ffn),
-                          rows, &down, first, panels, 0);
+                          rows, &down, first, panels, 0, next);
         for (int64_t r = 0; r < rows; r++) {
             float *to = m->x + m->order[start + r] * f->hidden + column;
             for (int64_t c = 0; c < columns; c++)

@@ -10,16 +10,16 @@ enum { INT4_RAW = FLOAT16, TYPES };
 /* A bit of MXCSR that the headers name only where SSE3 is compiled for. */
 enum { DENORMALS_ARE_ZEROS = 0x40 };
 
-/* A product of rows and panels of one type. unit: what the sums are multiplied by, see take_inputs. panels:
- * the first one, with whose outputs y, scale and bias begin. */
+/* A product of rows and panels of one type, of `outs` outputs. unit: what the sums are multiplied by, see
+ * take_inputs. panels: the first one, with whose outputs y, scale and bias begin; next: see multiply. */
 typedef struct {
     float *y;
     const float *x;
-    int64_t y_stride, x_stride;
+    int64_t y_stride, x_stride, outs;
     int add;
     float unit;
     const Matrix *m;
-    const char *panels;
+    const char *panels, *next;
     const float *scale, *bias;
 } Tiles;
 

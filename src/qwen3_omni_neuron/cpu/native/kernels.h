@@ -49,9 +49,10 @@ typedef struct {
     const char *name;
     /* Multiply rows by `panels` panels from `first` on: y = w x, or y += w x where add. x [rows,
      * into], or as take_inputs of product.h writes them; y [rows, up to panels * PANEL], the outputs of
-     * these panels. */
+     * these panels. next: as many panels of this shape that the thread takes after these, fetched as
+     * these end; NULL: those that follow in w. */
     void (*multiply)(float *y, int64_t y_stride, const float *x, int64_t x_stride, int64_t rows,
-                     const Matrix *w, int64_t first, int64_t panels, int add);
+                     const Matrix *w, int64_t first, int64_t panels, int add, const char *next);
     /* Round a group of a panel, w [group, PANEL], to an INT4 block with bfloat16 scales. The weights
      * are bfloat16 numbers. */
     void (*quantise)(void *block, const float *w, int64_t group);

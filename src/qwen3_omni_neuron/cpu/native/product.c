@@ -78,7 +78,7 @@ static void multiply_panels(void *work, int64_t task, float *unused)
     int64_t first = task * p->group;
     (void)unused;
     kernels->multiply(p->y + first * PANEL, p->y_stride, p->x, p->x_stride, p->rows, p->w, first,
-                      smaller(p->group, panels_of(p->w->out) - first), p->add);
+                      smaller(p->group, panels_of(p->w->out) - first), p->add, NULL);
 }
 
 int64_t group_for(int64_t rows)
