@@ -18,15 +18,16 @@ Each of these is a process of its own:
   first one is not counted;
 - parts: one call of each part; frames of talker and code predictor four times for each repeat.
   After each call memory is read, and a product of square matrices computed, with all threads: what
-  a machine's neighbours leave of its rates changes from one second to the next.
+  a machine's neighbours leave of its rates changes from one moment to the next.
 
 Rows, with null for what does not apply:
 
 - stage: a part; rows: of its prompt, or in its KV cache; frames; median_s, min_s, max_s, repeats;
-- bytes and multiply_adds of a call; read_bytes_per_s, product_multiply_adds_per_s: the best rates
-  after the part's calls, or after the frames that talker and code predictor share;
+- bytes and multiply_adds of a call; read_bytes_per_s, product_multiply_adds_per_s: the medians of
+  the rates after the part's calls, or after the frames that talker and code predictor share;
 - limit_s: the bytes at the read's rate or the multiply-adds at the product's, whichever is longer;
-  ratio: min_s over this limit with the threads that the part has, half of them for code2wav;
+  ratio: median_s over this limit with the threads that the part has, half of them for code2wav.
+  Not the fastest of each: a read of some milliseconds finds moments that no whole call does;
 - limit_8_s, limit_16_s: the same limit with 8 and 16 threads, derived: the memory as here, the
   products by as many threads as one of these times.
 
@@ -37,8 +38,8 @@ first_major_faults, of the first process; question_ttfb_s and question_ttft_s.
 """
 
 import itertools
-import math
 import resource
+import statistics
 import sys
 import time
 from argparse import Namespace
@@ -140,25 +141,26 @@ def made(options: Namespace) -> tuple[Path, Path]:
 class Machine:
     """Calls that are timed in turn with those of a part, by the name of their rate.
 
-    work: what one of them reads or multiplies.
+    Of several for one rate the fastest counts. work: what one of them reads or multiplies.
     """
 
     def __init__(self, calls: Mapping[str, Sequence[Call]], work: Mapping[str, int]):
         self._calls, self._work = calls, work
-        self._least_s: dict[str, float] = {}
+        self._seconds: dict[str, list[float]] = {name: [] for name in calls}
         self._rates: dict[str, float] = {}
 
     def __call__(self) -> None:
         """Make each call once."""
         for name, calls in self._calls.items():
-            self._least_s[name] = min(self._least_s.get(name, math.inf), *map(timed, calls))
+            self._seconds[name].append(min(map(timed, calls)))
 
     def rates(self) -> dict[str, float]:
-        """Return the best rates since they were last asked for; the same where none was timed."""
-        if self._least_s:
-            self._rates = {name: self._work[name] / s for name, s in self._least_s.items()}
-            self._least_s = {}
-        return self._rates
+        """Return the medians since they were last asked for; the same where nothing was timed."""
+        for name, seconds in self._seconds.items():
+            if seconds:
+                self._rates[name] = self._work[name] / statistics.median(seconds)
+                seconds.clear()
+        return dict(self._rates)
 
 
 @contextmanager
@@ -301,7 +303,7 @@ def with_limit(row: Row, threads: int) -> Row:
     own = stage_threads(threads, STAGES, "shared")[stage]
     own_limit_s = max(bytes_s, adds_s * threads / own)
     derived = {f"limit_{n}_s": max(bytes_s, adds_s * threads / n) for n in DERIVED}
-    return {**row, "limit_s": limit_s, "ratio": row["min_s"] / own_limit_s, **derived}
+    return {**row, "limit_s": limit_s, "ratio": row["median_s"] / own_limit_s, **derived}
 
 
 def limit_of_reply(rows: Sequence[Row], options: Namespace) -> float:
