@@ -187,7 +187,7 @@ def released_frame(text: str) -> Picture:
     rows = {
         machine: {
             "measured": FRAME_MS * numbers(measured[i])[0],
-            "least time of this machine": FRAME_MS * numbers(limit[i])[0],
+            "its parts by the machine's rates": FRAME_MS * numbers(limit[i])[0],
         }
         for i, machine in enumerate(machines)
     }
