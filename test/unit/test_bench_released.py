@@ -69,7 +69,7 @@ def test_a_part_is_beside_the_limit_of_its_own_threads() -> None:
 
 
 def test_the_rates_are_the_medians_since_the_last_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the faster of two calls, three times, and then once more."""
+    """Three turns of two calls, of which the faster counts, and then one more."""
     seconds = iter([4.0, 2.0, 5.0, 1.0, 3.0, 4.0, 8.0, 16.0])
     monkeypatch.setattr(released, "timed", lambda call: next(seconds))
     machine = released.Machine({"read": [list, list]}, {"read": 8})
