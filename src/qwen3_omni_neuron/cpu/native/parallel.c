@@ -311,8 +311,10 @@ static void wait_for_helpers(const Team *team, int64_t tasks)
 /* Count the time of shared work and of the wait at its end, and choose how many threads may work. */
 static void count_wait(int64_t now, int64_t shared_ns, int64_t waited_ns)
 {
-    int64_t shared = pool.shared_ns += shared_ns;
-    if (waited_ns >= STALL_NS && (pool.waited_ns += waited_ns) > shared / 6) {
+    int64_t shared = atomic_fetch_add(&pool.shared_ns, shared_ns) + shared_ns, waited = 0;
+    if (waited_ns >= STALL_NS)
+        waited = atomic_fetch_add(&pool.waited_ns, waited_ns) + waited_ns;
+    if (waited > shared / 6) {
         pool.stalls = smaller(pool.stalls + 1, MOST_STALLS);
         pool.fewer_until = now + (FEWER_NS << pool.stalls);
         pool.usable = larger(pool.usable / 2, 1);
