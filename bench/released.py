@@ -139,26 +139,27 @@ def made(options: Namespace) -> tuple[Path, Path]:
 
 
 class Machine:
-    """Calls that are timed in turn with those of a part, by the name of their rate.
+    """Calls that are timed in turn with those of a part.
 
-    Of several for one rate the fastest counts. work: what one of them reads or multiplies.
+    calls: by the name of a rate, what one call reads or multiplies, and calls of which the fastest
+    counts.
     """
 
-    def __init__(self, calls: Mapping[str, Sequence[Call]], work: Mapping[str, int]):
-        self._calls, self._work = calls, work
+    def __init__(self, calls: Mapping[str, tuple[int, Sequence[Call]]]):
+        self._calls = calls
         self._seconds: dict[str, list[float]] = {name: [] for name in calls}
         self._rates: dict[str, float] = {}
 
     def __call__(self) -> None:
         """Make each call once."""
-        for name, calls in self._calls.items():
+        for name, (_, calls) in self._calls.items():
             self._seconds[name].append(min(map(timed, calls)))
 
     def rates(self) -> dict[str, float]:
         """Return the medians since they were last asked for; the same where nothing was timed."""
         for name, seconds in self._seconds.items():
             if seconds:
-                self._rates[name] = self._work[name] / statistics.median(seconds)
+                self._rates[name] = self._calls[name][0] / statistics.median(seconds)
                 seconds.clear()
         return dict(self._rates)
 
@@ -171,10 +172,12 @@ def machine(options: Namespace) -> Iterator[Machine]:
         one_thread_each(reads(options.threads, elements)) as read,
         products(options.threads, options.product_size) as multiplied,
     ):
-        names = "read_bytes_per_s", "product_multiply_adds_per_s"
-        work = 4 * elements * options.threads, options.product_size**3
-        calls = [read], multiplied
-        yield Machine(dict(zip(names, calls, strict=True)), dict(zip(names, work, strict=True)))
+        yield Machine(
+            {
+                "read_bytes_per_s": (4 * elements * options.threads, [read]),
+                "product_multiply_adds_per_s": (options.product_size**3, multiplied),
+            }
+        )
 
 
 def loaded(checkpoint: Path, tree: Path, options: Namespace) -> Qwen3Omni:

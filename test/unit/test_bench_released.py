@@ -72,7 +72,7 @@ def test_the_rates_are_the_medians_since_the_last_part(monkeypatch: pytest.Monke
     """Three turns of two calls, of which the faster counts, and then one more."""
     seconds = iter([4.0, 2.0, 5.0, 1.0, 3.0, 4.0, 8.0, 16.0])
     monkeypatch.setattr(released, "timed", lambda call: next(seconds))
-    machine = released.Machine({"read": [list, list]}, {"read": 8})
+    machine = released.Machine({"read": (8, [list, list])})
     for _ in range(3):
         machine()
     assert machine.rates() == machine.rates() == {"read": 4.0}

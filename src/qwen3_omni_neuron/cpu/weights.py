@@ -2,7 +2,7 @@
 
 A tree has one file a model, with our modules' parameters in the forms of cpu.precision. A loaded
 file is mapped into memory, without a copy, and all processes of one tree share its pages. They are
-read at the load; the vision encoder's are read when an image first needs them.
+read at the load, but most of the vision encoder's when an image first needs them.
 """
 
 import time
@@ -109,6 +109,7 @@ def load_compiled_models(
         with _open_weights(tree / "thinker") as file:
             chosen = {"embedding": parts["embedding"]}
             given = chosen, dtype, packed, quantised, predictor_dtype
+            # Its pages are mapped by the thinker: here they would count twice.
             _fill(tree / "thinker", file, *given, alone="thinker.embedding.")
     return models
 

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 AWAITED_S = 20.0  # a speaker's next window comes after 8 s, and waits for a pause of the stages
 GREEDY = GenerationDefaults()
-MANY_PAGES = 100  # read from the disk during a reply: up to 13 MB
+MANY_PAGES = 100  # read from the disk during a reply: up to 13 MB, of large pages 210
 StageTasks = list[tuple[Stage[Any], Task]]  # the tasks of a request, each with its stage
 
 

@@ -67,7 +67,7 @@ def resident_mb() -> int | None:
 def pages_read() -> int:
     """Return how often this process has waited for a page from the disk, such as of a mapped tree.
 
-    Linux reads up to 128 KiB at a time.
+    Linux reads up to 128 KiB at a time, and where pages are large 2 MiB.
     """
     return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
