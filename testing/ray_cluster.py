@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
@@ -142,10 +143,15 @@ class Cluster:
             set(ray.get(handle.__ray_call__.remote(own))) for handle in self._actors(name).values()
         ]
 
-    def kill(self, name: str, replica: str | None = None) -> None:
-        """End a replica's process, as the system does when memory runs out."""
+    def kill(self, name: str, replica: str | None = None) -> float:
+        """End a replica's process, as the system does when memory runs out.
+
+        Returns when, by `time.monotonic`: to find the process takes Ray seconds on a busy machine.
+        """
         running = self.replicas(name)
+        killed_s = time.monotonic()
         os.kill(running[replica or min(running)], signal.SIGKILL)
+        return killed_s
 
     def wait_for_new(self, name: str, before: Collection[str], seconds: float = START_S) -> None:
         """Wait for a replica that is none of these."""

@@ -88,7 +88,9 @@ ARGS: dict[str, Any] = {"dtype": "float32", "model_name": MODEL}
 DRAIN_S = 3.0
 SESSIONS = 8  # and slots of a replica: rows of all of them are kept, wherever they are
 SPEAKING = {**ARGS, "max_concurrency": SESSIONS, "drain_timeout_s": DRAIN_S}
-CUT_S = 5.0  # from a death to the error of its last stream
+# From a death to the error of its last stream: half a second, and more on a busy machine. If nobody
+# cut it, the client would wait for twice as long.
+CUT_S = 30.0
 ANSWERS = 24  # of the load, before something is done
 
 
@@ -288,8 +290,7 @@ def test_a_death_and_a_drain_under_load_lose_no_request(
             before = set(fleet.replicas(NAME))
             with fleet.client(PREFIX) as client:
                 stream, replica = endless(client)
-                killed_s = time.monotonic()
-                fleet.kill(NAME, replica)
+                killed_s = fleet.kill(NAME, replica)
                 with pytest.raises(ERRORS):
                     list(stream)
                 assert time.monotonic() - killed_s < CUT_S
