@@ -1,6 +1,7 @@
-"""Write safetensors files one tensor at a time.
+"""Write safetensors files one tensor at a time, and map them into memory.
 
-The writer of the safetensors package needs all tensors of a file in memory at once.
+The writer of the safetensors package needs all tensors of a file in memory at once, and its reader
+reads a page of each tensor that it hands out.
 """
 
 import json
@@ -11,7 +12,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
+
+from qwen3_omni_neuron.checkpoint.headers import read_headers
 
 _DTYPE_NAMES = {
     torch.float32: "F32",
@@ -21,6 +25,7 @@ _DTYPE_NAMES = {
     torch.int8: "I8",
     torch.uint8: "U8",
 }
+_DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
 # A reader maps the file into memory, so data is aligned as torch aligns its own tensors.
 _ALIGNMENT = 64
 
@@ -84,3 +89,20 @@ def _header(layout: Layout) -> bytes:
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
+
+
+def map_tensors(path: Path) -> dict[str, Tensor]:
+    """Map a file into memory. Returns its tensors by name; none of their pages is read before use.
+
+    Raises OSError, SafetensorError for a broken file, and ValueError for a type that Layout lacks.
+    """
+    with safe_open(path, framework="pt"):
+        pass  # the package has checked the header against the file's size
+    storage = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=path.stat().st_size)
+    found = {}
+    for name, stored in read_headers(path.parent, [path.name]).items():
+        if stored.dtype not in _DTYPES:
+            raise ValueError(f"{name} is of type {stored.dtype}")
+        values = torch.empty(0, dtype=_DTYPES[stored.dtype])
+        found[name] = values.set_(storage[stored.begin : stored.end]).view(stored.shape)
+    return found

@@ -2,18 +2,16 @@
 
 A tree has one file a model, with our modules' parameters in the forms of cpu.precision. A loaded
 file is mapped into memory, without a copy, and all processes of one tree share its pages. They are
-read at the load, but most of the vision encoder's when an image first needs them.
+read at the load, but the vision encoder's when an image first needs them.
 """
 
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
@@ -21,7 +19,12 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint, ShardReader
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
 from qwen3_omni_neuron.checkpoint.parameters import Part, check_names, converted, put_parameter
 from qwen3_omni_neuron.checkpoint.quantised import QuantisedForm
-from qwen3_omni_neuron.checkpoint.tensor_file import Layout, layout_bytes, write_tensors
+from qwen3_omni_neuron.checkpoint.tensor_file import (
+    Layout,
+    layout_bytes,
+    map_tensors,
+    write_tensors,
+)
 from qwen3_omni_neuron.compilation.manifest import ModelRecord, record_files
 from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODEL_STAGES, SAME, CompilePlan
 from qwen3_omni_neuron.cpu.memory import map_pages
@@ -100,17 +103,13 @@ def load_compiled_models(
     for model, names in MODEL_PARTS.items():
         chosen = {name: parts[name] for name in names if name in parts}
         if chosen:
-            with _open_weights(tree / model) as file:
-                folder = tree / model
-                kept = _fill(folder, file, chosen, dtype, packed, quantised, predictor_dtype)
+            kept = _fill(tree / model, chosen, dtype, packed, quantised, predictor_dtype)
             if model != "vision":
                 map_pages(kept)
     if "embedding" in parts:
-        with _open_weights(tree / "thinker") as file:
-            chosen = {"embedding": parts["embedding"]}
-            given = chosen, dtype, packed, quantised, predictor_dtype
-            # Its pages are mapped by the thinker: here they would count twice.
-            _fill(tree / "thinker", file, *given, alone="thinker.embedding.")
+        given = {"embedding": parts["embedding"]}, dtype, packed, quantised, predictor_dtype
+        # Its pages are mapped by the thinker: here they would count twice.
+        _fill(tree / "thinker", *given, alone="thinker.embedding.")
     return models
 
 
@@ -182,13 +181,11 @@ def put_kept(module: nn.Module, target: str, form: WeightForm, kept: Mapping[str
             owner.register_buffer(name + ending, kept[target + ending], persistent=False)
 
 
-@contextmanager
-def _open_weights(folder: Path) -> Iterator[Any]:
-    """Open the weights in a model's folder."""
+def _map_weights(folder: Path) -> dict[str, Tensor]:
+    """Map the weights in a model's folder. Returns their tensors by name."""
     try:
-        with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:
-            yield file
-    except (SafetensorError, OSError) as error:
+        return map_tensors(folder / WEIGHTS_FILE)
+    except (SafetensorError, OSError, ValueError) as error:
         raise ArtifactError(
             f"{folder / WEIGHTS_FILE} can't be read ({error}). Delete {folder} and compile again: "
             "only that model is compiled."
@@ -197,7 +194,6 @@ def _open_weights(folder: Path) -> Iterator[Any]:
 
 def _fill(
     folder: Path,
-    file: Any,
     parts: Mapping[str, Part],
     dtype: str,
     packed: bool,
@@ -205,10 +201,10 @@ def _fill(
     predictor_dtype: str,
     alone: str = "",
 ) -> list[Tensor]:
-    """Fill the modules of parts from a file. Return the tensors of the file that they keep.
+    """Fill the modules of parts from a model's folder. Return the tensors of it that they keep.
 
     packed, quantised, predictor_dtype: see load_compiled_models. alone: prefix of these parameters'
-    names, in place of the part's name, in a file that also has other tensors.
+    names, in place of the part's name, in a folder that also has other tensors.
     """
     widened = PRECISIONS[dtype].packed and not packed
     forms = {
@@ -222,9 +218,9 @@ def _fill(
         for kept_tensors in kept_by_target.values()
         for kept, shape_and_dtype in kept_tensors.items()
     }
-    stored = set(file.keys())
-    different = sorted(expected.keys() - stored)
-    different = different or ([] if alone else sorted(stored - expected.keys()))
+    stored = _map_weights(folder)
+    different = sorted(expected.keys() - stored.keys())
+    different = different or ([] if alone else sorted(stored.keys() - expected.keys()))
     if different:
         raise ArtifactError(
             f"{folder / WEIGHTS_FILE} does not have the tensors of this version's modules "
@@ -232,7 +228,7 @@ def _fill(
         )
 
     def tensor_of(name: str) -> Tensor:
-        tensor, (shape, dtype) = file.get_tensor(name), expected[name]
+        tensor, (shape, dtype) = stored[name], expected[name]
         if tensor.shape != shape or tensor.dtype != dtype:
             raise ArtifactError(
                 f"{name} in {folder / WEIGHTS_FILE} is {tensor.dtype} {list(tensor.shape)}, and "
