@@ -40,7 +40,7 @@ from testing.fake_engines_for_processes import (
 )
 from testing.prompts import prompt_of
 
-AT_ONCE_S = 1.0
+AT_ONCE_S = 20.0  # on a busy machine; a stalled call would take 600 s
 START_S = 60.0  # a first import of torch, of a machine that does other things
 CORES = {"NEURON_RT_VISIBLE_CORES": "4-7"}
 Process = Callable[..., EngineProcess]
@@ -408,9 +408,8 @@ def test_close_ends_a_call_that_stalls(start: Process) -> None:
     for closer in closers:
         closer.start()
     for waiting in (thread, *closers):
-        waiting.join(10)
+        waiting.join(AT_ONCE_S)
         assert not waiting.is_alive()
-    assert time.monotonic() - begin < 3
     assert ended and ended[0][0] - begin < AT_ONCE_S
     assert is_gone(process.pid)
     process.close()
