@@ -25,7 +25,7 @@ class Timings:
     videos. speech_s: time of each stage's calls for this request since its first token, by name; a
     call for several requests counts for each of them. slow_stage: the stage whose calls took
     longest, where they took longer than the audio lasts, so that the speech can't be played as it
-    is made; else None.
+    is made; else None. slow_speech: the log's line about that, with what would help; else None.
     """
 
     queued_s: float
@@ -42,6 +42,7 @@ class Timings:
     prompt_image_tokens: int = 0
     speech_s: Mapping[str, float] = field(default_factory=dict)
     slow_stage: str | None = None
+    slow_speech: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,21 @@
 """Pages of mapped files: all of a tree's at its load, but for images and without the memory."""
 
+import ctypes
 import mmap
+import os
 import re
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from qwen3_omni_neuron import Qwen3Omni, cli
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.modules import STAGES
 from qwen3_omni_neuron.checkpoint.tensor_file import map_tensors, write_tensors
@@ -17,6 +23,8 @@ from qwen3_omni_neuron.compilation.plan import MODELS
 from qwen3_omni_neuron.cpu import memory
 from qwen3_omni_neuron.cpu.memory import POPULATE_READ, map_pages
 from qwen3_omni_neuron.cpu.weights import WEIGHTS_FILE, compile_model, load_compiled_models
+from testing.media_cases import text, user
+from testing.replies import GREEDY
 from testing.specs import plan_of
 
 MB = 1 << 20
@@ -132,3 +140,43 @@ def test_all_models_but_the_vision_encoder_are_mapped_at_the_load(
     assert {model: nbytes > 0 for model, nbytes in mapped.items()} == {
         model: model != "vision" for model in MODELS
     }
+
+
+def take_pages_away(tree: Path, until: threading.Event) -> int:
+    """Drop the pages of a tree's files from this process and from the page cache, again and again.
+
+    Returns how often.
+    """
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    times = 0
+    while not until.is_set():
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+            if line.endswith(WEIGHTS_FILE) and str(tree) in line:
+                start, end = (int(at, 16) for at in line.split()[0].split("-"))
+                assert advise(start, end - start, mmap.MADV_DONTNEED) == 0
+        for file in tree.rglob(WEIGHTS_FILE):
+            with file.open("rb") as opened:
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        times += 1
+    return times
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no /proc/self/maps")
+def test_replies_stay_right_while_pages_are_taken_away(checkpoint: Path, tmp_path: Path) -> None:
+    words = ["compile", "--model", str(checkpoint), "--out", str(tmp_path / "tree")]
+    assert cli.main([*words, "--dtype", "int4", "--context-length", "256"]) == 0
+    asked, done = [user(text("What colour is the sky?"))], threading.Event()
+    options = {**GREEDY, "thinker_max_new_tokens": 8, "talker_max_new_tokens": 12}
+    with (
+        Qwen3Omni.load(checkpoint, compiled_path=tmp_path / "tree") as omni,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        before = omni.generate_audio(asked, **options)
+        times = pool.submit(take_pages_away, tmp_path / "tree", done)
+        replies = [omni.generate_audio(asked, cache_key=str(n), **options) for n in range(5)]
+        done.set()
+        assert times.result() > 1
+    for reply in replies:
+        assert reply.token_ids == before.token_ids
+        assert np.array_equal(reply.codes, before.codes)

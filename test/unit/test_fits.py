@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from qwen3_omni_neuron.cpu.fits import GB, PROCESS_BYTES, Fit, fits_of, fits_tex
 from qwen3_omni_neuron.cpu.target import LIMITS
 from qwen3_omni_neuron.cpu.weights import WEIGHTS_FILE, compile_model, expected_bytes
 from qwen3_omni_neuron.errors import OutputError
+from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache
 from testing.quantised_checkpoint import gptq, write_quantised_checkpoint
 
@@ -60,11 +62,27 @@ def test_the_released_model_in_int4_fits_24_gib_and_not_in_int8() -> None:
 
 
 def test_the_table_says_how_much_is_missing() -> None:
-    fit = Fit("int4", 2_100_000_000, 100_000_000, 500_000_000)
+    fit = Fit("int4", 2_100_000_000, 100_000_000, 500_000_000, 4096, 100_000, 12_000)
     assert fit.memory_bytes() == 2_000_000_000 + 500_000_000 + PROCESS_BYTES
-    assert fits_text([fit], 4096, 4 * 10**9)[-1] == "| int4 | 2.1 | 3.0 | 3 |"
-    row = fits_text([fit], 4096, 2 * 10**9)[-1]
-    assert row == "| int4 | 2.1 | 3.0 | none: 1.0 GB are missing |"
+    assert fits_text([fit], 4 * 10**9)[2] == "| int4 | 2.1 | 3.0 | 3 | 12000 |"
+    assert fits_text([fit], 32 * 10**8)[2] == "| int4 | 2.1 | 3.0 | 1 | 6096 |"
+    row = fits_text([fit], 2 * 10**9)[2]
+    assert row == "| int4 | 2.1 | 3.0 | none: 1.0 GB are missing | none |"
+
+
+def test_the_longest_slot_is_the_one_that_fits(config: OmniConfig) -> None:
+    """And one position more does not."""
+    here = fits_of(config, 48, 80)[0]
+    memory_bytes = here.memory_bytes(1) + 10 * here.position_bytes
+    assert here.longest(memory_bytes) == 58
+    assert fits_of(config, 58, 90)[0].slots(memory_bytes) == 1
+    assert fits_of(config, 59, 91)[0].slots(memory_bytes) == 0
+
+
+def test_the_code_predictor_counts_in_its_own_dtype(config: OmniConfig) -> None:
+    default, same = ({f.dtype: f for f in fits_of(config, 9, 9, {}, p)} for p in ("auto", "same"))
+    assert same["int8"].tree_bytes < default["int8"].tree_bytes
+    assert same["mixed"] == default["mixed"]
 
 
 def test_a_dry_run_for_the_cpu_says_what_fits_here(
@@ -72,8 +90,10 @@ def test_a_dry_run_for_the_cpu_says_what_fits_here(
 ) -> None:
     monkeypatch.setattr(memory, "memory_bytes", lambda: int(0.6 * GB))
     words = ["compile", "--model", str(checkpoint), "--dry-run", "--target", "cpu"]
-    assert cli.main([*words, "--context-length", "256"]) == 0
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=int(0.005 * GB)))
+    assert cli.main([*words, "--context-length", "256", "--out", str(checkpoint / "no" / "o")]) == 0
     printed = capsys.readouterr().out
+    assert "has 0.0 GB free, for a tree in mixed, int8, int4." in printed
     assert "memory with one conversation of 256 positions" in printed
     assert "conversations that fit 0.6 GB" in printed
     assert all(f"| {dtype} |" in printed for dtype in fits.DTYPES)

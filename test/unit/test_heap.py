@@ -1,12 +1,14 @@
 """Memory that malloc keeps goes back to the system."""
 
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
-from qwen3_omni_neuron.engines.process.heap import allocated_bytes
+from qwen3_omni_neuron.engines.process.heap import allocated_bytes, pages_read
 
 SCRIPT = """
 import sys, threading
@@ -91,3 +93,30 @@ def test_a_served_model_is_not_looked_through_for_garbage_and_its_vocabulary_is_
     assert made == str(find_spec("llguidance") is not None)
     assert kept > 50_000
     assert looked_through < kept / 20
+
+
+READ = """
+import mmap, os, resource, sys
+with open(sys.argv[1], "rb") as file:
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    sum(mapped[at] for at in range(0, len(mapped), mmap.PAGESIZE))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_majflt, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no /proc")
+def test_pages_that_another_process_has_read_are_counted(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    with file.open("wb") as written:
+        written.write(bytes(16 << 20))
+        os.fsync(written.fileno())
+    command = [sys.executable, "-c", READ, str(file)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as other:
+        assert other.stdin is not None and other.stdout is not None
+        theirs = int(other.stdout.readline())
+        assert pages_read([other.pid]) - pages_read() == theirs
+        other.stdin.close()
+    assert pages_read([other.pid]) == pages_read(), "it has ended"

@@ -1,6 +1,7 @@
 """`qwen3-omni-neuron compile`: compiles a checkpoint into a tree."""
 
 import argparse
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -140,7 +141,7 @@ def _compile(parsed: argparse.Namespace) -> int:
     if parsed.dry_run:
         plan = _plan(parsed, model, parsed.target or DRY_RUN_TARGETS[0])
         if plan.target not in DRY_RUN_TARGETS:
-            return _dry_run_here(plan)
+            return _dry_run_here(plan, parsed.out or Path.cwd())
         return _dry_run(plan, None if parsed.tp is None else (parsed.tp,))
     if parsed.out is None:
         raise OptionError("no folder for the tree: give --out DIR, or --dry-run.")
@@ -183,12 +184,12 @@ def _dry_run(plan: "CompilePlan", degrees: tuple[int, ...] | None) -> int:
     return 0
 
 
-def _dry_run_here(plan: "CompilePlan") -> int:
-    """Print what each dtype takes on the CPU, and how many conversations fit this machine."""
+def _dry_run_here(plan: "CompilePlan", out: Path) -> int:
+    """Print what each dtype takes on the CPU, and what fits this machine and the disk of `out`."""
     from qwen3_omni_neuron.checkpoint.config_json import read_config
     from qwen3_omni_neuron.checkpoint.files import Checkpoint
     from qwen3_omni_neuron.checkpoint.quantised import read_settings
-    from qwen3_omni_neuron.cpu.fits import fits_of, fits_text
+    from qwen3_omni_neuron.cpu.fits import GB, fits_of, fits_text
     from qwen3_omni_neuron.cpu.memory import memory_bytes
 
     quantised = {}
@@ -197,9 +198,13 @@ def _dry_run_here(plan: "CompilePlan") -> int:
             quantised = Checkpoint(plan.model).quantised
         except CheckpointError as error:  # the folder may have config.json alone
             print(f"counted as if it were not quantised: {error}", file=sys.stderr)
-    config, positions = read_config(plan.model), plan.context_length
-    fits = fits_of(config, positions, plan.talker_context_length, quantised)
-    print("\n".join(fits_text(fits, positions, memory_bytes())))
+    lengths = plan.context_length, plan.talker_context_length
+    fits = fits_of(read_config(plan.model), *lengths, quantised, plan.predictor_dtype)
+    print("\n".join(fits_text(fits, memory_bytes())))
+    disk = next(folder for folder in (out, *out.parents) if folder.exists())
+    free = shutil.disk_usage(disk).free
+    names = ", ".join(fit.dtype for fit in fits if fit.tree_bytes <= free)
+    print(f"\nThe disk of {out} has {free / GB:.1f} GB free, for a tree in {names or 'no dtype'}.")
     return 0
 
 

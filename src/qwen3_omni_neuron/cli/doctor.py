@@ -174,7 +174,7 @@ def _fits() -> list[str]:
 
     fits = fits_of(released_config(), POSITIONS, TALKER_POSITIONS)
     title = "Qwen3-Omni-30B-A3B on this CPU (compile --dry-run --target cpu: for a checkpoint):"
-    return [title, "", *fits_text(fits, POSITIONS, memory_bytes())]
+    return [title, "", *fits_text(fits, memory_bytes())]
 
 
 def _speed() -> list[str]:

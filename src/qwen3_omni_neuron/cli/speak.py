@@ -192,10 +192,8 @@ def _summary(result: "SpeechResult", out: str) -> str:
         f"TTFT {1000 * t.ttft_s:.0f} ms   TTFB {1000 * t.ttfb_s:.0f} ms   RTF {t.rtf:.2f}   "
         f"seed {result.seed}",
     ]
-    if t.slow_stage is not None:
-        lines.append(
-            f"slower than it plays: the {t.slow_stage} took {t.speech_s[t.slow_stage]:.1f} s"
-        )
+    if t.slow_speech is not None:
+        lines.append(t.slow_speech)
     return "\n".join(lines)
 
 

@@ -28,13 +28,18 @@ class Fit:
     """Memory of one dtype.
 
     tree_bytes: size of its compiled tree; vision_bytes: size of the part of it that only images
-    need; slot_bytes: size of the KV caches of one slot.
+    need; slot_bytes: size of the KV caches of one slot, which has `positions` of the thinker;
+    position_bytes: size of one more, of thinker and talker; most_positions: those of the thinker
+    that the model allows.
     """
 
     dtype: str
     tree_bytes: int
     vision_bytes: int
     slot_bytes: int
+    positions: int
+    position_bytes: int
+    most_positions: int
 
     def memory_bytes(self, slots: int = 1) -> int:
         """Return the memory of a process without images, with so many slots in use."""
@@ -44,45 +49,56 @@ class Fit:
         """Return how many slots fit a machine's memory, 0 where the weights do not fit."""
         return max(0, (memory_bytes - self.memory_bytes(0)) // self.slot_bytes)
 
+    def longest(self, memory_bytes: int) -> int:
+        """Return how many positions one slot can have there, 0 where the weights do not fit."""
+        more = (memory_bytes - self.memory_bytes(1)) // self.position_bytes
+        return max(0, min(self.positions + more, self.most_positions))
+
 
 def fits_of(
     config: OmniConfig,
     context_length: int,
     talker_context_length: int,
     quantised: Mapping[str, QuantisedForm] = NOT_QUANTISED,
+    predictor_dtype: str = "auto",
 ) -> list[Fit]:
     """Count every dtype that the C computes, with KV caches in float32.
 
     context_length, talker_context_length: positions of a slot of the thinker and of the talker.
-    quantised: Checkpoint.quantised, whose numbers int8 and int4 keep.
+    quantised: Checkpoint.quantised, whose numbers int8 and int4 keep. predictor_dtype: see
+    CompilePlan; dtypes that do not allow it have their own.
     """
-    slot = _kv_bytes(config.thinker.text, context_length)
-    if config.talker is not None:
-        slot += _kv_bytes(config.talker.text, talker_context_length)
+    thinker = _position_bytes(config.thinker.text)
+    talker = 0 if config.talker is None else _position_bytes(config.talker.text)
+    slot = context_length * thinker + talker_context_length * talker
+    positions = context_length, thinker + talker, config.thinker.text.max_positions
     found, (_, parts) = [], lay_out(config)
     for dtype in DTYPES:
-        numbers = dtype, LIMITS.predictor_dtypes.get(dtype, (SAME,))[0]
+        allowed = LIMITS.predictor_dtypes.get(dtype, (SAME,))
+        numbers = dtype, predictor_dtype if predictor_dtype in allowed else allowed[0]
         sizes = {
             model: model_bytes(parts, *numbers, model, quantised) for model in models_of(config)
         }
-        found.append(Fit(dtype, sum(sizes.values()), sizes["vision"], slot))
+        found.append(Fit(dtype, sum(sizes.values()), sizes["vision"], slot, *positions))
     return found
 
 
-def fits_text(fits: Sequence[Fit], positions: int, memory_bytes: int) -> list[str]:
-    """Return a Markdown table of what fits a machine. positions: of a slot, for its heading."""
+def fits_text(fits: Sequence[Fit], memory_bytes: int) -> list[str]:
+    """Return a Markdown table of what fits a machine."""
     lines = [
-        f"| dtype | tree, GB | memory with one conversation of {positions} positions, GB | "
-        f"conversations that fit {memory_bytes / GB:.1f} GB |",
-        "| --- | ---: | ---: | ---: |",
+        f"| dtype | tree, GB | memory with one conversation of {fits[0].positions} positions, GB | "
+        f"conversations that fit {memory_bytes / GB:.1f} GB | the longest that fits, positions |",
+        "| --- | ---: | ---: | ---: | ---: |",
     ]
     for fit in fits:
         slots, lacking = fit.slots(memory_bytes), fit.memory_bytes() - memory_bytes
         verdict = str(slots) if slots else f"none: {lacking / GB:.1f} GB are missing"
         memory = f"{fit.memory_bytes() / GB:.1f}"
-        lines.append(f"| {fit.dtype} | {fit.tree_bytes / GB:.1f} | {memory} | {verdict} |")
-    return lines
+        longest = fit.longest(memory_bytes) or "none"
+        size = f"{fit.tree_bytes / GB:.1f}"
+        lines.append(f"| {fit.dtype} | {size} | {memory} | {verdict} | {longest} |")
+    return [*lines, "", 'KV caches are in float32; `kv_cache_dtype="bfloat16"` halves them.']
 
 
-def _kv_bytes(c: DecoderConfig, positions: int) -> int:
-    return 2 * c.layers * c.kv_heads * c.head_dim * positions * torch.float32.itemsize
+def _position_bytes(c: DecoderConfig) -> int:
+    return 2 * c.layers * c.kv_heads * c.head_dim * torch.float32.itemsize

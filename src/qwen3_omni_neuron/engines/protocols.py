@@ -252,7 +252,7 @@ class Engines:
 
     enter_thread: called once in each thread that will call an engine, before it does. shares_cores:
     whether the engines' calls share cores, so that one waits for another. encoder: None if media
-    are encoded in the thinker's calls.
+    are encoded in the thinker's calls. pids: processes that they run in, other than this one.
     """
 
     thinker: Thinker
@@ -261,6 +261,7 @@ class Engines:
     enter_thread: Callable[[], None] = lambda: None
     shares_cores: bool = False
     encoder: Encoder | None = None
+    pids: Sequence[int] = ()
 
     @staticmethod
     def of(

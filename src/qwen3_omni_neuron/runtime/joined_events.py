@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from qwen3_omni_neuron.engines.process.heap import pages_read
 from qwen3_omni_neuron.events import (
     SAMPLE_RATE,
     AudioChunk,
@@ -141,9 +140,10 @@ class JoinedEvents:
         speech_s = {name: sum(live.speech_s[name] for live in lives) for name in live.speech_s}
         slow = max(speech_s, key=lambda name: speech_s[name])
         slow_stage = slow if 0 < audio_s < speech_s[slow] else None
+        slow_speech = None
         if slow_stage is not None:
-            pages = pages_read() - live.pages_read_before
-            self._pipeline.warn_of_slow_speech(lives, slow_stage, speech_s[slow], audio_s, pages)
+            slow_speech = self._pipeline.tell_slow_speech(lives, slow, speech_s[slow], audio_s)
+        self._pipeline.warn_of_pages_read(live)
         return Timings(
             queued_s=times.admitted_s - arrived_s,
             ttft_s=times.first_token_s - arrived_s,
@@ -159,4 +159,5 @@ class JoinedEvents:
             prompt_image_tokens=request.prompt.image_tokens,
             speech_s=speech_s,
             slow_stage=slow_stage,
+            slow_speech=slow_speech,
         )

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from qwen3_omni_neuron.engines.process.heap import pages_read
 from qwen3_omni_neuron.engines.protocols import Engines, Fault, HostRows, Vocoder
 from qwen3_omni_neuron.engines.sampling import SampleIds, sample_ids
 from qwen3_omni_neuron.errors import BusyError, ClosedError, EngineDiedError, OptionError
@@ -162,34 +163,39 @@ class Pipeline:
             logger.debug("a request is queued behind %d others", before)
             return live, before + 1
 
-    def warn_of_slow_speech(
-        self,
-        lives: Sequence[LiveRequest],
-        stage: str,
-        calls_s: float,
-        audio_s: float,
-        pages: int,
-    ) -> None:
-        """Log that a reply's speech can't be played as it is made. stage: the one that limits it.
+    def tell_slow_speech(
+        self, lives: Sequence[LiveRequest], stage: str, calls_s: float, audio_s: float
+    ) -> str:
+        """Log that a reply's speech can't be played as it is made, and return that line.
 
-        lives: the reply's own requests. calls_s: time of the stage's calls for the reply. pages:
-        read from the disk meanwhile.
+        lives: the reply's own requests. stage: the one that limits it; calls_s: time of its calls
+        for the reply.
         """
         ways = list(self._faster)
         with self._lock:
             if self._running.difference(lives):
                 ways.append("fewer requests at a time")
-        logger.warning(
-            "speech is made slower than it plays: the %s took %.1f s for %.1f s of audio.%s%s",
-            stage,
-            calls_s,
-            audio_s,
-            f" Faster would be: {', '.join(ways)}." if ways else "",
-            f" The process waited {pages} times for weights from the disk: where that is so in "
-            "every reply, this machine has too little memory for them (doctor says what fits)."
-            if pages >= MANY_PAGES
-            else "",
+        line = (
+            f"speech is made slower than it plays: the {stage} took {calls_s:.1f} s for "
+            f"{audio_s:.1f} s of audio."
         )
+        if ways:
+            line += f" Faster would be: {', '.join(ways)}."
+        logger.warning("%s", line)
+        return line
+
+    def warn_of_pages_read(self, live: LiveRequest) -> None:
+        """Log that a reply has waited for weights from the disk, if it has."""
+        pages = self._pages_read() - live.pages_read_before
+        if pages >= MANY_PAGES:
+            logger.warning(
+                "a reply waited %d times for weights from the disk. Where that is so in every "
+                "reply, this machine has too little memory for them (doctor says what fits).",
+                pages,
+            )
+
+    def _pages_read(self) -> int:
+        return pages_read(self._engines.pids)
 
     def prefill_ahead(self, request: Request) -> LiveRequest:
         """Compute the rows of a request's prompt, for a later request that will begin with them.
@@ -313,6 +319,7 @@ class Pipeline:
         )
         output = Output(self.clock.condition(self._lock), self._wake)
         live = LiveRequest(request, text, output, self._wake)
+        live.pages_read_before = self._pages_read()
         context_length = self._engines.thinker.context_length
         tasks: StageTasks = []
         if request.written is None:

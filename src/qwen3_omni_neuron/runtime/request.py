@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.engines.media import PromptMedia
-from qwen3_omni_neuron.engines.process.heap import pages_read
 from qwen3_omni_neuron.engines.sampling import RequestRandom
 from qwen3_omni_neuron.errors import LateError
 from qwen3_omni_neuron.events import FinishReason
@@ -104,7 +103,7 @@ class LiveRequest:
         self.seed = request.options.seed
         self.random = RequestRandom(self.seed)
         self.timestamps = Timestamps(progress_s=request.arrived_s)
-        self.pages_read_before = pages_read()  # number that the process has read until now
+        self.pages_read_before = 0  # number that the engines had read when it was made
         self.slot = -1
         self.holders = 0
         self.ended = False

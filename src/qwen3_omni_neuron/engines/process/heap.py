@@ -5,7 +5,8 @@ import gc
 import math
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -64,12 +65,17 @@ def resident_mb() -> int | None:
     return round(found[0] * 1024 / _MB) if found else None
 
 
-def pages_read() -> int:
+def pages_read(pids: Iterable[int] = ()) -> int:
     """Return how often this process has waited for a page from the disk, such as of a mapped tree.
 
-    Linux reads up to 128 KiB at a time, and where pages are large 2 MiB.
+    pids: other processes whose waits count, too, where the system has /proc. Linux reads up to
+    128 KiB at a time, and where pages are large 2 MiB.
     """
-    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    found = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    for pid in pids:
+        with suppress(OSError):  # it has ended, or there is no /proc
+            found += int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[9])
+    return found
 
 
 class _MallocInfo(ctypes.Structure):
