@@ -18,6 +18,8 @@
 # make test-wide         a reply at every released width, with 6 GB of disk and 20 GB of memory
 # make speaking          train the speaking checkpoint anew, about 90 minutes on two cores
 # make bench             every benchmark over checkpoints of random weights: .venv/bench/*.json
+# make bench-released    all 35 G parameters in int4, random: 23 GB of disk and 24 GB of memory; 8 minutes to
+#                        compile, once, and 8 to measure. It says so and stops where the machine has less
 # make bench-openvino    OpenVINO's Qwen3-Omni beside ours: .venv/bench/vs_openvino-*.json. An
 #                        environment of its own, which keeps its exports (4 GB of disk)
 # make test-nxdi         target neuron over NxDI's CPU mode: NXDI_SOURCES=.../src:.../src, the src
@@ -79,7 +81,7 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
 NXDI_HLO := test/neuron/test_nxdi_export.py::test_the_hlo_of_every_graph_holds_nothing_that_the_compiler_refuses
 
 .PHONY: demo serve test test-all chromium test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
-.PHONY: speaking clean test-hlo test-import lower docs test-wide test-aarch64 test-aarch64-wheel bench-openvino
+.PHONY: speaking clean test-hlo test-import lower docs test-wide test-aarch64 test-aarch64-wheel bench-openvino bench-released
 .PHONY: site wheels test-deploy test-quantised test-clients test-ray test-scaling test-hammer test-extras
 
 demo: $(VENV)/installed
@@ -231,6 +233,10 @@ bench: $(VENV)/installed
 	$(VENV)/bin/python -m bench.end_of_speech --size small --json $(BENCH_RESULTS)/end_of_speech-small.json
 	$(VENV)/bin/python -m bench.long_speech --json $(BENCH_RESULTS)/long_speech.json
 	$(VENV)/bin/python -m bench.report $(BENCH_RESULTS)/*.json --out $(BENCH_RESULTS)/report
+
+bench-released: $(VENV)/installed
+	mkdir -p $(BENCH_RESULTS)
+	$(VENV)/bin/python -m bench.released --json $(BENCH_RESULTS)/released.json
 
 bench-openvino: $(VENV)/installed $(OPENVINO_VENV)/installed
 	mkdir -p $(BENCH_RESULTS)

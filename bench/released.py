@@ -28,13 +28,17 @@ Rows, with null for what does not apply:
 - limit_s: the bytes at the read's rate or the multiply-adds at the product's, whichever is longer;
   ratio: median_s over this limit with the threads that the part has, half of them for code2wav.
   Not the fastest of each: a read of some milliseconds finds moments that no whole call does;
-- limit_8_s, limit_16_s: the same limit with 8 and 16 threads, derived: the memory as here, the
-  products by as many threads as one of these times.
+- limit_8_s, limit_16_s: the same limit with 8 and 16 threads, of which code2wav has half, derived:
+  the memory as here, the products by as many threads as one of these times.
 
-The summary has rtf and parts_rtf: of the reply, and the sum of its parts' limits by the duration of
-its audio; ttfb_s and total_s; peak_mb, mapped pages included; major_faults in the counted reply;
-long_prompt_ttft_s; tree_gb; load_s, of the load call alone; first_load_s, first_total_s and
-first_major_faults, of the first process; question_ttfb_s and question_ttft_s.
+The summary has rtf and parts_rtf: of the reply, and the sum of the limits of all calls that it
+needs, one after the other and by all threads, by the duration of its audio; ttfb_s and total_s;
+peak_mb, mapped pages included; major_faults in the counted reply; long_prompt_ttft_s; tree_gb;
+load_s, of the load call alone; first_load_s, first_total_s and first_major_faults, of the first
+process; question_ttfb_s and question_ttft_s, and question_calls_s, the seconds of each engine's
+calls from the end of the question to the first sample (speech is encoded in none of these).
+Derived as limit_8_s is: parts_rtf_8 and parts_rtf_16, and first_sample_8_s and first_sample_16_s,
+the limits of the reply's prompt, a token, a frame, and code2wav of that frame.
 """
 
 import itertools
@@ -43,7 +47,7 @@ import statistics
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -56,6 +60,7 @@ from bench.common.command_line import Figures, InputError, Row, natural, parser_
 from bench.common.measure import in_new_process, timed
 from bench.common.memory import peak_mb
 from bench.common.models import loaded_engines, written_messages
+from bench.common.observed import Recorder
 from bench.threads import code2wav_work
 from qwen3_omni_neuron import AudioChunk, Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
@@ -67,11 +72,13 @@ from qwen3_omni_neuron.cpu.memory import memory_bytes
 from qwen3_omni_neuron.cpu.rates import Call, one_thread_each, products, reads
 from qwen3_omni_neuron.cpu.target import usable_cores
 from qwen3_omni_neuron.cpu.work import CHUNK, FRAMES, PROMPT, TOKENS, CallSeconds
+from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.loading import stage_threads
+from qwen3_omni_neuron.model.config import OmniConfig
 from testing.prompts import prompt_of
 
 QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "What does the sea say at night?"}]
-CODE2WAV = "code2wav step"
+CODE2WAV, OWN_PROMPT = "code2wav step", "the reply's prompt"
 NEVER = 10**6  # id of no token
 SPOKEN_S, PIECE_S, RATE = 3.0, 0.1, 16000
 DERIVED = (8, 16)
@@ -105,13 +112,14 @@ def measure(options: Namespace) -> Figures:
     asked = in_new_process(question, checkpoint, tree, options)
     timed_parts = in_new_process(parts, checkpoint, tree, options)
     rows = [with_limit(row, options.threads) for row in timed_parts]
+    prompt = prompt_row(read_config(checkpoint), rows[0], replied["prompt_tokens"], options)
     size = sum(file.stat().st_size for file in tree.rglob("*") if file.is_file())
     summary = {
         "first_load_s": first["load_s"],
         "first_total_s": first["total_s"],
         "first_major_faults": first["major_faults"],
         **replied,
-        "parts_rtf": limit_of_reply(rows, options) / replied["audio_s"],
+        **derived([prompt, *rows], options, replied["audio_s"]),
         "tree_gb": size / GB,
         **asked,
     }
@@ -180,13 +188,19 @@ def machine(options: Namespace) -> Iterator[Machine]:
         )
 
 
-def loaded(checkpoint: Path, tree: Path, options: Namespace) -> Qwen3Omni:
+def loaded(
+    checkpoint: Path,
+    tree: Path,
+    options: Namespace,
+    wrap_engines: Callable[[Engines], Engines] | None = None,
+) -> Qwen3Omni:
     """Load the tree with one slot."""
     return Qwen3Omni.load(
         checkpoint,
         compiled_path=tree,
         dtype=options.dtype,
         threads=options.threads,
+        wrap_engines=wrap_engines,
     )
 
 
@@ -241,7 +255,8 @@ def reply(checkpoint: Path, tree: Path, options: Namespace, warm: bool) -> dict[
 def question(checkpoint: Path, tree: Path, options: Namespace) -> dict[str, Any]:
     """Ask twice in sound that arrives as it is spoken; return the times of the second answer."""
     draw, found = np.random.default_rng(options.seed), dict[str, Any]()
-    with loaded(checkpoint, tree, options) as omni:
+    recorder = Recorder()
+    with loaded(checkpoint, tree, options, recorder.wrap) as omni:
         for _ in range(2):
             samples = draw.normal(0, 0.1, int(SPOKEN_S * RATE)).astype(np.float32)
             pieces = np.array_split(samples, round(SPOKEN_S / PIECE_S))
@@ -256,7 +271,9 @@ def question(checkpoint: Path, tree: Path, options: Namespace) -> dict[str, Any]
                     if isinstance(event, AudioChunk):
                         break
                 ttfb_s = time.perf_counter() - start_s
+                calls_s = recorder.seconds(start_s, start_s + ttfb_s)
                 found = {"question_ttft_s": text_s, "question_ttfb_s": ttfb_s}
+                found["question_calls_s"] = calls_s
     return found
 
 
@@ -303,23 +320,40 @@ def with_limit(row: Row, threads: int) -> Row:
     adds_s = row["multiply_adds"] / row["product_multiply_adds_per_s"]
     limit_s = max(bytes_s, adds_s)
     stage = "vocoder" if row["stage"] == CODE2WAV else "thinker"
-    own = stage_threads(threads, STAGES, "shared")[stage]
-    own_limit_s = max(bytes_s, adds_s * threads / own)
-    derived = {f"limit_{n}_s": max(bytes_s, adds_s * threads / n) for n in DERIVED}
-    return {**row, "limit_s": limit_s, "ratio": row["median_s"] / own_limit_s, **derived}
+
+    def own_limit_s(every: int) -> float:
+        own = stage_threads(every, STAGES, "shared")[stage]
+        return max(bytes_s, adds_s * threads / own)
+
+    limits_s = {f"limit_{n}_s": own_limit_s(n) for n in DERIVED}
+    ratio = row["median_s"] / own_limit_s(threads)
+    return {**row, "limit_s": limit_s, "ratio": ratio, **limits_s}
 
 
-def limit_of_reply(rows: Sequence[Row], options: Namespace) -> float:
-    """Return the sum of the limits of all calls that the reply needs, one after the other."""
-    limit = {(row["stage"], row["frames"]): row["limit_s"] for row in rows}
-    calls = CallSeconds(
-        limit[bandwidth.PREFILL, None],
-        limit[bandwidth.DECODE, None],
-        limit[bandwidth.STEP, 1],
-        limit[bandwidth.PREDICTOR, 1],
-        limit[CODE2WAV, CHUNK],
-    )
-    return calls.reply(options.tokens, options.frames)
+def prompt_row(config: OmniConfig, prefill: Row, rows: int, options: Namespace) -> Row:
+    """Return the row of the reply's own prompt, which was not timed, from that of a prefill."""
+    models, _ = lay_out(config, ("thinker",))
+    work = bandwidth.work_of_row(models, config, {**prefill, "dtype": options.dtype, "rows": rows})
+    counted = {"bytes": work.weight_bytes + work.kv_bytes, "multiply_adds": work.multiply_adds}
+    return with_limit({**prefill, **counted, "stage": OWN_PROMPT}, options.threads)
+
+
+def derived(rows: Sequence[Row], options: Namespace, audio_s: float) -> dict[str, float]:
+    """Return what the limits of the parts add up to; see the beginning of this file."""
+    found = {}
+    for name, ending in (("limit_s", ""), *((f"limit_{n}_s", f"_{n}") for n in DERIVED)):
+        limit = {(row["stage"], row["frames"]): row[name] for row in rows}
+        calls = CallSeconds(
+            limit[OWN_PROMPT, None],
+            limit[bandwidth.DECODE, None],
+            limit[bandwidth.STEP, 1],
+            limit[bandwidth.PREDICTOR, 1],
+            limit[CODE2WAV, CHUNK],
+        )
+        found[f"parts_rtf{ending}"] = calls.reply(options.tokens, options.frames) / audio_s
+        first = calls.prefill + calls.token + calls.talker + calls.predictor
+        found[f"first_sample{ending}_s"] = first + limit[CODE2WAV, 1]
+    return found
 
 
 if __name__ == "__main__":

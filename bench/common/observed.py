@@ -125,6 +125,15 @@ class Recorder:
         finally:
             self._spans.append(Span(stage, start_s, self._now(), tuple(slots)))
 
+    def seconds(self, start_s: float, end_s: float) -> dict[str, float]:
+        """Return the seconds of the calls of each stage between two times."""
+        found: dict[str, float] = {}
+        for span in list(self._spans):
+            inside_s = min(span.end_s, end_s) - max(span.start_s, start_s)
+            if inside_s > 0:
+                found[span.stage] = found.get(span.stage, 0.0) + inside_s
+        return found
+
     def of_request(self, slot: int, admitted_s: float) -> list[Span]:
         """Return the calls for the request that got `slot` at `admitted_s`, ordered by start.
 

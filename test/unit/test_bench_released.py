@@ -1,5 +1,6 @@
 """bench.released, over the tiny size."""
 
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,11 @@ def test_the_released_size_is_measured_from_drawn_weights(
     assert 0 < found["ttft_s"] < found["ttfb_s"] <= found["total_s"]
     assert found["rtf"] > 0 and found["parts_rtf"] > 0 and found["peak_mb"] > 50
     assert 0 < found["question_ttft_s"] <= found["question_ttfb_s"]
+    calls_s = found["question_calls_s"]
+    assert {"thinker prefill", "talker prefill", "code predictor", "code2wav"} <= calls_s.keys()
+    assert calls_s["thinker prefill"] < found["question_ttft_s"]
+    assert found["parts_rtf"] > found["parts_rtf_8"] > found["parts_rtf_16"]
+    assert 0 < found["first_sample_8_s"] < found["first_sample_s"]
     tree = tmp_path / "made" / "int4"
     assert found["tree_gb"] * 1e9 == sum(f.stat().st_size for f in tree.rglob("*") if f.is_file())
 
@@ -65,7 +71,23 @@ def test_a_part_is_beside_the_limit_of_its_own_threads() -> None:
         (row["limit_s"], row["ratio"], row["limit_8_s"])
         for row in (released.with_limit({**part, **rates}, 2) for part in (of_code2wav, of_talker))
     ]
-    assert ratios == [(1.0, 1.5, 0.25), (3.0, 2.0, 3.0)]
+    assert ratios == [(1.0, 1.5, 0.5), (3.0, 2.0, 3.0)]
+
+
+def test_the_limits_of_a_reply_are_those_of_its_own_calls() -> None:
+    """Four tokens and 24 frames, two chunks of code2wav, in 10 s of audio."""
+    parts = {(released.OWN_PROMPT, None): 1.0, ("thinker decode", None): 0.5}
+    parts |= {("talker step", 1): 0.25, ("code predictor", 1): 0.5, ("thinker prefill", None): 9.0}
+    parts |= {(released.CODE2WAV, 1): 0.125, (released.CODE2WAV, released.CHUNK): 2.0}
+    rows = [
+        {"stage": stage, "frames": frames, "limit_s": s, "limit_8_s": s / 2, "limit_16_s": s / 4}
+        for (stage, frames), s in parts.items()
+    ]
+    found = released.derived(rows, Namespace(tokens=4, frames=24), 10.0)
+    assert found["parts_rtf"] == (1.0 + 4 * 0.5 + 24 * 0.75 + 2 * 2.0) / 10
+    assert found["first_sample_s"] == 1.0 + 0.5 + 0.75 + 0.125
+    assert found["parts_rtf_16"] == pytest.approx(found["parts_rtf"] / 4)
+    assert found["first_sample_8_s"] == found["first_sample_s"] / 2
 
 
 def test_the_rates_are_the_medians_since_the_last_part(monkeypatch: pytest.MonkeyPatch) -> None:
