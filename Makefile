@@ -15,7 +15,7 @@
 #                        part, MINUTES= another time, SEED= repeats stops. Not in CI: see CONTRIBUTING.md
 # make test-ray          replicas in a Ray cluster of its own: the server's tests through it, failures
 # make test-scaling      Ray that adds, takes away and replaces replicas by itself
-# make test-wide         a reply at every released width, with 6 GB of disk and 20 GB of memory
+# make test-wide         a reply at every released width, with 17 GB of disk and 20 GB of memory
 # make speaking          train the speaking checkpoint anew, about 90 minutes on two cores
 # make bench             every benchmark over checkpoints of random weights: .venv/bench/*.json
 # make bench-released    all 35 G parameters in int4, random: 23 GB of disk and 24 GB of memory; 8 minutes to

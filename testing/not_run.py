@@ -37,7 +37,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "as Linux does": ("memory and files as Linux counts them", "make test, on Linux"),
     "a Ray cluster of its own": ("replicas in a Ray cluster, and their failures", "make test-ray"),
     "a Ray cluster that scales": ("Ray that replaces and adds replicas", "make test-scaling"),
-    "6 GB of disk": ("every released width, against transformers", "make test-wide"),
+    "17 GB of disk": ("every released width, against transformers", "make test-wide"),
     "which checks deploy/": (
         "images, manifests and the systemd unit by their own tools",
         "make test-deploy, on a system with systemd",

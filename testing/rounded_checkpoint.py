@@ -1,6 +1,10 @@
-"""A checkpoint with the weights that a rounding dtype computes with, for the reference to read."""
+"""A checkpoint with the weights that a rounding dtype computes with, for the reference to read.
+
+`python -m testing.rounded_checkpoint CHECKPOINT FOLDER` writes those of int4.
+"""
 
 import shutil
+import sys
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
@@ -22,3 +26,7 @@ def write_rounded_checkpoint(folder: Path, to: Path, predictor_dtype: str) -> Pa
             tensors |= {name: stored[name].float() for name in exact}
         save_file(tensors, file, {"format": "pt"})
     return to
+
+
+if __name__ == "__main__":
+    write_rounded_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), "mixed")

@@ -26,14 +26,14 @@ def test_a_reply_is_the_sum_of_its_calls() -> None:
 
 
 @pytest.mark.skipif(find_library() is None, reason="torch widens the weights without the C")
-def test_the_measured_machines_have_the_published_limits() -> None:
-    """The sums of BENCHMARK.md, with the code predictor in int8, and what its default adds."""
-    for measured, published in (
+def test_the_least_time_follows_from_the_rates_of_a_machine() -> None:
+    """As bench.released added up the parts of two machines; and what its default dtype adds."""
+    for measured, added_up in (
         (Rates(23.8e9, 88.9e9, 2), 1.78),
         (Rates(28.7e9, 180.9e9, 2), 1.27),
     ):
         same = released_limits(measured, {"int4": "int4"})["int4"]
-        assert same.rtf == pytest.approx(published, abs=0.01)
+        assert same.rtf == pytest.approx(added_up, abs=0.01)
         default = released_limits(measured, {"int4": "mixed"})["int4"]
         assert default.predictor - same.predictor == pytest.approx(
             0.97e9 / measured.bytes_per_s, rel=0.02
