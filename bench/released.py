@@ -12,8 +12,9 @@ Each of these is a process of its own:
 - reply: the load, and a written question's reply of --tokens text tokens and --frames frames.
   Random weights never end a reply, so limits do;
 - the same again, which is what counts: the tree's pages are in memory, and a short reply has filled
-  the talker's rows of the text. At its end a prompt of --positions rows is prefilled, whose KV
-  cache counts in the peak of the memory;
+  the talker's rows of the text. Right before and after the reply the machine's rates are measured.
+  At its end a prompt of --positions rows is prefilled, whose KV cache counts in the peak of the
+  memory;
 - question: the end of a spoken question of 3 s, prefilled while it arrives, to the first sample. A
   first one is not counted;
 - parts: one call of each part; frames of talker and code predictor four times for each repeat.
@@ -32,7 +33,8 @@ Rows, with null for what does not apply:
   the memory as here, the products by as many threads as one of these times.
 
 The summary has rtf and parts_rtf: of the reply, and the sum of the limits of all calls that it
-needs, one after the other and by all threads, by the duration of its audio; ttfb_s and total_s;
+needs, one after the other and by all threads, by the duration of its audio: the mean of two sums,
+by the rates before the reply and after it, which are there, too; ttfb_s and total_s;
 peak_mb, mapped pages included; major_faults in the counted reply; long_prompt_ttft_s; tree_gb;
 load_s, of the load call alone; first_load_s, first_total_s and first_major_faults, of the first
 process; question_ttfb_s and question_ttft_s, and question_calls_s, the seconds of each engine's
@@ -42,7 +44,6 @@ the limits of the reply's prompt, a token, a frame, and code2wav of that frame.
 """
 
 import itertools
-import resource
 import statistics
 import sys
 import time
@@ -72,6 +73,7 @@ from qwen3_omni_neuron.cpu.memory import memory_bytes
 from qwen3_omni_neuron.cpu.rates import Call, one_thread_each, products, reads
 from qwen3_omni_neuron.cpu.target import usable_cores
 from qwen3_omni_neuron.cpu.work import CHUNK, FRAMES, PROMPT, TOKENS, CallSeconds
+from qwen3_omni_neuron.engines.process.heap import pages_read
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.loading import stage_threads
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -111,15 +113,25 @@ def measure(options: Namespace) -> Figures:
     replied = in_new_process(reply, checkpoint, tree, options, True)
     asked = in_new_process(question, checkpoint, tree, options)
     timed_parts = in_new_process(parts, checkpoint, tree, options)
+    prompt = prompt_row(
+        read_config(checkpoint), timed_parts[0], replied["prompt_tokens"], options.dtype
+    )
+    sums = [
+        derived(
+            [with_limit({**row, **rates}, options.threads) for row in (prompt, *timed_parts)],
+            options,
+            replied["audio_s"],
+        )
+        for rates in (replied["rates_before"], replied["rates_after"])
+    ]
     rows = [with_limit(row, options.threads) for row in timed_parts]
-    prompt = prompt_row(read_config(checkpoint), rows[0], replied["prompt_tokens"], options)
     size = sum(file.stat().st_size for file in tree.rglob("*") if file.is_file())
     summary = {
         "first_load_s": first["load_s"],
         "first_total_s": first["total_s"],
         "first_major_faults": first["major_faults"],
         **replied,
-        **derived([prompt, *rows], options, replied["audio_s"]),
+        **{name: statistics.mean(found[name] for found in sums) for name in sums[0]},
         "tree_gb": size / GB,
         **asked,
     }
@@ -170,6 +182,12 @@ class Machine:
                 self._rates[name] = self._calls[name][0] / statistics.median(seconds)
                 seconds.clear()
         return dict(self._rates)
+
+    def rates_of(self, repeats: int) -> dict[str, float]:
+        """Make each call so many times; return the medians."""
+        for _ in range(repeats):
+            self()
+        return self.rates()
 
 
 @contextmanager
@@ -224,9 +242,12 @@ def reply(checkpoint: Path, tree: Path, options: Namespace, warm: bool) -> dict[
     with omni:
         if warm:
             omni.generate_audio(QUESTION, **{**limits(options), "talker_max_new_tokens": 3})
-        faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-        result = omni.generate_audio(QUESTION, cache_key="new", **limits(options))
-        faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt - faults
+        with machine(options) as beside:
+            before = beside.rates_of(options.repeats)
+            faults = pages_read()
+            result = omni.generate_audio(QUESTION, cache_key="new", **limits(options))
+            faults = pages_read() - faults
+            after = beside.rates_of(options.repeats)
         if warm:
             long = written_messages(omni.conversation, options.positions)
             few = {"thinker_max_new_tokens": 2, "talker_max_new_tokens": 3}
@@ -249,6 +270,8 @@ def reply(checkpoint: Path, tree: Path, options: Namespace, warm: bool) -> dict[
         "long_prompt_ttft_s": prefill_s,
         "peak_mb": peak_mb(),
         "major_faults": faults,
+        "rates_before": before,
+        "rates_after": after,
     }
 
 
@@ -330,12 +353,12 @@ def with_limit(row: Row, threads: int) -> Row:
     return {**row, "limit_s": limit_s, "ratio": ratio, **limits_s}
 
 
-def prompt_row(config: OmniConfig, prefill: Row, rows: int, options: Namespace) -> Row:
+def prompt_row(config: OmniConfig, prefill: Row, rows: int, dtype: str) -> Row:
     """Return the row of the reply's own prompt, which was not timed, from that of a prefill."""
     models, _ = lay_out(config, ("thinker",))
-    work = bandwidth.work_of_row(models, config, {**prefill, "dtype": options.dtype, "rows": rows})
+    work = bandwidth.work_of_row(models, config, {**prefill, "dtype": dtype, "rows": rows})
     counted = {"bytes": work.weight_bytes + work.kv_bytes, "multiply_adds": work.multiply_adds}
-    return with_limit({**prefill, **counted, "stage": OWN_PROMPT}, options.threads)
+    return {**prefill, **counted, "stage": OWN_PROMPT}
 
 
 def derived(rows: Sequence[Row], options: Namespace, audio_s: float) -> dict[str, float]:

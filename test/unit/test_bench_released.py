@@ -49,6 +49,7 @@ def test_the_released_size_is_measured_from_drawn_weights(
     assert {"thinker prefill", "talker prefill", "code predictor", "code2wav"} <= calls_s.keys()
     assert calls_s["thinker prefill"] < found["question_ttft_s"]
     assert found["parts_rtf"] > found["parts_rtf_8"] > found["parts_rtf_16"]
+    assert found["rates_before"].keys() == found["rates_after"].keys() <= results.rows[0].keys()
     assert 0 < found["first_sample_8_s"] < found["first_sample_s"]
     tree = tmp_path / "made" / "int4"
     assert found["tree_gb"] * 1e9 == sum(f.stat().st_size for f in tree.rglob("*") if f.is_file())
