@@ -63,7 +63,7 @@ from bench.common.memory import peak_mb
 from bench.common.models import loaded_engines, written_messages
 from bench.common.observed import Recorder
 from bench.threads import code2wav_work
-from qwen3_omni_neuron import AudioChunk, Qwen3Omni
+from qwen3_omni_neuron import AudioChunk, Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.modules import STAGES, lay_out
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
@@ -242,12 +242,7 @@ def reply(checkpoint: Path, tree: Path, options: Namespace, warm: bool) -> dict[
     with omni:
         if warm:
             omni.generate_audio(QUESTION, **{**limits(options), "talker_max_new_tokens": 3})
-        with machine(options) as beside:
-            before = beside.rates_of(options.repeats)
-            faults = pages_read()
-            result = omni.generate_audio(QUESTION, cache_key="new", **limits(options))
-            faults = pages_read() - faults
-            after = beside.rates_of(options.repeats)
+        result, about = counted_reply(omni, options)
         if warm:
             long = written_messages(omni.conversation, options.positions)
             few = {"thinker_max_new_tokens": 2, "talker_max_new_tokens": 3}
@@ -269,10 +264,19 @@ def reply(checkpoint: Path, tree: Path, options: Namespace, warm: bool) -> dict[
         "prompt_tokens": times.prompt_tokens,
         "long_prompt_ttft_s": prefill_s,
         "peak_mb": peak_mb(),
-        "major_faults": faults,
-        "rates_before": before,
-        "rates_after": after,
+        **about,
     }
+
+
+def counted_reply(omni: Qwen3Omni, options: Namespace) -> tuple[SpeechResult, dict[str, Any]]:
+    """Reply. Returns the pages that it waited for, too, and the rates before it and after it."""
+    with machine(options) as beside:
+        before = beside.rates_of(options.repeats)
+        pages = pages_read()
+        result = omni.generate_audio(QUESTION, cache_key="new", **limits(options))
+        pages = pages_read() - pages
+        after = beside.rates_of(options.repeats)
+    return result, {"major_faults": pages, "rates_before": before, "rates_after": after}
 
 
 def question(checkpoint: Path, tree: Path, options: Namespace) -> dict[str, Any]:

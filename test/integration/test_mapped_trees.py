@@ -1,6 +1,7 @@
 """Pages of mapped files: all of a tree's at its load, but for images and without the memory."""
 
 import ctypes
+import gc
 import mmap
 import os
 import re
@@ -22,6 +23,7 @@ from qwen3_omni_neuron.checkpoint.tensor_file import map_tensors, write_tensors
 from qwen3_omni_neuron.compilation.plan import MODELS
 from qwen3_omni_neuron.cpu import memory
 from qwen3_omni_neuron.cpu.memory import POPULATE_READ, map_pages
+from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.weights import WEIGHTS_FILE, compile_model, load_compiled_models
 from testing.media_cases import text, user
 from testing.replies import GREEDY
@@ -140,6 +142,17 @@ def test_all_models_but_the_vision_encoder_are_mapped_at_the_load(
     assert {model: nbytes > 0 for model, nbytes in mapped.items()} == {
         model: model != "vision" for model in MODELS
     }
+
+
+@pytest.mark.skipif(find_library() is None, reason="torch computes over the mapped weights")
+@pytest.mark.skipif(not SMAPS.exists(), reason="no /proc/self/smaps")
+def test_no_page_of_code2wav_stays_beside_its_packed_copy(checkpoint: Path, tmp_path: Path) -> None:
+    words = ["compile", "--model", str(checkpoint), "--out", str(tmp_path / "tree")]
+    assert cli.main([*words, "--dtype", "int4", "--context-length", "256"]) == 0
+    with Qwen3Omni.load(checkpoint, compiled_path=tmp_path / "tree"):
+        gc.collect()
+        mapped = {model: mappings(tmp_path / "tree" / model / WEIGHTS_FILE) for model in MODELS}
+    assert [model for model, parts in mapped.items() if not parts] == ["code2wav"]
 
 
 def take_pages_away(tree: Path, until: threading.Event) -> int:

@@ -47,9 +47,9 @@ GB = 1e9
 # The conversation in the table of what fits: positions of the thinker and of the talker.
 POSITIONS, TALKER_POSITIONS = 4096, 4096 + 1024
 MEASURE_S = 2.0
-# Times that measured replies took of the least time of their calls: see "The released size" in
-# BENCHMARK.md, three machines.
-MEASURED_TIMES = 1.15, 1.38
+# Times that measured replies took of the least time of their calls: from 0.96 to 1.79 on the two
+# machines of "The released size" in BENCHMARK.md.
+MEASURED_TIMES = 1.0, 1.8
 EXTRAS = {
     "serve": "`serve`",
     "realtime": "turns that `/v1/realtime` finds by itself",

@@ -40,7 +40,8 @@ class NativeCode2Wav:
 
     The results are the module's except for rounding. A stream's samples depend neither on the other
     streams, nor on the number of threads, nor on how its frames are cut into chunks. Several
-    threads may call it at once. The weights are packed copies, so the module need not be kept.
+    threads may call it at once. All weights are copies, most of them packed: the module need not be
+    kept, nor any page of a mapped tree.
     threads: upper limit for a call. Raises UnsuitedError where the C can't take the weights.
     """
 
@@ -243,10 +244,10 @@ class _Packing:
 
     def _vector(self, weight: Tensor, *shape: int) -> Pointer:
         """Return a pointer to a weight in float32."""
-        return self._weights(_taken(weight).float().contiguous(), *shape)
+        return self._weights(_taken(weight).to(torch.float32, copy=True).contiguous(), *shape)
 
     def _table(self, rows: Tensor) -> Fields:
-        return self._weights.table(_taken(rows).contiguous(), *rows.shape)
+        return self._weights.table(_taken(rows).contiguous().clone(), *rows.shape)
 
     def _matrix(
         self, matrix: Tensor, scale: Tensor | None = None, bias: Tensor | None = None
