@@ -34,13 +34,13 @@ Rows, with null for what does not apply:
 
 The summary has rtf and parts_rtf: of the reply, and the sum of the limits of all calls that it
 needs, one after the other and by all threads, by the duration of its audio: the mean of two sums,
-by the rates before the reply and after it, which are there, too; ttfb_s and total_s;
-peak_mb, mapped pages included; major_faults in the counted reply; long_prompt_ttft_s; tree_gb;
-load_s, of the load call alone; first_load_s, first_total_s and first_major_faults, of the first
-process; question_ttfb_s and question_ttft_s, and question_calls_s, the seconds of each engine's
-calls from the end of the question to the first sample (speech is encoded in none of these).
-Derived as limit_8_s is: parts_rtf_8 and parts_rtf_16, and first_sample_8_s and first_sample_16_s,
-the limits of the reply's prompt, a token, a frame, and code2wav of that frame.
+by the rates before the reply and after it, which are there, too; ttfb_s and total_s; peak_mb,
+mapped pages included; major_faults in the counted reply; long_prompt_ttft_s; tree_gb; load_s, of
+the load call alone; first_load_s, first_total_s and first_major_faults, of the first process;
+question_ttfb_s and question_ttft_s, and question_calls_s, the seconds of each engine's calls from
+the end of the question to the first sample. Derived as limit_8_s is: parts_rtf_8 and
+first_sample_8_s, the limits of the reply's prompt, a token, a frame, and code2wav of that frame;
+and the same for 16 threads.
 """
 
 import itertools

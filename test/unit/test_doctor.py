@@ -27,7 +27,7 @@ def test_a_reply_is_the_sum_of_its_calls() -> None:
 
 @pytest.mark.skipif(find_library() is None, reason="torch widens the weights without the C")
 def test_the_least_time_follows_from_the_rates_of_a_machine() -> None:
-    """As bench.released added up the parts of two machines; and what its default dtype adds."""
+    """It is what bench.released added up on two machines; the default code predictor adds more."""
     for measured, added_up in (
         (Rates(23.8e9, 88.9e9, 2), 1.78),
         (Rates(28.7e9, 180.9e9, 2), 1.27),
