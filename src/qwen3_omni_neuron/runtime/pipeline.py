@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 AWAITED_S = 20.0  # a speaker's next window comes after 8 s, and waits for a pause of the stages
 GREEDY = GenerationDefaults()
-MANY_PAGES = 100  # read from the disk during a reply: up to 13 MB, of large pages 210
+MANY_PAGES = 100  # read from the disk for a reply: up to 13 MB, of large pages 210
 StageTasks = list[tuple[Stage[Any], Task]]  # the tasks of a request, each with its stage
 
 
@@ -72,6 +72,7 @@ class Pipeline:
         self.clock, self.code_groups = clock or Clock(), config.code_groups
         self.latency_samples = engines.vocoder.latency_samples if engines.vocoder else 0
         self._engines, self._config, self._defaults = engines, config, defaults
+        self._pages_read = pages_read(engines.pids)
         self._max_queued = max_queued
         # Reentrant: the garbage collector may run SpeechStream.__del__, which cancels its request,
         # in any line of a thread that holds the lock.
@@ -184,18 +185,17 @@ class Pipeline:
         logger.warning("%s", line)
         return line
 
-    def warn_of_pages_read(self, live: LiveRequest) -> None:
-        """Log that a reply has waited for weights from the disk, if it has."""
-        pages = self._pages_read() - live.pages_read_before
+    def warn_of_pages_read(self) -> None:
+        """Log if the engines waited for weights from the disk since the last call of this."""
+        read = pages_read(self._engines.pids)
+        with self._lock:
+            pages, self._pages_read = read - self._pages_read, read
         if pages >= MANY_PAGES:
             logger.warning(
                 "a reply waited %d times for weights from the disk. Where that is so in every "
                 "reply, this machine has too little memory for them (doctor says what fits).",
                 pages,
             )
-
-    def _pages_read(self) -> int:
-        return pages_read(self._engines.pids)
 
     def prefill_ahead(self, request: Request) -> LiveRequest:
         """Compute the rows of a request's prompt, for a later request that will begin with them.
@@ -319,7 +319,6 @@ class Pipeline:
         )
         output = Output(self.clock.condition(self._lock), self._wake)
         live = LiveRequest(request, text, output, self._wake)
-        live.pages_read_before = self._pages_read()
         context_length = self._engines.thinker.context_length
         tasks: StageTasks = []
         if request.written is None:

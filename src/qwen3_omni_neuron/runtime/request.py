@@ -103,7 +103,6 @@ class LiveRequest:
         self.seed = request.options.seed
         self.random = RequestRandom(self.seed)
         self.timestamps = Timestamps(progress_s=request.arrived_s)
-        self.pages_read_before = 0  # number that the engines had read when it was made
         self.slot = -1
         self.holders = 0
         self.ended = False
