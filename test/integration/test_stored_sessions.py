@@ -8,7 +8,7 @@ import pytest
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.errors import StoredSessionError
-from qwen3_omni_neuron.events import AudioChunk
+from qwen3_omni_neuron.events import AudioChunk, TextDelta
 from qwen3_omni_neuron.session import Session
 from testing.media_cases import IMAGE, audio, text, tone
 from testing.replies import GREEDY, last
@@ -34,11 +34,12 @@ def begin(session: Session) -> None:
     session.append([IMAGE, audio(1.3), text("Look and listen.")])
     last(session.respond())
     session.append_audio(tone(0.9, 700.0), 22050)
-    chunks = 0
+    chunks = texts = 0
     with session.respond(chunk_frames=[2]) as stream:
         for event in stream:
             chunks += isinstance(event, AudioChunk)
-            if chunks == 3:
+            texts += isinstance(event, TextDelta)
+            if chunks >= 3 and texts >= 2:  # a part of the text is heard, and a part is not
                 break
     session.heard(0.3)
     session.append([audio(0.5, 900.0)])
