@@ -4,16 +4,18 @@
 
 An iteration is what the thinker's stage does for eight requests: the engine's step, the sampling of
 eight tokens from a vocabulary of the released size (151,936, synthetic: the model's own logits are
-not read), and with a grammar the masks, made while the engine computes, and the grammars' progress.
-Both kinds of iteration run in turn. The share is what a grammar adds to an iteration, over the
-engine's step alone. Compiling is timed beside it, with the vocabulary's tokenizer, made once.
+not read), and with a grammar the masks, made in another process while the engine computes. Both
+kinds of iteration run in turn. `added` is what a grammar adds to an iteration's time, `cpu` to the
+processors' time of both processes, each with its share of the engine's step; `late` is the share of
+masks for which a step did not wait. Compiling is timed beside it: what a request waits for longer.
 """
 
 import argparse
 import random
 import statistics
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,9 +33,11 @@ from bench.common.models import (
     written_messages,
 )
 from qwen3_omni_neuron.engines.sampling import RequestRandom, Sampler, SamplingParams
+from qwen3_omni_neuron.helpers.grammars.child import cpu_s_of
 from qwen3_omni_neuron.loading import host_sampler
 from qwen3_omni_neuron.options import RequestOptions
-from qwen3_omni_neuron.runtime.grammar import Grammar, Grammars, GrammarState, MaskThread
+from qwen3_omni_neuron.runtime.grammar import Grammar, Grammars, GrammarState, wait_for_masks
+from qwen3_omni_neuron.runtime.thinker_stage import MASK_WAIT_S
 
 SLOTS, VOCABULARY, PROMPT_TOKENS = 8, 151_936, 64
 END = "<|im_end|>"
@@ -97,23 +101,33 @@ class MadeVocabulary:
 class Replies:
     """Eight replies that go on for ever: where a grammar has ended, it begins anew."""
 
-    def __init__(self, grammar: Grammar | None):
-        self._grammar = grammar
+    def __init__(self, make: Callable[[], Grammar] | None):
+        self._make = make
         params = SamplingParams(True, temperature=0.7, top_k=20, top_p=0.8)
         self.samplers = [
             Sampler(params, VOCABULARY, RequestRandom(seed).thinker) for seed in range(SLOTS)
         ]
         self.states: list[GrammarState] = []
-        if grammar is not None:
-            self.states = [grammar.begin(frozenset((grammar.end_id,))) for _ in range(SLOTS)]
+        if make is not None:
+            self.states = [self._begun() for _ in range(SLOTS)]
 
-    def write(self, token_ids: Sequence[int]) -> None:
-        """Note the tokens that were sampled."""
-        for number, (state, token_id) in enumerate(zip(self.states, token_ids, strict=False)):
-            assert self._grammar is not None
-            ended = token_id == self._grammar.end_id or state.push(token_id)
-            if ended:
-                self.states[number] = self._grammar.begin(frozenset((self._grammar.end_id,)))
+    def renew(self) -> None:
+        """Begin anew where a grammar has ended."""
+        for number, state in enumerate(self.states):
+            if not state.pending and (state.ended or state.error is not None):
+                state.close()
+                self.states[number] = self._begun()
+        wait_for_masks(self.states, 0.0)
+
+    def write(self, token_ids: Sequence[int], ready: Sequence[int]) -> None:
+        """Note the tokens that were sampled for the replies that were ready."""
+        for number, token_id in zip(ready, token_ids, strict=True):
+            if self.states:
+                self.states[number].push(token_id)
+
+    def _begun(self) -> GrammarState:
+        assert self._make is not None
+        return self._make().begin(frozenset())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -127,15 +141,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measure(options: argparse.Namespace) -> Figures:
     """Time the iterations in turn."""
     vocabulary = MadeVocabulary()
-    grammars = Grammars(vocabulary, VOCABULARY, vocabulary.end_id)
+    grammars = Grammars(vocabulary, VOCABULARY, vocabulary.end_id, 2 * SLOTS)
     asked = RequestOptions.parse({"grammar": {"json": SCHEMA}})
-    first_s = timed(lambda: grammars.compile(asked))
-    compile_s = [timed(lambda: grammars.compile(asked)) for _ in range(20)]
-    kinds = {"free": Replies(None), "grammar": Replies(grammars.compile(asked))}
-    sample_ids, masks, rng = host_sampler(), MaskThread(), np.random.default_rng(0)
+
+    def compiled() -> Grammar:
+        grammar = grammars.compile(asked)
+        assert grammar is not None
+        return grammar
+
+    first_s = timed(compiled)
+    compile_s = [timed(compiled) for _ in range(20)]
+    kinds = {"free": Replies(None), "grammar": Replies(compiled)}
+    sample_ids, rng = host_sampler(), np.random.default_rng(0)
     logits = [torch.from_numpy(rng.standard_normal((1, VOCABULARY), np.float32)) for _ in range(64)]
     steps_s: list[float] = []
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    cpu_s: dict[str, list[float]] = {kind: [] for kind in kinds}
+    late = 0
     with (
         chosen_checkpoint(options) as checkpoint,
         loaded_engines(checkpoint, options, SLOTS) as (conversation, engines),
@@ -145,32 +167,57 @@ def measure(options: argparse.Namespace) -> Figures:
             engines.thinker.prefill(slot, prompt)
         slots, tokens = list(range(SLOTS)), [conversation.newline_id] * SLOTS
 
-        def iterate(replies: Replies, number: int) -> None:
-            wait = masks.start(replies.states)
+        def iterate(kind: str, replies: Replies, number: int) -> None:
+            nonlocal late
+            begun_s, child_s = time.thread_time(), masks_cpu_s(grammars)
+            wait_for_masks(replies.states, 0.0)
+            before_s = time.thread_time()
             steps_s.append(timed(lambda: engines.thinker.step(slots, tokens)))
-            wait()
-            for sampler, state in zip(replies.samplers, replies.states, strict=False):
-                sampler.mask = state.mask
-            drawn = [logits[(number + 7 * slot) % len(logits)] for slot in slots]
-            replies.write(sample_ids(replies.samplers, drawn))
+            after_s = time.thread_time()
+            wait_for_masks(replies.states, MASK_WAIT_S)
+            ready = slots
+            if replies.states:
+                ready = [n for n, state in enumerate(replies.states) if not state.pending]
+                late += SLOTS - len(ready)
+                for slot in ready:
+                    replies.samplers[slot].mask = replies.states[slot].mask
+            drawn = [logits[(number + 7 * slot) % len(logits)] for slot in ready]
+            if ready:
+                replies.write(sample_ids([replies.samplers[n] for n in ready], drawn), ready)
+            own_s = time.thread_time() - after_s + before_s - begun_s
+            cpu_s[kind].append(own_s + masks_cpu_s(grammars) - child_s)
 
         for number in range(options.steps):
             for kind, replies in kinds.items():
-                seconds[kind].append(timed(partial(iterate, replies, number)))
-    masks.close()
+                replies.renew()
+                seconds[kind].append(timed(partial(iterate, kind, replies, number)))
+    grammars.close()
     rows: list[dict[str, Any]] = [
         {"kind": kind, "median_us": 1e6 * statistics.median(found), "p95_us": 1e6 * _p95(found)}
         for kind, found in (*seconds.items(), ("step of the engine", steps_s))
     ]
-    pairs = zip(seconds["grammar"], seconds["free"], strict=True)
-    added_s = statistics.median(one - other for one, other in pairs)
+    step_s = statistics.median(steps_s)
+    kinds_of_time = seconds, cpu_s
+    added_s, added_cpu_s = (
+        statistics.median(np.subtract(found["grammar"], found["free"]))
+        for found in kinds_of_time
+    )
     summary = {
         "added_us": 1e6 * added_s,
-        "share_of_step": added_s / statistics.median(steps_s),
+        "added_share": added_s / step_s,
+        "cpu_us": 1e6 * added_cpu_s,
+        "cpu_share": added_cpu_s / step_s,
+        "late_share": late / (options.steps * SLOTS),
         "compile_ms": 1e3 * statistics.median(compile_s),
         "first_compile_s": first_s,
     }
     return rows, summary
+
+
+def masks_cpu_s(grammars: Grammars) -> float:
+    """Return the CPU time of the process that makes the masks."""
+    shared = grammars._pool._shared
+    return 0.0 if shared is None or shared.pid is None else cpu_s_of(shared.pid)
 
 
 def _p95(seconds: Sequence[float]) -> float:

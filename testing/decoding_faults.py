@@ -13,7 +13,8 @@ import threading
 import time
 from pathlib import Path
 
-from qwen3_omni_neuron.serving.decoding import fork_server, wire, work
+from qwen3_omni_neuron.helpers import fork_server
+from qwen3_omni_neuron.helpers.media import server, wire, work
 
 FAULT = b"fault "
 MODULE = __name__
@@ -34,7 +35,7 @@ def says(*said: object, go_on: bool = True, status: int = 0) -> bytes:
 
 def main(control: int, parent: int) -> None:
     """Serve until the pool disconnects."""
-    fork_server.serve(control, parent, run)
+    fork_server.serve(control, parent, server.NICENESS, lambda: server.prepare() and run)
 
 
 def run(connection: socket.socket, content: int, result: int) -> None:

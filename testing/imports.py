@@ -13,7 +13,7 @@ LAYERS = [
     {"errors", "events", "model"},
     {"checkpoint", "prompt"},
     {"engines"},
-    {"options", "compilation"},
+    {"options", "compilation", "helpers"},
     {"runtime"},
     {"cpu", "neuron"},
     {"loading", "session"},

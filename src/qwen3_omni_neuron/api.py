@@ -3,6 +3,7 @@
 import secrets
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,7 @@ from qwen3_omni_neuron.errors import (
     format_value,
 )
 from qwen3_omni_neuron.events import Finished, ModelInfo, SpeechResult, Status
+from qwen3_omni_neuron.helpers.grammars.pool import Admit, admit_all
 from qwen3_omni_neuron.loading import (
     PLACEMENTS,
     check_kv_cache_dtype,
@@ -48,7 +50,7 @@ from qwen3_omni_neuron.prompt.row_keys import NO_KEYS, prompt_keys
 from qwen3_omni_neuron.prompt.stored import read_file
 from qwen3_omni_neuron.prompt.template import Conversation, Messages
 from qwen3_omni_neuron.prompt.truncation import Truncation
-from qwen3_omni_neuron.runtime.grammar import Grammars
+from qwen3_omni_neuron.runtime.grammar import Grammar, Grammars
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, Request, WrittenReply
 from qwen3_omni_neuron.runtime.spill import SpillLimits
@@ -87,7 +89,7 @@ class Qwen3Omni:
         self._context_length, self._slots = engines.thinker.context_length, engines.thinker.slots
         self._max_queued = max_queued
         vocab_size = config.thinker.text.vocab_size
-        self._grammars = Grammars(conversation, vocab_size, config.im_end_id)
+        self._grammars = Grammars(conversation, vocab_size, config.im_end_id, self._slots)
         self._talker_context_length = engines.talker.context_length if engines.talker else 0
         self._pipeline = Pipeline(
             engines,
@@ -100,7 +102,9 @@ class Qwen3Omni:
             spill=spill,
         )
         # Threads and processes end with the model, even if nobody closes it.
-        self._finalizer = weakref.finalize(self, _close, self._pipeline, FINALIZER_TIMEOUT_S)
+        self._finalizer = weakref.finalize(
+            self, _close, self._pipeline, self._grammars, FINALIZER_TIMEOUT_S
+        )
 
     @staticmethod
     def load(
@@ -253,6 +257,19 @@ class Qwen3Omni:
         )
         return SpeechStream(self._pipeline, first, self, later)
 
+    def compile_grammar(
+        self, admit: Admit = admit_all, **options: "Unpack[RequestArguments]"
+    ) -> "Future[Grammar] | None":
+        """Begin to compile the grammar of a request with these options; None where it has none.
+
+        The future's result is the option `grammar` of that request, which then has nothing to
+        compile. admit: called in another thread with the bytes that the grammar takes; raises if
+        they don't fit. Cancelling the future ends the work.
+        Raises OptionError and NotInstalledError, now or by the future, which may also raise
+        BusyError, ClosedError, and what `admit` raises.
+        """
+        return self._grammars.begin(RequestOptions.parse(options), admit)
+
     @property
     def transcription_instruction(self) -> str | None:
         """Text that asks this checkpoint for a transcription, if it names one; may be empty."""
@@ -277,7 +294,7 @@ class Qwen3Omni:
 
     @property
     def media_settings(self) -> MediaSettings:
-        """Settings for decoding media in a process without a model: see serving.decoding.pool."""
+        """Settings for decoding media in a process without a model: see helpers.media.pool."""
         return self.conversation.media_settings
 
     @property
@@ -333,7 +350,7 @@ class Qwen3Omni:
     def close(self) -> None:
         """End running requests with a ClosedError, then the threads and the engines."""
         self._finalizer.detach()
-        _close(self._pipeline)
+        _close(self._pipeline, self._grammars)
 
     def __enter__(self) -> "Qwen3Omni":
         return self
@@ -455,8 +472,9 @@ def generate_audio(
         return omni.generate_audio(messages, **request)
 
 
-def _close(pipeline: Pipeline, join_timeout_s: float | None = None) -> None:
+def _close(pipeline: Pipeline, grammars: Grammars, join_timeout_s: float | None = None) -> None:
     """Close a pipeline, and return the memory that malloc kept from it to the system."""
+    grammars.close()
     pipeline.close(join_timeout_s)
     give_back()
 

@@ -129,7 +129,13 @@ _DICTS = ValueRange(
 _GRAMMAR_KINDS = ("json", "regex", "lark")
 
 
+class PreparedGrammar:
+    """Grammar of one reply, compiled before its request: `Qwen3Omni.compile_grammar` returns it."""
+
+
 def _is_grammar(value: Any) -> bool:
+    if isinstance(value, PreparedGrammar):
+        return True
     if not isinstance(value, Mapping):
         return False
     kinds = [kind for kind in _GRAMMAR_KINDS if kind in value]
@@ -339,7 +345,7 @@ class RequestArguments(SpeechArguments, total=False):
         bool, OptionDoc("the reply may have several calls; at most one where false", _FLAG)
     ]
     grammar: Annotated[
-        Mapping[str, Any] | None,
+        Mapping[str, Any] | PreparedGrammar | None,
         OptionDoc(
             "what the text is held to: a JSON schema, a regex or a Lark grammar",
             _GRAMMAR,
@@ -465,7 +471,7 @@ class RequestOptions:
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str | Mapping[str, Any] = "auto"
     parallel_tool_calls: bool = True
-    grammar: Mapping[str, Any] | None = None
+    grammar: Mapping[str, Any] | PreparedGrammar | None = None
     logprobs: bool = False
     literal_text: bool = False
     truncation: str | Mapping[str, Any] = "disabled"

@@ -20,14 +20,14 @@ from qwen3_omni_neuron.errors import (
     PromptTooLongError,
     VideoError,
 )
+from qwen3_omni_neuron.helpers.media import pcm, work
+from qwen3_omni_neuron.helpers.media.job import Job, Measured, PoolSettings
+from qwen3_omni_neuron.helpers.media.job import admit_all as admitted
+from qwen3_omni_neuron.helpers.media.pcm import decode_inline
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.media.video import VideoHeader
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.template import Conversation
-from qwen3_omni_neuron.serving.decoding import pcm, work
-from qwen3_omni_neuron.serving.decoding.job import Job, Measured, PoolSettings
-from qwen3_omni_neuron.serving.decoding.job import admit_all as admitted
-from qwen3_omni_neuron.serving.decoding.pcm import decode_inline
 from qwen3_omni_neuron.serving.sound import pcm16, wav_header
 from testing.decoding_cases import SharedPool, grey_video, job_of, picture, sound
 from testing.made_recordings import make_matroska, make_recording

@@ -15,8 +15,8 @@ from qwen3_omni_neuron.errors import (
     InputError,
     VideoError,
 )
-from qwen3_omni_neuron.serving.decoding import wire
-from qwen3_omni_neuron.serving.decoding.job import MIB
+from qwen3_omni_neuron.helpers.media import wire
+from qwen3_omni_neuron.helpers.media.job import MIB
 from testing.decoding_cases import SharedPool, job_of, picture, sound
 from testing.decoding_faults import fault, says
 from testing.subprocesses import open_files

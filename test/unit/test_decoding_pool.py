@@ -23,11 +23,11 @@ from qwen3_omni_neuron.errors import (
     ClosedError,
     VideoError,
 )
-from qwen3_omni_neuron.serving.decoding import wire
-from qwen3_omni_neuron.serving.decoding.job import MIB, PoolSettings
-from qwen3_omni_neuron.serving.decoding.link import ForkServer
-from qwen3_omni_neuron.serving.decoding.pool import DecodingPool
-from qwen3_omni_neuron.serving.decoding.turns import Turns
+from qwen3_omni_neuron.helpers.fair_places import FairPlaces
+from qwen3_omni_neuron.helpers.link import ForkServer
+from qwen3_omni_neuron.helpers.media import wire
+from qwen3_omni_neuron.helpers.media.job import MIB, PoolSettings
+from qwen3_omni_neuron.helpers.media.pool import DecodingPool
 from testing.decoding_cases import (
     LONG_S,
     children_of,
@@ -210,7 +210,7 @@ def test_a_fork_server_that_was_killed_is_started_anew(
 def test_a_fork_server_that_does_nothing_is_replaced(
     run: Callable[[Coroutine[Any, Any, Any]], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qwen3_omni_neuron.serving.decoding.pool.KILL_S", 0.3)
+    monkeypatch.setattr("qwen3_omni_neuron.helpers.media.pool.KILL_S", 0.3)
 
     async def main() -> None:
         pool = DecodingPool(PoolSettings(deadline_s=0.5), MODULE)
@@ -274,8 +274,8 @@ def test_all_ends_with_a_parent_that_is_killed() -> None:
         "import asyncio\n"
         "from qwen3_omni_neuron.prompt.media.settings import MediaSettings\n"
         "from qwen3_omni_neuron.prompt.media.sizes import Sizes\n"
-        "from qwen3_omni_neuron.serving.decoding.job import Job, PoolSettings\n"
-        "from qwen3_omni_neuron.serving.decoding.pool import DecodingPool\n"
+        "from qwen3_omni_neuron.helpers.media.job import Job, PoolSettings\n"
+        "from qwen3_omni_neuron.helpers.media.pool import DecodingPool\n"
         "from testing.decoding_faults import MODULE, fault\n"
         "from testing.subprocesses import children\n"
         "async def main():\n"
@@ -306,7 +306,7 @@ def finished(tasks: list["asyncio.Task[Any]"]) -> list[int]:
 
 def test_owners_take_turns() -> None:
     async def main() -> None:
-        turns = Turns(1)
+        turns = FairPlaces(1)
         order: list[str] = []
 
         async def work_of(owner: str, name: str) -> None:
@@ -324,7 +324,7 @@ def test_owners_take_turns() -> None:
 
 def test_one_owner_leaves_a_place_for_another() -> None:
     async def main() -> None:
-        turns = Turns(3)
+        turns = FairPlaces(3)
         tasks = [asyncio.create_task(turns.take("a")) for _ in range(4)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -345,7 +345,7 @@ def test_one_owner_leaves_a_place_for_another() -> None:
 
 def test_a_place_that_is_given_while_its_task_is_cancelled_is_not_lost() -> None:
     async def main() -> None:
-        turns = Turns(1)
+        turns = FairPlaces(1)
         await turns.take("a")
         waiting = asyncio.create_task(turns.take("b"))
         await asyncio.sleep(0)

@@ -2,8 +2,9 @@
 
 import json
 import re
+import select
+import socket
 import sys
-import threading
 from functools import partial
 from typing import Any
 
@@ -78,20 +79,22 @@ def test_requests_with_a_grammar_and_without_run_together_as_they_run_alone(
 def test_masks_are_made_while_the_engine_computes(
     omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each call of the engine here lasts until the mask of its token is made."""
-    made = threading.Semaphore(0)
-    prepare = grammar_module.GrammarState.prepare
-    engine = omni._pipeline._engines.thinker
+    """Each call of the engine here lasts until the mask of its token lies in the other process."""
+    states: list[grammar_module.GrammarState] = []
+    engine, begin = omni._pipeline._engines.thinker, grammar_module.Grammar.begin
 
-    def prepare_and_tell(state: grammar_module.GrammarState) -> None:
-        prepare(state)
-        made.release()
+    def begun(grammar: Any, eos_ids: Any) -> Any:
+        states.append(begin(grammar, eos_ids))
+        return states[-1]
 
     def slow(call: Any, *arguments: Any) -> Any:
-        assert made.acquire(timeout=60), "the mask waits for the engine"
+        child = states[0]._matcher.child
+        if child is not None:
+            select.select([child.socket], [], [], 60)
+            assert child.socket.recv(1, socket.MSG_PEEK), "the mask waits for the engine"
         return call(*arguments)
 
-    monkeypatch.setattr(grammar_module.GrammarState, "prepare", prepare_and_tell)
+    monkeypatch.setattr(grammar_module.Grammar, "begin", begun)
     for name in ("prefill", "step"):
         monkeypatch.setattr(engine, name, partial(slow, getattr(engine, name)))
     result = omni.generate_text(HELLO, grammar={"regex": "[ab]{9}"}, **LIMITS)
@@ -187,6 +190,18 @@ def test_a_prefill_ahead_compiles_nothing(omni: Qwen3Omni) -> None:
         with pytest.raises(OptionError, match="unclosed group"):
             session.respond()
         assert session.respond(grammar={"regex": "b"}, speak=False) is not None
+
+
+def test_a_grammar_that_was_compiled_before_its_request_gives_the_same_reply(
+    omni: Qwen3Omni,
+) -> None:
+    compiling = omni.compile_grammar(grammar={"json": SCHEMA})
+    assert compiling is not None and omni.compile_grammar() is None
+    replies = [
+        omni.generate_text(HELLO, seed=4, grammar=grammar, **LIMITS)
+        for grammar in (compiling.result(60), {"json": SCHEMA})
+    ]
+    assert replies[0].token_ids == replies[1].token_ids
 
 
 def test_without_llguidance_the_error_says_how_to_install_it(

@@ -79,7 +79,7 @@ from qwen3_omni_neuron.serving.model import load_and_answer
 
 omni = load_and_answer(SPEAKING_CHECKPOINT)
 print(gc.get_freeze_count(), len(gc.get_objects()))
-print(omni._grammars._made is not None)
+print(omni._grammars._pool._shared is not None)
 omni.close()
 """
 

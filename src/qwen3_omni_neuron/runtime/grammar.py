@@ -1,13 +1,13 @@
 """Grammars of replies: compiled before a reply begins, then a mask of tokens for each step.
 
-llguidance parses the grammar and makes the masks. What it is given may come from strangers, so its
-input, its grammar and the work of each step are bounded.
+What they are made of may come from strangers: it is bounded here, and compiled and followed in
+processes that may die (helpers.grammars).
 """
 
+import importlib.util
 import json
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,23 +15,14 @@ import numpy as np
 
 from qwen3_omni_neuron.engines.sampling import Mask
 from qwen3_omni_neuron.errors import GrammarError, NotInstalledError, OptionError, printable
-from qwen3_omni_neuron.options import RequestOptions, ToolChoice
+from qwen3_omni_neuron.helpers.grammars.matcher import CompiledGrammar
+from qwen3_omni_neuron.helpers.grammars.pool import Admit, GrammarPool, admit_all
+from qwen3_omni_neuron.options import PreparedGrammar, RequestOptions, ToolChoice
 from qwen3_omni_neuron.runtime.json_schema import MOST_CHARACTERS, check_bounds, check_strict
 from qwen3_omni_neuron.runtime.stop_strings import Decode, Encode, Marker
 from qwen3_omni_neuron.runtime.tool_calls import CALL, END_OF_CALL, END_OF_THOUGHT
 
 MOST_ERROR_CHARACTERS = 400
-# llguidance does about 50,000 units of lexer fuel, or 20,000 items, in a millisecond, and a state
-# takes 1 to 2 kB. With these the costliest grammar that we found took 10 ms for a mask.
-LIMITS = {
-    "max_items_in_row": 200,
-    "initial_lexer_fuel": 500_000,
-    "step_lexer_fuel": 30_000,
-    "step_max_items": 5_000,
-    "max_lexer_states": 20_000,
-    "max_grammar_size": 50_000,
-    "verbose_errors": False,  # they would quote the whole grammar
-}
 # JSON as Qwen's chat templates write it; flexible white space could go on without end.
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
@@ -65,15 +56,16 @@ class Vocabulary(Protocol):
 
 
 @dataclass(frozen=True)
-class Grammar:
+class Grammar(PreparedGrammar):
     """Compiled grammar of one request's reply.
 
-    matcher: llguidance's, at the grammar's beginning. after: strings that the reply writes freely,
-    in this order, before the grammar holds; where `repeats`, it holds again whenever the last of
-    them was written again, else the reply ends with it. end_id: llguidance's token for the end.
+    compiled: the grammar, in its process. vocab_size: number of logits. end_id: token that ends a
+    turn. after: strings that the reply writes freely, in this order, before the grammar holds;
+    where `repeats`, it holds again whenever the last of them was written again, else the reply ends
+    with it.
     """
 
-    matcher: Any
+    compiled: CompiledGrammar
     vocab_size: int
     end_id: int
     after: tuple[str, ...]
@@ -89,131 +81,125 @@ class Grammar:
 class GrammarState:
     """Position of one reply in its grammar.
 
-    mask: see `engines.sampling.Sampler`; valid after `prepare`. None: every token is allowed.
-    error: why no mask could be made, None where one was.
+    Its mask is made in another process: after `push`, `wait_for_masks` asks for it and takes it.
     """
 
     def __init__(self, grammar: Grammar, eos_ids: frozenset[int]):
         self._grammar = grammar
-        self._bits: Mask = np.zeros((grammar.vocab_size + 31) // 32, np.uint32)
-        self._eos_ids = [i for i in eos_ids if i < grammar.vocab_size]
+        ends = np.zeros(32 * grammar.compiled.pool.words, np.uint8)
+        ends[[i for i in eos_ids if i < grammar.vocab_size]] = 1
+        self._matcher = grammar.compiled.matcher(
+            np.packbits(ends, bitorder="little").view(np.uint32)
+        )
         self._waits = list(grammar.after)
-        self._matcher: Any = None
         self._marker: Marker | None = None
-        self._stale = True
-        self.mask: Mask | None = None
-        self.error: GrammarError | None = None
-        self._wait()
+        self._wait([])
 
-    def push(self, token_id: int) -> bool:
-        """Add a token that does not end the reply. Returns whether the grammar ends the reply.
+    @property
+    def pending(self) -> bool:
+        """True while it is not known which tokens may come next."""
+        return self._marker is None and self._matcher.pending
 
-        Raises GrammarError.
-        """
-        token_ids = [token_id]
-        if self._marker is not None:
-            rest = self._marker.push(token_id)
-            if rest is None:
-                return False
-            self._wait()
-            if self._matcher is None:
-                return False
-            token_ids = self._grammar.encode(rest) if rest else []
-        self._stale = True
-        if token_ids and not self._matcher.consume_tokens(token_ids):
-            raise self._failure()
-        if not self._matcher.is_stopped():
-            return False
-        if self._grammar.repeats:
-            self._waits = list(self._grammar.after[-1:])
-            self._wait()
-        return not self._grammar.repeats
+    @property
+    def ended(self) -> bool:
+        """True where the grammar ends the reply with the last token. Valid unless `pending`."""
+        return self._marker is None and self._matcher.stopped
 
-    def prepare(self) -> None:
-        """Compute the mask of the next token, if that is not done yet. Any thread may call it."""
-        if not self._stale or self._matcher is None:
+    @property
+    def mask(self) -> Mask | None:
+        """The next token's, see `engines.sampling.Sampler`. None: every token is allowed."""
+        return None if self._marker is not None else self._matcher.mask
+
+    @property
+    def error(self) -> GrammarError | None:
+        """Why the reply can't go on, None where it can. Valid unless `pending`."""
+        if self._marker is not None or self._matcher.failure is None:
+            return None
+        reason = printable(self._matcher.failure, MOST_ERROR_CHARACTERS)
+        return GrammarError(
+            f"the reply can't go on within its grammar: {reason}. Take a simpler grammar or schema."
+        )
+
+    def push(self, token_id: int) -> None:
+        """Add a token that does not end the reply."""
+        if self._marker is None:
+            self._matcher.push(token_id)
             return
-        bits = self._bits
-        self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        # Where the grammar may end, the tokens that end this reply are allowed, and no others.
-        for token_id in (self._grammar.end_id, *self._eos_ids):
-            bits[token_id // 32] &= ~np.uint32(1 << token_id % 32)
-        if self._matcher.is_accepting():
-            for token_id in self._eos_ids:
-                bits[token_id // 32] |= np.uint32(1 << token_id % 32)
-        if self._matcher.is_error() or not bits.any():
-            self.error = self._failure()
-        self.mask, self._stale = bits, False
+        rest = self._marker.push(token_id)
+        if rest is not None:
+            self._wait(self._grammar.encode(rest) if rest else [])
 
-    def _wait(self) -> None:
-        """Wait for the next of the strings after which the grammar holds, or begin with it."""
-        self._marker = self._matcher = self.mask = None
+    def close(self) -> None:
+        """Free the grammar."""
+        self._matcher.close()
+
+    def settle(self) -> None:
+        """Wait for the string after which the grammar holds again, where it has ended and may."""
+        if self._grammar.repeats and not self.pending and self.ended:
+            self._waits = list(self._grammar.after[-1:])
+            self._wait([])
+
+    def _wait(self, token_ids: list[int]) -> None:
+        """Wait for the next of the strings after which the grammar holds, or begin with it.
+
+        token_ids: tokens after the string that was found.
+        """
+        self._marker = None
         if self._waits:
             self._marker = Marker(self._waits.pop(0), self._grammar.decode)
         else:
-            self._matcher, self._stale = self._grammar.matcher.deep_copy(), True
-
-    def _failure(self) -> GrammarError:
-        reason = printable(self._matcher.get_error(), MOST_ERROR_CHARACTERS)
-        return GrammarError(
-            f"the reply can't go on within its grammar: {reason or 'no token is allowed'}. Take a "
-            "simpler grammar or schema."
-        )
+            self._matcher.begin(token_ids)
 
 
-class MaskThread:
-    """Thread that makes the masks of the next tokens while the engine computes the step."""
-
-    def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
-
-    def start(self, states: Sequence[GrammarState]) -> Callable[[], None]:
-        """Begin to make masks. Returns a function that waits for them."""
-        if not states:
-            return _nothing
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, "qwen3-omni-masks")
-        future: Future[None] = self._pool.submit(_prepare, states)
-        return future.result
-
-    def close(self) -> None:
-        """End the thread after its present work."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
-
-
-def _nothing() -> None:
-    pass
-
-
-def _prepare(states: Sequence[GrammarState]) -> None:
+def wait_for_masks(states: Sequence[GrammarState], most_s: float) -> None:
+    """Take the masks of states of one model, and wait for them at most so many seconds."""
+    pending = [state for state in states if state.pending]
+    if pending:
+        pool = pending[0]._grammar.compiled.pool
+        pool.wait([state._matcher for state in pending], most_s)
     for state in states:
-        state.prepare()
+        state.settle()
 
 
 class Grammars:
     """Compiler of grammars for one checkpoint's vocabulary. Several threads may use it."""
 
-    def __init__(self, vocabulary: Vocabulary, vocab_size: int, end_id: int):
-        """vocab_size: number of logits. end_id: token that ends a turn."""
+    def __init__(self, vocabulary: Vocabulary, vocab_size: int, end_id: int, slots: int):
+        """vocab_size: number of logits. end_id: token that ends a turn. slots: most replies."""
         self._vocabulary, self._vocab_size, self._end_id = vocabulary, vocab_size, end_id
-        self._lock = threading.Lock()
-        self._made: Any = None  # llguidance's tokenizer: takes about a second for 150,000 tokens
+        self._pool = GrammarPool(vocabulary.tokenizer_json, vocab_size, end_id, slots)
 
     def compile(self, options: RequestOptions) -> Grammar | None:
         """Compile what a request asks for; None where its reply is free.
 
-        Raises OptionError for a grammar, a schema or a choice of tools that can't be used, and
-        NotInstalledError.
+        Raises OptionError for a grammar, a schema or a choice of tools that can't be used,
+        BusyError where no process can be had, ClosedError, and NotInstalledError.
+        """
+        if isinstance(options.grammar, Grammar):
+            return options.grammar
+        begun = self.begin(options)
+        if begun is None:
+            return None
+        try:
+            return begun.result()
+        except BaseException:
+            begun.cancel()  # a process that compiles for nobody ends
+            raise
+
+    def begin(self, options: RequestOptions, admit: Admit = admit_all) -> "Future[Grammar] | None":
+        """Begin to compile; see `compile`. Cancelling the future ends the work.
+
+        admit: called with the bytes that the grammar takes, in another thread; raises if they
+        don't fit.
         """
         choice = options.choice
         given = None if choice.required else options.grammar
+        assert not isinstance(given, PreparedGrammar)
         if not choice.functions and given is None:
             return None
         # Whether the grammar holds a call alone, after the <tool_call> that begins it.
         free = given is None and not choice.required
-        guidance = _import_guidance()
-        if guidance is None:
+        if not _has_guidance():
             if free and not any(map(_is_strict, choice.functions)):
                 return None  # runtime.tool_calls.CallWatch checks complete calls
             raise NotInstalledError(
@@ -221,35 +207,38 @@ class Grammars:
                 'pip install "qwen3-omni-neuron[serve]".'
             )
         _check_schemas(given or {}, choice.functions)
-        body = {} if given is None else _body(guidance, given)
+        body = {} if given is None else _body(given)
         rules = self._rules(body, choice, free)
-        matcher = self._matcher(guidance, rules)
-        if matcher.is_error():
-            # Schemas that are not strict and that llguidance does not take hold to any object.
-            schemas = rules[len(rules) - len(choice.functions) :]
-            for rule, function in zip(schemas, choice.functions, strict=True):
-                if not _is_strict(function) and self._matcher(guidance, [rule]).is_error():
-                    rule["json_schema"] = _styled(_ANY_OBJECT)
-            matcher = self._matcher(guidance, rules)
-        if matcher.is_error():
-            reason = printable(matcher.get_error(), MOST_ERROR_CHARACTERS)
-            raise OptionError(
-                f"the grammar or schema can't be used: {reason}. Take a simpler one, or without "
-                "what is not supported."
-            )
+        # Schemas that are not strict and that llguidance does not take hold to any object.
+        first = len(rules) - len(choice.functions)
+        less = {"json_schema": _styled(_ANY_OBJECT)}
+        lenient = [
+            (first + number, less)
+            for number, function in enumerate(choice.functions)
+            if not _is_strict(function)
+        ]
         after = (END_OF_THOUGHT,) if self._vocabulary.thinks else ()
-        return Grammar(
-            matcher,
-            self._vocab_size,
-            self._end_id,
-            (*after, CALL) if free else after,
-            free and choice.several,
-            self._vocabulary.decode,
-            self._vocabulary.encode_words,
-        )
+
+        def make(compiled: CompiledGrammar) -> Grammar:
+            return Grammar(
+                compiled,
+                self._vocab_size,
+                self._end_id,
+                (*after, CALL) if free else after,
+                free and choice.several,
+                self._vocabulary.decode,
+                self._vocabulary.encode_words,
+            )
+
+        owner = options.owner or ""
+        return self._pool.compile({"rules": rules, "else": lenient}, make, owner, admit)
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pool.close()
 
     def _rules(self, body: Json, choice: ToolChoice, free: bool) -> list[Json]:
-        """Return grammars in llguidance's format: the main one, the body's, one a function."""
+        """Return the rules: the main one, the body's, one a function."""
         call = f"{self._marker(CALL)} rest"
         replies = ["@body"] if body else []
         if choice.functions and not free:
@@ -273,35 +262,9 @@ class Grammars:
             rules.append({"name": f"arguments{number}", "json_schema": schema})
         return rules
 
-    def _matcher(self, guidance: Any, rules: Sequence[Json]) -> Any:
-        return guidance.LLMatcher(
-            self._tokenizer(guidance),
-            json.dumps({"grammars": rules}),
-            log_level=0,
-            limits=guidance.LLParserLimits(**LIMITS),
-        )
-
     def _marker(self, name: str) -> str:
         """Return a marker in Lark: a token of its own where the vocabulary has it."""
         return name if name in self._vocabulary.added_tokens else json.dumps(name)
-
-    def _tokenizer(self, guidance: Any) -> Any:
-        with self._lock:
-            if self._made is None:
-                self._made = guidance.LLTokenizer(
-                    self._vocabulary.tokenizer_json(),
-                    n_vocab=self._vocab_size,
-                    eos_token=self._end_id,
-                )
-            return self._made
-
-
-def _import_guidance() -> Any:
-    try:
-        import llguidance
-    except ImportError:
-        return None
-    return llguidance
 
 
 def _check_schemas(given: Mapping[str, Any], functions: Sequence[Mapping[str, Any]]) -> None:
@@ -320,8 +283,8 @@ def _check_schemas(given: Mapping[str, Any], functions: Sequence[Mapping[str, An
         check_strict(checked[where], where)
 
 
-def _body(guidance: Any, given: Mapping[str, Any]) -> Json:
-    """Return the option `grammar` as one of llguidance's grammars. Raises OptionError."""
+def _body(given: Mapping[str, Any]) -> Json:
+    """Return the option `grammar` as a rule, see GrammarPool.compile. Raises OptionError."""
     if "json" in given:
         return {"json_schema": _styled(given["json"])}
     ((kind, text),) = given.items()
@@ -329,9 +292,7 @@ def _body(guidance: Any, given: Mapping[str, Any]) -> Json:
         raise OptionError(
             f"the grammar has {len(text)} characters, and at most {MOST_CHARACTERS} are taken."
         )
-    if kind == "regex":
-        return dict(json.loads(guidance.LLMatcher.grammar_from_regex(text))["grammars"][0])
-    return {"lark_grammar": text}
+    return {"regex" if kind == "regex" else "lark_grammar": text}
 
 
 def _parameters(function: Mapping[str, Any]) -> Any:
@@ -346,3 +307,11 @@ def _is_strict(function: Mapping[str, Any]) -> bool:
 
 def _styled(schema: Mapping[str, Any], lenient: bool = False) -> Json:
     return {**schema, "x-guidance": {**_STYLE, "lenient": lenient}}
+
+
+def _has_guidance() -> bool:
+    """Return whether llguidance is installed. It is imported in the other processes alone."""
+    try:
+        return importlib.util.find_spec("llguidance") is not None
+    except ValueError:  # it can't be imported
+        return False

@@ -1,7 +1,7 @@
 """Thinker stage: prefill one prompt, step all requests, and pass on their text tokens."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,15 +17,17 @@ from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.runtime.buffers import TextEnd
 from qwen3_omni_neuron.runtime.fairness import in_turn
-from qwen3_omni_neuron.runtime.grammar import GrammarState, MaskThread
+from qwen3_omni_neuron.runtime.grammar import GrammarState, wait_for_masks
 from qwen3_omni_neuron.runtime.policy import AHEAD_ROWS, SchedulingPolicy
 from qwen3_omni_neuron.runtime.prefix_cache import CachedRows, PrefixCache
 from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, LiveRequest
 from qwen3_omni_neuron.runtime.spill import SlotSpill
-from qwen3_omni_neuron.runtime.stage import Result, Shared, Stage, Task, Work
+from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
 from qwen3_omni_neuron.runtime.stop_strings import StopStrings
 from qwen3_omni_neuron.runtime.tool_calls import CallWatch
 
+MASK_WAIT_S = 0.005  # how long all requests wait for the masks of a step
+MASK_POLL_S = 0.002  # interval of looks at a mask for which its request alone waits
 MOST_TOKENS_ANEW = 256  # bytes of the longest text token
 
 
@@ -35,7 +37,9 @@ class ThinkerTask(Task):
     last: the token that the next step appends, None before the prefill. limit: largest number of
     text tokens. eos_ids: tokens that end the text. begun: whether its prefill has begun.
     next_since_s: when its prompt became the next one to prefill, infinity before. stop, calls,
-    grammar: watches over its tokens; None where it has no stop string, tool or grammar.
+    grammar: watches over its tokens; None where it has no stop string, tool or grammar. held: the
+    last call's logits and accept-layer hidden states, while the mask for them is missing. full: it
+    has reached its limit, and it is not known yet whether its grammar ends there, too.
     """
 
     def __init__(
@@ -65,6 +69,8 @@ class ThinkerTask(Task):
         self.grammar: GrammarState | None = None
         if request.grammar is not None and not request.ahead:
             self.grammar = request.grammar.begin(self.eos_ids)
+        self.held: tuple[Tensor, Tensor | None] | None = None
+        self.full = False
         self.last: int | None = None
         self.begun = False
         self.next_since_s = math.inf
@@ -78,6 +84,14 @@ class ThinkerTask(Task):
         request = self.live.request
         least = 0 if request.ahead else 1
         return max(least, len(request.prompt) - self.live.prefilled_rows)
+
+    @property
+    def is_due(self) -> bool:
+        """True where its grammar lets it go on from `held`, or end."""
+        grammar = self.grammar
+        if grammar is None or grammar.pending:
+            return False
+        return self.held is not None or self.full or grammar.ended or grammar.error is not None
 
     @property
     def may_be_cut(self) -> bool:
@@ -121,7 +135,6 @@ class ThinkerStage(Stage[ThinkerTask]):
         super().__init__("thinker", shared)
         self._engine, self._sample_ids, self._policy = engine, sample_ids, policy
         self._holds = False  # whether the last selection held a request back
-        self._masks = MaskThread()
         self.cache = PrefixCache(engine.slots, spill)
 
     def on_frame(self) -> None:
@@ -129,13 +142,11 @@ class ThinkerStage(Stage[ThinkerTask]):
         if self._holds:
             self.changed.notify_all()
 
-    def close(self) -> None:
-        """Make the threads end after their current work. The lock is held."""
-        super().close()
-        self._masks.close()
-
     def _select(self) -> Work | float | None:
-        now, holds = self._clock.now(), []
+        now, holds = self._clock.now(), list[float]()
+        due, missing = self._look_at_masks()
+        if missing:
+            holds.append(MASK_POLL_S)
         new = self._next_prompts(now)
         if new:
             rows, since_s = sum(map(self._chunk_rows, new)), new[0].next_since_s
@@ -143,19 +154,37 @@ class ThinkerStage(Stage[ThinkerTask]):
             if hold_s:
                 new = []
                 holds.append(hold_s)
-        ready = [task for task in self._tasks if task.last is not None and task.has_space]
+        ready = [
+            task
+            for task in self._tasks
+            if task.last is not None and task.has_space and task not in (*due, *missing)
+        ]
         held_s = self._policy.held_steps_s([task.live for task in ready], now)
         writing = [task for task in ready if task.live not in held_s]
         holds += held_s.values()
         self._holds = bool(holds)
         copies = self.cache.may_copy_out and self._policy.nobody_starts
-        if not new and not writing and not copies:
+        if not new and not writing and not due and not copies:
             return min(holds, default=None)
-        return partial(self._work, new, writing, copies)
+        return partial(self._work, new, writing, due, copies)
+
+    def _look_at_masks(self) -> tuple[list[ThinkerTask], list[ThinkerTask]]:
+        """Ask for masks. Return tasks that can go on or end by one, and those that wait for one."""
+        states = [task.grammar for task in self._tasks if task.grammar is not None]
+        if not states:
+            return [], []
+        wait_for_masks(states, 0.0)
+        due = [task for task in self._tasks if task.is_due]
+        waiting = [task for task in self._tasks if task.held is not None or task.full]
+        return due, [task for task in waiting if task not in due]
 
     def _next_prompts(self, now: float) -> list[ThinkerTask]:
         """Return the tasks whose prompts are prefilled next; ahead only in a pause."""
-        waiting = [task for task in self._tasks if task.last is None and not task.live.encoding]
+        waiting = [
+            task
+            for task in self._tasks
+            if task.last is None and task.held is None and not task.live.encoding
+        ]
         prompts = [task for task in waiting if not task.live.request.ahead]
         if prompts:
             prompts = in_turn(prompts, self._tasks)
@@ -173,17 +202,23 @@ class ThinkerStage(Stage[ThinkerTask]):
         cut = len(self._tasks) > 1 and task.live.request.keys is not None and task.may_be_cut
         return self._policy.chunk_rows(task.rows) if cut else task.rows
 
-    def _work(self, new: list[ThinkerTask], writing: list[ThinkerTask], copies: bool) -> None:
+    def _work(
+        self,
+        new: list[ThinkerTask],
+        writing: list[ThinkerTask],
+        due: list[ThinkerTask],
+        copies: bool,
+    ) -> None:
+        self._go_on(due)
         for one in new:
-            for task, (logits, accepted) in self._call_with_masks((one,), self._prefill):
+            for task, (logits, accepted) in self._call_engine((one,), self._prefill):
                 task.prefilled_s = self._clock.now()
                 if task.live.prefilled_rows < len(task.live.request.prompt):
                     continue
                 if task.live.request.ahead:
                     self._end_ahead(task, accepted)
-                elif self._has_mask(task):
-                    token_id = self._sample_ids([task.sampler], [logits])[0]
-                    self._write(task, token_id, logits, accepted)
+                else:
+                    self._sample([(task, logits, accepted)])
         if new:
             with self._lock:  # the requests may have become starters
                 lives = [task.live for task in writing]
@@ -191,39 +226,61 @@ class ThinkerStage(Stage[ThinkerTask]):
                 writing = [task for task in writing if task.live not in held_s]
         if writing:
             start_s = self._clock.now()
-            stepped = self._call_with_masks(writing, self._step)
+            stepped = self._call_engine(writing, self._step)
             with self._lock:
                 self._policy.stepped(self._clock.now() - start_s)
-            stepped = [pair for pair in stepped if self._has_mask(pair[0])]
-            if stepped:
-                samplers = [task.sampler for task, _ in stepped]
-                token_ids = self._sample_ids(samplers, [logits for _, logits in stepped])
-                for (task, logits), token_id in zip(stepped, token_ids, strict=True):
-                    self._write(task, token_id, logits)
+            self._sample([(task, logits, None) for task, logits in stepped])
         if copies:
             self.cache.copy_out()
 
-    def _call_with_masks(
-        self,
-        tasks: Sequence[ThinkerTask],
-        call: Callable[[Sequence[ThinkerTask]], Sequence[Result]],
-    ) -> list[tuple[ThinkerTask, Result]]:
-        """Call the engine, and make the masks of the tokens after the call meanwhile."""
-        wait = self._masks.start([task.grammar for task in tasks if task.grammar is not None])
-        try:
-            return self._call_engine(tasks, call)
-        finally:
-            wait()
+    def _sample(self, computed: list[tuple[ThinkerTask, Tensor, Tensor | None]]) -> None:
+        """Sample the next tokens from a call's logits, and pass them on.
+
+        Masks were made during the call. A request whose mask is still missing after a short wait
+        keeps its logits, and the others go on without it.
+        """
+        states = [task.grammar for task, *_ in computed if task.grammar is not None]
+        if states:
+            wait_for_masks(states, MASK_WAIT_S)
+        ready = []
+        for task, logits, accepted in computed:
+            if task.grammar is not None and task.grammar.pending:
+                # The engine may use the memory of its results again.
+                task.held = logits.clone(), None if accepted is None else accepted.clone()
+            elif self._has_mask(task):
+                ready.append((task, logits, accepted))
+        if ready:
+            samplers = [task.sampler for task, *_ in ready]
+            token_ids = self._sample_ids(samplers, [logits for _, logits, _ in ready])
+            for (task, logits, accepted), token_id in zip(ready, token_ids, strict=True):
+                self._write(task, token_id, logits, accepted)
+
+    def _go_on(self, due: list[ThinkerTask]) -> None:
+        """Let requests go on for which a mask has come, or end."""
+        computed = []
+        for task in due:
+            held, task.held = task.held, None
+            if held is not None:
+                computed.append((task, *held))
+            else:
+                self._has_mask(task)
+        if computed:
+            self._sample(computed)
 
     def _has_mask(self, task: ThinkerTask) -> bool:
-        """Give a request's sampler its mask. Ends the request that can't have one."""
-        if task.grammar is None:
+        """Give a request's sampler its mask. Ends the request that can't or need not go on."""
+        grammar = task.grammar
+        if grammar is None:
             return True
-        task.sampler.mask = task.grammar.mask
-        if task.grammar.error is not None:
+        if grammar.error is not None:
             with self._lock:
-                task.live.end(task.grammar.error)
-        return task.grammar.error is None
+                task.live.end(grammar.error)
+            return False
+        if grammar.ended or task.full:
+            self._write(task, None)
+            return False
+        task.sampler.mask = grammar.mask
+        return True
 
     def _prefill(self, tasks: Sequence[ThinkerTask]) -> list[tuple[Tensor, Tensor]]:
         return [self._prefill_rest(task) for task in tasks]
@@ -283,6 +340,8 @@ class ThinkerStage(Stage[ThinkerTask]):
             keys = cached.keys.followed_by(appended)
             rows = CachedRows(keys, len(keys), cached.cache_key, cached.accepted)
             self.cache.put(task.slot, rows)
+        if task.grammar is not None:
+            task.grammar.close()
         super()._release(task)
 
     def _end_ahead(self, task: ThinkerTask, accepted: Tensor) -> None:
@@ -298,13 +357,23 @@ class ThinkerStage(Stage[ThinkerTask]):
         return rows_of(self._engine.step([task.slot for task in tasks], tokens))
 
     def _write(
-        self, task: ThinkerTask, token_id: int, logits: Tensor, accepted: Tensor | None = None
+        self,
+        task: ThinkerTask,
+        token_id: int | None,
+        logits: Tensor | None = None,
+        accepted: Tensor | None = None,
     ) -> None:
-        """Pass a token to the caller and, unless it is an end marker, to the talker."""
-        task.last = token_id
+        """Pass a token to the caller and, unless it is an end marker, to the talker.
+
+        token_id: None where the text has ended with the token before. logits: those that it was
+        sampled from. accepted: what the prefill returned.
+        """
         live = task.live
-        wants_logprobs = live.request.options.logprobs
-        logprob = log_probability(logits, token_id) if wants_logprobs else None
+        logprob = None
+        if token_id is not None:
+            task.last = token_id
+            if live.request.options.logprobs and logits is not None:
+                logprob = log_probability(logits, token_id)
         with self._lock:
             if live.ended:
                 return
@@ -312,12 +381,13 @@ class ThinkerStage(Stage[ThinkerTask]):
             if accepted is not None:
                 live.accepted = accepted
                 live.timestamps.first_token_s = live.timestamps.progress_s
-            live.token_ids.append(token_id)
+            if token_id is not None:
+                live.token_ids.append(token_id)
             if logprob is not None:
                 live.logprobs.append(logprob)
             try:
                 ended = self._pass_on(task, token_id)
-            except Qwen3OmniError as error:  # its grammar, or a call of a tool, has failed
+            except Qwen3OmniError as error:  # a call of a tool has failed
                 live.end(error)
                 return
             if ended:
@@ -325,19 +395,26 @@ class ThinkerStage(Stage[ThinkerTask]):
                 live.text.close()
                 self._release(task)
 
-    def _pass_on(self, task: ThinkerTask, token_id: int) -> bool:
+    def _pass_on(self, task: ThinkerTask, token_id: int | None) -> bool:
         """Put the tokens that are no longer held. Returns whether the reply ends.
 
-        The lock is held. Raises GrammarError or ToolCallError.
+        token_id: the token that was written, None where the text has ended with the one before.
+        The lock is held. Raises ToolCallError.
         """
-        live, is_end, stopped = task.live, token_id in task.eos_ids, False
-        given = [] if is_end else [token_id]
-        if task.stop is not None and not is_end:
-            given, stopped = task.stop.push(token_id)
-        complete = task.grammar is not None and not is_end and task.grammar.push(token_id)
-        if is_end or stopped or complete:
+        live, grammar = task.live, task.grammar
+        is_end, stopped = token_id in task.eos_ids, False
+        given = [] if is_end or token_id is None else [token_id]
+        if task.stop is not None and given:
+            given, stopped = task.stop.push(given[0])
+        if is_end or stopped or (token_id is None and grammar is not None and grammar.ended):
             live.thinker_finish = "stop"
-        last = live.thinker_finish == "stop" or len(live.token_ids) == task.limit
+        last = live.thinker_finish == "stop" or token_id is None
+        if not last:
+            task.full = len(live.token_ids) == task.limit
+            if grammar is not None and token_id is not None:
+                grammar.push(token_id)
+            # Where its grammar is asked, the answer says whether the reply ends by that.
+            last = task.full and (grammar is None or not grammar.pending)
         if last and task.stop is not None and not stopped:
             given += task.stop.flush()
         spoken = given
@@ -347,7 +424,7 @@ class ThinkerStage(Stage[ThinkerTask]):
             live.output.put(given_id)
         for spoken_id in spoken:
             live.text.put(spoken_id)
-        if is_end:
+        if is_end and token_id is not None:
             live.output.put(token_id)
         if task.calls is not None and task.calls.begun:
             live.text.close()

@@ -82,6 +82,11 @@ def unknown_field(name: str, options: Collection[str]) -> ApiError:
     )
 
 
+def has_grammar(options: Mapping[str, Any]) -> bool:
+    """Return whether a reply with these options may have a grammar to compile."""
+    return any(options.get(name) for name in ("tools", "tool_choice", "grammar"))
+
+
 def bounded_options(
     given: Mapping[str, Any], settings: ServerSettings, owner: str
 ) -> dict[str, Any]:

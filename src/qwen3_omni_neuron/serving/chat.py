@@ -1,7 +1,9 @@
 """POST /v1/chat/completions: a conversation in, text and speech out, whole or as it is made."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +26,7 @@ from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.answer import PieceStream, json_event
-from qwen3_omni_neuron.serving.bodies import SMALL_BODY_BYTES, check_model, parse_json
+from qwen3_omni_neuron.serving.bodies import SMALL_BODY_BYTES, check_model, has_grammar, parse_json
 from qwen3_omni_neuron.serving.chat_request import (
     FURTHER_FIELDS,
     ChatRequest,
@@ -65,7 +67,7 @@ async def chat_completions(request: Request) -> Response:
     else:
         begun = question.answer()
     if isinstance(begun, ChatQuestion):
-        await begun.media.finish(context.account.hold)
+        await begun.finish()
         begun = await service.model.start(begun.answer)
     reply = begun
     context.release_body()
@@ -120,11 +122,12 @@ def _read(service: Service, context: Context) -> "ChatQuestion":
     return ChatQuestion(wanted, messages, options, media, service, context)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ChatQuestion:
-    """A parsed request whose media may still have to be decoded.
+    """A parsed request whose media may still have to be decoded, and its grammar compiled.
 
     messages, options: arguments of the Python API. media: reader of these messages' media.
+    compiling: the grammar, while another process compiles it.
     """
 
     wanted: ChatRequest
@@ -133,19 +136,33 @@ class ChatQuestion:
     media: MediaReader
     service: Service
     context: Context
+    compiling: "Future[Any] | None" = None
 
     @property
     def takes_long(self) -> bool:
         """True where it has media to read, or a grammar to compile."""
-        constrained = self.options.keys() & {"tools", "tool_choice", "grammar"}
-        return self.media.pending or bool(constrained)
+        return self.media.pending or has_grammar(self.options)
 
     def begin(self) -> "ChatReply | ChatQuestion":
-        """Start the request, unless it has media that must first be decoded in a process.
+        """Start the request, unless it has media or a grammar for another process.
 
         Raises ApiError and the API's errors.
         """
-        return self.answer() if self.media.finish_inline(self.context.account.hold) else self
+        hold = self.context.account.hold
+        if has_grammar(self.options):
+            self.compiling = self.context.omni.compile_grammar(hold, **self.options)
+        inline = self.media.finish_inline(hold)
+        return self.answer() if inline and self.compiling is None else self
+
+    async def finish(self) -> None:
+        """Wait for the grammar and the media. Raises ApiError and the API's errors."""
+        try:
+            if self.compiling is not None:
+                self.options["grammar"] = await asyncio.wrap_future(self.compiling)
+            await self.media.finish(self.context.account.hold)
+        except BaseException:
+            self.close()
+            raise
 
     def answer(self) -> "ChatReply":
         """Start the request. Raises the API's errors."""
@@ -158,7 +175,9 @@ class ChatQuestion:
         return ChatReply(wanted, stream, self.options, self.service, context)
 
     def close(self) -> None:
-        """Do nothing: nothing runs yet."""
+        """Stop compiling the grammar."""
+        if self.compiling is not None:
+            self.compiling.cancel()
 
 
 def _texts(message: Json) -> Json:

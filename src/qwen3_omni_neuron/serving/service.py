@@ -8,10 +8,10 @@ from typing import Any
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import OptionError, ToolCallError
+from qwen3_omni_neuron.helpers.media.job import PoolSettings
+from qwen3_omni_neuron.helpers.media.pool import DecodingPool
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.context import Context
-from qwen3_omni_neuron.serving.decoding.job import PoolSettings
-from qwen3_omni_neuron.serving.decoding.pool import DecodingPool
 from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
 from qwen3_omni_neuron.serving.fetching import Fetcher
 from qwen3_omni_neuron.serving.folder import SWEEP_S, Kind, NotKeptError, SessionFolder

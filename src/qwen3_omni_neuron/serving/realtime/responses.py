@@ -3,11 +3,12 @@
 import asyncio
 from concurrent.futures import Future
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from qwen3_omni_neuron.errors import InputError, Qwen3OmniError
 from qwen3_omni_neuron.serving import logs
-from qwen3_omni_neuron.serving.bodies import bounded_options
+from qwen3_omni_neuron.serving.bodies import bounded_options, has_grammar
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.realtime.audio_codecs import codec_of
 from qwen3_omni_neuron.serving.realtime.connection import Connection
@@ -90,6 +91,8 @@ class Responses:
             response = Response(settings, self._connection, self._items, self._ended)
             self._last = response
             try:
+                if has_grammar(options):
+                    options["grammar"] = await self._compiled(options, held)
                 started = await self._begin_in_thread(config, overrides, own_input, spoken, options)
             except InputError:
                 raise
@@ -167,6 +170,19 @@ class Responses:
                 held.callback(draft.drop)
                 own_input.append(draft)
         return own_input
+
+    async def _compiled(self, options: dict[str, Any], held: ExitStack) -> Any:
+        """Return a reply's grammar, compiled in another process; None where it has none."""
+        account, omni = self._items.account, self._connection.service.model.omni
+        assert omni is not None  # a session begins with it
+
+        def admit(size: int) -> None:
+            account.hold(size)
+            held.callback(account.release, size)
+
+        compile_grammar = partial(omni.compile_grammar, admit, **options)
+        compiling = await self._connection.in_thread(compile_grammar)
+        return None if compiling is None else await asyncio.wrap_future(compiling)
 
     async def _begin_in_thread(self, *given: Any) -> StartedReply:
         """Call `_begin` in the session's thread. Cancelling the task leaves no reply behind."""

@@ -1,14 +1,13 @@
-"""Small process with one thread that has loaded the codecs and forks a child for each job.
+"""Small process with one thread that has loaded what its children need, and forks them.
 
-It forks a child for each order, kills children whose job the pool names, and reports how each
-ended. It alone reaps them, so that a process id still means the same child when it kills it. When
-the pool closes its end of the connection, it ends its children and then itself.
+It forks a child for each order, kills children that the pool names, and reports how each ended. It
+alone reaps them, so that a process id still means the same child when it kills it. When the pool
+closes its end of the connection, it ends its children and then itself.
 """
 
 import contextlib
 import ctypes
 import gc
-import importlib
 import os
 import resource
 import select
@@ -19,14 +18,13 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from qwen3_omni_neuron.engines.process.child import take_signals
-from qwen3_omni_neuron.serving.decoding import wire, work
+from qwen3_omni_neuron.helpers import orders
 
-Run = Callable[[socket.socket, int, int], object]
-"""Function of a child: gets its connection, and the descriptors of content and result."""
-NICENESS = 5
+Run = Callable[..., object]
+"""Function of a child: gets its connection, a socket, and the descriptors of its other files."""
 MOST_FILES = 64  # limit of a child's open files
 MOST_OUTPUT_BYTES = 1 << 20  # output of children that is kept; beyond it, it is discarded
 _LIVENESS_S = 1.0  # interval of checks that the parent runs
@@ -34,41 +32,26 @@ _REAP_S = 0.5
 _PR_SET_PDEATHSIG = 1
 
 
-def main(control: int, parent: int) -> None:
-    """Serve until the pool disconnects. control: descriptor of the connection."""
-    serve(control, parent, work.run)
+def serve(control: int, parent: int, niceness: int, prepare: Callable[[], Run]) -> None:
+    """Serve until the pool disconnects.
 
-
-def serve(control: int, parent: int, run: Run) -> None:
-    """Serve with children that do `run`."""
+    control: descriptor of the connection. parent: the pool's process id. niceness: the children's.
+    prepare: loads what the children need, and returns what each of them does.
+    """
     take_signals()
     # A service manager sends SIGTERM to every process, and the server still finishes its requests.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    load_codecs()
+    run = prepare()
     gc.freeze()  # without it a collection in a child would copy every page with objects
-    _ForkServer(socket.socket(fileno=control), parent, run).serve()
-
-
-def load_codecs() -> None:
-    """Import the codecs, so that no child has to."""
-    from PIL import Image
-
-    Image.init()
-    for name in ("soundfile", "soxr", "av"):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    Image.MAX_IMAGE_PIXELS = None  # each job has its own limit
-    with contextlib.suppress(ImportError):  # Pillow before 11.3
-        avif: Any = importlib.import_module("PIL.AvifImagePlugin")
-        # By default a thread a core: on a large machine their stacks exceed a child's memory.
-        avif.DEFAULT_MAX_THREADS = work.THREADS
+    _ForkServer(socket.socket(fileno=control), parent, run, niceness).serve()
 
 
 class _ForkServer:
     """Loop that executes orders and reports the ends of children."""
 
-    def __init__(self, control: socket.socket, parent: int, run: Run):
-        self._control, self._parent, self._run = control, parent, run
+    def __init__(self, control: socket.socket, parent: int, run: Run, niceness: int):
+        self._control, self._parent = control, parent
+        self._run, self._niceness = run, niceness
         self._pid = os.getpid()
         self._libc = ctypes.CDLL(None) if sys.platform == "linux" else None
         self._numbers: dict[int, int] = {}  # job numbers by process id
@@ -94,15 +77,17 @@ class _ForkServer:
 
     def _obey(self) -> bool:
         """Execute the next order. Returns False where the connection has ended."""
-        order, files, _, _ = socket.recv_fds(self._control, wire.ORDER.size, 3)
-        while order and len(order) < wire.ORDER.size:
-            rest = self._control.recv(wire.ORDER.size - len(order))
+        order, files, _, _ = socket.recv_fds(
+            self._control, orders.ORDER.size, orders.MOST_FILES_OF_FORK
+        )
+        while order and len(order) < orders.ORDER.size:
+            rest = self._control.recv(orders.ORDER.size - len(order))
             order = order + rest if rest else b""
         try:
             if not order:
                 return False
-            kind, number, memory_bytes, cpu_s = wire.ORDER.unpack(order)
-            if kind == wire.FORK:
+            kind, number, memory_bytes, cpu_s = orders.ORDER.unpack(order)
+            if kind == orders.FORK:
                 self._fork(number, memory_bytes, cpu_s, files)
             else:
                 for pid in [p for p, n in self._numbers.items() if n == number]:
@@ -116,16 +101,14 @@ class _ForkServer:
         try:
             pid = os.fork()
         except OSError:
-            self._control.sendall(wire.REPORT.pack(number, wire.NO_FORK))
+            self._control.sendall(orders.REPORT.pack(number, orders.NO_FORK))
             return
         if pid:
             self._numbers[pid] = number
         else:
             self._be_child(memory_bytes, cpu_s, *files)
 
-    def _be_child(
-        self, memory_bytes: int, cpu_s: int, connection: int, content: int, result: int
-    ) -> NoReturn:
+    def _be_child(self, memory_bytes: int, cpu_s: int, connection: int, *files: int) -> NoReturn:
         status = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -138,11 +121,12 @@ class _ForkServer:
             self._control.close()
             os.close(self._wake)
             os.close(self._woken)
+            os.nice(self._niceness)
             limit(memory_bytes, cpu_s)
-            self._run(socket.socket(fileno=connection), content, result)
+            self._run(socket.socket(fileno=connection), *files)
             status = 0
         except MemoryError:
-            status = wire.OUT_OF_MEMORY
+            status = orders.OUT_OF_MEMORY
         except BaseException:
             traceback.print_exc()
         finally:
@@ -158,7 +142,7 @@ class _ForkServer:
             if os.fstat(2).st_size > MOST_OUTPUT_BYTES // 2:
                 os.ftruncate(2, 0)
                 os.lseek(2, 0, os.SEEK_SET)
-            self._control.sendall(wire.REPORT.pack(number, os.waitstatus_to_exitcode(status)))
+            self._control.sendall(orders.REPORT.pack(number, os.waitstatus_to_exitcode(status)))
 
     def _end(self) -> None:
         """End and reap the children: in a container there may be no other process to reap them."""
@@ -174,7 +158,6 @@ class _ForkServer:
 
 def limit(memory_bytes: int, cpu_s: int) -> None:
     """Limit this process's memory and CPU time from now on, where the system has such limits."""
-    os.nice(NICENESS)
     limits = {
         resource.RLIMIT_CPU: (cpu_s, cpu_s + 1),
         resource.RLIMIT_CORE: (0, 0),

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 
-class Turns:
+class FairPlaces:
     """Places for work, given to owners in turn, and within one owner in the order of asking.
 
     places: number of places. One owner has at most all but one, so that other owners' work need
@@ -32,6 +32,16 @@ class Turns:
             else:  # the place was given before the task was cancelled
                 self.give_back(owner)
             raise
+
+    def take_now(self, owner: str) -> bool:
+        """Take a place if one is free for this owner; return whether it is."""
+        held = self._owners[owner].held if owner in self._owners else 0
+        if not self._free or held >= self._most_each:
+            return False
+        known = self._owners.setdefault(owner, _Owner())
+        known.held, known.served = held + 1, next(self._count)
+        self._free -= 1
+        return True
 
     def give_back(self, owner: str) -> None:
         """Give a place back."""

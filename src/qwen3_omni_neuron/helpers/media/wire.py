@@ -1,7 +1,7 @@
-"""Formats of the messages between the pool, the fork server and its children.
+"""Formats of the messages between the pool and a child that decodes.
 
-Pool and fork server: fixed structs. Pool and child: the job and its answers as JSON after their
-length; the pool checks every number in an answer. One byte lets the child continue.
+The job and its answers are JSON after their length; the pool checks every number in an answer. One
+byte lets the child continue.
 """
 
 import json
@@ -11,20 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from qwen3_omni_neuron.errors import InputError, OptionError, PromptTooLongError, printable
+from qwen3_omni_neuron.helpers.media.job import ERRORS, Job, Measured
 from qwen3_omni_neuron.prompt.media.settings import MediaSettings
 from qwen3_omni_neuron.prompt.media.sizes import Sizes
-from qwen3_omni_neuron.serving.decoding.job import ERRORS, Job, Measured
 
-ORDER = struct.Struct("<cQQQ")
-"""Order to the fork server: FORK or KILL, job number, and for FORK memory bytes and CPU seconds.
-
-FORK passes three files: the child's end of its connection, the content, and the result.
-"""
-FORK, KILL = b"F", b"K"
-REPORT = struct.Struct("<Qi")
-"""Report of the fork server: job number, and the child's return code in subprocess's form."""
-NO_FORK = 1 << 16  # return code in a report when the fork failed
-OUT_OF_MEMORY = 12  # exit status of a child
 GO = b"g"
 LENGTH = struct.Struct("<I")
 MOST_BYTES = 1 << 16  # limit of an answer

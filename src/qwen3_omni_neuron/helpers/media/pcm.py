@@ -5,8 +5,8 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.serving.decoding import work
-from qwen3_omni_neuron.serving.decoding.job import MIB, Admit, Decoded, Job, Measured, admit_all
+from qwen3_omni_neuron.helpers.media import work
+from qwen3_omni_neuron.helpers.media.job import MIB, Admit, Decoded, Job, Measured, admit_all
 
 MOST_BYTES = 4 * MIB  # 131 s of 16 kHz; at the lowest rate it becomes 16 MiB
 _LEAST_RATE, _MOST_RATE = 8000, 192_000  # Hz; a lower one would become many more samples

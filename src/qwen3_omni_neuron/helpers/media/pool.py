@@ -17,8 +17,11 @@ from numpy.typing import NDArray
 from qwen3_omni_neuron.engines.process.child import describe_exit
 from qwen3_omni_neuron.engines.process.nameless_file import nameless_file
 from qwen3_omni_neuron.errors import BusyError, ClosedError, InputError
-from qwen3_omni_neuron.serving.decoding import wire
-from qwen3_omni_neuron.serving.decoding.job import (
+from qwen3_omni_neuron.helpers import orders
+from qwen3_omni_neuron.helpers.fair_places import FairPlaces
+from qwen3_omni_neuron.helpers.link import ForkServer
+from qwen3_omni_neuron.helpers.media import wire
+from qwen3_omni_neuron.helpers.media.job import (
     ERRORS,
     MIB,
     Admit,
@@ -28,11 +31,10 @@ from qwen3_omni_neuron.serving.decoding.job import (
     PoolSettings,
     admit_all,
 )
-from qwen3_omni_neuron.serving.decoding.link import ForkServer, Line
-from qwen3_omni_neuron.serving.decoding.turns import Turns
+from qwen3_omni_neuron.helpers.media.line import Line
 
 logger = logging.getLogger(__name__)
-FORK_SERVER = "qwen3_omni_neuron.serving.decoding.fork_server"
+FORK_SERVER = "qwen3_omni_neuron.helpers.media.server"
 ATTEMPTS = 2  # attempts at a job if the fork server ended, perhaps for another reason
 PIECE_BYTES = 1 << 20  # bytes copied at a time: half a millisecond of the event loop
 KILL_S = 5.0  # time to report a child's end; after it the fork server is ended
@@ -48,7 +50,7 @@ class DecodingPool:
 
     def __init__(self, settings: PoolSettings | None = None, server: str = FORK_SERVER):
         self._settings, self._module = settings or PoolSettings(), server
-        self._turns = Turns(self._settings.decoders)
+        self._places = FairPlaces(self._settings.decoders)
         self._numbers = itertools.count(1)
         self._server: ForkServer | None = None
         self._closed = False
@@ -91,16 +93,16 @@ class DecodingPool:
 
     async def _decode(self, owner: str, job: Job, admit: Admit) -> Decoded:
         self._refuse_where_closed()
-        await self._turns.take(owner)
+        await self._places.take(owner)
         child = None
         try:
             child = await self._start(job)
             # The place is free when the process has ended, even if the caller stopped waiting.
-            child.exited.add_done_callback(lambda _: self._turns.give_back(owner))
+            child.exited.add_done_callback(lambda _: self._places.give_back(owner))
             return await _attend(child, job, admit)
         finally:
             if child is None:
-                self._turns.give_back(owner)
+                self._places.give_back(owner)
             else:
                 child.give_up()
 
@@ -307,14 +309,14 @@ async def _read(file: BinaryIO, size: int) -> NDArray[np.uint8]:
 def _failure(child: _Child, job: Job, status: int) -> Exception:
     """Return the error of a child that ended without a result."""
     settings = child.settings
-    if status == wire.NO_FORK:
+    if status == orders.NO_FORK:
         return _no_process(job, "the system gives no more processes")
     if child.late:
         return _undecodable(job, f"its decoder needed more than {settings.deadline_s:g} s")
     if status == -signal.SIGXCPU:
         why = f"its decoder needed more than {child.cpu_s} s of processors' time"
         return _undecodable(job, why)
-    if status == wire.OUT_OF_MEMORY:
+    if status == orders.OUT_OF_MEMORY:
         mib = settings.memory_bytes // MIB
         return _undecodable(job, f"its decoder needed more than {mib} MiB of memory")
     how = describe_exit(status)

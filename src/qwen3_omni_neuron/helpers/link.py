@@ -1,4 +1,4 @@
-"""The pool's side of the fork server and of the connections to its children."""
+"""A pool's side of its fork server."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qwen3_omni_neuron.engines.process.child import OutputTail, start_child
-from qwen3_omni_neuron.serving.decoding import wire
+from qwen3_omni_neuron.helpers import orders
 
 logger = logging.getLogger(__name__)
 # One thread when it forks, and one malloc arena: each takes 64 MiB of a child's address space.
@@ -23,12 +23,14 @@ _TICK_S = 0.005
 
 
 class ForkServer:
-    """Process that runs serving.decoding.fork_server, or a module with the same protocol.
+    """Process of a module whose `main` calls helpers.fork_server.serve.
 
-    Used by the event loop in which it was made. Raises OSError if it can't be started.
+    files: descriptors that `main` gets after the connection's. Used by the event loop in which it
+    was made. Raises OSError if it can't be started.
     """
 
-    def __init__(self, module: str):
+    def __init__(self, module: str, files: Sequence[int] = ()):
+        self._module = module
         self._loop = asyncio.get_running_loop()
         self._exits: dict[int, asyncio.Future[int | None]] = {}
         self._received = bytearray()
@@ -38,7 +40,7 @@ class ForkServer:
             try:
                 self._process = start_child(
                     module,
-                    (theirs.fileno(),),
+                    (theirs.fileno(), *files),
                     self._output,
                     ENVIRONMENT,
                     stdin=subprocess.DEVNULL,
@@ -63,19 +65,19 @@ class ForkServer:
     def fork(
         self, number: int, memory_bytes: int, cpu_s: int, files: Sequence[int]
     ) -> "asyncio.Future[int | None]":
-        """Order the fork of a child. files: descriptors of its connection, content and result.
+        """Order the fork of a child. files: descriptors that it gets.
 
         Returns a future of the child's return code, in subprocess's form;
-        serving.decoding.wire.NO_FORK if the fork failed, None if the fork server ended first.
+        helpers.orders.NO_FORK if the fork failed, None if the fork server ended first.
         """
         self._exits[number] = exited = self._loop.create_future()
-        self._order(wire.ORDER.pack(wire.FORK, number, memory_bytes, cpu_s), files)
+        self._order(orders.ORDER.pack(orders.FORK, number, memory_bytes, cpu_s), files)
         return exited
 
     def kill(self, number: int) -> None:
         """Kill a job's child, unless it has ended."""
         if number in self._exits:
-            self._order(wire.ORDER.pack(wire.KILL, number, 0, 0), ())
+            self._order(orders.ORDER.pack(orders.KILL, number, 0, 0), ())
 
     def end(self, why: str | None = None) -> None:
         """End the process at once. why: the reason, for the log."""
@@ -87,7 +89,7 @@ class ForkServer:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)
         if why is not None:
-            logger.warning("the fork server of the decoders %s. %s", why, self.output())
+            logger.warning("%s %s. %s", self._module, why, self.output())
         self._release()
 
     async def close(self) -> None:
@@ -132,77 +134,20 @@ class ForkServer:
             self.end("ended by itself")
             return
         self._received += some
-        while len(self._received) >= wire.REPORT.size:
-            number, status = wire.REPORT.unpack_from(self._received)
-            del self._received[: wire.REPORT.size]
-            _resolve(self._exits.pop(number, None), status)
+        while len(self._received) >= orders.REPORT.size:
+            number, status = orders.REPORT.unpack_from(self._received)
+            del self._received[: orders.REPORT.size]
+            resolve(self._exits.pop(number, None), status)
 
     def _release(self) -> None:
         """Resolve the futures of all children with None: no report will come."""
         self._output.close()
         exits, self._exits = self._exits, {}
         for exited in exits.values():
-            _resolve(exited, None)
+            resolve(exited, None)
 
 
-class Line:
-    """The pool's end of the connection to one child."""
-
-    def __init__(self, connection: socket.socket):
-        self._loop = asyncio.get_running_loop()
-        self._socket, self._received, self._ended = connection, bytearray(), False
-        self._waiter: asyncio.Future[None] | None = None
-        connection.setblocking(False)
-        self._loop.add_reader(connection, self._on_bytes)
-
-    def send(self, data: bytes) -> None:
-        """Send a few bytes; do nothing if the child has ended."""
-        with contextlib.suppress(OSError):
-            self._socket.send(data)
-
-    async def receive(self) -> dict[str, Any] | None:
-        """Return the child's next message, None if there will be none.
-
-        Raises BrokenAnswerError.
-        """
-        while True:
-            size = wire.LENGTH.size
-            if len(self._received) >= size:
-                (length,) = wire.LENGTH.unpack_from(self._received)
-                if length > wire.MOST_BYTES:
-                    raise wire.BrokenAnswerError("it is too long")
-                if len(self._received) >= size + length:
-                    data = bytes(self._received[size : size + length])
-                    del self._received[: size + length]
-                    return wire.unpacked(data)
-            if self._ended:
-                return None
-            self._waiter = self._loop.create_future()
-            await self._waiter
-
-    def end(self) -> None:
-        """Stop waiting for messages."""
-        if not self._ended:
-            self._ended = True
-            self._loop.remove_reader(self._socket)
-            self._socket.close()
-        _resolve(self._waiter, None)
-
-    def _on_bytes(self) -> None:
-        try:
-            some = self._socket.recv(1 << 12)
-        except BlockingIOError:
-            return
-        except OSError:
-            some = b""
-        self._received += some
-        # An intact child sends one message, and waits.
-        if not some or len(self._received) > wire.LENGTH.size + wire.MOST_BYTES:
-            self.end()
-        else:
-            _resolve(self._waiter, None)
-
-
-def _resolve(future: "asyncio.Future[Any] | None", value: Any) -> None:
+def resolve(future: "asyncio.Future[Any] | None", value: Any) -> None:
+    """Set a future's result, unless there is no future or it has one."""
     if future is not None and not future.done():
         future.set_result(value)

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from qwen3_omni_neuron.errors import InputError
+from qwen3_omni_neuron.helpers.media import wire
+from qwen3_omni_neuron.helpers.media.job import ERRORS, Job, Measured
 from qwen3_omni_neuron.prompt.media.audio import Waveform, load_waveform
 from qwen3_omni_neuron.prompt.media.image import MAX_ASPECT, load_image
 from qwen3_omni_neuron.prompt.media.pixels import resize
 from qwen3_omni_neuron.prompt.media.sizes import SizeLimits
 from qwen3_omni_neuron.prompt.media.video import VideoHeader, load_video
-from qwen3_omni_neuron.serving.decoding import wire
-from qwen3_omni_neuron.serving.decoding.job import ERRORS, Job, Measured
 
 Ask = Callable[[Measured], object]
 """Function that reports the sizes of the item, and returns when it may be decoded."""
@@ -33,7 +33,7 @@ class Made:
     """Decoded data of an item.
 
     pixels: uint8 [frames, height, width, 3]. samples: float32. fps, fitted: see
-    serving.decoding.wire.Holding.
+    helpers.media.wire.Holding.
     """
 
     pixels: NDArray[np.uint8] | None = None

@@ -1,0 +1,146 @@
+"""A compiled grammar of one reply, and the reply's place in it."""
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from qwen3_omni_neuron.helpers.grammars import wire
+from qwen3_omni_neuron.helpers.grammars.child import Asked, GrammarChild, Mask
+
+
+class Places(Protocol):
+    """The pool, as grammars and matchers use it."""
+
+    lock: threading.RLock
+    words: int
+
+    def place(self, matcher: "Matcher") -> None:
+        """Give a matcher without a child a place in one, now or soon. The lock is held."""
+        ...
+
+    def forget(self, number: int, child: "list[GrammarChild]") -> None:
+        """Free a grammar. child: the one that it has to itself, if any."""
+        ...
+
+    def wait(self, matchers: "Sequence[Matcher]", most_s: float) -> None:
+        """See GrammarPool.wait."""
+        ...
+
+
+class CompiledGrammar:
+    """Grammar that was compiled and tried, for one reply.
+
+    number, rules: its number, and the rules as JSON. own: the child that it has to itself, or
+    empty. owner: who takes turns for such children.
+    """
+
+    def __init__(
+        self, pool: Places, number: int, rules: bytes, own: list[GrammarChild], owner: str
+    ):
+        self.pool, self.number, self.rules = pool, number, rules
+        self.own, self.owner = own, owner
+        self._freed = weakref.finalize(self, pool.forget, number, own)
+        self._freed.atexit = False
+
+    def matcher(self, ends: Mask) -> "Matcher":
+        """Return a reply's place in the grammar. ends: tokens that end the reply, as bits."""
+        return Matcher(self, ends)
+
+    def close(self) -> None:
+        """Free it, and end the process that it has to itself."""
+        self._freed()
+
+
+class Matcher:
+    """Place of one reply in its grammar, which a child knows. The pool's lock guards all fields.
+
+    pending: whether an answer is still to come; the others are valid where it is False. mask: bits
+    of the tokens that may come next. stopped: the grammar ends with the last token. failure: why it
+    can't go on, None where it can. tokens: those since it began, from which another child can go
+    on. late: whether a step was taken without it. late_cpu_s: CPU time of its late masks.
+    """
+
+    def __init__(self, grammar: CompiledGrammar, ends: Mask):
+        self.grammar, self._ends, self._pool = grammar, ends, grammar.pool
+        self.child: GrammarChild | None = None
+        self.slot = self.asked = 0
+        self.tokens: list[int] = []
+        self.pending = self.stopped = self.late = self.moved = False
+        self.failure: str | None = None
+        self.mask: Mask = np.zeros(self._pool.words, np.uint32)
+        self.late_cpu_s = 0.0
+
+    def begin(self, token_ids: Sequence[int]) -> None:
+        """Begin the grammar, anew if need be, with the tokens that follow its beginning."""
+        with self._pool.lock:
+            self.tokens, self.pending, self.stopped = list(token_ids), True, False
+            if self.child is None:
+                self._pool.place(self)
+            else:
+                self._begin(self.child)
+
+    def push(self, token_id: int) -> None:
+        """Add a token. It is sent by the next `GrammarPool.wait`."""
+        with self._pool.lock:
+            self.tokens.append(token_id)
+            self.pending = True
+            if self.child is not None:
+                self.child.ask(self._asked(wire.STEP), 0, (token_id,))
+
+    def move_to(self, child: GrammarChild) -> None:
+        """Go on in a child: compile the grammar there if need be, and send the tokens so far."""
+        if self.grammar.number not in child.grammars:
+            child.compile(self.grammar.number, self.grammar.rules, _ignore)
+        self.child, self.slot, self.asked = child, child.free.pop(), 0
+        child.users[self.slot] = self
+        child.write_ends(self.slot, self._ends)
+        self._begin(child)
+        child.flush()
+
+    def leave(self) -> None:
+        """Leave the child. The lock is held."""
+        child, self.child = self.child, None
+        if child is not None:
+            del child.users[self.slot]
+            child.free.append(self.slot)
+            child.tell(wire.END, self.slot, 0)
+
+    def fail(self, reason: str) -> None:
+        """End with a failure. The lock is held."""
+        self.failure, self.pending = reason, False
+        self.leave()
+
+    def close(self) -> None:
+        """Free it, and its grammar."""
+        with self._pool.lock:
+            self.leave()
+        self.grammar.close()
+
+    def _begin(self, child: GrammarChild) -> None:
+        child.ask(self._asked(wire.BEGIN), self.grammar.number, self.tokens)
+
+    def _asked(self, operation: int) -> Asked:
+        self.asked += 1
+        return Asked(operation, self.slot, self, self._answered)
+
+    def _answered(self, child: GrammarChild, answer: wire.Answer) -> None:
+        if self.child is not child or answer.matcher != self.slot:  # it has moved, or was freed
+            return
+        if self.late:
+            self.late_cpu_s, self.late = self.late_cpu_s + answer.cpu_s, False
+        # Another operation of it may follow in the queue, whose answer then counts.
+        self.asked -= 1
+        self.pending = self.asked > 0
+        if answer.flags & wire.FAILED:
+            self.fail(answer.text)
+        elif answer.flags & wire.STOPPED:
+            self.stopped = True
+        elif not self.pending and not child.read_mask(self.slot, self.mask):
+            self.fail("no token is allowed")
+
+
+def _ignore(child: GrammarChild, answer: wire.Answer) -> None:
+    """Take no notice: a grammar that was tried compiles, else its BEGIN fails."""
