@@ -1,9 +1,9 @@
 """Qwen3Omni: a loaded checkpoint that listens, writes and speaks."""
 
 import secrets
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -13,10 +13,12 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generatio
 from qwen3_omni_neuron.checkpoint.files import conversation_fingerprint, resolve_checkpoint
 from qwen3_omni_neuron.compilation.storage import local_tree
 from qwen3_omni_neuron.compilation.target import EngineSpec
+from qwen3_omni_neuron.engines.process.fork import check_not_forked, finalize
 from qwen3_omni_neuron.engines.process.heap import give_back
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import (
     ClosedError,
+    ForkError,
     MessageError,
     OptionError,
     PromptTooLongError,
@@ -102,7 +104,7 @@ class Qwen3Omni:
             spill=spill,
         )
         # Threads and processes end with the model, even if nobody closes it.
-        self._finalizer = weakref.finalize(
+        self._finalizer = finalize(
             self, _close, self._pipeline, self._grammars, FINALIZER_TIMEOUT_S
         )
 
@@ -158,8 +160,9 @@ class Qwen3Omni:
         Raises CheckpointError for a checkpoint that can't be used, ArtifactError for a tree that
         doesn't fit it or can't be pulled, OutputError if there is no space for the tree or
         spill_folder can't be used, NotInstalledError if packages of the target are missing,
-        OptionError for an argument.
+        OptionError for an argument, ForkError in a child that was forked after an earlier load.
         """
+        check_not_forked()
         if placement not in PLACEMENTS:
             raise OptionError(f"placement is one of {', '.join(PLACEMENTS)}, got {placement!r}.")
         if max_queued < 0:
@@ -241,6 +244,7 @@ class Qwen3Omni:
         the slot, prompt_tokens is 0, and text_tokens counts the text's tokens.
         Raises an InputError (see errors), such as for an empty text, BusyError or ClosedError.
         """
+        check_not_forked()
         arrived_s = self._pipeline.clock.now()
         parsed = RequestOptions.parse(options, SpeechArguments)
         parsed.speaker_id(self._config)
@@ -342,6 +346,7 @@ class Qwen3Omni:
         Raises StoredSessionError for a file that can't be read, is damaged, or is of another
         checkpoint or format.
         """
+        check_not_forked()
         document = read_file(Path(path), STORED_KIND, self.checkpoint_fingerprint)
         session = self._session(None, (), RequestOptions())
         session.restore(document)
@@ -356,7 +361,8 @@ class Qwen3Omni:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        with suppress(ForkError):  # a forked child leaves its parent's block
+            self.close()
 
     def _session(self, system: str | None, messages: Messages, options: RequestOptions) -> Session:
         model = SessionModel(
@@ -371,6 +377,7 @@ class Qwen3Omni:
         return Session(model, system, messages, options)
 
     def _start(self, messages: Messages, given: RequestArguments, speak: bool) -> SpeechStream:
+        check_not_forked()
         arrived_s = self._pipeline.clock.now()
         options = RequestOptions.parse(given)
         if speak:

@@ -19,6 +19,7 @@
     ├── ToolCallError            a reply's call of a tool is malformed or cut off
     ├── LateError (TimeoutError) a deadline of the request has passed
     ├── ClosedError              the model or the session was closed
+    ├── ForkError                a process was forked after a model was loaded: see the message
     ├── EngineDiedError          a process or thread that ran a part of the model has ended
     └── OutputError (OSError)    a file that can't be written, a loudspeaker that takes no sound
 
@@ -100,6 +101,10 @@ class LateError(Qwen3OmniError, TimeoutError):
 
 class ClosedError(Qwen3OmniError):
     """The model or the session was closed."""
+
+
+class ForkError(Qwen3OmniError):
+    """This process was forked from one that had loaded a model: use spawn, or load here alone."""
 
 
 class EngineDiedError(Qwen3OmniError):

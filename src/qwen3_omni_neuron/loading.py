@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from qwen3_omni_neuron.compilation.plan import DEFAULT_CONCURRENCY, CompilePlan, make_plan
 from qwen3_omni_neuron.compilation.target import CoreRequest, EngineBuilder, EngineSpec, Target
 from qwen3_omni_neuron.compilation.tree import open_tree
+from qwen3_omni_neuron.engines.process.fork import note_load
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
 
@@ -123,9 +124,10 @@ def load_engines(
     placement: one of PLACEMENTS. "shared": all engines in this process. "split": thinker, talker
     with code predictor, and vocoder each in a process of its own, which reads its own weights. Each
     stage gets its share of this process's torch threads. instance, cores: see `api.Qwen3Omni.load`.
-    Raises OptionError for a placement that the target's cores don't allow, EngineDiedError, and the
-    errors of `compilation.target.EngineBuilder`.
+    Raises OptionError for a placement that the target's cores don't allow, EngineDiedError,
+    ForkError, and the errors of `compilation.target.EngineBuilder`.
     """
+    note_load()
     import torch
 
     from qwen3_omni_neuron.checkpoint.modules import STAGES

@@ -5,17 +5,19 @@ these messages. A session keeps its messages' features and pixels, so that a tur
 those of new messages.
 """
 
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.compilation.manifest import written_whole
+from qwen3_omni_neuron.engines.process.fork import OwnLock
 from qwen3_omni_neuron.errors import (
     AudioError,
     ClosedError,
+    ForkError,
     MessageError,
     OptionError,
     OutputError,
@@ -112,9 +114,9 @@ class Session:
     ):
         """Do not call this; use `Qwen3Omni.session`."""
         self._model = model
-        self._saving = threading.Lock()  # one save at a time writes the temporary file
+        self._saving = OwnLock()  # one save at a time writes the temporary file
         # Guards every field below. Reentrant, as the pipeline's is.
-        self._lock = threading.RLock()
+        self._lock = OwnLock()
         self._begin(options)
         self._system: Turn | None = None
         self._history: list[Turn | Reply] = []
@@ -437,7 +439,8 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        with suppress(ForkError):  # a forked child leaves its parent's block
+            self.close()
 
     def _begin(self, options: RequestOptions) -> None:
         """Set the options, and how messages are read with them."""

@@ -121,6 +121,7 @@ ERRORS = [
     "ClosedError",
     "CompileError",
     "EngineDiedError",
+    "ForkError",
     "GrammarError",
     "ImageError",
     "InputError",

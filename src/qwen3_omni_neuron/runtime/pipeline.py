@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from qwen3_omni_neuron.engines.process.fork import OwnLock, check_not_forked
 from qwen3_omni_neuron.engines.process.heap import pages_read
 from qwen3_omni_neuron.engines.protocols import Engines, Fault, HostRows, Vocoder
 from qwen3_omni_neuron.engines.sampling import SampleIds, sample_ids
@@ -76,7 +77,7 @@ class Pipeline:
         self._max_queued = max_queued
         # Reentrant: the garbage collector may run SpeechStream.__del__, which cancels its request,
         # in any line of a thread that holds the lock.
-        self._lock = threading.RLock()
+        self._lock = OwnLock()
         self._free_slots = list(range(engines.thinker.slots))  # the least recently used one first
         # By slot: until when the request of its prefill ahead is awaited, and others take it last.
         self._awaited_until_s = [-math.inf] * engines.thinker.slots
@@ -228,6 +229,7 @@ class Pipeline:
 
     def status(self) -> Status:
         """Return how many requests run and wait, each engine's work, and a stage's fault."""
+        check_not_forked()
         # No lock here: the stages hold it at every step, and a server asks before each request.
         stages = {stage.name: stage.time for stage in self._stages}
         fault = next((str(stage.fault) for stage in self._stages if stage.fault is not None), None)

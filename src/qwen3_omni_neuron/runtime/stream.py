@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
 
+from qwen3_omni_neuron.errors import ForkError
 from qwen3_omni_neuron.events import Event, Finished, TextDelta
 from qwen3_omni_neuron.runtime.buffers import Item
 from qwen3_omni_neuron.runtime.joined_events import JoinedEvents
@@ -119,11 +120,13 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        with suppress(ForkError):  # a forked child leaves its parent's block
+            self.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_done"):  # not where the request was refused
-            self.close()
+            with suppress(ForkError):
+                self.close()
 
     @property
     def _live(self) -> LiveRequest:

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from qwen3_omni_neuron.engines.process.child import (
     describe_exit,
     start_child,
 )
+from qwen3_omni_neuron.engines.process.fork import finalize
 from qwen3_omni_neuron.engines.process.mailbox import DisconnectedError, Mailbox, SharedBlock
 from qwen3_omni_neuron.errors import ClosedError, EngineDiedError, Qwen3OmniError
 
@@ -70,7 +70,7 @@ class EngineProcess:
         self._poll = select.poll()
         self._poll.register(self._mailbox.fileno(), select.POLLIN)
         # Also ends the process when this object is garbage collected, and at exit.
-        self._end = weakref.finalize(self, _end, self._mailbox, self._process)
+        self._end = finalize(self, _end, self._mailbox, self._process)
         try:
             self._mailbox.send((factory, threads))
         except DisconnectedError:

@@ -5,7 +5,6 @@ import os
 import socket
 import sys
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, NamedTuple
@@ -13,6 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from qwen3_omni_neuron.engines.process.fork import finalize
 from qwen3_omni_neuron.engines.process.nameless_file import nameless_file
 from qwen3_omni_neuron.helpers.grammars import wire
 from qwen3_omni_neuron.helpers.link import ForkServer
@@ -47,7 +47,7 @@ class GrammarChild:
         self.server, self.number = server, number
         self.socket, theirs = socket.socketpair()
         self._rows, self._row_bytes = nameless_file(), 4 * words
-        weakref.finalize(self, _close, self.socket, self._rows)
+        finalize(self, _close, self.socket, self._rows)
         os.ftruncate(self._rows.fileno(), 2 * matchers * self._row_bytes)
         self.socket.setblocking(False)
         with theirs:

@@ -1,12 +1,12 @@
 """A compiled grammar of one reply, and the reply's place in it."""
 
 import threading
-import weakref
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
+from qwen3_omni_neuron.engines.process.fork import finalize
 from qwen3_omni_neuron.helpers.grammars import wire
 from qwen3_omni_neuron.helpers.grammars.child import Asked, GrammarChild, Mask
 
@@ -42,8 +42,7 @@ class CompiledGrammar:
     ):
         self.pool, self.number, self.rules = pool, number, rules
         self.own, self.owner = own, owner
-        self._freed = weakref.finalize(self, pool.forget, number, own)
-        self._freed.atexit = False
+        self._freed = finalize(self, pool.forget, number, own)
 
     def matcher(self, ends: Mask) -> "Matcher":
         """Return a reply's place in the grammar. ends: tokens that end the reply, as bits."""

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from qwen3_omni_neuron.checkpoint.modules import STAGES, load_tables
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.media import MediaEncoders
 from qwen3_omni_neuron.engines.process.engine_group import CallLimit, EngineGroup
+from qwen3_omni_neuron.engines.process.fork import finalize
 from qwen3_omni_neuron.engines.protocols import StageEngines
 from qwen3_omni_neuron.engines.talker import TalkerEngine, TextRows
 from qwen3_omni_neuron.errors import EngineDiedError
@@ -77,13 +79,14 @@ class ModelRanks:
         self._limits: dict[str, CallLimit] = defaultdict(lambda: CallLimit(FIRST_CALL_S, hangs_s))
         self._loading = CallLimit(LOAD_TIMEOUT_S, LOAD_TIMEOUT_S)
         self.late_compilations = 0
-        self._work = tempfile.TemporaryDirectory(prefix="qwen3-omni-neuron-")
+        folder = Path(tempfile.mkdtemp(prefix="qwen3-omni-neuron-"))
+        self._delete = finalize(self, partial(shutil.rmtree, folder, ignore_errors=True))
         tp = spec.plan.tp
         cores = os.environ.get("NEURON_RT_VISIBLE_CORES")
         factories, environments, progress = [], [], []
         for rank in range(tp):
-            membership = Membership(rank, tp, Path(self._work.name) / "store")
-            work = Path(self._work.name) / f"rank{rank}"
+            membership = Membership(rank, tp, folder / "store")
+            work = folder / f"rank{rank}"
             work.mkdir()
             progress.append(rank_progress(work))
             factories.append(partial(Rank, spec, runtime, membership, work))
@@ -135,7 +138,7 @@ class ModelRanks:
     def close(self) -> None:
         """End the processes."""
         self._group.close()
-        self._work.cleanup()
+        self._delete()
 
     def _run(self, name: str, label: str, inputs: dict[str, Tensor]) -> Sequence[Tensor]:
         limit = self._limits[label]

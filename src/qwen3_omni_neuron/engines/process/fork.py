@@ -1,0 +1,71 @@
+"""Refusals in a child that os.fork made of a process with a loaded model.
+
+The child has none of its parent's threads: neither those of the model's stages nor those of torch,
+for which torch waits for ever in an operation of the forking thread. A lock that another thread
+held stays held. Engines' processes and temporary folders are still the parent's. So the child can
+neither use nor load a model, and deletes and ends nothing of its parent's when it exits.
+"""
+
+import _thread  # threading.RLock is a function, which has no subclass
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from qwen3_omni_neuron.errors import ForkError
+
+
+class _State:
+    """State of this process.
+
+    loader: id of the process that loaded a model, this one or one that it was forked from; None
+    before. forked: whether this process was forked after that.
+    """
+
+    loader: int | None = None
+    forked = False
+
+
+def note_load() -> None:
+    """Record that this process loads a model. Raises ForkError where it can load none."""
+    check_not_forked()
+    _State.loader = os.getpid()
+
+
+def check_not_forked() -> None:
+    """Raise ForkError if this process was forked from one that had loaded a model."""
+    if _State.forked:
+        raise ForkError(
+            f"process {os.getpid()} was forked after process {_State.loader} had loaded a model. "
+            "It can neither use nor load a model, because a fork copies no threads, neither the "
+            "model's nor torch's. Start processes by spawn, as with "
+            'multiprocessing.set_start_method("spawn"), or load in the children only, and no model '
+            "before the fork."
+        )
+
+
+class OwnLock(_thread.RLock):  # type: ignore[misc]  # final in its stub alone
+    """Reentrant lock of a model's process. Entering it in a forked child raises ForkError."""
+
+    def __enter__(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Take the lock; the arguments are those of `acquire`."""
+        if _State.forked:
+            check_not_forked()
+        return super().__enter__(blocking, timeout)
+
+
+def finalize(owner: object, end: Callable[..., object], *arguments: Any) -> weakref.finalize:
+    """Return a weakref.finalize that calls `end` in this process alone, in no forked child."""
+    return weakref.finalize(owner, _call_in, os.getpid(), end, *arguments)
+
+
+def _call_in(pid: int, end: Callable[..., object], *arguments: Any) -> None:
+    if os.getpid() == pid:
+        end(*arguments)
+
+
+def _note_fork() -> None:
+    _State.forked = _State.loader is not None
+
+
+os.register_at_fork(after_in_child=_note_fork)
