@@ -47,11 +47,7 @@ def check_not_forked() -> None:
 class OwnLock(_thread.RLock):  # type: ignore[misc]  # final in its stub alone
     """Reentrant lock of a model's process. Entering it in a forked child raises ForkError."""
 
-    def __enter__(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Take the lock; the arguments are those of `acquire`."""
-        if _State.forked:
-            check_not_forked()
-        return super().__enter__(blocking, timeout)
+    # `_note_fork` sets __enter__: a method of Python here would make it slower in every process.
 
 
 def finalize(owner: object, end: Callable[..., object], *arguments: Any) -> weakref.finalize:
@@ -64,8 +60,14 @@ def _call_in(pid: int, end: Callable[..., object], *arguments: Any) -> None:
         end(*arguments)
 
 
+def _refuse(_: OwnLock) -> None:
+    check_not_forked()
+
+
 def _note_fork() -> None:
-    _State.forked = _State.loader is not None
+    if _State.loader is not None:
+        _State.forked = True
+        OwnLock.__enter__ = _refuse  # type: ignore[assignment]
 
 
 os.register_at_fork(after_in_child=_note_fork)
