@@ -153,6 +153,8 @@ def endless_heads(target: Target) -> list[Outcome]:
         "trailer": chunked + b"1\r\nx\r\n0\r\na: " + b"x" * (8 << 20),
         "two lengths": start + b"content-length: 1\r\ncontent-length: 9\r\n\r\nx",
         "length and chunks": start + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\nx",
+        "length of 5,001 digits": start + b"content-length: " + b"9" * 5001 + b"\r\n\r\n",
+        "length of 5,000 zeros": start + b"content-length: " + b"0" * 5000 + b"1\r\n\r\nx",
         "length below 0": start + b"content-length: -1\r\n\r\n",
         "no HTTP": b"\x16\x03\x01\x02\x00" + bytes(range(256)) * 40,
         "empty lines": b"\r\n" * (1 << 20),
@@ -161,6 +163,18 @@ def endless_heads(target: Target) -> list[Outcome]:
         raw(target, data, label, target.deadlines.header_s + target.deadlines.body_s + GRACE_S)
         for label, data in cases.items()
     ]
+
+
+def upgrades(target: Target) -> list[Outcome]:
+    """Ask for HTTP/2 and for a protocol that nobody knows, as curl --http2 does."""
+    body = json.dumps({**good_question(False), "modalities": ["text"], "audio": None}).encode()
+    found = []
+    for name in ("h2c", "nobody/9"):
+        more = {"connection": "Upgrade, HTTP2-Settings", "upgrade": name, "http2-settings": "AAMA"}
+        for length in (len(body), None):
+            sent = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if length is None else body
+            found.append(raw(target, head_of(target, CHAT, length, more) + sent, name))
+    return found
 
 
 def pipelined(target: Target) -> list[Outcome]:
@@ -259,6 +273,12 @@ KINDS = (
     Kind("slow-bodies", "50 bodies, a byte at a time; 20 that never come", slow_bodies, NO_OR_CUT),
     Kind("half-open", "8 clients that ask for much and never read", half_open, ANY),
     Kind("endless-heads", "heads, chunks, trailers without end", endless_heads, NO_OR_CUT),
+    Kind(
+        "upgrades",
+        "a body after `Upgrade: h2c` or an unknown protocol",
+        upgrades,
+        frozenset((ANSWERED,)),
+    ),
     Kind("pipelined", "10,000 requests ahead of their answers", pipelined, ANY),
     Kind(
         "slow-reader",

@@ -13,7 +13,7 @@ from websockets.sync.client import ClientConnection
 
 from bench.attacks.kinds import Kind
 from bench.attacks.outcomes import ANSWERED, CUT, REFUSED, Outcome, check
-from bench.attacks.over_http import raw
+from bench.attacks.over_http import chat, raw, user
 from bench.attacks.over_socket import (
     closed,
     frame,
@@ -75,6 +75,26 @@ def binary(target: Target) -> list[Outcome]:
         send_frames(target, [frame(BINARY, b"{}")]),
         send_frames(target, [frame(BINARY, PIECE)]),
     ]
+
+
+def surrogates(target: Target) -> list[Outcome]:
+    """Send half of a surrogate pair where events and chats have text."""
+    half = "\ud800"
+    part = {"type": "input_text", "text": half}
+    events: dict[str, dict[str, Any]] = {
+        "session.update": {"session": {"type": "realtime", "instructions": half}},
+        "conversation.item.create": {
+            "item": {"type": "message", "role": "user", "content": [part]}
+        },
+        "response.create": {"response": {"instructions": half}},
+    }
+    found = [chat(target, "chat", messages=[user(half)])]
+    with session(target) as made:
+        until(made, "session.created")
+        for kind, fields in events.items():
+            sent = send(made, kind, **fields)
+            found.append(outcome_of(made, sent, "session.updated", label=kind))
+    return found
 
 
 def pings(target: Target) -> list[Outcome]:
@@ -220,6 +240,12 @@ KINDS = (
     Kind("socket-empty-fragments", "200,000 empty fragments", framing(empty_fragments), NO_OR_CUT),
     Kind("socket-frames", "frames that the protocol forbids", wrong_frames, NO_OR_CUT),
     Kind("socket-binary", "binary frames", binary, NO_OR_CUT),
+    Kind(
+        "socket-surrogates",
+        "half of a surrogate pair in events and chats",
+        surrogates,
+        frozenset((REFUSED,)),
+    ),
     Kind("socket-pings", "100,000 pings, unread", pings, ANY),
     Kind("socket-tiny-events", "20,000 events of a few bytes", tiny_events, ANY),
     Kind("socket-paths", "sockets at other paths, without a key", wrong_paths, NO_OR_CUT),

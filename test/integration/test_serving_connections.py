@@ -369,6 +369,59 @@ def test_what_is_no_request_is_refused_in_openais_shape(raw: bytes) -> None:
         wait_until(lambda: not connections(server))
 
 
+# Requests that ask for another protocol.
+
+H2C = {"connection": "Upgrade, HTTP2-Settings", "http2-settings": "AAMAAABkAAQCAAAAAAIAAAAA"}
+H2C["upgrade"] = "h2c"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [H2C, {"connection": "upgrade, close", "upgrade": "h2c"}, {**H2C, "upgrade": "TLS/1.0, x"}],
+    ids=["h2c", "close", "others"],
+)
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("piece", [1, 1 << 16])
+def test_another_protocol_than_websocket_is_ignored(
+    more: dict[str, str], chunked: bool, piece: int
+) -> None:
+    """The request has its body, and the connection its further requests, however they arrive."""
+    body = json.dumps(raw_http.ASKED).encode()
+    head = raw_http.head_of(None if chunked else len(body), headers=more)
+    sent = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if chunked else body
+    data, times = head + sent, 1 if "close" in more["connection"] else 2
+    with scripted() as server:
+        with connected(server) as sock:
+            for at in range(0, len(data) * times, piece):
+                sock.sendall((data * times)[at : at + piece])
+            if times == 2:
+                sock.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            answer = rest_of(sock)
+        assert answer.count(b"HTTP/1.1 200 OK") == 1 + (times == 2) * 2
+        assert answer.count(b'"content":"hello"') == times
+
+
+def test_a_proxy_is_not_asked_for_and_headers_stay_limited() -> None:
+    most = {**H2C, **{f"x-{number}": "y" for number in range(100)}}
+    for raw in (
+        b"CONNECT here:80 HTTP/1.1\r\nhost: here:80\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n",
+        raw_http.head_of(3, headers=most) + b"abc",
+    ):
+        with scripted() as server, connected(server) as sock:
+            sock.sendall(raw)
+            status, error, _ = error_of(rest_of(sock))
+            assert (status, error["code"]) == (400, "invalid_http")
+
+
+def test_a_length_of_thousands_of_digits_is_read_or_refused() -> None:
+    body = json.dumps(raw_http.ASKED).encode()
+    head = raw_http.head_of(len(body), headers={"connection": "close"})
+    for length, wanted in ((b"%05001d" % len(body), 200), (b"9" * 5001, 400)):
+        with scripted() as server, connected(server) as sock:
+            sock.sendall(head.replace(b"h: %d" % len(body), b"h: " + length) + body)
+            assert raw_http.status_of(rest_of(sock)) == wanted
+
+
 # Names of the server, pages of others, and keys.
 
 PAGE = {"host": "evil.example", "origin": "http://evil.example", "content_type": "text/plain"}

@@ -267,6 +267,15 @@ def test_a_line_of_the_log_is_json_with_its_fields() -> None:
     assert line["time"].endswith("Z")
 
 
+def test_a_line_of_the_log_has_nothing_that_changes_what_a_terminal_shows() -> None:
+    path = "/\x1b[31m\x9b31m\x7f\u202e\u2066\u200f\u200b\u2028\u2029\ufeff\U000e0001\ud800"
+    fields = {"msg": path, "levelname": "INFO", "path": path, "text": "schön, 鍵 😀"}
+    line = JsonFormatter().format(logging.makeLogRecord(fields))
+    assert line.isprintable()
+    assert "schön, 鍵 😀" in line
+    assert (json.loads(line)["path"], json.loads(line)["event"]) == (path, path)
+
+
 def test_a_turnstile_lets_one_through_in_each_round_of_the_event_loop() -> None:
     passed: list[str] = []
 

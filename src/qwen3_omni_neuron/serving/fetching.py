@@ -23,6 +23,46 @@ _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)
 _READ_BYTES = 1 << 16
 MOST_FETCHES = 8  # fetches at a time
+# What IANA's special-purpose registries don't call globally reachable, and multicast. Some rows
+# cover small ranges that are reachable, which serve no media. `ipaddress` has tables as well, which
+# differ from one version of Python to the next.
+_NOT_PUBLIC_V4 = tuple(
+    map(
+        ipaddress.IPv4Network,
+        (
+            "0.0.0.0/8",  # this network
+            "10.0.0.0/8",  # private
+            "100.64.0.0/10",  # carrier-grade NAT; Alibaba's metadata at 100.100.100.200
+            "127.0.0.0/8",  # loopback
+            "168.63.129.16/32",  # Azure's metadata, in no registry
+            "169.254.0.0/16",  # link-local; most clouds' metadata
+            "172.16.0.0/12",  # private
+            "192.0.0.0/24",  # IETF protocol assignments
+            "192.0.2.0/24",  # documentation
+            "192.88.99.0/24",  # relays of 6to4
+            "192.168.0.0/16",  # private
+            "198.18.0.0/15",  # benchmarks
+            "198.51.100.0/24",  # documentation
+            "203.0.113.0/24",  # documentation
+            "224.0.0.0/4",  # multicast
+            "240.0.0.0/4",  # reserved, broadcast
+        ),
+    )
+)
+# Global unicast is this block; the rest is local, multicast, unassigned, or leads to an IPv4
+# address (::ffff:0:0/96, 64:ff9b::/96 of NAT64).
+_UNICAST_V6 = ipaddress.IPv6Network("2000::/3")
+_NOT_PUBLIC_V6 = tuple(
+    map(
+        ipaddress.IPv6Network,
+        (
+            "2001::/23",  # IETF protocol assignments; Teredo, which leads to IPv4 addresses
+            "2001:db8::/32",  # documentation
+            "2002::/16",  # 6to4, which leads to IPv4 addresses
+            "3fff::/20",  # documentation
+        ),
+    )
+)
 
 
 def resolve(host: str, port: int) -> list[str]:
@@ -42,13 +82,9 @@ def is_public(address: str) -> bool:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    mapped = getattr(ip, "ipv4_mapped", None) or getattr(ip, "sixtofour", None)
-    if mapped is not None and not is_public(str(mapped)):
-        return False
-    # NAT64 translates to IPv4 addresses, private ones included.
-    if ip.version == 6 and ip in ipaddress.ip_network("64:ff9b::/96"):
-        return False
-    return ip.is_global and not ip.is_multicast and not ip.is_reserved
+    if isinstance(ip, ipaddress.IPv4Address):
+        return not any(ip in network for network in _NOT_PUBLIC_V4)
+    return ip in _UNICAST_V6 and not any(ip in network for network in _NOT_PUBLIC_V6)
 
 
 class Fetcher:

@@ -130,7 +130,8 @@ class Gate:
     ) -> None:
         settings, parts = self._service.settings, list[bytes]()
         length = headers.get(b"content-length", b"0")
-        self._check_size(int(length) if length.isdigit() else 0)
+        # Twenty digits are more than any limit; int() raises ValueError for thousands.
+        self._check_size(int(length.lstrip(b"0")[:20] or b"0") if length.isdigit() else 0)
 
         async def read() -> None:
             size, more = 0, True

@@ -14,7 +14,11 @@ class JsonFormatter(logging.Formatter):
     """Formatter of a log record as one line of JSON, with its `extra` fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
+        """Return the line, with escapes for what is not printable.
+
+        Control characters and bidirectional overrides of a stranger would change what a terminal
+        shows; a lone surrogate can't be written.
+        """
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, Any] = {
             "time": f"{moment}.{int(record.msecs):03d}Z",
@@ -26,7 +30,10 @@ class JsonFormatter(logging.Formatter):
         line.pop("color_message", None)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        text = json.dumps(line, ensure_ascii=False, default=str)
+        if text.isprintable():
+            return text
+        return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def log_to_stderr(level: str) -> None:

@@ -5,6 +5,7 @@ import math
 import socket
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -79,11 +80,46 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._kept_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+            return
         if self._kept_bytes > MOST_KEPT_BYTES:
             self.send_400_response(f"{self._kept_bytes} bytes came without a complete request.")
         elif not self._in_request and not self._answering and self._head_timer is None:
             self._wait_for_head()
+
+    def _parse(self, data: bytes) -> None:
+        """Parse bytes of the client. Raises HttpParserError.
+
+        A request that asks for another protocol than WebSocket, such as HTTP/2 (`Upgrade: h2c`), is
+        answered over HTTP/1.1, as RFC 9110 allows. The parser skips such a request's body, so the
+        request is parsed a second time, without its header Upgrade.
+        """
+        left = memoryview(data)
+        while left:
+            try:
+                self.parser.feed_data(left)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._should_upgrade():
+                    self.handle_websocket_upgrade()
+                    return
+                left = left[upgrade.args[0] :]
+            version = self.parser.get_http_version().encode()
+            head = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+            head += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+            # A new parser: the earlier one reads nothing more after `Connection: close`.
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self.parser.feed_data(b"\r\n".join((*head, b"", b"")))
+
+    @property
+    def _is_parsed_again(self) -> bool:
+        """True in the first of the two passes over a request; see `_parse`."""
+        return self.parser.should_upgrade() and not self._should_upgrade()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Add a header. Drops trailers, and headers beyond the gate's limit."""
@@ -91,7 +127,13 @@ class GuardedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin a request. Raises ValueError if too many wait, which closes the connection."""
+        """Begin a request. Raises ValueError if it can't, which closes the connection."""
+        if self._is_parsed_again:
+            if self.parser.get_method() == b"CONNECT":
+                raise ValueError("this server is no proxy")
+            if len(self.headers) > MOST_HEADERS:
+                raise ValueError(f"more than {MOST_HEADERS} headers")  # perhaps the body's length
+            return
         self._in_request, self._kept_bytes = True, 0
         self._stop(self._head_timer)
         self._head_timer = None
@@ -106,6 +148,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """End a request, not its answer."""
+        if self._is_parsed_again:
+            return
         self._in_request, self._kept_bytes = False, 0
         super().on_message_complete()
 

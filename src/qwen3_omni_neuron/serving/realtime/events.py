@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.ids import new_id
@@ -206,7 +207,7 @@ def read_event(text: str) -> ClientEvent:
     """Read a client's event. Raises EventError."""
     try:
         check_json(text.encode("utf-8", "surrogatepass"))
-        given = json.loads(text)
+        given = from_json(text)  # as bodies are parsed: a lone surrogate is refused
     except ApiError as error:
         raise EventError(error, None) from error
     except (ValueError, RecursionError) as error:
