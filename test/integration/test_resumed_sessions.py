@@ -4,10 +4,12 @@ import base64
 import errno
 import io
 import os
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -16,7 +18,9 @@ from test_realtime import TOOL, Paused
 from websockets.exceptions import ConnectionClosed
 
 from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.serving.realtime import keeper
 from qwen3_omni_neuron.serving.server import Server
+from qwen3_omni_neuron.serving.settings import ServerSettings, longest_life_s
 from testing.http_client import ask
 from testing.http_server import client_of, serving, url_of, wait_until
 from testing.media_cases import noise_image
@@ -75,8 +79,9 @@ def key_of(folder: Path, name: str) -> Path:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Return the files that are written whole."""
-    return sorted(file for file in (folder / "kept").glob("*") if file.suffix != ".tmp")
+    """Return the files that are written whole, without notes of used tokens."""
+    unlike = (".tmp", ".used")
+    return sorted(file for file in (folder / "kept").glob("*") if file.suffix not in unlike)
 
 
 def token_of(caller: Caller) -> str | None:
@@ -180,6 +185,7 @@ def test_a_client_that_drops_out_of_a_reply_goes_on(kept: Server, lost: bool) ->
             token = token_of(caller)
             if lost:
                 resume(again, token)
+                assert caller.until("error")[-1].error.code == "session_resumed"
                 with pytest.raises(ConnectionClosed):
                     caller.until("never")
         if not lost:
@@ -337,6 +343,66 @@ def test_two_servers_share_a_folder(keeping: Keeping) -> None:
             assert not named(one, reply) and not named(other, reply)
             with pytest.raises(openai.NotFoundError, match="was deleted, or never was"):
                 one.chat.completions.delete(reply.id)
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["here", "at another server"])
+def test_a_session_is_at_one_connection_alone(
+    keeping: Keeping, kept: Server, folder: Path, apart: bool
+) -> None:
+    """The one that it is taken from is told so, and its server writes nothing more of it."""
+    with ExitStack() as stack:
+        other = stack.enter_context(keeping()) if apart else kept
+        first = stack.enter_context(calling(kept, "one"))
+        first.update(audio=PUSH_TO_TALK, **SHORT)
+        first.write("Hello")
+        wait_until(lambda: len(files_of(folder)) == 1)
+        token = token_of(first)
+        again = stack.enter_context(calling(other, "one"))
+        resume(again, token)
+        assert first.until("error")[-1].error.code == "session_resumed"
+        with pytest.raises(ConnectionClosed) as closed:
+            first.until("never")
+        assert closed.value.rcvd is not None and closed.value.rcvd.reason == "session_resumed"
+        again.write("Go on.")
+        assert again.answer()[-1].response.output
+        wait_until(lambda: len(files_of(folder)) == 1)
+        third = stack.enter_context(calling(kept, "one"))
+        assert refusal(third, token) == "session_not_found"
+
+
+@pytest.mark.parametrize("how", ["resumed", "deleted"])
+def test_a_file_that_is_put_back_is_refused_as_old(
+    keeping: Keeping, kept: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Also when the note that its token was used is no longer kept."""
+    with calling(kept, "one") as caller:
+        caller.update(**SHORT)
+        caller.write("Hello")
+        token = token_of(caller)
+        wait_until(lambda: len(files_of(folder)) == 1)
+        (file,) = files_of(folder)
+        whole = file.read_bytes()
+        if how == "deleted":
+            caller.update(resume_token=None)
+    left(kept)
+    if how == "resumed":
+        (file,) = files_of(folder)
+        whole = file.read_bytes()
+        with calling(kept, "one") as caller:
+            resume(caller, token)
+        left(kept)
+    wait_until(lambda: not file.exists())
+    file.write_bytes(whole)
+    with keeping() as server, calling(server, "one") as caller:
+        assert refusal(caller, token) == "session_not_found"
+        for note in (folder / "kept").glob("*.used"):
+            note.unlink()
+        with monkeypatch.context() as patch:
+            later_s = time.time() + longest_life_s(ServerSettings()) + 1
+            clock = SimpleNamespace(time=lambda: later_s, monotonic=time.monotonic)
+            patch.setattr(keeper, "time", clock)
+            assert refusal(caller, token) == "session_not_found"
+        resume(caller, token)  # whoever can write to the folder can remove the notes
 
 
 def test_a_session_is_deleted_on_request(kept: Server, folder: Path) -> None:

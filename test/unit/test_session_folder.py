@@ -2,7 +2,9 @@
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from qwen3_omni_neuron.serving.folder import NotKeptError, SessionFolder
 from qwen3_omni_neuron.serving.sealing import CHUNK_BYTES, Seal
 
 OLD, NEW = bytes(range(32)), bytes(range(32, 64))
-KEPT_S = {"session": 100.0, "reply": 10.0}
+KEPT_S = {"session": 100.0, "reply": 10.0, "used": 200.0}
 BLOCK = 4096
 TEXT = b"what was said"
 
@@ -236,6 +238,38 @@ def test_a_file_that_was_removed_is_not_written_again(tmp_path: Path) -> None:
         folder.put("session", "me", "secret", [TEXT], replaces=True)
     assert refused.value.reason == "gone"
     assert not files_of(tmp_path)
+
+
+def test_a_token_is_used_once_by_all_servers_and_keys(tmp_path: Path) -> None:
+    """The note outlives the file that it is of, and goes when its time is over."""
+    old, both, new = (folder_of(tmp_path, *keys) for keys in ((OLD,), (NEW, OLD), (OLD, NEW)))
+    assert old.use("me", "secret")
+    for folder in (old, both, new):
+        assert folder.is_used("me", "secret") and not folder.use("me", "secret")
+        assert not folder.is_used("you", "secret") and not folder.is_used("me", "other")
+    both.put("session", "me", "secret", [TEXT])
+    both.remove("session", "me", "secret")
+    both.sweep()
+    assert both.is_used("me", "secret") and both.held == 0
+    for note in files_of(tmp_path):
+        aged(note, 201)
+    both.sweep()
+    assert not files_of(tmp_path) and both.use("me", "secret")
+    both.unuse("me", "secret")
+    assert old.use("me", "secret") and not both.use("me", "secret")
+
+
+def test_of_many_that_use_a_token_at_once_one_may(tmp_path: Path) -> None:
+    folders = [folder_of(tmp_path, *keys) for keys in ((OLD, NEW), (NEW, OLD)) * 4]
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(20):
+            together = Barrier(8)
+
+            def use(folder: SessionFolder, token: str = str(number), wait: Any = together) -> bool:
+                wait.wait()
+                return folder.use("me", token)
+
+            assert sum(pool.map(use, folders)) == 1
 
 
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

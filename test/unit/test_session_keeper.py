@@ -10,6 +10,7 @@ import pytest
 
 from qwen3_omni_neuron.errors import MessageError
 from qwen3_omni_neuron.serving.folder import NotKeptError
+from qwen3_omni_neuron.serving.realtime import keeper as keeper_module
 from qwen3_omni_neuron.serving.realtime.keeper import SessionKeeper
 
 
@@ -22,6 +23,7 @@ class Notes:
     def __init__(self) -> None:
         self.done: list[str] = []
         self.error: Exception | None = None
+        self.used = False
         self.refused: list[str] = []
         self.service: Any = SimpleNamespace(
             folder=self, settings=SimpleNamespace(kept_session_s=99)
@@ -47,6 +49,12 @@ class Notes:
         if self.error is not None:
             raise self.error
         self.done.append("replaced" if replaces else "written")
+
+    def is_used(self, *given: str) -> bool:
+        return self.used
+
+    def use(self, *given: str) -> None:
+        self.used = True
 
     def remove(self, *given: str) -> None:
         self.done.append("removed")
@@ -181,5 +189,40 @@ def test_what_is_deleted_while_it_is_written_does_not_come_back() -> None:
         await keeper.close((2, 0), content)
         assert notes.done == ["removed"]
         assert keeper.token is None
+
+    asyncio.run(run())
+
+
+def test_a_session_that_another_server_has_resumed_is_written_no_more_and_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keeper_module, "POLL_S", 0.01)
+
+    async def run() -> None:
+        notes = Notes()
+        keeper = keeper_of(notes)
+        await looked(keeper, 1, 1)
+        ended = asyncio.create_task(keeper.taken())
+        notes.used = True
+        await looked(keeper, 2, 2)
+        assert notes.done == ["written", "removed"] and notes.refused == ["gone"]
+        await asyncio.wait_for(ended, 20)
+        await keeper.close((3, 0), content)
+        assert "replaced" not in notes.done
+
+    asyncio.run(run())
+
+
+def test_a_session_that_its_client_deleted_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_module, "POLL_S", 0.01)
+
+    async def run() -> None:
+        notes = Notes()
+        keeper = keeper_of(notes)
+        await looked(keeper, 1, 1)
+        await keeper.forget()
+        assert notes.used  # a copy of its file resumes nothing
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(keeper.taken(), 0.1)
 
     asyncio.run(run())

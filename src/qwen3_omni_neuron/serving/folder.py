@@ -1,7 +1,7 @@
 """Session folder: encrypted files of sessions and spoken replies, bounded in bytes and age.
 
 A file's name is two hashes. One is made of its owner, the other of a secret that its client alone
-has. Several servers may share one folder.
+has. Several servers may share one folder. An empty file notes that a session's token was used.
 """
 
 import logging
@@ -24,13 +24,13 @@ from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.sealing import Seal, SealError, UnknownKeyError
 
-Kind = Literal["session", "reply"]
+Kind = Literal["session", "reply", "used"]
 Reason = Literal["disk", "room", "gone", "content", "failed"]
 SWEEP_S = 60.0
 """Interval at which files are removed whose time is over."""
 _BLOCK = 4096  # a file takes whole blocks of the disk
 _TEMPORARY_S = 3600.0  # a temporary file of this age was left by a process that has died
-_NAME = re.compile(r"([0-9a-f]{48})\.[0-9a-f]{64}\.(session|reply)")
+_NAME = re.compile(r"([0-9a-f]{48})\.[0-9a-f]{64}\.(session|reply|used)")
 _TEMPORARY = re.compile(r"[0-9a-f]{32}\.tmp")
 
 
@@ -59,8 +59,9 @@ class _Entry:
 class SessionFolder:
     """Encrypted files, each of one owner, bounded in bytes and age.
 
-    kept_s: seconds for which a file of each kind is kept after it was written. most_bytes: bytes of
-    all files; share: the fraction of them that one owner may have; the oldest files go first.
+    kept_s: seconds for which a file of each kind is kept after it was written; the notes that `use`
+    makes are of the kind "used", empty and counted nowhere. most_bytes: bytes of all files; share:
+    the fraction of them that one owner may have; the oldest files go first.
     largest: bytes of the largest file that is written or read. held: bytes of all files, as of the
     last look into the folder; other servers that share it are counted at each look.
     Methods wait for the disk, and so are not for the event loop's thread. `put` and `sweep` are for
@@ -178,6 +179,33 @@ class SessionFolder:
                 found = True
         return found
 
+    def use(self, owner: str, token: str) -> bool:
+        """Note that a session's token is used. Returns False if it was already. Raises OSError.
+
+        Of several servers that use it at the same time, one gets True. The note stays when the
+        session's file is removed: one that is put back is refused.
+        """
+        for note in self._notes(owner, token):
+            try:
+                os.close(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            except FileExistsError:
+                return False
+        return True
+
+    def is_used(self, owner: str, token: str) -> bool:
+        """Return whether a session's token was used."""
+        return any(map(os.path.lexists, self._notes(owner, token)))
+
+    def unuse(self, owner: str, token: str) -> None:
+        """Remove the note that a token is used, where its session was not resumed after all."""
+        for note in self._notes(owner, token):
+            note.unlink(missing_ok=True)
+
+    def _notes(self, owner: str, token: str) -> list[Path]:
+        """Return the paths of a token's notes, one a key, in the same order at all servers."""
+        names = sorted(self._seal.owner_names(owner))
+        return [self._folder / _name(own, token, "used") for own in names]
+
     def sweep(self) -> None:
         """Remove what has expired, and count the rest. Logs an error of the system."""
         try:
@@ -231,7 +259,7 @@ class SessionFolder:
                     status = file.stat(follow_symlinks=False)
                     if self._expired(None if name is None else name[2], status.st_mtime):
                         (self._folder / file.name).unlink()
-                    elif name is not None:
+                    elif name is not None and name[2] != "used":
                         size = _blocks(status.st_size)
                         found.append(_Entry(file.name, name[1], size, status.st_mtime))
         return found

@@ -21,11 +21,13 @@ from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.serving.quotas import Account, Quota
 from qwen3_omni_neuron.serving.replies import SpokenReplies
 from qwen3_omni_neuron.serving.sealing import Seal
-from qwen3_omni_neuron.serving.settings import ServerSettings
+from qwen3_omni_neuron.serving.settings import ServerSettings, longest_life_s
 from qwen3_omni_neuron.serving.turnstile import Turnstile
 from qwen3_omni_neuron.serving.voices import Voices
 from qwen3_omni_neuron.serving.without_effect import sent_without_effect
 
+CLOCKS_DIFFER_S = 3600.0
+"""Time by which the clocks of servers that share a session folder may differ."""
 READERS = 4  # threads that read requests and their media
 
 
@@ -171,7 +173,11 @@ def _folder_of(settings: ServerSettings) -> SessionFolder | None:
     return SessionFolder(
         settings.session_folder,
         Seal.read(settings.session_keys),
-        {"session": settings.kept_session_s, "reply": settings.kept_reply_s},
+        {
+            "session": settings.kept_session_s,
+            "reply": settings.kept_reply_s,
+            "used": longest_life_s(settings) + CLOCKS_DIFFER_S,
+        },
         settings.max_session_folder_bytes,
         settings.share_of_owner,
         settings.max_realtime_bytes,

@@ -349,3 +349,11 @@ def _value_text(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "no"
     return f"{value:g} s" if name.endswith("_s") else str(value)
+
+
+def longest_life_s(settings: ServerSettings) -> float:
+    """Return the time after which a stored session's content is too old to be resumed.
+
+    A connection may be silent for all of its time, and its session be resumed after it.
+    """
+    return settings.max_realtime_s + settings.kept_session_s

@@ -10,14 +10,18 @@ from contextlib import suppress
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import MessageError, StoredSessionError
 from qwen3_omni_neuron.prompt.stored import Document, packed, unpack
-from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.folder import NotKeptError
 from qwen3_omni_neuron.serving.realtime.connection import Connection
+from qwen3_omni_neuron.serving.settings import longest_life_s
 
 STORED_KIND = "realtime session"
 """Kind of document that is written; see prompt.stored."""
 LAST_S = 10.0
 """Time for the last write of a session that ends."""
+POLL_S = 1.0
+"""Interval at which an open session looks whether another server has resumed it."""
+_WRITTEN = "written_s"  # field of the document: time of writing, since 1970
 _COPIES = 2  # a session that is read is in memory twice: as one piece, and as arrays
 
 Version = tuple[int, int]
@@ -28,8 +32,9 @@ class SessionKeeper:
     """Writes one session to the session folder whenever it rests, so that it can be resumed.
 
     The session's client resumes it with a token of 256 random bits, of which the folder has a hash
-    alone. A session that was resumed has the new connection's token, and the earlier one is of no
-    use any more. For one event loop; without a folder nothing is done.
+    alone. A token is good once: a session that was resumed has the new connection's, and the
+    connection that it was taken from is told so and ends. For one event loop; without a folder
+    nothing is done.
 
     token: the client's token, None where the session can't be resumed. told: the token that the
     client was told of last. wanted: set once another connection resumes this session.
@@ -48,7 +53,7 @@ class SessionKeeper:
         self._seen: Version = (0, 0)
         self._tried: Version = (0, 0)  # the last one that was written, or could not be
         self._is_there = False  # the folder has a file of it
-        self._forgotten = False
+        self._forgotten = self._deleted = False
         self._task: asyncio.Task[None] | None = None
         self._written_s, self._touch_s = 0.0, connection.service.settings.kept_session_s / 2
         if self._folder is not None:
@@ -90,12 +95,27 @@ class SessionKeeper:
 
     async def forget(self) -> None:
         """Remove the session from the folder, and keep it no longer. Raises OSError."""
-        self._forgotten, self.token = True, None
+        self._forgotten, self._deleted, self.token = True, True, None
         if self._folder is not None:
-            await asyncio.wrap_future(self._folder.later(self._remove, self._secret))
+            await asyncio.wrap_future(self._folder.later(self._delete))
+
+    async def taken(self) -> None:
+        """Wait until another connection resumes this session, here or at another server."""
+        while not self.wanted.is_set():
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.wanted.wait(), POLL_S)
+            if self._folder is None or self._deleted:
+                continue
+            used = self._folder.later(self._folder.is_used, self._owner, self._secret)
+            if await asyncio.wrap_future(used):
+                self._forgotten, self.token = True, None
+                return
 
     async def stored(self, token: str) -> Document:
-        """Return the content of the session that a token resumes. Raises ApiError."""
+        """Return the content of the session that a token resumes, which is used now.
+
+        `resumed` or `not_resumed` has to follow. Raises ApiError; then the token is as it was.
+        """
         if token == self._secret:
             message = "this is the token of this session itself. Go on with it."
             raise ApiError(400, message, "session_not_found", "resume_token")
@@ -118,6 +138,11 @@ class SessionKeeper:
         await self._write(version, document)
         if self._folder is not None and self._is_there:
             self._folder.later(self._remove, token)
+
+    def not_resumed(self, token: str) -> None:
+        """Let a token be used again whose session could not be restored."""
+        if self._folder is not None:
+            self._folder.later(self._folder.unuse, self._owner, token)
 
     async def _write(self, version: Version, document: Callable[[], Document]) -> None:
         """Write the session, and note in `token` whether it can be resumed."""
@@ -161,11 +186,19 @@ class SessionKeeper:
 
     def _put(self, content: Document, replaces: bool) -> None:
         assert self._folder is not None
+        if self._folder.is_used(self._owner, self._secret):
+            raise NotKeptError("gone", "another connection has resumed it")
+        dated = {**content, _WRITTEN: time.time()}
         try:
-            parts = packed(STORED_KIND, self._omni.checkpoint_fingerprint, content)
+            parts = packed(STORED_KIND, self._omni.checkpoint_fingerprint, dated)
         except StoredSessionError as error:
             raise NotKeptError("content", str(error)) from error
         self._folder.put("session", self._owner, self._secret, parts, replaces)
+
+    def _delete(self) -> None:
+        assert self._folder is not None
+        self._folder.use(self._owner, self._secret)
+        self._remove(self._secret)
 
     def _remove(self, token: str) -> None:
         assert self._folder is not None
@@ -187,16 +220,30 @@ class SessionKeeper:
         try:
             data = self._folder.get("session", self._owner, token, hold)
             if data is None:
-                raise ApiError(
-                    400,
-                    "there is no session that this token resumes: it has expired, was resumed or "
-                    "deleted, or never was. Begin anew.",
-                    "session_not_found",
-                    "resume_token",
-                )
+                raise _not_found()
             fingerprint = self._omni.checkpoint_fingerprint
-            return unpack(data, STORED_KIND, fingerprint, "the stored session")
+            found = unpack(data, STORED_KIND, fingerprint, "the stored session")
+            # A file may have been put back, whose note is gone after this time.
+            oldest_s = time.time() - longest_life_s(self._connection.service.settings)
+            if found.pop(_WRITTEN, 0.0) < oldest_s or not self._folder.use(self._owner, token):
+                raise _not_found()
+            return found
+        except OSError as error:
+            message = "the session folder can't be written to now. Try again."
+            raise ApiError(
+                503, message, "stored_unavailable", "resume_token", retry_after_s=RETRY_S
+            ) from error
         except StoredSessionError as error:
             raise ApiError(400, str(error), "stored_unusable", "resume_token") from error
         finally:
             held.give_back(self._owner, sum(taken))
+
+
+def _not_found() -> ApiError:
+    return ApiError(
+        400,
+        "there is no session that this token resumes: it has expired, was resumed or deleted, or "
+        "never was. Begin anew.",
+        "session_not_found",
+        "resume_token",
+    )

@@ -7,6 +7,7 @@ from collections.abc import MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+import anyio
 from starlette.types import Receive, Send
 
 from qwen3_omni_neuron.api import Qwen3Omni
@@ -37,7 +38,8 @@ from qwen3_omni_neuron.serving.realtime.turns import Paused, Speech, Started, Ti
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.without_effect import REALTIME
 
-TOO_LONG, RESTART = 1000, 1012  # WebSocket close codes
+TOO_LONG, TAKEN, RESTART = 1000, 1000, 1012  # WebSocket close codes
+_TELL_S = 1.0  # the connection that takes a session waits for this long at most
 _TICK_S = 0.1
 _CONFIG_COPIES = 4  # copies of a configuration's JSON: objects, and those of options and turn
 
@@ -84,10 +86,12 @@ class LiveSession:
 
     async def serve(self) -> None:
         """Serve until the client leaves, the session's time is over, or the server ends."""
-        steps = (self._read(), self._watch(), self._keeper.wanted.wait())
+        steps = (self._read(), self._watch(), self._keeper.taken())
         tasks = [asyncio.create_task(step) for step in steps]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[-1].done():
+                await self._tell_taken()
         finally:
             for task in tasks:
                 task.cancel()
@@ -165,6 +169,16 @@ class LiveSession:
         message = f"the session has lasted {seconds:g} s, the most for one. Begin another."
         await self._connection.send_error(ApiError(400, message, "session_expired"))
         return await self._close(TOO_LONG, "session_expired")
+
+    async def _tell_taken(self) -> None:
+        """Tell the client that another connection goes on with its session, if it still reads."""
+        message = (
+            "another connection has resumed this session, which goes on there alone. Use that "
+            "connection, or open another session."
+        )
+        with suppress(events.ClientGoneError), anyio.move_on_after(_TELL_S):
+            await self._connection.send_error(ApiError(400, message, "session_resumed"))
+            await self._close(TAKEN, "session_resumed")
 
     async def _close(self, code: int, reason: str) -> None:
         message = {"type": "websocket.close", "code": code, "reason": reason}
@@ -309,6 +323,17 @@ class LiveSession:
             )
             raise ApiError(400, message, "session_in_use")
         stored = await self._keeper.stored(token)
+        try:
+            await self._restore(stored)
+        except BaseException:
+            self._keeper.not_resumed(token)
+            raise
+        self._id = stored["id"]
+        await self._keeper.resumed(token, self._version, self._stored)
+        await self._show("session.updated")
+
+    async def _restore(self, stored: Json) -> None:
+        """Take a stored session's configuration and items. Raises; then all is as it was."""
         fields, known = stored["config"], (self._voices, self._by_meaning)
         first = first_config(self._service.model.name, self._voices, fields["type"])
         config = await self._in_thread(updated, first, fields, *known)
@@ -321,9 +346,6 @@ class LiveSession:
         except BaseException:
             await self._set(before)
             raise
-        self._id = stored["id"]
-        await self._keeper.resumed(token, self._version, self._stored)
-        await self._show("session.updated")
 
     # The user's turns.
 
