@@ -46,6 +46,7 @@ from qwen3_omni_neuron.options import (
     check_defaults,
 )
 from qwen3_omni_neuron.prompt.media.settings import MediaSettings
+from qwen3_omni_neuron.prompt.messages import check_characters
 from qwen3_omni_neuron.prompt.pieces import cut
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.row_keys import NO_KEYS, prompt_keys
@@ -402,6 +403,7 @@ class Qwen3Omni:
             raise MessageError(f"the text to speak must be a str, got {format_value(text)}.")
         if not text.strip():
             raise MessageError("the text to speak is empty: give at least one word.")
+        check_characters(text, "the text to speak")
         # The prompt's last row has the first token, and each frame's row has the next token.
         most = min(self._talker_context_length - rows + 1, MOST_WRITTEN)
         wanted = min(PIECE_TOKENS, self._defaults.reply_tokens or PIECE_TOKENS)

@@ -3,26 +3,41 @@
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
-from qwen3_omni_neuron.cli.compile import add_compile
-from qwen3_omni_neuron.cli.doctor import add_doctor
-from qwen3_omni_neuron.cli.inspect import add_inspect
-from qwen3_omni_neuron.cli.serve import add_serve
-from qwen3_omni_neuron.cli.speak import add_say, add_speak
-from qwen3_omni_neuron.cli.storage import add_pull, add_push
-from qwen3_omni_neuron.cli.talk import add_talk
-from qwen3_omni_neuron.cli.tiny import add_tiny
-from qwen3_omni_neuron.cli.transcribe import add_transcribe
-from qwen3_omni_neuron.cli.verify import add_verify
+from qwen3_omni_neuron.cli.ending import EndBySignal, leave, open_standard_files
 from qwen3_omni_neuron.errors import Qwen3OmniError
+
+
+def run() -> NoReturn:
+    """Run the verb of this process's command line, and end the process with its exit status.
+
+    After SIGTERM or Ctrl-C the status is 0 for `serve`, and 128 plus the signal's number for the
+    other verbs.
+    """
+    ends = EndBySignal(serves=sys.argv[1:2] == ["serve"])
+    status = 1
+    try:
+        with ends:
+            open_standard_files()
+            status = main()
+    except SystemExit as end:  # of argparse, which has printed what is wrong
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # a library may have made another exception of KeyboardInterrupt
+        if ends.status is None:
+            traceback.print_exc()
+    leave(status if ends.status is None else ends.status)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. Returns the exit status: 0, 1 for a failure, 2 for a wrong command line."""
-    parsed = make_parser().parse_args(arguments)
     try:
-        return parsed.run(parsed)
+        parsed = make_parser().parse_args(arguments)
+        status = parsed.run(parsed)
+        sys.stdout.flush()
+        return status
     except Qwen3OmniError as error:
         print(f"qwen3-omni-neuron: {error}", file=sys.stderr)
         return 1
@@ -38,6 +53,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Make the parser of the whole command line."""
+    # A signal is taken before these imports, which take half a second: see `run`.
+    from qwen3_omni_neuron.cli.compile import add_compile
+    from qwen3_omni_neuron.cli.doctor import add_doctor
+    from qwen3_omni_neuron.cli.inspect import add_inspect
+    from qwen3_omni_neuron.cli.serve import add_serve
+    from qwen3_omni_neuron.cli.speak import add_say, add_speak
+    from qwen3_omni_neuron.cli.storage import add_pull, add_push
+    from qwen3_omni_neuron.cli.talk import add_talk
+    from qwen3_omni_neuron.cli.tiny import add_tiny
+    from qwen3_omni_neuron.cli.transcribe import add_transcribe
+    from qwen3_omni_neuron.cli.verify import add_verify
+
     parser = argparse.ArgumentParser(
         prog="qwen3-omni-neuron", description="Qwen3-Omni listens, writes and speaks."
     )

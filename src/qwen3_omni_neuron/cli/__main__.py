@@ -1,8 +1,6 @@
 """`python -m qwen3_omni_neuron.cli`."""
 
-import sys
-
-from qwen3_omni_neuron.cli import main
+from qwen3_omni_neuron.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -117,7 +117,7 @@ class _Client:
 
     def _read_lines(self) -> None:
         # In a file object of its own: Python can't exit while a thread reads in sys.stdin.
-        with os.fdopen(sys.stdin.fileno(), closefd=False) as lines:
+        with os.fdopen(sys.stdin.fileno(), errors="replace", closefd=False) as lines:
             for line in lines:
                 self._inputs.put(line)
         self._inputs.put(None)

@@ -42,8 +42,9 @@ class WavFile:
         os.close(handle)
         self._temporary = Path(name)
         with self._output_errors():
+            encoded = os.fsencode(self._temporary)  # soundfile takes no name that is not UTF-8
             self._file = soundfile.SoundFile(
-                self._temporary, "w", self._sample_rate, 1, "PCM_16", format="WAV"
+                encoded, "w", self._sample_rate, 1, "PCM_16", format="WAV"
             )
         return self
 

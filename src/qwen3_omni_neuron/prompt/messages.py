@@ -18,6 +18,22 @@ _MAX_DEPTH = 32  # nesting of lists and dicts in a tool's description
 _SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can carry half of a surrogate pair; UTF-8 can't
 
 
+def check_characters(text: str, where: str) -> None:
+    """Raise MessageError for half of a surrogate pair, which UTF-8 can't encode.
+
+    Python also decodes a byte of a command line or of stdin that is not UTF-8 as one.
+    """
+    if half := _SURROGATE.search(text):
+        code = ord(half[0])
+        escaped = 0xDC80 <= code <= 0xDCFF
+        byte = f" (or the byte 0x{code & 0xFF:02X}, which is not UTF-8)" if escaped else ""
+        raise MessageError(
+            f"{where} has U+{code:04X} at character {half.start()} of its {len(text)}: half of a "
+            f"UTF-16 surrogate pair{byte}, which is no character. Remove it, or join pairs: "
+            'text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").'
+        )
+
+
 def _no_check(text: str, where: str) -> None:
     """Accept a text of any length."""
 
@@ -154,12 +170,7 @@ class MessageReader:
                     f"{where} contains {token}, which stands for media in a prompt. Leave it out, "
                     "or spell it differently."
                 )
-        if half := _SURROGATE.search(text):
-            raise MessageError(
-                f"{where} ({role}) has U+{ord(half[0]):04X} at character {half.start()} of its "
-                f"{len(text)}: half of a UTF-16 surrogate pair, which is no character. Remove it, "
-                'or join pairs: text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").'
-            )
+        check_characters(text, f"{where} ({role})")
         return text
 
 

@@ -34,7 +34,9 @@ class Keys:
     """API keys that may use the server. Only their hashes are compared and used in names."""
 
     def __init__(self, keys: Iterable[str]):
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+        # The environment's variable may have bytes that are not UTF-8.
+        encoded = (key.encode(errors="surrogateescape") for key in keys)
+        self._digests = [hashlib.sha256(key).digest() for key in encoded]
 
     def owner(self, authorization: bytes | None, address: str) -> str:
         """Return a name for a request's sender, from its key or, without keys, its address.

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import logging
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,7 @@ State = Literal["loading", "ready", "stalled", "draining", "failed"]
 LOADING_RETRY_S = 10
 LOOK_S = 0.25  # interval of the checks in `watch`
 FAILED_DRAIN_S = 5.0  # requests of a model that died end at once
+CLOSE_S = 10.0  # time for the model's threads and processes to end
 _QUESTION = [{"role": "user", "content": "Hello"}]
 
 
@@ -182,10 +184,12 @@ class ServedModel:
             raise
 
     def close(self) -> None:
-        """End the threads, and the model."""
+        """End the threads, and the model. One that is in a call without an end is left behind."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self.omni is not None:
-            self.omni.close()
+            closing = threading.Thread(target=self.omni.close, name="close", daemon=True)
+            closing.start()
+            closing.join(CLOSE_S)
 
 
 def load_and_answer(model: str, **load: Any) -> Qwen3Omni:

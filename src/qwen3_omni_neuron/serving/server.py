@@ -17,7 +17,7 @@ import uvicorn
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.engines.process.heap import resident_mb
-from qwen3_omni_neuron.errors import ClosedError, OutputError
+from qwen3_omni_neuron.errors import ClosedError, OptionError, OutputError
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.acceptor import Acceptor, listening_sockets
 from qwen3_omni_neuron.serving.app import make_app
@@ -50,7 +50,10 @@ class Server:
         load: Callable[[], Qwen3Omni],
         fetcher: Fetcher | None = None,
     ):
-        """load: function that loads the model, called in a thread."""
+        """load: function that loads the model, called in a thread.
+
+        Raises OptionError if the certificate, the session folder or its keys can't be used.
+        """
         self.settings, self._load = settings, load
         self.service = Service.of(settings, fetcher)
         self.service.model.on_failure = self._on_failure
@@ -75,6 +78,13 @@ class Server:
             ssl_certfile=settings.tls_cert,
             ssl_keyfile=settings.tls_key,
         )
+        try:
+            config.load()
+        except OSError as error:  # an ssl.SSLError is one
+            raise OptionError(
+                f"--tls-cert {settings.tls_cert} and --tls-key {settings.tls_key} can't be used: "
+                f"{error}. Give a certificate and its own key, in PEM."
+            ) from error
         beside = (self._load_model, self._drained, self.service.watch)
         at_end = self.service.decoder.close
         self._uvicorn = _Uvicorn(config, settings, beside, self._on_signal, at_end)
@@ -90,10 +100,11 @@ class Server:
 
         Raises the errors of loading the model, and OutputError if the address can't be bound.
         """
-        try:
-            self._uvicorn.run()  # in uvloop's event loop if uvloop is installed
-        finally:
-            self.service.close()
+        with self._uvicorn.capture_signals():  # before the event loop runs, and after it
+            try:
+                self._uvicorn.run()  # in uvloop's event loop if uvloop is installed
+            finally:
+                self.service.close()
         if self._load_error is not None:
             raise self._load_error
         return self._status

@@ -11,12 +11,17 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 PARENT_CHECK_S = 0.25
 TAIL_BYTES = 8192  # holds faulthandler's dump of a few threads
 STACK_SIGNAL = signal.SIGUSR1  # makes a child print its stack, whatever it is doing
+_HELD = (signal.SIGINT, signal.SIGTERM)  # signals that must interrupt neither its start nor imports
+_START_S = 1.0  # longest wait for another thread that is starting a child
+_starting = threading.Lock()
+_started: "list[subprocess.Popen[bytes]]" = []  # children that have not ended; guarded by _starting
 
 
 class OutputTail:
@@ -55,19 +60,35 @@ def start_child(
         f"import sys; sys.path[:] = {[str(p) for p in sys.path]!r}; "
         f"from {module} import main; main(*{tuple(descriptors)}, parent={os.getpid()})"
     )
-    # The child inherits the blocked signal, until follow_parent ignores it.
-    signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # The child inherits the blocked signals, until `take_signals`.
+    signals = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
     try:
-        return subprocess.Popen(
-            [sys.executable, "-u", "-X", "faulthandler", "-c", code],
-            stdout=output.file,
-            stderr=output.file,
-            pass_fds=tuple(descriptors),
-            env={**os.environ, **(env or {})},
-            **options,
-        )
+        with _starting:
+            process = subprocess.Popen(
+                [sys.executable, "-u", "-X", "faulthandler", "-c", code],
+                stdout=output.file,
+                stderr=output.file,
+                pass_fds=tuple(descriptors),
+                env={**os.environ, **(env or {})},
+                **options,
+            )
+            _started[:] = [*(child for child in _started if child.returncode is None), process]
+            return process
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+
+
+def kill_children() -> None:
+    """Kill all children, and let none start afterwards: this process is about to end.
+
+    A child of a session of its own is killed with its session's processes.
+    """
+    _starting.acquire(timeout=_START_S)
+    for child in _started:
+        if child.poll() is None:
+            with suppress(OSError):
+                own = os.getsid(child.pid) == child.pid
+                (os.killpg if own else os.kill)(child.pid, signal.SIGKILL)
 
 
 def describe_exit(status: int | None) -> str:
@@ -104,9 +125,9 @@ def take_signals() -> None:
 
     Ctrl-C reaches every process of the terminal; the parent decides how to react.
     """
-    # The parent has blocked the signal until here, so that it can't interrupt the imports.
+    # The parent has blocked the signals until here, so that they can't interrupt the imports.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
     faulthandler.register(STACK_SIGNAL, all_threads=False)
 
 

@@ -1,0 +1,325 @@
+"""The command line ends at any moment: by a signal, with its status, without what it has begun."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT
+from qwen3_omni_neuron.cli import main
+from testing.http_client import ask
+from testing.http_server import wait_until
+from testing.media_cases import QUESTION_WAV
+from testing.repeats import again
+from testing.subprocesses import children, lives
+
+END_S = 20.0
+BEGUN = """
+import sys
+from qwen3_omni_neuron import cli
+main = cli.main
+def begun():
+    print("begun", file=sys.stderr, flush=True)
+    return main()
+cli.main = begun
+cli.run()
+"""
+OWN = ("--threads", "1", "--model", str(SPEAKING_CHECKPOINT))
+VERBS = {
+    "serve": ("serve", "--port", "0", *OWN),
+    "split": ("serve", "--port", "0", "--placement", "split", *OWN),
+    "speak": ("speak", "hello", *OWN),
+    "compile": ("compile", "--out", "tree", *OWN[2:]),
+    "talk": ("talk", "--from", str(QUESTION_WAV), "--to", "answer.wav", *OWN),
+}
+# Lines of stderr, and the longest time after them that is of interest.
+STAGES: dict[str, dict[str, float]] = {
+    "serve": {"begun": 1.0, "Started server process": 0.8, '"ready"': 2.0},
+    "split": {"begun": 1.0, "Started server process": 1.5, '"ready"': 0.5},
+    "speak": {"begun": 1.0, "whole model": 0.3},
+    "compile": {"begun": 1.0, "to be compiled": 1.5},
+    "talk": {"begun": 1.0, "whole model": 1.0},
+}
+ENDED = {"serve": '"ready"', "split": '"ready"'}  # of the others: their own end
+
+
+def moments(repeats: int) -> Iterator[tuple[str, signal.Signals, str, float]]:
+    """Moments of every verb after each of its lines: seeded ones, with both signals in turn."""
+    draw, number = random.Random(51), 0
+    for _ in range(repeats):
+        for verb, stages in STAGES.items():
+            for line, most_s in stages.items():
+                number += 1
+                how = (signal.SIGTERM, signal.SIGINT)[number % 2]
+                yield verb, how, line, round(draw.uniform(0.0, most_s), 2)
+
+
+class Verb:
+    """A process of a verb, what it has printed, and the processes that it has started."""
+
+    def __init__(self, verb: str, folder: Path, program: str = BEGUN, *more: str):
+        self._serves = VERBS[verb][0] == "serve"
+        self.folder, self.lines = folder, list[tuple[str, float]]()
+        # A shell that runs the tests in the background has SIGINT ignored, and so would a child.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            self.process: subprocess.Popen[str] = subprocess.Popen(
+                [sys.executable, "-c", program, *VERBS[verb], *more],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        finally:
+            signal.signal(signal.SIGINT, before)
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append((line, time.monotonic()))
+
+    @property
+    def said(self) -> str:
+        return "".join(line for line, _ in self.lines)
+
+    def when(self, text: str) -> float | None:
+        """Return the moment at which a text was printed, None if it was not."""
+        return next((moment for line, moment in self.lines if text in line), None)
+
+    def wait_for(self, text: str) -> None:
+        wait_until(lambda: self.when(text) is not None or self.process.poll() is not None, 120)
+
+    def end(self, how: signal.Signals) -> None:
+        """Send a signal, and check how the process ends. It may have ended by itself."""
+        begun, pid = self.when("begun") is not None, self.process.pid
+        started = [p for child in children(pid) for p in (child, *children(child))]
+        by_itself = self.process.poll() is not None
+        self.process.send_signal(how)
+        sent_s = time.monotonic()
+        try:
+            status = self.process.wait(END_S)
+        finally:
+            self.process.kill()
+            self._reader.join()
+        expected = 0 if self._serves else 128 + how
+        # Before main it may also have gone on to main meanwhile.
+        allowed = {0, expected} if by_itself else {expected} if begun else {expected, -how}
+        assert status in allowed, (status, self.said)
+        if status >= 0:
+            assert "Traceback" not in self.said and "Exception" not in self.said, self.said
+        assert time.monotonic() - sent_s < END_S
+        wait_until(lambda: not any(map(lives, started)))
+        assert not [p for p in self.folder.rglob(".*") if p.name != ".lock"]
+
+
+@pytest.mark.parametrize("verb", [*STAGES])
+def test_a_verb_ends_by_a_signal_at_any_moment(
+    verb: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Twenty-four moments of all verbs. Those before its model is loaded are of a cold start."""
+    chosen = [moment for moment in moments(2) if moment[0] == verb]
+    for _, how, line, after_s in sorted(chosen, key=lambda moment: moment[2] != "begun"):
+        if line != "begun":
+            request.getfixturevalue("warm_commands")
+        one = Verb(verb, tmp_path)
+        one.wait_for(line)
+        time.sleep(after_s)
+        one.end(how)
+
+
+@pytest.mark.parametrize("verb", ["serve", "compile"])
+def test_before_the_first_line_of_main_it_ends_by_the_signal_itself(
+    verb: str, tmp_path: Path
+) -> None:
+    for number, how in enumerate((signal.SIGTERM, signal.SIGINT) * 2):
+        one = Verb(verb, tmp_path)
+        time.sleep(0.05 * number)
+        one.end(how)
+
+
+@pytest.mark.repeats
+@pytest.mark.parametrize("verb", [*STAGES])
+def test_a_verb_ends_by_a_signal_at_every_tenth_of_a_second(verb: str, tmp_path: Path) -> None:
+    """From its exec until two seconds after it was ready, or until it ended by itself."""
+    for number in range(1000):
+        one, started_s = Verb(verb, tmp_path), time.monotonic()
+        time.sleep(0.1 * number)
+        ready_s = one.when(ENDED.get(verb, "none"))
+        done = one.process.poll() is not None
+        one.end((signal.SIGTERM, signal.SIGINT)[number % 2])
+        if done or (ready_s is not None and 0.1 * number > ready_s - started_s + 2):
+            return
+    raise AssertionError("it was never ready")
+
+
+STUCK = """
+import sys, threading
+from qwen3_omni_neuron import cli
+from qwen3_omni_neuron.cli import serve
+from qwen3_omni_neuron.serving import fetching, model
+from testing.scripted_model import ScriptedModel
+kind = sys.argv.pop()
+def stuck(*_, **__):
+    print("stuck", file=sys.stderr, flush=True)
+    threading.Event().wait()
+scripted = ScriptedModel(["Hello."])
+if kind == "reader":
+    scripted.stream = stuck
+elif kind == "fetch":
+    fetching.Fetcher._read = stuck
+elif kind == "stage":
+    scripted.close, model.CLOSE_S = stuck, 0.5
+serve._load = stuck if kind == "load" else lambda *_: scripted
+print("begun", file=sys.stderr, flush=True)
+cli.run()
+"""
+
+
+@pytest.mark.usefixtures("warm_commands")
+@pytest.mark.parametrize("kind", ["load", "reader", "fetch", "stage"])
+def test_a_thread_that_never_returns_does_not_keep_the_server(kind: str, tmp_path: Path) -> None:
+    limits = ("--drain-timeout-s", "0.2", "--media-host", "example.com")
+    one = Verb("serve", tmp_path, STUCK, *limits, kind)
+    try:
+        if kind in ("reader", "fetch"):
+            one.wait_for('"ready"')
+            url = one.said.partition('"url": "')[2].partition('"')[0]
+            image = {"type": "image_url", "image_url": {"url": "http://example.com/a.png"}}
+            content: Any = [image] if kind == "fetch" else "Hello"
+            asked = {"model": "speaking_checkpoint", "messages": [{"role": "user"}]}
+            asked["messages"][0]["content"] = content  # type: ignore[index]
+            asking = threading.Thread(
+                target=lambda: ask(f"{url}/v1/chat/completions", asked), daemon=True
+            )
+            asking.start()
+        one.wait_for('"ready"' if kind == "stage" else "stuck")
+    finally:
+        one.end(signal.SIGTERM)
+    assert "stuck" in one.said
+
+
+FIRST_SIGNAL = """
+import os, signal, sys, time
+from qwen3_omni_neuron import cli
+from qwen3_omni_neuron.cli import ending
+ending.END_S = 0.5
+def main():
+    try:
+        print("begun", file=sys.stderr, flush=True)
+        time.sleep(60)
+    finally:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        if sys.argv.pop() == "stuck":
+            time.sleep(60)
+        print("cleaned", file=sys.stderr, flush=True)
+cli.main = main
+cli.run()
+"""
+
+
+@pytest.mark.usefixtures("warm_commands")
+@pytest.mark.parametrize("kind", ["honest", "stuck"])
+def test_later_signals_do_not_cut_the_clean_up_which_has_its_time(
+    kind: str, tmp_path: Path
+) -> None:
+    one = Verb("speak", tmp_path, FIRST_SIGNAL, kind)
+    one.wait_for("begun")
+    one.end(signal.SIGINT)
+    assert ("cleaned" in one.said) == (kind == "honest")
+
+
+@contextmanager
+def shell(command: str, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A verb of the command line, `qwen`, in the place of a shell, which may limit it first."""
+    program = f"{sys.executable} -m qwen3_omni_neuron.cli"
+    words = ["bash", "-c", command.replace("qwen", f"exec {program}")]
+    with subprocess.Popen(words, cwd=folder, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    "limited",
+    [
+        "qwen serve {} <&- >&- 2>&-",
+        again("qwen serve {} <&-"),
+        again("qwen serve {} >&-"),
+        again("qwen serve {} 2>&-"),
+        "ulimit -n 20; qwen serve {}",
+        again("ulimit -n 20; qwen serve {} --placement split"),
+    ],
+)
+def test_a_server_without_standard_files_or_with_few_files_answers_and_ends(
+    limited: str, tmp_path: Path
+) -> None:
+    port = free_port()
+    with shell(limited.format(f"--port {port} --threads 1"), tmp_path) as process:
+
+        def ready() -> bool:
+            try:
+                return ask(f"http://127.0.0.1:{port}/ready").status == 200
+            except OSError:
+                return False
+
+        wait_until(lambda: ready() or process.poll() is not None, 120)
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        said = process.stderr.read().decode()
+        assert (process.wait(END_S), "Traceback" in said) == (0, False), said
+
+
+def test_a_certificate_that_can_not_be_used_is_an_error_that_says_so(tmp_path: Path) -> None:
+    from qwen3_omni_neuron.errors import OptionError
+    from qwen3_omni_neuron.serving.server import Server
+    from qwen3_omni_neuron.serving.settings import ServerSettings
+    from testing.scripted_model import ScriptedModel
+
+    (tmp_path / "none.pem").write_text("no certificate")
+    for name in ("missing.pem", "none.pem"):
+        settings = ServerSettings(port=0, tls_cert=tmp_path / name, tls_key=tmp_path / name)
+        with pytest.raises(OptionError, match=rf"{name} can't be used: .* Give a certificate"):
+            Server(settings, lambda: ScriptedModel([]))  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.usefixtures("warm_commands")
+@pytest.mark.parametrize("verb", ["say", "speak"])
+def test_bytes_that_are_not_utf8_are_named_in_the_error(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, os.fsdecode(b"a\xff b"), "--out", str(tmp_path / "o.wav")]) == 1
+    assert "at character 1 of its 4" in (said := capsys.readouterr().err)
+    assert "the byte 0xFF, which is not UTF-8" in said
+
+
+@pytest.mark.usefixtures("warm_commands")
+def test_stdin_that_is_not_utf8_is_refused_and_a_path_is_kept(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "qwen3_omni_neuron.cli", "say", *OWN]
+    given: Any = {"cwd": tmp_path, "capture_output": True, "check": False}
+    refused = subprocess.run([*words, "-"], input=b"a\xff b", **given)
+    assert refused.returncode == 1 and b"the byte 0xFF" in refused.stderr
+    assert b"Traceback" not in refused.stderr
+    out = os.fsdecode(b"o\xff.wav")
+    made = subprocess.run([*words, "hello", "--out", out], **given)
+    assert made.returncode == 0, made.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [out]
