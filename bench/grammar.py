@@ -199,8 +199,7 @@ def measure(options: argparse.Namespace) -> Figures:
     step_s = statistics.median(steps_s)
     kinds_of_time = seconds, cpu_s
     added_s, added_cpu_s = (
-        statistics.median(np.subtract(found["grammar"], found["free"]))
-        for found in kinds_of_time
+        statistics.median(np.subtract(found["grammar"], found["free"])) for found in kinds_of_time
     )
     summary = {
         "added_us": 1e6 * added_s,

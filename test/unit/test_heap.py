@@ -73,13 +73,13 @@ def test_what_was_in_use_during_the_last_check_goes_back_once_it_is_freed() -> N
 
 
 SERVED = """
-import gc
+import gc, sys
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.serving.model import load_and_answer
 
 omni = load_and_answer(SPEAKING_CHECKPOINT)
 print(gc.get_freeze_count(), len(gc.get_objects()))
-print(omni._grammars._pool._shared is not None)
+print(omni._grammars._pool._server is not None and "llguidance" not in sys.modules)
 omni.close()
 """
 

@@ -87,6 +87,7 @@ def open_standard_files() -> None:
             os.open(os.devnull, os.O_RDWR)  # the least number that is free, which is this one
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))
+            file = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115, kept
+            setattr(sys, name, file)
     for file in (sys.stdin, sys.stdout):
         file.reconfigure(errors="surrogateescape")

@@ -84,6 +84,8 @@ class Matcher:
     def push(self, token_id: int) -> None:
         """Add a token. It is sent by the next `GrammarPool.wait`."""
         with self._pool.lock:
+            if self.failure is not None:
+                return
             self.tokens.append(token_id)
             self.pending = True
             if self.child is not None:

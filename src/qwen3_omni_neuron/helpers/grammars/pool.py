@@ -26,7 +26,7 @@ FORK_SERVER = "qwen3_omni_neuron.helpers.grammars.server"
 TRIES = 2  # grammars that are tried at a time
 ALONE = 4  # grammars that have a process to themselves
 TRY_S = 0.25  # time for a try, after which a grammar waits for a process to itself
-QUICK_CPU_S, SMALL_BYTES = 0.01, 16 << 20  # most of a grammar that shares a process
+QUICK_CPU_S, SMALL_BYTES = 0.015, 16 << 20  # most of a grammar that shares a process
 COMPILE_S = 30.0  # time for compiling, and for the wait for a process
 START_S = 120.0  # time for the fork server to make the vocabulary's table
 LATE_CPU_S = 0.25  # CPU time of the masks for which steps did not wait, in one reply
@@ -53,12 +53,19 @@ class GrammarPool:
     """
 
     def __init__(
-        self, tokenizer_json: Callable[[], str], vocab_size: int, end_id: int, matchers: int
+        self,
+        tokenizer_json: Callable[[], str],
+        vocab_size: int,
+        end_id: int,
+        matchers: int,
+        server: str = FORK_SERVER,
     ):
         """tokenizer_json: returns the tokenizer in the format of the library `tokenizers`.
 
         vocab_size: number of logits. end_id: token that ends a turn. matchers: most at a time.
+        server: module of the fork server.
         """
+        self._module = server
         self.lock, self.words = threading.RLock(), wire.words_of(vocab_size)
         self._tokenizer_json, self._vocab_size, self._end_id = tokenizer_json, vocab_size, end_id
         self._matchers = matchers
@@ -88,10 +95,8 @@ class GrammarPool:
         The future raises OptionError for a grammar that can't be used or takes too much, BusyError
         where no process can be had, ClosedError, and what `admit` raises.
         """
-        text = json.dumps(rules).encode()
-        return asyncio.run_coroutine_threadsafe(
-            self._tracked(text, make, owner, admit), self._running_loop()
-        )
+        text, loop = json.dumps(rules).encode(), self._running_loop()
+        return asyncio.run_coroutine_threadsafe(self._tracked(text, make, owner, admit), loop)
 
     def wait(self, matchers: Sequence[Matcher], most_s: float) -> None:
         """Send what is to be sent, and wait for the answers of matchers, at most so long.
@@ -293,7 +298,7 @@ class GrammarPool:
             with nameless_file() as file:
                 head = wire.VOCABULARY.pack(self._vocab_size, self._end_id)
                 file.write(head + self._tokenizer_json().encode())
-                self._server = ForkServer(FORK_SERVER, (file.fileno(),))
+                self._server = ForkServer(self._module, (file.fileno(),))
         number = next(self._numbers)
         child = GrammarChild(self._server, number, self._matchers, self.words)
         child.exited.add_done_callback(lambda _: self._on_exit(child))
