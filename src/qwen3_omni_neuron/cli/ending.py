@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from io import TextIOWrapper
 from types import FrameType, TracebackType
 from typing import NoReturn
 
@@ -87,7 +88,8 @@ def open_standard_files() -> None:
             os.open(os.devnull, os.O_RDWR)  # the least number that is free, which is this one
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
-            file = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115, kept
-            setattr(sys, name, file)
+            opened = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115, kept
+            setattr(sys, name, opened)
     for file in (sys.stdin, sys.stdout):
-        file.reconfigure(errors="surrogateescape")
+        if isinstance(file, TextIOWrapper):
+            file.reconfigure(errors="surrogateescape")

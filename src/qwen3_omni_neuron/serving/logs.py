@@ -1,5 +1,6 @@
 """The server's log on stderr: one line of JSON per event, with content only if requested."""
 
+import asyncio
 import json
 import logging
 import sys
@@ -40,6 +41,7 @@ def log_to_stderr(level: str) -> None:
     """Write the log of this package and of uvicorn to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
+    handler.addFilter(_is_news)
     for name in ("qwen3_omni_neuron", "uvicorn"):
         log = logging.getLogger(name)
         log.handlers, log.propagate = [handler], False
@@ -48,6 +50,11 @@ def log_to_stderr(level: str) -> None:
     logging.getLogger("uvicorn.access").disabled = True
     # It quotes what a client has sent; the client gets the error that it raises.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL + 1)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return False for uvicorn's traceback of a request that the server's end has cancelled."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 def event(name: str, level: int = logging.INFO, **fields: Any) -> None:

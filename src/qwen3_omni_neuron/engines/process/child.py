@@ -123,7 +123,8 @@ def follow_parent(parent: int) -> None:
 def take_signals() -> None:
     """Make this process, a child, ignore Ctrl-C, and print its stack at STACK_SIGNAL.
 
-    Ctrl-C reaches every process of the terminal; the parent decides how to react.
+    SIGTERM, which `start_child` has blocked, too, is taken from now on. Ctrl-C reaches every
+    process of the terminal; the parent decides how to react.
     """
     # The parent has blocked the signals until here, so that they can't interrupt the imports.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
