@@ -166,7 +166,7 @@ def endless_heads(target: Target) -> list[Outcome]:
 
 
 def upgrades(target: Target) -> list[Outcome]:
-    """Ask for HTTP/2 and for a protocol that nobody knows, as curl --http2 does."""
+    """Ask for HTTP/2 and for a protocol that nobody knows, as clients that know HTTP/2 do."""
     body = json.dumps({**good_question(False), "modalities": ["text"], "audio": None}).encode()
     found = []
     for name in ("h2c", "nobody/9"):
