@@ -11,6 +11,7 @@ PACKAGE = ROOT / "src" / NAME
 # Lowest first. A module imports from its own room or from a lower layer, never beside or up.
 LAYERS = [
     {"errors", "events", "model"},
+    {"untrusted_files"},
     {"checkpoint", "prompt"},
     {"engines"},
     {"options", "compilation", "helpers"},

@@ -18,6 +18,7 @@ from qwen3_omni_neuron.errors import CheckpointError, OptionError, format_value
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 
 _MAX_INTRODUCTION, _MAX_QUESTIONS, _MAX_QUESTION = 200, 6, 60
+_MAX_INSTRUCTION = 4096
 _MAX_TOP_K = 2**31 - 1  # larger than any vocabulary; engines keep it in 32 bits
 # Samplers compute in float32, in which a score divided by temperature and penalty must be finite;
 # and no lock can wait longer than a few thousand million seconds.
@@ -85,6 +86,13 @@ _FACTOR = ValueRange(
 _INTRODUCTION = ValueRange(
     f"one line of at most {_MAX_INTRODUCTION} characters",
     lambda value: _is_line(value, _MAX_INTRODUCTION),
+)
+_INSTRUCTION = ValueRange(
+    f"null, or a text of at most {_MAX_INSTRUCTION} characters",
+    lambda value: value is None or (isinstance(value, str) and len(value) <= _MAX_INSTRUCTION),
+)
+_REPLY_TOKENS = ValueRange(
+    "null, or an integer of 1 or more", lambda value: value is None or _is_integer(value, 1)
 )
 _QUESTIONS = ValueRange(
     f"a list of at most {_MAX_QUESTIONS} lines of at most {_MAX_QUESTION} characters",
@@ -624,6 +632,9 @@ def check_defaults(defaults: GenerationDefaults, folder: Path) -> None:
         ("repetition_penalty", _FACTOR),
         ("introduction", _INTRODUCTION),
         ("questions", _QUESTIONS),
+        ("transcription_instruction", _INSTRUCTION),
+        ("reply_tokens", _REPLY_TOKENS),
+        ("turns_by_silence", _FLAG),
     ):
         value = getattr(defaults, name)
         if not values.accepts(value):

@@ -201,7 +201,7 @@ def test_a_shard_in_another_folder_is_refused(checkpoint: Path, tmp_path: Path) 
     with hub_of(folder) as (url, sent):
         shown = inspected("someone/omni", tmp_path / "cache", HF_ENDPOINT=url)
     assert shown.returncode == 1
-    assert "a shard is in another folder" in shown.stderr
+    assert "no file in its folder" in shown.stderr
     assert "model.safetensors" not in sent
 
 

@@ -5,11 +5,12 @@ shards takes some kilobytes, and reads as the checkpoint that `tiny-checkpoint` 
 seed, bit for bit.
 """
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qwen3_omni_neuron.errors import CheckpointError
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.errors import CheckpointError, format_value
+from qwen3_omni_neuron.untrusted_files import read_json, reason
 
 if TYPE_CHECKING:
     import torch
@@ -30,18 +31,24 @@ class DrawnTensors:
 
         from qwen3_omni_neuron.checkpoint.tiny.weights import parameter_shapes
 
+        read_config(folder)  # checks its sizes
         try:
-            seed = json.loads((folder / DRAWN_FILE).read_text(encoding="utf-8"))["seed"]
-            self._config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            self._dtype: torch.dtype = getattr(torch, self._config["dtype"])
+            seed = read_json(folder / DRAWN_FILE)["seed"]
+            self._config = read_json(folder / "config.json")
+            self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[
+                self._config["dtype"]
+            ]
             self.shapes = parameter_shapes(self._config)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
-                f"{folder} has a {DRAWN_FILE}, and it or config.json can't be read: {error!r}. "
-                "Write it again: qwen3-omni-neuron tiny-checkpoint DIR --drawn."
+                f"{folder} has a {DRAWN_FILE}, and it or config.json can't be read: "
+                f"{reason(error)}. Write it again: qwen3-omni-neuron tiny-checkpoint DIR --drawn."
             ) from error
-        if not (isinstance(seed, int) and seed >= 0):
-            raise CheckpointError(f"{folder / DRAWN_FILE} has seed {seed!r}, and not 0 or more.")
+        if type(seed) is not int or not 0 <= seed < 1 << 63:
+            raise CheckpointError(
+                f"{folder / DRAWN_FILE} has seed {format_value(seed)}, and not a whole number from "
+                "0 to 2^63 - 1."
+            )
         self._seed = seed
 
     def tensor(self, name: str) -> "Tensor":

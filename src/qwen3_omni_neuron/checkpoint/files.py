@@ -5,7 +5,6 @@ checkpoint.quantised. Its published numbers can be read, too.
 """
 
 import hashlib
-import json
 import logging
 import os
 import re
@@ -18,10 +17,15 @@ from safetensors import SafetensorError, safe_open
 
 from qwen3_omni_neuron.checkpoint.drawn import DRAWN_FILE, DrawnTensors
 from qwen3_omni_neuron.checkpoint.headers import (
+    INDEX_FILE,
     LENGTH_BYTES,
     StoredTensor,
+    check_header,
     header_bytes,
+    parse_header,
+    parse_index,
     read_headers,
+    read_index,
 )
 from qwen3_omni_neuron.checkpoint.quantised import (
     QuantisedForm,
@@ -31,6 +35,7 @@ from qwen3_omni_neuron.checkpoint.quantised import (
     read_settings,
 )
 from qwen3_omni_neuron.errors import CheckpointError
+from qwen3_omni_neuron.untrusted_files import open_regular, read_bytes, reason
 
 if TYPE_CHECKING:
     import torch
@@ -40,13 +45,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _CONVERSATION_FILES = (
     *("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"),
     *("chat_template.jinja", "chat_template.json", "preprocessor_config.json"),
 )
+LISTED_FILES = 12  # names of files that an error lists; the rest are counted
 HUB_FILES = ("*.json", "*.txt", "*.jinja", "*.safetensors")
 
 
@@ -190,6 +195,7 @@ class ShardReader:
         path = self._folder / file_name
         try:
             if file_name not in self._open:
+                check_header(path)
                 size = path.stat().st_size
                 if self._open_bytes + size > OPEN_BYTES:
                     self.close()
@@ -200,9 +206,9 @@ class ShardReader:
             raise CheckpointError(
                 f"{path} is missing, and {name} is in it. Download the shard again."
             ) from None
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, ValueError) as error:
             raise CheckpointError(
-                f"{path} can't be read ({error}): it is truncated or broken. "
+                f"{path} can't be read ({reason(error)}): it is truncated or broken. "
                 "Download the shard again."
             ) from error
 
@@ -222,34 +228,22 @@ def tensor_files(folder: Path) -> dict[str, str]:
 
     Raises CheckpointError for a file that is missing or can't be read.
     """
-    index_path = folder / INDEX_FILE
-    if index_path.exists():
-        try:
-            weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
-        except (OSError, ValueError, KeyError) as error:
+    files = read_index(folder)
+    if files is not None:
+        shards = set(files.values())
+        if absent := sorted(shard for shard in shards if not (folder / shard).exists()):
+            more = f" and {len(absent) - LISTED_FILES} more" if len(absent) > LISTED_FILES else ""
             raise CheckpointError(
-                f"{index_path} can't be read: {error!r}. Download it again."
-            ) from error
-        absent = sorted(f for f in set(weight_map.values()) if not (folder / f).exists())
-        if absent:
-            raise CheckpointError(
-                f"{folder} lacks {len(absent)} of its {len(set(weight_map.values()))} shards: "
-                f"{', '.join(absent)}. Download them again."
+                f"{folder} lacks {len(absent)} of its {len(shards)} shards: "
+                f"{', '.join(absent[:LISTED_FILES])}{more}. Download them again."
             )
-        return dict(weight_map)
-    single = folder / SINGLE_FILE
-    if not single.exists():
+        return files
+    if not (folder / SINGLE_FILE).exists():
         raise CheckpointError(
             f"{folder} has neither {INDEX_FILE} nor {SINGLE_FILE}. Name the checkpoint's folder, "
             "or download its weights again."
         )
-    try:
-        with safe_open(single, framework="pt") as shard:
-            return dict.fromkeys(shard.keys(), SINGLE_FILE)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{single} can't be read ({error}): it is truncated or broken. Download it again."
-        ) from error
+    return dict.fromkeys(read_headers(folder, [SINGLE_FILE]), SINGLE_FILE)
 
 
 SAMPLE_BYTES = 64
@@ -267,15 +261,15 @@ def fingerprint(folder: Path) -> str:
     """
     digest = hashlib.sha256()
     try:
-        digest.update((folder / "config.json").read_bytes())
+        digest.update(read_bytes(folder / "config.json"))
         if (folder / DRAWN_FILE).exists():
-            digest.update((folder / DRAWN_FILE).read_bytes())
+            digest.update(read_bytes(folder / DRAWN_FILE))
             return digest.hexdigest()
         for shard in _shards(folder, digest):
             _add_shard(folder / shard, digest)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{folder} can't be fingerprinted: {error!r}. Is it a whole checkpoint, with "
+            f"{folder} can't be fingerprinted: {reason(error)}. Is it a whole checkpoint, with "
             "config.json and every shard? Download what is missing."
         ) from error
     return digest.hexdigest()
@@ -291,9 +285,11 @@ def conversation_fingerprint(folder: Path) -> str:
     digest = hashlib.sha256(fingerprint(folder).encode())
     for path in (folder / name for name in _CONVERSATION_FILES):
         try:
-            content = path.read_bytes() if path.exists() else b""
-        except OSError as error:
-            raise CheckpointError(f"{path} can't be read: {error}. Download it again.") from error
+            content = read_bytes(path) if path.exists() else b""
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{path} can't be read: {reason(error)}. Download it again."
+            ) from error
         digest.update(f"{path.name} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 
@@ -302,20 +298,17 @@ def _shards(folder: Path, digest: "hashlib._Hash") -> list[str]:
     index = folder / INDEX_FILE
     if not index.exists():
         return [SINGLE_FILE]
-    content = index.read_bytes()
+    content = read_bytes(index)
     digest.update(content)
-    return sorted(set(json.loads(content)["weight_map"].values()))
+    return sorted(set(parse_index(content).values()))
 
 
 def _add_shard(path: Path, digest: "hashlib._Hash") -> None:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         header = header_bytes(file)
         size = os.fstat(file.fileno()).st_size
         digest.update(f"{path.name} {size}\n".encode())
         digest.update(header)
-        for tensor, stored in sorted(json.loads(header).items()):
-            if tensor == "__metadata__":
-                continue
-            begin, end = stored["data_offsets"]
+        for _, (_, _, begin, end) in sorted(parse_header(header).items()):
             middle = LENGTH_BYTES + len(header) + (begin + end) // 2
             digest.update(os.pread(file.fileno(), min(SAMPLE_BYTES, end - begin), middle))

@@ -1,6 +1,5 @@
 """Config and headers of a checkpoint on the hub, without its weights."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -11,13 +10,17 @@ from typing import Any
 
 from qwen3_omni_neuron.checkpoint.files import (
     HUB_FILES,
-    INDEX_FILE,
     SINGLE_FILE,
     download,
     local_folder,
     tensor_files,
 )
-from qwen3_omni_neuron.checkpoint.headers import LENGTH_BYTES, MAX_HEADER_BYTES
+from qwen3_omni_neuron.checkpoint.headers import (
+    LENGTH_BYTES,
+    header_length,
+    parse_header,
+    read_index,
+)
 from qwen3_omni_neuron.checkpoint.quantised import READ_WITH_HEADERS
 from qwen3_omni_neuron.errors import CheckpointError
 
@@ -117,31 +120,20 @@ def read_range(url: str, begin: int, end: int) -> bytes:
 
 
 def _shards(folder: Path) -> Sequence[str]:
-    """Return the names of a checkpoint's shards. Raises CheckpointError for names of other folders.
+    """Return the names of a checkpoint's shards. Raises CheckpointError; see read_index.
 
     folder: has its JSON files alone.
     """
-    index = folder / INDEX_FILE
-    if not index.exists():
-        return [SINGLE_FILE]
-    try:
-        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        if any(Path(shard).name != shard for shard in shards):
-            raise ValueError("a shard is in another folder")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{index} can't be read: {error!r}. Download it again.") from error
-    return shards
+    files = read_index(folder)
+    return [SINGLE_FILE] if files is None else sorted(set(files.values()))
 
 
 def _fetch_shard(read: ReadBytes, path: Path) -> None:
     """Write a shard's header, and the tensors that are read with it, each in its place."""
     length = read(0, LENGTH_BYTES)
-    size = int.from_bytes(length, "little")
-    if size > MAX_HEADER_BYTES:
-        raise ValueError("it is no safetensors file")
-    start = LENGTH_BYTES + size
+    start = LENGTH_BYTES + header_length(length)
     header = read(LENGTH_BYTES, start)
-    tensors = {n: t["data_offsets"] for n, t in json.loads(header).items() if n != "__metadata__"}
+    tensors = {name: (begin, end) for name, (_, _, begin, end) in parse_header(header).items()}
     places = sorted(p for n, p in tensors.items() if n.rpartition(".")[2] == READ_WITH_HEADERS)
     if any(end - begin > _MOST_BYTES for begin, end in places):
         raise ValueError(f"a {READ_WITH_HEADERS} has more than {_MOST_BYTES} bytes")

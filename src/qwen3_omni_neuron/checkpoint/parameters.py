@@ -62,8 +62,13 @@ def converted(
             if not isinstance(kept, torch.dtype):
                 stored = (reader.dtype(piece.name) for piece in pieces)
                 kept = kept(target, reduce(torch.promote_types, stored))
+            # One stored tensor fits before there is memory for all of them.
+            first, *others = pieces
+            stored_first = reader.tensor(first.name)
+            fitting(parameters[target], first, stored_first)
             tensor = torch.empty(parameters[target].shape, dtype=kept)
-            for piece in pieces:
+            copy_piece(tensor, first, stored_first)
+            for piece in others:
                 copy_piece(tensor, piece, reader.tensor(piece.name))
             reader.trim()
             yield target, tensor
@@ -73,6 +78,15 @@ def copy_piece(parameter: Tensor, piece: Piece, stored: Tensor) -> None:
     """Convert a stored tensor and copy it to its region of a parameter.
 
     Raises CheckpointError if its shape differs from the region's.
+    """
+    region, stored = fitting(parameter, piece, stored)
+    region.copy_(stored)
+
+
+def fitting(parameter: Tensor, piece: Piece, stored: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the region of a parameter that a piece fills, and the stored tensor, converted.
+
+    parameter: may be on the meta device. Raises CheckpointError if their shapes differ.
     """
     region = parameter[piece.region]
     if piece.convert is not None:
@@ -84,7 +98,7 @@ def copy_piece(parameter: Tensor, piece: Piece, stored: Tensor) -> None:
             f"{list(region.shape[-stored.ndim :])}. They belong to different checkpoints: download "
             "both again."
         )
-    region.copy_(stored)
+    return region, stored
 
 
 def check_names(parts: Sequence[Part], checkpoint: Checkpoint) -> None:

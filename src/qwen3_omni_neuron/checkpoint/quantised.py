@@ -24,7 +24,6 @@ Nothing but headers and the tensors weight_shape, of two numbers each, is read h
 checkpoint.numbers reads the values.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -33,6 +32,7 @@ from typing import Any
 
 from qwen3_omni_neuron.checkpoint.headers import StoredTensor, read_integers
 from qwen3_omni_neuron.errors import CheckpointError
+from qwen3_omni_neuron.untrusted_files import read_json, reason
 
 WEIGHT = ".weight"
 READ_WITH_HEADERS = "weight_shape"
@@ -380,12 +380,12 @@ def _raw_settings(folder: Path) -> Mapping[str, Any] | None:
         ("hf_quant_config.json", None),
     ):
         try:
-            raw = json.loads((folder / name).read_text(encoding="utf-8"))
+            raw = read_json(folder / name)
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"{folder / name} can't be read: {error}. Download it again."
+                f"{folder / name} can't be read: {reason(error)}. Download it again."
             ) from error
         found = raw.get(key) if key and isinstance(raw, Mapping) else raw
         if isinstance(found, Mapping):

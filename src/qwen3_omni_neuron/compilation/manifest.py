@@ -17,10 +17,11 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from qwen3_omni_neuron.errors import ArtifactError
+from qwen3_omni_neuron.errors import ArtifactError, format_value
+from qwen3_omni_neuron.untrusted_files import parse_json, read_bytes, reason
 
 SCHEMA = 2
 MANIFEST_FILE = "manifest.json"
@@ -154,11 +155,11 @@ def write_record(folder: Path, origin: Origin, record: ModelRecord) -> None:
 
 def read_record(folder: Path) -> tuple[Origin, ModelRecord]:
     """Read a model's record. Raises ArtifactError if it is missing or can't be read."""
-    raw = _read_json(folder / RECORD_FILE)
+    raw = _parse_json(_read_bytes(folder / RECORD_FILE), str(folder / RECORD_FILE))
     try:
-        return Origin(**raw.pop("made_from")), _model_record(raw)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{folder / RECORD_FILE} is no record: {error!r}.") from error
+        return _origin(raw["made_from"]), _model_record(raw)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{folder / RECORD_FILE} is no record: {reason(error)}.") from error
 
 
 def write_manifest(tree: Path, manifest: Manifest) -> None:
@@ -196,16 +197,19 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
     raw = _parse_json(content, path)
     if raw.get("schema") != SCHEMA:
         raise ArtifactError(
-            f"{path} is of schema {raw.get('schema')}, this version reads {SCHEMA}. Run the "
-            "compile command again for this folder, or use the version that wrote it."
+            f"{path} is of schema {format_value(raw.get('schema'))}, this version reads {SCHEMA}. "
+            "Run the compile command again for this folder, or use the version that wrote it."
         )
     try:
-        models = {name: _model_record(model) for name, model in raw["graphs"].items()}
-        return Manifest(raw["fingerprint"], raw["plan"], raw["versions"], models)
-    except (AttributeError, KeyError, TypeError) as error:
+        models = {
+            _name(name): _model_record(model) for name, model in _object(raw["graphs"]).items()
+        }
+        origin = _origin({**raw, "settings": raw["plan"]})
+        return Manifest(origin.fingerprint, origin.settings, origin.versions, models)
+    except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(
-            f"{path} is no manifest ({error!r}). Delete it and compile again: models that are "
-            "whole are kept."
+            f"{path} is no manifest ({reason(error)}). Delete it and compile again: models that "
+            "are whole are kept."
         ) from error
 
 
@@ -252,48 +256,92 @@ def _model_json(record: ModelRecord) -> dict[str, Any]:
     return {"calls": raw.pop("graphs"), **raw}
 
 
-def _model_record(raw: Mapping[str, Any]) -> ModelRecord:
+def _model_record(raw: Any) -> ModelRecord:
+    """Read a model's record. Raises KeyError, TypeError and ValueError."""
     graphs = tuple(
         GraphRecord(
-            graph["name"],
-            graph["bucket"],
+            _text(graph["name"]),
+            {name: _length(size) for name, size in _object(graph["bucket"]).items()},
             _specs(graph["inputs"]),
             _specs(graph["outputs"]),
             _specs(graph["state"]),
         )
-        for graph in raw["calls"]
+        for graph in map(_object, _list(raw["calls"]))
     )
-    files = {name: FileRecord(**file) for name, file in raw["files"].items()}
-    return ModelRecord(graphs, files, raw["seconds"])
+    files = {_name(name): _file_record(file) for name, file in _object(raw["files"]).items()}
+    seconds = raw["seconds"]
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise TypeError(f"seconds is {format_value(seconds)}")
+    return ModelRecord(graphs, files, seconds)
 
 
-def _specs(raw: Mapping[str, Any]) -> dict[str, TensorRecord]:
-    return {name: TensorRecord(tuple(spec["shape"]), spec["dtype"]) for name, spec in raw.items()}
+def _origin(raw: Any) -> Origin:
+    settings, versions = _object(raw["settings"]), _object(raw["versions"])
+    texts = {name: _text(version) for name, version in versions.items()}
+    return Origin(_text(raw["fingerprint"]), settings, texts)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    return _parse_json(_read_bytes(path), str(path))
+def _specs(raw: Any) -> dict[str, TensorRecord]:
+    return {
+        name: TensorRecord(tuple(map(_length, _list(spec["shape"]))), _text(spec["dtype"]))
+        for name, spec in _object(raw).items()
+    }
+
+
+def _file_record(raw: Any) -> FileRecord:
+    size = _object(raw)["bytes"]
+    if type(size) is not int:
+        raise TypeError(f"bytes is {format_value(size)}")
+    return FileRecord(size, _text(raw["sha256"]))
+
+
+def _name(name: str) -> str:
+    """Return a path in a tree. Raises ValueError for one outside: others may write a manifest."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or str(path) != name or not name.isprintable():
+        raise ValueError(f"it names a file outside of the tree: {format_value(name)}")
+    return name
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{format_value(value)} is no object")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{format_value(value)} is no list")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{format_value(value)} is no text")
+    return value
+
+
+def _length(value: Any) -> int | str:
+    """Return a length: a number, or a name where any length is allowed."""
+    return value if type(value) is int else _text(value)
 
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError as error:
+        return read_bytes(path)
+    except (OSError, ValueError) as error:
         raise _unreadable(str(path), error) from error
 
 
 def _parse_json(content: bytes, path: str) -> dict[str, Any]:
     try:
-        raw = json.loads(content)
-    except ValueError as error:
+        return _object(parse_json(content))
+    except (TypeError, ValueError) as error:
         raise _unreadable(path, error) from error
-    if not isinstance(raw, dict):
-        raise ArtifactError(f"{path} holds a {type(raw).__name__}, not an object.")
-    return raw
 
 
 def _unreadable(path: str, error: Exception) -> ArtifactError:
-    return ArtifactError(f"{path} can't be read: {error}. Delete it and compile again.")
+    return ArtifactError(f"{path} can't be read: {reason(error)}. Delete it and compile again.")
 
 
 def _shown(value: Any) -> str:

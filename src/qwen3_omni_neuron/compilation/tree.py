@@ -16,9 +16,10 @@ from qwen3_omni_neuron.compilation.plan import (
 )
 from qwen3_omni_neuron.compilation.storage import tree_cache
 from qwen3_omni_neuron.compilation.target import Target
-from qwen3_omni_neuron.errors import ArtifactError, OptionError
+from qwen3_omni_neuron.errors import ArtifactError, OptionError, format_value
 from qwen3_omni_neuron.model.config import OmniConfig
 
+_MOST_SIZE, _MOST_SLOTS = 1 << 24, 1 << 12
 # Settings that trees of earlier versions don't have in their manifests, and what they were.
 EARLIER: Mapping[str, Any] = {"predictor_dtype": SAME}
 
@@ -83,6 +84,20 @@ def _again(plan: CompilePlan, folder: Path) -> str:
     )
 
 
+def _check_values(folder: Path, plan: Mapping[str, Any]) -> None:
+    """Raise ArtifactError for a setting of another type than `compile` writes, or a vast one."""
+    kinds = {field.name: field.type for field in fields(CompilePlan)}
+    for name, value in plan.items():
+        kind = str if kinds[name] is str else int
+        most = _MOST_SLOTS if name == "max_concurrency" else _MOST_SIZE
+        for one in value if isinstance(value, list) and kinds[name] not in (int, str) else [value]:
+            if type(one) is not kind or (isinstance(one, int) and one > most):
+                raise ArtifactError(
+                    f"{folder} has a plan with {name} {format_value(value)}, which compile does "
+                    "not write. Compile into another folder."
+                )
+
+
 def _plan(
     folder: Path,
     model: Path,
@@ -94,15 +109,16 @@ def _plan(
     wanted = {field.name for field in fields(CompilePlan)} - NOT_SETTINGS
     if differing := sorted(wanted ^ {*EARLIER, *manifest_plan}):
         raise ArtifactError(
-            f"{folder} has a plan of another version: {', '.join(differing)} is missing or "
+            f"{folder} has a plan of another version: {format_value(differing)} is missing or "
             "unknown. Compile into another folder."
         )
+    _check_values(folder, manifest_plan)
     settings = {**EARLIER, **manifest_plan}
     name = settings.pop("target")
     target = targets.get(name) if isinstance(name, str) else None
     if target is None:
         raise ArtifactError(
-            f"{folder} was compiled for target {name}, and this version has "
+            f"{folder} was compiled for target {format_value(name)}, and this version has "
             f"{', '.join(targets)}. Compile again for one of them."
         )
     try:

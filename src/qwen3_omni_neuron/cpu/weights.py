@@ -11,13 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
+import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint, ShardReader
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
-from qwen3_omni_neuron.checkpoint.parameters import Part, check_names, converted, put_parameter
+from qwen3_omni_neuron.checkpoint.parameters import (
+    Part,
+    check_names,
+    converted,
+    fitting,
+    put_parameter,
+)
 from qwen3_omni_neuron.checkpoint.quantised import QuantisedForm
 from qwen3_omni_neuron.checkpoint.tensor_file import (
     Layout,
@@ -152,7 +159,10 @@ def _read(
         if not forms[target].published:
             yield next(others)
             continue
-        shape = part.module.get_parameter(target).shape
+        parameter, first = part.module.get_parameter(target), stored[0]
+        shape = parameter.shape
+        published = torch.empty(checkpoint.quantised[first.name].shape, device="meta")
+        fitting(parameter, first, published)  # before there is memory for all of them
         with checkpoint.reader() as reader:
             assert isinstance(reader, ShardReader)  # nothing that is drawn is quantised
             yield target, read_published(forms[target], target, shape, stored, reader)

@@ -1,25 +1,21 @@
 """A checkpoint's chat template: messages -> the text of a prompt."""
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from jinja2 import Template, TemplateError
 from jinja2.meta import find_undeclared_variables
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 
-from qwen3_omni_neuron.errors import CheckpointError
+from qwen3_omni_neuron.errors import CheckpointError, format_value
+from qwen3_omni_neuron.prompt.bounded_jinja import compile_template, render
 from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
+from qwen3_omni_neuron.untrusted_files import read_json, read_text, reason
 
 
 class ChatTemplate:
     """Chat template of one checkpoint, run in a sandbox because anyone may have written it.
 
     It gets only strings, lists and dicts from the caller.
-    Source: transformers utils/chat_template_utils.py, for the names that a template may use.
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer):
@@ -28,12 +24,17 @@ class ChatTemplate:
         self._named_tokens = tokenizer.named_tokens
         try:
             text = _read_template(folder, tokenizer.chat_template)
-            self._template = _compile(text)
+            self._template = compile_template(text)
             self.takes_tools = "tools" in find_undeclared_variables(
                 self._template.environment.parse(text)
             )
-        except (TemplateError, OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{folder} has no usable chat template: {error}.") from error
+        except CheckpointError:
+            raise
+        except Exception as error:  # Python's compiler, too, has limits of depth
+            raise CheckpointError(
+                f"{folder} has no usable chat template: {reason(error)}. Take the one that belongs "
+                "to the checkpoint."
+            ) from error
 
     def render(
         self,
@@ -46,7 +47,8 @@ class ChatTemplate:
         Raises CheckpointError where the template fails.
         """
         try:
-            return self._template.render(
+            return render(
+                self._template,
                 messages=messages,
                 tools=tools,
                 documents=None,
@@ -55,63 +57,28 @@ class ChatTemplate:
             )
         except Exception as error:  # a template can divide by zero, or call with wrong arguments
             raise CheckpointError(
-                f"the chat template of {self._folder} refuses the conversation: {error}. Take the "
-                "template that belongs to the checkpoint, or another conversation."
+                f"the chat template of {self._folder} refuses the conversation: {reason(error)}. "
+                "Take the template that belongs to the checkpoint, or another conversation."
             ) from error
 
 
-class _PublicNamespace(Namespace):
-    """Namespace whose attributes a template may set, except private ones."""
-
-    def __init__(self, *given: Any, **attributes: Any):
-        super().__init__()
-        for name, value in dict(*given, **attributes).items():
-            self[name] = value
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):
-            raise TemplateError(f"a chat template may not set the private attribute {name}")
-        super().__setitem__(name, value)
-
-
-def _compile(text: str) -> Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    # Jinja's own filter escapes HTML.
-    environment.filters["tojson"] = _to_json
-    environment.globals.update(
-        raise_exception=_raise,
-        strftime_now=lambda form: datetime.now().strftime(form),
-        dict=_new_dict,
-        namespace=_PublicNamespace,
-    )
-    return environment.from_string(text)
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-
-def _new_dict(*given: Any, **items: Any) -> dict[Any, Any]:
-    """Make a dict for a template, which does not get the class `dict` itself."""
-    return dict(*given, **items)
-
-
-def _raise(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _read_template(folder: Path, of_tokenizer: Any) -> Any:
+def _read_template(folder: Path, of_tokenizer: Any) -> str:
     """Read the processor's template from one of its files, or else use the tokenizer's."""
     jinja, legacy = folder / "chat_template.jinja", folder / "chat_template.json"
     if jinja.exists():
-        return jinja.read_text(encoding="utf-8")
+        return read_text(jinja)
     if legacy.exists():
-        return json.loads(legacy.read_text(encoding="utf-8"))["chat_template"]
+        return _text_in(read_json(legacy))
     if of_tokenizer is None:
         raise CheckpointError(
             f"{folder} has no chat template: neither chat_template.jinja nor chat_template.json, "
             "nor one in tokenizer_config.json."
         )
-    return of_tokenizer
+    return _text_in({"chat_template": of_tokenizer})
+
+
+def _text_in(raw: Any) -> str:
+    template = raw.get("chat_template") if isinstance(raw, dict) else None
+    if not isinstance(template, str):
+        raise ValueError(f"chat_template is {format_value(template)}, and not a text")
+    return template

@@ -1,10 +1,10 @@
 """Settings in a checkpoint's preprocessor_config.json."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from qwen3_omni_neuron.errors import CheckpointError
+from qwen3_omni_neuron.errors import CheckpointError, format_value
+from qwen3_omni_neuron.untrusted_files import read_json, reason
 
 
 def read_preprocessor(folder: Path) -> dict[str, Any]:
@@ -14,12 +14,12 @@ def read_preprocessor(folder: Path) -> dict[str, Any]:
     """
     path = folder / "preprocessor_config.json"
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = read_json(path)
     except FileNotFoundError:
         raise CheckpointError(f"{folder} has no preprocessor_config.json.") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{folder} has no usable preprocessor_config.json: {error}. Download it again."
+            f"{folder} has no usable preprocessor_config.json: {reason(error)}. Download it again."
         ) from error
     if not isinstance(settings, dict):
         raise CheckpointError(
@@ -29,12 +29,13 @@ def read_preprocessor(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def whole_setting(settings: dict[str, Any], name: str, default: int) -> int:
-    """Return a setting that is a whole number. Raises CheckpointError where it is less than 1."""
+def whole_setting(settings: dict[str, Any], name: str, default: int, most: int) -> int:
+    """Return a setting that is a whole number from 1 to `most`. Raises CheckpointError."""
     value = settings.get(name, default)
-    if type(value) is not int or value < 1:
+    if type(value) is not int or not 1 <= value <= most:
         raise CheckpointError(
-            f"preprocessor_config.json has {name} {value!r}; a whole number, 1 or more, is needed."
+            f"preprocessor_config.json has {name} {format_value(value)}; a whole number from 1 to "
+            f"{most} is needed."
         )
     return value
 
@@ -45,5 +46,6 @@ def check_served(settings: dict[str, Any], served: dict[str, Any]) -> None:
         value = settings.get(name, only)
         if value != only:
             raise CheckpointError(
-                f"preprocessor_config.json has {name} {value!r}; {only!r} alone is served."
+                f"preprocessor_config.json has {name} {format_value(value)}; {only!r} alone is "
+                "served."
             )

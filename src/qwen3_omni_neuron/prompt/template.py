@@ -29,6 +29,7 @@ from qwen3_omni_neuron.prompt.media.items import (
     VideoItem,
 )
 from qwen3_omni_neuron.prompt.media.log_mel import MelSettings
+from qwen3_omni_neuron.prompt.media.pixels import CHANNELS
 from qwen3_omni_neuron.prompt.media.resizer import Resizer
 from qwen3_omni_neuron.prompt.media.settings import MediaSettings
 from qwen3_omni_neuron.prompt.messages import Check, Messages, read_messages, read_tools
@@ -61,6 +62,7 @@ class Conversation:
         self._resizer = Resizer(folder)
         self._template = ChatTemplate(folder, self._tokenizer)
         c = config.thinker
+        self._check_sizes()
         ids = {"audio": c.audio_token_id, "image": c.image_token_id, "video": c.video_token_id}
         self._placeholder_ids = ids
         self._placeholders = {kind: self._tokenizer.token(i) for kind, i in ids.items()}
@@ -71,6 +73,27 @@ class Conversation:
         )
         self.newline_id = self._tokenizer.encode("\n")[0]
         self._lengths: dict[int, int] = {}  # tokens of a part of a conversation, by its hash
+
+    def _check_sizes(self) -> None:
+        """Raise CheckpointError where the model takes other inputs than messages become."""
+        c, sizes = self._config.thinker, self._resizer.sizes
+        if self._tokenizer.largest_id >= c.text.vocab_size:
+            raise CheckpointError(
+                f"the tokenizer has token {self._tokenizer.largest_id}, and config.json a "
+                f"vocab_size of {c.text.vocab_size}. They belong to different checkpoints: "
+                "download both again."
+            )
+        values = CHANNELS * sizes.temporal_patch_size * sizes.patch_size**2
+        for what, made, taken in (
+            ("mel bins (feature_size)", len(self._mel.filters), c.audio.mel_bins),
+            ("values in a patch (patch_size)", values, c.vision.patch_values),
+            ("patches on a side of a token (merge_size)", sizes.merge_size, c.vision.merge_size),
+        ):
+            if made != taken:
+                raise CheckpointError(
+                    f"preprocessor_config.json makes {made} {what}, and config.json says {taken}. "
+                    "They belong to different checkpoints: download both again."
+                )
 
     def prompt(
         self,

@@ -1,6 +1,5 @@
 """A checkpoint's byte-level BPE tokenizer, read from its own files."""
 
-import json
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from tokenizers.models import BPE
 
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.prompt.least_tokens import LeastTokens
+from qwen3_omni_neuron.untrusted_files import check_json, read_bytes, read_json, read_text, reason
 
 # Contractions, words, single digits, punctuation, line ends and blanks: Qwen2's, in every release.
 _PIECES = (
@@ -44,7 +44,9 @@ class Tokenizer:
     def __init__(self, folder: Path):
         """Read the files. Raises CheckpointError where one is missing or can't be used."""
         try:
-            config = _read_json(folder / "tokenizer_config.json")
+            config = read_json(folder / "tokenizer_config.json")
+            if not isinstance(config, dict):
+                raise ValueError("tokenizer_config.json holds no object")
             self._backend = _read_backend(folder)
             _add_tokens(self._backend, config.get("added_tokens_decoder", {}))
         except CheckpointError:
@@ -52,9 +54,10 @@ class Tokenizer:
         # The library raises plain Exception for a file that it can't use.
         except Exception as error:
             raise CheckpointError(
-                f"{folder} has no usable tokenizer: {error}. Download its files again."
+                f"{folder} has no usable tokenizer: {reason(error)}. Download its files again."
             ) from error
-        added = tuple(self._backend.get_added_tokens_decoder().values())
+        by_id = self._backend.get_added_tokens_decoder()
+        added = tuple(by_id.values())
         self.added_tokens = tuple(token.content for token in added)
         self.special_tokens = tuple(token.content for token in added if token.special)
         # The same vocabulary, merges and pieces without the added tokens.
@@ -63,7 +66,9 @@ class Tokenizer:
         self._words.pre_tokenizer = self._backend.pre_tokenizer
         self._long = threading.Lock()  # one long text at a time
         self._divides = not any(t.lstrip or t.rstrip or _CUT.search(t.content) for t in added)
-        self.least_tokens = LeastTokens(self._backend.get_vocab(with_added_tokens=False), added)
+        vocabulary = self._backend.get_vocab(with_added_tokens=False)
+        self.largest_id = max(*vocabulary.values(), *by_id, 0, 0)
+        self.least_tokens = LeastTokens(vocabulary, added)
         self.chat_template: Any = config.get("chat_template")
         # By name, such as audio_bos_token; a chat template may use them.
         self.named_tokens = _named_tokens(config)
@@ -133,12 +138,16 @@ def _portions(text: str) -> Iterator[str]:
 def _read_backend(folder: Path) -> Backend:
     whole = folder / "tokenizer.json"
     if whole.is_file():
-        backend = Backend.from_file(str(whole))
+        content = read_bytes(whole)
+        check_json(content)
+        backend = Backend.from_buffer(content)
         backend.no_truncation()
         backend.no_padding()
     else:
-        vocab, merges = (str(folder / name) for name in ("vocab.json", "merges.txt"))
-        backend = Backend(BPE.from_file(vocab, merges))
+        vocab, merges = folder / "vocab.json", folder / "merges.txt"
+        check_json(read_bytes(vocab))
+        read_text(merges)
+        backend = Backend(BPE.from_file(str(vocab), str(merges)))
     backend.decoder = decoders.ByteLevel()
     backend.normalizer = normalizers.NFC()
     pieces = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
@@ -169,7 +178,3 @@ def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
     # A token is written as a string, an object or null.
     texts = {n: t.get("content") if isinstance(t, dict) else t for n, t in found.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))

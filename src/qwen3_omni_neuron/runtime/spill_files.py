@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.errors import OutputError
+from qwen3_omni_neuron.untrusted_files import open_regular
 
 _PREFIX = "rows-"  # of each process's folder
 
@@ -89,7 +90,8 @@ class SpillFiles:
 
     def read(self, stored: StoredTensors) -> list[Tensor]:
         """Read the tensors of a file. Raises OSError, and DamagedFileError."""
-        contents = np.fromfile(stored.path, np.uint8, stored.size + 1)
+        with open_regular(stored.path) as file:
+            contents = np.fromfile(file, np.uint8, stored.size + 1)
         if len(contents) != stored.size or hashlib.sha256(contents.data).digest() != stored.sha256:
             raise DamagedFileError(f"{stored.path} has other bytes than were written")
         tensors, start = [], 0

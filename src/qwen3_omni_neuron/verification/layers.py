@@ -22,7 +22,8 @@ from torch import Tensor
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.checkpoint.files import INDEX_FILE, Checkpoint, tensor_files
+from qwen3_omni_neuron.checkpoint.files import Checkpoint, tensor_files
+from qwen3_omni_neuron.checkpoint.headers import INDEX_FILE
 from qwen3_omni_neuron.checkpoint.modules import load_tables
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.compilation.runner import compile_tree

@@ -22,6 +22,7 @@ from qwen3_omni_neuron.prompt.media.audio import Waveform
 from qwen3_omni_neuron.prompt.preprocessor import check_served, whole_setting
 
 BLOCK_FRAMES = 200  # 2 s, a quarter of the audio encoder's window: 0.4 ms of one core
+_MOST_FFT, _MOST_BINS, _MOST_RATE = 4096, 1024, 192_000
 MAX_HZ = 8000.0  # WhisperFeatureExtractor sets it, for every sampling rate
 # The Slaney scale: 3 mels for 200 Hz up to 1000 Hz, above it 27 mels for a factor of 6.4.
 _KNEE_HZ, _KNEE_MELS = 1000.0, 15.0
@@ -50,15 +51,16 @@ class MelSettings:
         Raises CheckpointError for settings that aren't supported.
         """
         check_served(settings, {"dither": 0.0, "padding_value": 0.0, "padding_side": "right"})
-        n_fft = whole_setting(settings, "n_fft", 400)
-        hop = whole_setting(settings, "hop_length", 160)
+        n_fft = whole_setting(settings, "n_fft", 400, _MOST_FFT)
+        hop = whole_setting(settings, "hop_length", 160, _MOST_FFT)
         if n_fft % 2 or n_fft // 2 <= hop:
             raise CheckpointError(
                 f"preprocessor_config.json has n_fft {n_fft} and hop_length {hop}; an even n_fft "
                 "of more than twice the hop_length is served."
             )
-        rate = whole_setting(settings, "sampling_rate", 16000)
-        filters = mel_filters(n_fft // 2 + 1, whole_setting(settings, "feature_size", 80), rate)
+        rate = whole_setting(settings, "sampling_rate", 16000, _MOST_RATE)
+        mel_bins = whole_setting(settings, "feature_size", 80, _MOST_BINS)
+        filters = mel_filters(n_fft // 2 + 1, mel_bins, rate)
         return cls(n_fft, hop, torch.from_numpy(filters.astype(np.float32)), rate)
 
     def frames(self, samples: int, padded_samples: int) -> int:

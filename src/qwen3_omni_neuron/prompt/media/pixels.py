@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.errors import CheckpointError
+from qwen3_omni_neuron.errors import CheckpointError, format_value
 from qwen3_omni_neuron.prompt.media.sizes import Grid, Sizes
 from qwen3_omni_neuron.prompt.preprocessor import check_served
 
@@ -112,6 +112,7 @@ def _levels(settings: dict[str, Any]) -> NDArray[np.float32]:
     except (TypeError, ValueError):
         pass
     raise CheckpointError(
-        f"preprocessor_config.json has image_mean {mean!r}, image_std {std!r} and rescale_factor "
-        f"{factor!r}; {CHANNELS} numbers, {CHANNELS} numbers above 0 and one number are needed."
+        f"preprocessor_config.json has image_mean {format_value(mean)}, image_std "
+        f"{format_value(std)} and rescale_factor {format_value(factor)}; {CHANNELS} numbers, "
+        f"{CHANNELS} numbers above 0 and one number are needed."
     )

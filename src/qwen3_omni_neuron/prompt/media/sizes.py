@@ -22,6 +22,7 @@ from qwen3_omni_neuron.prompt.preprocessor import whole_setting
 Grid = tuple[int, int, int]
 """Frames, and rows and columns of patches in a frame."""
 Limits = tuple[int, int]  # minimum and maximum number of pixels after resizing
+_MOST_SIDE = 1024  # of a patch: 16 pixels
 _MAX_PIXELS = 2**62  # larger limits are reduced to this, which fits a float and 64 bits
 # Limits per video frame. Not in the checkpoint: transformers Qwen3OmniMoeProcessor sets them.
 _VIDEO_LIMITS = (128 * 32 * 32, 768 * 32 * 32)
@@ -66,17 +67,19 @@ class Sizes:
         """
         size = settings.get("size") or {}
         if not isinstance(size, dict):
-            raise CheckpointError(f"preprocessor_config.json has size {size!r}, not an object.")
+            raise CheckpointError(
+                f"preprocessor_config.json has size {format_value(size)}, not an object."
+            )
         limits = {
             "min_pixels": size.get("shortest_edge", 56 * 56),
             "max_pixels": size.get("longest_edge", 28 * 28 * 1280),
         } | {n: settings[n] for n in ("min_pixels", "max_pixels") if settings.get(n) is not None}
         return cls(
-            whole_setting(settings, "patch_size", 14),
-            whole_setting(settings, "merge_size", 2),
-            whole_setting(settings, "temporal_patch_size", 2),
-            whole_setting(limits, "min_pixels", 0),
-            whole_setting(limits, "max_pixels", 0),
+            whole_setting(settings, "patch_size", 14, _MOST_SIDE),
+            whole_setting(settings, "merge_size", 2, _MOST_SIDE),
+            whole_setting(settings, "temporal_patch_size", 2, _MOST_SIDE),
+            whole_setting(limits, "min_pixels", 0, _MAX_PIXELS),
+            whole_setting(limits, "max_pixels", 0, _MAX_PIXELS),
         )
 
     def image_grid(self, height: int, width: int, where: str, asked: SizeLimits = USUAL) -> Grid:
