@@ -13,7 +13,8 @@ after its last byte the latest refusal came; what came back; and which goals are
   than alone, all less what a process that does nothing stalls meanwhile;
 - memory back within 50 MB of before after 30 s;
 - a refusal is a 4xx in OpenAI's shape, or a 503 with Retry-After; on a WebSocket an error event or
-  a close; within 1 s of its last byte, 3 s for many megabytes; its message has no stack or path;
+  a close; within 1 s of its last byte, 3 s for many megabytes, 60 s for a grammar; its message has
+  no stack or path;
 - connections that are silent or half open are closed; neither the server nor a stage starts anew.
 
 The good client's answers are right only where the checkpoint that ships gives them (no --model).
@@ -28,7 +29,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import groupby
 
-from bench.attacks import connections, media, processes, sockets, texts
+from bench.attacks import connections, grammars, media, processes, sockets, texts
 from bench.attacks.kinds import Kind, restarted, unmet
 from bench.attacks.outcomes import FAILED, REFUSED, Outcome
 from bench.attacks.over_socket import session
@@ -46,6 +47,7 @@ ALONE_S, SETTLE_S, AFTER_S = 5.0, 0.5, 2.0  # seconds before the first kind, and
 KINDS: tuple[Kind, ...] = (
     *texts.KINDS,
     *media.KINDS,
+    *grammars.KINDS,
     *connections.KINDS,
     *sockets.KINDS,
     *processes.KINDS,

@@ -35,7 +35,13 @@ def says(*said: object, go_on: bool = True, status: int = 0) -> bytes:
 
 def main(control: int, parent: int) -> None:
     """Serve until the pool disconnects."""
-    fork_server.serve(control, parent, server.NICENESS, lambda: server.prepare() and run)
+    fork_server.serve(control, parent, server.NICENESS, prepare)
+
+
+def prepare() -> fork_server.Run:
+    """Load the codecs; return what a child does."""
+    server.prepare()
+    return run
 
 
 def run(connection: socket.socket, content: int, result: int) -> None:

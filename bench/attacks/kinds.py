@@ -16,7 +16,8 @@ class Kind:
     sends: a short description. attack: runs it, and returns each client's outcome. allowed:
     outcomes that are right, words of `bench.attacks.outcomes`. server: the server that it needs.
     good: whether a good client can stream meanwhile. most_mb: most memory that the server may take
-    in addition; None: any.
+    in addition; None: any. refused_within_s: time in which a refusal has to come; None: see
+    Outcome.limit_s.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Kind:
     server: ServerSpec = SHARED
     good: bool = True
     most_mb: float | None = None
+    refused_within_s: float | None = None
 
 
 def unmet(kind: Kind, outcomes: Sequence[Outcome], stall_s: float | None = None) -> list[str]:
@@ -41,7 +43,12 @@ def unmet(kind: Kind, outcomes: Sequence[Outcome], stall_s: float | None = None)
             found[name + one.wrong] = None
         elif one.how not in kind.allowed | {LEFT, CHECKED}:
             found[f"{name}{one.how} {one.status or ''} {one.code}".strip()] = None
-        elif one.how == REFUSED and stall_s is not None and one.late_s > one.limit_s + stall_s:
+        elif (
+            one.how == REFUSED
+            and stall_s is not None
+            and one.late_s
+            > stall_s + (one.limit_s if kind.refused_within_s is None else kind.refused_within_s)
+        ):
             late[name] = max(one.late_s, late.get(name, 0.0))
     return [*found, *(f"{k}refused {s:.1f} s after its last byte" for k, s in late.items())]
 
