@@ -124,6 +124,7 @@ def fork_children(connection: int) -> None:
         time.sleep(0.0002)
     order = pickle.loads(data)
     _take_files(files, [0, 1, 2, *order["pass_fds"]])
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115  # of another file than the template's
     os.environ.clear()
     os.environ.update(order["env"])
     os.chdir(order["cwd"])

@@ -44,12 +44,14 @@ VERBS = {
 }
 # Moments: the line of stderr before them, the longest time after it, and how many there are.
 MOMENTS: dict[str, tuple[tuple[str, float, int], ...]] = {
-    "serve": (("begun", 1.0, 2), ("Started server process", 0.8, 2), ('"ready"', 2.0, 2)),
+    "serve": (("begun", 1.0, 2), ("Started server process", 0.3, 2), ('"ready"', 2.0, 2)),
     "split": (("Started server process", 1.5, 1), ('"ready"', 0.5, 1)),
     "speak": (("begun", 1.0, 2), ("whole model", 0.3, 2)),
     "compile": (("begun", 1.0, 2), ("to be compiled", 1.5, 2)),
     "talk": (("begun", 1.0, 1), ("whole model", 1.0, 1)),
 }
+# A fork does not end as the interpreter does, which aborts while a thread is in torch.
+COLD = ("begun", "Started server process")
 ENDED = {"serve": '"ready"', "split": '"ready"'}  # of the others: their own end
 
 
@@ -120,7 +122,7 @@ def test_a_verb_ends_by_a_signal_at_any_moment(
 ) -> None:
     draw, number = random.Random(verb), 0
     for line, most_s, times in MOMENTS[verb]:
-        if line != "begun":  # what comes before it has been imported
+        if line not in COLD:  # the imports before it are those of the process it is forked from
             request.getfixturevalue("warm_commands")
         for _ in range(times):
             one = Verb(verb, tmp_path)
@@ -253,11 +255,10 @@ def free_port() -> int:
 @pytest.mark.parametrize(
     "limited",
     [
-        "qwen serve {} <&- >&- 2>&-",
+        "ulimit -n 20; qwen serve {} <&- >&- 2>&-",
         again("qwen serve {} <&-"),
         again("qwen serve {} >&-"),
         again("qwen serve {} 2>&-"),
-        "ulimit -n 20; qwen serve {}",
         again("ulimit -n 20; qwen serve {} --placement split"),
     ],
 )
