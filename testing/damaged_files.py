@@ -351,8 +351,11 @@ class Loads:
 
         slots = 1 if tree is None else None
         with Qwen3Omni.load(folder, max_concurrency=slots, compiled_path=tree) as omni:
-            limits = {"thinker_max_new_tokens": 2, "talker_max_new_tokens": 3}
-            omni.generate_audio([{"role": "user", "content": "Hello"}], **limits)
+            omni.generate_audio(
+                [{"role": "user", "content": "Hello"}],
+                thinker_max_new_tokens=2,
+                talker_max_new_tokens=3,
+            )
 
     def _conversation(self, folder: Path) -> None:
         from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
