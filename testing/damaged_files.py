@@ -17,6 +17,7 @@ import struct
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 LIMIT_S = 2.0  # of a core's time
 WAIT_S = 20.0  # a process that only waits, for a pipe that nobody writes, is busy for no time
 LIMIT_BYTES = 200_000_000
-BATCH = 100
+BATCH = 400
 SHARD = "model-00002-of-00004.safetensors"
 # How often each file is damaged, of 100 times.
 FILES = {
@@ -149,7 +150,7 @@ def _damage_json(content: bytes, rng: random.Random) -> bytes:
             case 0:
                 del owner[key]
             case 1 if isinstance(owner, dict):
-                owner[rng.choice(("new", "", "dtype", "x" * 1000))] = rng.choice(_VALUES)
+                owner[rng.choice(("new", "", "dtype", "x" * 1000))] = deepcopy(rng.choice(_VALUES))
             case 2 if type(owner[key]) is int:
                 number = owner[key]
                 owner[key] = rng.choice((number + 1, number - 1, 2 * number, number // 2, -number))
@@ -157,7 +158,7 @@ def _damage_json(content: bytes, rng: random.Random) -> bytes:
                 other, place = rng.choice([*_places(document)])
                 owner[key] = json.loads(json.dumps(other[place]))
             case _:
-                owner[key] = rng.choice(_VALUES)
+                owner[key] = deepcopy(rng.choice(_VALUES))
         if not isinstance(document, dict) or not document:
             break
     return _written(document, rng)
@@ -351,11 +352,8 @@ class Loads:
 
         slots = 1 if tree is None else None
         with Qwen3Omni.load(folder, max_concurrency=slots, compiled_path=tree) as omni:
-            omni.generate_audio(
-                [{"role": "user", "content": "Hello"}],
-                thinker_max_new_tokens=2,
-                talker_max_new_tokens=3,
-            )
+            messages = [{"role": "user", "content": "Hello"}]
+            omni.generate_audio(messages, thinker_max_new_tokens=2, talker_max_new_tokens=3)
 
     def _conversation(self, folder: Path) -> None:
         from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults

@@ -21,6 +21,7 @@ MOST_VALUES = 1 << 20
 MOST_DEPTH = 64  # nesting of lists and objects
 MOST_REASON = 300  # characters of another library's message that an error quotes
 _STRING = re.compile(rb'"[^"]*(?:"|\Z)')  # without escaped quotes in it
+_INNERMOST = re.compile(rb"\[\]|\{\}")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
@@ -92,7 +93,7 @@ def check_json(content: bytes) -> None:
     for _ in range(MOST_DEPTH):  # without the innermost lists and objects, each time
         if not brackets:
             return
-        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        brackets = _INNERMOST.sub(b"", brackets)
     if brackets:
         raise ValueError(
             f"it has more than {MOST_DEPTH} lists and objects in each other, or some without an end"

@@ -4,19 +4,29 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pytest
+from jinja2 import TemplateError
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.checkpoint.files import fingerprint
+from qwen3_omni_neuron.checkpoint.files import Checkpoint, fingerprint
+from qwen3_omni_neuron.checkpoint.modules import lay_out
+from qwen3_omni_neuron.checkpoint.parameters import check_names
 from qwen3_omni_neuron.compilation.manifest import Manifest, write_manifest
 from qwen3_omni_neuron.compilation.plan import MODELS, make_plan
 from qwen3_omni_neuron.cpu.target import CPU, LIMITS
 from qwen3_omni_neuron.cpu.weights import compile_model
+from qwen3_omni_neuron.errors import CheckpointError
+from qwen3_omni_neuron.prompt.bounded_jinja import compile_template, render
+from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.untrusted_files import MOST_DEPTH, MOST_VALUES, parse_json
 from testing.imports import ROOT
-from testing.peak_memory import needs_proc
+from testing.peak_memory import needs_proc, watched
 from testing.repeats import again
 
 COUNT = 10_000
@@ -61,3 +71,138 @@ def test_a_damaged_file_ends_in_an_error_of_ours_or_loads(
     assert not failed, "\n".join(failed)
     kinds = {end.partition(":")[0] for _, _, end in ends}
     assert kinds >= {"loaded", "CheckpointError", "ArtifactError", "StoredSessionError"}
+
+
+def edited(folder: Path, into: Path, name: str, change: Callable[[dict[str, Any]], object]) -> Path:
+    """Copy a checkpoint, with a change of a file of JSON. Returns the copy."""
+    copy = Path(shutil.copytree(folder, into / "copy"))
+    document = json.loads((copy / name).read_text())
+    change(document)
+    (copy / name).write_text(json.dumps(document).replace('"1e400"', "1e400"))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value", "message"),
+    [
+        ("thinker_config.text_config", "num_hidden_layers", 10**9, "from 1 to 256"),
+        ("thinker_config.text_config", "vocab_size", 2**40, "from 1 to 2097152"),
+        ("thinker_config.text_config", "num_attention_heads", 0, "from 1 to 1024"),
+        ("thinker_config.text_config", "num_attention_heads", 3, "multiple of num_key_value"),
+        ("thinker_config.text_config", "num_experts", 1024, None),
+        ("thinker_config.text_config", "rope_theta", "1e400", "number 1e400, which is too large"),
+        ("thinker_config.text_config", "rope_scaling", 3, "rope_scaling is not an object"),
+        ("thinker_config.audio_config", "n_window_infer", 801, "multiple of twice n_window"),
+        ("talker_config.text_config", "hidden_size", True, "from 1 to 131072"),
+        ("talker_config", "thinker_hidden_size", 65, "they must be equal"),
+        ("code2wav_config", "upsample_rates", [64] * 8, "65536 samples a frame"),
+    ],
+)
+def test_a_number_of_a_config_is_refused_by_its_name(
+    checkpoint: Path, tmp_path: Path, section: str, field: str, value: Any, message: str | None
+) -> None:
+    def change(document: dict[str, Any]) -> None:
+        owner = reduce(lambda inner, name: inner[name], section.split("."), document)
+        owner[field] = value
+
+    copy = edited(checkpoint, tmp_path, "config.json", change)
+    if message is None:  # a possible size: what is stored differs
+        parts = lay_out(read_config(copy), ("thinker",))[1]
+        with pytest.raises(CheckpointError, match="lacks 9144 parameters"):
+            check_names([*parts.values()], Checkpoint(copy))
+        return
+    with pytest.raises(CheckpointError, match=rf"config.json.*{message}") as refused:
+        read_config(copy)
+    assert field in str(refused.value) or value == "1e400"
+
+
+@pytest.mark.parametrize("file", ["../config.json", "..", "a/b", "", "a\nb", 7, None, ["x"]])
+def test_a_shard_is_a_file_of_its_folder(checkpoint: Path, tmp_path: Path, file: Any) -> None:
+    def change(document: dict[str, Any]) -> None:
+        document["weight_map"]["thinker.lm_head.weight"] = file
+
+    copy = edited(checkpoint, tmp_path, "model.safetensors.index.json", change)
+    for read in (Checkpoint, fingerprint):
+        with pytest.raises(CheckpointError, match="its weight_map has"):
+            read(copy)
+
+
+@pytest.mark.parametrize("depth", [64, 65])
+def test_depth_is_bounded(depth: int) -> None:
+    text = b'{"[{[":' * (depth - 1) + b"[]" + b"}" * (depth - 1)
+    if depth == MOST_DEPTH:
+        assert parse_json(text)
+        return
+    with pytest.raises(ValueError, match="more than 64 lists and objects in each other"):
+        parse_json(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b'{"a":1e999}', "number 1e999, which is too large"),
+        (b'{"a":NaN}', "number NaN"),
+        (b'{"b":1,"a":1,"a":2}', "it has a twice in one object"),
+        (b"[" + b"0," * MOST_VALUES + b"0]", "values, and 1048576 is the most"),
+        (b"\xff", "can't decode"),
+        (b'["', "some without an end"),
+        (b'{"[": "\\"[", "a"}', "no JSON"),
+    ],
+)
+def test_what_readers_take_differently_is_no_json(text: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_json(text)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(9999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set n=namespace(x='a') %}{% for i in range(40) %}{% set n.x=n.x~n.x %}{% endfor %}",
+        "{% set n=namespace(x=1) %}{% for i in range(60) %}{% set n.x=[n.x,n.x] %}{% endfor %}",
+        "{% set n=namespace(x=3) %}{% for i in range(60) %}{% set n.x=n.x*n.x %}{% endfor %}",
+        "{{ 'a' * 10000000000 }}",
+        "{{ 7 ** 10000000000 }}",
+        "{{ 'a'.center(10000000000) }}",
+        "{{ '{:>9999999999}'.format(1) }}",
+        "{{ '%9999999999d' % 1 }}",
+        "{{ 'a'|indent(10000000000) }}",
+        "{{ [1]|tojson(indent=10000000000) }}",
+        "{{ ('b' * 100000).replace('b', 'a' * 1000) }}",
+        "{{ ('b' * 100000)|join('a' * 1000) }}",
+        "{% set x %}{% for i in range(99999) %}{{ 'a' * 9999 }}{% endfor %}{% endset %}",
+        "{% for i in range(99999) %}{{ 'a' * 9999 }}{% endfor %}",
+    ],
+)
+def test_a_chat_template_that_does_not_end_or_makes_too_much_is_refused(source: str) -> None:
+    with watched() as peak, pytest.raises(TemplateError, match=r"it |not served"):
+        render(compile_template(source))
+    assert peak.nbytes < 200_000_000
+
+
+def test_a_chat_template_that_loops_ends_after_a_second() -> None:
+    template = compile_template("{% for i in range(9999) %}" * 2 + "{% endfor %}" * 2)
+    begun_s = time.thread_time()
+    with pytest.raises(TemplateError, match="takes more than 1 s"):
+        render(template)
+    assert time.thread_time() - begun_s < 2.0
+
+
+def test_a_long_conversation_is_within_the_limits_of_its_template(checkpoint: Path) -> None:
+    source = json.loads((checkpoint / "chat_template.json").read_text())["chat_template"]
+    content = [{"type": "text", "text": "many words " * 20}]
+    messages = [{"role": "user", "content": content}] * 8192
+    found = render(compile_template(source), messages=messages)
+    assert found.count("<|im_start|>") == 8192
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("feature_size", 80), ("patch_size", 14), ("merge_size", 4)]
+)
+def test_a_preprocessor_of_another_checkpoint_is_refused(
+    checkpoint: Path, tmp_path: Path, field: str, value: int
+) -> None:
+    name = "preprocessor_config.json"
+    copy = edited(checkpoint, tmp_path, name, lambda document: document.update({field: value}))
+    with pytest.raises(CheckpointError, match=f"{field}.*They belong to different checkpoints"):
+        Conversation(copy, read_config(copy))

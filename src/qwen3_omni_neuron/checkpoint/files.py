@@ -20,7 +20,6 @@ from qwen3_omni_neuron.checkpoint.headers import (
     INDEX_FILE,
     LENGTH_BYTES,
     StoredTensor,
-    check_header,
     header_bytes,
     parse_header,
     parse_index,
@@ -109,9 +108,10 @@ class Checkpoint:
         self._drawn = DrawnTensors(folder) if (folder / DRAWN_FILE).exists() else None
         self._files = {} if self._drawn else tensor_files(folder)
         self._names = set(self._files if self._drawn is None else self._drawn.shapes)
+        headers = {} if self._drawn else self.headers()  # checks all files before one is mapped
         settings = None if self._drawn else read_settings(folder)
         if settings is not None or any(map(is_quantised_name, self._files)):
-            self.quantised, used = quantised_forms(self.headers(), settings or Settings())
+            self.quantised, used = quantised_forms(headers, settings or Settings())
             self._names = (self._names - used) | self.quantised.keys()
 
     @property
@@ -195,7 +195,6 @@ class ShardReader:
         path = self._folder / file_name
         try:
             if file_name not in self._open:
-                check_header(path)
                 size = path.stat().st_size
                 if self._open_bytes + size > OPEN_BYTES:
                     self.close()
@@ -206,7 +205,7 @@ class ShardReader:
             raise CheckpointError(
                 f"{path} is missing, and {name} is in it. Download the shard again."
             ) from None
-        except (SafetensorError, OSError, ValueError) as error:
+        except (SafetensorError, OSError) as error:
             raise CheckpointError(
                 f"{path} can't be read ({reason(error)}): it is truncated or broken. "
                 "Download the shard again."

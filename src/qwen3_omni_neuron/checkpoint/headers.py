@@ -12,7 +12,6 @@ from typing import Any, BinaryIO
 from qwen3_omni_neuron.errors import CheckpointError, format_value
 from qwen3_omni_neuron.untrusted_files import (
     MOST_BYTES,
-    check_json,
     open_regular,
     parse_json,
     read_bytes,
@@ -21,7 +20,7 @@ from qwen3_omni_neuron.untrusted_files import (
 
 INDEX_FILE = "model.safetensors.index.json"
 LENGTH_BYTES = 8  # a header begins with its length, a number of so many bytes
-_MOST_AXES = 8
+_MOST_AXES, _MOST_FILE_NAME = 8, 256
 _INTEGERS = {"I32": 4, "I64": 8}
 
 
@@ -61,12 +60,6 @@ def header_bytes(file: BinaryIO) -> bytes:
     return header
 
 
-def check_header(path: Path) -> None:
-    """Check a header before another library reads it. Raises OSError and ValueError."""
-    with open_regular(path) as file:
-        check_json(header_bytes(file))
-
-
 def parse_header(header: bytes) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
     """Parse a header. Returns type, shape, begin and end of each tensor; 0 is the header's end.
 
@@ -91,8 +84,8 @@ def _parsed(name: str, stored: Any) -> tuple[str, tuple[int, ...], int, int]:
 def read_headers(folder: Path, files: Iterable[str]) -> dict[str, StoredTensor]:
     """Read the headers of some files of a folder. Returns their tensors by name.
 
-    Raises CheckpointError for a file that is missing or can't be read, or ends before one of its
-    tensors.
+    Raises CheckpointError for a file that is missing or can't be read, or does not end with its
+    last tensor.
     """
     found: dict[str, StoredTensor] = {}
     for path in (folder / name for name in sorted(files)):
@@ -100,9 +93,11 @@ def read_headers(folder: Path, files: Iterable[str]) -> dict[str, StoredTensor]:
             with open_regular(path) as file:
                 header, size = header_bytes(file), os.fstat(file.fileno()).st_size
             start = LENGTH_BYTES + len(header)
-            for name, (dtype, shape, begin, end) in parse_header(header).items():
-                if start + end > size:
-                    raise ValueError(f"it has {size} bytes, and ends before {format_value(name)}")
+            tensors = parse_header(header)
+            stated = start + max((end for _, _, _, end in tensors.values()), default=0)
+            if stated != size:  # also before it is mapped into memory
+                raise ValueError(f"it has {size} bytes, and its header says {stated}")
+            for name, (dtype, shape, begin, end) in tensors.items():
                 found[name] = StoredTensor(path, dtype, shape, start + begin, start + end)
         except (OSError, ValueError) as error:
             raise CheckpointError(
@@ -137,7 +132,8 @@ def parse_index(content: bytes) -> dict[str, str]:
     if others := [file for file in files.values() if not isinstance(file, str)]:
         raise ValueError(f"its weight_map has {format_value(others[0])} for a file's name")
     for file in set(files.values()):
-        if file in ("", ".", "..") or "/" in file or not file.isprintable():
+        known = 0 < len(file) < _MOST_FILE_NAME and file.isprintable()
+        if not known or file in (".", "..") or "/" in file:
             raise ValueError(f"its weight_map has {format_value(file)}, no file in its folder")
     return files
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.names import Piece
-from qwen3_omni_neuron.errors import CheckpointError
+from qwen3_omni_neuron.errors import CheckpointError, printable
 
 LISTED_NAMES = 12  # names that an error lists; the rest are counted
+_NAME_CHARACTERS = 200  # the longest released names have 80
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def compare_names(wanted: set[str], owned: set[str], stored: set[str]) -> None:
     ):
         if names:
             more = f" and {len(names) - LISTED_NAMES} more" if len(names) > LISTED_NAMES else ""
-            listed = ", ".join(names[:LISTED_NAMES])
+            listed = ", ".join(printable(name, _NAME_CHARACTERS) for name in names[:LISTED_NAMES])
             problems.append(f"{problem} {len(names)} parameters: {listed}{more}")
     if problems:
         raise CheckpointError(

@@ -54,7 +54,7 @@ _MADE, _STEPS, _CONCAT = "(made)", "(steps)", "(concat)"
 
 
 class _Count:
-    """What a rendering has taken so far."""
+    """Time and memory that a rendering has left."""
 
     def __init__(self, given: int):
         self._left = _MOST_MADE + _MADE_PER_GIVEN * given
@@ -146,7 +146,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return _made(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
-        of = getattr(called, "__wrapped__", called)  # Jinja wraps str.format
+        of = getattr(called, "__wrapped__", called)  # Jinja wraps `format`
         owner, name = getattr(of, "__self__", None), getattr(of, "__name__", "")
         if isinstance(owner, str) and name in ("join", "replace"):
             _add(1)

@@ -47,7 +47,7 @@ class ChatTemplate:
         Raises CheckpointError where the template fails.
         """
         try:
-            return render(
+            text = render(
                 self._template,
                 messages=messages,
                 tools=tools,
@@ -55,6 +55,9 @@ class ChatTemplate:
                 add_generation_prompt=True,
                 **self._named_tokens,
             )
+            if not text.isascii():
+                text.encode()  # half of a surrogate pair can't be tokenised
+            return text
         except Exception as error:  # a template can divide by zero, or call with wrong arguments
             raise CheckpointError(
                 f"the chat template of {self._folder} refuses the conversation: {reason(error)}. "

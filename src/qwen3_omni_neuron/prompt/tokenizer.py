@@ -22,6 +22,7 @@ _PIECES = (
 )
 # Fields in which transformers 4 and 5 write the tokens that only some tokenizers have.
 _MORE_TOKENS = ("extra_special_tokens", "model_specific_special_tokens")
+_TOKEN_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 AT_ONCE = 1 << 14  # characters that are tokenised within some ms
 _PORTION = 1 << 16  # characters of a longer text tokenised at a time
 _LONG = 1 << 18  # characters in one word: tokenising takes 60 to 90 bytes for each
@@ -159,7 +160,7 @@ def _read_backend(folder: Path) -> Backend:
 
 def _add_tokens(backend: Backend, added: dict[str, dict[str, Any]]) -> None:
     """Add tokens that the BPE model lacks; the library numbers them in this order."""
-    by_id = sorted((int(token_id), AddedToken(**token)) for token_id, token in added.items())
+    by_id = sorted((int(token_id), _added_token(token)) for token_id, token in added.items())
     backend.add_tokens([token for _, token in by_id])
     for token_id, token in by_id:
         got = backend.token_to_id(token.content)
@@ -168,6 +169,11 @@ def _add_tokens(backend: Backend, added: dict[str, dict[str, Any]]) -> None:
                 f"tokenizer_config.json has {token.content} as token {token_id}, and behind the "
                 f"vocabulary it becomes {got}. Download the checkpoint's tokenizer files again."
             )
+
+
+def _added_token(raw: dict[str, Any]) -> AddedToken:
+    """Make a token. The library prints the names of further fields."""
+    return AddedToken(**{name: raw[name] for name in _TOKEN_FIELDS if name in raw})
 
 
 def _named_tokens(config: dict[str, Any]) -> dict[str, str]:

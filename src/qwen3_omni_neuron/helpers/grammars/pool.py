@@ -138,7 +138,7 @@ class GrammarPool:
                 thread.join(CLOSE_S)
 
     def place(self, matcher: Matcher) -> None:
-        """See matcher.Places."""
+        """See helpers.grammars.matcher.Places."""
         own = matcher.grammar.own
         child = own[0] if own else self._shared
         if child is not None and not child.broken:
@@ -147,7 +147,7 @@ class GrammarPool:
             self._soon(self._replay, [matcher])
 
     def forget(self, number: int, own: list[GrammarChild]) -> None:
-        """See matcher.Places."""
+        """See helpers.grammars.matcher.Places."""
         with self.lock:
             if self._closed:
                 return
