@@ -31,7 +31,15 @@ PACKAGE = [
     "generate_audio",
 ]
 METHODS = [
-    *("checkpoint_fingerprint", "close", "generate_audio", "generate_text", "info", "load"),
+    *(
+        "checkpoint_fingerprint",
+        "close",
+        "compile_grammar",
+        "generate_audio",
+        "generate_text",
+        "info",
+        "load",
+    ),
     *("media_settings", "restore_session", "say", "session", "status", "stream", "stream_speech"),
     *("stream_text", "transcription_instruction", "turns_by_silence"),
 ]
