@@ -160,6 +160,83 @@ def test_no_request_that_is_nearly_right_makes_the_server_fail(
     assert server.service.held.taken == 0
 
 
+NUMBERS = st.sampled_from([-(2**63), -(2**63) + 1, -1, 0, 1, 7, 0.5, 2**31, 2**53, 2**63, 1e300])
+PATTERNS = st.lists(
+    st.sampled_from(
+        [*"ab.*+?|()[]{}^$", "(a|b)", "[^a]", "\\d", "{2,9}", "{1000}", "(?i)", "\u00e9"]
+    ),
+    max_size=8,
+).map("".join)
+LEAVES = st.one_of(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["integer", "number"])},
+        optional=dict.fromkeys(("const", "minimum", "maximum", "multipleOf"), NUMBERS),
+    ),
+    st.fixed_dictionaries(
+        {"type": st.just("string")},
+        optional={
+            "pattern": PATTERNS,
+            "maxLength": NUMBERS,
+            "format": st.sampled_from(["date", "uuid", "x"]),
+        },
+    ),
+    st.builds(lambda values: {"enum": values}, st.lists(st.one_of(NUMBERS, PATTERNS), max_size=3)),
+    st.sampled_from([{"$ref": "#"}, {"$ref": "#/$defs/a"}, {}, {"type": "null"}, {"not": {}}]),
+)
+SCHEMAS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.builds(
+            lambda kind, some: {kind: some},
+            st.sampled_from(["anyOf", "allOf", "oneOf", "prefixItems"]),
+            st.lists(inner, max_size=3),
+        ),
+        st.builds(lambda one, n: {"type": "array", "items": one, "minItems": n}, inner, NUMBERS),
+        st.builds(
+            lambda kind, some, more: {"type": "object", kind: some, "required": more},
+            st.sampled_from(["properties", "patternProperties", "$defs"]),
+            st.dictionaries(PATTERNS, inner, max_size=3),
+            st.lists(PATTERNS, max_size=3),
+        ),
+    ),
+    max_leaves=6,
+)
+RULES = st.lists(
+    st.sampled_from(
+        [
+            *("start: a\n", "start: A a?\n", 'a: "x" a | "y"\n', "a: a a |\n", "A: /[a-z]{1,9}/\n"),
+            *("%json {}\n", "a{3}: b\n", 'A: "x"? "x"? "x"?\n', "start: <|im_end|>\n", "b: b\n"),
+        ]
+    ),
+    max_size=6,
+).map("".join)
+GRAMMARS = st.one_of(
+    st.builds(lambda schema: {"json": schema}, SCHEMAS),
+    st.builds(lambda pattern: {"regex": pattern}, PATTERNS),
+    st.builds(lambda rules: {"lark": rules}, RULES),
+)
+
+
+def test_no_grammar_makes_the_server_fail(omni: Qwen3Omni, server: Server) -> None:
+    """Nor its replies: one that has a mask for each token has at most three tokens here."""
+    statuses: dict[int, int] = {}
+    with HttpClient(url_of(server), timeout_s=120) as client:
+
+        @FUZZ
+        @given(GRAMMARS)
+        def send(grammar: Any) -> None:
+            body = {"model": "qwen3-omni", "messages": HELLO, **SHORT, "grammar": grammar}
+            answer = client.ask("/v1/chat/completions", json.dumps(body).encode())
+            statuses[answer.status] = statuses.get(answer.status, 0) + 1
+            assert answer.status in (200, 400, 429), (answer.body, body)
+            assert b"internal_error" not in answer.body, body
+
+        send()
+    assert statuses[200] and statuses[400]
+    wait_until(lambda: omni.status().running == 0 and server._gate.running == 0)
+    assert server.service.held.taken == 0
+
+
 HEADS = st.sampled_from(
     [
         *(
