@@ -8,14 +8,23 @@ not read), and with a grammar the masks, made in another process while the engin
 kinds of iteration run in turn. `added` is what a grammar adds to an iteration's time, `cpu` to the
 processors' time of both processes, each with its share of the engine's step; `late` is the share of
 masks for which a step did not wait. Compiling is timed beside it: what a request waits for longer.
+
+Then a free reply of the checkpoint is timed, token by token, alone; beside as many processes that
+compute at the lowest priority as there are cores; and beside slow grammars of other owners, sent
+without end.
 """
 
 import argparse
+import os
 import random
 import statistics
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -24,6 +33,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
+from bench.attacks.grammars import CRASHES, SLOW
 from bench.common.command_line import Figures, parser_of, positive, run
 from bench.common.measure import timed
 from bench.common.models import (
@@ -32,7 +42,9 @@ from bench.common.models import (
     loaded_engines,
     written_messages,
 )
+from qwen3_omni_neuron import Qwen3Omni, TextDelta
 from qwen3_omni_neuron.engines.sampling import RequestRandom, Sampler, SamplingParams
+from qwen3_omni_neuron.errors import BusyError, GrammarError, OptionError
 from qwen3_omni_neuron.helpers.grammars.child import cpu_s_of
 from qwen3_omni_neuron.loading import host_sampler
 from qwen3_omni_neuron.options import RequestOptions
@@ -40,6 +52,8 @@ from qwen3_omni_neuron.runtime.grammar import Grammar, Grammars, GrammarState, w
 from qwen3_omni_neuron.runtime.thinker_stage import MASK_WAIT_S
 
 SLOTS, VOCABULARY, PROMPT_TOKENS = 8, 151_936, 64
+HELLO = [{"role": "user", "content": "Hello"}]
+MEASURED_S, NO_TOKEN = 20.0, 1 << 30
 END = "<|im_end|>"
 MARKERS = (END, "<tool_call>", "</tool_call>")
 SCHEMA = {
@@ -193,7 +207,7 @@ def measure(options: argparse.Namespace) -> Figures:
                 seconds[kind].append(timed(partial(iterate, kind, replies, number)))
     grammars.close()
     rows: list[dict[str, Any]] = [
-        {"kind": kind, "median_us": 1e6 * statistics.median(found), "p95_us": 1e6 * _p95(found)}
+        {"kind": kind, **times_of(found)}
         for kind, found in (*seconds.items(), ("step of the engine", steps_s))
     ]
     step_s = statistics.median(steps_s)
@@ -210,7 +224,60 @@ def measure(options: argparse.Namespace) -> Figures:
         "compile_ms": 1e3 * statistics.median(compile_s),
         "first_compile_s": first_s,
     }
+    with chosen_checkpoint(options) as checkpoint:
+        beside = gaps_beside(str(checkpoint))
+    rows += [{"kind": f"free token {kind}", **times_of(found)} for kind, found in beside.items()]
     return rows, summary
+
+
+def gaps_beside(model: str) -> dict[str, list[float]]:
+    """Return the times between a free reply's tokens, by what else the machine does."""
+    found: dict[str, list[float]] = {}
+    with Qwen3Omni.load(model) as omni:
+        omni.generate_text(HELLO, grammar={"regex": "a"})
+        found["alone"] = gaps_of(omni)
+        spin = [sys.executable, "-c", "import os; os.nice(19)\nwhile True: pass"]
+        idle = [subprocess.Popen(spin) for _ in range(os.cpu_count() or 1)]
+        try:
+            found["beside idle work"] = gaps_of(omni)
+        finally:
+            for process in idle:
+                process.kill()
+                process.wait()
+        over = threading.Event()
+
+        def attack(owner: str, grammar: Mapping[str, Any]) -> None:
+            while not over.is_set():
+                with suppress(OptionError, GrammarError, BusyError):
+                    omni.generate_text(
+                        HELLO, grammar=grammar, owner=owner, thinker_max_new_tokens=16
+                    )
+
+        with ThreadPoolExecutor(len(SLOW) + len(CRASHES)) as pool:
+            for label, grammar in (*SLOW, *CRASHES):
+                pool.submit(attack, label, grammar)
+            try:
+                found["beside slow grammars"] = gaps_of(omni)
+            finally:
+                over.set()
+    return found
+
+
+def gaps_of(omni: Qwen3Omni) -> list[float]:
+    """Return the times between the tokens of free replies, for MEASURED_S seconds."""
+    found: list[float] = []
+    end_s = time.monotonic() + MEASURED_S
+    while time.monotonic() < end_s:
+        # No token ends a reply: each goes on to its limit.
+        options: Any = {"thinker_max_new_tokens": 256, "thinker_eos_token_id": NO_TOKEN}
+        last_s = None
+        for event in omni.stream_text(HELLO, **options):
+            if isinstance(event, TextDelta):
+                now = time.monotonic()
+                if last_s is not None:
+                    found.append(now - last_s)
+                last_s = now
+    return found
 
 
 def masks_cpu_s(grammars: Grammars) -> float:
@@ -219,8 +286,14 @@ def masks_cpu_s(grammars: Grammars) -> float:
     return 0.0 if shared is None or shared.pid is None else cpu_s_of(shared.pid)
 
 
-def _p95(seconds: Sequence[float]) -> float:
-    return statistics.quantiles(seconds, n=20)[-1]
+def times_of(seconds: Sequence[float]) -> dict[str, float]:
+    """Return the columns of a row."""
+    cuts = statistics.quantiles(seconds, n=100)
+    return {
+        "median_us": 1e6 * statistics.median(seconds),
+        "p95_us": 1e6 * cuts[94],
+        "p99_us": 1e6 * cuts[98],
+    }
 
 
 if __name__ == "__main__":
