@@ -48,6 +48,9 @@ class ScriptedModel:
         self.asked.append((messages, options))
         return ScriptedStream(self.texts, False, self.raises)
 
+    def compile_grammar(self, *_: Any, **__: Any) -> None:
+        """Its replies are written: no grammar holds them."""
+
     def status(self) -> Status:
         return Status(0, 0, {"thinker": StageTime(0, 0.0)})
 

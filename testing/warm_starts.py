@@ -124,7 +124,9 @@ def fork_children(connection: int) -> None:
         time.sleep(0.0002)
     order = pickle.loads(data)
     _take_files(files, [0, 1, 2, *order["pass_fds"]])
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115  # of another file than the template's
+    # The template's own remember whether its files can seek.
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     os.environ.clear()
     os.environ.update(order["env"])
     os.chdir(order["cwd"])

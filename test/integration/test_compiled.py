@@ -285,14 +285,14 @@ WEIGHTS = Path("code2wav", "weights.safetensors")
 HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no manifest": (lambda t: (t / "manifest.json").unlink(), "no whole compiled tree"),
     "half a manifest": (lambda t: os.truncate(t / "manifest.json", 99), "manifest.json can't be"),
-    "a list": (lambda t: (t / "manifest.json").write_text("[]"), "holds a list"),
+    "a list": (lambda t: (t / "manifest.json").write_text("[]"), "is no object"),
     "schema": (edit_manifest(lambda m: m.update(schema=99)), "is of schema 99, this version reads"),
     "no models": (edit_manifest(lambda m: m.pop("graphs")), "is no manifest"),
     "a model": (edit_manifest(lambda m: m["graphs"].pop("talker")), "lacks talker. Compile again"),
     "tp": (edit_manifest(lambda m: m["plan"].update(tp=8)), "tp is 1 for target cpu, got 8"),
     "target": (
         edit_manifest(lambda m: m["plan"].update(target="gpu")),
-        "was compiled for target gpu, and this version has cpu, neuron",
+        "was compiled for target 'gpu', and this version has cpu, neuron",
     ),
     "a setting": (
         edit_manifest(lambda m: m["plan"].update(colour=1)),

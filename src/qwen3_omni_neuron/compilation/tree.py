@@ -16,7 +16,7 @@ from qwen3_omni_neuron.compilation.plan import (
 )
 from qwen3_omni_neuron.compilation.storage import tree_cache
 from qwen3_omni_neuron.compilation.target import Target
-from qwen3_omni_neuron.errors import ArtifactError, OptionError, format_value
+from qwen3_omni_neuron.errors import ArtifactError, OptionError, format_value, printable
 from qwen3_omni_neuron.model.config import OmniConfig
 
 _MOST_SIZE, _MOST_SLOTS = 1 << 24, 1 << 12
@@ -109,8 +109,8 @@ def _plan(
     wanted = {field.name for field in fields(CompilePlan)} - NOT_SETTINGS
     if differing := sorted(wanted ^ {*EARLIER, *manifest_plan}):
         raise ArtifactError(
-            f"{folder} has a plan of another version: {format_value(differing)} is missing or "
-            "unknown. Compile into another folder."
+            f"{folder} has a plan of another version: {printable(', '.join(differing), 200)} is "
+            "missing or unknown. Compile into another folder."
         )
     _check_values(folder, manifest_plan)
     settings = {**EARLIER, **manifest_plan}

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.engines.process.heap import IdleMemory, keep_all, trim_early
-from qwen3_omni_neuron.errors import EngineDiedError, NotInstalledError
+from qwen3_omni_neuron.errors import BusyError, EngineDiedError, NotInstalledError
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
 
@@ -205,7 +205,7 @@ def load_and_answer(model: str, **load: Any) -> Qwen3Omni:
         reply = omni.generate_audio if omni.info.speakers else omni.generate_text
         reply(_QUESTION, cache_key="", thinker_max_new_tokens=1, talker_max_new_tokens=2)
         # The first grammar has the vocabulary read, a second or two in which no reply would go on.
-        with suppress(NotInstalledError):
+        with suppress(NotInstalledError, BusyError):
             omni.generate_text(_QUESTION, cache_key="", grammar={"regex": "a"})
     except BaseException:
         omni.close()

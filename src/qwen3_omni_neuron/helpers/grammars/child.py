@@ -66,14 +66,14 @@ class GrammarChild:
         """Send a grammar. rules: JSON."""
         self.grammars.add(grammar)
         self.flush()
-        with nameless_file() as file:
-            file.write(rules)
-            head = wire.OPERATION.pack(wire.COMPILE, 0, grammar, 0)
-            self.asked.append(Asked(wire.COMPILE, 0, None, done))
-            try:
+        head = wire.OPERATION.pack(wire.COMPILE, 0, grammar, 0)
+        self.asked.append(Asked(wire.COMPILE, 0, None, done))
+        try:
+            with nameless_file() as file:
+                file.write(rules)
                 whole = socket.send_fds(self.socket, [head], [file.fileno()]) == len(head)
-            except OSError:
-                whole = False
+        except OSError:
+            whole = False
         self.broken |= not whole or bool(self._out)
 
     def ask(self, asked: Asked, grammar: int, tokens: Sequence[int]) -> None:

@@ -164,7 +164,10 @@ class GrammarPool:
             if self._closed:
                 raise _closed()
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
+                try:
+                    self._loop = asyncio.new_event_loop()
+                except OSError as error:
+                    raise _no_process(f": {error}") from error
                 self._thread = threading.Thread(
                     target=_run, args=(self._loop,), name="qwen3-omni-grammars", daemon=True
                 )
@@ -294,13 +297,16 @@ class GrammarPool:
 
     def _new_child(self) -> GrammarChild:
         self._refuse_where_closed()
-        if self._server is None or self._server.ended:
-            with nameless_file() as file:
-                head = wire.VOCABULARY.pack(self._vocab_size, self._end_id)
-                file.write(head + self._tokenizer_json().encode())
-                self._server = ForkServer(self._module, (file.fileno(),))
-        number = next(self._numbers)
-        child = GrammarChild(self._server, number, self._matchers, self.words)
+        try:
+            if self._server is None or self._server.ended:
+                with nameless_file() as file:
+                    head = wire.VOCABULARY.pack(self._vocab_size, self._end_id)
+                    file.write(head + self._tokenizer_json().encode())
+                    self._server = ForkServer(self._module, (file.fileno(),))
+            number = next(self._numbers)
+            child = GrammarChild(self._server, number, self._matchers, self.words)
+        except OSError as error:  # no file or process is left
+            raise _no_process(f": {error}") from error
         child.exited.add_done_callback(lambda _: self._on_exit(child))
         return child
 
@@ -453,8 +459,8 @@ def _how_it_ended(status: int | None) -> str:
     return f"its process {describe_exit(status)}"
 
 
-def _no_process() -> BusyError:
-    return BusyError("no process could be had to compile the grammar. Try again later.")
+def _no_process(why: str = "") -> BusyError:
+    return BusyError(f"no process could be had to compile the grammar{why}. Try again later.")
 
 
 def _closed() -> ClosedError:
