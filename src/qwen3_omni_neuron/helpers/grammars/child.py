@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import struct
 import sys
 import time
 from collections import deque
@@ -83,8 +84,9 @@ class GrammarChild:
 
     def tell(self, operation: int, number: int, grammar: int, tokens: Sequence[int] = ()) -> None:
         """Add an operation without an answer to what `flush` sends."""
-        head = wire.OPERATION.pack(operation, number, grammar, len(tokens))
-        self._out += head + (np.array(tokens, np.int32).tobytes() if tokens else b"")
+        self._out += wire.OPERATION.pack(operation, number, grammar, len(tokens))
+        if tokens:
+            self._out += struct.pack(f"<{len(tokens)}i", *tokens)
 
     def flush(self) -> None:
         """Send what the connection takes now."""
