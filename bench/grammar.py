@@ -115,8 +115,8 @@ class MadeVocabulary:
 class Replies:
     """Eight replies that go on for ever: where a grammar has ended, it begins anew."""
 
-    def __init__(self, make: Callable[[], Grammar] | None):
-        self._make = make
+    def __init__(self, make: Callable[[], Grammar] | None, end_id: int):
+        self._make, self._ends = make, frozenset({end_id})
         params = SamplingParams(True, temperature=0.7, top_k=20, top_p=0.8)
         self.samplers = [
             Sampler(params, VOCABULARY, RequestRandom(seed).thinker) for seed in range(SLOTS)
@@ -141,7 +141,7 @@ class Replies:
 
     def _begun(self) -> GrammarState:
         assert self._make is not None
-        return self._make().begin(frozenset())
+        return self._make().begin(self._ends)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -165,7 +165,10 @@ def measure(options: argparse.Namespace) -> Figures:
 
     first_s = timed(compiled)
     compile_s = [timed(compiled) for _ in range(20)]
-    kinds = {"free": Replies(None), "grammar": Replies(compiled)}
+    kinds = {
+        kind: Replies(make, vocabulary.end_id)
+        for kind, make in (("free", None), ("grammar", compiled))
+    }
     sample_ids, rng = host_sampler(), np.random.default_rng(0)
     logits = [torch.from_numpy(rng.standard_normal((1, VOCABULARY), np.float32)) for _ in range(64)]
     steps_s: list[float] = []

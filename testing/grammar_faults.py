@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ from qwen3_omni_neuron.helpers import fork_server
 from qwen3_omni_neuron.helpers.grammars import server, work
 
 MODULE = __name__
-FAULTS = ("crash", "busy", "cut", "stop")
+FAULTS = ("crash", "busy", "zero", "stop")
 """Words: a rule whose regex begins with one has that fault from its second token on."""
 
 
@@ -28,7 +29,7 @@ class FaultyMatcher(work._Matcher):
         self._forced = bytes(self._matcher.compute_ff_bytes()).decode()
         self._count = 0
 
-    def step(self, tokens: list[int]) -> int:
+    def step(self, tokens: Sequence[int]) -> int:
         flags = super().step(tokens)
         self._count += len(tokens)
         fault = next((f for f in FAULTS if self._forced.startswith(f)), None)
@@ -38,7 +39,7 @@ class FaultyMatcher(work._Matcher):
             os.kill(os.getpid(), signal.SIGSEGV)
         elif fault == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
-        elif fault == "cut":
+        elif fault == "zero":
             self._mask[:] = 0
         while fault == "busy":
             pass

@@ -2,17 +2,21 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, BinaryIO
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.engines.process.nameless_file import nameless_file
 from qwen3_omni_neuron.errors import ClosedError, OptionError
+from qwen3_omni_neuron.helpers.grammars import child as child_module
 from qwen3_omni_neuron.helpers.grammars import pool as pool_module
 from qwen3_omni_neuron.helpers.grammars.matcher import CompiledGrammar, Matcher
 from qwen3_omni_neuron.helpers.grammars.pool import GrammarPool
@@ -174,6 +178,36 @@ def test_the_bytes_of_a_grammar_are_admitted_or_it_is_refused(pool: GrammarPool)
         compiled(pool, {"regex": "a"}, admit=refuse)
 
 
+def test_a_grammar_that_was_tried_is_kept_for_its_owner_alone(pool: GrammarPool) -> None:
+    rule = {"regex": "kept[xy]{9}"}
+    first = begun(pool, rule)
+    expected = follow(pool, first, 9)
+    first.close()
+    again, other = compiled(pool, rule), compiled(pool, rule, owner="other")
+    assert again.number == first.grammar.number != other.number
+    assert follow(pool, begun(pool, rule), 9) == expected
+    with pytest.raises(MemoryError):
+        compiled(pool, rule, admit=Mock(side_effect=MemoryError))
+    again.close()
+    other.close()
+
+
+def test_the_longest_unused_grammar_is_forgotten_when_its_replies_end(
+    pool: GrammarPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "KEPT", 2)
+    made = [compiled(pool, {"regex": f"unused{n}[xy]{{9}}"}) for n in range(3)]
+    assert len(pool._kept) == 2 and pool._shared is not None
+    known = pool._shared.grammars
+    assert {grammar.number for grammar in made} <= known
+    for grammar in made:
+        grammar.close()
+    assert {g.number for g in made} & known == {g.number for g in made[1:]}
+    monkeypatch.setattr(pool_module, "KEPT_BYTES", 0)
+    compiled(pool, {"regex": "unused[xy]{9}"}).close()
+    assert not pool._kept and not known
+
+
 @pytest.mark.parametrize("what", ["the process", "its fork server"])
 def test_replies_go_on_from_their_tokens_after_a_death(pool: GrammarPool, what: str) -> None:
     """With the masks that they would have had: nobody's grammar was at fault."""
@@ -195,7 +229,7 @@ def test_replies_go_on_from_their_tokens_after_a_death(pool: GrammarPool, what: 
     [
         ("crash", "its process was ended by SIGSEGV"),
         ("busy", "masks took more than 250 ms of a processor's time"),
-        ("cut", "no token is allowed"),
+        ("zero", "doesn't satisfy the grammar"),
     ],
 )
 def test_a_fault_fails_its_own_reply_and_another_goes_on(
@@ -208,7 +242,37 @@ def test_a_fault_fails_its_own_reply_and_another_goes_on(
     masks = follow(faulty, other, 1)
     follow(faulty, culprit, 9)
     assert culprit.failure is not None and message in culprit.failure
+    numbers = {kept.number for kept in faulty._kept.values()}
+    assert (culprit.grammar.number in numbers) == (fault == "zero")
     assert masks + follow(faulty, other, 8) == expected and other.failure is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="files can be sealed on Linux alone")
+def test_the_memory_of_masks_can_not_be_cut_short(
+    pool: GrammarPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[int]()
+
+    def noted() -> BinaryIO:
+        file = nameless_file()
+        made.append(os.dup(file.fileno()))
+        return file
+
+    monkeypatch.setattr(child_module, "nameless_file", noted)
+    matcher = begun(pool, {"regex": "[xy]{9}"})
+    follow(pool, matcher, 1)
+    first = matcher.child
+    assert first is not None and first.pid is not None
+    os.kill(first.pid, signal.SIGKILL)
+    wait_for(lambda: matcher.child not in (None, first))
+    sizes = {descriptor: os.fstat(descriptor).st_size for descriptor in made}
+    assert first.rows.nbytes in sizes.values()
+    for descriptor, size in sizes.items():
+        if size == first.rows.nbytes:
+            with pytest.raises(PermissionError):
+                os.ftruncate(descriptor, 0)
+        os.close(descriptor)
+    assert len(follow(pool, matcher, 8)) == 8
 
 
 @pytest.mark.repeats

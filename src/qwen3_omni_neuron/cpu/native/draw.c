@@ -10,12 +10,20 @@
 
 enum { FEW = 256 }; /* a multiple of WIDEST */
 
-int64_t likeliest(const float *logits, int64_t vocab)
+/* The logit of an id, which the mask may forbid. */
+static float allowed(const float *logits, const uint32_t *mask, int64_t id)
+{
+    return mask == NULL || mask[id / 32] >> id % 32 & 1 ? logits[id] : -INFINITY;
+}
+
+int64_t likeliest(const float *logits, const uint32_t *mask, int64_t vocab)
 {
     int64_t best = 0;
-    for (int64_t i = 1; i < vocab; i++)
-        if (logits[i] > logits[best])
-            best = i;
+    float most = allowed(logits, mask, 0);
+    for (int64_t i = 1; (i = kernels->first_above(logits, mask, i, vocab, most)) < vocab; i++) {
+        best = i;
+        most = logits[i];
+    }
     return best;
 }
 
@@ -77,19 +85,20 @@ static void sort_few(Candidate *ordered, const Candidate *kept, int64_t count, i
 }
 
 /* Return the k largest logits in order. */
-static const Candidate *largest(const Drawing *d, int64_t k, const float *logits, int64_t vocab)
+static const Candidate *largest(const Drawing *d, int64_t k, const float *logits,
+                                const uint32_t *mask, int64_t vocab)
 {
     Candidate *kept = d->kept;
     int64_t held = vocab <= FEW ? vocab : k;
     for (int64_t i = 0; i < held; i++)
-        kept[i] = (Candidate){logits[i], (int32_t)i};
+        kept[i] = (Candidate){allowed(logits, mask, i), (int32_t)i};
     if (held > FEW || held < vocab)
         heapify(kept, held);
-    for (int64_t i = held; i < vocab; i++)
-        if (logits[i] > kept[0].logit) {
-            kept[0] = (Candidate){logits[i], (int32_t)i};
-            sink(kept, 0, held);
-        }
+    for (int64_t i = held;
+         (i = kernels->first_above(logits, mask, i, vocab, kept[0].logit)) < vocab; i++) {
+        kept[0] = (Candidate){logits[i], (int32_t)i};
+        sink(kept, 0, held);
+    }
     if (held > FEW) {
         sort_heap(kept, held);
         return kept;
@@ -98,15 +107,16 @@ static const Candidate *largest(const Drawing *d, int64_t k, const float *logits
     return d->ordered;
 }
 
-int64_t draw(const Drawing *d, const float *logits, int64_t vocab, int64_t top_k, float uniform,
-             float top_p)
+int64_t draw(const Drawing *d, const float *logits, const uint32_t *mask, int64_t vocab,
+             float temperature, int64_t top_k, float uniform, float top_p)
 {
     int64_t k = top_k > 0 && top_k < vocab ? top_k : vocab, rank = 0;
-    const Candidate *kept = largest(d, k, logits, vocab);
+    const Candidate *kept = largest(d, k, logits, mask, vocab);
+    float most = kept[0].logit / temperature;
     float *probabilities = d->probabilities;
     double total = 0, cumulative = 0, kept_sum = 0;
     for (int64_t i = 0; i < k; i++)
-        total += probabilities[i] = expf(kept[i].logit - kept[0].logit);
+        total += probabilities[i] = expf(kept[i].logit / temperature - most);
     for (int64_t i = 0; i < k; i++) {
         float probability = probabilities[i] / (float)total;
         cumulative += probability;
@@ -118,21 +128,6 @@ int64_t draw(const Drawing *d, const float *logits, int64_t vocab, int64_t top_k
     while (rank < k - 1 && probabilities[rank] <= threshold)
         rank++;
     return kept[rank].id;
-}
-
-/* Give the ids without a bit in the mask the score minus infinity. It skips whole words: most
- * grammars allow few ids, or nearly all. */
-static void forbid(float *scores, int64_t vocab, const uint32_t *mask)
-{
-    for (int64_t start = 0; start < vocab; start += 32) {
-        uint32_t bits = mask[start / 32];
-        int64_t end = start + 32 < vocab ? start + 32 : vocab;
-        if (bits == UINT32_MAX)
-            continue;
-        for (int64_t i = start; i < end; i++, bits >>= 1)
-            if (!(bits & 1))
-                scores[i] = -INFINITY;
-    }
 }
 
 /* Write the scores [count] of one sequence: its logits after suppression and penalty. */
@@ -157,18 +152,17 @@ int draw_rows(int64_t rows, const float *const *logits, int64_t vocab,
     float *scores = drawing.probabilities + vocab;
     for (int64_t r = 0; r < rows; r++) {
         const Sampling *s = sampling[r];
+        const uint32_t *mask = masks == NULL ? NULL : masks[r];
+        const float *given = logits[r];
         int64_t index;
-        score(scores, s, logits[r]);
-        if (masks != NULL && masks[r] != NULL)
-            forbid(scores, s->count, masks[r]);
-        if (s->top_k == GREEDY) {
-            index = likeliest(scores, s->count);
-        } else {
-            for (int64_t i = 0; i < s->count; i++)
-                scores[i] /= s->temperature;
-            /* Where top_p is 1, what its rounding drops is less than a step of uniforms. */
-            index = draw(&drawing, scores, s->count, s->top_k, uniforms[r], s->top_p);
+        if (s->allowed != NULL || s->penalties != NULL) {
+            score(scores, s, given);
+            given = scores;
         }
+        /* Where top_p is 1, what its rounding drops is less than a step of uniforms. */
+        index = s->top_k == GREEDY ? likeliest(given, mask, s->count)
+                                   : draw(&drawing, given, mask, s->count, s->temperature,
+                                          s->top_k, uniforms[r], s->top_p);
         if (s->penalties != NULL)
             s->penalties[index] = s->penalty;
         ids[r] = s->allowed == NULL ? index : s->allowed[index];

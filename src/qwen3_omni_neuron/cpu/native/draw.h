@@ -16,13 +16,14 @@ typedef struct {
     float *probabilities;
 } Drawing;
 
-/* Index of the largest logit; the first of equal ones. */
-int64_t likeliest(const float *logits, int64_t vocab);
+/* Index of the largest logit; the first of equal ones. mask: NULL, or the ids that may be drawn, a bit
+ * each; the others have the logit minus infinity. */
+int64_t likeliest(const float *logits, const uint32_t *mask, int64_t vocab);
 
-/* Draw an index from softmax(logits), restricted to the top k and then to top p. uniform: a random
- * number in [0, 1). top_k: 0 for all. Rounds like sample_top: torch computes a cumulative sum in
- * float64 and rounds each element to float32. */
-int64_t draw(const Drawing *d, const float *logits, int64_t vocab, int64_t top_k, float uniform,
-             float top_p);
+/* Draw an index from softmax(logits / temperature), restricted to the top k and then to top p. mask: see
+ * likeliest. uniform: a random number in [0, 1). top_k: 0 for all. Rounds like sample_top: torch
+ * computes a cumulative sum in float64 and rounds each element to float32. */
+int64_t draw(const Drawing *d, const float *logits, const uint32_t *mask, int64_t vocab,
+             float temperature, int64_t top_k, float uniform, float top_p);
 
 #endif

@@ -111,10 +111,10 @@ int predict_frame(const Predictor *p, int64_t slots, const int64_t *rows, const 
             const float *of_slot = f.logits + r * vocab;
             int64_t code;
             if (uniforms == NULL)
-                code = likeliest(of_slot, vocab);
+                code = likeliest(of_slot, NULL, vocab);
             else
-                code = draw(&f.drawing, of_slot, vocab, top_k, uniforms[r * p->steps + step],
-                            top_p[r]);
+                code = draw(&f.drawing, of_slot, NULL, vocab, 1, top_k,
+                            uniforms[r * p->steps + step], top_p[r]);
             codes[r * groups + step + 1] = code;
             look_up(x + r * width, &p->embedding, step * vocab + code);
             for (int64_t i = 0; i < width; i++)

@@ -928,6 +928,38 @@ static void KIND(places)(int32_t *places, const float *logits, const int32_t *id
     }
 }
 
+/* Whether any of the 32 elements of a mask's word is above a bound. */
+INLINE int KIND(any_above)(const float *x, Vector bound)
+{
+    Bits any = {0};
+    for (int i = 0; i < 32; i += LANES)
+        any |= READ(x + i) > bound;
+#if LANES == 8
+    return !_mm256_testz_si256((__m256i)any, (__m256i)any);
+#else
+    int32_t found = 0;
+    for (int i = 0; i < LANES; i++)
+        found |= any[i];
+    return found;
+#endif
+}
+
+static int64_t KIND(first_above)(const float *x, const uint32_t *mask, int64_t from, int64_t count,
+                                 float bound)
+{
+    const Vector bounds = KIND(filled)(bound);
+    for (int64_t i = from; i < count;) {
+        int64_t end = smaller((i | 31) + 1, count);
+        uint32_t bits = (mask == NULL ? UINT32_MAX : mask[i / 32]) >> i % 32;
+        if (bits != 0 && (end - i < 32 || KIND(any_above)(x + i, bounds)))
+            for (int64_t j = i; j < end; j++, bits >>= 1)
+                if (bits & 1 && x[j] > bound)
+                    return j;
+        i = end;
+    }
+    return count;
+}
+
 /* ---- rounding ---- */
 
 /* The nearest of the numbers -8 to 7; halves go to the even one. */
@@ -1005,7 +1037,8 @@ static void KIND(quantise)(void *block, const float *w, int64_t group)
     .widen = KIND(widen),                                                                        \
     .snake = KIND(snake),                                                                        \
     .snake_row = KIND(snake_row),                                                                \
-    .places = KIND(places),
+    .places = KIND(places),                                                                      \
+    .first_above = KIND(first_above),
 static const Kernels KIND(kernels) = {.name = NAME(KIND()), .multiply = KIND(multiply), OTHERS};
 static const Kernels KIND(raw_kernels) = {
     .name = NAME(KIND(_raw)), .multiply = KIND(multiply_raw), .raw = 1, OTHERS};

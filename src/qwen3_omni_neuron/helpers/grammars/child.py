@@ -1,6 +1,7 @@
-"""The caller's side of one child: operations out, answers in, masks read from its file."""
+"""The caller's side of one child: operations out, answers in, masks in memory that both have."""
 
-import contextlib
+import fcntl
+import mmap
 import os
 import socket
 import struct
@@ -8,7 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from qwen3_omni_neuron.helpers.link import ForkServer
 
 MEMORY_BYTES = 256 << 20  # address space of a child, beyond that at its start
 NO_CPU_LIMIT_S = 1 << 31
-_RECEIVED_BYTES = 1 << 16
+_RECEIVED_BYTES = 1 << 12
 _PROCESS_CLOCK = 2  # in the kernel's number of another process's CPU clock
 Mask = NDArray[np.uint32]
 Done = Callable[["GrammarChild", wire.Answer], None]
@@ -35,6 +36,10 @@ class Asked(NamedTuple):
     done: Done
 
 
+def _ignore(child: "GrammarChild", answer: wire.Answer) -> None:
+    """Take no notice: a grammar that was tried compiles, else its BEGIN fails."""
+
+
 class GrammarChild:
     """A child as its caller sees it. The pool's lock guards every field.
 
@@ -47,12 +52,15 @@ class GrammarChild:
     def __init__(self, server: ForkServer, number: int, matchers: int, words: int):
         self.server, self.number = server, number
         self.socket, theirs = socket.socketpair()
-        self._rows, self._row_bytes = nameless_file(), 4 * words
-        finalize(self, _close, self.socket, self._rows)
-        os.ftruncate(self._rows.fileno(), 2 * matchers * self._row_bytes)
+        finalize(self, self.socket.close)
         self.socket.setblocking(False)
-        with theirs:
-            files = (theirs.fileno(), self._rows.fileno())
+        with theirs, nameless_file() as file:
+            os.ftruncate(file.fileno(), 8 * matchers * words)
+            if sys.platform == "linux":  # a file that is cut short kills those that have mapped it
+                fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+            rows = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint32)
+            self.rows = rows.reshape(matchers, 2, words)
+            files = (theirs.fileno(), file.fileno())
             self.exited = server.fork(number, MEMORY_BYTES, NO_CPU_LIMIT_S, files)
         self.pid: int | None = None
         self.free, self.users = list(range(matchers)), dict[int, Any]()
@@ -63,8 +71,8 @@ class GrammarChild:
         # The operation that was first seen to be late, and CPU time and time at that moment.
         self._late: tuple[Asked, float, float] | None = None
 
-    def compile(self, grammar: int, rules: bytes, done: Done) -> None:
-        """Send a grammar. rules: JSON."""
+    def compile(self, grammar: int, rules: bytes, done: Done = _ignore) -> None:
+        """Send a grammar. rules: JSON. done: called with the answer."""
         self.grammars.add(grammar)
         self.flush()
         head = wire.OPERATION.pack(wire.COMPILE, 0, grammar, 0)
@@ -77,9 +85,14 @@ class GrammarChild:
             whole = False
         self.broken |= not whole or bool(self._out)
 
-    def ask(self, asked: Asked, grammar: int, tokens: Sequence[int]) -> None:
-        """Add a BEGIN or STEP to what `flush` sends."""
-        self.tell(asked.operation, asked.number, grammar, tokens)
+    def begin(self, asked: Asked, grammar: int, tokens: Sequence[int]) -> None:
+        """Add a BEGIN to what `flush` sends."""
+        self.tell(wire.BEGIN, asked.number, grammar, tokens)
+        self.asked.append(asked)
+
+    def step(self, asked: Asked, token_id: int) -> None:
+        """Add a STEP to what `flush` sends."""
+        self._out += wire.STEP_WITH_TOKEN.pack(wire.STEP, asked.number, 0, 1, token_id)
         self.asked.append(asked)
 
     def tell(self, operation: int, number: int, grammar: int, tokens: Sequence[int] = ()) -> None:
@@ -116,28 +129,13 @@ class GrammarChild:
             (self.pid,) = wire.HELLO.unpack_from(self._received)
             del self._received[: wire.HELLO.size]
         try:
-            while (answer := wire.read_answer(self._received)) is not None:
+            for answer in wire.read_answers(self._received):
                 asked = self.asked.popleft() if self.asked else None
                 if asked is None or asked[:2] != (answer.operation, answer.matcher):
                     raise wire.BrokenChildError("it answers what was not asked")
                 asked.done(self, answer)
         except wire.BrokenChildError:
             self.broken = True
-
-    def read_mask(self, number: int, mask: Mask) -> bool:
-        """Read a matcher's mask. Returns whether it allows any token.
-
-        It is copied: the child could truncate its file, which kills a process that maps it.
-        Raises BrokenChildError.
-        """
-        if os.preadv(self._rows.fileno(), [mask.data], 2 * number * self._row_bytes) < mask.nbytes:
-            raise wire.BrokenChildError("its file is cut short")
-        return bool(mask.any())
-
-    def write_ends(self, number: int, ends: Mask) -> None:
-        """Write the tokens that end a matcher's reply."""
-        with contextlib.suppress(OSError):
-            os.pwrite(self._rows.fileno(), ends.data, (2 * number + 1) * self._row_bytes)
 
     def late_s(self) -> tuple[float, float]:
         """Return how long the operation in progress has taken since the first such question.
@@ -160,8 +158,3 @@ def cpu_s_of(pid: int) -> float:
     if sys.platform != "linux":
         return time.monotonic()
     return time.clock_gettime(~pid << 3 | _PROCESS_CLOCK)
-
-
-def _close(connection: socket.socket, rows: BinaryIO) -> None:
-    connection.close()
-    rows.close()

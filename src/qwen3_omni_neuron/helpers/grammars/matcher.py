@@ -4,8 +4,6 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-
 from qwen3_omni_neuron.engines.process.fork import finalize
 from qwen3_omni_neuron.helpers.grammars import wire
 from qwen3_omni_neuron.helpers.grammars.child import Asked, GrammarChild, Mask
@@ -57,9 +55,10 @@ class Matcher:
     """Place of one reply in its grammar, which a child knows. The pool's lock guards all fields.
 
     pending: whether an answer is still to come; the others are valid where it is False. mask: bits
-    of the tokens that may come next. stopped: the grammar ends with the last token. failure: why it
-    can't go on, None where it can. tokens: those since it began, from which another child can go
-    on. late: whether a step was taken without it. late_cpu_s: CPU time of its late masks.
+    of the tokens that may come next, in memory that its process writes. stopped: the grammar ends
+    with the last token. failure: why it can't go on, None where it can. tokens: those since it
+    began, from which another child can go on. late: whether a step was taken without it.
+    late_cpu_s: CPU time of its late masks.
     """
 
     def __init__(self, grammar: CompiledGrammar, ends: Mask):
@@ -69,7 +68,7 @@ class Matcher:
         self.tokens: list[int] = []
         self.pending = self.stopped = self.late = self.moved = False
         self.failure: str | None = None
-        self.mask: Mask = np.zeros(self._pool.words, np.uint32)
+        self.mask: Mask | None = None
         self.late_cpu_s = 0.0
 
     def begin(self, token_ids: Sequence[int]) -> None:
@@ -89,15 +88,15 @@ class Matcher:
             self.tokens.append(token_id)
             self.pending = True
             if self.child is not None:
-                self.child.ask(self._asked(wire.STEP), 0, (token_id,))
+                self.child.step(self._asked(wire.STEP), token_id)
 
     def move_to(self, child: GrammarChild) -> None:
         """Go on in a child: compile the grammar there if need be, and send the tokens so far."""
         if self.grammar.number not in child.grammars:
-            child.compile(self.grammar.number, self.grammar.rules, _ignore)
+            child.compile(self.grammar.number, self.grammar.rules)
         self.child, self.slot, self.asked = child, child.free.pop(), 0
         child.users[self.slot] = self
-        child.write_ends(self.slot, self._ends)
+        self.mask, child.rows[self.slot, 1] = child.rows[self.slot, 0], self._ends
         self._begin(child)
         child.flush()
 
@@ -121,7 +120,7 @@ class Matcher:
         self.grammar.close()
 
     def _begin(self, child: GrammarChild) -> None:
-        child.ask(self._asked(wire.BEGIN), self.grammar.number, self.tokens)
+        child.begin(self._asked(wire.BEGIN), self.grammar.number, self.tokens)
 
     def _asked(self, operation: int) -> Asked:
         self.asked += 1
@@ -131,7 +130,7 @@ class Matcher:
         if self.child is not child or answer.matcher != self.slot:  # it has moved, or was freed
             return
         if self.late:
-            self.late_cpu_s, self.late = self.late_cpu_s + answer.cpu_s, False
+            self.late_cpu_s, self.late = self.late_cpu_s + answer.micros / 1e6, False
         # Another operation of it may follow in the queue, whose answer then counts.
         self.asked -= 1
         self.pending = self.asked > 0
@@ -139,9 +138,3 @@ class Matcher:
             self.fail(answer.text)
         elif answer.flags & wire.STOPPED:
             self.stopped = True
-        elif not self.pending and not child.read_mask(self.slot, self.mask):
-            self.fail("no token is allowed")
-
-
-def _ignore(child: GrammarChild, answer: wire.Answer) -> None:
-    """Take no notice: a grammar that was tried compiles, else its BEGIN fails."""

@@ -7,10 +7,11 @@ import select
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from qwen3_omni_neuron.engines.process.child import describe_exit
 from qwen3_omni_neuron.engines.process.nameless_file import nameless_file
@@ -33,6 +34,7 @@ LATE_CPU_S = 0.25  # CPU time of the masks for which steps did not wait, in one 
 BLOCKED_CPU_S = 0.01  # CPU time of a mask after which others leave its process
 STUCK_S = 10.0  # time after which a process that does not answer is replaced
 CLOSE_S = 2.0
+KEPT, KEPT_BYTES = 32, 64 << 20  # most grammars that are kept compiled for the next reply
 MOST_TEXT = 400
 _ALL_IN_USE = f"all {ALONE} processes for large grammars are in use"
 Made = TypeVar("Made")
@@ -47,7 +49,8 @@ def admit_all(_: int) -> None:
 class GrammarPool:
     """Processes that compile grammars and make masks, for one vocabulary. Any thread may use it.
 
-    The processes begin with the first grammar. A thread with an event loop of its own compiles
+    The processes begin with the first grammar. Those that share a process are kept there a while,
+    since most clients send the same one again. A thread with an event loop of its own compiles
     grammars and replaces processes; matchers are asked by the caller's thread itself (`wait`).
     lock: guards everything that the loop and other threads share. words: length of a mask.
     """
@@ -77,6 +80,9 @@ class GrammarPool:
         self._server: ForkServer | None = None
         self._shared: GrammarChild | None = None
         self._spare: list[GrammarChild] = []
+        # By owner and rules, the longest unused first: no owner learns what another has sent.
+        self._kept: dict[tuple[str, bytes], _Kept] = {}
+        self._users = Counter[int]()  # replies of each grammar that shares a process
         self._closed = False
 
     def compile(
@@ -90,12 +96,15 @@ class GrammarPool:
 
         rules: "rules", grammars in llguidance's format or {"name", "regex"}, and "else", pairs of a
         rule's number and what it holds to if it can't be used. make: returns the future's result.
-        owner: owners take turns. admit: see `Admit`; called in the pool's thread. Cancelling the
-        future ends the work.
+        owner: owners take turns. admit: see `Admit`; called in any thread. Cancelling the future
+        ends the work.
         The future raises OptionError for a grammar that can't be used or takes too much, BusyError
         where no process can be had, ClosedError, and what `admit` raises.
         """
         text, loop = json.dumps(rules).encode(), self._running_loop()
+        known = self._known(text, owner)
+        if known is not None:
+            return _done(known, make, admit)
         return asyncio.run_coroutine_threadsafe(self._tracked(text, make, owner, admit), loop)
 
     def wait(self, matchers: Sequence[Matcher], most_s: float) -> None:
@@ -107,25 +116,18 @@ class GrammarPool:
         until_s = time.monotonic() + most_s
         while True:
             with self.lock:
-                pending = [m for m in matchers if m.pending and m.child is not None]
-                children = {m.child for m in pending if m.child and not m.child.broken}
-                poll, polled = select.poll(), dict[int, GrammarChild]()
-                for child in children:
-                    child.flush()
-                    poll.register(child.socket, select.POLLIN)
-                    polled[child.socket.fileno()] = child
-            if not polled:
+                children = self._exchange(matchers)
+            if not children:
                 return
-            ready = poll.poll(max(0.0, 1000 * (until_s - time.monotonic())))
-            with self.lock:
-                for descriptor, _ in ready:
-                    self._read(polled[descriptor])
-                if not ready:
-                    for matcher in matchers:
-                        matcher.late |= matcher.pending and most_s > 0
-                    for child in children:
-                        self._judge(child)
-                    return
+            if most_s == 0 or not _readable(children, until_s - time.monotonic()):
+                break
+        with self.lock:
+            pending = [matcher for matcher in matchers if matcher.pending]
+            for matcher in pending:
+                matcher.late |= most_s > 0
+            if any(matcher.late for matcher in pending):
+                for child in children:
+                    self._judge(child)
 
     def close(self) -> None:
         """End the processes; compiling raises ClosedError from now on."""
@@ -151,13 +153,49 @@ class GrammarPool:
         with self.lock:
             if self._closed:
                 return
-            shared = self._shared
-            if shared is not None and number in shared.grammars:
-                shared.grammars.discard(number)
-                shared.tell(wire.FORGET, 0, number)
+            self._users[number] -= 1
+            self._forget_unused(number)
             for child in own:
                 self._soon(self._kill, child)
             own.clear()
+
+    # What follows until `_soon` may run in any thread.
+
+    def _known(self, rules: bytes, owner: str) -> tuple[CompiledGrammar, int] | None:
+        """Return a grammar that was kept, and its bytes; None where it is not known."""
+        with self.lock:
+            kept = self._kept.pop((owner, rules), None)
+            if kept is None:
+                return None
+            self._kept[owner, rules] = kept
+            return self._shared_grammar(kept.number, rules, owner), kept.size
+
+    def _keep(self, owner: str, rules: bytes, kept: "_Kept") -> None:
+        """Keep a grammar compiled, and no longer those for which there is no place. Locked."""
+        self._kept[owner, rules] = kept
+        while len(self._kept) > KEPT or _size_of(self._kept) > KEPT_BYTES:
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, key: tuple[str, bytes]) -> None:
+        self._forget_unused(self._kept.pop(key).number)
+
+    def _drop_number(self, number: int) -> None:
+        """Drop a grammar that was not as quick as when it was tried."""
+        for key in [key for key, kept in self._kept.items() if kept.number == number]:
+            self._drop(key)
+
+    def _shared_grammar(self, number: int, rules: bytes, owner: str) -> CompiledGrammar:
+        self._users[number] += 1
+        return CompiledGrammar(self, number, rules, [], owner)
+
+    def _forget_unused(self, number: int) -> None:
+        if self._users[number] > 0 or any(kept.number == number for kept in self._kept.values()):
+            return
+        del self._users[number]
+        shared = self._shared
+        if shared is not None and number in shared.grammars:
+            shared.grammars.discard(number)
+            shared.tell(wire.FORGET, 0, number)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self.lock:
@@ -201,11 +239,12 @@ class GrammarPool:
         number = next(self._numbers)
         async with _place(self._tries, owner):
             tried = await self._try(number, rules)
-        if tried is not None and tried.cpu_s <= QUICK_CPU_S and tried.grown_bytes <= SMALL_BYTES:
-            admit(tried.grown_bytes)
+        if tried is not None and _is_quick(tried):
+            admit(tried.grown_kib << 10)
             with self.lock:
-                self._sharing()
-            return CompiledGrammar(self, number, rules, [], owner)
+                self._keep(owner, rules, _Kept(number, tried.grown_kib << 10))
+                self._sharing().compile(number, rules)
+                return self._shared_grammar(number, rules, owner)
         try:
             await asyncio.wait_for(self._alone.take(owner), COMPILE_S)
         except asyncio.TimeoutError:
@@ -218,7 +257,7 @@ class GrammarPool:
             answer = await self._compiled(child, number, rules, COMPILE_S)
             if answer is None:
                 raise _unusable(f"compiling it takes longer than {COMPILE_S:g} s")
-            admit(answer.grown_bytes)
+            admit(answer.grown_kib << 10)
         except BaseException:
             self._kill(child)
             raise
@@ -346,6 +385,7 @@ class GrammarPool:
                     matcher.grammar.own.clear()
                     matcher.moved = True
             if isinstance(culprit, Matcher) and culprit in users:
+                self._drop_number(culprit.grammar.number)
                 if culprit.moved:
                     culprit.fail(_how_it_ended(status))
                 culprit.moved = True
@@ -380,6 +420,7 @@ class GrammarPool:
                 matcher.leave()
             self._replay(others)
             grammar = culprit.grammar
+            self._drop_number(grammar.number)
             if self._alone.take_now(grammar.owner):
                 grammar.own.append(child)
                 child.exited.add_done_callback(lambda _: self._alone.give_back(grammar.owner))
@@ -403,10 +444,15 @@ class GrammarPool:
 
     # What follows runs in the thread that waits for masks.
 
-    def _read(self, child: GrammarChild) -> None:
-        child.read()
-        if child.broken:
-            self._soon(self._kill, child)  # `_on_exit` does what follows
+    def _exchange(self, matchers: Sequence[Matcher]) -> set[GrammarChild]:
+        """Send and read. Return the children of whom an answer is missing. The lock is held."""
+        children = _asked(matchers)
+        for child in children:
+            child.flush()
+            child.read()
+            if child.broken:
+                self._soon(self._kill, child)  # `_on_exit` does what follows
+        return _asked(matchers)
 
     def _judge(self, child: GrammarChild) -> None:
         """Look at a child whose answer is late: is one matcher at fault?"""
@@ -426,6 +472,44 @@ class GrammarPool:
                 self._soon(self._isolate, child, culprit)
 
 
+def _asked(matchers: Sequence[Matcher]) -> set[GrammarChild]:
+    """Return the children that answer some of the matchers."""
+    return {m.child for m in matchers if m.pending and m.child is not None and not m.child.broken}
+
+
+def _readable(children: Iterable[GrammarChild], most_s: float) -> bool:
+    """Wait at most so long until one of the children has answered. Returns whether one has."""
+    poll = select.poll()
+    for child in children:
+        poll.register(child.socket, select.POLLIN)
+    return bool(poll.poll(max(0.0, 1000 * most_s)))
+
+
+class _Kept(NamedTuple):
+    """Grammar that is kept in the child that grammars share. size: bytes of the child's memory."""
+
+    number: int
+    size: int
+
+
+def _size_of(kept: Mapping[tuple[str, bytes], _Kept]) -> int:
+    return sum(len(rules) + one.size for (_, rules), one in kept.items())
+
+
+def _done(
+    known: tuple[CompiledGrammar, int], make: Callable[[CompiledGrammar], Made], admit: Admit
+) -> "Future[Made]":
+    """Return a future that has ended, of a grammar that was kept. See GrammarPool.compile."""
+    (grammar, size), future = known, Future[Made]()
+    try:
+        admit(size)
+        future.set_result(make(grammar))
+    except Exception as error:
+        grammar.close()
+        future.set_exception(error)
+    return future
+
+
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
@@ -441,6 +525,11 @@ async def _place(places: FairPlaces, owner: str) -> AsyncIterator[None]:
         yield
     finally:
         places.give_back(owner)
+
+
+def _is_quick(answer: wire.Answer) -> bool:
+    quick = answer.micros <= 1e6 * QUICK_CPU_S
+    return quick and answer.grown_kib <= SMALL_BYTES >> 10
 
 
 def _unusable(reason: str) -> OptionError:

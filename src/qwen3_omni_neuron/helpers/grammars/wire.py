@@ -12,6 +12,8 @@ HELLO = struct.Struct("<I")
 """First message of a child: its process id."""
 OPERATION = struct.Struct("<BxHII")
 """An operation, number of the matcher, number of the grammar, number of int32 tokens after it."""
+STEP_WITH_TOKEN = struct.Struct("<BxHIIi")
+"""A STEP with its one token."""
 COMPILE, BEGIN, STEP, END, FORGET = range(1, 6)
 """COMPILE passes a file with the rules, as JSON. END and FORGET have no answer."""
 ANSWER = struct.Struct("<BBHIII")
@@ -30,16 +32,16 @@ class BrokenChildError(Exception):
 class Answer(NamedTuple):
     """Answer of a child.
 
-    operation: COMPILE, BEGIN or STEP. flags: STOPPED or FAILED. matcher: its number. cpu_s:
-    seconds of CPU time of the operation. grown_bytes: how much memory the child took for it. text:
-    the reason where it FAILED.
+    operation: COMPILE, BEGIN or STEP. flags: STOPPED or FAILED. matcher: its number. micros:
+    microseconds of CPU time of the operation. grown_kib: KiB of memory that the child took for it.
+    text: the reason where it FAILED.
     """
 
     operation: int
     flags: int
     matcher: int
-    cpu_s: float
-    grown_bytes: int
+    micros: int
+    grown_kib: int
     text: str
 
 
@@ -48,19 +50,18 @@ def words_of(vocab_size: int) -> int:
     return (vocab_size + 31) // 32
 
 
-def read_answer(data: bytearray) -> Answer | None:
-    """Take the first answer out of received bytes; None where it is not complete.
-
-    Raises BrokenChildError.
-    """
-    if len(data) < ANSWER.size:
-        return None
-    operation, flags, matcher, micros, grown_kib, length = ANSWER.unpack_from(data)
-    if length > MOST_TEXT_BYTES:
-        raise BrokenChildError("its text is too long")
-    end = ANSWER.size + length
-    if len(data) < end:
-        return None
-    text = bytes(data[ANSWER.size : end]).decode(errors="replace")
-    del data[:end]
-    return Answer(operation, flags, matcher, micros / 1e6, grown_kib << 10, text)
+def read_answers(data: bytearray) -> list[Answer]:
+    """Take the complete answers out of received bytes. Raises BrokenChildError."""
+    answers, at = list[Answer](), 0
+    while len(data) - at >= ANSWER.size:
+        operation, flags, matcher, micros, grown_kib, length = ANSWER.unpack_from(data, at)
+        if length > MOST_TEXT_BYTES:
+            raise BrokenChildError("its text is too long")
+        begin = at + ANSWER.size
+        if len(data) < begin + length:
+            break
+        at = begin + length
+        text = data[begin:at].decode(errors="replace") if length else ""
+        answers.append(Answer(operation, flags, matcher, micros, grown_kib, text))
+    del data[:at]
+    return answers

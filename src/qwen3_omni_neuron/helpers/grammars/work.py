@@ -7,6 +7,8 @@ import resource
 import socket
 import struct
 import time
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ LIMITS: dict[str, Any] = {
 }
 COMPILE_CPU_S = 4  # the system ends a child whose COMPILE takes longer
 SLOW_MICROS = 500  # answers before an operation that takes this long are sent without it
+SHORT_MICROS = 100  # time of an operation that is taken for its CPU time, which takes time to read
 _RECEIVED_BYTES, _MOST_FILES = 1 << 16, 16
 Rows = NDArray[np.uint32]
 
@@ -58,32 +61,33 @@ class _Work:
 
     def run(self) -> None:
         self._connection.sendall(wire.HELLO.pack(os.getpid()))
-        data, head = bytearray(), wire.OPERATION
+        data, head = b"", wire.OPERATION
         while True:
             some, files, _, _ = socket.recv_fds(self._connection, _RECEIVED_BYTES, _MOST_FILES)
             if not some:
                 return
-            data += some
+            data, at = data + some, 0
             self._files += files
             self._since_ns = time.process_time_ns()
-            while len(data) >= head.size:
-                operation, matcher, grammar, count = head.unpack_from(data)
-                end = head.size + 4 * count
+            while len(data) >= at + head.size:
+                operation, matcher, grammar, count = head.unpack_from(data, at)
+                begin, end = at + head.size, at + head.size + 4 * count
                 if len(data) < end:
                     break
-                tokens = list(struct.unpack_from(f"<{count}i", data, head.size))
-                del data[:end]
-                self._obey(operation, matcher, grammar, tokens)
+                at = end
+                self._obey(operation, matcher, grammar, _tokens(count).unpack_from(data, begin))
+            data = data[at:]
             self._send()
 
-    def _obey(self, operation: int, number: int, grammar: int, tokens: list[int]) -> None:
+    def _obey(self, operation: int, number: int, grammar: int, tokens: Sequence[int]) -> None:
         if operation == wire.END:
             self._matchers.pop(number, None)
             return
         if operation == wire.FORGET:
             self._grammars.pop(grammar, None)
             return
-        flags, text, grown = 0, "", 0
+        flags, grown, said, begun_ns = 0, 0, b"", time.perf_counter_ns()
+        matcher = None
         try:
             if operation == wire.COMPILE:
                 self._send()  # compiling may take long, and others wait for their answers
@@ -98,16 +102,16 @@ class _Work:
                 if matcher.micros > SLOW_MICROS:
                     self._send()
                 flags = matcher.step(tokens)
-        except _UnusableError as error:
-            flags, text = wire.FAILED, str(error)
         # A panic of Rust is no Exception, and ends this operation alone.
         except BaseException as error:
-            flags, text = wire.FAILED, f"{type(error).__name__}: {error}"
-        now_ns = time.process_time_ns()
-        micros, self._since_ns = (now_ns - self._since_ns) // 1000, now_ns
-        if number in self._matchers:
-            self._matchers[number].micros = micros
-        said = text.encode(errors="replace")[: wire.MOST_TEXT_BYTES]
+            text = str(error) if isinstance(error, _UnusableError) else repr(error)
+            flags, said = wire.FAILED, text.encode(errors="replace")[: wire.MOST_TEXT_BYTES]
+        micros = (time.perf_counter_ns() - begun_ns) // 1000
+        if micros > SHORT_MICROS:
+            now_ns = time.process_time_ns()
+            micros, self._since_ns = min(micros, (now_ns - self._since_ns) // 1000), now_ns
+        if matcher is not None:
+            matcher.micros = micros
         self._answers += wire.ANSWER.pack(operation, flags, number, micros, grown, len(said)) + said
         if micros > SLOW_MICROS:
             self._send()
@@ -162,10 +166,13 @@ class _Matcher:
         self._matcher, self.micros = grammar.deep_copy(), 0
         self._mask, self._ends = rows
         self._address, self._size = self._mask.ctypes.data, self._mask.nbytes
-        self._keep = ~self._ends
-        self._keep[end_id // 32] &= ~np.uint32(1 << end_id % 32)
+        end = np.zeros_like(self._ends)
+        end[end_id // 32] = 1 << end_id % 32
+        self._keep: Rows | None = None
+        if (self._ends != end).any():
+            self._keep = ~(self._ends | end)
 
-    def step(self, tokens: list[int]) -> int:
+    def step(self, tokens: Sequence[int]) -> int:
         """Add tokens to the reply, and write the mask of the next one. Returns the flags.
 
         Raises _UnusableError.
@@ -176,12 +183,16 @@ class _Matcher:
         if matcher.is_stopped():
             return wire.STOPPED
         matcher.unsafe_compute_mask_ptr(self._address, self._size)
-        # Where the grammar may end, the tokens that end this reply are allowed, and no others.
-        np.bitwise_and(self._mask, self._keep, out=self._mask)
-        if matcher.is_accepting():
-            np.bitwise_or(self._mask, self._ends, out=self._mask)
         if matcher.is_error():
             raise _UnusableError(matcher.get_error())
+        # llguidance's mask has the vocabulary's one end where the grammar may end. This reply may
+        # have others, and only those.
+        if self._keep is not None:
+            np.bitwise_and(self._mask, self._keep, out=self._mask)
+            if matcher.is_accepting():
+                np.bitwise_or(self._mask, self._ends, out=self._mask)
+            if not self._mask.any():
+                raise _UnusableError("no token is allowed")
         return 0
 
 
@@ -203,6 +214,11 @@ class _CpuLimit:
 
     def __exit__(self, *_: object) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (self._hard, self._hard))
+
+
+@cache
+def _tokens(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}i")
 
 
 def _resident_kib() -> int:
