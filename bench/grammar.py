@@ -7,11 +7,12 @@ eight tokens from a vocabulary of the released size (151,936, synthetic: the mod
 not read), and with a grammar the masks, made in another process while the engine computes. Both
 kinds of iteration run in turn. `added` is what a grammar adds to an iteration's time, `cpu` to the
 processors' time of both processes, each with its share of the engine's step; `late` is the share of
-masks for which a step did not wait. Compiling is timed beside it: what a request waits for longer.
+masks for which a step did not wait. `compile_ms` is the time of a grammar that was not sent before.
 
-Then a free reply of the checkpoint is timed, token by token, alone; beside as many processes that
-compute at the lowest priority as there are cores; and beside slow grammars of other owners, sent
-without end.
+Then the first tokens of the checkpoint's replies are timed, free ones, held to a schema that was
+sent before, and held to a new one, in turn. Then a free reply, token by token, alone; beside as
+many processes that compute at the lowest priority as there are cores; and beside slow grammars of
+other owners, sent without end.
 """
 
 import argparse
@@ -54,6 +55,7 @@ from qwen3_omni_neuron.runtime.thinker_stage import MASK_WAIT_S
 SLOTS, VOCABULARY, PROMPT_TOKENS = 8, 151_936, 64
 HELLO = [{"role": "user", "content": "Hello"}]
 MEASURED_S, NO_TOKEN = 20.0, 1 << 30
+FIRST_TOKENS = 100
 END = "<|im_end|>"
 MARKERS = (END, "<tool_call>", "</tool_call>")
 SCHEMA = {
@@ -156,15 +158,15 @@ def measure(options: argparse.Namespace) -> Figures:
     """Time the iterations in turn."""
     vocabulary = MadeVocabulary()
     grammars = Grammars(vocabulary, VOCABULARY, vocabulary.end_id, 2 * SLOTS)
-    asked = RequestOptions.parse({"grammar": {"json": SCHEMA}})
 
-    def compiled() -> Grammar:
+    def compiled(title: str = "") -> Grammar:
+        asked = RequestOptions.parse({"grammar": {"json": {**SCHEMA, "title": title}}})
         grammar = grammars.compile(asked)
         assert grammar is not None
         return grammar
 
     first_s = timed(compiled)
-    compile_s = [timed(compiled) for _ in range(20)]
+    compile_s = [timed(partial(compiled, f"schema {number}")) for number in range(20)]
     kinds = {
         kind: Replies(make, vocabulary.end_id)
         for kind, make in (("free", None), ("grammar", compiled))
@@ -228,21 +230,22 @@ def measure(options: argparse.Namespace) -> Figures:
         "first_compile_s": first_s,
     }
     with chosen_checkpoint(options) as checkpoint:
-        beside = gaps_beside(str(checkpoint))
-    rows += [{"kind": f"free token {kind}", **times_of(found)} for kind, found in beside.items()]
+        beside = replies_of(str(checkpoint))
+    rows += [{"kind": kind, **times_of(found)} for kind, found in beside.items()]
     return rows, summary
 
 
-def gaps_beside(model: str) -> dict[str, list[float]]:
-    """Return the times between a free reply's tokens, by what else the machine does."""
+def replies_of(model: str) -> dict[str, list[float]]:
+    """Return times of first tokens, and between a free reply's tokens, by what else happens."""
     found: dict[str, list[float]] = {}
     with Qwen3Omni.load(model) as omni:
         omni.generate_text(HELLO, grammar={"regex": "a"})
-        found["alone"] = gaps_of(omni)
+        found |= first_tokens(omni)
+        found["token alone"] = gaps_of(omni)
         spin = [sys.executable, "-c", "import os; os.nice(19)\nwhile True: pass"]
         idle = [subprocess.Popen(spin) for _ in range(os.cpu_count() or 1)]
         try:
-            found["beside idle work"] = gaps_of(omni)
+            found["token beside idle work"] = gaps_of(omni)
         finally:
             for process in idle:
                 process.kill()
@@ -260,9 +263,24 @@ def gaps_beside(model: str) -> dict[str, list[float]]:
             for label, grammar in (*SLOW, *CRASHES):
                 pool.submit(attack, label, grammar)
             try:
-                found["beside slow grammars"] = gaps_of(omni)
+                found["token beside slow grammars"] = gaps_of(omni)
             finally:
                 over.set()
+    return found
+
+
+def first_tokens(omni: Qwen3Omni) -> dict[str, list[float]]:
+    """Return the times to the first token of replies, by their grammars."""
+    found: dict[str, list[float]] = {}
+    for number in range(FIRST_TOKENS):
+        schemas = {"free": None, "known schema": SCHEMA, "new schema": {**SCHEMA, "title": number}}
+        for kind, schema in schemas.items():
+            held: Any = {} if schema is None else {"grammar": {"json": schema}}
+            start_s = time.perf_counter()
+            reply = omni.stream_text(HELLO, thinker_max_new_tokens=2, **held)
+            next(reply)
+            found.setdefault(f"first token, {kind}", []).append(time.perf_counter() - start_s)
+            reply.close()
     return found
 
 

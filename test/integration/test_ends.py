@@ -165,6 +165,7 @@ STUCK = """
 import sys, threading
 from qwen3_omni_neuron import cli
 from qwen3_omni_neuron.cli import serve
+from qwen3_omni_neuron.helpers.grammars.pool import GrammarPool
 from qwen3_omni_neuron.serving import fetching, model
 from testing.scripted_model import ScriptedModel
 kind = sys.argv.pop()
@@ -179,25 +180,34 @@ elif kind == "fetch":
     fetching.Fetcher._read = stuck
 elif kind == "stage":
     scripted.close, model.CLOSE_S = stuck, 0.5
-serve._load = stuck if kind == "load" else lambda *_: scripted
+elif kind == "grammar":
+    alone = GrammarPool._child_alone
+    def compiling(*given):
+        print("stuck", file=sys.stderr, flush=True)
+        return alone(*given)
+    GrammarPool._child_alone = compiling
+if kind != "grammar":
+    serve._load = stuck if kind == "load" else lambda *_: scripted
 print("begun", file=sys.stderr, flush=True)
 cli.run()
 """
 
 
 @pytest.mark.usefixtures("warm_commands")
-@pytest.mark.parametrize("kind", ["load", "reader", "fetch", "stage"])
+@pytest.mark.parametrize("kind", ["load", "reader", "fetch", "stage", "grammar"])
 def test_a_thread_that_never_returns_does_not_keep_the_server(kind: str, tmp_path: Path) -> None:
     limits = ("--drain-timeout-s", "0.2", "--allow-media-host", "example.com")
     one = Verb("serve", tmp_path, STUCK, *limits, kind)
     try:
-        if kind in ("reader", "fetch"):
+        if kind in ("reader", "fetch", "grammar"):
             one.wait_for('"ready"')
             url = one.said.partition('"url": "')[2].partition('"')[0]
             image = {"type": "image_url", "image_url": {"url": "http://example.com/a.png"}}
             content: Any = [image] if kind == "fetch" else "Hello " * 20_000  # not read in the loop
-            asked = {"model": "speaking_checkpoint", "messages": [{"role": "user"}]}
-            asked["messages"][0]["content"] = content  # type: ignore[index]
+            asked: Any = {"model": "speaking_checkpoint", "messages": [{"role": "user"}]}
+            asked["messages"][0]["content"] = "Hello" if kind == "grammar" else content
+            if kind == "grammar":  # takes 4 s of a processor to be refused
+                asked["grammar"] = {"json": {"type": "integer", "multipleOf": 2**31}}
             asking = threading.Thread(
                 target=lambda: ask(f"{url}/v1/chat/completions", asked), daemon=True
             )
