@@ -285,6 +285,18 @@ def test_a_reply_starts_at_the_pace_that_replies_start_at(simulate: Simulate) ->
     assert reply.underruns == 0
 
 
+def test_after_an_underrun_chunks_grow_as_they_do_from_the_first_sample(
+    simulate: Simulate,
+) -> None:
+    """Silence is not owed. The slow frame counts in the pace of the eight frames after it alone."""
+    simulation = simulate(Times(0.1, 0.005, 0, 0.05, lambda n: 2.7 if n == 20 else 0.03, 0, 0.01))
+    reply = take_reply(simulation.start(TOKENS, 100), 0.0, simulation.clock)
+    assert (reply.underruns, reply.silent_s) == (1, pytest.approx(2.0, abs=0.05))
+    assert len(simulation.called("vocoder.step")) <= 15, reply.chunks
+    assert reply.chunks.count(1) <= 5, reply.chunks
+    simulation.assert_right(reply.result, TOKENS, 100)
+
+
 @pytest.mark.parametrize(
     ("frame_s", "vocoder_s", "slow"),
     [(0.1, 0.0, "talker"), (0.02, 0.2, "vocoder"), (0.06, 0.01, None)],

@@ -320,7 +320,7 @@ class Pipeline:
             reader.changed, self._wake, self._config.tts_eos_id, self._config.tts_pad_id
         )
         output = Output(self.clock.condition(self._lock), self._wake)
-        live = LiveRequest(request, text, output, self._wake)
+        live = LiveRequest(request, text, output, self._wake, self.clock.now)
         context_length = self._engines.thinker.context_length
         tasks: StageTasks = []
         if request.written is None:

@@ -127,7 +127,7 @@ class SchedulingPolicy:
         """
         if not self._shares_cores:
             return {}
-        short = any(_is_short(live, now) for live in self._running)
+        short = any(_is_short(live) for live in self._running)
         held = {}
         for live in lives:
             if not live.request.speak or live.speech_ended:
@@ -150,7 +150,7 @@ class SchedulingPolicy:
         for live in lives:
             release_s = live.timestamps.progress_s + live.request.options.wait_timeout_s / 2
             chunk_s = max(0, live.chunk_wanted - live.waiting_frames) * (_frame_s(live) or 0.0)
-            lasts_s = live.plays_until_s - now - chunk_s * MARGIN
+            lasts_s = live.playback.left_s - chunk_s * MARGIN
             held_s = min(lasts_s - _short_s(live), release_s - now)
             if live.chunks and held_s > LEAST_HOLD_S:
                 held[live] = held_s
@@ -169,7 +169,7 @@ class SchedulingPolicy:
         late_s -= expected_s * MARGIN
         left_s = min(next_since_s + expected_s, late_s) - now
         waits = left_s > LEAST_HOLD_S and any(
-            0.0 < self._serving_s(other, expected_s, now) <= left_s
+            0.0 < self._serving_s(other, expected_s) <= left_s
             for other in self._running
             if _speaks(other)
         )
@@ -182,14 +182,14 @@ class SchedulingPolicy:
             live.timestamps.first_token_s is None or _starts(live) for live in self._replying()
         )
 
-    def is_pause(self, rows: int, now: float) -> bool:
+    def is_pause(self, rows: int) -> bool:
         """Return whether so many rows may be prefilled ahead: rule 3."""
         if not self.nobody_starts:
             return False
         expected_s, running = self.expected_s(rows), self._replying()
         if any(_writes_alone(live) for live in running):
             return False
-        return all(not self._missing_s(live, expected_s, now) for live in running if _speaks(live))
+        return all(not self._missing_s(live, expected_s) for live in running if _speaks(live))
 
     def _replying(self) -> list[LiveRequest]:
         """Return the requests that somebody waits for or listens to."""
@@ -206,12 +206,12 @@ class SchedulingPolicy:
         rows = len(request.prompt) - live.prefilled_rows
         return begins_s + self.expected_s(rows) - now <= TOGETHER_S
 
-    def _missing_s(self, live: LiveRequest, expected_s: float, now: float) -> float:
+    def _missing_s(self, live: LiveRequest, expected_s: float) -> float:
         """Return how much more audio a request needs until its next frame; 0 where it has enough.
 
         That frame comes after a prefill that takes expected_s.
         """
-        lasts_s = max(0.0, live.plays_until_s - now)
+        lasts_s = live.playback.left_s
         if self._shares_cores:
             next_s = _frame_s(live) or 0.0
         elif live.text.closed or live.speech_ended:
@@ -223,12 +223,12 @@ class SchedulingPolicy:
             lasts_s += max(0, coming) * self._frame_audio_s
         return max(0.0, (expected_s + next_s) * MARGIN - lasts_s)
 
-    def _serving_s(self, live: LiveRequest, expected_s: float, now: float) -> float:
+    def _serving_s(self, live: LiveRequest, expected_s: float) -> float:
         """Return the time until no audio is missing: 0 where none is missing, infinity if never.
 
         LEAST_HOLD_S stands for a time that is not known yet.
         """
-        missing_s = self._missing_s(live, expected_s, now)
+        missing_s = self._missing_s(live, expected_s)
         if not missing_s:
             return 0.0
         if not self._shares_cores:
@@ -265,11 +265,11 @@ def _starts(live: LiveRequest) -> bool:
     return _speaks(live) and not live.chunks
 
 
-def _is_short(live: LiveRequest, now: float) -> bool:
+def _is_short(live: LiveRequest) -> bool:
     """Return whether a request is a starter, or a listener with little audio."""
     if not _speaks(live) or not live.output.has_space_for_chunk:
         return False
-    return live.plays_until_s - now < _short_s(live)
+    return live.playback.left_s < _short_s(live)
 
 
 def _short_s(live: LiveRequest) -> float:

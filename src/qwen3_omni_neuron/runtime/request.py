@@ -18,6 +18,7 @@ from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.row_keys import PromptKeys
 from qwen3_omni_neuron.runtime.buffers import CAPACITY, MAX_TOKENS, Output, TextEnd, TokenBuffer
 from qwen3_omni_neuron.runtime.grammar import Grammar
+from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.runtime.runaway import SpokenPace
 
 # Most tokens of a WrittenReply: they are put at once, and the buffers have space for so many.
@@ -96,8 +97,14 @@ class LiveRequest:
     """
 
     def __init__(
-        self, request: Request, text: TokenBuffer, output: Output, wake: Callable[[], None]
+        self,
+        request: Request,
+        text: TokenBuffer,
+        output: Output,
+        wake: Callable[[], None],
+        now: Callable[[], float],
     ):
+        """now: clock, in seconds."""
         self.request, self.text, self.output, self._wake = request, text, output, wake
         assert request.options.seed is not None
         self.seed = request.options.seed
@@ -121,7 +128,7 @@ class LiveRequest:
         self.chunk_wanted = 1  # frames that the vocoder's next chunk needs
         self.chunks = 0  # number of chunks that the vocoder has decoded
         self.chunk_due = False  # the vocoder decodes the first chunk now, or next
-        self.plays_until_s = 0.0  # when a player that started at the first sample has played all
+        self.playback = Playback(now)  # of the chunks that were passed on
         # Start of the engine call that each stage makes for it now; None between calls.
         self.called_s: dict[str, float | None] = dict.fromkeys(
             ("encoder", "thinker", "talker", "vocoder")

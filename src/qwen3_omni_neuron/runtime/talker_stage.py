@@ -149,7 +149,7 @@ class TalkerStage(Stage[TalkerTask]):
         if not ready:
             return []
         rows = self._chunk_rows(ready[0])
-        return ready if self._policy.is_pause(rows, self._clock.now()) else []
+        return ready if self._policy.is_pause(rows) else []
 
     def _may_prepare(self, task: TalkerTask) -> bool:
         """Return whether a new request's prompt may be computed now, as far as it is known.

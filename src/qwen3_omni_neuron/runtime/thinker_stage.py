@@ -189,7 +189,7 @@ class ThinkerStage(Stage[ThinkerTask]):
         if prompts:
             prompts = in_turn(prompts, self._tasks)
             prompts = prompts[: self._policy.together([self._chunk_rows(p) for p in prompts])]
-        elif waiting and self._policy.is_pause(self._chunk_rows(waiting[0]), now):
+        elif waiting and self._policy.is_pause(self._chunk_rows(waiting[0])):
             prompts = waiting[:1]
         for task in prompts:
             task.next_since_s = min(task.next_since_s, now)

@@ -109,9 +109,9 @@ class VocoderStage(Stage[VocoderTask]):
         if not groups:
             return min(held_s.values(), default=None)
         # One call, then a new selection: first chunks, then the request whose audio ends first.
-        urgent = min(groups, key=lambda g: min(task.live.plays_until_s for task in groups[g]))
+        urgent = min(groups, key=lambda g: min(task.live.playback.until_s for task in groups[g]))
         first, bucket = urgent
-        chosen = sorted(groups[urgent], key=lambda task: task.live.plays_until_s)
+        chosen = sorted(groups[urgent], key=lambda task: task.live.playback.until_s)
         most = max(1, self._engine.frames_at_once // bucket)
         return partial(self._work, first, bucket, chosen[:most])
 
@@ -133,10 +133,7 @@ class VocoderStage(Stage[VocoderTask]):
             frame_s = self._start_frame_s
         elif len(task.live.codes) <= RECENT_FRAMES:
             self._start_frame_s = frame_s
-        first_s = task.live.timestamps.first_sample_s
-        buffered_s = None
-        if first_s is not None:
-            buffered_s = task.samples / SAMPLE_RATE - (self._clock.now() - first_s)
+        buffered_s = task.live.playback.left_s if task.live.chunks else None
         calls = (self._last_call_s, self._shortest_call_s, self._delay_s)
         return task.schedule.next_frames(Pace(pending, buffered_s, frame_s, *calls))
 
@@ -253,7 +250,7 @@ class VocoderStage(Stage[VocoderTask]):
         frames = -(-count // self._engine.frame_samples)  # the first chunk lacks the latency
         live.output.put(AudioChunk(samples, task.samples, frames))
         live.chunks, live.chunk_due = live.chunks + 1, False
-        live.plays_until_s = max(now, live.plays_until_s) + count / SAMPLE_RATE
+        live.playback.arrived(count / SAMPLE_RATE, now)
         task.samples, task.sent = task.samples + count, task.sent + frames
 
 
