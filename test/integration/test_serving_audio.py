@@ -16,7 +16,7 @@ import soundfile
 from openai import OpenAI
 
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.serving import chat, sound, speech
+from qwen3_omni_neuron.serving import chat_deltas, sound, speech
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.sound import pcm16
@@ -90,7 +90,7 @@ def test_chunks_after_the_first_wait_for_their_turn(
         return chunk_of(samples)
 
     monkeypatch.setattr(Turnstile, "wait", noted)
-    for module in (chat, speech):
+    for module in (chat_deltas, speech):
         monkeypatch.setattr(module, "pcm16", chunk)
     options = {**OPTIONS, "chunk_frames": [1, 4]}
     if way == "speech":

@@ -27,6 +27,7 @@ from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.answer import PieceStream, json_event
 from qwen3_omni_neuron.serving.bodies import SMALL_BODY_BYTES, check_model, has_grammar, parse_json
+from qwen3_omni_neuron.serving.chat_deltas import WRITTEN, spoken
 from qwen3_omni_neuron.serving.chat_request import (
     FURTHER_FIELDS,
     ChatRequest,
@@ -42,8 +43,9 @@ from qwen3_omni_neuron.serving.media import MediaReader
 from qwen3_omni_neuron.serving.openapi import body_of, errors_of
 from qwen3_omni_neuron.serving.reply_text import Call, Content, Part, Reasoning, ReplyText
 from qwen3_omni_neuron.serving.service import Service
-from qwen3_omni_neuron.serving.sound import encode_sound, pcm16, wav_header
+from qwen3_omni_neuron.serving.sound import encode_sound
 from qwen3_omni_neuron.serving.usage import chat_usage
+from qwen3_omni_neuron.serving.vllm_omni import VLLM_OMNI
 from qwen3_omni_neuron.serving.without_effect import CHAT
 
 router = APIRouter()
@@ -202,10 +204,15 @@ class ChatReply:
         self.wanted, self._stream, self._service, self._context = wanted, stream, service, context
         wanted.messages.clear()  # frees the media, which are as large as everything else
         self._id, self._created = new_id("chatcmpl-"), int(time.time())
-        self._speaks, self._vllm_omni = wanted.speaks, wanted.in_vllm_omnis_way
         self._audio_id, self._expires_at = service.replies.named(self._id)
         self._split = ReplyText(context.omni.info.thinks, "tools" in options)
         self._voice = options.get("speaker", RequestOptions.speaker)
+        self._deltas = WRITTEN
+        if wanted.in_vllm_omnis_way:
+            self._deltas = VLLM_OMNI
+        elif wanted.speaks:
+            sound = self._voice, self._expires_at, wanted.sound_format == "wav"
+            self._deltas = spoken(self._audio_id, *sound)
         self._texts: list[str] = []
         self._reasons: list[str] = []
         self._calls: list[Call] = []
@@ -235,10 +242,7 @@ class ChatReply:
 
         Text that is ready at the same time is one event.
         """
-        first: Json = {"role": "assistant", "content": ""}
-        if self._speaks and not self._vllm_omni:
-            first |= {"content": None, "audio": {"id": self._audio_id, "voice": self._voice}}
-        pieces = [self._piece(first)]
+        pieces = [self._piece(self._deltas.first)]
         with self._stream as stream:
             async for events in stream.bursts():
                 if self._heard:  # the client already has sound to play
@@ -247,7 +251,8 @@ class ChatReply:
                 pieces += [self._piece(self._delta(part)) for part in _joined(parts)]
                 chunk = next((event for event in events if isinstance(event, AudioChunk)), None)
                 if chunk is not None and not self._calls:
-                    pieces.append(self._sound(chunk))
+                    pieces.append(self._event(self._deltas.sound(chunk), "audio"))
+                    self._heard = True
                 if self._result is None:
                     yield b"".join(pieces)
                     pieces = []
@@ -255,13 +260,9 @@ class ChatReply:
                 # chunk that comes with the end is sent with the end, just below.
                 if chunk is not None:
                     self._playback.arrived(len(chunk.samples) / SAMPLE_RATE)
-        if self._speaks and not self._vllm_omni:
-            pieces.append(self._piece({"audio": {"expires_at": self._expires_at}}))
         self._finish()
-        # vllm-omni's clients print the content of every piece.
-        pieces.append(
-            self._piece({"content": ""} if self._vllm_omni else {}, self._finish_reason())
-        )
+        *others, last = self._deltas.last
+        pieces += [*map(self._piece, others), self._piece(last, self._finish_reason())]
         options = self.wanted.stream_options
         if options is not None and options.include_usage:
             pieces.append(json_event(self._frame([]) | {"usage": self._usage()}))
@@ -275,7 +276,7 @@ class ChatReply:
             message["reasoning_content"] = "".join(self._reasons)
         if self._calls:
             message["tool_calls"] = [_call(call) for call in self._calls]
-        if self._speaks and not self._calls:
+        if self.wanted.speaks and not self._calls:
             samples = np.concatenate([np.zeros(0, np.float32), *self._samples])
             sound = encode_sound(samples, SAMPLE_RATE, self.wanted.sound_format)
             message["content"] = None
@@ -327,15 +328,13 @@ class ChatReply:
             return {"reasoning_content": part.text}
         if isinstance(part, Call):
             return {"tool_calls": [{"index": self._calls.index(part), **_call(part)}]}
-        if self._speaks and not self._vllm_omni:
-            return {"audio": {"transcript": part.text}}
-        return {"content": part.text}
+        return self._deltas.text(part.text)
 
     def _finish(self) -> None:
         """Record the complete reply, with its transcript for later turns."""
         assert self._result is not None, "an answer that has ended"
         result, text = self._result, "".join(self._texts)
-        if self._speaks:
+        if self.wanted.speaks:
             self._service.replies.keep(self._audio_id, self._expires_at, self._context.owner, text)
         self._context.finished(result, text if self._service.settings.log_content else None)
         self._service.metrics.finished(result, self._playback, result.timings.reused_tokens)
@@ -355,17 +354,6 @@ class ChatReply:
     def _piece(self, delta: Json, finish_reason: str | None = None) -> bytes:
         """Return a delta as a server-sent event."""
         return self._event((to_json(delta),), "text", finish_reason)
-
-    def _sound(self, chunk: AudioChunk) -> bytes:
-        """Return a chunk as an event: one WAV header a reply, or for vllm-omni a file a chunk."""
-        first, self._heard = not self._heard, True
-        data = pcm16(chunk.samples)
-        if self._vllm_omni:
-            file = pybase64.b64encode(wav_header(SAMPLE_RATE, len(data)) + data)
-            return self._event((b'{"content":"', file, b'"}'), "audio")
-        if self.wanted.sound_format == "wav" and first:
-            data = wav_header(SAMPLE_RATE) + data
-        return self._event((b'{"audio":{"data":"', pybase64.b64encode(data), b'"}}'), "audio")
 
     def _event(
         self, delta: Sequence[bytes], modality: str, finish_reason: str | None = None

@@ -4,10 +4,16 @@ They give each stage's sampling options in `sampling_params_list`. In a stream t
 text or a whole WAV file in base64, depending on the top-level `modality`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import pybase64
+
+from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk
 from qwen3_omni_neuron.serving.bodies import wrong_value
+from qwen3_omni_neuron.serving.chat_deltas import WRITTEN
+from qwen3_omni_neuron.serving.sound import pcm16, wav_header
 
 VLLM_OMNI_FIELDS = ("sampling_params_list", "mm_processor_kwargs")
 # Names of their fields, and the options of a request. Their other fields have no effect here.
@@ -53,3 +59,14 @@ def vllm_omni_options(extra: Mapping[str, Any]) -> dict[str, Any]:
     if "use_audio_in_video" in processor:
         options["use_audio_in_video"] = processor["use_audio_in_video"]
     return options
+
+
+def _sound(chunk: AudioChunk) -> Sequence[bytes]:
+    data = pcm16(chunk.samples)
+    file = pybase64.b64encode(wav_header(SAMPLE_RATE, len(data)) + data)
+    return b'{"content":"', file, b'"}'
+
+
+# Its clients print the content of every piece with text.
+VLLM_OMNI = replace(WRITTEN, last=[{"content": ""}], sound=_sound)
+"""Format of a spoken answer's deltas for vllm-omni's clients."""

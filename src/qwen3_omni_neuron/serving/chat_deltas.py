@@ -1,0 +1,49 @@
+"""Deltas of a streamed chat completion in OpenAI's format: of written and of spoken answers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pybase64
+
+from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk
+from qwen3_omni_neuron.serving.sound import pcm16, wav_header
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Deltas:
+    """Format of one answer's deltas.
+
+    first: delta before all others. text: returns the delta of a text. last: deltas after all
+    others; the finish reason comes with the last one. sound: returns the parts of a chunk's delta
+    in JSON; a part may be as long as the chunk and is copied once.
+    """
+
+    first: Json
+    text: Callable[[str], Json]
+    last: Sequence[Json]
+    sound: Callable[[AudioChunk], Sequence[bytes]]
+
+
+WRITTEN = Deltas(
+    {"role": "assistant", "content": ""}, lambda text: {"content": text}, [{}], lambda _: ()
+)
+
+
+def spoken(audio_id: str, voice: str, expires_at: int, with_header: bool) -> Deltas:
+    """Return the format of a spoken answer. with_header: its sound begins with a WAV header."""
+
+    def sound(chunk: AudioChunk) -> Sequence[bytes]:
+        data = pcm16(chunk.samples)
+        if with_header and not chunk.first_sample:
+            data = wav_header(SAMPLE_RATE) + data
+        return b'{"audio":{"data":"', pybase64.b64encode(data), b'"}}'
+
+    return Deltas(
+        {"role": "assistant", "content": None, "audio": {"id": audio_id, "voice": voice}},
+        lambda text: {"audio": {"transcript": text}},
+        [{"audio": {"expires_at": expires_at}}, {}],
+        sound,
+    )
