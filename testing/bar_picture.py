@@ -20,7 +20,7 @@ BAR, GAP, HEAD, LINE_HEAD = 24, 12, 64, 24
 DARK = "#202020"
 # White text on each, and each on white, has a contrast of 4.5 or more.
 COLOURS = ("#4063d8", "#2e7d1f", "#9558b2", "#cb3c33")
-# Rates of the machine of BENCHMARK.md, "The released size", with AVX-512.
+# Rates of the machine of docs/benchmarks/released.md with AVX-512.
 MACHINE = Rates(bytes_per_s=30.4e9, multiply_adds_per_s=102e9, threads=2)
 # Dtypes, each with that of the code predictor by default.
 DTYPES = {"mixed": "mixed", "int8": "mixed", "int4": "mixed"}

@@ -1,4 +1,4 @@
-"""The pictures at the top of BENCHMARK.md, drawn from the tables below them.
+"""The pictures of BENCHMARK.md, drawn from the tables in docs/benchmarks/.
 
 The tables are the only place of the figures: a picture, and the words for those who do not see it,
 are made of what they say.
@@ -13,7 +13,7 @@ from qwen3_omni_neuron.cpu.work import FRAME_S
 from testing.bar_picture import Line, Rows, draw
 from testing.imports import ROOT
 
-DOCUMENT = ROOT / "BENCHMARK.md"
+PAGES = "docs/benchmarks"
 FOLDER = "docs/plots"
 FRAME_MS = 1e3 * FRAME_S
 FRAMES = 48  # of the replies that are compared with others'
@@ -89,8 +89,7 @@ def whole_reply(text: str) -> Picture:
         {**_beside_openvino(text, "whole reply"), **rows},
         "ms",
         "`small` (155 M random parameters), two cores. Left of the line a reply is made faster "
-        "than it plays: its RTF is below 1. See [transformers](#against-transformers-generate) "
-        "and [OpenVINO](#against-openvino).",
+        "than it plays: its RTF is below 1. See [other packages](docs/benchmarks/comparisons.md).",
         (FRAMES * FRAME_MS, f"{FRAMES * FRAME_MS:.0f} ms: as long as it plays"),
     )
 
@@ -102,7 +101,7 @@ def first_sample(text: str) -> Picture:
         _beside_openvino(text, "first sample, 1-frame chunks"),
         "ms",
         "From the request on, with the same checkpoint and prompt. See "
-        "[OpenVINO](#against-openvino).",
+        "[OpenVINO](docs/benchmarks/comparisons.md#against-openvino).",
     )
 
 
@@ -137,7 +136,7 @@ def after_speech(text: str) -> Picture:
         "ms",
         "`small`. Rows of earlier turns stay in the KV cache, and speech is prefilled while it "
         "arrives, so the tenth turn waits about as long as the second. See "
-        "[After the end of speech](#after-the-end-of-speech).",
+        "[After the end of speech](docs/benchmarks/sessions.md).",
     )
 
 
@@ -149,7 +148,7 @@ def lost_slot(text: str) -> Picture:
             "rows copied back": numbers(spilled)[0],
             "rows computed again": numbers(anew)[0],
         }
-        for others, spilled, anew in cells(text, "After the end of speech", *columns)
+        for others, spilled, anew in cells(text, "A lost slot", *columns)
     }
     return Picture(
         "First sample after a conversation lost its slot",
@@ -157,7 +156,7 @@ def lost_slot(text: str) -> Picture:
         "times",
         "`small`, 24 conversations over eight slots: how many times as long a turn waits as the "
         "next one, which kept its slot. `spill_bytes` is the option that copies rows. See "
-        "[After the end of speech](#after-the-end-of-speech).",
+        "[A lost slot](docs/benchmarks/sessions.md#a-lost-slot).",
         (1.0, "1: as with its slot"),
     )
 
@@ -174,22 +173,19 @@ def clients_at_once(text: str) -> Picture:
         rows,
         "/s",
         "`tiny` (1.4 M random parameters), streamed replies of up to 48 frames; clients and model "
-        "share two cores. See [Over HTTP](#over-http).",
+        "share two cores. See [Over HTTP](docs/benchmarks/serving.md#over-http).",
     )
 
 
 def released_frame(text: str) -> Picture:
     """Show the time of a frame at the released size."""
-    machines = ("without AVX-512", "with AVX-512")
-    table = cells(text, "The released size", "figure", *machines)
-    figures = {figure: row for figure, *row in table}
-    measured, limit = figures["RTF"], figures["the sum of its parts' limits"]
+    figures = dict(cells(text, "The released size", "figure", "with AVX-512"))
     rows = {
-        machine: {
-            "measured": FRAME_MS * numbers(measured[i])[0],
-            "its parts by the machine's rates": FRAME_MS * numbers(limit[i])[0],
+        "with AVX-512": {
+            "measured": FRAME_MS * numbers(figures["RTF"])[0],
+            "its parts by the machine's rates": FRAME_MS
+            * numbers(figures["the sum of its parts' limits"])[0],
         }
-        for i, machine in enumerate(machines)
     }
     return Picture(
         "The released size in int4: time of one frame, ms",
@@ -197,7 +193,7 @@ def released_frame(text: str) -> Picture:
         "ms",
         "35 G random parameters, two cores: RTF times 80 ms, so that the prompt is included. "
         "Where a bar crosses the line, speech is made slower than it plays. See "
-        "[The released size](#the-released-size).",
+        "[The released size](docs/benchmarks/released.md).",
         (FRAME_MS, f"{FRAME_MS:.0f} ms: as long as it plays"),
     )
 
@@ -212,14 +208,20 @@ PICTURES: dict[str, Callable[[str], Picture]] = {
 }
 
 
+def tables() -> str:
+    """Return the text of all pages with tables."""
+    pages = sorted((ROOT / PAGES).glob("*.md"))
+    return "\n".join(page.read_text(encoding="utf-8") for page in pages)
+
+
 def svg(name: str) -> str:
-    """Draw one picture from BENCHMARK.md."""
-    return PICTURES[name](DOCUMENT.read_text(encoding="utf-8")).svg()
+    """Draw one picture."""
+    return PICTURES[name](tables()).svg()
 
 
 def block() -> str:
     """Write the pictures with their notes, as Markdown of BENCHMARK.md."""
-    text = DOCUMENT.read_text(encoding="utf-8")
+    text = tables()
     parts = []
     for name, picture_of in PICTURES.items():
         picture = picture_of(text)

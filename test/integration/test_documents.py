@@ -24,7 +24,7 @@ from testing.torchneuron.leaner import write_leaner_checkpoint
 
 DOCUMENTS = sorted(
     str(file.relative_to(ROOT))
-    for pattern in ("*.md", "docs/*.md", "examples/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "examples/*.md")
     for file in ROOT.glob(pattern)
 )
 BLOCK = re.compile(

@@ -38,6 +38,7 @@ from qwen3_omni_neuron.cpu.work import Work, work_of
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing import report_cases
+from testing.imports import ROOT
 from testing.media_cases import QUESTION_WAV
 from testing.peak_memory import peak_tensor_bytes
 from testing.prompts import prompt_of
@@ -79,6 +80,8 @@ def run(script: Any, arguments: list[str], folder: Path) -> Results:
 
 
 SCRIPTS = sorted(file.stem for file in Path(bench.__path__[0]).glob("*.py"))
+PAGES = (str(page.relative_to(ROOT)) for page in (ROOT / "docs" / "benchmarks").glob("*.md"))
+DOCUMENTS = sorted(["BENCHMARK.md", "README.md", "Makefile", *PAGES])
 
 
 def test_every_script_has_its_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,9 +94,9 @@ def test_every_script_has_its_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert "usage: " in capsys.readouterr().out, name
 
 
-@pytest.mark.parametrize("document", ["BENCHMARK.md", "README.md", "Makefile"])
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_a_document_names_scripts_that_exist(document: str) -> None:
-    text = (Path(bench.__path__[0]).parent / document).read_text(encoding="utf-8")
+    text = (ROOT / document).read_text(encoding="utf-8")
     named = set(re.findall(r"\bbench\.(\w+)", text)) | set(re.findall(r"\bbench/(\w+)\.py", text))
     assert named
     assert named <= set(SCRIPTS)

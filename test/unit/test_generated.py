@@ -95,14 +95,14 @@ def test_parts_that_are_not_stacked_have_a_bar_and_a_size_each() -> None:
         assert f">{said}<" in svg
 
 
-# Pictures of BENCHMARK.md, whose figures are those of its tables
+# Pictures of BENCHMARK.md, whose figures are those of the tables in docs/benchmarks/
 
-BENCHMARK = (ROOT / "BENCHMARK.md").read_text(encoding="utf-8")
+TABLES = benchmark_pictures.tables()
 
 
 def test_a_picture_follows_its_table() -> None:
-    changed = re.sub(r"(\| ours, float32 \| )[\d,.]+", r"\g<1>1,276", BENCHMARK)
-    before, after = map(benchmark_pictures.whole_reply, (BENCHMARK, changed))
+    changed = re.sub(r"(\| ours, float32 \| )[\d,.]+", r"\g<1>1,276", TABLES)
+    before, after = map(benchmark_pictures.whole_reply, (TABLES, changed))
     assert after.rows["both in float32"]["this package"] == 1276.0
     assert ">1276 ms<" in after.svg()
     assert "both in float32: this package 1276, " in after.alt()
@@ -111,7 +111,7 @@ def test_a_picture_follows_its_table() -> None:
 
 def test_replies_that_are_compared_have_as_many_frames_as_the_picture_says() -> None:
     for others in ("transformers' `generate`", "OpenVINO"):
-        section = BENCHMARK.split(f"## Against {others}\n")[1].split("\n## ")[0]
+        section = TABLES.split(f"## Against {others}\n")[1].split("\n## ")[0]
         assert f"{benchmark_pictures.FRAMES} frames" in section
 
 

@@ -48,7 +48,7 @@ GB = 1e9
 POSITIONS, TALKER_POSITIONS = 4096, 4096 + 1024
 MEASURE_S = 2.0
 # Times that measured replies took of the least time of their calls: from 0.96 to 1.79 on the two
-# machines of "The released size" in BENCHMARK.md.
+# machines of docs/benchmarks/released.md.
 MEASURED_TIMES = 1.0, 1.8
 EXTRAS = {
     "serve": "`serve`",
@@ -201,7 +201,7 @@ def speed_text(rates: "Rates", limits: "Mapping[str, CallSeconds]") -> list[str]
         "Derived from that, for a reply of Qwen3-Omni-30B-A3B with 50 tokens and 16 s of speech in "
         "a dtype that fits. Below RTF 1 speech is made faster than it plays. Expected: "
         f"{least} to {most} times the least time of its calls, as replies took that were measured "
-        "(BENCHMARK.md).",
+        "(docs/benchmarks/released.md).",
         "",
         "| dtype | RTF at least (derived) | RTF expected (derived) | |",
         "| --- | ---: | ---: | --- |",
