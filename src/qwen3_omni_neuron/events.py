@@ -16,16 +16,21 @@ FinishReason = Literal["stop", "length", "no_speech", "runaway"]
 class Timings:
     """Times and sizes of one request. Times are in seconds from its arrival.
 
-    queued_s: time to the slot. ttft_s: time to the first text token (to the slot if the text was
-    given). ttfb_s: time to the first audio sample (None without speech). total_s: time to the last
-    event. audio_s: duration of the audio. rtf: time of the last sample / audio_s; below 1 is faster
-    than real time (None without speech). prompt_tokens, text_tokens, frames: their numbers.
-    reused_tokens: number of prompt tokens whose rows an earlier request had computed.
-    prompt_audio_tokens, prompt_image_tokens: number of prompt tokens of audio, and of images and
-    videos. speech_s: time of each stage's calls for this request since its first token, by name; a
-    call for several requests counts for each of them. slow_stage: the stage whose calls took
-    longest, where they took longer than the audio lasts, so that the speech can't be played as it
-    is made; else None. slow_speech: the log's line about that, with what would help; else None.
+    queued_s: time to the slot.
+    ttft_s: time to the first text token; to the slot where the text was given.
+    ttfb_s: time to the first audio sample; None without speech.
+    total_s: time to the last event.
+    audio_s: duration of the audio.
+    rtf: time of the last sample / audio_s, below 1 faster than real time; None without speech.
+    prompt_tokens: number of tokens of the prompt.
+    reused_tokens: number of them whose rows an earlier request had computed.
+    text_tokens: number of tokens of the text.
+    frames: number of frames of speech.
+    prompt_audio_tokens: number of prompt tokens of audio.
+    prompt_image_tokens: number of prompt tokens of images and videos.
+    speech_s: time of its calls since its first token, by stage; a shared call counts in full.
+    slow_stage: the stage whose calls took longest, if they took longer than the audio; else None.
+    slow_speech: the log's line about speech that is slower than it plays; else None.
     """
 
     queued_s: float

@@ -48,21 +48,28 @@ _BY_MODEL = {
 class CompilePlan:
     """Settings of a compile, made and checked by `make_plan`.
 
-    model: the checkpoint's folder; its path does not affect what is compiled. tp: number of
-    cores that share a model's weights. lnc: number of physical cores in a logical core. profile:
-    "safe" or "fast", see docs/trn2.md. max_concurrency: number of slots, the requests at a time.
-    context_length: positions of a slot's KV cache. talker_context_length: the same for the talker.
-    Lists of sizes, ascending. An empty list means any size, without padding:
-    prompt_buckets: rows of a prompt. decode_buckets: positions that a decode step attends to.
-    patch_buckets: patches of an image or a video frame. audio_windows: windows of 8 s in a call.
-    projection_rows: rows in a call of the talker's projections. batches: slots in a step.
-    chunk_frames: frames in a call of the vocoder. predictor_top_k: largest top_k of the code
-    predictor's sampling; 0: any. predictor_dtype: "same": the code predictor is in `dtype`, as the
-    other models. "mixed": its weights are, or in int8 and int4 are bfloat16, and it computes in
-    float32. "float32": its weights are float32, too.
-    chunked_prefill: whether rows can be appended to the rows of a slot, and slots copied; see
-    Limits. mixed_arithmetic: dtype of activations where weights have another; see Limits. Both
-    follow from the target and are no settings.
+    A tuple of sizes is ascending; an empty one means any size, without padding.
+
+    model: the checkpoint's folder; its path does not affect what is compiled.
+    target: name of the target.
+    tp: number of cores that share a model's weights.
+    lnc: number of physical cores in a logical core.
+    profile: "safe" or "fast", see docs/trn2.md.
+    dtype: numbers of the weights, see cpu.precision.
+    max_concurrency: number of slots, the requests at a time.
+    context_length: positions of a slot's KV cache of the thinker.
+    talker_context_length: positions of a slot's KV cache of the talker.
+    prompt_buckets: rows of a prompt.
+    decode_buckets: positions that a decode step attends to.
+    patch_buckets: patches of an image or a video frame.
+    audio_windows: windows of 8 s in a call.
+    projection_rows: rows in a call of the talker's projections.
+    batches: slots in a step.
+    chunk_frames: frames in a call of the vocoder.
+    predictor_top_k: largest top_k of the code predictor's sampling; 0: any.
+    chunked_prefill: whether rows can be appended to a slot, and slots copied; set by the target.
+    mixed_arithmetic: activations of dtypes with other weights, see Limits; set by the target.
+    predictor_dtype: "same" as dtype; "mixed", float32 over stored or bfloat16 weights; "float32".
     """
 
     model: Path

@@ -89,11 +89,8 @@ class Timestamps:
 class LiveRequest:
     """State of one request from `Pipeline.submit` to its end.
 
-    slot: its row in every engine, -1 while it is queued. holders: number of stages that still have
-    a task for it; the slot is free again when there is none. ended: complete, cancelled or failed;
-    `wake` lets every stage drop it then.
     The pipeline's lock guards every field except `random`, and except `called_s` and `speech_s`,
-    whose parts are written by one stage each.
+    whose parts are written by one stage each. wake: lets every stage drop a request that ended.
     """
 
     def __init__(
@@ -110,9 +107,9 @@ class LiveRequest:
         self.seed = request.options.seed
         self.random = RequestRandom(self.seed)
         self.timestamps = Timestamps(progress_s=request.arrived_s)
-        self.slot = -1
-        self.holders = 0
-        self.ended = False
+        self.slot = -1  # its row in every engine; -1 while it is queued
+        self.holders = 0  # stages that have a task for it; the slot is free at 0
+        self.ended = False  # complete, cancelled or failed
         self.error: BaseException | None = None
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []  # one for each of token_ids, where the request asks
@@ -122,18 +119,17 @@ class LiveRequest:
         self.encoding = False  # whether its prefill waits for the encoder stage
         self.encoded: PromptMedia | None = None  # media that the encoder stage has encoded
         self.codes: list[NDArray[np.int64]] = []  # [16] a frame
-        # By frame: see runtime.runaway.end_probability; 1 before the whole text was taken.
-        self.end_probabilities: list[float] = []
+        self.end_probabilities: list[float] = []  # by frame; 1 before the whole text was taken
         self.decoded_frames = 0  # frames of `codes` that the vocoder has decoded
         self.chunk_wanted = 1  # frames that the vocoder's next chunk needs
         self.chunks = 0  # number of chunks that the vocoder has decoded
         self.chunk_due = False  # the vocoder decodes the first chunk now, or next
         self.playback = Playback(now)  # of the chunks that were passed on
-        # Start of the engine call that each stage makes for it now; None between calls.
+        # By stage, start of its engine call now; None between calls.
         self.called_s: dict[str, float | None] = dict.fromkeys(
             ("encoder", "thinker", "talker", "vocoder")
         )
-        # Time of the calls that each stage has made for it since the first token.
+        # By stage, time of its calls since the first token.
         self.speech_s: dict[str, float] = dict.fromkeys(("thinker", "talker", "vocoder"), 0.0)
         self.frame_times: deque[float] = deque(maxlen=RECENT_FRAMES)
         self.speech_ended = False  # no frame comes after those in `codes`
