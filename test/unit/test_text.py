@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from transformers import Qwen2TokenizerFast
 
-from qwen3_omni_neuron.runtime.request_events import TextStream
+from qwen3_omni_neuron.runtime.stream import TextStream
 
 
 @pytest.fixture(scope="module")

@@ -6,5 +6,5 @@ runtime.talker_stage and runtime.vocoder_stage choose what each does next, by th
 runtime.policy, and runtime.fairness whose request is next. runtime.prefix_cache knows which rows
 each slot holds, so that no row is computed twice. runtime.buffers carry tokens and audio between
 threads, runtime.schedule decides the sizes of audio chunks, and runtime.stream is the caller's end:
-an iterator over the events that runtime.request_events and runtime.joined_events make.
+an iterator over a reply's events. runtime.playback estimates what a player still has to play.
 """
