@@ -6,10 +6,12 @@ question gets the right answer.
 """
 
 import argparse
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,8 @@ from bench.attacks.outcomes import Outcome, wrong_of
 from bench.attacks.target import ServerSpec, Target, target_of, waited
 from bench.hostile import KINDS
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT
+from qwen3_omni_neuron.serving.protocol import GuardedProtocol, GuardedSocket
+from qwen3_omni_neuron.serving.server import _Uvicorn
 from testing.repeats import again
 
 OPTIONS = argparse.Namespace(dtype="auto", placement="shared", threads=1)
@@ -59,6 +63,17 @@ def servers() -> Iterator[Servers]:
     made = Servers()
     yield made
     made.close()
+
+
+@pytest.mark.parametrize("ours", [GuardedProtocol, GuardedSocket, _Uvicorn])
+def test_each_override_of_uvicorn_names_the_kind_that_it_answers(ours: type[Any]) -> None:
+    names, theirs = {kind.name for kind in KINDS}, ours.__base__
+    overrides = {k: v for k, v in vars(ours).items() if hasattr(theirs, k) and k[0] != "_"}
+    assert len(overrides) > 3
+    for name, override in overrides.items():
+        answered = re.search(r"\[([a-z, -]+)\]", override.__doc__ or "")
+        assert answered, name
+        assert names.issuperset(answered[1].split(", ")), name
 
 
 @pytest.mark.usefixtures("warm_commands")

@@ -127,3 +127,13 @@ def test_without_metadata_doctor_says_that_it_does_not_know(
 )
 def test_what_counts_as_supported(version: str, supported: str, expected: bool) -> None:
     assert is_supported(version, supported) is expected
+
+
+@pytest.mark.parametrize("package", ["uvicorn", "websockets"])
+def test_the_newest_allowed_minor_version_of_what_serving_overrides_is_the_tested_one(
+    package: str,
+) -> None:
+    ends = re.findall(rf'"{package}>=\d+(?:\.\d+)?,<(\d+)\.(\d+)"', PYPROJECT)
+    assert len(ends) == PYPROJECT.count(f'"{package}>='), "each extra bounds it"
+    major, minor = map(int, metadata.version(package).split(".")[:2])
+    assert {(int(a), int(b)) for a, b in ends} == {(major, minor + 1)}

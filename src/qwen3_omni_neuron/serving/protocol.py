@@ -1,4 +1,7 @@
-"""uvicorn's HTTP/1.1 and WebSockets, with limits for clients that send or read too slowly."""
+"""uvicorn's HTTP/1.1 and WebSockets, with limits for clients that send or read too slowly.
+
+An override's docstring names in brackets the kinds of hostile requests that it answers.
+"""
 
 import asyncio
 import math
@@ -56,7 +59,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._watch: SendWatch
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin a connection, or refuse it if too many are open."""
+        """Begin a connection, or refuse it if too many are open [silent, half-open]."""
         super().connection_made(transport)
         sock = transport.get_extra_info("socket")
         if sock is not None:
@@ -70,13 +73,13 @@ class GuardedProtocol(HttpToolsProtocol):
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End a connection."""
+        """End a connection, and its timers [half-open]."""
         self._stop(self._head_timer)
         self._watch.stop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes from the client."""
+        """Take bytes from the client [slow-heads, endless-heads, upgrades]."""
         if self.transport.is_closing():
             return
         self._kept_bytes += len(data)
@@ -122,12 +125,12 @@ class GuardedProtocol(HttpToolsProtocol):
         return self.parser.should_upgrade() and not self._should_upgrade()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a header. Drops trailers, and headers beyond the gate's limit."""
+        """Add a header. Drops trailers and headers beyond the gate's limit [endless-heads]."""
         if not self._in_request and len(self.headers) <= MOST_HEADERS:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin a request. Raises ValueError if it can't, which closes the connection."""
+        """Begin a request. Raises ValueError to close the connection [pipelined, upgrades]."""
         if self._is_parsed_again:
             if self.parser.get_method() == b"CONNECT":
                 raise ValueError("this server is no proxy")
@@ -142,19 +145,19 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of a body."""
+        """Take a part of a body [endless-heads]."""
         self._kept_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """End a request, not its answer."""
+        """End a request, not its answer [endless-heads, upgrades]."""
         if self._is_parsed_again:
             return
         self._in_request, self._kept_bytes = False, 0
         super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
-        """Pass the connection to GuardedSocket, or refuse a request that it can't read."""
+        """Pass the connection to GuardedSocket, or refuse an unreadable request [socket-paths]."""
         self._in_request = True  # to the connection's end: no other headers are expected
         readable = self.url.isascii()
         if readable:
@@ -166,7 +169,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(ApiError(400, "its headers open no WebSocket.", "invalid_http"))
 
     def on_response_complete(self) -> None:
-        """Continue with the next request, or close soon if this one's body is not complete.
+        """Continue with the next request, or close soon if the body goes on [body-declared].
 
         Closing at once would hide a refusal from a client that sends its whole body before it
         reads.
@@ -178,7 +181,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.loop.call_later(LINGER_S, self._body_is_late, self.cycle)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse bytes that are not HTTP."""
+        """Refuse bytes that are not HTTP [endless-heads, pipelined]."""
         if self._answering:
             self.transport.abort()  # a refusal would land in the middle of the answer
         else:
@@ -240,14 +243,14 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         return self._watch.unsent
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin a connection."""
+        """Begin a connection [realtime-unread]."""
         super().connection_made(transport)
         self._watch = SendWatch(self.transport, self.loop, self._settings, lambda: not self._ends)
         address = self.client[0] if self.client else "unknown"
         self._account = self._service.account_of_request(f"sockets of {address}")
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes from the client."""
+        """Take bytes from the client [socket-fragments]."""
         if self._refused:
             return
         try:
@@ -280,26 +283,26 @@ class GuardedSocket(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     def handle_cont(self, event: Frame) -> None:
-        """Add a further frame of a message."""
+        """Add a further frame of a message [socket-empty-fragments]."""
         if len(self.frames) >= MOST_FRAMES:
             self._refuse(CloseCode.MESSAGE_TOO_BIG, f"more than {MOST_FRAMES} frames")
         elif not self._refused:
             super().handle_cont(event)
 
     def handle_ping(self) -> None:
-        """Answer a ping, unless the client does not read: unread answers would fill the memory."""
+        """Answer a ping, unless the client does not read the answers [socket-pings]."""
         if self.writable.is_set():
             super().handle_ping()
         else:
             self.conn.data_to_send()
 
     def send_receive_event_to_app(self) -> None:
-        """Deliver a message to the application."""
+        """Deliver a message to the application [socket-fragments]."""
         self._taken, self._coming = self._taken + self._coming, 0
         super().send_receive_event_to_app()
 
     async def receive(self) -> Any:
-        """Return the next message, and release the bytes of the ones before.
+        """Return the next message, and release the ones before [socket-tiny-events].
 
         Where it is there already, the event loop first has a round for others, and a pause after
         each BURST_S.
@@ -331,7 +334,7 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         self.loop.call_later(self.close_timeout, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End a connection."""
+        """End a connection, and release its bytes [socket-fragments]."""
         self._account.close()
         self._watch.stop()
         super().connection_lost(exc)
@@ -340,7 +343,7 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         self.conn.parser.close()
 
     def handle_connect(self, event: Request) -> None:
-        """Answer the request's headers."""
+        """Answer the request's headers [socket-paths]."""
         answer = self.conn.accept(event)
         if answer.status_code == 101:
             return super().handle_connect(event)
@@ -351,7 +354,7 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         return None
 
     async def send(self, message: Any) -> None:
-        """Send a message after the earlier ones. A message that has begun is sent to its end."""
+        """Send a message whole, after the earlier ones [realtime-retrieve, realtime-unread]."""
         self._ends = self._ends or message["type"] == "websocket.close"
         text = message.get("text") or ""
         await self._sending.acquire()

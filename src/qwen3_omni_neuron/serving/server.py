@@ -212,7 +212,10 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's server with our acceptor, background tasks, and our handling of signals."""
+    """uvicorn's server with our acceptor, background tasks, and our handling of signals.
+
+    As in `serving.protocol`, brackets name the kinds of hostile requests that an override answers.
+    """
 
     def __init__(
         self,
@@ -228,7 +231,7 @@ class _Uvicorn(uvicorn.Server):
         self._on_signal, self._at_end = on_signal, at_end
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until the server is told to end."""
+        """Serve, with tasks beside, until the server is told to end [slow-reader-drain]."""
         tasks = [asyncio.create_task(task()) for task in self._beside]
         try:
             await super().serve(sockets)
@@ -238,7 +241,7 @@ class _Uvicorn(uvicorn.Server):
             await self._at_end()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen. Raises OutputError if the address can't be bound."""
+        """Listen [silent-tls]. Raises OutputError if the address can't be bound."""
         config, host, port = self.config, self._settings.host, self._settings.port
         try:
             sockets = await listening_sockets(host, port, config.backlog)
@@ -259,7 +262,7 @@ class _Uvicorn(uvicorn.Server):
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Cancel the running requests, let them send their last messages, and close connections."""
+        """Cancel requests, let them send their last bytes, and close [long-decoding-drain]."""
         await super().shutdown(sockets)
         tasks = set(self.server_state.tasks)
         if self.force_exit:  # otherwise uvicorn has cancelled them
@@ -271,6 +274,6 @@ class _Uvicorn(uvicorn.Server):
             connection.transport.abort()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle a signal."""
+        """Drain at the first signal, end at the second [slow-reader-drain]."""
         if sig in (signal.SIGTERM, signal.SIGINT):
             self._on_signal()
