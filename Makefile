@@ -68,7 +68,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # its own speed and processes that start leave a core idle. In the order of their names:
 # pytest-xdist's own keeps the files of few long tests for the end, where the others wait.
 PROCESSES ?= 3
-PYTEST := python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
+# .ci/run sets testing.once_more.
+TESTER ?= pytest
+PYTEST := python -m $(TESTER) --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # The tests whose oracle is transformers.
 WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_conversation \
@@ -134,7 +136,7 @@ test-hammer: $(VENV)/installed
 	    $(if $(SEED),--seed $(SEED)) $(or $(TESTS),test)
 
 test-ray: $(VENV)/ray
-	TEST_RAY=1 $(VENV)/bin/pytest test/fleet
+	TEST_RAY=1 $(VENV)/bin/python -m $(TESTER) test/fleet
 
 test-scaling: $(VENV)/ray
 	TEST_RAY=scaling $(VENV)/bin/pytest test/fleet/test_scaling_and_stalls.py
@@ -145,7 +147,7 @@ test-wide: $(VENV)/installed
 # The rest is the same whichever transformers is installed, and so is what a dtype rounds. In one
 # process: each of several would import transformers.
 test-oracle: $(NXDI_VENV)/installed
-	$(NXDI_VENV)/bin/python -m pytest $(WITH_TRANSFORMERS) -k "not answer_as_the_reference and not answers_as_the_reference"
+	$(NXDI_VENV)/bin/python -m $(TESTER) $(WITH_TRANSFORMERS) -k "not answer_as_the_reference and not answers_as_the_reference"
 
 # Without the tests of target torchneuron, which `make test` runs: they need a process in which NxDI's
 # stand-in for torch_neuronx was not imported.
@@ -185,7 +187,7 @@ test-quantised: $(addsuffix /installed,$(QUANTISED_VENV) $(QUANTISED_READERS))
 	    $$venv/bin/python -m pytest test/quantised/test_transformers_reads.py || exit 1; done
 
 test-clients: $(VENV)/installed $(addsuffix /installed,$(CLIENT_VENVS))
-	TEST_CLIENTS="$(CLIENTS)" $(VENV)/bin/python -m pytest test/clients
+	TEST_CLIENTS="$(CLIENTS)" $(VENV)/bin/python -m $(TESTER) test/clients
 
 test-extras: $(VENV)/installed
 	TEST_EXTRAS=1 $(VENV)/bin/python -m pytest test/unit/test_extras.py
