@@ -1,5 +1,6 @@
 # make demo              a spoken question in, text and demo.wav out
 # make serve             a server in the shapes of OpenAI's API, on http://127.0.0.1:8000
+# make check             ruff, and the tests of the core over the sources as they are: a minute
 # make test              lint, types and tests, with the newest transformers
 # make test-all          this and test-ray with the cases that others show, too, in another size, type or
 #                        stage: a part of a release
@@ -72,6 +73,14 @@ PROCESSES ?= 3
 TESTER ?= pytest
 PYTEST := python -m $(TESTER) --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
+# Tests of model/, engines/, runtime/, options, session and prompt/, the longest first.
+CORE := $(addprefix test/unit/test_,$(addsuffix .py,pipeline policy options pipeline_ends tokenizer row_keys \
+    session truncation stop_strings sampling session_speech conversation positions fairness prefill_ahead \
+    async_stream config text token_buffer playback)) \
+    test/unit/test_code2wav_streaming.py::test_stream_equals_one_full_decode_for_every_split
+# Before the name of a command: $(VENV) where it is there, else what PATH has.
+TOOLS := $(if $(wildcard $(VENV)/bin/ruff),$(VENV)/bin/)
+
 # The tests whose oracle is transformers.
 WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_conversation \
     test_log_mel test_resizer test_positions test_sampling test_tiny test_tokenizer)) \
@@ -82,7 +91,7 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
 # Of its file the one test that lowers: the others, which `make test-nxdi` runs, need a later torch.
 NXDI_HLO := test/neuron/test_nxdi_export.py::test_the_hlo_of_every_graph_holds_nothing_that_the_compiler_refuses
 
-.PHONY: demo serve test test-all chromium test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
+.PHONY: demo serve check test test-all chromium test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
 .PHONY: speaking clean test-hlo test-import lower docs test-wide test-aarch64 test-aarch64-wheel bench-openvino bench-released
 .PHONY: site wheels test-deploy test-quantised test-clients test-ray test-scaling test-hammer test-extras
 
@@ -92,6 +101,13 @@ demo: $(VENV)/installed
 
 serve: $(VENV)/installed
 	$(VENV)/bin/qwen3-omni-neuron serve
+
+check:
+	@$(TOOLS)python -c 'import ruff, torch, xdist' || { echo "check: $(TOOLS)python has no test tools." \
+	    "Make .venv/installed, or install the extra test of pyproject.toml."; exit 1; }
+	$(TOOLS)ruff check
+	$(TOOLS)ruff format --check
+	PYTHONPATH=src $(TOOLS)$(PYTEST) --numprocesses 2 $(CORE)
 
 test: $(VENV)/installed lint
 	$(VENV)/bin/$(PYTEST)

@@ -73,17 +73,17 @@ def test_speech_that_ends_by_itself_stops_there(simulate: Simulate) -> None:
 def test_a_talker_that_is_done_first_does_not_hold_up_the_text(simulate: Simulate) -> None:
     """More tokens than the buffer holds come after its reader has left."""
     simulation = simulate(Times(thinker_step_s=0.01, vocoder_s=0.01), frames=2)
-    tokens = [n % 300 for n in range(3000)]
+    tokens = [n % 300 for n in range(1500)]
     result = finish(simulation.start(tokens, 10, thinker_limit=4000))
-    assert len(result.token_ids) == 3001
+    assert len(result.token_ids) == 1501
     assert len(result.codes) == 2
 
 
 def test_a_text_longer_than_the_buffer_is_spoken_whole(simulate: Simulate) -> None:
     """The thinker, much faster, waits for room."""
     simulation = simulate(Times(talker_step_s=0.01))
-    tokens = [n % 300 for n in range(2500)]
-    stream = simulation.start(tokens, 2600, thinker_limit=4000)
+    tokens = [n % 300 for n in range(1300)]
+    stream = simulation.start(tokens, 1350, thinker_limit=4000)
     ahead: list[int] = []
 
     def on_call(called: str, slots: Sequence[int]) -> None:
@@ -92,16 +92,16 @@ def test_a_text_longer_than_the_buffer_is_spoken_whole(simulate: Simulate) -> No
 
     simulation.on_call = on_call  # type: ignore[method-assign]
     result = finish(stream)
-    simulation.assert_right(result, tokens, 2600)
+    simulation.assert_right(result, tokens, 1350)
     assert 1000 < max(ahead) < 1100, "by as much as the buffer holds, and no more"
 
 
 def test_a_talker_that_is_done_lets_a_thinker_on_that_waits_for_room(simulate: Simulate) -> None:
     """Its last frame was decoded long before: nothing else wakes the thinker."""
     simulation = simulate(Times(talker_step_s=1.0), frames=2)
-    tokens = [n % 300 for n in range(3000)]
+    tokens = [n % 300 for n in range(1500)]
     result = finish(simulation.start(tokens, 10, thinker_limit=4000, chunk_frames=(1,)))
-    assert len(result.token_ids) == 3001
+    assert len(result.token_ids) == 1501
     assert len(result.codes) == 2
 
 
@@ -560,11 +560,11 @@ def test_without_a_queue_a_request_runs_where_a_slot_is_free(simulate: Simulate)
 
 def test_a_caller_that_does_not_read_stops_its_own_request_alone(simulate: Simulate) -> None:
     simulation = simulate(Times(0.1, 0.01, 0.01, 0.05, 0.01, 0.01, 0.01))
-    slow = simulation.start(TOKENS, 4000, chunk_frames=(1,))
-    tokens = [n % 300 for n in range(900)]
-    other = finish(simulation.start(tokens, 4000))
-    simulation.assert_right(other, tokens, 4000)
+    slow = simulation.start(TOKENS, 600, chunk_frames=(1,))
+    tokens = [n % 300 for n in range(600)]
+    other = finish(simulation.start(tokens, 600))
+    simulation.assert_right(other, tokens, 600)
     made = len(slow._live.codes)
     assert 32 <= made < 400, "bounded by what its caller, the vocoder and the talker may hold"
-    simulation.assert_right(finish(slow), TOKENS, 4000)
+    simulation.assert_right(finish(slow), TOKENS, 600)
     simulation.assert_idle()

@@ -45,7 +45,7 @@ def test_the_first_sample_is_as_early_on_shared_cores_as_on_cores_of_its_own(
     port: StageProfile,
 ) -> None:
     """711 ms once the pace is known; 739 where it is not, and 747 to 785 where text runs ahead."""
-    load = make_load(40, seed=0)
+    load = [replace(one, frames=16) for one in make_load(12, seed=0)]
     shared = case(port, OURS, "shared", 1, load)
     assert shared["ttfb_mean_s"] < 0.720
     assert shared["ttfb_p50_s"] == pytest.approx(0.668 + 0.027 + 0.009 + 0.003 + 0.119 / 30)
