@@ -31,10 +31,10 @@ from qwen3_omni_neuron.runtime.stage import Clock, Shared, Stage, Task
 from qwen3_omni_neuron.runtime.talker_stage import TalkerStage, TalkerTask
 from qwen3_omni_neuron.runtime.thinker_stage import ThinkerStage, ThinkerTask
 from qwen3_omni_neuron.runtime.vocoder_stage import VocoderStage, VocoderTask
-from qwen3_omni_neuron.runtime.watch import Watch
 
 logger = logging.getLogger(__name__)
 
+LOOK_S = 0.25  # interval between two polls for processes that have ended
 AWAITED_S = 20.0  # a speaker's next window comes after 8 s, and waits for a pause of the stages
 GREEDY = GenerationDefaults()
 MANY_PAGES = 100  # read from the disk for a reply: up to 13 MB, of large pages 210
@@ -124,7 +124,7 @@ class Pipeline:
             self._stages.append(self._encoder)
         for stage in self._stages:
             stage.start()
-        self._watch = Watch(self._looks())
+        self._watch = _Watch(self._looks())
 
     @property
     def spills(self) -> bool:
@@ -428,6 +428,38 @@ class Pipeline:
         with self._lock:
             for stage in self._stages:
                 stage.wake()
+
+
+class _Watch:
+    """Thread that calls functions every LOOK_S until it is closed; not started without functions.
+
+    It waits in real time, not by a stage's clock, because processes end in real time.
+    """
+
+    def __init__(self, looks: Sequence[Callable[[], None]]):
+        self._looks, self._closing = looks, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="qwen3-omni-watch", daemon=True)
+        if looks:
+            self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        """True in its own thread."""
+        return threading.current_thread() is self._thread
+
+    def close(self) -> None:
+        """Stop the calls. Waits for a call in progress, unless it is called from there."""
+        self._closing.set()
+        if self._looks and not self.is_current:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing.wait(LOOK_S):
+            for look in self._looks:
+                try:
+                    look()
+                except Exception:
+                    logger.exception("a look at what may end by itself has failed")
 
 
 def _schedule(options: RequestOptions, vocoder: Vocoder) -> Schedule:
