@@ -272,7 +272,7 @@ def test_speech_that_fails_once_it_has_begun_is_cut_and_not_ended(
     def failing(*_: Any) -> bytes:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr(speech._SoundFile, "finish", failing)
+    monkeypatch.setattr(speech.SpokenText, "_last", failing)
     with client_of(server) as client:
         streamed = client.audio.speech.with_streaming_response
         asked = {**SPEECH, "response_format": "pcm"}

@@ -22,6 +22,7 @@ from qwen3_omni_neuron.serving.realtime.items import ConversationItems
 from qwen3_omni_neuron.serving.realtime.response_stream import Response, ResponseSettings
 from qwen3_omni_neuron.serving.realtime.responses import Responses
 from qwen3_omni_neuron.serving.realtime.session_config import first_config, response_config
+from qwen3_omni_neuron.serving.turnstile import Turnstile
 from qwen3_omni_neuron.serving.voices import Voices
 from testing.scripted_model import ScriptedStream
 
@@ -53,11 +54,20 @@ class History:
         self.held -= size
 
 
-class Replying:
-    """A written reply of these texts, from its beginning on. sent: kinds of its events."""
+PCM = codec_of("audio/pcm", None)
+WRITTEN = ResponseSettings(False, True, PCM, 1.0, False, {})
 
-    def __init__(self, *texts: str, history: History | None = None):
-        self.texts, self.sent = texts, list[str]()
+
+class Replying:
+    """A reply of these texts, from its beginning on. sent: kinds of its events."""
+
+    def __init__(
+        self,
+        *texts: str,
+        history: History | None = None,
+        settings: ResponseSettings = WRITTEN,
+    ):
+        self.texts, self.settings, self.sent = texts, settings, list[str]()
         self.history = history or History()
         self.seen: Callable[[str], Awaitable[None]] | None = None
 
@@ -65,20 +75,19 @@ class Replying:
         service: Any = SimpleNamespace(settings=SimpleNamespace(log_content=False))
         service.model = SimpleNamespace(take=lambda: SimpleNamespace(info=service))
         service.thinks, service.metrics = False, SimpleNamespace(finished=lambda *_: None)
-        service.rates = SimpleNamespace(left=lambda _: [])
+        service.rates, service.turnstile = SimpleNamespace(left=lambda _: []), Turnstile()
         context = Context("req_1", "WEBSOCKET", "/v1/realtime", "me")
         self._pool = ThreadPoolExecutor(1)
         connection = Connection(self._send, self._pool, service, context)
         history: Any = self.history
         omni: Any = None
         self.items = ConversationItems(connection, omni, history, history)
-        settings = ResponseSettings(False, True, codec_of("audio/pcm", None), 1.0, False, {})
-        stream: Any = ScriptedStream(self.texts, False, None)
+        stream: Any = ScriptedStream(self.texts, self.settings.spoken, None)
         stream.reply = Reply(False, 15.0)
         history.turns.append(stream.reply)
         self.item, before = self.items.begin_reply(stream.reply, False, 1.0)
-        self.response = Response(settings, connection, self.items, lambda: None)
-        self.response.begin(stream, self.item, before)
+        self.response = Response(self.settings, connection, self.items, lambda: None)
+        self.response.begin(stream, self.item if self.settings.kept else None, before)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -141,6 +150,20 @@ def test_a_reply_that_was_made_to_its_end_is_settled_once(texts: tuple[str, ...]
             await made.response.end()
             assert (made.history.turns, made.history.held) == (turns, held)
             assert made.items.changes == 2
+
+    asyncio.run(run())
+
+
+def test_playback_is_of_the_sound_that_was_sent() -> None:
+    """At the client's speed, and without the speech of a call, which is left out."""
+
+    async def run() -> None:
+        call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+        settings = ResponseSettings(True, False, PCM, 2.0, True, {})
+        async with Replying(ONE, call, settings=settings) as made:
+            await made.ends()
+            assert "response.function_call_arguments.done" in made.sent
+            assert made.response.playback.sent_s == 0.04  # half of one chunk
 
     asyncio.run(run())
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,6 @@ from qwen3_omni_neuron.events import (
     TextDelta,
 )
 from qwen3_omni_neuron.options import RequestOptions
-from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.answer import PieceStream, json_event
 from qwen3_omni_neuron.serving.bodies import SMALL_BODY_BYTES, check_model, has_grammar, parse_json
@@ -42,6 +42,7 @@ from qwen3_omni_neuron.serving.ids import new_id
 from qwen3_omni_neuron.serving.media import MediaReader
 from qwen3_omni_neuron.serving.openapi import body_of, errors_of
 from qwen3_omni_neuron.serving.reply_text import Call, Content, Part, Reasoning, ReplyText
+from qwen3_omni_neuron.serving.served_stream import ServedStream
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.sound import encode_sound
 from qwen3_omni_neuron.serving.usage import chat_usage
@@ -201,7 +202,8 @@ class ChatReply:
         service: Service,
         context: Context,
     ):
-        self.wanted, self._stream, self._service, self._context = wanted, stream, service, context
+        self.wanted, self._service, self._context = wanted, service, context
+        self._served = ServedStream(stream, service, context, bursts=bool(wanted.stream))
         wanted.messages.clear()  # frees the media, which are as large as everything else
         self._id, self._created = new_id("chatcmpl-"), int(time.time())
         self._audio_id, self._expires_at = service.replies.named(self._id)
@@ -219,22 +221,18 @@ class ChatReply:
         self._reasoning_tokens = 0
         self._samples: list[NDArray[np.float32]] = []
         self._result: SpeechResult | None = None
-        self._heard = False
         frame = to_json(self._frame([])).removesuffix(b"[]}")
         self._before_delta = b"data: " + frame + b'[{"index":0,"delta":'
-        self._playback = Playback()
 
     def close(self) -> None:
         """Cancel the request."""
-        self._stream.close()
+        self._served.close()
 
     async def collect(self) -> None:
         """Read the stream to its end."""
-        with self._stream as stream:
-            async for event in stream:
+        with closing(self._served) as served:
+            async for (event,) in served:
                 self._take(event)
-                if isinstance(event, AudioChunk):
-                    self._playback.arrived(len(event.samples) / SAMPLE_RATE)
         self._finish()
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
@@ -243,23 +241,16 @@ class ChatReply:
         Text that is ready at the same time is one event.
         """
         pieces = [self._piece(self._deltas.first)]
-        with self._stream as stream:
-            async for events in stream.bursts():
-                if self._heard:  # the client already has sound to play
-                    await self._service.turnstile.wait()
+        with closing(self._served) as served:
+            async for events in served:
                 parts = [part for event in events for part in self._take(event)]
                 pieces += [self._piece(self._delta(part)) for part in _joined(parts)]
                 chunk = next((event for event in events if isinstance(event, AudioChunk)), None)
                 if chunk is not None and not self._calls:
                     pieces.append(self._event(self._deltas.sound(chunk), "audio"))
-                    self._heard = True
                 if self._result is None:
                     yield b"".join(pieces)
                     pieces = []
-                # After the yield: the chunk is with the client, or in its connection's buffer. A
-                # chunk that comes with the end is sent with the end, just below.
-                if chunk is not None:
-                    self._playback.arrived(len(chunk.samples) / SAMPLE_RATE)
         self._finish()
         *others, last = self._deltas.last
         pieces += [*map(self._piece, others), self._piece(last, self._finish_reason())]
@@ -331,14 +322,12 @@ class ChatReply:
         return self._deltas.text(part.text)
 
     def _finish(self) -> None:
-        """Record the complete reply, with its transcript for later turns."""
-        assert self._result is not None, "an answer that has ended"
-        result, text = self._result, "".join(self._texts)
+        """Keep the transcript of the complete reply for later turns, and for the log."""
+        text = "".join(self._texts)
         if self.wanted.speaks:
             self._service.replies.keep(self._audio_id, self._expires_at, self._context.owner, text)
-        self._context.finished(result, text if self._service.settings.log_content else None)
-        self._service.metrics.finished(result, self._playback, result.timings.reused_tokens)
-        self._context.place.leave()
+        if self._service.settings.log_content:
+            self._context.answer = text
 
     def _finish_reason(self) -> str:
         assert self._result is not None, "an answer that has ended"

@@ -9,8 +9,6 @@ import pybase64
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk
 from qwen3_omni_neuron.serving.sound import pcm16, wav_header
 
-Json = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class Deltas:
@@ -21,9 +19,9 @@ class Deltas:
     in JSON; a part may be as long as the chunk and is copied once.
     """
 
-    first: Json
-    text: Callable[[str], Json]
-    last: Sequence[Json]
+    first: dict[str, Any]
+    text: Callable[[str], dict[str, Any]]
+    last: Sequence[dict[str, Any]]
     sound: Callable[[AudioChunk], Sequence[bytes]]
 
 

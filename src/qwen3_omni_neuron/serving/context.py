@@ -47,10 +47,9 @@ class Context:
         """Record what the client requested."""
         self.fields |= {"stream": stream, "speech": speaks}
 
-    def finished(self, result: SpeechResult, answer: str | None) -> None:
-        """Record the reply. answer: its text, None where the log has no content."""
+    def finished(self, result: SpeechResult) -> None:
+        """Record the reply, without its text."""
         timings = result.timings
-        self.answer = answer
         self.fields |= {
             "queued_s": round(timings.queued_s, 4),
             "ttft_s": round(timings.ttft_s, 4),

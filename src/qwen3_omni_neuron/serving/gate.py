@@ -60,7 +60,7 @@ class Gate:
         try:
             await self._admit(scope, receive, context, releases)
             if scope["type"] == "websocket":
-                await self._open(scope, receive, answer)
+                await self._open(scope, receive, send)
             else:
                 await self._run(scope, receive, answer, context)
         except asyncio.CancelledError:  # the server ends without waiting for this request
@@ -83,12 +83,12 @@ class Gate:
             self._service.metrics.in_progress.dec(not watched)
             self._note(context)
 
-    async def _open(self, scope: Scope, receive: Receive, answer: Answer) -> None:
+    async def _open(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a socket until it ends."""
         if scope["path"] != REALTIME:
             message = f"there is no socket at {scope['path'][:200]!r}, only at {REALTIME}."
             raise ApiError(404, message, "unknown_url")
-        await self._sockets(scope, receive, answer.send)
+        await self._sockets(scope, receive, send)
 
     async def _admit(
         self, scope: Scope, receive: Receive, context: Context, releases: ExitStack

@@ -68,7 +68,7 @@ class Metrics:
         name, text = _PREFIX + "session_folder_bytes", "Bytes of the session folder"
         Gauge(name, text, registry=self.registry).set_function(held)
 
-    def finished(self, result: SpeechResult, playback: Playback, cached_tokens: int) -> None:
+    def finished(self, result: SpeechResult, playback: Playback) -> None:
         """Count a complete reply."""
         timings = result.timings
         self._finished.labels(result.thinker_finish_reason).inc()
@@ -79,6 +79,7 @@ class Metrics:
         self._queued.observe(timings.queued_s)
         if timings.prompt_tokens:  # otherwise the request gave the text
             self._ttft.observe(timings.ttft_s)
+            self._tokens.labels("reused").inc(timings.reused_tokens)
         if timings.ttfb_s is not None:
             self._ttfb.observe(timings.ttfb_s)
         if timings.rtf is not None:
@@ -86,7 +87,6 @@ class Metrics:
         self._underruns.inc(playback.underruns)
         self._silent.inc(playback.silent_s)
         self._tokens.labels("prompt").inc(timings.prompt_tokens)
-        self._tokens.labels("reused").inc(cached_tokens)
         self._tokens.labels("text").inc(timings.text_tokens)
         self._frames.inc(timings.frames)
         self._audio.inc(timings.audio_s)

@@ -1,6 +1,7 @@
 """POST /v1/audio/speech: a text in, its speech out, whole or streamed."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import closing
 from functools import partial
 from typing import Any, Literal, get_type_hints
 
@@ -13,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Finished
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, SpeechArguments
-from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.answer import EVENTS, PieceStream, json_event
 from qwen3_omni_neuron.serving.bodies import (
@@ -27,6 +27,7 @@ from qwen3_omni_neuron.serving.bodies import (
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.openapi import body_of, errors_of, schema_of_option
+from qwen3_omni_neuron.serving.served_stream import ServedStream
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.sound import MEDIA_TYPES, Tempo, encode_sound, pcm16, wav_header
 from qwen3_omni_neuron.serving.usage import speech_usage
@@ -132,7 +133,10 @@ def _start(service: Service, context: Context) -> "SpokenText":
 
 
 class SpokenText:
-    """One answer, sent as pieces of a sound file or as server-sent events."""
+    """One answer, sent as pieces of a sound file or as server-sent events.
+
+    The file is encoded while samples arrive, or as a whole at the end.
+    """
 
     def __init__(
         self,
@@ -143,57 +147,7 @@ class SpokenText:
         context: Context,
     ):
         """Start the speech. Raises ApiError if the speed is not available, and the API's errors."""
-        self.wanted, self.speaker = wanted, speaker
-        self._service, self._context = service, context
-        self._file = _SoundFile(wanted)
-        self._stream = start()
-
-    def close(self) -> None:
-        """Cancel the request."""
-        self._stream.close()
-
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """Yield the sound as it is made, or in one piece at the end.
-
-        In events, if the request wants them: the last one has the usage.
-        """
-        playback, result = Playback(), None
-        with self._stream as stream:
-            async for event in stream:
-                if isinstance(event, AudioChunk):
-                    if event.first_sample:
-                        await self._service.turnstile.wait()
-                    piece = self._file.push(event.samples)
-                    if piece:
-                        yield self._sent(piece)
-                    # After the yield: the chunk is with the client, or in its connection's buffer.
-                    playback.arrived(len(event.samples) / SAMPLE_RATE)
-                elif isinstance(event, Finished):
-                    result = event.result
-        assert result is not None, "a stream that has ended"
-        piece = await self._service.model.in_thread(self._file.finish)
-        if piece or not self.wanted.in_events:
-            yield self._sent(piece)
-        self._context.finished(result, None)
-        self._context.place.leave()
-        self._service.metrics.finished(result, playback, 0)
-        if self.wanted.in_events:
-            usage = speech_usage(result.timings)
-            yield json_event({"type": "speech.audio.done", "usage": usage})
-
-    def _sent(self, piece: bytes) -> bytes:
-        """Return a piece of the sound as it is sent."""
-        if not self.wanted.in_events:
-            return piece
-        sound = pybase64.b64encode(piece).decode("ascii")
-        return json_event({"type": "speech.audio.delta", "audio": sound})
-
-
-class _SoundFile:
-    """A sound file that is encoded while samples arrive, or as a whole at the end."""
-
-    def __init__(self, wanted: SpeechRequest):
-        self._format, self._as_made = wanted.sound_format, wanted.as_made
+        self.wanted, self.speaker, self._service = wanted, speaker, service
         self._head = wav_header(SAMPLE_RATE) if wanted.response_format == "wav" else b""
         self._kept: list[NDArray[np.float32]] = []
         self._tempo: Tempo | None = None
@@ -208,25 +162,53 @@ class _SoundFile:
                     "unsupported_value",
                     "speed",
                 ) from error
+        self._served = ServedStream(start(), service, context)
 
-    def push(self, samples: NDArray[np.float32]) -> bytes:
-        """Add samples. Returns the bytes that can be sent."""
-        if self._tempo is not None:
-            samples = self._tempo.push(samples)
-        return self._written(samples)
+    def close(self) -> None:
+        """Cancel the request."""
+        self._served.close()
 
-    def finish(self) -> bytes:
-        """Return the last bytes."""
-        last = b""
-        if self._tempo is not None:
-            last = self._written(self._tempo.finish())
-        if self._as_made:
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """Yield the sound as it is made, or in one piece at the end.
+
+        In events, if the request wants them: the last one has the usage.
+        """
+        usage: dict[str, Any] = {}
+        with closing(self._served) as served:
+            async for (event,) in served:
+                if isinstance(event, AudioChunk):
+                    piece = self._encoded(event.samples)
+                    if piece:
+                        yield self._sent(piece)
+                elif isinstance(event, Finished):
+                    usage = speech_usage(event.result.timings)
+                    piece = await self._service.model.in_thread(self._last)
+                    if piece or not self.wanted.in_events:
+                        yield self._sent(piece)
+        if self.wanted.in_events:
+            yield json_event({"type": "speech.audio.done", "usage": usage})
+
+    def _sent(self, piece: bytes) -> bytes:
+        """Return a piece of the sound as it is sent."""
+        if not self.wanted.in_events:
+            return piece
+        sound = pybase64.b64encode(piece).decode("ascii")
+        return json_event({"type": "speech.audio.delta", "audio": sound})
+
+    def _encoded(self, samples: NDArray[np.float32]) -> bytes:
+        """Add samples of the model. Returns the bytes that can be sent."""
+        return self._written(samples if self._tempo is None else self._tempo.push(samples))
+
+    def _last(self) -> bytes:
+        """Return the last bytes of the file."""
+        last = b"" if self._tempo is None else self._written(self._tempo.finish())
+        if self.wanted.as_made:
             return last or self._head
         samples = np.concatenate([np.zeros(0, np.float32), *self._kept])
-        return encode_sound(samples, SAMPLE_RATE, self._format)
+        return encode_sound(samples, SAMPLE_RATE, self.wanted.sound_format)
 
     def _written(self, samples: NDArray[np.float32]) -> bytes:
-        if not self._as_made:
+        if not self.wanted.as_made:
             self._kept.append(samples)
             return b""
         if not len(samples):

@@ -3,7 +3,7 @@
 import html
 import zlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -14,9 +14,8 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
-from qwen3_omni_neuron.events import Finished, SpeechResult, TextDelta, Timings
+from qwen3_omni_neuron.events import Finished, TextDelta, Timings
 from qwen3_omni_neuron.options import RequestOptions
-from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.answer import PieceStream, json_event
 from qwen3_omni_neuron.serving.bodies import (
@@ -30,6 +29,7 @@ from qwen3_omni_neuron.serving.forms import read_form
 from qwen3_omni_neuron.serving.logprobs import logprob_entries
 from qwen3_omni_neuron.serving.media import MediaReader
 from qwen3_omni_neuron.serving.openapi import errors_of, form_of
+from qwen3_omni_neuron.serving.served_stream import ServedStream
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.usage import duration_usage, transcription_usage
 from qwen3_omni_neuron.serving.without_effect import TRANSCRIPTIONS
@@ -174,8 +174,9 @@ class Transcription:
         """
         for window in self._windows:
             segment = Segment(window.start_s, window.end_s, "", [])
-            with await self._start(window) as stream:
-                async for event in stream:
+            served = ServedStream(await self._start(window), self._service)
+            with closing(served):
+                async for (event,) in served:
                     if isinstance(event, TextDelta) and event.text:
                         delta = event.text if segment.text or not self.text else f" {event.text}"
                         self.text += delta
@@ -187,7 +188,7 @@ class Transcription:
                             segment, text=text + event.text, token_ids=token_ids + event.token_ids
                         )
                     elif isinstance(event, Finished):
-                        self._count(event.result)
+                        self._timings.append(event.result.timings)
                         self._averages.append(float(np.mean(event.result.logprobs or [0.0])))
             self._segments.append(segment)
         self._context.place.leave()
@@ -251,11 +252,6 @@ class Transcription:
             **self._options,
         )
         return await self._service.model.start(start)
-
-    def _count(self, result: SpeechResult) -> None:
-        timings = result.timings
-        self._service.metrics.finished(result, Playback(), timings.reused_tokens)
-        self._timings.append(timings)
 
     def _verbose(self, number: int, segment: Segment) -> Json:
         """Return a segment with all fields of OpenAI's; no_speech_prob, not measured, is zero."""

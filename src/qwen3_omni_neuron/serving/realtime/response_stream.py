@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -21,6 +22,7 @@ from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Json
 from qwen3_omni_neuron.serving.realtime.items import ConversationItem, ConversationItems
 from qwen3_omni_neuron.serving.reply_text import Call, Content, Part, ReplyText
+from qwen3_omni_neuron.serving.served_stream import ServedStream
 from qwen3_omni_neuron.serving.sound import Tempo
 from qwen3_omni_neuron.serving.usage import realtime_usage
 from qwen3_omni_neuron.session import ReplyStream
@@ -62,10 +64,10 @@ class Response:
         """on_done: called before its last event."""
         self.id = new_id("resp_")
         self.message: ConversationItem | None = None
-        self.playback = Playback()
         self._settings, self._connection, self._items = settings, connection, items
         self._on_done = on_done
-        self._stream: ReplyStream | None = None
+        self._served: ServedStream  # set by `begin`, as is its playback
+        self.playback: Playback
         self._before: str | None = None  # id of the item before the message
         self._reason: CancelReason | None = None
         thinks = connection.service.model.take().info.thinks
@@ -89,7 +91,10 @@ class Response:
         self, stream: ReplyStream, message: ConversationItem | None, before: str | None
     ) -> None:
         """Start to send its events. message: its item; None if the reply is not kept."""
-        self._stream, self.message, self._before = stream, message, before
+        service, speed = self._connection.service, self._settings.speed
+        self._served = ServedStream(stream, service, speed=speed)
+        self.playback = self._served.playback
+        self.message, self._before = message, before
         self._task = asyncio.create_task(self._run())
 
     async def refuse(self, error: ApiError) -> None:
@@ -107,8 +112,7 @@ class Response:
         """Cancel the response at once: its generation stops."""
         if self._reason is None and self.running:
             self._reason = reason
-            assert self._stream is not None
-            self._stream.close()
+            self._served.close()
 
     async def end(self) -> None:
         """End the response of a client that has left; its item stays as far as it was sent."""
@@ -147,13 +151,10 @@ class Response:
 
     async def _read(self) -> SpeechResult | None:
         """Send the stream's events, to its end or until the response is cancelled."""
-        assert self._stream is not None
         result: SpeechResult | None = None
-        with self._stream as stream:
+        with closing(self._served) as served:
             await self._created()
-            async for event in stream:
-                if isinstance(event, AudioChunk) and event.first_sample:
-                    await self._connection.service.turnstile.wait()
+            async for (event,) in served:
                 if self._reason is not None:
                     break
                 if isinstance(event, TextDelta):
@@ -161,13 +162,12 @@ class Response:
                 elif isinstance(event, AudioChunk):
                     await self._sound(event)
                 else:
+                    await self._take(self._split.finish())
                     result = event.result
         return result
 
     async def _end_items(self, whole: bool) -> None:
         """End the items that were begun. whole: the reply was completed."""
-        if whole:
-            await self._take(self._split.finish())
         await self._close("completed" if whole else "incomplete")
         await self._settle()
 
@@ -188,7 +188,7 @@ class Response:
         await self._send_of(f"{kind}.delta", out, delta=text)
 
     async def _sound(self, chunk: AudioChunk) -> None:
-        if self._calls:  # a call is not meant to be heard: from the first on, speech is left out
+        if self._calls:
             return
         out = self._open or await self._open_message()
         samples = chunk.samples
@@ -200,10 +200,8 @@ class Response:
         if len(coded):
             delta = encoded_sound(coded, self._settings.codec)
             await self._send_of("output_audio.delta", out, delta=delta)
-        seconds = len(samples) / SAMPLE_RATE
-        self.playback.arrived(seconds)
         if out.item is not None:
-            out.item.audio_s += seconds
+            out.item.audio_s += len(samples) / SAMPLE_RATE
 
     async def _open_message(self) -> "_OutputItem":
         out = self._open = self._add_output(self.message if not self._output else None)
@@ -238,6 +236,7 @@ class Response:
 
     async def _call(self, call: Call) -> None:
         self._calls += 1
+        self._served.muted = True  # a call is not meant to be heard: speech is left out
         item, before = None, None
         if self.message is not None:
             kept = [out.id for out in self._output if out.item is not None]
@@ -312,8 +311,6 @@ class Response:
             if "length" in (result.thinker_finish_reason, result.talker_finish_reason):
                 details = {"type": "incomplete", "reason": "max_output_tokens"}
             made["usage"] = realtime_usage(result.timings)
-            cached = result.timings.reused_tokens
-            self._connection.service.metrics.finished(result, self.playback, cached)
         if details is not None:
             made |= {"status": details["type"], "status_details": details}
         self._note(result, made["status"], error)
@@ -326,8 +323,9 @@ class Response:
         )
         context.error = None if error is None else error.code
         if result is not None:
-            log_content = self._connection.service.settings.log_content
-            context.finished(result, result.text if log_content else None)
+            context.finished(result)
+            if self._connection.service.settings.log_content:
+                context.answer = result.text
         fields = context.log_fields() | {"status": status, "method": None, "seconds": None}
         logs.event("response", session=self._connection.context.request_id, **fields)
 

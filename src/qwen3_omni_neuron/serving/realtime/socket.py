@@ -5,6 +5,7 @@ from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
+from qwen3_omni_neuron.serving.answer import Answer
 from qwen3_omni_neuron.serving.bodies import check_model
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.realtime.keeper import SessionKeeper
@@ -26,6 +27,7 @@ class RealtimeSockets:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one session. Raises ApiError before it has begun."""
         service, context = self._service, scope["context"]
+        answer: Answer = scope["answer"]
         asked = parse_qs(scope["query_string"].decode("latin-1"))
         if "model" in asked:
             model = asked["model"][0]
@@ -45,7 +47,7 @@ class RealtimeSockets:
             offered = scope["subprotocols"]
             chosen = "realtime" if "realtime" in offered else None
             await receive()  # the message "websocket.connect"
-            await send({"type": "websocket.accept", "subprotocol": chosen})
+            await answer.send({"type": "websocket.accept", "subprotocol": chosen})
             keepers = self._keepers
             session = LiveSession(service, context, omni, pool, receive, send, keepers, kind)
             await session.serve()

@@ -1,11 +1,11 @@
 """Transcription of the user's turns by the model that answers, one window after the other."""
 
 import asyncio
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 from qwen3_omni_neuron.events import TextDelta
-from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.bodies import bounded_options
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.logprobs import logprob_entries
@@ -15,6 +15,7 @@ from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Json
 from qwen3_omni_neuron.serving.realtime.items import ConversationItem, ConversationItems
 from qwen3_omni_neuron.serving.realtime.session_config import SessionConfig
+from qwen3_omni_neuron.serving.served_stream import ServedStream
 from qwen3_omni_neuron.serving.usage import duration_usage
 from qwen3_omni_neuron.transcription import GrowingWindows, stream_transcript
 
@@ -141,9 +142,9 @@ class Transcriber:
         begun = False
         with (
             service.requests.place(owner),
-            await service.model.start(self._stream, turn, window) as stream,
+            closing(await service.model.start(self._served, turn, window)) as served,
         ):
-            async for event in stream:
+            async for (event,) in served:
                 if turn.dropped:
                     return
                 if isinstance(event, TextDelta) and event.text:
@@ -176,9 +177,10 @@ class Transcriber:
         fields["usage"] = duration_usage(turn.sound.length / TURN_RATE)
         await self._connection.send(f"{_KIND}.completed", **fields, transcript=turn.text)
 
-    def _stream(self, turn: Transcript, window: Samples) -> SpeechStream:
+    def _served(self, turn: Transcript, window: Samples) -> ServedStream:
         service = self._connection.service
         options = bounded_options({}, service.settings, self._connection.context.owner)
         audio = {"audio": window, "sampling_rate": TURN_RATE}
         wanted = turn.logprobs is not None
-        return stream_transcript(service.model.take(), audio, logprobs=wanted, **options)
+        stream = stream_transcript(service.model.take(), audio, logprobs=wanted, **options)
+        return ServedStream(stream, service, counted=False)
