@@ -40,7 +40,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # None of the objects that importing torch makes is garbage; the collector would look through
+    # Importing torch makes no garbage; the collector would look through
     # all of them several times: a fifth of the time.
     collects = gc.isenabled()
     gc.disable()

@@ -422,7 +422,7 @@ class Session:
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                 self._begin(before)
                 raise StoredSessionError(
-                    "the stored session is none that this package has stored "
+                    "the file is not a session saved by this package "
                     f"({printable(repr(error), 200)})."
                 ) from error
 
@@ -466,7 +466,7 @@ class Session:
         at, slowest = document["last_reply"], document["slowest_pace"]
         reply = None if at is None else history[at]
         if not isinstance(reply, Reply | None):
-            raise TypeError("its last_reply is no reply")
+            raise TypeError("its last_reply is not a reply")
         self._pace = SpokenPace(None if slowest is None else quantity(slowest))
         self._system, self._turn, self._history, self._reply = first, last, history, reply
 
@@ -496,7 +496,7 @@ class Session:
 
     def _stored_turn(self, stored: Mapping[str, Any], where: str) -> Turn:
         """Return the turn that `Turn.stored` describes."""
-        # What was read once is not refused now, such as a text that fits no prompt.
+        # A value that was accepted once is not refused now, such as a text that fits no prompt.
         turn = self._turn_of(stored, where, MessageReader(self._reserved, self._load.prepared))
         turn.id = id_of(stored)
         return turn

@@ -28,7 +28,7 @@ _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading; the caller closes it.
 
-    Raises OSError, also for what is no regular file, such as a pipe.
+    Raises OSError, also for what is not a regular file, such as a pipe.
     """
 
     def opener(name: str, flags: int) -> int:
@@ -37,7 +37,7 @@ def open_regular(path: Path) -> BinaryIO:
     file = open(path, "rb", opener=opener)  # noqa: SIM115  the caller closes it
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError("it is no regular file")
+        raise OSError("it is not a regular file")
     return file
 
 
@@ -76,7 +76,7 @@ def parse_json(content: bytes) -> Any:
             object_pairs_hook=_object,
         )
     except json.JSONDecodeError as error:
-        raise ValueError(f"it is no JSON: {error}") from None
+        raise ValueError(f"it is not JSON: {error}") from None
 
 
 def check_json(content: bytes) -> None:

@@ -345,7 +345,7 @@ def test_model_by_model_the_last_one_makes_it_whole(
 def test_a_tree_that_no_longer_fits_its_manifest_has_none(plan: CompilePlan, tree: Path) -> None:
     outcome = compile_tree(replace(plan, dtype="float32"), tree, SLOW, only=("audio",))
     assert outcome.missing["vision"] == "stale: made from dtype mixed instead of float32"
-    with pytest.raises(ArtifactError, match="is no whole compiled tree"):
+    with pytest.raises(ArtifactError, match="is not a whole compiled tree"):
         read_manifest(tree)
 
 

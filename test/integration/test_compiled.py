@@ -283,11 +283,11 @@ def edit_manifest(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], N
 
 WEIGHTS = Path("code2wav", "weights.safetensors")
 HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no manifest": (lambda t: (t / "manifest.json").unlink(), "no whole compiled tree"),
+    "no manifest": (lambda t: (t / "manifest.json").unlink(), "not a whole compiled tree"),
     "half a manifest": (lambda t: os.truncate(t / "manifest.json", 99), "manifest.json can't be"),
-    "a list": (lambda t: (t / "manifest.json").write_text("[]"), "is no object"),
+    "a list": (lambda t: (t / "manifest.json").write_text("[]"), "is not an object"),
     "schema": (edit_manifest(lambda m: m.update(schema=99)), "is of schema 99, this version reads"),
-    "no models": (edit_manifest(lambda m: m.pop("graphs")), "is no manifest"),
+    "no models": (edit_manifest(lambda m: m.pop("graphs")), "is not a manifest"),
     "a model": (edit_manifest(lambda m: m["graphs"].pop("talker")), "lacks talker. Compile again"),
     "tp": (edit_manifest(lambda m: m["plan"].update(tp=8)), "tp is 1 for target cpu, got 8"),
     "target": (
@@ -364,7 +364,7 @@ def test_int4_blocks_of_another_format_are_refused(
 
 
 def test_where_there_is_no_tree_it_says_so(checkpoint: Path) -> None:
-    with pytest.raises(ArtifactError, match="/nowhere is no folder"):
+    with pytest.raises(ArtifactError, match="/nowhere is not a folder"):
         Qwen3Omni.load(checkpoint, compiled_path="/nowhere")
 
 

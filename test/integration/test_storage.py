@@ -211,7 +211,7 @@ def test_a_changed_tree_is_not_pushed(tree: Path, tmp_path: Path) -> None:
         push_tree(copy, str(tmp_path / "trees"))
     assert not (tmp_path / "trees").exists()
     (copy / MANIFEST_FILE).unlink()
-    with pytest.raises(ArtifactError, match="is no whole compiled tree"):
+    with pytest.raises(ArtifactError, match="is not a whole compiled tree"):
         push_tree(copy, str(tmp_path / "trees"))
 
 
@@ -357,4 +357,4 @@ def test_the_command_line_prints_address_and_folder(
     assert cli.main(["pull", address, str(tmp_path / "here")]) == 0
     assert content(tmp_path / "here") == content(tree)
     assert cli.main(["pull", str(tmp_path / "nowhere")]) == 1
-    assert "is no whole compiled tree: it has no manifest.json" in capsys.readouterr().err
+    assert "is not a whole compiled tree: it has no manifest.json" in capsys.readouterr().err

@@ -359,7 +359,7 @@ def about_with(**fields: Any) -> Callable[[Any], Any]:
         ({"about": lambda _: np.array("[]")}, "names no questions"),
         ({"about": about_with(format=1)}, "its format is 1"),
         ({"about": about_with(questions=["?"] * 100)}, "more than 64"),
-        ({"about": about_with(questions=[3])}, "a question is no text"),
+        ({"about": about_with(questions=[3])}, "a question is not a text"),
         ({"about": about_with(config=3)}, "has not the fields"),
         ({"0__audio": lambda x: x[:-1]}, "contradict"),
         ({"0__layers": lambda x: x[:, :-1]}, "contradict"),

@@ -177,7 +177,7 @@ def test_a_hub_id_is_taken_from_the_cache_offline(
     )
     first, second = done.stdout.strip().split("\n", 1)
     assert Path(first) == cached / "snapshots" / commit
-    assert "someone/else is no local folder" in second
+    assert "someone/else is not a local folder" in second
     assert "pass its folder" in second
 
 

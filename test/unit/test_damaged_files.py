@@ -146,7 +146,7 @@ def test_depth_is_bounded(depth: int) -> None:
         (b"[" + b"0," * MOST_VALUES + b"0]", "values, and 1048576 is the most"),
         (b"\xff", "can't decode"),
         (b'["', "some without an end"),
-        (b'{"[": "\\"[", "a"}', "no JSON"),
+        (b'{"[": "\\"[", "a"}', "not JSON"),
     ],
 )
 def test_what_readers_take_differently_is_no_json(text: bytes, message: str) -> None:

@@ -132,7 +132,7 @@ def test_nothing_else_is_looked_up_or_connected_to(port: int, url: str) -> None:
 def test_without_a_named_host_no_url_is_fetched(port: int) -> None:
     net = Net(port)
     closed = Fetcher(ServerSettings(), net.resolve, net.connect)
-    with pytest.raises(ApiError, match="none that this server may fetch from"):
+    with pytest.raises(ApiError, match="this server may not fetch from its host"):
         read(closed, f"http://{HOST}/a.wav")
     assert net.resolved == []
 

@@ -176,7 +176,7 @@ def test_a_hub_id_is_shown_from_its_headers_alone(checkpoint: Path, tmp_path: Pa
         assert sent[shard.name] == header_bytes + sum(shapes) < shard.stat().st_size / 2
         unknown = inspected("someone/else", tmp_path / "cache", HF_ENDPOINT=url)
     assert unknown.returncode == 1
-    assert "someone/else is no local folder, and the hub gave no checkpoint" in unknown.stderr
+    assert "someone/else is not a local folder, and the hub gave no checkpoint" in unknown.stderr
 
 
 @pytest.mark.usefixtures("warm_commands")

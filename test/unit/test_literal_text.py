@@ -181,7 +181,7 @@ def test_the_template_says_whether_it_takes_tools_and_thinks(
     [
         ([{"a": object()}], r"tools\[0\].a is a object"),
         ([{"a": "\ud800"}], "surrogate"),
-        (["look_up"], "no list of dicts"),
+        (["look_up"], "not a list of dicts"),
     ],
 )
 def test_tools_that_json_has_no_form_for_are_refused(

@@ -120,7 +120,7 @@ def test_what_is_no_file_of_the_folder_is_not_read(tmp_path: Path) -> None:
         folder.get("session", "me", "secret")
     file.unlink()
     os.mkfifo(file)
-    with pytest.raises(ApiError, match="it is no file"):
+    with pytest.raises(ApiError, match="it is not a file"):
         folder.get("session", "me", "secret")
     file.unlink()
     file.symlink_to("/dev/zero")

@@ -86,7 +86,7 @@ def test_another_kind_checkpoint_format_or_file_is_refused_by_its_name() -> None
             (data.replace(b"format 1", b"format 2", 1), "session", KEY),
             "stored in format 2, and this version reads format 1.*pip install --upgrade",
         ),
-        ((b"RIFF", "session", KEY), "it is no stored conversation.*`Session.save`"),
+        ((b"RIFF", "session", KEY), "it is not a stored conversation.*`Session.save`"),
     ):
         with pytest.raises(StoredSessionError, match=match):
             unpack(*given, "it")

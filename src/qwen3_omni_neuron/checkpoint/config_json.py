@@ -175,7 +175,7 @@ class _Section:
             )
 
     def multiple(self, name: str, value: int, other: str, of: int) -> None:
-        """Raise CheckpointError if a number is no multiple of another one."""
+        """Raise CheckpointError if a number is not a multiple of another one."""
         if value % of:
             raise CheckpointError(
                 f"{self.where}.{name} is {value}, and must be a multiple of {other}, {of}. {_AGAIN}"

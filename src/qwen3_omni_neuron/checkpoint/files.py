@@ -89,7 +89,7 @@ def download(hub_id: str, patterns: Sequence[str]) -> Path:
         return Path(snapshot_download(hub_id, allow_patterns=list(patterns)))
     except Exception as error:  # the hub client also raises its HTTP library's errors
         raise CheckpointError(
-            f"{hub_id} is no local folder, and the hub gave no checkpoint of that name: "
+            f"{hub_id} is not a local folder, and the hub gave no checkpoint of that name: "
             f"{error}. Check the id and the network, or download it elsewhere and pass its folder."
         ) from error
 

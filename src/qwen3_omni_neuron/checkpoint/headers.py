@@ -43,11 +43,11 @@ class StoredTensor:
 def header_length(beginning: bytes) -> int:
     """Return a header's length, from a file's first LENGTH_BYTES.
 
-    Raises ValueError if it is no safetensors file, or its header has more than MOST_BYTES.
+    Raises ValueError if it is not a safetensors file, or its header has more than MOST_BYTES.
     """
     length = int.from_bytes(beginning, "little")
     if len(beginning) < LENGTH_BYTES or length > MOST_BYTES:
-        raise ValueError("it is no safetensors file")
+        raise ValueError("it is not a safetensors file")
     return length
 
 
@@ -67,7 +67,7 @@ def parse_header(header: bytes) -> dict[str, tuple[str, tuple[int, ...], int, in
     """
     raw = parse_json(header)
     if not isinstance(raw, dict):
-        raise ValueError("its header is no object")
+        raise ValueError("its header is not an object")
     raw.pop("__metadata__", None)
     return {name: _parsed(name, stored) for name, stored in raw.items()}
 
@@ -141,7 +141,7 @@ def parse_index(content: bytes) -> dict[str, str]:
 def read_integers(stored: StoredTensor) -> tuple[int, ...]:
     """Read a small tensor of integers. Raises ValueError for another type, and OSError."""
     if stored.dtype not in _INTEGERS:
-        raise ValueError(f"{stored.dtype} is no type of integers")
+        raise ValueError(f"{stored.dtype} is not a type of integers")
     size = _INTEGERS[stored.dtype]
     with open_regular(stored.path) as file:
         content = os.pread(file.fileno(), stored.bytes, stored.begin)

@@ -92,7 +92,7 @@ def _header(layout: Layout) -> bytes:
 
 
 def map_tensors(path: Path) -> dict[str, Tensor]:
-    """Map a file into memory. Returns its tensors by name; none of their pages is read before use.
+    """Map a file into memory. Returns its tensors by name; no page is read before its use.
 
     Raises OSError, SafetensorError for a broken file, and ValueError for a type that Layout lacks.
     """

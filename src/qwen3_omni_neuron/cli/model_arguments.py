@@ -129,4 +129,5 @@ def sizes(text: str) -> list[int]:
     try:
         return [int(size) for size in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers, such as 1,2,8") from None
+        message = f"{text!r} is not a list of numbers, such as 1,2,8"
+        raise argparse.ArgumentTypeError(message) from None

@@ -58,7 +58,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         text = f"{field.description}; default: {flag.default}"
         parser.add_argument(flag.name, dest=name, help=text, **kind)
     for name in RENAMED:
-        # No attribute of what is parsed: it is refused as it is read.
+        # Adds no attribute: the action exits as soon as the flag is seen.
         parser.add_argument(
             _flag(name),
             action=_Renamed,

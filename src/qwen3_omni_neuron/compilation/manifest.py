@@ -159,7 +159,7 @@ def read_record(folder: Path) -> tuple[Origin, ModelRecord]:
     try:
         return _origin(raw["made_from"]), _model_record(raw)
     except (KeyError, TypeError, ValueError) as error:
-        raise ArtifactError(f"{folder / RECORD_FILE} is no record: {reason(error)}.") from error
+        raise ArtifactError(f"{folder / RECORD_FILE} is not a record: {reason(error)}.") from error
 
 
 def write_manifest(tree: Path, manifest: Manifest) -> None:
@@ -183,8 +183,8 @@ def manifest_bytes(tree: Path) -> bytes:
     path = tree / MANIFEST_FILE
     if not path.exists():
         raise ArtifactError(
-            f"{tree} is no whole compiled tree: it has no {MANIFEST_FILE}, which is written last. "
-            "Run the compile command again: it goes on where it ended."
+            f"{tree} is not a whole compiled tree: it has no {MANIFEST_FILE}, which is written "
+            "last. Run the compile command again: it goes on where it ended."
         )
     return _read_bytes(path)
 
@@ -192,7 +192,7 @@ def manifest_bytes(tree: Path) -> bytes:
 def parse_manifest(content: bytes, path: str) -> Manifest:
     """Parse the content of a manifest. path: its file, for errors.
 
-    Raises ArtifactError if it is no manifest, or has another schema.
+    Raises ArtifactError if it is not a manifest, or has another schema.
     """
     raw = _parse_json(content, path)
     if raw.get("schema") != SCHEMA:
@@ -208,7 +208,7 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
         return Manifest(origin.fingerprint, origin.settings, origin.versions, models)
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(
-            f"{path} is no manifest ({reason(error)}). Delete it and compile again: models that "
+            f"{path} is not a manifest ({reason(error)}). Delete it and compile again: models that "
             "are whole are kept."
         ) from error
 
@@ -305,19 +305,19 @@ def _name(name: str) -> str:
 
 def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise TypeError(f"{format_value(value)} is no object")
+        raise TypeError(f"{format_value(value)} is not an object")
     return value
 
 
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise TypeError(f"{format_value(value)} is no list")
+        raise TypeError(f"{format_value(value)} is not a list")
     return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{format_value(value)} is no text")
+        raise TypeError(f"{format_value(value)} is not a text")
     return value
 
 

@@ -168,8 +168,8 @@ class _Store:
             yield f"{self._root}/{name}"
         except FileNotFoundError as error:
             raise ArtifactError(
-                f"{self.url} is no whole compiled tree: it has no {name}. Push the tree again: it "
-                "goes on where it ended."
+                f"{self.url} is not a whole compiled tree: it has no {name}. Push the tree again: "
+                "it goes on where it ended."
             ) from error
         except Exception as error:  # any error of the storage's client
             if isinstance(error, OSError) and is_full(error):  # the disk that it is copied to

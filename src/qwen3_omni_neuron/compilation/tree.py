@@ -40,7 +40,7 @@ def open_tree(
     OptionError for a setting that contradicts the plan.
     """
     if not folder.is_dir():
-        raise ArtifactError(f"{folder} is no folder. compiled_path is what compile wrote as --out.")
+        raise ArtifactError(f"{folder} is not a folder: compiled_path is what compile wrote.")
     manifest = read_manifest(folder)
     plan = _plan(folder, model, config, targets, manifest.plan)
     again = _again(plan, folder)

@@ -8,8 +8,8 @@
     bfloat16   bfloat16                                           bfloat16    torch
     float64    float64                                            float64     torch
 
-But in these two the code predictor is in mixed by default, and it computes in float32 where the
-others compute in bfloat16: CompilePlan.predictor_dtype. The released one has an activation of about
+With int8, int4 and bfloat16 the code predictor defaults to `mixed` (CompilePlan.predictor_dtype),
+and computes in float32. The released one has an activation of about
 49,000, under which int8 in any group of its matrices changes more codes than frames can bear,
 though its down projections stay as in mixed (bench.quantisation, outlier).
 

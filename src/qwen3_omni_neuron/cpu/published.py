@@ -1,9 +1,9 @@
 """Matrices that keep a checkpoint's own 4-bit and 8-bit numbers in dtypes int8 and int4.
 
-Of the decoders' matrices, those keep their published numbers in these dtypes whose stored matrices
-all have 4-bit integers in groups of one size, a multiple of 32 inputs, or 8-bit integers around 0
-with a scale for a whole row. Every other one is widened to the weights that its numbers stand for,
-and rounded like the weights of any checkpoint. In the other dtypes all are widened.
+A decoder matrix keeps its published integers if every stored part is (a) int4 in equal groups, a
+multiple of 32, or (b) int8 around 0 with a scale a row. Every other one is widened to the weights
+that its numbers stand for, and rounded like the weights of any checkpoint. In the other dtypes all
+are widened.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

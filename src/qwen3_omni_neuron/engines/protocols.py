@@ -148,7 +148,7 @@ class Talker(Protocol):
     chunked_prefill: bool
 
     def prefill_chunk(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
-        """Compute the user rows of a prompt from `start` on, and none of the assistant's.
+        """Compute the user rows of a prompt from `start` on, without the assistant's.
 
         start, accepted: see `prepare` and `prefill`. Raises PromptTooLongError, as `prepare`.
         """

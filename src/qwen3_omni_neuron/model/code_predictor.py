@@ -117,7 +117,7 @@ class CodePredictor(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Predict codes 1 to 15 of one frame a slot.
 
-        hidden: [slots, hidden], whose type is that of the arithmetic; code0: int64 [slots];
+        hidden: [slots, hidden], in the type of the arithmetic; code0: int64 [slots];
         uniforms: float32 [slots, 15] in [0, 1), a random number for each code, or None for greedy;
         top_p: float32 [slots], see model.code_predictor.top_p_limits; top_k, running_sum,
         top_k_limits (int64 [slots]): see model.code_predictor.sample_top.

@@ -40,7 +40,7 @@ class RmsNorm(nn.Module):
 
 
 class Linear(nn.Linear):
-    """nn.Linear that computes in the type of its input, whatever that of its weight is."""
+    """nn.Linear that computes in its input's type, whatever its weight's type."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., into] to [..., out] of the same type."""

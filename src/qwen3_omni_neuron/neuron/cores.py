@@ -93,8 +93,8 @@ def instance_type(product_name: Path = PRODUCT_NAME) -> str:
         found = f"nothing ({error})"
     if found not in PHYSICAL_CORES:
         raise OptionError(
-            f"{product_name} says {found}, which is no known instance type. Name it: instance is "
-            f"one of {', '.join(PHYSICAL_CORES)}."
+            f"{product_name} says {found}, which is not a known instance type. Name it: instance "
+            f"is one of {', '.join(PHYSICAL_CORES)}."
         )
     return found
 

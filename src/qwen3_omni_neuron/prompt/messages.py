@@ -29,7 +29,7 @@ def check_characters(text: str, where: str) -> None:
         byte = f" (or the byte 0x{code & 0xFF:02X}, which is not UTF-8)" if escaped else ""
         raise MessageError(
             f"{where} has U+{code:04X} at character {half.start()} of its {len(text)}: half of a "
-            f"UTF-16 surrogate pair{byte}, which is no character. Remove it, or join pairs: "
+            f"UTF-16 surrogate pair{byte}, which is not a character. Remove it, or join pairs: "
             'text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").'
         )
 
@@ -70,7 +70,7 @@ def read_tools(
     Raises MessageError for a value that JSON can't represent, and the error of `check`.
     """
     if not _is_list(tools) or not all(isinstance(tool, Mapping) for tool in tools):
-        raise MessageError("tools is no list of dicts, each of which describes a function.")
+        raise MessageError("tools is not a list of dicts, each of which describes a function.")
     reader = MessageReader(reserved, _no_media, check)
     return [reader.plain(tool, "tool", f"tools[{i}]") for i, tool in enumerate(tools)]
 
@@ -103,7 +103,7 @@ class MessageReader:
         if not calls:
             return {"role": role, "content": self.content(message.get("content"), role, where)}
         if not _is_list(calls) or not all(isinstance(call, Mapping) for call in calls):
-            raise MessageError(f"{where} has tool_calls that are no list of dicts.")
+            raise MessageError(f"{where} has tool_calls that are not a list of dicts.")
         return {
             "role": role,
             "content": self.content(message.get("content") or "", role, where),

@@ -45,8 +45,8 @@ _Place = tuple[str | int, ...]
 def pack(kind: str, fingerprint: str, document: Mapping[str, Any]) -> bytes:
     """Return a document as bytes.
 
-    kind: a name for the document's fields, such as "session". fingerprint: that of the checkpoint;
-    see `api.Qwen3Omni.checkpoint_fingerprint`. document: JSON values, and arrays of float32, int64
+    kind: a name for the document's fields, such as "session". fingerprint: the checkpoint's; see
+    `api.Qwen3Omni.checkpoint_fingerprint`. document: JSON values, and arrays of float32, int64
     or uint8 as values in it.
     Raises StoredSessionError for a document that is too large, or has a value that JSON lacks.
     """
@@ -85,13 +85,13 @@ def unpack(data: bytes | bytearray, kind: str, fingerprint: str, where: str) -> 
     """Return the document that `pack` was given, with arrays of its own.
 
     where: name of the data in errors.
-    Raises StoredSessionError for data that are no stored conversation, are damaged, or have another
-    format, kind or fingerprint.
+    Raises StoredSessionError for data that are not a stored conversation, are damaged, or have
+    another format, kind or fingerprint.
     """
     line = _LINE.match(data)
     if line is None:
         raise StoredSessionError(
-            f"{where} is no stored conversation: it does not begin as one. Name a file that "
+            f"{where} is not a stored conversation: it does not begin as one. Name a file that "
             "`Session.save` has written."
         )
     if int(line[1]) != FORMAT:
@@ -113,7 +113,8 @@ def unpack(data: bytes | bytearray, kind: str, fingerprint: str, where: str) -> 
         raise
     except (IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise StoredSessionError(
-            f"{where} is no conversation as this package stores it ({printable(repr(error), 200)})."
+            f"{where} is not a conversation as this package stores it "
+            f"({printable(repr(error), 200)})."
         ) from error
 
 
@@ -185,7 +186,7 @@ def _read(body: memoryview, kind: str, fingerprint: str, where: str) -> Document
         array, at = _array(body, at, dtype, shape)
         _put(document, place, array)
     if at != len(body) or not isinstance(document, dict):
-        raise ValueError("its arrays are not all of the rest")
+        raise ValueError("the arrays do not fill the rest of the file")
     return document
 
 

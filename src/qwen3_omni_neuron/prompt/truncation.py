@@ -1,4 +1,4 @@
-"""Truncation: which messages a prompt keeps where all of a conversation do not fit."""
+"""Truncation: which messages a prompt keeps where a conversation does not fit."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence

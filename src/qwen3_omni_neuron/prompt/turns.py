@@ -158,7 +158,7 @@ class Reply:
 def id_of(stored: Mapping[str, Any]) -> str | None:
     """Return the id of a stored turn or reply. Raises KeyError and TypeError."""
     if not isinstance(stored["id"], str | None):
-        raise TypeError("an id is no string")
+        raise TypeError("an id is not a string")
     return stored["id"]
 
 
@@ -239,7 +239,7 @@ def quantity(value: Any) -> float:
     """Return a stored reply's number. Raises ValueError for none from 0 to _MOST_STORED."""
     number = real_number(value)
     if number is None or not 0 <= number <= _MOST_STORED:
-        raise ValueError(f"{format_value(value)} is no number from 0 to {_MOST_STORED:g}")
+        raise ValueError(f"{format_value(value)} is not a number from 0 to {_MOST_STORED:g}")
     return number
 
 

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 LOOK_S = 0.25  # interval between two polls for processes that have ended
 AWAITED_S = 20.0  # a speaker's next window comes after 8 s, and waits for a pause of the stages
 GREEDY = GenerationDefaults()
-MANY_PAGES = 100  # read from the disk for a reply: up to 13 MB, of large pages 210
+MANY_PAGES = 100  # page faults a reply before a warning: 100 of 128 KiB are 13 MB
 StageTasks = list[tuple[Stage[Any], Task]]  # the tasks of a request, each with its stage
 
 

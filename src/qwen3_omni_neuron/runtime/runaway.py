@@ -90,7 +90,7 @@ class RunawayGuard:
         self._shortest = pace.shortest_frames(tokens)
         pauses = min(len(_PAUSE.findall(text)), MOST_PAUSES)
         self._most_silent = SILENT_FRAMES + PAUSE_FRAMES * pauses
-        # Of the last frames, the latest first; and by period, how many frames repeat those before.
+        # The last frames, the latest first; and by period, how many frames repeat earlier ones.
         self._codes = np.full(LONGEST_PERIOD, -1, np.int64)
         self._repeated = np.zeros(LONGEST_PERIOD, np.int64)
 

@@ -32,7 +32,9 @@ PIECE_BYTES = 1 << 20
 RESTORE_S = 0.1  # time of one restore, after which other requests' steps come
 # Seconds a byte, before they are measured: slow memory, and a slow disk.
 COPY_PACE_S, READ_PACE_S = 1 / 1e9, 1 / 300e6
-FORGIVEN = 0.9  # factor on a pace for each restore that it has prevented: one slow read passes
+# After a restore is skipped as too slow, lower the estimate by 10 %, so that one slow read does not
+# disable restores.
+FORGIVEN = 0.9
 # Share of the memory: blocks beyond it are written to the disk, the least recently used first.
 WRITTEN_SHARE = 0.75
 

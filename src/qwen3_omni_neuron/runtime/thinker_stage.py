@@ -334,7 +334,7 @@ class ThinkerStage(Stage[ThinkerTask]):
         return found
 
     def _release(self, task: ThinkerTask) -> None:
-        """Drop a request. Its slot holds the reply but for the last token. The lock is held."""
+        """Drop a request. Its slot holds the reply without the last token. The lock is held."""
         cached, appended = self.cache[task.slot], task.live.token_ids[:-1]
         if cached is not None and task.last is not None and appended:
             keys = cached.keys.followed_by(appended)

@@ -24,7 +24,7 @@ class ToolCall:
 
     @staticmethod
     def parse(body: str) -> "ToolCall":
-        """Parse the text between the two markers. Raises ToolCallError if it is no call."""
+        """Parse the text between the two markers. Raises ToolCallError if it is not a call."""
         try:
             call = json.loads(body)
             arguments, name = call["arguments"], call["name"]
@@ -112,7 +112,7 @@ class CallWatch:
 
 def _malformed() -> ToolCallError:
     return ToolCallError(
-        "the model wrote a call of a tool that is no JSON object with a name and arguments. "
+        "the model wrote a call of a tool that is not a JSON object with a name and arguments. "
         "Nothing of the call is kept: ask again, or install llguidance, which holds calls to their "
         'form: pip install "qwen3-omni-neuron[serve]".'
     )

@@ -239,7 +239,7 @@ class VocoderStage(Stage[VocoderTask]):
     def _pass_on(
         self, task: VocoderTask, samples: NDArray[np.float32], held: int, now: float
     ) -> None:
-        """Pass samples to the caller, but for the last `held` frames. The lock is held."""
+        """Pass samples to the caller, except for the last `held` frames. The lock is held."""
         live, count = task.live, len(samples) - held * self._engine.frame_samples
         samples, task.held = samples[:count], samples[count:]
         if not count:

@@ -23,9 +23,9 @@ _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)
 _READ_BYTES = 1 << 16
 MOST_FETCHES = 8  # fetches at a time
-# What IANA's special-purpose registries don't call globally reachable, and multicast. Some rows
-# cover small ranges that are reachable, which serve no media. `ipaddress` has tables as well, which
-# differ from one version of Python to the next.
+# Addresses that IANA's special-purpose registries don't call globally reachable, and multicast.
+# Some rows cover small ranges that are reachable, which serve no media. `ipaddress` has tables as
+# well, which differ from one version of Python to the next.
 _NOT_PUBLIC_V4 = tuple(
     map(
         ipaddress.IPv4Network,
@@ -155,7 +155,7 @@ class Fetcher:
         if parts.scheme not in _PORTS or not host:
             raise _refused(where, "its URL is neither a data URL nor of http or https")
         if host.lower() not in self._hosts:
-            raise _refused(where, "its host is none that this server may fetch from")
+            raise _refused(where, "this server may not fetch from its host")
         if parts.username is not None or parts.password is not None:
             raise _refused(where, "its URL has a user name or a password")
         if port not in (None, _PORTS[parts.scheme]):

@@ -227,7 +227,7 @@ class SessionFolder:
         others = (entry for entry in entries if entry.name != path.name)
         left = sorted(others, key=lambda entry: entry.written_s)
         while not self._fits(own, more):
-            # Of the owner who has most, so that nobody's files go for another one's many.
+            # From the owner with most files, so that one owner's many do not displace others.
             over = self._by_owner[own] + more > self._most_of_owner
             owners = (entry.owner for entry in left)
             whose = own if over else max(owners, key=self._by_owner.__getitem__)
@@ -286,7 +286,7 @@ class SessionFolder:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             status, most = os.fstat(file.fileno()), self._seal.sealed_bytes(self._largest)
             if not stat.S_ISREG(status.st_mode):
-                raise SealError("it is no file")
+                raise SealError("it is not a file")
             if status.st_size > most:
                 raise SealError(f"it has {status.st_size} bytes, and {most} are the most")
             yield file, status

@@ -8,8 +8,8 @@ from pydantic import BaseModel
 from qwen3_omni_neuron.options import Option
 
 _STATUSES = {
-    400: "The body is no JSON, a field has a value that is not taken, a medium can't be read, or a "
-    "prompt is too long",
+    400: "The body is not JSON, a field has a value that is not taken, a medium can't be read, or "
+    "a prompt is too long",
     401: "No valid API key",
     403: "Another name of the server, or a page of another host",
     404: "No such model, or nothing of this id is kept",

@@ -133,7 +133,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Begin a request. Raises ValueError to close the connection [pipelined, upgrades]."""
         if self._is_parsed_again:
             if self.parser.get_method() == b"CONNECT":
-                raise ValueError("this server is no proxy")
+                raise ValueError("this server is not a proxy")
             if len(self.headers) > MOST_HEADERS:
                 raise ValueError(f"more than {MOST_HEADERS} headers")  # perhaps the body's length
             return

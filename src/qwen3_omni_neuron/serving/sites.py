@@ -33,8 +33,8 @@ class Sites:
             if not self._any_name and not self._known(host):
                 raise ApiError(
                     403,
-                    f"this server has no keys, and {host[:100]!r} is none of its names. Ask it by "
-                    "its IP address, or allow the name with --allow-host (allowed_hosts of a "
+                    f"this server has no keys, and {host[:100]!r} is not one of its names. Ask it "
+                    "by its IP address, or allow the name with --allow-host (allowed_hosts of a "
                     "fleet).",
                     "host_not_allowed",
                 )

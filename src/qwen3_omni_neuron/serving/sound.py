@@ -81,7 +81,7 @@ def encode_sound(samples: NDArray[np.float32], sample_rate: int, sound_format: s
 
 
 def can_stretch() -> bool:
-    """Return whether the packages of `Tempo` are installed: those of the extra `video`."""
+    """Return whether the packages of `Tempo`, in the extra `video`, are installed."""
     return find_spec("av") is not None
 
 

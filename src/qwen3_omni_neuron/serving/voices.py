@@ -1,4 +1,4 @@
-"""Voices by name: those of the checkpoint, and OpenAI's, for which one of the checkpoint speaks."""
+"""Voices by name: the checkpoint's, and OpenAI's, each spoken by one of the checkpoint's."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any

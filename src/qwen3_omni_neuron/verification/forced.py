@@ -1,4 +1,4 @@
-"""Results of each stage of the reference over given inputs: those of one of its own replies.
+"""Results of each stage of the reference over inputs from one of its own replies.
 
 A stage's inputs are those that the reference gave it, so that an error of one stage does not reach
 the next. They are recorded once; the reference with other weights may compute over them again.

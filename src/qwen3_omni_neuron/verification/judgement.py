@@ -242,7 +242,7 @@ def _rows(
 
 
 def _rows_by_graph(stage: Stage, count: int, answer: Answer) -> NDArray[np.int64]:
-    """Return those of a reply's rows that the stage's graph computes; of other stages all.
+    """Return the reply's rows that the stage's graph computes; all rows for other stages.
 
     The first row of a reply comes from the graph for prompts, the others from the graph for steps.
     So does the talker's first where the prompt has no media: it appends the first token in a step.

@@ -109,7 +109,7 @@ def text_rows(config: OmniConfig, token_ids: list[int], frames: int) -> list[int
 
 
 def config_digest(folder: Path) -> str:
-    """Return a sha256 of a checkpoint's config.json, but for how it is quantised and by whom."""
+    """Return a sha256 of a checkpoint's config.json without its quantisation settings."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     for name in ("quantization_config", "transformers_version", "_name_or_path"):
         config.pop(name, None)
@@ -136,7 +136,7 @@ def save_reference(path: Path, about: About, answers: Sequence[Answer]) -> None:
 def read_reference(path: Path, folder: Path, config: OmniConfig) -> tuple[About, list[Answer]]:
     """Read a reference, and check that it fits a checkpoint.
 
-    Raises ArtifactError for a file that is no reference, or one of another config.
+    Raises ArtifactError for a file that is not a reference, or one of another config.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -172,7 +172,7 @@ def _about(found: NDArray[Any] | None) -> tuple[About, list[str]]:
     if not isinstance(texts, list) or not 1 <= len(texts) <= MOST_QUESTIONS:
         raise _UnfitError(f"'about' names no questions, or more than {MOST_QUESTIONS}")
     if not all(isinstance(text, str) and len(text) <= MOST_TEXT for text in texts):
-        raise _UnfitError(f"a question is no text of at most {MOST_TEXT} characters")
+        raise _UnfitError(f"a question is not a text of at most {MOST_TEXT} characters")
     if fields.get("format") != FORMAT:
         raise _UnfitError(f"its format is {fields.get('format')!r}, this version reads {FORMAT}")
     expected = About.__annotations__

@@ -24,7 +24,7 @@ ADVICE = {
     "sum": "the codec's tables differ: compile model code_predictor again.",
     "code2wav": f"compile model code2wav again; {_HERE}.",
 }
-"""What to try, by the first word of a stage's name."""
+"""Advice by the first word of a stage's name."""
 
 
 def page(verdict: Verdict) -> str:

@@ -21,7 +21,7 @@ _OTHERS = re.compile(
     r"thinker\.lm_head\.weight|talker\.codec_head\.weight"
     rf"|talker\.(?:code_predictor\.)?{_LAYER}|talker\.code_predictor\.lm_head\.\d+\.weight"
 )
-# The audio encoder's convolutions and the vision encoder's positions are no matrices.
+# The audio encoder's convolutions and the vision encoder's positions are not matrices.
 _ENCODERS = re.compile(
     r"thinker\.(?:model\.)?(?:audio_tower|visual)\.(?!conv2d|pos_embed)[\w.]+\.weight"
 )

@@ -3,7 +3,7 @@
 There an activation reaches about 49,000 after the MLP of layer 2, counted from 0, about 600 times
 the others; later layers cancel it; act(gate) * up overflows float16 in layer 2; codes are chosen by
 margins down to 0.06; the talker's hidden states span -39.5 to 72.4 (openvinotoolkit/openvino.genai,
-pull request 4187, and NVIDIA's TensorRT-Edge-LLM). Random weights have none of it.
+pull request 4187, and NVIDIA's TensorRT-Edge-LLM). Random weights lack it.
 
 Here channel 0 of the predictor's residual gets the outlier, the same for every row: RMSNorm makes
 the squares of a row's numbers add up to their count, and two inner channels of an MLP compute a

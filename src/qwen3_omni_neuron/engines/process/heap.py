@@ -1,4 +1,4 @@
-"""Memory of a process: what malloc keeps, what is never garbage, what the disk gives back."""
+"""Process memory: trimming malloc, freezing the garbage collector, counting page faults."""
 
 import ctypes
 import gc

@@ -159,7 +159,7 @@ class GrammarPool:
                 self._soon(self._kill, child)
             own.clear()
 
-    # What follows until `_soon` may run in any thread.
+    # The methods until `_soon` may run in any thread.
 
     def _known(self, rules: bytes, owner: str) -> tuple[CompiledGrammar, int] | None:
         """Return a grammar that was kept, and its bytes; None where it is not known."""
@@ -218,7 +218,7 @@ class GrammarPool:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(call, *arguments)
 
-    # What follows until `_read` runs in the loop's thread.
+    # The methods until `_read` run in the loop's thread.
 
     async def _tracked(
         self, rules: bytes, make: Callable[[CompiledGrammar], Made], owner: str, admit: Admit
@@ -370,7 +370,7 @@ class GrammarPool:
         child.server.kill(child.number)
 
     def _on_exit(self, child: GrammarChild) -> None:
-        """Let the matchers of a child that has ended go on in another one, but for its culprit."""
+        """Move an ended child's matchers to another one, except for the culprit."""
         status = child.exited.result()
         with self.lock:
             child.broken = True
@@ -442,7 +442,7 @@ class GrammarPool:
         assert self._loop is not None
         self._loop.stop()
 
-    # What follows runs in the thread that waits for masks.
+    # The methods below run in the thread that waits for masks.
 
     def _exchange(self, matchers: Sequence[Matcher]) -> set[GrammarChild]:
         """Send and read. Return the children of whom an answer is missing. The lock is held."""

@@ -102,7 +102,7 @@ class _Work:
                 if matcher.micros > SLOW_MICROS:
                     self._send()
                 flags = matcher.step(tokens)
-        # A panic of Rust is no Exception, and ends this operation alone.
+        # A panic of Rust is not an Exception, and ends this operation alone.
         except BaseException as error:
             text = str(error) if isinstance(error, _UnusableError) else repr(error)
             flags, said = wire.FAILED, text.encode(errors="replace")[: wire.MOST_TEXT_BYTES]

@@ -68,7 +68,7 @@ def unpacked(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         message = None
     if not isinstance(message, dict):
-        raise BrokenAnswerError("it is no JSON object")
+        raise BrokenAnswerError("it is not a JSON object")
     return message
 
 
@@ -111,7 +111,7 @@ def holding_of(value: Any, kind: str) -> Holding:
     if (holding.pixel_bytes > 0) is not seen or (heard and not holding.samples):
         raise BrokenAnswerError(f"its result is no {kind}")
     if kind == "image" and (holding.frames != 1 or holding.samples):
-        raise BrokenAnswerError("its result is no image")
+        raise BrokenAnswerError("its result is not an image")
     if kind == "video" and not holding.fps > 0:
         raise BrokenAnswerError("its video has no rate")
     return holding
@@ -129,11 +129,11 @@ def refusal_of(value: Any) -> InputError:
 
 def _whole(value: Any, least: int) -> int:
     if type(value) is not int or not least <= value <= _MOST:
-        raise BrokenAnswerError("a whole number of it is none, or too large")
+        raise BrokenAnswerError(f"a size in it is not an integer from {least} to 2^48")
     return value
 
 
 def _real(value: Any, least: float) -> float:
     if type(value) not in (int, float) or not least <= value <= _MOST or not math.isfinite(value):
-        raise BrokenAnswerError("a number of it is none, or too large")
+        raise BrokenAnswerError(f"a number in it is not from {least:g} to 2^48")
     return float(value)

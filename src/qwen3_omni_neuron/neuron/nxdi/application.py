@@ -79,7 +79,7 @@ class DecoderApplication(NeuronBaseForCausalLM):
         missing = [name for name in decoder_files(self.plan.tp) if not (folder / name).is_file()]
         if missing:
             raise ArtifactError(
-                f"{folder} is no compiled decoder for {self.plan.tp} cores: it lacks "
+                f"{folder} is not a compiled decoder for {self.plan.tp} cores: it lacks "
                 f"{', '.join(missing)}. Compile it."
             )
         self.load(str(folder), skip_warmup=True)

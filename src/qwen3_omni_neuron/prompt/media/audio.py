@@ -100,7 +100,7 @@ class ArrivingAudio:
         """Take the next piece, [samples] or [samples, channels], any number of samples.
 
         Returns the samples that it completes, at `rate`. A refused piece changes nothing. Raises
-        AudioError for a piece that is no audio, or has another rate or number of channels than
+        AudioError for a piece that is not audio, or has another rate or number of channels than
         earlier pieces, and PromptTooLongError.
         """
         now = _checked_rate(sampling_rate, self._where)

@@ -41,7 +41,7 @@ class ContainedAudio:
 
 
 def container_format(source: Source, where: str) -> str | None:
-    """Return FFmpeg's name of a file's format, by its first bytes; None if it is no container.
+    """Return FFmpeg's name of a file's format, by its first bytes; None if it is not a container.
 
     Raises AudioError if the file can't be opened.
     """

@@ -211,7 +211,7 @@ def read_event(text: str) -> ClientEvent:
     except ApiError as error:
         raise EventError(error, None) from error
     except (ValueError, RecursionError) as error:
-        message = f"the event is no JSON ({str(error)[:200]}). Send one object a message."
+        message = f"the event is not JSON ({str(error)[:200]}). Send one object a message."
         raise EventError(ApiError(400, message, "invalid_json"), None) from error
     if not isinstance(given, dict):
         message = f"the event is a {type(given).__name__}; send an object with a type."

@@ -29,7 +29,7 @@ class InputBuffer:
 
     codec: format of the sound. item_id: id for the item of the user's current turn. keeps: the
     turns' sound becomes part of the conversation; false where it is only transcribed.
-    Methods that are no coroutines are for the session's thread.
+    Call methods that are not async only in the session's thread.
     """
 
     def __init__(

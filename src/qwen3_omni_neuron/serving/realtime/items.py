@@ -336,7 +336,7 @@ class ConversationItems:
     def _truncate(self, item_id: str, content_index: int, audio_end_ms: int) -> None:
         item = self._found(item_id, "item_id", "truncate")
         if not (item.is_reply and item.spoken):
-            message = f"item {item_id[:80]!r} is no reply in speech: only such can be truncated."
+            message = f"item {item_id[:80]!r} is not a reply in speech: only such can be truncated."
             raise ApiError(400, message, "invalid_value", "item_id")
         streams = isinstance(item.turn, Reply) and not item.turn.ended  # its calls still follow
         if item.status == "in_progress" or streams:

@@ -43,7 +43,7 @@ class SessionKeeper:
     def __init__(
         self, connection: Connection, omni: Qwen3Omni, keepers: "MutableMapping[str, SessionKeeper]"
     ):
-        """keepers: those of the server's open sessions, by their tokens."""
+        """keepers: the keepers of the server's open sessions, by their tokens."""
         self._connection, self._omni, self._keepers = connection, omni, keepers
         self._folder = connection.service.folder
         self._owner = connection.context.owner

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 Samples = NDArray[np.float32]
 KEPT_SILENCE_MS = 200
-"""Silence after speech that belongs to the turn; the model gets none of the silence after it."""
+"""Silence after speech that belongs to the turn; the model does not get the silence after it."""
 # Silence: a score _HYSTERESIS below the threshold, as in Silero, or at least a score below _LEAST.
 _HYSTERESIS, _LEAST = 0.15, 0.01
 HEARD_S = 8

@@ -30,7 +30,7 @@ class SileroVad:
         self.reset()
 
     def reset(self) -> None:
-        """Reset the state to that of a new stream."""
+        """Reset the state for a new stream."""
         self._state = np.zeros((2, 1, 128), np.float32)
         self._frame = np.zeros((1, _CONTEXT_SAMPLES + FRAME_SAMPLES), np.float32)
 
