@@ -18,8 +18,7 @@ enum { TAPS = 7, UP_TAPS = 2 };
 /* Frames of a stream that are computed together: bounds the memory of a long call. */
 enum { FRAMES = 32 };
 enum { ROWS_A_TASK = 4 };
-/* Multiplications of a stream's wave that are too many for one task: a millisecond or more. And of a
- * call's waves that are too few to wake a helper, which other stages want, too. */
+/* Split a stream above this many multiplications (1 ms); below the second limit wake no helper. */
 enum { LONG_WAVE = 1 << 26, SHORT_CALL = 1 << 25 };
 
 /* ---- a stream's state ---- */
@@ -38,7 +37,7 @@ int64_t code2wav_state_size(const Code2Wav *c)
 
 /* ---- memory ---- */
 
-/* What the rows of a call work in. */
+/* Buffers for the rows of a call. */
 typedef struct {
     char *all;
     Memory memory; /* its x: the transformer's rows */

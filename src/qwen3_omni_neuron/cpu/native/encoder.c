@@ -15,7 +15,7 @@ enum { ROWS_A_TASK = 8 };
 /* Queries of one head that a task takes: QUERIES at most. */
 enum { QUERIES_A_TASK = 16 };
 
-/* What a call works in. Heads are `width` floats wide, zeros after their head_dim: whole vectors. */
+/* Buffers for a call. Heads are `width` floats wide, zeros after their head_dim: whole vectors. */
 typedef struct {
     const EncoderLayer *layer;
     int64_t frames, rows, width;

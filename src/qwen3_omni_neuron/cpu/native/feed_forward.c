@@ -100,7 +100,8 @@ static int set_inputs(FeedForward *f, int64_t runs)
     f->runs = runs;
     f->gate_x = f->up_x = f->experts ? f->m->gathered : f->m->normed;
     f->down_x = f->m->gated;
-    /* Gathered rows and gated ones are nobody else's: without an order they are taken in place. */
+    /* Gathered and gated rows are private to this call; unless columns are reordered, convert them in
+     * place. */
     int own_gate = ordered || (f->experts == 0 && f->gate_up->type == INT4);
     if (!own_gate && f->down->order == NULL)
         return 1;

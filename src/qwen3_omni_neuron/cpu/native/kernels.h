@@ -30,7 +30,7 @@ static inline int64_t row_stride(int64_t width)
 
 /* Rows up to which a task has several panels. */
 enum { FEW_ROWS = 12 };
-/* What sums of INT4_RAW are multiplied by: see take_inputs of product.h. */
+/* Factor of the sums of INT4_RAW: see take_inputs of product.h. */
 #define RAW_SUMS 0x1p60f
 /* Steps that `quantise` tries for a group. */
 enum { QUANTISED_STEPS = 22 };
@@ -99,7 +99,7 @@ typedef struct {
     int raw; /* whether multiply takes INT4 numbers for floats where they lie: see take_inputs */
 } Kernels;
 
-/* Those of this processor. */
+/* Kernels of this processor. */
 extern const Kernels *kernels;
 
 #endif

@@ -1,4 +1,4 @@
-/* What the library was compiled from: see sources.py, which counts SOURCE_DIGEST. */
+/* Digest of the compiled sources: see sources.py, which counts SOURCE_DIGEST. */
 
 #include "library.h"
 

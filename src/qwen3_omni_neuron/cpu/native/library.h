@@ -106,7 +106,7 @@ typedef struct {
     int64_t type; /* FLOAT32 or BFLOAT16 */
 } KvCache;
 
-/* What is added to the hidden states after each of the first `layers` layers: rows [count] and their
+/* Rows added to the hidden states after each of the first `layers` layers: rows [count] and their
  * features [layers, count, hidden]. */
 typedef struct {
     int64_t layers, count;

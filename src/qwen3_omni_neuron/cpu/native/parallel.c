@@ -11,7 +11,7 @@
 #include "kernels.h"
 #include "library.h"
 
-/* Fewer multiplications than this are done before a helper has looked up: some microseconds. */
+/* Multiplications. Smaller jobs end before a helper thread wakes; run them alone. */
 enum { SHARED_FROM = 1 << 17 };
 enum { MOST_TEAMS = 64, MOST_PARTS = 16, CACHE_LINE = 64 };
 /* Looks at a ticket before a helper without tasks sleeps: some tens of microseconds. */
@@ -74,7 +74,7 @@ static void free_scratch(void *scratch)
     free(scratch);
 }
 
-/* A child process has none of its parent's threads, and none of their calls. */
+/* A child process inherits neither its parent's threads nor their calls. */
 static void forget_threads(void)
 {
     pthread_mutex_init(&pool.lock, NULL);

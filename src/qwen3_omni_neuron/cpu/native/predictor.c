@@ -10,7 +10,7 @@
 #include "kernels.h"
 #include "product.h"
 
-/* What a frame needs; rows are one a slot, and two at its first step. */
+/* Buffers for a frame; one row a slot, and two at its first step. */
 typedef struct {
     Memory memory;
     KvCache kv;           /* [layers, slots, kv_heads, steps + 1, head_dim] */

@@ -12,7 +12,7 @@
 /* Rows of a prompt that go through all layers together: bounds the memory of a long prompt. */
 enum { BLOCK = 512 };
 
-/* What the rows of a call work in. */
+/* Buffers for the rows of a call. */
 typedef struct {
     char *block;
     Memory memory;

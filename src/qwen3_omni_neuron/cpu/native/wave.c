@@ -63,7 +63,7 @@ int64_t wave_cost(const Wave *wave, int64_t inputs)
     return total;
 }
 
-/* What run_inputs works in; the blocks use the arrays one after the other. */
+/* Buffers of run_inputs; the blocks use the arrays one after the other. */
 typedef struct {
     Team *team;
     float *x;      /* input and output of a block */
@@ -93,7 +93,7 @@ static int64_t floats_of(int64_t channels, int64_t samples, int64_t reach)
     return pieces_of(samples) * channels * stride_of(samples, reach);
 }
 
-/* What a task takes of an array: channels `first` to `last` - 1 of a piece, which has `samples`. Tasks
+/* A task's part of an array: channels `first` to `last` - 1 of a piece, which has `samples`. Tasks
  * that follow each other take the same piece, so that a thread goes on with samples of its own in the
  * next job; see parallel.c. */
 typedef struct {
@@ -115,7 +115,7 @@ static Piece piece_at(int64_t task, int64_t channels, int64_t channels_a_task, i
 
 /* ---- activations ---- */
 
-/* What a convolution takes: the last `held` samples of the state, [channels, reach], then snake(x). Each
+/* Input of a convolution: the last `held` samples of the state, [channels, reach], then snake(x). Each
  * piece of `to` ends with the first `reach` samples of the piece after it. */
 typedef struct {
     float *to, *state;
