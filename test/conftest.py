@@ -23,6 +23,7 @@ from qwen3_omni_neuron.cpu import rates
 from qwen3_omni_neuron.engines.process.heap import keep_all
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.models import load_models
+from testing.repeats import examples
 from testing.simulation import Simulation
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ pytest_plugins = [
 ]
 
 # Properties are shown by the same examples in every run. The profile "search" looks for others.
-settings.register_profile("same", derandomize=True, deadline=None, database=None)
+settings.register_profile(
+    "same", derandomize=True, deadline=None, database=None, max_examples=examples(100)
+)
 settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile("same")
 

@@ -2,8 +2,9 @@
 
 A plain run leaves them out, and says how many at its end; with TEST_ALL, as `make test-all` sets
 it, they run. `@pytest.mark.repeats` marks such a test, and `again` such a case of a test.
-Of the product of a test's parameters, `@pytest.mark.diagonal` keeps few cases that have each value
-of each parameter, and `@pytest.mark.pairs` few that have each pair of values of two parameters.
+`examples` counts those of a property. Of the product of a test's parameters,
+`@pytest.mark.diagonal` keeps few cases that have each value of each parameter, and
+`@pytest.mark.pairs` few that have each pair of values of two parameters.
 """
 
 import os
@@ -25,6 +26,11 @@ PRODUCTS = {"diagonal": 1, "pairs": 2}
 def again(*values: Any) -> Any:
     """Mark a case of a parametrised test. values: of its parameters."""
     return pytest.param(*values, marks=pytest.mark.repeats)
+
+
+def examples(count: int) -> int:
+    """Return how many examples a property takes: a third of `count` in a plain run."""
+    return count if RUNS_ALL else -(-count // 3)
 
 
 def covering(cases: Sequence[Mapping[str, Hashable]], together: int) -> set[int]:

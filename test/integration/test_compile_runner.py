@@ -31,9 +31,10 @@ from qwen3_omni_neuron.compilation.runner import compile_tree, tree_lock
 from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
 from qwen3_omni_neuron.errors import ArtifactError, CompileError, OptionError, OutputError
 from testing.made_trees import ABSENT, DYING, FULL, SLOW
+from testing.repeats import RUNS_ALL
 from testing.specs import plan_of
 
-MOMENTS = 10
+MOMENTS = 10 if RUNS_ALL else 5
 PATIENCE_S = 60.0  # for a killed run's worker to notice, on a machine that does other things
 
 

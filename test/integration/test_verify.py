@@ -266,7 +266,7 @@ def outlier(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "checkpoint", path
 
 
-@pytest.mark.parametrize("part", ["thinker", "talker", "code_predictor"])
+@pytest.mark.parametrize("part", ["thinker", again("talker"), "code_predictor"])
 def test_a_wrong_rotary_base_is_named(
     reference: Path, outlier: tuple[Path, Path], tmp_path: Path, part: str
 ) -> None:

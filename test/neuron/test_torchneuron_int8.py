@@ -96,7 +96,7 @@ def test_a_tree_holds_the_experts_in_int8_and_says_so(spec: EngineSpec) -> None:
     assert not found["talker"]
 
 
-@pytest.mark.parametrize("messages", [TEXT, CLIPS], ids=["text", "two-clips"])
+@pytest.mark.parametrize("messages", [again(TEXT), CLIPS], ids=["text", "two-clips"])
 def test_a_reply_is_that_of_the_weights(
     ours: Qwen3Omni, widened: Path, reference: Reference, messages: Any
 ) -> None:

@@ -174,6 +174,7 @@ def test_a_rank_that_dies_in_the_middle_ends_its_stage_alone(split: Split) -> No
     assert not [pid for pid in pids if alive(pid)], "no rank is left"
 
 
+@pytest.mark.repeats  # of two ranks, and of test_torchneuron_int8.py: four ranks
 def test_replies_of_four_ranks_are_transformers(
     checkpoint: Path, reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
@@ -33,6 +35,7 @@ def spoken(dtype: str, folder: Path) -> list[Reply]:
         return replies(omni, Judge(), questions(EACH, seed=QUESTIONS[dtype]), seeds=[0])
 
 
+@pytest.mark.repeats  # of test_torchneuron_engines.py, in bfloat16 and with words to hear
 def test_questions_it_never_met_are_answered_in_the_asked_voice(tmp_path: Path) -> None:
     """Activations, other weights and KV cache in bfloat16, as on a device; experts in either.
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.protocols import Engines
@@ -14,6 +16,7 @@ from testing.torchneuron.runtime import StandIn, omni_over, weights_for_stand_in
 from testing.verified import STAGES, assert_layers_hold, short_questions
 
 
+@pytest.mark.repeats  # of test_torchneuron_engines.py: its replies; of test_verify.py: the verb
 def test_a_clean_checkpoint_holds(tmp_path: Path) -> None:
     """Over the modules of its graphs."""
     folder, path = write_leaner_checkpoint(tmp_path / "checkpoint"), tmp_path / "reference.npz"

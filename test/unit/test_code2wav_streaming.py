@@ -29,7 +29,7 @@ from qwen3_omni_neuron.neuron.graphs.parts import code2wav_graph
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.eager_neuron import EagerPart
 from testing.models import load_models
-from testing.repeats import RUNS_ALL
+from testing.repeats import examples
 
 FRAME, LATENCY = 1920, 555
 WINDOW = 12  # of the tiny checkpoint
@@ -159,7 +159,7 @@ def test_stream_equals_one_full_decode_for_every_split(
     assert_same(chunks, expected, EXACT[dtype])
 
 
-@settings(max_examples=20 if RUNS_ALL else 8, deadline=None, derandomize=True)
+@settings(max_examples=examples(20), deadline=None, derandomize=True)
 @given(split=st.lists(st.integers(1, 40), min_size=1, max_size=8))
 def test_stream_equals_one_full_decode_for_random_splits(
     double: Code2Wav, split: list[int]
@@ -182,10 +182,10 @@ def test_a_stream_may_be_longer_than_the_positions_of_the_config(double: Code2Wa
 
 
 def test_stream_with_the_released_window(double: Code2Wav) -> None:
-    """72 frames, over more than eight windows."""
+    """72 frames, over more than three windows."""
     wide = Code2Wav(dataclasses.replace(double.config, sliding_window=72)).double()
     wide.load_state_dict(double.state_dict())
-    codes = random_codes(8 * 72 + 25)
+    codes = random_codes(3 * 72 + 25)
     expected = wide(codes)
     for name in ("primes", "ramp"):
         assert_same(stream(wide, codes, cut(codes.shape[2], SPLITS[name])), expected, 1e-9)

@@ -30,6 +30,7 @@ from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.template import Conversation
 from testing.media_cases import audio, image, text, video
+from testing.repeats import examples
 
 WORDS = st.text(max_size=12)
 # Any code point, halves of surrogate pairs, NUL, control and bidi characters included.
@@ -218,7 +219,7 @@ def test_a_good_conversation_becomes_a_prompt(
     assert_whole(conversation.prompt(messages, hear_videos), config)
 
 
-@settings(max_examples=300, **LIMITS)
+@settings(max_examples=examples(300), **LIMITS)
 @given(st.one_of(JUNK, st.lists(st.one_of(GOOD, BAD, JUNK), max_size=3)), st.booleans())
 def test_a_bad_conversation_is_refused_or_understood(
     conversation: Conversation, config: OmniConfig, messages: Any, hear_videos: bool
@@ -365,7 +366,7 @@ def test_an_arriving_sounds_own_error_is_raised_as_it_is(conversation: Conversat
 OPTIONS = tuple(RequestOptions.__dataclass_fields__)
 
 
-@settings(max_examples=300, **LIMITS)
+@settings(max_examples=examples(300), **LIMITS)
 @given(st.one_of(st.sampled_from(OPTIONS), ANY_TEXT), PLAIN_JUNK)
 def test_any_option_is_taken_or_refused(config: OmniConfig, name: str, value: Any) -> None:
     try:

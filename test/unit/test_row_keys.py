@@ -20,6 +20,7 @@ from qwen3_omni_neuron.prompt.row_keys import (
     prompt_keys,
 )
 from testing.media_cases import RATE, image, text, tone, user, video
+from testing.repeats import examples
 
 Item = dict[str, Any]
 Messages = list[dict[str, Any]]
@@ -61,7 +62,7 @@ def made_keys(rows: Rows) -> tuple[RowKeys, list[tuple[int, ...]]]:
     return keys, list(zip(ids.tolist(), positions.tolist(), made_of, strict=True))
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.integers(0, HEAD_ROWS + 1), ROWS, ROWS, st.one_of(st.just([]), ROWS))
 def test_shared_rows_are_counted_as_one_by_one(
     text_rows: int, common: Rows, one: Rows, other: Rows

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from qwen3_omni_neuron import AudioChunk, Qwen3Omni, TextDelta
 from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
 from qwen3_omni_neuron.runtime.stop_strings import StopStrings
+from testing.repeats import examples
 
 HELLO = [{"role": "user", "content": "Hello"}]
 LIMITS: dict[str, Any] = {"seed": 3, "thinker_max_new_tokens": 24, "talker_max_new_tokens": 40}
@@ -37,7 +38,7 @@ TEXTS = st.text(st.sampled_from("ab .\n\u00e9\u4f60"), max_size=24)
 WORDS = st.sampled_from([" the", " one", " red", " hello", "<|im_end|>"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.lists(st.one_of(TEXTS, WORDS), max_size=6).map("".join),
     st.lists(st.text(st.sampled_from("ab .e\u4f60o"), min_size=1, max_size=4), min_size=1),

@@ -15,6 +15,7 @@ from qwen3_omni_neuron.checkpoint.tiny.tokenizer import SPECIAL_TOKENS, write_to
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.prompt.chat_template import ChatTemplate
 from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
+from testing.repeats import examples
 
 TEXTS = [
     "",
@@ -78,7 +79,7 @@ def test_tokens_are_those_of_transformers(ours: Tokenizer, theirs: Any, text: st
 
 
 @given(st.lists(PIECES, max_size=6).map("".join))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_tokens_of_any_text_are_those_of_transformers(
     ours: Tokenizer, theirs: Any, text: str
 ) -> None:

@@ -176,6 +176,7 @@ def test_the_files_are_those_that_were_trained() -> None:
     assert sum((SPEAKING_CHECKPOINT / name).stat().st_size for name in there) <= 16e6
 
 
+@pytest.mark.repeats  # on the way to a checkpoint that a release ships
 @pytest.mark.skipif(
     Version(transformers.__version__) < Version("5"),
     reason="train/ trains transformers 5's modules, and saves with them",

@@ -15,6 +15,7 @@ from qwen3_omni_neuron.errors import OptionError, PromptTooLongError
 from qwen3_omni_neuron.prompt.truncation import Part, Truncation, split
 from testing.media_cases import CASES, assistant, audio, image, text, tone, user
 from testing.recorded_calls import Calls, ungated, watching
+from testing.repeats import examples
 from testing.replies import GREEDY, last
 
 LIMITS: dict[str, Any] = {**GREEDY, "thinker_max_new_tokens": 4, "talker_max_new_tokens": 6}
@@ -62,7 +63,7 @@ def kept_live(sizes: Sequence[tuple[int, int]], most: int, retained: float) -> l
     return found
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40)), min_size=1, max_size=12),
     st.integers(1, 120),
