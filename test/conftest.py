@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from qwen3_omni_neuron import Qwen3Omni, api
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, api
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
@@ -106,23 +106,37 @@ def checkpoint_of_seed(tmp_path_factory: pytest.TempPathFactory) -> CheckpointMa
 
 
 @pytest.fixture(scope="session")
-def both_of_seed(checkpoint_of_seed: CheckpointMaker) -> Iterator[BothMaker]:
+def omni_of_seed(checkpoint_of_seed: CheckpointMaker) -> Iterator[Callable[[int], Qwen3Omni]]:
+    """Ours over a tiny checkpoint, in float32, by its seed."""
+    made: dict[int, Qwen3Omni] = {}
+
+    def make(seed: int) -> Qwen3Omni:
+        if seed not in made:
+            folder = checkpoint_of_seed(seed)
+            made[seed] = Qwen3Omni.load(folder, dtype="float32", max_concurrency=3)
+        return made[seed]
+
+    yield make
+    for omni in made.values():
+        omni.close()
+
+
+@pytest.fixture(scope="session")
+def both_of_seed(
+    checkpoint_of_seed: CheckpointMaker, omni_of_seed: Callable[[int], Qwen3Omni]
+) -> BothMaker:
     """Ours and the oracle over one tiny checkpoint, in float32, by its seed."""
     # Of transformers, which takes seconds: pytest-xdist's own process runs no test.
     from qwen3_omni_neuron.verification.oracle import Reference
 
-    made: dict[int, tuple[Qwen3Omni, Reference]] = {}
+    made: dict[int, Reference] = {}
 
     def make(seed: int) -> tuple[Qwen3Omni, Reference]:
         if seed not in made:
-            folder = checkpoint_of_seed(seed)
-            omni = Qwen3Omni.load(folder, dtype="float32", max_concurrency=3)
-            made[seed] = omni, Reference(folder)
-        return made[seed]
+            made[seed] = Reference(checkpoint_of_seed(seed))
+        return omni_of_seed(seed), made[seed]
 
-    yield make
-    for omni, _ in made.values():
-        omni.close()
+    return make
 
 
 @pytest.fixture(scope="session")
@@ -148,9 +162,16 @@ def reference(both_of_seed: BothMaker) -> "Reference":
 
 
 @pytest.fixture(scope="session")
-def omni(both_of_seed: BothMaker) -> Qwen3Omni:
+def omni(omni_of_seed: Callable[[int], Qwen3Omni]) -> Qwen3Omni:
     """Ours in float32, with three slots."""
-    return both_of_seed(1)[0]
+    return omni_of_seed(1)
+
+
+@pytest.fixture(scope="session")
+def speaking() -> Iterator[Qwen3Omni]:
+    """The checkpoint that ships, with three slots."""
+    with Qwen3Omni.load(SPEAKING_CHECKPOINT, max_concurrency=3) as omni:
+        yield omni
 
 
 @pytest.fixture

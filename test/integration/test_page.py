@@ -19,7 +19,7 @@ import soundfile
 from numpy.typing import NDArray
 from PIL import Image
 
-from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
+from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.page import FILES
 from qwen3_omni_neuron.serving.server import Server
 from testing.browser import (
@@ -49,8 +49,8 @@ SILENT_MS = 200  # after speech_started
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Qwen3Omni.load(SPEAKING_CHECKPOINT, max_concurrency=3) as omni, serving(omni) as running:
+def server(speaking: Qwen3Omni) -> Iterator[Server]:
+    with serving(speaking) as running:
         yield running
 
 

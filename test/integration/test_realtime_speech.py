@@ -13,7 +13,7 @@ import soundfile
 import soxr
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
+from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.realtime import smart_turn, vad
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.session import Session
@@ -36,12 +36,6 @@ from testing.realtime import (
 from train.speech import MEASURING, pink_noise, spoken_clip
 
 RATE = 16000
-
-
-@pytest.fixture(scope="module")
-def speaking() -> Iterator[Qwen3Omni]:
-    with Qwen3Omni.load(SPEAKING_CHECKPOINT, max_concurrency=3) as omni:
-        yield omni
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
+from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.events import TextDelta
 from qwen3_omni_neuron.serving.realtime import transcribing
 from qwen3_omni_neuron.serving.server import Server
@@ -21,12 +21,6 @@ RATE = 16000
 KIND = "conversation.item.input_audio_transcription"
 TRANSCRIBING: dict[str, Any] = {"type": "transcription", "audio": PUSH_TO_TALK}
 BESIDE = {"input": {**PUSH_TO_TALK["input"], "transcription": {}}}
-
-
-@pytest.fixture(scope="module")
-def speaking() -> Iterator[Qwen3Omni]:
-    with Qwen3Omni.load(SPEAKING_CHECKPOINT, max_concurrency=3) as omni:
-        yield omni
 
 
 @pytest.fixture(scope="module")
