@@ -25,11 +25,11 @@ from transformers.models.whisper.english_normalizer import (
     EnglishTextNormalizer,
 )
 
-from bench.common.command_line import Figures, InputError, Row, parser_of, positive, run
 from bench.common.manifests import Clip, read_clips
-from bench.common.metrics import percentiles
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.transcription import INSTRUCTION, Failure, Transcript, transcribe
+from testing.command_line import Figures, InputError, Row, parser_of, positive, run
+from testing.metrics import percentiles
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -40,7 +40,6 @@ from typing import Any
 import torch
 
 from bench import stages
-from bench.common.command_line import Figures, Row, natural, parser_of, positive, run, sizes
 from bench.common.measure import median_row, repeated
 from bench.common.models import add_size_argument, loaded_engines, made_checkpoint
 from qwen3_omni_neuron.checkpoint.config_json import read_config
@@ -52,6 +51,7 @@ from qwen3_omni_neuron.cpu.rates import one_thread_each, products, reads
 from qwen3_omni_neuron.cpu.target import predictor_numbers
 from qwen3_omni_neuron.cpu.work import Work, work_of
 from qwen3_omni_neuron.model.config import OmniConfig
+from testing.command_line import Figures, Row, natural, parser_of, positive, run, sizes
 from testing.prompts import prompt_of
 
 PREFILL, DECODE = "thinker prefill", "thinker decode"

@@ -13,13 +13,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from bench.common.command_line import Figures, Row, parser_of, run
 from bench.common.measure import in_turn
 from bench.common.models import GREEDY, add_size_argument, made_checkpoint
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.events import Finished
 from qwen3_omni_neuron.options import RequestArguments
 from qwen3_omni_neuron.prompt.messages import Messages
+from testing.command_line import Figures, Row, parser_of, run
 
 TEXT_TOKENS, FRAMES = 24, 48
 QUESTIONS = (

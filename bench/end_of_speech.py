@@ -22,7 +22,7 @@ ended; --others are callers of each model. --retained and --rounds have no effec
 --replay: the package's runtime over stage latencies on a virtual clock (see bench/replay.py). A
 prompt of 1,294 rows, of which all but the last 8 s window of speech and the template's rows after
 it are held; 0 held: the whole prompt is prefilled when speech ends. The cost of rows of which a
-profile says nothing is stated in bench/replaying/profiles.py, StageProfile.prefill_by_rows_s.
+profile says nothing is stated in testing/replaying/profiles.py, StageProfile.prefill_by_rows_s.
 """
 
 import argparse
@@ -40,17 +40,17 @@ import numpy as np
 import soundfile
 from numpy.typing import NDArray
 
-from bench.common.command_line import Figures, InputError, Row, natural, parser_of, run, sizes
 from bench.common.models import add_size_argument, made_checkpoint
-from bench.replay import OURS, PROFILES
-from bench.replaying.device import PLACEMENTS, Behaviour
-from bench.replaying.load import RequestLengths
-from bench.replaying.profiles import MEAN_PROMPT_ROWS, StageProfile
-from bench.replaying.simulation import replay_after_speech
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.events import AudioChunk, Finished
 from qwen3_omni_neuron.options import RequestArguments
 from qwen3_omni_neuron.session import Session
+from testing.command_line import Figures, InputError, Row, natural, parser_of, run, sizes
+from testing.replaying.cases import OURS, PROFILES
+from testing.replaying.device import PLACEMENTS, Behaviour
+from testing.replaying.load import RequestLengths
+from testing.replaying.profiles import MEAN_PROMPT_ROWS, StageProfile
+from testing.replaying.simulation import replay_after_speech
 
 RATE = 16000
 SPOKEN = Path(__file__).parents[1] / "examples" / "question.wav"

@@ -27,15 +27,15 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.common.command_line import InputError, Row, natural, parser_of, positive, sizes
-from bench.common.results import results_of, save
-from bench.replay import PROFILES
-from bench.replaying.curves import ServiceCurves, replayed_curves
-from bench.replaying.device import PLACEMENTS
-from bench.replaying.fleet import FRAME_S, Fleet, Outcome, Plan, Ring, Talk
-from bench.replaying.load import make_load
-from bench.replaying.profiles import ProfileError, StageProfile
 from qwen3_omni_neuron.serving.fleet.scaling import FirstAudioPolicy
+from testing.command_line import InputError, Row, natural, parser_of, positive, sizes
+from testing.replaying.cases import PROFILES
+from testing.replaying.curves import ServiceCurves, replayed_curves
+from testing.replaying.device import PLACEMENTS
+from testing.replaying.fleet import FRAME_S, Fleet, Outcome, Plan, Ring, Talk
+from testing.replaying.load import make_load
+from testing.replaying.profiles import ProfileError, StageProfile
+from testing.results import results_of, save
 
 SPARE = 1  # replicas beyond the load's need
 LOAD_S, THINK_S = 300.0, 8.0  # time of a load, and mean time between turns
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def simulated(profile: StageProfile, placement: str, options: argparse.Namespace) -> list[Row]:
     """Simulate one profile's fleets."""
-    from bench.replaying.ray_parts import RayDelays, RayRing
+    from testing.replaying.ray_parts import RayDelays, RayRing
 
     load = make_load(options.requests, options.seed)
     curves = replayed_curves(profile, placement, options.slots, load)

@@ -24,13 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from bench.common.command_line import Figures, Row, natural, parser_of, positive, run, sizes
-from bench.common.metrics import RequestMetrics, request_metrics
 from bench.common.models import add_model_arguments, chosen_checkpoint, load_chosen
-from bench.replaying.curves import FRAME_S, RANKS, ServiceCurves
-from bench.replaying.fleet import Fleet, Plan, Talk
-from bench.replaying.load import RequestLengths
-from bench.serve_load import SLOTS, Way, at_once, limits, over_http, through_api
+from bench.serve_load import Way, at_once, limits, over_http, through_api
+from testing.command_line import Figures, Row, natural, parser_of, positive, run, sizes
+from testing.metrics import RequestMetrics, request_metrics
+from testing.replaying.curves import FRAME_S, RANKS, ServiceCurves
+from testing.replaying.fleet import Fleet, Plan, Talk
+from testing.replaying.load import RequestLengths
+from testing.server_process import SLOTS
 
 REPLICAS, QUEUED = 3, 8
 AT_ONCE = (1, 2, 4, 8)
@@ -166,7 +167,7 @@ def predict(
     seed: int,
 ) -> tuple[float, float]:
     """Simulate the clients. Returns replies a second, and the median time to the first sample."""
-    from bench.replaying.ray_parts import RayRing
+    from testing.replaying.ray_parts import RayRing
 
     plan = Plan(SLOTS, queued=QUEUED, replicas=REPLICAS, cores=cores)
     fleet = Fleet(plan, curves, Talk(lengths, turns=1.0), RayRing(), seed)

@@ -34,8 +34,6 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from bench.attacks.grammars import CRASHES, SLOW
-from bench.common.command_line import Figures, parser_of, positive, run
 from bench.common.measure import timed
 from bench.common.models import (
     add_model_arguments,
@@ -51,6 +49,8 @@ from qwen3_omni_neuron.loading import host_sampler
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.runtime.grammar import Grammar, Grammars, GrammarState, wait_for_masks
 from qwen3_omni_neuron.runtime.thinker_stage import MASK_WAIT_S
+from test.hostile.attacks.grammars import CRASHES, SLOW
+from testing.command_line import Figures, parser_of, positive, run
 
 SLOTS, VOCABULARY, PROMPT_TOKENS = 8, 151_936, 64
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -19,11 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.common.command_line import Figures, Row, parser_of, positive, run
-from bench.common.memory import allocated_mb, live_tensor_bytes, open_files, resident_mb
 from bench.common.models import load_chosen
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.cli.model_arguments import add_model_arguments, model_or_shipped
+from testing.command_line import Figures, Row, parser_of, positive, run
+from testing.memory import allocated_mb, live_tensor_bytes, open_files, resident_mb
 
 QUESTION = Path(__file__).parents[1] / "examples" / "sum.wav"
 REPLIES = ("first_s", "second_s", "third_s")

@@ -19,15 +19,15 @@ import soundfile
 import torch
 from transformers import WhisperFeatureExtractor
 
-from bench.common.command_line import Figures, Row, parser_of, run
 from bench.common.measure import in_new_process
-from bench.common.memory import peak_mb
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.cpu.encoders import CpuAudio
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.log_mel import MelSettings, log_mel
+from testing.command_line import Figures, Row, parser_of, run
+from testing.memory import peak_mb
 from testing.models import load_models
 
 FILE_RATE = 48000

@@ -26,17 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.common.command_line import (
-    Figures,
-    InputError,
-    Row,
-    natural,
-    parser_of,
-    positive,
-    run,
-)
 from bench.common.measure import timed
-from bench.common.memory import live_tensor_bytes, peak_mb, resident_mb
 from bench.common.models import (
     add_model_arguments,
     chosen_checkpoint,
@@ -48,6 +38,16 @@ from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.engines.protocols import PredictorSampling, Talker, Vocoder
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.prompt import Prompt
+from testing.command_line import (
+    Figures,
+    InputError,
+    Row,
+    natural,
+    parser_of,
+    positive,
+    run,
+)
+from testing.memory import live_tensor_bytes, peak_mb, resident_mb
 
 Frame = Callable[[], object]
 WINDOW = 100

@@ -40,15 +40,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.common.command_line import (
-    Figures,
-    InputError,
-    Row,
-    natural,
-    parser_of,
-    positive,
-    run,
-)
 from bench.common.models import add_size_argument, made_checkpoint
 from bench.quantising.cases import (
     Rows,
@@ -80,6 +71,15 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.torch_threads import one_torch_thread
+from testing.command_line import (
+    Figures,
+    InputError,
+    Row,
+    natural,
+    parser_of,
+    positive,
+    run,
+)
 
 POSITIONS_AT_ONCE = 64
 SUMMARISED = ("kl_mean", "kl_standard_error", "kl_max", "agreement")

@@ -47,7 +47,12 @@ from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
 from bench.common.call import CALL_RATE, Answer, Call
-from bench.common.command_line import (
+from bench.common.models import add_model_arguments, chosen_checkpoint, load_chosen
+from bench.end_of_speech import LIMITS, RATE
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.events import AudioChunk
+from qwen3_omni_neuron.options import RequestArguments
+from testing.command_line import (
     Figures,
     InputError,
     Row,
@@ -57,13 +62,8 @@ from bench.common.command_line import (
     run,
     sizes,
 )
-from bench.common.metrics import percentiles, playback
-from bench.common.models import add_model_arguments, chosen_checkpoint, load_chosen
-from bench.end_of_speech import LIMITS, RATE
-from bench.serve_load import SLOTS, server_process
-from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.events import AudioChunk
-from qwen3_omni_neuron.options import RequestArguments
+from testing.metrics import percentiles, playback
+from testing.server_process import SLOTS, server_process
 from testing.websocket_client import opened, send
 from train.espeak import VOICES, speak, trimmed
 

@@ -57,11 +57,8 @@ import numpy as np
 import torch
 
 from bench import bandwidth, stages
-from bench.common.command_line import Figures, InputError, Row, natural, parser_of, positive, run
 from bench.common.measure import in_new_process, timed
-from bench.common.memory import peak_mb
 from bench.common.models import loaded_engines, written_messages
-from bench.common.observed import Recorder
 from bench.threads import code2wav_work
 from qwen3_omni_neuron import AudioChunk, Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.checkpoint.config_json import read_config
@@ -77,6 +74,9 @@ from qwen3_omni_neuron.engines.process.heap import pages_read
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.loading import stage_threads
 from qwen3_omni_neuron.model.config import OmniConfig
+from testing.command_line import Figures, InputError, Row, natural, parser_of, positive, run
+from testing.memory import peak_mb
+from testing.observed import Recorder
 from testing.prompts import prompt_of
 
 QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "What does the sea say at night?"}]

@@ -4,8 +4,9 @@
     python -m bench.replay --profile roofline --placement split --first-chunk adaptive
     python -m bench.replay --profile my-trn2.json --concurrency 1,8 --json replay.json
 
---profile: a name in bench/profiles, or a file (see bench/replaying/profiles.py). Each engine call
-holds its cores for the time in the profile, on a virtual clock; calls that share cores take turns.
+--profile: a name in testing/profiles, or a file (see testing/replaying/profiles.py). Each engine
+call holds its cores for the time in the profile, on a virtual clock; calls that share cores take
+turns.
 The schedule, queues, batches and threads are the package's own. The first row of each placement
 calls the stages in port #167's way, which published its own result: 1759 ms.
 
@@ -15,27 +16,19 @@ start at the first sample.
 """
 
 import dataclasses
-import statistics
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from bench.common.command_line import Row, natural, parser_of, positive, sizes
-from bench.common.results import results_of, save
-from bench.replaying.device import PLACEMENTS, Behaviour
-from bench.replaying.load import RequestLengths, make_load
-from bench.replaying.profiles import ProfileError, StageProfile
-from bench.replaying.simulation import replay
 from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES
+from testing.command_line import Row, natural, parser_of, positive, sizes
+from testing.replaying.cases import OURS, PORT, PROFILES, case
+from testing.replaying.device import PLACEMENTS, Behaviour
+from testing.replaying.load import make_load
+from testing.replaying.profiles import ProfileError, StageProfile
+from testing.results import results_of, save
 
-PROFILES = Path(__file__).parent / "profiles"
 PUBLISHED_TTFB_S = 1.759  # port #167's own measurement of PORT
-PORT = Behaviour(
-    "port's", (25,), (25,), 5, inline_frames=25, context_frames=5, driver=True, knows_cores=False
-)
-OURS = Behaviour("ours, adaptive")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -84,46 +77,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.json:
         options.first_chunk = [behaviour.name for behaviour in behaviours]
         save(results_of("replay", arguments, options, rows, {}), options.json)
-
-
-def case(
-    profile: StageProfile,
-    behaviour: Behaviour,
-    placement: str,
-    concurrency: int,
-    load: Sequence[RequestLengths],
-) -> Row:
-    """Replay the load, and return its figures. Times are in seconds.
-
-    underruns, silent_s: sums over all requests. first_chunks: sizes of the last request's first
-    chunks, in frames.
-    """
-    replies = replay(profile, behaviour, placement, concurrency, load).replies
-    timings = [reply.result.timings for reply in replies]
-    ttfb_s = [t.ttfb_s for t in timings if t.ttfb_s is not None]
-    rtf = [t.rtf for t in timings if t.rtf is not None]
-    return {
-        "kind": "replay",
-        "profile": profile.name,
-        "driven": behaviour.name,
-        "placement": placement,
-        "concurrency": concurrency,
-        "requests": len(replies),
-        "ttft_mean_s": statistics.mean(t.ttft_s for t in timings),
-        "ttfb_mean_s": statistics.mean(ttfb_s),
-        "ttfb_p50_s": statistics.median(ttfb_s),
-        "ttfb_p95_s": p95(ttfb_s),
-        "rtf_mean": statistics.mean(rtf),
-        "rtf_p95": p95(rtf),
-        "underruns": sum(reply.underruns for reply in replies),
-        "silent_s": sum(reply.silent_s for reply in replies),
-        "first_chunks": replies[-1].chunks[:6],
-    }
-
-
-def p95(values: Sequence[float]) -> float:
-    """Return the smallest value that 95 % of the values do not exceed."""
-    return float(np.percentile(values, 95, method="inverted_cdf"))
 
 
 def first_chunk(text: str) -> Behaviour:

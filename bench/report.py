@@ -26,10 +26,10 @@ import pandas as pd
 import soundfile
 from matplotlib.figure import Figure
 
-from bench.common.command_line import Row
-from bench.common.metrics import BEFORE_ANY_LIMIT, ChunkArrival, RequestMetrics, playing, silences
-from bench.common.results import Results, ResultsError, load_results
 from qwen3_omni_neuron.events import SAMPLE_RATE
+from testing.command_line import Row
+from testing.metrics import BEFORE_ANY_LIMIT, ChunkArrival, RequestMetrics, playing, silences
+from testing.results import Results, ResultsError, load_results
 
 REPLAY = " (REPLAY, not measured)"
 # text.parse_math: a dollar sign in a setting is no formula.

@@ -1,4 +1,4 @@
-"""Write bench/profiles/roofline.json: the floor of every stage at the released sizes.
+"""Write testing/profiles/roofline.json: the floor of every stage at the released sizes.
 
     python -m bench.roofline_profile
 
@@ -11,14 +11,15 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.common.command_line import parser_of
-from bench.replaying.profiles import StageLatency, StageProfile
 from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.neuron.graphs.dry_run import DryRun, dry_run
 from qwen3_omni_neuron.neuron.nxdi.target import NEURON
+from testing.command_line import parser_of
 from testing.released import RELEASED
+from testing.replaying.cases import PROFILES
+from testing.replaying.profiles import StageLatency, StageProfile
 
-OUT = Path(__file__).parent / "profiles" / "roofline.json"
+OUT = PROFILES / "roofline.json"
 TP = 8
 WINDOW = 2048  # positions that a decode step reads
 SLOTS = (1, 2, 4, 8)

@@ -23,12 +23,9 @@ import io
 import json
 import socket
 import ssl
-import subprocess
 import sys
-import threading
 import time
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -41,7 +38,9 @@ from urllib.parse import urlsplit
 
 import torch
 
-from bench.common.command_line import (
+from bench.common.models import add_model_arguments, chosen_checkpoint, load_chosen
+from qwen3_omni_neuron import Qwen3Omni
+from testing.command_line import (
     Figures,
     InputError,
     Row,
@@ -51,23 +50,21 @@ from bench.common.command_line import (
     run,
     sizes,
 )
-from bench.common.metrics import (
+from testing.http_client import JSON, READ_BYTES
+from testing.metrics import (
     ChunkArrival,
     RequestEvents,
     TextArrival,
     percentiles,
     request_metrics,
 )
-from bench.common.models import add_model_arguments, chosen_checkpoint, load_chosen
-from bench.common.observed import observe
-from qwen3_omni_neuron import Qwen3Omni
-from testing.http_client import JSON, READ_BYTES
+from testing.observed import observe
 from testing.raw_http import connected, head_of
+from testing.server_process import QUEUED, SLOTS, server_process
 
 QUESTION = [{"role": "user", "content": "What colour is the sky?"}]
-SLOTS, QUEUED = 8, 64
 LAST_CHUNK = b"0\r\n\r\n"  # end of a chunked HTTP body
-READY_S, REPLY_S, END_S = 600.0, 600.0, 60.0
+REPLY_S = 600.0
 
 Heard = Callable[[], RequestEvents]
 """A whole reply, which is decoded by this call."""
@@ -272,49 +269,6 @@ def through_ray(checkpoint: Any, options: argparse.Namespace) -> Iterator[str]:
         started.deploy()
         started.wait_for("load", 1)
         yield started.url
-
-
-@contextmanager
-def server_process(
-    checkpoint: Any,
-    options: argparse.Namespace,
-    flags: Sequence[str] = (),
-    on_line: Callable[[str], object] = lambda line: None,
-) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
-    """Serve the checkpoint in a process of its own. Yields URL and process.
-
-    flags: flags of `serve`, beside those that are set here. on_line: called in a thread of its own
-    with each line of its log after it is ready.
-    """
-    words = ["-m", "qwen3_omni_neuron.cli", "serve", "--model", str(checkpoint), "--port", "0"]
-    words += ["--max-concurrency", str(SLOTS), "--max-queued", str(QUEUED), "--model-name", "load"]
-    words += ["--dtype", options.dtype, "--placement", options.placement]
-    words += [] if options.threads is None else ["--threads", str(options.threads)]
-    words += flags
-    process = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        timer = threading.Timer(READY_S, process.kill)
-        timer.start()
-        url = ""
-        for line in process.stderr:
-            event = json.loads(line) if line.startswith("{") else {}
-            if event.get("event") == "ready":
-                url = event["url"]
-                break
-        timer.cancel()
-        if not url:
-            raise InputError("the server did not start.")
-        rest = (on_line(line) for line in process.stderr)
-        threading.Thread(target=deque, args=(rest, 0), daemon=True).start()
-        yield url, process
-    finally:
-        process.terminate()
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bench.common.command_line import Figures, Row, parser_of, run
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, AudioChunk, Qwen3Omni, SpeechResult, TextDelta
 from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.events import Event, Finished
@@ -29,6 +28,7 @@ from qwen3_omni_neuron.prompt.media.clip import GrowingClip
 from qwen3_omni_neuron.prompt.media.log_mel import MelSettings
 from qwen3_omni_neuron.prompt.preprocessor import read_preprocessor
 from qwen3_omni_neuron.prompt.turns import BYTES_PER_S, Reply, mean_pace
+from testing.command_line import Figures, Row, parser_of, run
 from train.assess import questions
 from train.espeak import VOICES, speak
 from train.judge import word_bounds

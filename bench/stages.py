@@ -27,16 +27,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.common.command_line import (
-    Figures,
-    InputError,
-    Row,
-    natural,
-    parser_of,
-    positive,
-    run,
-    sizes,
-)
 from bench.common.measure import in_turn, median_row, nothing, repeated, timed
 from bench.common.models import (
     add_model_arguments,
@@ -45,8 +35,6 @@ from bench.common.models import (
     released_sampling,
     written_messages,
 )
-from bench.common.results import machine
-from bench.replaying.profiles import measured_profile
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint, resolve_checkpoint
 from qwen3_omni_neuron.compilation.plan import make_plan
@@ -57,9 +45,21 @@ from qwen3_omni_neuron.cpu.target import CPU, usable_cores
 from qwen3_omni_neuron.engines.protocols import Engines, Talker, Thinker, Vocoder
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.prompt import Prompt
+from testing.command_line import (
+    Figures,
+    InputError,
+    Row,
+    natural,
+    parser_of,
+    positive,
+    run,
+    sizes,
+)
 from testing.models import load_host_models
 from testing.packed import packed_and_widened
 from testing.prompts import random_visual
+from testing.replaying.profiles import measured_profile
+from testing.results import machine
 
 TOKEN = 1  # any token: all take the same time
 

@@ -13,8 +13,6 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
-from bench.common.command_line import Figures, Row, natural, parser_of, positive, run, sizes
-from bench.common.metrics import distribution
 from bench.common.models import (
     add_model_arguments,
     chosen_checkpoint,
@@ -22,6 +20,8 @@ from bench.common.models import (
     written_messages,
 )
 from qwen3_omni_neuron import Qwen3Omni
+from testing.command_line import Figures, Row, natural, parser_of, positive, run, sizes
+from testing.metrics import distribution
 
 NO_EOS = 2**31 - 1  # an id that is never generated
 FIGURES = ("ttft_s", "itl_s", "total_s", "tokens_per_s", "prompt_tokens_per_s")

@@ -36,7 +36,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.bandwidth import best_rate, machine_rows
-from bench.common.command_line import Figures, InputError, Row, parser_of, positive, run, sizes
 from bench.common.measure import in_turn, median_row
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.modules import lay_out
@@ -51,6 +50,7 @@ from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache
 from qwen3_omni_neuron.model.vision_encoder import VisionEncoder, patch_places
+from testing.command_line import Figures, InputError, Row, parser_of, positive, run, sizes
 from testing.released import RELEASED
 
 DTYPES = ("mixed", "int8", "int4")

@@ -5,7 +5,7 @@
 
 Asks the conversations of a manifest (see bench/common/manifests.py), from the first again after the
 last, each with its own seed; each of --concurrency callers asks one after the other. Definitions
-are in bench/common/metrics.py. A request that fails counts in no figure; its row has its error.
+are in testing/metrics.py. A request that fails counts in no figure; its row has its error.
 
 A row is one request: its conversation and seed, its figures, its reply (text, and a digest of its
 codes), its chunks, and for the first --timeline requests the engine calls for it. Times are in
@@ -24,14 +24,14 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from bench.common.command_line import Figures, Row, natural, parser_of, positive, run, sizes
 from bench.common.manifests import SHIPPED, Conversation, read_conversations
-from bench.common.metrics import request_metrics, summarize
 from bench.common.models import add_model_arguments, chosen_checkpoint, load_chosen
-from bench.common.observed import Observed, Recorder, Span, observe
 from qwen3_omni_neuron import Qwen3Omni, Qwen3OmniError, SpeechResult
 from qwen3_omni_neuron.cli.wav import WavFile
 from qwen3_omni_neuron.options import RequestOptions
+from testing.command_line import Figures, Row, natural, parser_of, positive, run, sizes
+from testing.metrics import request_metrics, summarize
+from testing.observed import Observed, Recorder, Span, observe
 
 WARM_UP_TOKENS, WARM_UP_FRAMES = 8, 16
 

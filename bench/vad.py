@@ -20,7 +20,6 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.common.command_line import Figures, InputError, Row, parser_of, positive, run
 from qwen3_omni_neuron.serving.realtime import smart_turn
 from qwen3_omni_neuron.serving.realtime.session_config import SemanticVad
 from qwen3_omni_neuron.serving.realtime.smart_turn import is_complete
@@ -32,6 +31,7 @@ from qwen3_omni_neuron.serving.realtime.turns import (
     TurnSettings,
 )
 from qwen3_omni_neuron.serving.realtime.vad import FRAME_SAMPLES, RATE, SileroVad
+from testing.command_line import Figures, InputError, Row, parser_of, positive, run
 from train.espeak import VOICES, speak
 from train.speech import MEASURING, pink_noise
 from train.vocabulary import prompts

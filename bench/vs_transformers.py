@@ -28,16 +28,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.common.command_line import Figures, InputError, Row, parser_of, positive, run
 from bench.common.measure import in_new_process
-from bench.common.memory import peak_mb
-from bench.common.metrics import request_metrics
 from bench.common.models import GREEDY, add_size_argument, made_checkpoint
-from bench.common.observed import observe
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.prompt.template import Conversation
 from qwen3_omni_neuron.verification.oracle import Reference, ReferenceResult
+from testing.command_line import Figures, InputError, Row, parser_of, positive, run
+from testing.memory import peak_mb
+from testing.metrics import request_metrics
+from testing.observed import observe
 
 QUESTION = Path(__file__).parents[1] / "examples" / "question.wav"
 PROMPTS: dict[str, list[dict[str, Any]]] = {

@@ -1,6 +1,6 @@
 """A lint of a graph's HLO by the published error codes of neuronx-cc, and one of its StableHLO.
 
-It reads text; bench/hlo_table.py lowers graphs to HLO.
+It reads text; testing/hlo_table.py lowers graphs to HLO.
 Source: aws-neuron-sdk, compiler/error-codes.
 """
 

@@ -1,7 +1,7 @@
 """Names of modules, classes, files and commands in prose, and whether they exist.
 
 Read from the source by AST and tokenize: nothing is imported, so NxDI need not be installed. Prose
-is docstrings, comments and Markdown. A name is a path (`bench/common/results.py`, `cpu/native/`), a
+is docstrings, comments and Markdown. A name is a path (`testing/results.py`, `cpu/native/`), a
 dotted name (`checkpoint.parameters.load_parts`), a class name (`KvCache`), an identifier
 (backticked, or with an underscore), a flag, or a command of make, of `python -m` or of
 `qwen3-omni-neuron`.

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from websockets.sync.client import ClientConnection
 
-from bench.common.command_line import InputError
-from bench.common.metrics import ChunkArrival, playing
+from testing.command_line import InputError
+from testing.metrics import ChunkArrival, playing
 from testing.websocket_client import append, received, send
 
 CALL_RATE = 24000  # of OpenAI's audio/pcm

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bench.common.command_line import InputError
 from qwen3_omni_neuron.prompt.messages import MEDIA_KINDS, Messages, read_messages
+from testing.command_line import InputError
 
 Entry = TypeVar("Entry")
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Protocol
 
-from bench.common.memory import peak_mb, resident_mb
+from testing.memory import peak_mb, resident_mb
 
 PROBE_SAMPLES = 1009  # one in this many samples is compared with the other side's
 

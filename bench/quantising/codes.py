@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bench.common.command_line import Row
 from bench.quantising.arithmetic import PREDICTOR, RELEASED, TALKER, WIDE, Arithmetic, compute_in
 from bench.quantising.cases import Weights, decoder_logits, random_inputs
 from bench.quantising.rounding import CHOICES, INT8_32, PREDICTOR_SAME, STORED, Choice
@@ -16,6 +15,7 @@ from qwen3_omni_neuron.model.config import TalkerConfig
 from qwen3_omni_neuron.model.decoder import Decoder
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.prompt.positions import rope_positions
+from testing.command_line import Row
 
 PROMPT_ROWS = 9
 TEMPERATURE, TOP_K, TOP_P = 0.9, 50, 0.8  # of code 0; of all codes; of codes 1 to 15

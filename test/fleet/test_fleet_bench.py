@@ -13,7 +13,7 @@ if "TEST_RAY" not in os.environ:
 from ray.serve.config import AutoscalingConfig
 
 from bench import fleet
-from bench.replaying.ray_parts import RayDelays, RayRing
+from testing.replaying.ray_parts import RayDelays, RayRing
 
 KEYS = [f"key-{n}" for n in range(600)]
 

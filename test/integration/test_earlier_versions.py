@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.common.results import load_results
 from qwen3_omni_neuron import Qwen3Omni, cli
 from qwen3_omni_neuron.compilation.storage import pull_tree, push_tree
 from qwen3_omni_neuron.errors import ArtifactError, OptionError, StoredSessionError
 from qwen3_omni_neuron.serving.fleet.command import check_config
+from testing.results import load_results
 from testing.specs import compiled_here
 
 VERSIONS = sorted((Path(__file__).parents[1] / "data").iterdir())

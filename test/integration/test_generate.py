@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import BothMaker, CheckpointMaker
 from packaging.version import Version
 from safetensors.torch import load_file, save_file
 
@@ -21,6 +20,7 @@ from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.verification.oracle import Reference
+from test.conftest import BothMaker, CheckpointMaker
 from testing.media_cases import IMAGE, QUESTION_WAV, audio, text, user
 from testing.prompts import prompt_of
 from testing.repeats import again

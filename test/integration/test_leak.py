@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.common.memory import allocated_mb
+from testing.memory import allocated_mb
 from testing.peak_memory import needs_proc
 from testing.subprocesses import run_python
 
 FREED_MB = 48
 CLOSE = f"""
-from bench.common.memory import resident_mb
+from testing.memory import resident_mb
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 
 omni = Qwen3Omni.load(SPEAKING_CHECKPOINT)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.common.memory import allocated_mb
 from qwen3_omni_neuron import Finished, Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.errors import MessageError
 from qwen3_omni_neuron.session import Session
 from testing.media_cases import IMAGE, RATE, tone
+from testing.memory import allocated_mb
 from testing.repeats import RUNS_ALL
 
 ROUNDS = 300 if RUNS_ALL else 96

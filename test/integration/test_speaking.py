@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from bench import quantisation
-from bench.common.results import load_results
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.events import AudioChunk, Finished
@@ -64,27 +62,6 @@ def test_questions_it_never_met_are_answered_in_the_asked_voice(judge: Judge, dt
     assert len(wrong) <= 1, wrong
     assert shares.ended == shares.unspoken == 1.0
     assert shares.right_voice > 0.97
-
-
-def test_dtypes_are_compared_over_replies_and_by_the_ear(judge: Judge, tmp_path: Path) -> None:
-    """A few positions: all choices of the benchmark, and what the package answers in each dtype."""
-    file = tmp_path / "r.json"
-    some = ["--positions", "24", "--assess", "3", "--seeds", "1", "--json", str(file)]
-    assert not quantisation.main(["--model", str(SPEAKING_CHECKPOINT), *some])
-    rows = load_results(file).rows
-    logits = [row for row in rows if row["measure"] == "logits"]
-    for model in ("thinker", "talker", "code predictor"):
-        by_dtype = {d: r for r in logits if r["model"] == model for d in r["dtypes"]}
-        assert by_dtype["mixed"]["kl_max"] == 0
-        assert by_dtype["int8"]["kl_mean"] < 3e-3
-        assert by_dtype["int8"]["positions"] >= 12
-    spoken = [row for row in logits if "spoken" in row["inputs"]]
-    assert {row["encoders"] for row in spoken} == {"bfloat16", "int8", "int8/32"}
-    heard = {row["dtype"]: row for row in rows if row["measure"] == "speech"}
-    assert [row["replies"] for row in heard.values()] == [3] * 3
-    for row in heard.values():
-        low, high = row["replies_right_95"]
-        assert low < row["replies_right"] <= high
 
 
 def test_a_spoken_sum_is_heard_and_answered(speaking: Qwen3Omni, judge: Judge) -> None:

@@ -90,7 +90,7 @@ def test_all_graphs_share_weights_and_state(graphs_of: Callable[[str], Graphs], 
 def test_the_hlo_of_every_graph_holds_nothing_that_the_compiler_refuses(
     graphs_of: Callable[[str], Graphs], part: str
 ) -> None:
-    """Lowered by torch_xla, which is no dependency: bench/hlo_table.py says how to install it."""
+    """Lowered by torch_xla, which is no dependency: testing/hlo_table.py says how to install it."""
     if "torch_xla" not in metadata.packages_distributions():  # closed_wheels stands in for it
         pytest.skip("torch_xla is not installed: nothing was lowered")
     for label, module, example in graphs_of(part):

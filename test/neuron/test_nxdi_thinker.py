@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import CheckpointMaker
 
 from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.protocols import Engines
@@ -14,6 +13,7 @@ from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
 from qwen3_omni_neuron.prompt.template import Conversation
+from test.conftest import CheckpointMaker
 from testing.media_cases import CASES, IMAGE, audio, text, user
 from testing.neuron.alike import ATOL, assert_prefills_alike, assert_steps_alike
 from testing.prompts import prompt_of

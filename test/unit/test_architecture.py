@@ -142,6 +142,19 @@ def test_only_who_writes_a_reference_imports_the_oracle() -> None:
     assert users == ["cli/verify.py"]
 
 
+# Tests of benchmarks. All others are of the product, and run where there is no bench/.
+OF_BENCHMARKS = ("bench", "test_fleet_simulation", "test_replay", "test_report", "test_vs_openvino")
+
+
+def test_only_tests_of_benchmarks_import_them() -> None:
+    tests = [*(ROOT / "test").rglob("*.py"), *(ROOT / "testing").rglob("*.py")]
+    assert len(tests) > 200
+    for file in tests:
+        if not any(name in file.stem for name in OF_BENCHMARKS):
+            names = {name.split(".")[0] for name in imports(file)}
+            assert "bench" not in names, f"{file} imports a benchmark"
+
+
 def test_another_library_is_measured_without_the_package() -> None:
     """Its environment has that library alone."""
     code = f"import sys; sys.modules[{NAME!r}] = None; import bench.peers.openvino"

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from bench import asr
-from bench.common.command_line import InputError
 from bench.common.manifests import Clip, read_clips
-from bench.common.results import load_results
+from testing.command_line import InputError
 from testing.media_cases import QUESTION_WAV
+from testing.results import load_results
 
 ENGLISH = asr._normalizer("english", None)
 BASIC = asr._normalizer("basic", None)

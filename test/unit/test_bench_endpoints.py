@@ -24,9 +24,9 @@ from websockets.sync.server import ServerConnection, serve
 
 from bench import realtime, serve_load
 from bench.common.call import CALL_RATE, Call
-from bench.common.command_line import InputError
-from bench.common.results import load_results
+from testing.command_line import InputError
 from testing.realtime import question
+from testing.results import load_results
 
 OPTIONS = Namespace(turns=1, pauses_ms=[300, 600], detection="server_vad")
 CLIENT_EVENT: TypeAdapter[Any] = TypeAdapter(RealtimeClientEvent)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from bench import released
-from bench.common.results import load_results
 from qwen3_omni_neuron.compilation import runner
 from qwen3_omni_neuron.cpu.native.installed import find_library
+from testing.results import load_results
 
 
 @pytest.mark.skipif(

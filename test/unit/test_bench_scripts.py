@@ -24,25 +24,25 @@ from bench import (
     vs_transformers,
 )
 from bench import threads as bench_threads
-from bench.common.command_line import InputError
 from bench.common.manifests import SHIPPED, read_conversations
-from bench.common.memory import live_tensor_bytes
 from bench.common.models import written_messages
-from bench.common.results import Results, ResultsError, load_results, publish
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
 from qwen3_omni_neuron.cpu.eager.code2wav import EagerCode2Wav
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
-from qwen3_omni_neuron.cpu.work import Work, work_of
+from qwen3_omni_neuron.cpu.work import CHUNK, RELEASED_CODE2WAV, Work, work_of
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing import report_cases
+from testing.command_line import InputError
 from testing.imports import ROOT
 from testing.media_cases import QUESTION_WAV
+from testing.memory import live_tensor_bytes
 from testing.peak_memory import peak_tensor_bytes
 from testing.prompts import prompt_of
 from testing.released import RELEASED
+from testing.results import Results, ResultsError, load_results, publish
 from testing.timed_engines import Script, Sizes, Times, timed_engines
 from testing.virtual_clock import VirtualClock
 
@@ -79,17 +79,19 @@ def run(script: Any, arguments: list[str], folder: Path) -> Results:
     return results
 
 
-SCRIPTS = sorted(file.stem for file in Path(bench.__path__[0]).glob("*.py"))
+SCRIPTS = [f"bench.{file.stem}" for file in sorted(Path(bench.__path__[0]).glob("*.py"))]
+SCRIPTS += [f"test.hostile.{name}" for name in ("attack", "fleet_soak", "serve_soak")]
+SCRIPTS += ["testing.hlo_table"]
 PAGES = (str(page.relative_to(ROOT)) for page in (ROOT / "docs" / "benchmarks").glob("*.md"))
 DOCUMENTS = sorted(["BENCHMARK.md", "README.md", "Makefile", *PAGES])
 
 
 def test_every_script_has_its_help(capsys: pytest.CaptureFixture[str]) -> None:
     """All in this process; `python -m bench.NAME --help` calls the same function."""
-    assert "ttfb_rtf" in SCRIPTS
+    assert "bench.ttfb_rtf" in SCRIPTS
     for name in SCRIPTS:
         with pytest.raises(SystemExit) as ended:
-            importlib.import_module(f"bench.{name}").main(["--help"])
+            importlib.import_module(name).main(["--help"])
         assert ended.value.code == 0, name
         assert "usage: " in capsys.readouterr().out, name
 
@@ -97,7 +99,8 @@ def test_every_script_has_its_help(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_a_document_names_scripts_that_exist(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
-    named = set(re.findall(r"\bbench\.(\w+)", text)) | set(re.findall(r"\bbench/(\w+)\.py", text))
+    named = set(re.findall(r"\b((?:bench|test\.hostile|testing)\.[a-z_]+)\b(?!\.)", text))
+    named |= {f"bench.{name}" for name in re.findall(r"\bbench/(\w+)\.py", text)}
     assert named
     assert named <= set(SCRIPTS)
 
@@ -544,6 +547,11 @@ def test_the_peak_of_a_call_is_what_it_has_at_a_time() -> None:
 
     assert peak_tensor_bytes(call) == 6000
     assert peak_tensor_bytes(lambda: torch.empty(3).numpy()) == 12
+
+
+def test_the_work_of_the_released_code2wav_is_counted() -> None:
+    adds, weight_bytes = bench_threads.code2wav_work(RELEASED, CHUNK)
+    assert (RELEASED_CODE2WAV.multiply_adds, RELEASED_CODE2WAV.weight_bytes) == (adds, weight_bytes)
 
 
 @pytest.fixture

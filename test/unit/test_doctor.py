@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.threads import code2wav_work
 from qwen3_omni_neuron import cli
 from qwen3_omni_neuron.cli.doctor import EXTRAS, port_text, speed_text
 from qwen3_omni_neuron.compilation import versions
@@ -15,8 +14,7 @@ from qwen3_omni_neuron.cpu import rates
 from qwen3_omni_neuron.cpu.fits import DTYPES
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.rates import Rates
-from qwen3_omni_neuron.cpu.work import CHUNK, RELEASED_CODE2WAV, CallSeconds, released_limits
-from testing.released import RELEASED
+from qwen3_omni_neuron.cpu.work import CallSeconds, released_limits
 
 
 def test_a_reply_is_the_sum_of_its_calls() -> None:
@@ -38,11 +36,6 @@ def test_the_least_time_follows_from_the_rates_of_a_machine() -> None:
         assert default.predictor - same.predictor == pytest.approx(
             0.97e9 / measured.bytes_per_s, rel=0.02
         )
-
-
-def test_the_work_of_the_released_code2wav_is_counted() -> None:
-    adds, weight_bytes = code2wav_work(RELEASED, CHUNK)
-    assert (RELEASED_CODE2WAV.multiply_adds, RELEASED_CODE2WAV.weight_bytes) == (adds, weight_bytes)
 
 
 def test_the_fastest_call_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.common.command_line import InputError
 from bench.fleet import day_rate, figures, most_at_once, replies_per_s, tables
-from bench.replay import PROFILES
-from bench.replaying.curves import FRAME_S, RANKS, ServiceCurves, replayed_curves
-from bench.replaying.fleet import Fleet, Outcome, Plan, Talk
-from bench.replaying.load import SYSTEM_ROWS, RequestLengths, make_load
-from bench.replaying.profiles import StageLatency, StageProfile
 from qwen3_omni_neuron.serving.fleet.scaling import FirstAudioPolicy
+from testing.command_line import InputError
+from testing.replaying.cases import PROFILES
+from testing.replaying.curves import FRAME_S, RANKS, ServiceCurves, replayed_curves
+from testing.replaying.fleet import Fleet, Outcome, Plan, Talk
+from testing.replaying.load import SYSTEM_ROWS, RequestLengths, make_load
+from testing.replaying.profiles import StageLatency, StageProfile
 
 AUDIO_S, FRAMES, TOKENS = 4.0, 100, 60
 LENGTHS = [RequestLengths(0, 0, AUDIO_S, TOKENS, FRAMES)]

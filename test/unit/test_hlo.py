@@ -87,10 +87,10 @@ def test_what_no_compiler_of_static_stablehlo_takes_is_seen(
 
 
 def test_no_graph_holds_an_operation_that_is_rejected(tmp_path: Path) -> None:
-    """In HLO and in StableHLO. bench/hlo_table.py says how to install torch_xla, which lowers."""
+    """In HLO and in StableHLO. testing/hlo_table.py says how to install torch_xla, which lowers."""
     pytest.importorskip("torch_xla", reason="torch_xla is not installed: nothing was lowered")
-    from bench.hlo_table import lowered
     from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
+    from testing.hlo_table import lowered
 
     graphs = 0
     for graph, *both in lowered(write_tiny_checkpoint(tmp_path)):
@@ -106,8 +106,8 @@ def test_products_of_the_code_predictor_stay_in_float32(tmp_path: Path) -> None:
     pytest.importorskip("torch_xla", reason="torch_xla is not installed: nothing was lowered")
     import torch
 
-    from bench.hlo_table import lower
     from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
+    from testing.hlo_table import lower
     from testing.outlier import predictor_spec, talker_models
 
     folder = write_tiny_checkpoint(tmp_path)

@@ -1,4 +1,4 @@
-"""bench/common/metrics.py, and how a request is watched, on a clock that is set by hand."""
+"""testing/metrics.py, and how a request is watched, on a clock that is set by hand."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.common.metrics import (
+from qwen3_omni_neuron.events import AudioChunk, Event, Finished, SpeechResult, TextDelta, Timings
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.runtime.pipeline import Pipeline
+from testing.metrics import (
     ChunkArrival,
     RequestEvents,
     TextArrival,
@@ -16,10 +19,7 @@ from bench.common.metrics import (
     request_metrics,
     summarize,
 )
-from bench.common.observed import Recorder, Span, observe
-from qwen3_omni_neuron.events import AudioChunk, Event, Finished, SpeechResult, TextDelta, Timings
-from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.runtime.pipeline import Pipeline
+from testing.observed import Recorder, Span, observe
 from testing.simulation import Simulation, finish
 from testing.timed_engines import Sizes, Times
 

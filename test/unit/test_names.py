@@ -110,7 +110,7 @@ def test_no_exception_is_left_over() -> None:
     [
         "See checkpoint.parameters.load_parts and `model/kv_cache.py`.",
         "qwen3_omni_neuron.api.Qwen3Omni.load, Qwen3Omni.generate_audio, KvCache",
-        "`make test-nxdi`, `python -m bench.stages`, bench/common/results.py, cpu/native/",
+        "`make test-nxdi`, `python -m bench.stages`, testing/results.py, cpu/native/",
         "`qwen3-omni-neuron doctor`, --thinker-top-k 3, --chunk-frames, --dry-run",
         "transformers Qwen3OmniMoeCode2Wav.forward, torch.export, np.ndarray, e.g. 2.31 or and/or",
         "tts_eos, max_concurrency, `seed`, engines.protocols.Thinker.prefill",

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from bench.replaying.simulation import take_reply
 from qwen3_omni_neuron.errors import (
     BusyError,
     OptionError,
@@ -16,6 +15,7 @@ from qwen3_omni_neuron.events import AudioChunk, TextDelta
 from qwen3_omni_neuron.runtime import pipeline
 from qwen3_omni_neuron.runtime.request import frame_pace
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, Pace
+from testing.replaying.simulation import take_reply
 from testing.simulation import EOS, Simulation, finish
 from testing.timed_engines import Sizes, Times
 

@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from bench.replay import OURS, PROFILES, case
-from bench.replaying.load import make_load
-from bench.replaying.profiles import StageProfile
 from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
 from qwen3_omni_neuron.runtime.policy import (
     MARGIN,
@@ -23,6 +20,9 @@ from qwen3_omni_neuron.runtime.policy import (
 )
 from qwen3_omni_neuron.runtime.request import LiveRequest, Request
 from testing.prompts import prompt_of
+from testing.replaying.cases import OURS, PROFILES, case
+from testing.replaying.load import make_load
+from testing.replaying.profiles import StageProfile
 from testing.simulation import GREEDY, Codec, Simulation, finish
 from testing.timed_engines import Sizes, Times
 

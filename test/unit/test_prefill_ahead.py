@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from bench.replaying.simulation import take_reply
 from qwen3_omni_neuron.errors import BusyError, ClosedError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.pipeline import AWAITED_S
 from qwen3_omni_neuron.runtime.prefix_cache import COPY_ROWS
 from qwen3_omni_neuron.runtime.request import LiveRequest
+from testing.replaying.simulation import take_reply
 from testing.simulation import Simulation, finish
 from testing.timed_engines import Sizes, Times
 

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from bench import quantisation
-from bench.common.results import load_results
 from bench.quantising.cases import Weights
 from bench.quantising.codes import BETWEEN, LOOPS, PREDICTORS, TALKERS
 from bench.quantising.rounding import (
@@ -28,12 +27,15 @@ from bench.quantising.rounding import (
     heavy_tailed,
     kind_of,
 )
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.checkpoint.modules import lay_out
 from qwen3_omni_neuron.compilation.plan import SAME
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, Precision, part_precision, weight_form
 from qwen3_omni_neuron.cpu.target import LIMITS
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.quantised_checkpoint import block_fp8, fp8
+from testing.results import load_results
+from train.judge import Judge
 
 
 def error_of(form: Format, matrix: torch.Tensor) -> float:
@@ -172,3 +174,24 @@ def test_tails_are_those_of_matrices_alone(checkpoint: Path, config: OmniConfig)
     }
     assert "head" in changed and "embedding" not in changed
     assert not any("norm" in name for name in changed)
+
+
+def test_dtypes_are_compared_over_replies_and_by_the_ear(judge: Judge, tmp_path: Path) -> None:
+    """A few positions: all choices of the benchmark, and what the package answers in each dtype."""
+    file = tmp_path / "r.json"
+    some = ["--positions", "24", "--assess", "3", "--seeds", "1", "--json", str(file)]
+    assert not quantisation.main(["--model", str(SPEAKING_CHECKPOINT), *some])
+    rows = load_results(file).rows
+    logits = [row for row in rows if row["measure"] == "logits"]
+    for model in ("thinker", "talker", "code predictor"):
+        by_dtype = {d: r for r in logits if r["model"] == model for d in r["dtypes"]}
+        assert by_dtype["mixed"]["kl_max"] == 0
+        assert by_dtype["int8"]["kl_mean"] < 3e-3
+        assert by_dtype["int8"]["positions"] >= 12
+    spoken = [row for row in logits if "spoken" in row["inputs"]]
+    assert {row["encoders"] for row in spoken} == {"bfloat16", "int8", "int8/32"}
+    heard = {row["dtype"]: row for row in rows if row["measure"] == "speech"}
+    assert [row["replies"] for row in heard.values()] == [3] * 3
+    for row in heard.values():
+        low, high = row["replies_right_95"]
+        assert low < row["replies_right"] <= high

@@ -11,18 +11,7 @@ import numpy as np
 import pytest
 
 from bench import replay as replay_module
-from bench.common.results import load_results
-from bench.replay import OURS, PORT, PROFILES, PUBLISHED_TTFB_S, case, ramp
-from bench.replaying.device import PLACEMENTS, CoreGroup, Span
-from bench.replaying.load import make_load
-from bench.replaying.profiles import (
-    STAGES,
-    ProfileError,
-    StageLatency,
-    StageProfile,
-    measured_profile,
-)
-from bench.replaying.simulation import replay, replay_after_speech, take_reply
+from bench.replay import PUBLISHED_TTFB_S, ramp
 from bench.roofline_profile import OUT, TP, WINDOW
 from qwen3_omni_neuron.events import AudioChunk, Event, Finished
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
@@ -30,6 +19,18 @@ from qwen3_omni_neuron.neuron.graphs.cost import TRN2, CountingGroup, graph_cost
 from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
 from testing.graph_cases import TINY_PLAN
 from testing.released import RELEASED
+from testing.replaying.cases import OURS, PORT, PROFILES, case
+from testing.replaying.device import PLACEMENTS, CoreGroup, Span
+from testing.replaying.load import make_load
+from testing.replaying.profiles import (
+    STAGES,
+    ProfileError,
+    StageLatency,
+    StageProfile,
+    measured_profile,
+)
+from testing.replaying.simulation import replay, replay_after_speech, take_reply
+from testing.results import load_results
 from testing.virtual_clock import VirtualClock
 
 LOAD = make_load(20, seed=0)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import CheckpointMaker
 from packaging.version import Version
 from safetensors.torch import load_file
 from transformers import (
@@ -27,6 +26,7 @@ from qwen3_omni_neuron.checkpoint.tiny.tokenizer import ROLES, SPECIAL_TOKENS, w
 from qwen3_omni_neuron.checkpoint.tiny.weights import fill_random, parameter_shapes
 from qwen3_omni_neuron.errors import CheckpointError, OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
+from test.conftest import CheckpointMaker
 from testing.released import RELEASED
 
 SHORT: dict[str, Any] = {"thinker_max_new_tokens": 5, "talker_max_new_tokens": 5, "seed": 0}

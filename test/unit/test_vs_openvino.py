@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from bench import vs_openvino
-from bench.common.command_line import InputError
-from bench.common.results import load_results
 from bench.peers.openvino import OpenVino
 from bench.peers.side import Job, count_prompts
 from qwen3_omni_neuron import Qwen3Omni
+from testing.command_line import InputError
+from testing.results import load_results
 
 FIGURES = {"load_s", "first_reply_s", "reply_s", "first_text_s", "first_sample_s", "token_s"}
 FIGURES |= {"prefill_s", "loaded_mb", "peak_mb"}
