@@ -64,13 +64,6 @@ def test_spelling_comes_from_a_whisper_checkpoint(tmp_path: Path) -> None:
         asr._normalizer("english", tmp_path / "missing.json")
 
 
-def test_percentiles_lie_between_the_nearest_values() -> None:
-    expected = {"p50": 51.0, "p90": 91.0, "p95": 96.0, "p99": 100.0}
-    assert asr.percentiles([float(v) for v in range(101, 0, -1)]) == pytest.approx(expected)
-    assert asr.percentiles([2.0]) == dict.fromkeys(expected, 2.0)
-    assert asr.percentiles([]) is None
-
-
 def test_a_manifest_is_json_lines_with_paths_beside_it(tmp_path: Path) -> None:
     manifest = tmp_path / "m.jsonl"
     lines = ['{"audio": "a/b.wav", "text": "One\u2028two."}', "", '{"audio": "/c.wav", "text": ""}']
