@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen3_omni_neuron.engines.protocols import PredictorSampling, TalkerMark
+from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.engines.remote import EngineProcess
 from qwen3_omni_neuron.errors import (
     CheckpointError,
@@ -148,12 +148,6 @@ class FakeTalker:
 
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
         return torch.tensor(token_ids)[:, None].float()
-
-    def mark(self, slot: int) -> TalkerMark:
-        return TalkerMark(self.prepared, torch.full((1, 3), float(slot)))
-
-    def go_back(self, slot: int, mark: TalkerMark) -> None:
-        self.prepared = mark.rows + 10 * slot + int(mark.feedback.sum())
 
     def close(self) -> None:
         return

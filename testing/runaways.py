@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, SpeechResult
-from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling, TalkerMark
+from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.events import Event, Finished
 from train.vocabulary import MOST_WORDS, SPEAKERS, SPOKEN, prompts
 
@@ -72,16 +72,14 @@ class RunawayTalker:
 
     kind: the frames that follow. silence: the last silent frame again and again; cycle: the reply's
     last few frames over and over; noise: its frames with sound in random order. said: by
-    slot, the frames of the last reply before it was forced. once: a reply that goes back is not
-    forced again.
+    slot, the frames of the last reply before it was forced.
     """
 
-    def __init__(self, engine: Any, kind: str, once: bool = False):
-        self._engine, self._kind, self._once = engine, kind, once
+    def __init__(self, engine: Any, kind: str):
+        self._engine, self._kind = engine, kind
         self._rng = random.Random(kind)
         self.said: dict[int, list[Tensor]] = {}
         self._forced: dict[int, list[Tensor]] = {}  # by slot: frames to come, the next one last
-        self._free: set[int] = set()  # slots of replies that are not forced any more
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -89,14 +87,11 @@ class RunawayTalker:
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
         self.said[slot] = []
         self._forced.pop(slot, None)
-        self._free.discard(slot)
         return self._engine.prefill(slot, accepted, first_token)
 
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
         logits = self._engine.step(slots, token_ids).clone()
         for row, slot in zip(logits, slots, strict=True):
-            if slot in self._free:
-                continue
             if slot in self._forced or int(row.argmax()) == END_ID:
                 forced = self._forced.setdefault(slot, [])
                 if not forced:
@@ -115,12 +110,6 @@ class RunawayTalker:
             else:
                 self.said[slot].append(frame)
         return frames
-
-    def go_back(self, slot: int, mark: TalkerMark) -> None:
-        self._engine.go_back(slot, mark)
-        if self._once:
-            del self._forced[slot]
-            self._free.add(slot)
 
     def _more(self, said: list[Tensor]) -> list[Tensor]:
         """Return the next frames of a runaway."""
@@ -142,15 +131,12 @@ class Made:
 
 
 @contextmanager
-def running_away(kind: str, once: bool = False) -> Iterator[tuple[Qwen3Omni, RunawayTalker]]:
-    """Load the checkpoint with a talker that never ends, until the block does.
-
-    once: it ends by itself in a reply that is drawn anew.
-    """
+def running_away(kind: str) -> Iterator[tuple[Qwen3Omni, RunawayTalker]]:
+    """Load the checkpoint with a talker that never ends, until the block does."""
     talkers: list[RunawayTalker] = []
 
     def put_in(engines: Engines) -> Engines:
-        talkers.append(RunawayTalker(engines.talker, kind, once))
+        talkers.append(RunawayTalker(engines.talker, kind))
         return replace(engines, talker=talkers[0])
 
     with Qwen3Omni.load(SPEAKING_CHECKPOINT, max_concurrency=SLOTS, wrap_engines=put_in) as omni:

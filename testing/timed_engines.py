@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.engines.media import PromptMedia
-from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling, TalkerMark
+from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
 from testing.virtual_clock import VirtualClock
 
@@ -206,15 +206,6 @@ class TimedTalker(_Timed):
         for slot, frame in zip(slots, frames, strict=True):
             self._frames[slot].append(int(frame[-1]))
         return torch.stack(frames)
-
-    def mark(self, slot: int) -> TalkerMark:
-        """Mark the frames so far and the checksum of all inputs before the last one."""
-        return TalkerMark(len(self._frames[slot]), torch.tensor([[self._seen[slot]]]))
-
-    def go_back(self, slot: int, mark: TalkerMark) -> None:
-        self._take("talker.go_back", (slot,), mark.rows, 0.0)
-        del self._frames[slot][mark.rows :]
-        self._seen[slot] = int(mark.feedback)
 
     def _logits(self, slots: Sequence[int]) -> Tensor:
         codes = []

@@ -330,12 +330,6 @@ class RecordedRows:
         self.positions.append((self.positions[-1].max() + 1).expand(3, 1))
         return self._nothing
 
-    def length(self, slot: int) -> int:
-        return sum(map(len, self.rows))
-
-    def cut(self, slot: int, length: int) -> None:
-        raise NotImplementedError
-
 
 class GivenFrames:
     """Code predictor whose frame is set before each call; see engines.protocols.Predictor."""

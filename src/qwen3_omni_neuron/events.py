@@ -61,8 +61,7 @@ class SpeechResult:
     what followed was not speech: see runtime.runaway). seed: seed of the request, given or drawn,
     with which the request can be repeated. logprobs: log-probability of each of token_ids, where
     the request asks for them, by the thinker's logits as they are: before penalty, temperature,
-    top_k and top_p. redrawn: whether speech that ran away was drawn anew; it may have run away
-    again.
+    top_k and top_p.
     """
 
     text: str
@@ -75,7 +74,6 @@ class SpeechResult:
     timings: Timings
     seed: int
     logprobs: list[float] = field(default_factory=list)
-    redrawn: bool = False
 
 
 @dataclass(frozen=True)

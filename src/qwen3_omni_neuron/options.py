@@ -70,7 +70,7 @@ def _one_of(*names: str) -> ValueRange:
 _NAME = ValueRange("a name", lambda value: isinstance(value, str))
 _FLAG = ValueRange("True or False", lambda value: isinstance(value, bool))
 _FIRST_CHUNK = _one_of("steady", "early")
-_RUNAWAY_SPEECH = _one_of("end", "redraw", "keep")
+_RUNAWAY_SPEECH = _one_of("end", "keep")
 _FROM_0 = ValueRange("an integer of 0 or more", lambda value: _is_integer(value, 0), {"minimum": 0})
 _FROM_1 = ValueRange("an integer of 1 or more", lambda value: _is_integer(value, 1), {"minimum": 1})
 _TOP_K = ValueRange(
@@ -288,8 +288,7 @@ class SpeechArguments(TypedDict, total=False):
         str,
         OptionDoc(
             "speech that goes on after all words are said, in silence, in a cycle or for too long: "
-            "end cuts it at the last sound, redraw first goes on from there once with other random "
-            "numbers, keep lets it run to its limit as the reference does",
+            "end cuts it at the last sound, keep lets it run to its limit as the reference does",
             _RUNAWAY_SPEECH,
         ),
     ]
@@ -529,6 +528,12 @@ class RequestOptions:
             )
         return made
 
+    @staticmethod
+    def stored(given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return options that an earlier version stored, with values of this one."""
+        redrawn = given.get("runaway_speech") == "redraw"
+        return {**given, "runaway_speech": "end"} if redrawn else dict(given)
+
     def thinker_sampling(self, defaults: GenerationDefaults) -> SamplingParams:
         """Return the thinker's sampling, from the options or else from generation_config.json."""
         return SamplingParams(
@@ -556,12 +561,6 @@ class RequestOptions:
             top_k=self.predictor_top_k,
             top_p=self.predictor_top_p,
         )
-
-    @property
-    def may_redraw(self) -> bool:
-        """True where speech that runs away is drawn anew; greedy speech would be the same."""
-        sampled = self.talker_do_sample or self.predictor_do_sample
-        return self.runaway_speech == "redraw" and sampled
 
     @property
     def shown_tools(self) -> list[dict[str, Any]]:

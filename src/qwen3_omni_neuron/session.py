@@ -417,7 +417,7 @@ class Session:
                 )
             before = self._options
             try:
-                self._begin(RequestOptions.parse(document["options"]))
+                self._begin(RequestOptions.parse(RequestOptions.stored(document["options"])))
                 self._take(document)
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                 self._begin(before)

@@ -173,23 +173,6 @@ def test_slots_in_any_order_with_others_idle(
     assert toolchain.decoders["talker"].called[-1][0] == f"decode {SLOTS}"
 
 
-def test_a_slot_that_goes_back_goes_on_as_if_later_frames_had_never_been(
-    both: tuple[Engines, Engines],
-) -> None:
-    for engines in both:
-        talker: Any = engines.talker
-        talker.prepare(1, prompt_of(torch.arange(45) + 1).talker, SPEAKER)
-        talker.prefill(1, torch.zeros(0, 64), 9)
-        talker.predict([1], [5], [GREEDY_FRAME])
-        mark = talker.mark(1)
-        expected = talker.step([1], [10])
-        for code in (6, 7):
-            talker.predict([1], [code], [GREEDY_FRAME])
-            talker.step([1], [11])
-        talker.go_back(1, mark)
-        assert_close(talker.step([1], [10]), expected)
-
-
 def test_every_graph_is_called_once_before_the_first_request(
     spec: EngineSpec, caplog: pytest.LogCaptureFixture
 ) -> None:

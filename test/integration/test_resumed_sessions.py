@@ -19,6 +19,7 @@ from websockets.exceptions import ConnectionClosed
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.realtime import keeper
+from qwen3_omni_neuron.serving.realtime.live_session import LiveSession
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.settings import ServerSettings, longest_life_s
 from testing.http_client import ask
@@ -314,6 +315,24 @@ def test_a_session_that_only_transcribes_is_resumed_as_one(kept: Server) -> None
         shown = resume(again, token_of(caller))
         assert (shown.type, shown.object) == ("transcription", "realtime.transcription_session")
         assert shown.audio.input.turn_detection is None
+
+
+def test_a_stored_configuration_that_drew_runaway_speech_anew_ends_it(
+    kept: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = LiveSession._stored
+
+    def earlier(session: LiveSession) -> Any:
+        made = stored(session)
+        return made | {"config": made["config"] | {"runaway_speech": "redraw"}}
+
+    monkeypatch.setattr(LiveSession, "_stored", earlier)
+    with calling(kept, "one") as caller:
+        caller.write("Hello")
+    left(kept)
+    monkeypatch.undo()
+    with calling(kept, "one") as again:
+        assert resume(again, token_of(caller)).runaway_speech == "end"
 
 
 def test_two_servers_share_a_folder(keeping: Keeping) -> None:

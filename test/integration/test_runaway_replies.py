@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.runtime.runaway import CEILING, CYCLE_FRAMES, SILENT_FRAMES, SpokenPace
@@ -21,7 +20,6 @@ from testing.runaways import (
     SLOTS,
     good_replies,
     made_replies,
-    results_of,
     running_away,
 )
 
@@ -51,34 +49,6 @@ def test_every_made_runaway_ends_and_all_that_was_said_is_kept(kind: str) -> Non
         most = {"silence": SILENT_FRAMES, "cycle": CYCLE_FRAMES, "noise": int(longest) + 1}
         assert words <= most[kind]
         assert frames >= made.said - 1, "of its last silence a frame may be cut"
-
-
-@pytest.mark.parametrize("kind", ["silence", "cycle"])
-def test_speech_that_is_drawn_anew_is_whole_and_a_seed_gives_one_reply(kind: str) -> None:
-    """Its samples are those of one decode of its codes, whatever the chunks were."""
-    again: dict[str, Any] = {"runaway_speech": "redraw", "seed": 3}
-    with running_away(kind, once=True) as (omni, talker):
-        streams = [
-            omni.stream_speech(WORDS, chunk_frames=sizes, **again) for sizes in ((1,), (4, 25))
-        ]
-        streams.append(omni.stream_speech(WORDS, seed=3))
-        *redrawn, ended = results_of(streams)
-        said, codes = len(talker.said[streams[-1].slot]), redrawn[0].codes
-        vocoder = omni._pipeline._engines.vocoder
-        assert vocoder is not None
-        first, *later = torch.from_numpy(codes).split(25)
-        whole = vocoder.start([0], [first]) + [vocoder.step([0], [c])[0] for c in later]
-    for result in redrawn:
-        assert (result.talker_finish_reason, result.redrawn) == ("stop", True)
-        assert result.codes.tolist() == codes.tolist()
-        np.testing.assert_allclose(result.audio, np.concatenate(whole), atol=1e-5)
-    assert ended.talker_finish_reason == "runaway" and not ended.redrawn
-    assert codes[: said - 1].tolist() == ended.codes[: said - 1].tolist(), "what was said stays"
-
-
-def test_speech_that_runs_away_twice_ends(silent: Qwen3Omni) -> None:
-    result = silent.say(WORDS, seed=3, runaway_speech="redraw")
-    assert (result.talker_finish_reason, result.redrawn) == ("runaway", True)
 
 
 def test_a_session_keeps_the_whole_text_and_goes_on(silent: Qwen3Omni) -> None:
@@ -111,7 +81,7 @@ def test_clients_get_an_end_that_they_know(silent: Qwen3Omni) -> None:
             messages=[asked],
             modalities=["text", "audio"],
             audio={"voice": "ethan", "format": "pcm16"},
-            extra_body={"seed": 0, "runaway_speech": "redraw"},
+            extra_body={"seed": 0},
         )
         assert answer.choices[0].finish_reason == "stop"
         assert answer.choices[0].message.audio is not None
@@ -124,4 +94,3 @@ def test_clients_get_an_end_that_they_know(silent: Qwen3Omni) -> None:
         assert np.frombuffer(sound_of(events), np.int16).any()
         count = server.service.metrics.registry.get_sample_value
         assert count("qwen3_omni_runaway_replies_total") == 2
-        assert count("qwen3_omni_redrawn_replies_total") == 1

@@ -334,25 +334,6 @@ def test_a_copied_talkers_slot_goes_on_as_its_source(
         made.assert_alike(answered(made, 2, prompt, copied), expected)
 
 
-def test_a_talkers_slot_that_goes_back_goes_on_as_if_later_frames_had_never_been(
-    made: Made, prompts: dict[str, Prompt]
-) -> None:
-    """Frames and a step without its frame are dropped."""
-    prompt, talker = prompts["everything"], made.talker
-    for slot in (0, 1):
-        talker.prepare(slot, prompt.talker, SPEAKER)
-        talker.prefill(slot, accepted_of(made, prompt), 65)
-        talker.predict([slot], [5], [GREEDY])
-    mark = talker.mark(1)
-    expected = spoken(made, 0, talker.step([0], [70]))
-    for code in (17, 18, 19):
-        talker.step([1], [70])
-        talker.predict([1], [code], [GREEDY])
-    talker.step([1], [70])  # and its frame is never made
-    talker.go_back(1, mark)
-    made.assert_alike(spoken(made, 1, talker.step([1], [70])), expected)
-
-
 def test_accepted_rows_of_another_number_than_the_medias_are_refused(
     made: Made, prompts: dict[str, Prompt]
 ) -> None:

@@ -14,7 +14,6 @@ from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.engines.talker import ROWS_AT_ONCE, TextRows
 from qwen3_omni_neuron.errors import ArtifactError, BucketError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.engines.decoder import GraphSlots
 from qwen3_omni_neuron.neuron.engines.encoders import (
     NeuronAudio,
     NeuronProjection,
@@ -43,27 +42,6 @@ def cpu(config: OmniConfig, models: Models) -> CpuPredictor:
     assert models.code_predictor is not None
     assert config.talker is not None
     return CpuPredictor(models.code_predictor, config.talker.code_groups)
-
-
-def test_rows_of_steps_are_cut_as_if_they_had_never_been(
-    checkpoint: Path, config: OmniConfig
-) -> None:
-    slots = GraphSlots(part_of(checkpoint, config, "talker"), "talker", False)
-    assert config.talker is not None
-    rows = torch.randn(24, config.talker.text.hidden_size)
-    for slot, count in ((1, 20), (2, 9)):
-        slots.prefill(slot, rows[:count], torch.arange(float(count)).expand(3, -1) + 5)
-    length = slots.length(1)
-    assert length == 20
-    expected = [slots.step([1], rows[20:21]), slots.step([1], rows[21:22])]
-    slots.step([2, 1], rows[22:24])
-    slots.cut(1, length)
-    for number, (logits, hidden) in enumerate(expected, 20):
-        again = slots.step([1], rows[number : number + 1])
-        torch.testing.assert_close(again, (logits, hidden), atol=0, rtol=0)
-    assert slots.length(2) == 10
-    with pytest.raises(AssertionError, match="slot 2 holds 10 rows, fewer than 11"):
-        slots.cut(2, 11)
 
 
 def sampled(seed: int, top_k: int, top_p: float) -> PredictorSampling:

@@ -198,8 +198,6 @@ def test_engines_answer_through_their_protocols(engines: Engines) -> None:
         [8] + 15 * [0],
     ]
     assert talker.step([1], [5]).tolist() == [[5]]
-    talker.go_back(1, talker.mark(2))  # of 215: see the copy above
-    assert talker.prefill(0, torch.ones(0, 1), 0).tolist() == [[215 + 10 + 3 * 2]]
     frames = [torch.full((4, 16), 3), torch.full((4, 16), 4)]
     assert [s.shape for s in vocoder.start([0, 1], frames)] == [(35,), (35,)]
     assert [set(s.tolist()) for s in vocoder.step([0, 1], frames)] == [{3.0}, {4.0}]

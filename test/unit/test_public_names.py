@@ -105,7 +105,7 @@ OPTIONS = [
 ]
 RESULTS = {
     "SpeechResult": "text token_ids codes audio sample_rate thinker_finish_reason "
-    "talker_finish_reason timings seed logprobs redrawn",
+    "talker_finish_reason timings seed logprobs",
     "Timings": "queued_s ttft_s ttfb_s total_s audio_s rtf prompt_tokens reused_tokens text_tokens "
     "frames prompt_audio_tokens prompt_image_tokens speech_s "
     "slow_stage slow_speech",

@@ -118,7 +118,7 @@ def test_speech_ends_at_one_and_a_half_times_the_longest_that_its_words_can_take
     most = int(CEILING * pace.longest_frames(20))
     assert hear(guard_of(20), speech(most)) is None
     found = hear(guard_of(20), speech(most + 1))
-    assert found == (most + 1, Runaway("more frames than the words can take", most + 1, False))
+    assert found == (most + 1, Runaway("more frames than the words can take", most + 1))
 
 
 def test_the_words_take_as_long_as_those_of_the_replies_before() -> None:

@@ -18,6 +18,7 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.files import conversation_fingerprint
 from qwen3_omni_neuron.errors import (
     MessageError,
+    OptionError,
     OutputError,
     Qwen3OmniError,
     StoredSessionError,
@@ -246,6 +247,15 @@ def test_heard_is_about_the_same_reply(omni: Qwen3Omni) -> None:
         other = restored(omni, session.document())
         with pytest.raises(MessageError, match="no reply in speech"):
             other.heard(0)
+
+
+def test_a_stored_session_that_drew_runaway_speech_anew_ends_it(omni: Qwen3Omni) -> None:
+    """Version 0.2.0 had that value, which a new session is refused."""
+    with pytest.raises(OptionError, match="runaway_speech must be end or keep, got 'redraw'"):
+        omni.session(runaway_speech="redraw")
+    made = omni.session(seed=7).document()
+    made["options"]["runaway_speech"] = "redraw"
+    assert restored(omni, made)._options == RequestOptions(seed=7, runaway_speech="end")
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:

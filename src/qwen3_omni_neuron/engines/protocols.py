@@ -125,17 +125,6 @@ class PredictorSampling:
     top_p: float
 
 
-@dataclass(frozen=True)
-class TalkerMark:
-    """State of a talker's slot after one of its frames.
-
-    rows: number of KV rows. feedback: the frame's feedback row [1, hidden].
-    """
-
-    rows: int
-    feedback: Tensor
-
-
 class Talker(Protocol):
     """Engine that reads text tokens and writes codec frames, the code predictor included.
 
@@ -185,17 +174,6 @@ class Talker(Protocol):
         """Append the slot's last frame and the row of one text token to each slot.
 
         Returns logits [len(slots), codec vocab] of code 0.
-        """
-        ...
-
-    def mark(self, slot: int) -> TalkerMark:
-        """Return the state of a slot after its last frame, for `go_back`."""
-        ...
-
-    def go_back(self, slot: int, mark: TalkerMark) -> None:
-        """Make the marked frame the slot's last one, as if those after it had never been.
-
-        mark: one of the reply that the slot holds. The next call for the slot is a step.
         """
         ...
 
@@ -310,14 +288,6 @@ class DecoderSlots(Protocol):
 
         Returns logits [n, vocab] and post-norm hidden states [n, hidden].
         """
-        ...
-
-    def length(self, slot: int) -> int:
-        """Return the number of rows that a slot holds."""
-        ...
-
-    def cut(self, slot: int, length: int) -> None:
-        """Drop the rows of a slot after the first `length`, which steps have appended."""
         ...
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.process.engine_process import EngineProcess
-from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling, TalkerMark
+from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.errors import Qwen3OmniError
 from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
 
@@ -116,14 +116,6 @@ class RemoteTalker(RemoteDecoder):
     ) -> Tensor:
         """Complete the frame of each slot; see Talker.predict."""
         return self.process.call("predict", slots, code0, sampling)
-
-    def mark(self, slot: int) -> TalkerMark:
-        """Return the state of a slot after its last frame; see Talker.mark."""
-        return self.process.call("mark", slot)
-
-    def go_back(self, slot: int, mark: TalkerMark) -> None:
-        """Make the marked frame the slot's last one; see Talker.go_back."""
-        self.process.call("go_back", slot, mark)
 
 
 class RemoteVocoder(RemoteEngine):

@@ -68,12 +68,11 @@ class RequestRandom:
 
     So a seed fixes text and codes, whichever of the two runs first. It fixes the audio samples up
     to rounding, which depends on the chunk sizes and so on timing.
-    redraw: the talker's after it has gone back because speech ran away.
     """
 
     def __init__(self, seed: int):
-        self.thinker, self.talker, self.redraw = (
-            Uniforms(np.random.SeedSequence(seed, spawn_key=(part,))) for part in range(3)
+        self.thinker, self.talker = (
+            Uniforms(np.random.SeedSequence(seed, spawn_key=(part,))) for part in range(2)
         )
 
 

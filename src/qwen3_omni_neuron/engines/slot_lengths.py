@@ -14,17 +14,6 @@ class SlotLengths:
         self._lengths = [0] * slots
         self._next_positions = [0.0] * slots
 
-    def length(self, slot: int) -> int:
-        """Return the number of rows that a slot holds; see DecoderSlots.length."""
-        return self._lengths[slot]
-
-    def cut(self, slot: int, length: int) -> None:
-        """Drop the rows of steps after the first `length`; see DecoderSlots.cut."""
-        dropped = self._lengths[slot] - length
-        assert dropped >= 0, f"slot {slot} holds {self._lengths[slot]} rows, fewer than {length}"
-        self._lengths[slot] = length
-        self._next_positions[slot] -= dropped
-
     def _begin(self, slot: int, start: int) -> None:
         """Drop a slot's rows after the first `start`, which rows of a prompt will follow."""
         length = self._lengths[slot]

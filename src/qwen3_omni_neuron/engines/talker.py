@@ -17,7 +17,6 @@ from qwen3_omni_neuron.engines.protocols import (
     HostRows,
     Predictor,
     PredictorSampling,
-    TalkerMark,
 )
 from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -147,17 +146,6 @@ class TalkerEngine:
         feedback = torch.cat([self._feedback[slot] for slot in slots])
         text = self.text_rows(torch.tensor(token_ids))
         return self._advance(slots, feedback + text)
-
-    @torch.inference_mode()
-    def mark(self, slot: int) -> TalkerMark:
-        """Return the state of a slot after its last frame; see Talker.mark."""
-        return TalkerMark(self._decoder.length(slot), self._feedback[slot].clone())
-
-    @torch.inference_mode()
-    def go_back(self, slot: int, mark: TalkerMark) -> None:
-        """Make the marked frame the slot's last one; see Talker.go_back."""
-        self._decoder.cut(slot, mark.rows)
-        self._feedback[slot] = mark.feedback
 
     def rows(self, slot: int) -> tuple[Tensor, Tensor]:
         """Return a slot's hidden state and feedback, [1, hidden] each."""

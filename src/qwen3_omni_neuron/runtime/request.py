@@ -133,8 +133,6 @@ class LiveRequest:
         self.speech_s: dict[str, float] = dict.fromkeys(("thinker", "talker", "vocoder"), 0.0)
         self.frame_times: deque[float] = deque(maxlen=RECENT_FRAMES)
         self.speech_ended = False  # no frame comes after those in `codes`
-        self.redrawn = False  # frames that ran away were dropped, to be drawn anew
-        self.goes_back = False  # the talker still has to drop them, too
         self.thinker_finish: FinishReason = "length"
         self.talker_finish: FinishReason = "no_speech"
 
@@ -163,11 +161,6 @@ class LiveRequest:
         """Record that no frame comes after those in `codes`. The lock is held."""
         self.talker_finish, self.speech_ended = why, True
         self.text.abandon()
-
-    @property
-    def may_redraw(self) -> bool:
-        """True where its speech is drawn anew if it runs away now."""
-        return self.request.options.may_redraw and not self.redrawn
 
     @property
     def waiting_frames(self) -> int:

@@ -25,7 +25,6 @@ MOST_PAUSES = 4
 KEPT_FRAMES = 2  # after the last sound, in which it fades
 CYCLE_FRAMES = 48  # 3.84 s, of a cycle with its first period
 LONGEST_PERIOD = 16  # frames of a cycle's period: it is repeated twice or more
-CYCLE_BEGINS = 8  # repeated frames that may be the beginning of a cycle
 LOST = 4  # repeated frames that one frame outside the cycle takes away
 # Frames a text token. Released talkers take 3 to 4; 10 cut last words where others had them as
 # the limit, 15 did not (vllm-omni #6215). With less than 2, words must still come.
@@ -67,25 +66,21 @@ class SpokenPace:
 class Runaway(NamedTuple):
     """Speech that has run away. why: in words. kept: number of its frames to keep, from its start.
 
-    Of a cycle the first period is kept, of a silence nothing. begins: True where the frames after
-    `kept` are where the runaway began, so that they can be drawn anew; False where speech is only
-    too long, and its beginning is not known.
+    Of a cycle the first period is kept, of a silence nothing.
     """
 
     why: str
     kept: int
-    begins: bool = True
 
 
 class RunawayGuard:
     """Finds runaway speech, frame by frame, once the whole text was taken.
 
-    first: number of frames before the first one that it hears. frames: number of all frames. sure:
-    number of frames, from the start, that are not the beginning of a silence or a cycle.
+    first: number of frames before the first one that it hears. frames: number of all frames.
     """
 
     def __init__(self, first: int, tokens: int, text: str, pace: SpokenPace):
-        self.frames = self.sure = self._last_sound = self._silent_from = first
+        self.frames = self._last_sound = self._silent_from = first
         self._longest = CEILING * pace.longest_frames(tokens)
         self._shortest = pace.shortest_frames(tokens)
         pauses = min(len(_PAUSE.findall(text)), MOST_PAUSES)
@@ -111,9 +106,6 @@ class RunawayGuard:
             self._silent_from = self.frames
         if end_probability >= LIKELY_END or silent > LONGEST_PERIOD:
             self._repeated[:] = 0  # codes of silence repeat, too, and the text may ask for it
-        repeats = self._repeated[self._repeated >= CYCLE_BEGINS].max(initial=0)
-        sure = min(self.frames - int(repeats), self._last_sound + KEPT_FRAMES)
-        self.sure = max(self.sure, sure)
         if end_probability >= LIKELY_END:
             return None
         more = SILENT_FRAMES if self._last_sound < self._shortest else 0
@@ -124,11 +116,11 @@ class RunawayGuard:
             repeats = CYCLE_FRAMES - int(cycles[0])
             return self._end("a cycle of codes", self.frames - repeats)
         if self.frames > self._longest:
-            return self._end("more frames than the words can take", self.frames, begins=False)
+            return self._end("more frames than the words can take", self.frames)
         return None
 
-    def _end(self, why: str, kept: int, begins: bool = True) -> Runaway:
-        return Runaway(why, min(kept, self._last_sound + KEPT_FRAMES), begins)
+    def _end(self, why: str, kept: int) -> Runaway:
+        return Runaway(why, min(kept, self._last_sound + KEPT_FRAMES))
 
 
 _PERIODS: NDArray[np.int64] = np.arange(1, LONGEST_PERIOD + 1)

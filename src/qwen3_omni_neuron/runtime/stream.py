@@ -315,7 +315,6 @@ class JoinedEvents:
             timings=self._timings(len(audio) / SAMPLE_RATE),
             seed=lives[0].seed,
             logprobs=[logprob for live in lives for logprob in live.logprobs],
-            redrawn=any(live.redrawn for live in lives),
         )
 
     def _timings(self, audio_s: float) -> Timings:

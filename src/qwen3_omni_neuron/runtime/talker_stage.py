@@ -5,12 +5,11 @@ from enum import Enum, auto
 from functools import partial
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.engines.inputs import rows_of
-from qwen3_omni_neuron.engines.protocols import PredictorSampling, Talker, TalkerMark
+from qwen3_omni_neuron.engines.protocols import PredictorSampling, Talker
 from qwen3_omni_neuron.engines.sampling import Ids, SampleIds, Sampler, allowed_ids
 from qwen3_omni_neuron.events import FinishReason
 from qwen3_omni_neuron.model.config import OmniConfig, TalkerConfig
@@ -39,8 +38,7 @@ class TalkerTask(Task):
     prompt: the talker's part of the prompt. limit: largest number of codec tokens, the one that
     ends speech included. start: number of the prompt's user rows that its slot held before. row:
     token id of the text row that the next call appends, None until it has been taken from the
-    buffer. marks: state of its slot after each frame that was made once the whole text was taken,
-    by the number of frames so far; empty where speech is not drawn anew.
+    buffer.
     """
 
     def __init__(self, live: LiveRequest, config: OmniConfig, allowed: Ids):
@@ -52,7 +50,6 @@ class TalkerTask(Task):
         self.limit = options.talker_max_new_tokens
         self.start = 0
         self.row: int | None = None
-        self.marks: dict[int, TalkerMark] = {}
         self._groups = config.talker.code_groups
         self._predictor = options.predictor_sampling()
         self.sampler = Sampler(
@@ -68,22 +65,10 @@ class TalkerTask(Task):
         uniforms = self.sampler.uniforms(self._groups - 1) if params.do_sample else None
         return PredictorSampling(uniforms, params.top_k, params.top_p)
 
-    def redraw(self) -> None:
-        """Go on after the request's frames with other random numbers."""
-        past, codes = self.sampler, [int(codes[0]) for codes in self.live.codes]
-        self.sampler = Sampler(
-            past.params,
-            past.vocab_size,
-            self.live.random.redraw,
-            torch.tensor(codes),
-            past.allowed,
-        )
-        self.marks.clear()
-
     @property
     def speaks(self) -> bool:
         """False where frames of the talker's call in progress are not wanted any more."""
-        return not (self.live.ended or self.live.speech_ended or self.live.goes_back)
+        return not (self.live.ended or self.live.speech_ended)
 
     @property
     def has_space(self) -> bool:
@@ -117,9 +102,6 @@ class TalkerStage(Stage[TalkerTask]):
     def _select(self) -> Work | float | None:
         for task in [task for task in self._tasks if task.live.speech_ended]:
             self._release(task)  # the vocoder has found that its speech runs away
-        returning = [task for task in self._tasks if task.live.goes_back]
-        if returning:
-            return partial(self._return, returning)
         first = self._together(self._with_token(self._in_phase(Phase.PREFILL)))
         stepping = [task for task in self._tasks if task.phase is Phase.STEP and task.has_space]
         for task in stepping:
@@ -317,23 +299,6 @@ class TalkerStage(Stage[TalkerTask]):
         rows = [task.row for task in tasks if task.row is not None]
         return rows_of(self._engine.step([task.slot for task in tasks], rows))
 
-    def _return(self, tasks: Sequence[TalkerTask]) -> None:
-        """Go back to the last frame of each request, which has dropped those that ran away."""
-
-        def go_back(tasks: Sequence[TalkerTask]) -> list[None]:
-            for task in tasks:
-                self._engine.go_back(task.slot, task.marks[len(task.live.codes)])
-            return [None] * len(tasks)
-
-        returned = self._each(tasks, go_back)
-        with self._lock:
-            for task, _ in returned:
-                task.redraw()
-                task.live.goes_back = False
-
-    def _mark(self, tasks: Sequence[TalkerTask]) -> list[TalkerMark]:
-        return [self._engine.mark(task.slot) for task in tasks]
-
     def _speak(self, speaking: list[tuple[TalkerTask, Tensor]]) -> None:
         """Make frames from logits: sample code 0 here, and the others in the code predictor."""
         code0: dict[TalkerTask, int] = {}
@@ -366,17 +331,11 @@ class TalkerStage(Stage[TalkerTask]):
             return list(frames.numpy())
 
         predicted = self._call_engine(list(code0), predict)
-        markable = [
-            task for task, _ in predicted if task.live.may_redraw and task.live.text.end_taken
-        ]
-        marks = dict(self._each(markable, self._mark))
         with self._lock:
             now = self._clock.now()
             for task, codes in predicted:
                 if not task.speaks:
                     continue
-                if task in marks:
-                    task.marks[len(task.live.codes) + 1] = marks[task]
                 task.live.timestamps.progress_s = now
                 task.live.frame_times.append(now)
                 task.live.codes.append(codes)
@@ -393,7 +352,7 @@ class TalkerStage(Stage[TalkerTask]):
 
     def _finish(self, task: TalkerTask, why: FinishReason) -> None:
         """End a request's speech: no frame will follow. The lock is held."""
-        if task in self._tasks and not task.live.goes_back:
+        if task in self._tasks:
             live = task.live
             live.end_speech(why)
             if why == "stop":

@@ -23,27 +23,20 @@ from qwen3_omni_neuron.runtime.schedule import Pace, Schedule
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
 
 logger = logging.getLogger(__name__)
-_NO_SAMPLES: NDArray[np.float32] = np.empty(0, np.float32)
 
 
 class VocoderTask(Task):
     """A request in the vocoder stage.
 
-    samples, sent: numbers of samples and of frames that were passed on. chunk: frames of the next
-    chunk. The lock guards them, and the schedule, since the talker's thread uses them in
-    `VocoderStage.on_frame`. guard: finds runaway speech; None before a frame was decoded that was
-    made after the whole text was taken. held: samples that were decoded and not passed on, since
-    they may be the beginning of a runaway, and would be drawn anew.
-
-    The frames before `sent` are decoded once more where speech is drawn anew: the slot's state has
-    heard the frames that were dropped.
+    samples: number of samples decoded. chunk: frames of the next chunk. The lock guards both, and
+    the schedule, since the talker's thread uses them in `VocoderStage.on_frame`. guard: finds
+    runaway speech; None before a frame was decoded that was made after the whole text was taken.
     """
 
     def __init__(self, live: LiveRequest, schedule: Schedule):
         super().__init__(live)
         self.schedule = schedule
-        self.samples = self.sent = self.chunk = 0
-        self.held = _NO_SAMPLES
+        self.samples = self.chunk = 0
         self.guard: RunawayGuard | None = None
 
 
@@ -91,11 +84,8 @@ class VocoderStage(Stage[VocoderTask]):
         held_s = self._policy.held_speech_s(lives, self._clock.now())
         groups: dict[tuple[bool, int], list[VocoderTask]] = {}
         for task in list(self._tasks):
-            if task.live.speech_ended and self._decoded_all(task):
-                if task.held.size and task.live.output.has_space_for_chunk:
-                    self._pass_on(task, task.held, 0, self._clock.now())
-                if not task.held.size:
-                    self._release(task)
+            if task.live.speech_over:
+                self._release(task)
                 continue
             task.chunk = 0 if task.live in held_s else self._due_frames(task)
             if task.live.chunk_due and not task.chunk:
@@ -118,9 +108,6 @@ class VocoderStage(Stage[VocoderTask]):
     def _due_frames(self, task: VocoderTask) -> int:
         """Return the frames of the task's next chunk, 0 where it is not due yet."""
         live, pending = task.live, task.live.waiting_frames
-        again = task.sent - live.decoded_frames
-        if again > 0:
-            return max(size for size in self._engine.chunk_frames if size <= again)
         if not pending or not live.output.has_space_for_chunk:
             return 0
         wanted = live.chunk_wanted = self._wanted(task, pending)
@@ -158,15 +145,14 @@ class VocoderStage(Stage[VocoderTask]):
     def _listen(self, task: VocoderTask, samples: NDArray[np.float32]) -> Runaway | None:
         """Return the end of the speech, if this chunk shows that it has run away."""
         live, start = task.live, task.live.decoded_frames
-        if start < task.sent:
-            return None
         chunk = slice(start, start + task.chunk)
         ends = live.end_probabilities[chunk]
         if task.guard is None:
             first = next((number for number, end in enumerate(ends, start) if end < 1), None)
             if first is None:
                 return None
-            task.guard = _guard(live, first)
+            text = live.request.codec.decode(live.token_ids)
+            task.guard = RunawayGuard(first, live.text.written, text, live.request.pace)
         frames = np.zeros((task.chunk, self._engine.frame_samples), np.float32)
         frames.reshape(-1)[frames.size - len(samples) :] = samples
         powers = np.square(frames).mean(1).tolist()
@@ -177,23 +163,15 @@ class VocoderStage(Stage[VocoderTask]):
                 return runaway
         return None
 
-    def _decoded_all(self, task: VocoderTask) -> bool:
-        """Return whether all frames so far are decoded, and their samples passed on or held."""
-        return len(task.live.codes) <= max(task.live.decoded_frames, task.sent)
+    def _end_runaway(self, live: LiveRequest, runaway: Runaway) -> int:
+        """End runaway speech. Returns how many of its frames are kept.
 
-    def _stop_runaway(self, task: VocoderTask, runaway: Runaway) -> int:
-        """End runaway speech, or have it drawn anew. Returns how many of its frames are kept.
-
-        What was passed on before can't be withdrawn. The lock is held.
+        Frames whose samples were passed on are kept. The lock is held.
         """
-        live = task.live
-        kept, redraws = max(runaway.kept, task.sent), False
-        if live.may_redraw and runaway.begins and task.guard is not None:
-            redraws = self._engine.chunk_frames[0] == 1  # by which any frame can be reached again
-            kept = max(kept, task.guard.sure)
+        kept = max(runaway.kept, live.decoded_frames)
         logger.warning(
-            "speech ran away and %s: %s (%d text tokens, %d frames, of which %d are kept, seed %d)",
-            "is drawn anew" if redraws else "was ended",
+            "speech ran away and was ended: %s (%d text tokens, %d frames, of which %d are kept, "
+            "seed %d)",
             runaway.why,
             live.text.written,
             len(live.codes),
@@ -201,11 +179,7 @@ class VocoderStage(Stage[VocoderTask]):
             live.seed,
         )
         del live.codes[kept:], live.end_probabilities[kept:]
-        if redraws:
-            live.redrawn = live.goes_back = True
-            task.guard = _guard(live, kept)
-        else:
-            live.end_speech("runaway")
+        live.end_speech("runaway")
         return kept
 
     def _put(
@@ -220,44 +194,22 @@ class VocoderStage(Stage[VocoderTask]):
         if live.ended:
             return
         live.timestamps.progress_s = now
-        live.decoded_frames += task.chunk
-        if live.decoded_frames <= task.sent:
-            return
-        decoded = kept = live.decoded_frames
+        frames = task.chunk
         if runaway is not None and not live.speech_ended:
-            kept = self._stop_runaway(task, runaway)
-            live.decoded_frames = 0 if live.goes_back else kept
-        elif live.may_redraw and task.guard is not None and not live.speech_ended:
-            kept = max(task.guard.sure, task.sent)
-        if task.held.size:
-            samples = np.concatenate((task.held, samples))
-        self._pass_on(task, samples, decoded - kept, now)
-        if live.speech_ended or live.goes_back:
-            task.held = _NO_SAMPLES
+            frames = self._end_runaway(live, runaway) - live.decoded_frames
+            dropped = task.chunk - frames
+            samples = samples[: len(samples) - dropped * self._engine.frame_samples]
+        live.decoded_frames += frames
         task.schedule.decoded()
-
-    def _pass_on(
-        self, task: VocoderTask, samples: NDArray[np.float32], held: int, now: float
-    ) -> None:
-        """Pass samples to the caller, except for the last `held` frames. The lock is held."""
-        live, count = task.live, len(samples) - held * self._engine.frame_samples
-        samples, task.held = samples[:count], samples[count:]
-        if not count:
+        if not frames:
             return
-        live.timestamps.progress_s = live.timestamps.last_sample_s = now
+        live.timestamps.last_sample_s = now
         if live.timestamps.first_sample_s is None:
             live.timestamps.first_sample_s = now
-        frames = -(-count // self._engine.frame_samples)  # the first chunk lacks the latency
         live.output.put(AudioChunk(samples, task.samples, frames))
         live.chunks, live.chunk_due = live.chunks + 1, False
-        live.playback.arrived(count / SAMPLE_RATE, now)
-        task.samples, task.sent = task.samples + count, task.sent + frames
-
-
-def _guard(live: LiveRequest, first: int) -> RunawayGuard:
-    """Return a guard of a request's frames from one on."""
-    text = live.request.codec.decode(live.token_ids)
-    return RunawayGuard(first, live.text.written, text, live.request.pace)
+        live.playback.arrived(len(samples) / SAMPLE_RATE, now)
+        task.samples += len(samples)
 
 
 def _chunk(task: VocoderTask) -> Tensor:

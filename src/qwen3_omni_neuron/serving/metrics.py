@@ -47,7 +47,6 @@ class Metrics:
         self._audio = counter("audio_seconds", "Duration of the speech that was made")
         self._finished = counter("replies", "Replies by the reason that text ended", "reason")
         self._runaway = counter("runaway_replies", "Replies whose speech ran away, and was ended")
-        self._redrawn = counter("redrawn_replies", "Replies whose speech was drawn anew once")
         self.failed_calls = counter(
             "tool_calls_failed", "Replies that a malformed or unfinished call of a tool has ended"
         )
@@ -74,8 +73,6 @@ class Metrics:
         self._finished.labels(result.thinker_finish_reason).inc()
         if result.talker_finish_reason == "runaway":
             self._runaway.inc()
-        if result.redrawn:
-            self._redrawn.inc()
         self._queued.observe(timings.queued_s)
         if timings.prompt_tokens:  # otherwise the request gave the text
             self._ttft.observe(timings.ttft_s)

@@ -12,6 +12,7 @@ from starlette.types import Receive, Send
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import Qwen3OmniError
+from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.ids import new_id
@@ -334,7 +335,7 @@ class LiveSession:
 
     async def _restore(self, stored: Json) -> None:
         """Take a stored session's configuration and items. Raises; then all is as it was."""
-        fields, known = stored["config"], (self._voices, self._by_meaning)
+        fields, known = RequestOptions.stored(stored["config"]), (self._voices, self._by_meaning)
         first = first_config(self._service.model.name, self._voices, fields["type"])
         config = await self._in_thread(updated, first, fields, *known)
         before = self._config
