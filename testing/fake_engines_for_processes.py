@@ -41,6 +41,7 @@ class FakeThinker:
     """Thinker that returns its arguments; some methods fail, each in its own way."""
 
     chunked_prefill = True
+    row_bytes, fault = 0, None
 
     def __init__(self, slots: int = 2, note: str = "") -> None:
         self.slots = slots
@@ -120,6 +121,7 @@ class FakeTalker:
     slots = 2
     context_length = 64
     chunked_prefill = True
+    row_bytes, fault = 0, None
     prepared = 0
 
     def prefill_chunk(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
@@ -163,6 +165,7 @@ class FakeVocoder:
     frames_at_once = 16
     frame_samples = 10
     latency_samples = 5
+    fault = None
 
     def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
         return [sound[self.latency_samples :] for sound in self.step(slots, codes)]

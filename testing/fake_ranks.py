@@ -15,6 +15,8 @@ from qwen3_omni_neuron.engines.process.progress import Progress
 class FakeRank:
     """A rank's engine. progress: its file. refuses: number of the rank that can't be built."""
 
+    fault = None
+
     def __init__(self, number: int, progress: Path, refuses: int = -1):
         if number == refuses:
             raise ValueError(f"rank {number} was not built")

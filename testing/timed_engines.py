@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.engines.media import PromptMedia
-from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
+from qwen3_omni_neuron.engines.protocols import Engines, Fault, PredictorSampling
 from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
 from testing.virtual_clock import VirtualClock
 
@@ -84,6 +84,7 @@ class _Timed:
     """An engine over a clock. _held: token ids in each slot of the thinker or talker."""
 
     chunked_prefill = True
+    fault: Fault | None = None
     name = ""
 
     def __init__(self, clock: VirtualClock, times: Times, script: Script, sizes: Sizes):

@@ -29,6 +29,8 @@ class Slots(SlotLengths):
         super().__init__(slots)
         self.context_length = context_length
         self._cache = KvCache.zeros(config, slots, context_length, dtype)
+        keys = self._cache.keys
+        self.row_bytes = 2 * keys[:, 0, :, 0].numel() * keys.itemsize
 
     def prefill(
         self, slot: int, rows: Tensor, positions: Tensor, *extra: Tensor, start: int = 0
@@ -53,12 +55,6 @@ class Slots(SlotLengths):
         for cache in (self._cache.keys, self._cache.values):
             cache[:, target, :, :rows] = cache[:, source, :, :rows]
         self._lengths[target] = rows
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row's keys and values; see engines.protocols.HostRows."""
-        keys = self._cache.keys
-        return 2 * keys[:, 0, :, 0].numel() * keys.itemsize
 
     def read_rows(self, slot: int, start: int, stop: int) -> Tensor:
         """Return rows [2, layers, kv_heads, rows, head_dim]; see engines.protocols.HostRows."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.cpu.slots import Slots
 from qwen3_omni_neuron.engines.media import MediaEncoders, PromptMedia
+from qwen3_omni_neuron.engines.protocols import Fault
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.talker import media_mask
 from qwen3_omni_neuron.model.thinker import Thinker
@@ -20,6 +21,7 @@ class CpuThinker:
     """
 
     chunked_prefill = True
+    fault: Fault | None = None
 
     def __init__(self, config: OmniConfig, thinker: Thinker, media: MediaEncoders, slots: Slots):
         self.slots, self.context_length = slots.slots, slots.context_length

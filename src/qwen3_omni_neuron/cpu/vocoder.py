@@ -9,6 +9,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES
 from qwen3_omni_neuron.engines.inputs import cut_audio, pad_chunks
+from qwen3_omni_neuron.engines.protocols import Fault
 from qwen3_omni_neuron.model.config import Code2WavConfig
 
 FRAMES_AT_ONCE = 16  # with more, arithmetic takes the time, not the reading of weights
@@ -20,6 +21,8 @@ class CpuVocoder:
     A slot whose chunk was padded keeps no state, because the state would include padding.
     chunk_frames: chunk sizes, ascending.
     """
+
+    fault: Fault | None = None
 
     def __init__(
         self,

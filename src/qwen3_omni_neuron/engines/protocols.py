@@ -12,11 +12,11 @@ A call that raises leaves every slot unchanged. The exception is a call that com
 `start` on: after an error its slot holds only the first `start` rows. So the runtime may repeat a
 call with fewer slots, to find the one that fails (see runtime.stage).
 
-An engine that runs in other processes also has `fault`, a `Fault`. The runtime calls it several
-times a second, to notice the end of a process also between calls.
+`fault` of an engine that runs in other processes is a `Fault`, else None. The runtime calls it
+several times a second, to notice the end of a process also between calls.
 
-A thinker or talker whose KV rows can be copied to the host's memory and back also has the members
-of `HostRows`, with `row_bytes` above 0 (see runtime.spill).
+A thinker or talker whose `row_bytes` is above 0 also has the other members of `HostRows`: its KV
+rows can be copied to the host's memory and back (see runtime.spill).
 """
 
 from collections.abc import Callable, Sequence
@@ -84,6 +84,8 @@ class Thinker(Protocol):
     slots: int
     context_length: int
     chunked_prefill: bool
+    row_bytes: int
+    fault: Fault | None
 
     def prefill(
         self, slot: int, prompt: Prompt, start: int = 0, media: PromptMedia | None = None
@@ -135,6 +137,8 @@ class Talker(Protocol):
     slots: int
     context_length: int
     chunked_prefill: bool
+    row_bytes: int
+    fault: Fault | None
 
     def prefill_chunk(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
         """Compute the user rows of a prompt from `start` on, without the assistant's.
@@ -197,6 +201,7 @@ class Vocoder(Protocol):
     frames_at_once: int
     frame_samples: int
     latency_samples: int
+    fault: Fault | None
 
     def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
         """Decode the first chunks of streams.
@@ -268,6 +273,7 @@ class DecoderSlots(Protocol):
     slots: int
     context_length: int
     chunked_prefill: bool
+    row_bytes: int
 
     def prefill(
         self, slot: int, rows: Tensor, positions: Tensor, *, start: int = 0

@@ -1,7 +1,6 @@
 """Engines that run in processes of their own, with the same protocols as other engines."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,8 +8,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.process.engine_process import EngineProcess
-from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
-from qwen3_omni_neuron.errors import Qwen3OmniError
+from qwen3_omni_neuron.engines.protocols import Engines, Fault, PredictorSampling
 from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
 
 
@@ -47,10 +45,7 @@ class RemoteEngine:
         process.wait_ready(timeout_s)
         self.process = process
         self.slots: int = process.read("slots")
-
-    def fault(self) -> Qwen3OmniError | None:
-        """Check whether the process still runs; see engines.protocols.Fault."""
-        return self.process.fault()
+        self.fault: Fault | None = process.fault
 
     def close(self) -> None:
         """End the process within seconds. Any thread may call it."""
@@ -64,9 +59,7 @@ class RemoteDecoder(RemoteEngine):
         super().__init__(process, timeout_s)
         self.context_length: int = process.read("context_length")
         self.chunked_prefill: bool = process.read("chunked_prefill")
-        self.row_bytes = 0
-        with suppress(AttributeError):  # not every engine can copy rows to the host
-            self.row_bytes = process.read("row_bytes")
+        self.row_bytes: int = process.read("row_bytes")
 
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of one slot to another one; see Thinker.copy."""

@@ -53,7 +53,7 @@ class TalkerEngine:
         self._codec_bos = config.talker.codec_bos_id
         self.slots, self.context_length = decoder.slots, decoder.context_length
         self.chunked_prefill = decoder.chunked_prefill
-        self.row_bytes: int = getattr(decoder, "row_bytes", 0)
+        self.row_bytes = decoder.row_bytes
         self._config, self._decoder, self._predictor = config, decoder, predictor
         self._codec_rows, self.text_rows = codec_rows, text_rows
         self.project_hidden, self._release, self.fault = project_hidden, release, fault

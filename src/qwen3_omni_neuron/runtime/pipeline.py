@@ -14,7 +14,7 @@ import torch
 
 from qwen3_omni_neuron.engines.process.fork import OwnLock, check_not_forked
 from qwen3_omni_neuron.engines.process.heap import pages_read
-from qwen3_omni_neuron.engines.protocols import Engines, Fault, HostRows, Vocoder
+from qwen3_omni_neuron.engines.protocols import Engines, Fault, HostRows, Talker, Thinker, Vocoder
 from qwen3_omni_neuron.engines.sampling import SampleIds, sample_ids
 from qwen3_omni_neuron.errors import BusyError, ClosedError, EngineDiedError, OptionError
 from qwen3_omni_neuron.events import SAMPLE_RATE, Status
@@ -267,8 +267,12 @@ class Pipeline:
 
     def _make_spills(self, limits: SpillLimits) -> dict[str, SlotSpill]:
         """Make the store of spilled rows. Returns the copies of each engine that can have some."""
-        engines = {"thinker": self._engines.thinker, "talker": self._engines.talker}
-        able = {n: cast(HostRows, e) for n, e in engines.items() if getattr(e, "row_bytes", 0)}
+        engines = self._engines
+        both: dict[str, Thinker | Talker | None] = {
+            "thinker": engines.thinker,
+            "talker": engines.talker,
+        }
+        able = {n: cast(HostRows, e) for n, e in both.items() if e is not None and e.row_bytes}
         if not able or not self.caches_prefixes:
             logger.warning(
                 "spill_bytes has no effect: these engines have no prefix cache, or can't copy rows "
@@ -298,12 +302,12 @@ class Pipeline:
                 with self._lock:
                     stage.fail(error)
 
-        looks: list[Callable[[], None]] = []
-        for stage in self._stages:
-            fault: Fault | None = getattr(getattr(self._engines, stage.name), "fault", None)
-            if fault is not None:
-                looks.append(partial(look, stage, fault))
-        return looks
+        engines = self._engines
+        faults = {"thinker": engines.thinker.fault}  # the encoder runs in this process
+        if engines.talker is not None and engines.vocoder is not None:
+            faults |= {"talker": engines.talker.fault, "vocoder": engines.vocoder.fault}
+        polls = [(stage, faults.get(stage.name)) for stage in self._stages]
+        return [partial(look, stage, fault) for stage, fault in polls if fault is not None]
 
     def _check_stages(self, tasks: StageTasks) -> None:
         """Raise the error of a request that can't run; see `submit`. The lock is held."""

@@ -47,7 +47,7 @@ def _serve(mailbox: Mailbox) -> None:
         return
     try:
         mailbox.send((True, None))
-        wait = _idle(mailbox.fileno(), getattr(engine, "fault", None))
+        wait = _idle(mailbox.fileno(), engine.fault)
         while True:
             wait()
             _serve_request(mailbox, engine)

@@ -23,6 +23,8 @@ class GraphSlots(SlotLengths):
     name: "thinker" or "talker". chunked_prefill: whether the part has the graphs for it.
     """
 
+    row_bytes = 0
+
     def __init__(self, part: LoadedPart, name: str, chunked_prefill: bool):
         self.chunked_prefill = chunked_prefill
         self._part, self._name = part, name

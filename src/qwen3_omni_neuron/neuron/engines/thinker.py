@@ -51,6 +51,8 @@ class NeuronThinker:
     None where the graphs run in this process.
     """
 
+    row_bytes = 0
+
     def __init__(
         self,
         config: OmniConfig,

@@ -20,6 +20,7 @@ class NxdiSlots(SlotLengths):
     """The slots of a decoder's KV cache (see engines.protocols.DecoderSlots)."""
 
     chunked_prefill = False  # NxDI's prompt graphs begin at position 0
+    row_bytes = 0
 
     def __init__(self, graphs: DecoderGraphs):
         super().__init__(graphs.plan.slots)

@@ -38,6 +38,8 @@ class Rank:
     graph's inputs are on the device; during a step the rank may wait for the other ranks.
     """
 
+    fault = None
+
     def __init__(self, spec: EngineSpec, runtime: Runtime, membership: Membership, work: Path):
         """Begin to use the device. Raises OptionError, NotInstalledError."""
         assert spec.compiled is not None, "there is a tree to load from"
