@@ -204,8 +204,7 @@ def audio_rows(config: OmniConfig, library: Any, options: argparse.Namespace) ->
 
 def vision_rows(config: OmniConfig, library: Any, options: argparse.Namespace) -> Iterator[Row]:
     """Time images by the vision encoder."""
-    from qwen3_omni_neuron.cpu.native.encoder_layers import use_native_layers
-    from qwen3_omni_neuron.cpu.native.linear import use_native_linears
+    from qwen3_omni_neuron.cpu.native.encoder_layers import use_native_layers, use_native_linears
 
     c = config.thinker.vision
     if odd := [side for side in options.pictures if side % c.merge_size]:

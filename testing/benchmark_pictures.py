@@ -179,7 +179,9 @@ def clients_at_once(text: str) -> Picture:
 
 def released_frame(text: str) -> Picture:
     """Show the time of a frame at the released size."""
-    figures = dict(cells(text, "The released size", "figure", "with AVX-512"))
+    figures: dict[str, str] = {}
+    for figure, value in cells(text, "The released size", "figure", "with AVX-512"):
+        figures[figure] = value
     rows = {
         "with AVX-512": {
             "measured": FRAME_MS * numbers(figures["RTF"])[0],

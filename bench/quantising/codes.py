@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bench.quantising.arithmetic import PREDICTOR, RELEASED, TALKER, WIDE, Arithmetic, compute_in
 from bench.quantising.cases import Weights, decoder_logits, random_inputs
 from bench.quantising.rounding import CHOICES, INT8_32, PREDICTOR_SAME, STORED, Choice
-from qwen3_omni_neuron.cpu.eager.slots import EagerSlots
+from qwen3_omni_neuron.cpu.eager import EagerSlots
 from qwen3_omni_neuron.model.code_predictor import CodePredictor, sample_top, top_p_limits
 from qwen3_omni_neuron.model.config import TalkerConfig
 from qwen3_omni_neuron.model.decoder import Decoder

@@ -33,8 +33,8 @@ SENT = [kind for kind in KINDS if not kind.name.startswith("stage-dies")]
 ORDERED = sorted(SENT, key=lambda kind: repr(kind.server))
 # Others send the same, and then end the server; or send as many pictures to a chat or a socket, as
 # long a text or as deep a JSON; or files that go on as noise.
-AGAIN = ("slow-reader", "long-decoding", "queued-pictures")
-AGAIN += ("text-system", "json-deep-objects", "media-truncated", "media-noise")
+AGAIN = ["slow-reader", "long-decoding", "queued-pictures"]
+AGAIN += ["text-system", "json-deep-objects", "media-truncated", "media-noise"]
 CASES = [again(kind) if kind.name in AGAIN else kind for kind in ORDERED]
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/task").exists(), reason="no /proc, which Linux has"

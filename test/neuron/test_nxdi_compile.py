@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.cpu.eager.engines import media_encoders, talker_engine
+from qwen3_omni_neuron.cpu.eager import media_encoders, talker_engine
 from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.engines.thinker import ThinkerEngine
 from qwen3_omni_neuron.errors import ArtifactError, CompileError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
 from qwen3_omni_neuron.neuron.nxdi.build import warm_up_decoder
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
     DECODERS,
@@ -98,7 +98,7 @@ def engines(
     host = load_host_models(Checkpoint(checkpoint), config, torch.float32)
     media = media_encoders(host, spec)
     theirs = Engines(
-        NeuronThinker(config, NxdiThinkerSlots(thinker, config), media),
+        ThinkerEngine(config, NxdiThinkerSlots(thinker, config), media),
         talker_engine(host, spec, NxdiSlots(talker)),
         None,
     )

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.cpu.eager.engines import media_encoders
+from qwen3_omni_neuron.cpu.eager import media_encoders
+from qwen3_omni_neuron.engines.thinker import ThinkerEngine
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import decoder_spec
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import decoder_shard_bytes
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain
@@ -71,7 +71,7 @@ def test_nxdis_own_compile_and_load_hold_the_int8_experts(
     graphs = NxdToolchain().load_decoder(thinker, folder)
     whole = engine_spec(widened, **sizes)
     media = media_encoders(load_host_models(Checkpoint(widened), config, torch.float32), whole)
-    theirs = NeuronThinker(config, NxdiThinkerSlots(graphs, config), media)
+    theirs = ThinkerEngine(config, NxdiThinkerSlots(graphs, config), media)
     ours = cpu_engines(whole).thinker
     tokens = [
         assert_prefills_alike(ours, theirs, slot, prompt_of(torch.arange(1, rows)))

@@ -9,9 +9,9 @@ import torch
 
 from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.engines.thinker import ThinkerEngine
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
 from qwen3_omni_neuron.prompt.template import Conversation
 from test.conftest import CheckpointMaker
 from testing.media_cases import CASES, IMAGE, audio, text, user
@@ -233,7 +233,7 @@ def test_graphs_are_compiled_with_inputs_of_the_kind_they_are_called_with(
 ) -> None:
     """For the graph that each call takes, shapes and types of the example of its bucket."""
     thinker = both[1].thinker
-    assert isinstance(thinker, NeuronThinker)
+    assert isinstance(thinker, ThinkerEngine)
     graphs: Any = thinker._decoder._graphs
     called = []
     for wrapper in graphs.models:

@@ -28,7 +28,7 @@ from bench.common.manifests import SHIPPED, read_conversations
 from bench.common.models import written_messages
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
-from qwen3_omni_neuron.cpu.eager.code2wav import EagerCode2Wav
+from qwen3_omni_neuron.cpu.eager import EagerCode2Wav
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.cpu.work import CHUNK, RELEASED_CODE2WAV, Work, work_of

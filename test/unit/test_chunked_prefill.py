@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, library_for
-from qwen3_omni_neuron.cpu.thinker import CpuThinker
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.engines.talker import TalkerEngine
+from qwen3_omni_neuron.engines.thinker import ThinkerEngine
 from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -54,7 +54,7 @@ class Made:
     """Engines of one dtype. exact: whether they compute in C."""
 
     config: OmniConfig
-    thinker: CpuThinker
+    thinker: ThinkerEngine
     talker: TalkerEngine
     dtype: str
     exact: bool
@@ -80,7 +80,7 @@ def engines_of(checkpoint: Path, dtype: str, **settings: Any) -> Made:
         checkpoint, dtype=dtype, max_concurrency=3, context_length=CONTEXT, **settings
     )
     engines = cpu_engines(spec)
-    assert isinstance(engines.thinker, CpuThinker) and isinstance(engines.talker, TalkerEngine)
+    assert isinstance(engines.thinker, ThinkerEngine) and isinstance(engines.talker, TalkerEngine)
     exact = library_for(dtype) is not None
     return Made(spec.config, engines.thinker, engines.talker, dtype, exact)
 
@@ -101,7 +101,7 @@ def first_rows(prompt: Prompt, rows: int) -> Prompt:
     return replace(prompt, token_ids=prompt.token_ids[:rows], positions=prompt.positions[:, :rows])
 
 
-def thought(engine: CpuThinker, slot: int, prompt: Prompt, cuts: Sequence[int]) -> list[Tensor]:
+def thought(engine: ThinkerEngine, slot: int, prompt: Prompt, cuts: Sequence[int]) -> list[Tensor]:
     """Logits and accepted rows of a prompt in pieces after `cuts`, and logits of later steps.
 
     cuts: the first one is the number of rows that the slot holds already.
@@ -113,9 +113,9 @@ def thought(engine: CpuThinker, slot: int, prompt: Prompt, cuts: Sequence[int]) 
     return [logits, torch.cat(accepted), *(engine.step([slot], [token]) for token in TOKENS)]
 
 
-def held(engine: CpuThinker, slot: int, rows: int) -> list[Tensor]:
+def held(engine: ThinkerEngine, slot: int, rows: int) -> list[Tensor]:
     """Keys and values of a slot's first rows."""
-    cache = engine._slots._cache
+    cache = engine._decoder._cache
     return [t[:, slot, :, :rows].clone() for t in (cache.keys, cache.values)]
 
 
@@ -271,7 +271,7 @@ def accepted_of(made: Made, prompt: Prompt) -> Tensor:
     count = made.media_before(prompt.talker, len(prompt.talker))
     width = made.config.thinker.text.hidden_size
     generator = torch.Generator().manual_seed(count)
-    dtype = made.thinker._dtype
+    dtype = made.talker._codec_rows.dtype
     return torch.randn(count, width, generator=generator).to(dtype)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES
-from qwen3_omni_neuron.cpu.eager.code2wav import EagerCode2Wav
+from qwen3_omni_neuron.cpu.eager import EagerCode2Wav
 from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder

@@ -14,10 +14,12 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.cli import model_arguments
 from qwen3_omni_neuron.cpu import build
 from qwen3_omni_neuron.cpu.build import build_engines
+from qwen3_omni_neuron.cpu.eager import EagerSlots
 from qwen3_omni_neuron.cpu.native.binding import Library, UnsuitedError
-from qwen3_omni_neuron.cpu.native.slots import NativeSlots
-from qwen3_omni_neuron.cpu.thinker import CpuThinker
+from qwen3_omni_neuron.cpu.native.steps import NativeSlots
+from qwen3_omni_neuron.engines.protocols import DecoderSlots
 from qwen3_omni_neuron.engines.talker import TalkerEngine
+from qwen3_omni_neuron.engines.thinker import ThinkerEngine
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.loading import TARGETS, check_kv_cache_dtype
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -149,6 +151,22 @@ def test_rows_copied_to_another_slot_go_on_there(config: OmniConfig, library: Li
 
 
 @needs_c
+@torch.no_grad()
+def test_a_step_over_rows_in_c_is_that_of_torch(config: OmniConfig, library: Library) -> None:
+    m = made(config, "talker", "tiny")
+    both: list[DecoderSlots] = [
+        NativeSlots(m.c, m.packed, 3, POSITIONS, library),
+        EagerSlots(m.c, m.model, 3, POSITIONS, torch.float32),
+    ]
+    (rows, positions), (more, _) = prompt_rows(m.c, 9), prompt_rows(m.c, 2, seed=6)
+    for slots in both:
+        slots.prefill(2, rows, positions)
+        slots.prefill(0, rows[:4], positions[:, :4])
+    ours, expected = (slots.step([2, 0], more) for slots in both)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+@needs_c
 def test_a_cache_of_another_type_is_refused(config: OmniConfig, library: Library) -> None:
     m = made(config, "talker", "tiny")
     for dtype in (torch.float16, torch.int8):
@@ -212,8 +230,8 @@ def test_thinker_and_talker_keep_the_dtype_that_was_asked_for(
     spec = replace(engine_spec(checkpoint, dtype=dtype), kv_cache_dtype=asked)
     built: Any = build_engines(spec, ("thinker", "talker"))
     thinker, talker = built["thinker"], built["talker"]
-    assert isinstance(thinker, CpuThinker) and isinstance(talker, TalkerEngine)
-    for slots in (thinker._slots, talker._decoder):
+    assert isinstance(thinker, ThinkerEngine) and isinstance(talker, TalkerEngine)
+    for slots in (thinker._decoder, talker._decoder):
         cache = slots._cache
         assert cache.keys.dtype == cache.values.dtype == expected
 

@@ -14,9 +14,14 @@ from torch import Tensor
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.cpu.native import installed
 from qwen3_omni_neuron.cpu.native._declarations import ffi
-from qwen3_omni_neuron.cpu.native.binding import TYPES, Library, UnsuitedError, address_of
+from qwen3_omni_neuron.cpu.native.binding import (
+    TYPES,
+    Library,
+    UnsuitedError,
+    address_of,
+    pack_in_c,
+)
 from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav, NativeState
-from qwen3_omni_neuron.cpu.native.matrix import pack_in_c
 from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.native_library import needs_c

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.cpu.native.binding import Library, UnsuitedError
-from qwen3_omni_neuron.cpu.native.linear import NativeLinear
-from qwen3_omni_neuron.cpu.native.matrix import quantise_in_c
+from qwen3_omni_neuron.cpu.native.binding import Library, UnsuitedError, quantise_in_c
+from qwen3_omni_neuron.cpu.native.encoder_layers import NativeLinear
 from qwen3_omni_neuron.cpu.packing import Groups, pack_groups, quantise_groups, unpack_groups
 from testing.native_library import KINDS, RAW, needs_c
 from testing.native_modules import assert_equal

@@ -13,7 +13,7 @@ from torch import nn
 
 from qwen3_omni_neuron.cpu.native import installed
 from qwen3_omni_neuron.cpu.native.binding import TYPES, Library
-from qwen3_omni_neuron.cpu.native.linear import NativeLinear
+from qwen3_omni_neuron.cpu.native.encoder_layers import NativeLinear
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import PromptCache, SlotCache
 from testing.native_library import KINDS, needs_c

@@ -171,8 +171,8 @@ def test_a_library_of_these_sources_is_accepted(
 DROPPED = """
 import gc, torch
 from qwen3_omni_neuron.cpu.native import installed
-from qwen3_omni_neuron.cpu.native.linear import NativeLinear
-from qwen3_omni_neuron.cpu.native.matrix import pack_in_c
+from qwen3_omni_neuron.cpu.native.encoder_layers import NativeLinear
+from qwen3_omni_neuron.cpu.native.binding import pack_in_c
 
 library = installed.load_library(installed.library_path())
 library.grow_pool(4)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.cpu.native.binding import Library, UnsuitedError
-from qwen3_omni_neuron.cpu.native.linear import NativeLinear
+from qwen3_omni_neuron.cpu.native.encoder_layers import NativeLinear
 from qwen3_omni_neuron.cpu.packing import (
     Groups,
     in_own_order,

@@ -11,7 +11,10 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.cpu.native.audio_convolutions import NativeAudioConvolutions
 from qwen3_omni_neuron.cpu.native.binding import Library
-from qwen3_omni_neuron.cpu.native.linear import NativeLinear, use_native_linears
+from qwen3_omni_neuron.cpu.native.encoder_layers import (
+    NativeLinear,
+    use_native_linears,
+)
 from qwen3_omni_neuron.cpu.native.steps import NativeSteps
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -233,8 +236,8 @@ import faulthandler, os, sys, time
 from concurrent.futures import ThreadPoolExecutor
 import torch
 from qwen3_omni_neuron.cpu.native.installed import find_library
-from qwen3_omni_neuron.cpu.native.linear import NativeLinear
-from qwen3_omni_neuron.cpu.native.matrix import pack_in_c
+from qwen3_omni_neuron.cpu.native.encoder_layers import NativeLinear
+from qwen3_omni_neuron.cpu.native.binding import pack_in_c
 
 faulthandler.dump_traceback_later(100, exit=True)
 

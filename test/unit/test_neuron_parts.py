@@ -9,7 +9,7 @@ import torch
 
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
-from qwen3_omni_neuron.cpu.predictor import CpuPredictor
+from qwen3_omni_neuron.cpu.talker import CpuPredictor
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.engines.talker import ROWS_AT_ONCE, TextRows
 from qwen3_omni_neuron.errors import ArtifactError, BucketError

@@ -10,9 +10,8 @@ import pytest
 from qwen3_omni_neuron.cli import compile as verb
 from qwen3_omni_neuron.compilation.plan import MODELS, flag_of, models_of
 from qwen3_omni_neuron.cpu import target
-from qwen3_omni_neuron.cpu.slots import Slots
+from qwen3_omni_neuron.cpu.slots import CpuSlots
 from qwen3_omni_neuron.cpu.target import CPU
-from qwen3_omni_neuron.cpu.thinker import CpuThinker
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.loading import TARGETS
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -39,7 +38,7 @@ def test_a_plan_has_chunked_prefill_where_its_targets_engines_do() -> None:
         "neuron": False,
         "torchneuron": True,
     }
-    assert CPU.limits.chunked_prefill == CpuThinker.chunked_prefill == Slots.chunked_prefill
+    assert CPU.limits.chunked_prefill == CpuSlots.chunked_prefill
     assert NEURON.limits.chunked_prefill == NxdiSlots.chunked_prefill
 
 

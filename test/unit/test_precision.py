@@ -56,7 +56,7 @@ def test_unpacking_is_the_reverse_of_packing(shape: tuple[int, ...], dtype: torc
     assert torch.equal(unpack(packed, out), matrix)
     assert not packed.transpose(-1, -2).flatten(1, 2)[:, out:].any()
     if (library := find_library()) is not None:
-        from qwen3_omni_neuron.cpu.native.matrix import pack_in_c
+        from qwen3_omni_neuron.cpu.native.binding import pack_in_c
 
         assert torch.equal(pack_in_c(matrix, library), packed)
         if dtype == torch.bfloat16:

@@ -16,7 +16,7 @@ from qwen3_omni_neuron.checkpoint.modules import fill
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.compilation.plan import SAME
 from qwen3_omni_neuron.cpu.native.installed import find_library
-from qwen3_omni_neuron.cpu.predictor import CpuPredictor
+from qwen3_omni_neuron.cpu.talker import CpuPredictor
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import OptionError

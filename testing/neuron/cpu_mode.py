@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.compilation.target import EngineSpec
-from qwen3_omni_neuron.cpu.eager.engines import (
+from qwen3_omni_neuron.cpu.eager import (
     media_encoders,
     talker_engine,
     vocoder_engine,
 )
 from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
+from qwen3_omni_neuron.engines.thinker import ThinkerEngine
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec, decoder_spec
 from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots, NxdiThinkerSlots
 from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs
@@ -40,7 +40,7 @@ def build_cpu_mode_engines(spec: EngineSpec) -> Engines:
         decoder = decoder_spec(config, spec.plan, part)
         return decoder_in_cpu_mode(decoder, Checkpoint(spec.plan.model))
 
-    thinker = NeuronThinker(config, NxdiThinkerSlots(graphs("thinker"), config), media)
+    thinker = ThinkerEngine(config, NxdiThinkerSlots(graphs("thinker"), config), media)
     if config.talker is None or config.code2wav is None:
         return Engines(thinker, None, None)
     talker = talker_engine(host, spec, NxdiSlots(graphs("talker")))

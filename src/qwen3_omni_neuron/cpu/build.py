@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES, Models
 from qwen3_omni_neuron.compilation.target import EngineSpec
-from qwen3_omni_neuron.cpu.eager.engines import eager_engines
+from qwen3_omni_neuron.cpu.eager import eager_engines
 from qwen3_omni_neuron.cpu.precision import library_for
 from qwen3_omni_neuron.cpu.target import usable_cores
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models, load_compiled_models

@@ -185,7 +185,7 @@ def packed_matrix(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     library = find_library()
     if library is None:
         return pack(matrix, dtype)
-    from qwen3_omni_neuron.cpu.native.matrix import pack_in_c
+    from qwen3_omni_neuron.cpu.native.binding import pack_in_c
 
     return pack_in_c(matrix, library, dtype)
 
@@ -195,7 +195,7 @@ def _packed_groups(matrix: Tensor, groups: Groups) -> Tensor:
     library = find_library()
     if library is None:
         return pack_groups(*quantise_groups(matrix, groups), groups)
-    from qwen3_omni_neuron.cpu.native.matrix import quantise_in_c
+    from qwen3_omni_neuron.cpu.native.binding import quantise_in_c
 
     return quantise_in_c(matrix, library, groups)
 

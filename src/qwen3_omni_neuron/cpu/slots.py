@@ -1,10 +1,10 @@
 """KV cache slots of one decoder (thinker or talker) on the CPU.
 
-A slot is one row of the KV cache: the keys and values of one request. Slots counts its positions.
+A slot is one row of the KV cache: the keys and values of one request. CpuSlots counts its rows.
 The classes over it compute new keys and values, and write them to the cache:
 
-- cpu.native.slots in C, by write_kv_row of cpu/native/decoder.c;
-- cpu.eager.slots in torch, by `append` of the caches of model.kv_cache.
+- cpu.native.steps in C, by write_kv_row of cpu/native/decoder.c;
+- cpu.eager in torch, by `append` of the caches of model.kv_cache.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.engines.slot_lengths import SlotLengths
+from qwen3_omni_neuron.engines.media import PromptMedia
+from qwen3_omni_neuron.engines.protocols import HostRows
+from qwen3_omni_neuron.engines.slots import SlotLengths
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache
+from qwen3_omni_neuron.model.thinker import Thinker
 
 
-class Slots(SlotLengths):
+class CpuSlots(SlotLengths):
     """KV cache of a decoder, with each slot's length and next rope position.
 
-    context_length: positions of a slot. dtype: type of the KV cache.
+    context_length: positions of a slot. dtype: type of the KV cache. row_bytes: see HostRows.
     """
 
     chunked_prefill = True
@@ -32,18 +35,10 @@ class Slots(SlotLengths):
         keys = self._cache.keys
         self.row_bytes = 2 * keys[:, 0, :, 0].numel() * keys.itemsize
 
-    def prefill(
-        self, slot: int, rows: Tensor, positions: Tensor, *extra: Tensor, start: int = 0
-    ) -> tuple[Tensor, Tensor]:
-        """Append rows after the first `start` rows of a slot, and drop its later rows.
-
-        rows: [S, hidden]; positions: float32 [3, S]; extra: arguments of the model's `prefill`
-        after the cache. Returns what `prefill` returns, which may include padding rows.
-        """
-        self._begin(slot, start)
-        outputs = self._append(slot, start, rows, positions, *extra)
-        self._end(slot, start + len(rows), float(positions.max()))
-        return outputs
+    @property
+    def host_rows(self) -> HostRows:
+        """Return itself; see KvSlots."""
+        return self
 
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of one slot to another slot, and drop the other rows of the latter.
@@ -74,12 +69,20 @@ class Slots(SlotLengths):
             cache[:, slot, :, start:stop] = copied
         self._lengths[slot] = stop
 
-    def _append(
-        self, slot: int, start: int, rows: Tensor, positions: Tensor, *extra: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Compute the rows of `prefill`."""
-        raise NotImplementedError
-
     def _ends(self, slots: Sequence[int]) -> tuple[list[int], list[float]]:
         """Return the slots' lengths and next rope positions."""
         return [self._lengths[s] for s in slots], [self._next_positions[s] for s in slots]
+
+
+def media_rows(
+    thinker: Thinker, token_ids: Tensor, media: PromptMedia | None
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return the rows of a thinker's tokens, media filled in, and what its layers add to them.
+
+    The second are the arguments of the model's `prefill` after the cache: none without media.
+    """
+    rows = thinker.embedding(token_ids).to(thinker.decoder.norm.weight.dtype)
+    if media is None:
+        return rows, ()
+    rows[media.filled] = media.rows
+    return rows, (media.visual, media.deepstack)

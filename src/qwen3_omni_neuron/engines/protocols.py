@@ -1,7 +1,8 @@
-"""Protocols of the engines that the runtime calls, and of the parts of a talker engine.
+"""Protocols of the engines that the runtime calls, and of their parts.
 
-The runtime calls `Thinker`, `Talker` and `Vocoder`, the same for every target. `DecoderSlots` and
-`Predictor` are the parts of a target from which engines.talker.TalkerEngine makes a `Talker`.
+The runtime calls `Thinker`, `Talker` and `Vocoder`, the same for every target. engines.thinker and
+engines.talker make the first two from parts of a target: `ThinkerSlots`, and `DecoderSlots` with
+`Predictor`.
 
 An engine works on slots, the rows of its KV cache or of its streaming state, and knows nothing of
 requests. One call takes several slots; the engine chooses the compiled bucket and pads to it.
@@ -264,7 +265,7 @@ class Engines:
                 engine.close()
 
 
-class DecoderSlots(Protocol):
+class KvSlots(Protocol):
     """Decoder of a target, with one row of its KV cache for each slot.
 
     chunked_prefill: see Thinker.
@@ -273,7 +274,44 @@ class DecoderSlots(Protocol):
     slots: int
     context_length: int
     chunked_prefill: bool
-    row_bytes: int
+
+    @property
+    def host_rows(self) -> HostRows | None:
+        """Copies of rows in the host's memory; None if the target can't make them."""
+        ...
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """Copy the first rows of one slot to another one; see Thinker.copy."""
+        ...
+
+
+class ThinkerSlots(KvSlots, Protocol):
+    """The thinker's decoder."""
+
+    def prefill_tokens(
+        self,
+        slot: int,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.float32],
+        start: int,
+        media: PromptMedia | None,
+        accepted: NDArray[np.bool_],
+    ) -> tuple[Tensor, Tensor]:
+        """Append tokens to the first `start` rows of a slot. Later rows of the slot are dropped.
+
+        token_ids: [S]. positions: [3, S]. media: the encoded media of these tokens. accepted: [S],
+        true for tokens whose hidden state of the accept layer is wanted. Returns logits [1, vocab]
+        of the last row, and these hidden states [accepted, hidden].
+        """
+        ...
+
+    def step_tokens(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        """Append one token to each slot. Returns logits [n, vocab]."""
+        ...
+
+
+class DecoderSlots(KvSlots, Protocol):
+    """The talker's decoder."""
 
     def prefill(
         self, slot: int, rows: Tensor, positions: Tensor, *, start: int = 0
@@ -283,10 +321,6 @@ class DecoderSlots(Protocol):
         rows: [S, hidden]. positions: float32 [3, S]. Returns logits [1, vocab] and the post-norm
         hidden state [1, hidden] of the last row.
         """
-        ...
-
-    def copy(self, source: int, target: int, rows: int) -> None:
-        """Copy the first rows of one slot to another one; see Thinker.copy."""
         ...
 
     def step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import torch
@@ -14,10 +13,10 @@ from qwen3_omni_neuron.engines.inputs import Numbers
 from qwen3_omni_neuron.engines.protocols import (
     DecoderSlots,
     Fault,
-    HostRows,
     Predictor,
     PredictorSampling,
 )
+from qwen3_omni_neuron.engines.slots import DecoderEngine
 from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import lazy_zeros
@@ -27,14 +26,13 @@ from qwen3_omni_neuron.prompt.prompt import TalkerPrompt
 ROWS_AT_ONCE = 4096  # rows that TextRows.fill projects at once, which bounds its extra memory
 
 
-class TalkerEngine:
+class TalkerEngine(DecoderEngine):
     """A `Talker` over a decoder's slots, a code predictor, and tables of rows.
 
     codec_rows: the codec's table [codec vocab, hidden]. text_rows: returns the rows [n, hidden] of
     text tokens int64 [n]; see TextRows. project_hidden: projects the accept layer's rows to the
-    talker's. newline_id: the token of the line break after a role. release: called by `close`;
-    frees what the parts hold besides memory. fault: see engines.protocols.Fault; None where the
-    parts are in this process.
+    talker's. newline_id: the token of the line break after a role. release, fault: see
+    DecoderEngine.
     """
 
     def __init__(
@@ -49,14 +47,12 @@ class TalkerEngine:
         release: Callable[[], None] = lambda: None,
         fault: Fault | None = None,
     ):
+        super().__init__(decoder, release, fault)
         assert config.talker is not None
         self._codec_bos = config.talker.codec_bos_id
-        self.slots, self.context_length = decoder.slots, decoder.context_length
-        self.chunked_prefill = decoder.chunked_prefill
-        self.row_bytes = decoder.row_bytes
         self._config, self._decoder, self._predictor = config, decoder, predictor
         self._codec_rows, self.text_rows = codec_rows, text_rows
-        self.project_hidden, self._release, self.fault = project_hidden, release, fault
+        self.project_hidden = project_hidden
         self._text_prefix = torch.tensor(text_prefix_ids(config, newline_id))
         self._number = Numbers(max(config.talker.text.vocab_size, config.thinker.text.vocab_size))
         self._incomplete: dict[int, _IncompletePrompt] = {}
@@ -77,21 +73,6 @@ class TalkerEngine:
             rows = self._with_media(rows, media, accepted)
             positions = prompt.positions[:, start : len(prompt.token_ids)]
             self._decoder.prefill(slot, rows, positions, start=start)
-
-    @torch.inference_mode()
-    def copy(self, source: int, target: int, rows: int) -> None:
-        """Copy the first rows of one slot to another one; see Talker.copy."""
-        self._decoder.copy(source, target, rows)
-
-    @torch.inference_mode()
-    def read_rows(self, slot: int, start: int, stop: int) -> Tensor:
-        """Copy rows of a slot to the host's memory; see HostRows."""
-        return cast(HostRows, self._decoder).read_rows(slot, start, stop)
-
-    @torch.inference_mode()
-    def write_rows(self, slot: int, start: int, rows: Tensor) -> None:
-        """Copy rows back into a slot; see HostRows."""
-        cast(HostRows, self._decoder).write_rows(slot, start, rows)
 
     @torch.inference_mode()
     def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
@@ -155,10 +136,6 @@ class TalkerEngine:
         """Replace a slot's hidden state and feedback, [1, hidden] each, for a comparison."""
         self._hidden[slot] = hidden.to(self._codec_rows.dtype)
         self._feedback[slot] = feedback.to(self._codec_rows.dtype)
-
-    def close(self) -> None:
-        """Release the parts' resources; see Thinker.close."""
-        self._release()
 
     def _check_length(self, prompt: TalkerPrompt) -> None:
         if len(prompt) >= self.context_length:

@@ -5,8 +5,8 @@ as `Appendable`. Its classes differ in what a call fills and where the result go
 CPU writes in place, a graph for Neuron takes its state as inputs and returns it as outputs.
 
     class             one call is                  keys and values are     used by
-    PromptCache       prefill of one slot          a KvCache, in place     cpu.eager.slots
-    SlotCache         a decode step of some slots  a KvCache, in place     cpu.eager.slots
+    PromptCache       prefill of one slot          a KvCache, in place     cpu.eager
+    SlotCache         a decode step of some slots  a KvCache, in place     cpu.eager
     PromptState       prefill of one slot          inputs and outputs      neuron.graphs.decoders
     PromptChunkState  chunked prefill of one slot  inputs and outputs      neuron.graphs.decoders
     StepState         a decode step of some slots  inputs and outputs      neuron.graphs.decoders

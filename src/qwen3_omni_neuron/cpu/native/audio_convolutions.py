@@ -12,9 +12,9 @@ from qwen3_omni_neuron.cpu.native.binding import (
     address_of,
     check,
     empty_floats,
+    pack_in_c,
     pointer_to,
 )
-from qwen3_omni_neuron.cpu.native.matrix import pack_in_c
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 
 

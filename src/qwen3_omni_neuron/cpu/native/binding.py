@@ -1,4 +1,4 @@
-"""Addresses of tensors and descriptions of weights for the compiled library: see library.h.
+"""Addresses of tensors, packing and descriptions of weights for the compiled library: library.h.
 
 Structs are described by dicts of their fields, which cffi checks against the declarations. What a
 struct points to has to be kept alive beside it: see `Weights`.
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.cpu.native._declarations import ffi
-from qwen3_omni_neuron.cpu.packing import PANEL, Groups, grouped_shape, packed_shape
+from qwen3_omni_neuron.cpu.packing import PANEL, Groups, grouped_shape, packed_shape, packed_type
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.decoder import Decoder
 from qwen3_omni_neuron.model.layers import FeedForward
@@ -159,6 +159,46 @@ def check(status: int) -> None:
     """Raise MemoryError where a call could not allocate memory."""
     if status == NO_MEMORY:
         raise MemoryError("no memory for the rows of a call")
+
+
+def pack_in_c(matrix: Tensor, library: Library, dtype: torch.dtype | None = None) -> Tensor:
+    """Pack a matrix [..., out, into]; see cpu.packing.pack, whose result is the same."""
+    matrix, stored = matrix.contiguous(), packed_type(matrix, dtype)
+    out, into = matrix.shape[-2:]
+    packed = torch.empty(packed_shape(tuple(matrix.shape)), dtype=stored, device="cpu")
+    status = library.pack_matrices(
+        address_of(packed),
+        address_of(matrix),
+        matrix.numel() // (out * into),
+        out,
+        into,
+        matrix.element_size(),
+        stored != matrix.dtype,
+    )
+    check(status)
+    return packed
+
+
+def quantise_in_c(matrix: Tensor, library: Library, groups: Groups) -> Tensor:
+    """Round a bfloat16 matrix [..., out, into] to int4 and pack it.
+
+    The result is that of cpu.packing.quantise_groups and pack_groups.
+    """
+    assert matrix.dtype == torch.bfloat16 and groups == Groups(groups.size)
+    matrix = matrix.contiguous()
+    out, into = matrix.shape[-2:]
+    shape = grouped_shape(tuple(matrix.shape), groups)
+    packed = torch.empty(shape, dtype=torch.uint8, device="cpu")
+    status = library.quantise_matrices(
+        address_of(packed),
+        address_of(matrix),
+        matrix.numel() // (out * into),
+        out,
+        into,
+        groups.size,
+    )
+    check(status)
+    return packed
 
 
 def native_decoder(c: DecoderConfig, decoder: Decoder, weights: Weights) -> Fields:

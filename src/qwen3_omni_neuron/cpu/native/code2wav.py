@@ -19,9 +19,9 @@ from qwen3_omni_neuron.cpu.native.binding import (
     UnsuitedError,
     Weights,
     check,
+    pack_in_c,
     pointer_to,
 )
-from qwen3_omni_neuron.cpu.native.matrix import pack_in_c
 from qwen3_omni_neuron.model.code2wav import Code2Wav, Snake
 from qwen3_omni_neuron.model.config import Code2WavConfig
 

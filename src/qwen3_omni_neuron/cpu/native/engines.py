@@ -8,16 +8,18 @@ from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
 from qwen3_omni_neuron.cpu.native.audio_convolutions import NativeAudioConvolutions
 from qwen3_omni_neuron.cpu.native.binding import Library
 from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav
-from qwen3_omni_neuron.cpu.native.encoder_layers import use_native_layers
-from qwen3_omni_neuron.cpu.native.linear import use_native_linears
+from qwen3_omni_neuron.cpu.native.encoder_layers import (
+    use_native_layers,
+    use_native_linears,
+)
 from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
-from qwen3_omni_neuron.cpu.native.slots import NativeSlots
+from qwen3_omni_neuron.cpu.native.steps import NativeSlots, NativeThinkerSlots
 from qwen3_omni_neuron.cpu.native.talker import NativeTalker
-from qwen3_omni_neuron.cpu.native.thinker import NativeThinker
-from qwen3_omni_neuron.cpu.tables import talker_tables
+from qwen3_omni_neuron.cpu.talker import talker_tables
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.engines.media import MediaEncoders
 from qwen3_omni_neuron.engines.protocols import StageEngines
+from qwen3_omni_neuron.engines.thinker import ThinkerEngine
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.vision_encoder import VisionEncoder
 
@@ -62,10 +64,10 @@ def native_vision(
 
 def _thinker(
     models: Models, spec: EngineSpec, library: Library, encoder: MediaEncoders
-) -> NativeThinker:
+) -> ThinkerEngine:
     assert models.thinker
     plan, threads = spec.plan, spec.threads.get("thinker", 1)
-    slots = NativeSlots(
+    slots = NativeThinkerSlots(
         spec.config.thinker.text,
         models.thinker,
         plan.max_concurrency,
@@ -74,7 +76,7 @@ def _thinker(
         threads,
         spec.cache_dtype,
     )
-    return NativeThinker(spec.config, models.thinker, encoder, slots)
+    return ThinkerEngine(spec.config, slots, encoder)
 
 
 def _talker(models: Models, spec: EngineSpec, library: Library) -> NativeTalker:

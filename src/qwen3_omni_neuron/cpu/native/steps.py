@@ -1,10 +1,11 @@
-"""Decode steps and prompts of thinker and talker in C.
+"""Decode steps and prompts of thinker and talker in C, and the slots that they compute.
 
 Their keys and values are written to the KV cache by write_kv_row in decoder.c.
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,10 @@ from qwen3_omni_neuron.cpu.native.binding import (
     empty_floats,
     native_decoder,
     pointer_to,
+    table_of,
 )
+from qwen3_omni_neuron.cpu.slots import CpuSlots, media_rows
+from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache
 from qwen3_omni_neuron.model.talker import Talker
@@ -238,6 +242,102 @@ class NativeSteps:
                 f"positions {first} to {filled} of slots {list(slots)}, and there are "
                 f"{self._positions} of {count}"
             )
+
+
+class NativeSlots(CpuSlots):
+    """Slots of a thinker or a talker, computed in float32; model: has the packed weights.
+
+    dtype: one of KV_DTYPES. threads: limit of a call. Otherwise as CpuSlots. Raises UnsuitedError;
+    see NativeSteps.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        model: Thinker | Talker,
+        slots: int,
+        context_length: int,
+        library: Library,
+        threads: int = 1,
+        dtype: torch.dtype = torch.float32,
+    ):
+        super().__init__(config, slots, context_length, dtype)
+        self.steps = NativeSteps(config, model, self._cache, library, threads)
+
+    def prefill(
+        self, slot: int, rows: Tensor, positions: Tensor, *extra: Tensor, start: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Append rows to the first `start` rows of a slot; see DecoderSlots.prefill.
+
+        extra: `visual` and `deepstack` of NativeSteps.prefill, whose results are returned.
+        """
+        self._begin(slot, start)
+        outputs = self.steps.prefill(slot, start, rows, positions, *extra)
+        self._end(slot, start + len(rows), float(positions.max()))
+        return outputs
+
+    def prefill_ids(
+        self,
+        slot: int,
+        ids: NDArray[np.int64],
+        positions: NDArray[np.float32],
+        start: int,
+        *more: Any,
+    ) -> Tensor:
+        """Append rows of a table after a slot's first `start`: see NativeSteps.prefill_ids.
+
+        Otherwise like `prefill`.
+        """
+        self._begin(slot, start)
+        logits = self.steps.prefill_ids(slot, start, ids, positions, *more)
+        self._end(slot, start + positions.shape[1], float(positions.max()))
+        return logits
+
+    def step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Append one row to each slot; see DecoderSlots.step."""
+        table, hidden = table_of(rows, *rows.shape), empty_floats(self.slots, rows.shape[1])
+        logits = self.step_ids(slots, range(len(slots)), table, None, hidden)
+        return logits, hidden[list(slots)]
+
+    def step_ids(self, slots: Sequence[int], ids: Sequence[int], *tables: Any) -> Tensor:
+        """Append one row of a table to each slot; see NativeSteps.decode."""
+        logits = self.steps.decode(slots, *self._ends(slots), ids, *tables)
+        self._count_step(slots)
+        return logits
+
+
+class NativeThinkerSlots(NativeSlots):
+    """The thinker's slots (see engines.protocols.ThinkerSlots).
+
+    One call of C for each step, and for each prompt without media, with no torch operation beside
+    it: see cpu.native.talker.NativeTalker.
+    """
+
+    def __init__(self, config: DecoderConfig, thinker: Thinker, *given: Any):
+        super().__init__(config, thinker, *given)
+        self._thinker, self._none_accepted = thinker, empty_floats(0, config.hidden_size)
+
+    def prefill_tokens(
+        self,
+        slot: int,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.float32],
+        start: int,
+        media: PromptMedia | None,
+        accepted: NDArray[np.bool_],
+    ) -> tuple[Tensor, Tensor]:
+        """Append tokens to a slot's first `start` rows; see ThinkerSlots.prefill_tokens."""
+        if not accepted.any():
+            return self.prefill_ids(slot, token_ids, positions, start), self._none_accepted
+        with torch.inference_mode():
+            rows, visual = media_rows(self._thinker, torch.from_numpy(token_ids), media)
+            places = torch.from_numpy(positions)
+            logits, states = self.prefill(slot, rows, places, *visual, start=start)
+            return logits, states[torch.from_numpy(accepted)]
+
+    def step_tokens(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        """Append one token to each slot; see ThinkerSlots.step_tokens."""
+        return self.step_ids(slots, token_ids)
 
 
 def _check_visual(rows: Sequence[int], count: int) -> None:

@@ -1,7 +1,6 @@
 """The talker engine in C."""
 
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import numpy as np
 import torch
@@ -9,9 +8,9 @@ from torch import Tensor
 
 from qwen3_omni_neuron.cpu.native.binding import table_of
 from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
-from qwen3_omni_neuron.cpu.native.slots import NativeSlots
-from qwen3_omni_neuron.cpu.predictor import CpuPredictor
-from qwen3_omni_neuron.engines.protocols import DecoderSlots, PredictorSampling
+from qwen3_omni_neuron.cpu.native.steps import NativeSlots
+from qwen3_omni_neuron.cpu.talker import CpuPredictor
+from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.engines.talker import TalkerEngine, TextRows
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.talker import has_media
@@ -39,7 +38,7 @@ class NativeTalker(TalkerEngine):
         assert config.talker is not None and codec_rows.dtype == torch.float32
         super().__init__(
             config,
-            cast(DecoderSlots, decoder),  # its `step` is not called: see `step` here
+            decoder,
             CpuPredictor(predictor, config.talker.code_groups),
             codec_rows,
             text_rows,

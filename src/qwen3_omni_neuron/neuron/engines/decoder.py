@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.media import PromptMedia
-from qwen3_omni_neuron.engines.slot_lengths import SlotLengths
+from qwen3_omni_neuron.engines.slots import SlotLengths
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.neuron.engines.encoders import pad_rows
 from qwen3_omni_neuron.neuron.graphs.decoders import CHUNK_KIND
@@ -22,8 +24,6 @@ class GraphSlots(SlotLengths):
 
     name: "thinker" or "talker". chunked_prefill: whether the part has the graphs for it.
     """
-
-    row_bytes = 0
 
     def __init__(self, part: LoadedPart, name: str, chunked_prefill: bool):
         self.chunked_prefill = chunked_prefill
@@ -141,7 +141,7 @@ class GraphSlots(SlotLengths):
 
 
 class GraphThinkerSlots(GraphSlots):
-    """The thinker's slots (see neuron.engines.thinker.ThinkerSlots) over its loaded part.
+    """The thinker's slots (see engines.protocols.ThinkerSlots) over its loaded part.
 
     embedding: the token embedding [vocab, hidden], on the host: a prompt's rows are looked up here.
     """
@@ -150,22 +150,30 @@ class GraphThinkerSlots(GraphSlots):
         super().__init__(part, "thinker", chunked_prefill)
         self._embedding = embedding
 
+    @torch.inference_mode()
     def prefill_tokens(
         self,
         slot: int,
-        token_ids: Tensor,
-        positions: Tensor,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.float32],
+        start: int,
         media: PromptMedia | None,
-        start: int = 0,
+        accepted: NDArray[np.bool_],
     ) -> tuple[Tensor, Tensor]:
         """Append tokens to the first `start` rows of a slot; see ThinkerSlots.prefill_tokens."""
-        rows = self._embedding.index_select(0, token_ids)
-        if media is None:
-            return self.prefill(slot, rows, positions, start=start)
-        rows[media.filled] = media.rows
-        visual, deepstack = (media.visual, media.deepstack) if len(media.visual) else (None, None)
-        return self.prefill(slot, rows, positions, start=start, visual=visual, deepstack=deepstack)
+        rows = self._embedding.index_select(0, torch.from_numpy(token_ids))
+        visual, deepstack = None, None
+        if media is not None:
+            rows[media.filled] = media.rows
+            if len(media.visual):
+                visual, deepstack = media.visual, media.deepstack
+        places = torch.from_numpy(positions)
+        logits, states = self.prefill(
+            slot, rows, places, start=start, visual=visual, deepstack=deepstack
+        )
+        return logits, states[torch.from_numpy(accepted)]
 
+    @torch.inference_mode()
     def step_tokens(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
         """Append one token to each slot. Returns logits [n, vocab]."""
         (logits,) = self._step(slots, torch.tensor(token_ids))

@@ -34,7 +34,7 @@ class NeuronVocoder:
         release: Callable[[], None] = lambda: None,
         fault: Fault | None = None,
     ):
-        """release: called by `close`. fault: see neuron.engines.thinker.NeuronThinker.
+        """release: called by `close`. fault: see engines.slots.DecoderEngine.
 
         Raises ArtifactError where graphs are missing.
         """

@@ -12,10 +12,10 @@ from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.media import MediaEncoders
 from qwen3_omni_neuron.engines.protocols import StageEngines
 from qwen3_omni_neuron.engines.talker import TalkerEngine, TextRows
+from qwen3_omni_neuron.engines.thinker import ThinkerEngine
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.neuron.engines.encoders import NeuronAudio, NeuronProjection, NeuronVision
 from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
-from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
 from qwen3_omni_neuron.neuron.engines.vocoder import NeuronVocoder
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec, decoder_spec
 from qwen3_omni_neuron.neuron.nxdi.inputs import decoder_examples
@@ -92,7 +92,7 @@ class _Loader:
         return self._tree / MODEL_OF_PART[name] / name
 
 
-def _thinker(spec: EngineSpec, loader: _Loader) -> NeuronThinker:
+def _thinker(spec: EngineSpec, loader: _Loader) -> ThinkerEngine:
     config, c = spec.config, spec.config.thinker
     with ExitStack() as loaded:
         graphs = loader.decoder("thinker", loaded)
@@ -100,7 +100,7 @@ def _thinker(spec: EngineSpec, loader: _Loader) -> NeuronThinker:
         vision = NeuronVision(loader.part("vision_encoder", loaded), c.vision)
         media = MediaEncoders(config, audio, vision, spec.dtype)
         slots = NxdiThinkerSlots(graphs, config)
-        return NeuronThinker(config, slots, media, loaded.pop_all().close)
+        return ThinkerEngine(config, slots, media, loaded.pop_all().close)
 
 
 def _talker(spec: EngineSpec, loader: _Loader) -> TalkerEngine:

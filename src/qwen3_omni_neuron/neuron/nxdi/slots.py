@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.media import PromptMedia
-from qwen3_omni_neuron.engines.slot_lengths import SlotLengths
+from qwen3_omni_neuron.engines.slots import SlotLengths
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.inputs import IDLE, Media, decode_inputs, prefill_inputs
@@ -20,7 +22,6 @@ class NxdiSlots(SlotLengths):
     """The slots of a decoder's KV cache (see engines.protocols.DecoderSlots)."""
 
     chunked_prefill = False  # NxDI's prompt graphs begin at position 0
-    row_bytes = 0
 
     def __init__(self, graphs: DecoderGraphs):
         super().__init__(graphs.plan.slots)
@@ -96,28 +97,32 @@ class NxdiSlots(SlotLengths):
 
 
 class NxdiThinkerSlots(NxdiSlots):
-    """The thinker's slots (see neuron.engines.thinker.ThinkerSlots)."""
+    """The thinker's slots (see engines.protocols.ThinkerSlots)."""
 
     def __init__(self, graphs: DecoderGraphs, config: OmniConfig):
         """graphs: graphs that capture the accept layer."""
         super().__init__(graphs)
         self._config = config.thinker
 
+    @torch.inference_mode()
     def prefill_tokens(
         self,
         slot: int,
-        token_ids: Tensor,
-        positions: Tensor,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.float32],
+        start: int,
         media: PromptMedia | None,
-        start: int = 0,
+        accepted: NDArray[np.bool_],
     ) -> tuple[Tensor, Tensor]:
         """Fill a slot from position 0; see ThinkerSlots.prefill_tokens."""
         assert not start, NO_CHUNKED_PREFILL
-        laid_out, bucket = self._laid_out(len(token_ids), media), self._prompt_bucket(positions)
-        inputs = prefill_inputs(slot, bucket, positions, token_ids, media=laid_out)
-        logits, hidden = self._fill(slot, inputs, positions)
-        return logits, hidden[0, : len(token_ids)]
+        ids, places = torch.from_numpy(token_ids), torch.from_numpy(positions)
+        laid_out, bucket = self._laid_out(len(ids), media), self._prompt_bucket(places)
+        inputs = prefill_inputs(slot, bucket, places, ids, media=laid_out)
+        logits, hidden = self._fill(slot, inputs, places)
+        return logits, hidden[0, : len(ids)][torch.from_numpy(accepted)]
 
+    @torch.inference_mode()
     def step_tokens(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
         """Append one token to each slot. Returns logits [n, vocab]."""
         return self._step(slots, token_ids, None)[0]

@@ -20,11 +20,11 @@ from qwen3_omni_neuron.engines.process.engine_group import CallLimit, EngineGrou
 from qwen3_omni_neuron.engines.process.fork import finalize
 from qwen3_omni_neuron.engines.protocols import StageEngines
 from qwen3_omni_neuron.engines.talker import TalkerEngine, TextRows
+from qwen3_omni_neuron.engines.thinker import ThinkerEngine
 from qwen3_omni_neuron.errors import EngineDiedError
 from qwen3_omni_neuron.neuron.engines.decoder import GraphSlots, GraphThinkerSlots
 from qwen3_omni_neuron.neuron.engines.encoders import NeuronAudio, NeuronProjection, NeuronVision
 from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
-from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
 from qwen3_omni_neuron.neuron.engines.vocoder import NeuronVocoder
 from qwen3_omni_neuron.neuron.part import LoadedPart, part_spec
 from qwen3_omni_neuron.neuron.torchneuron.rank import Rank, rank_progress, rank_settings
@@ -159,7 +159,7 @@ class ModelRanks:
             self.close()
 
 
-def _thinker(spec: EngineSpec, ranks: ModelRanks) -> NeuronThinker:
+def _thinker(spec: EngineSpec, ranks: ModelRanks) -> ThinkerEngine:
     config, dtype = spec.config, spec.dtype
     tables = load_tables(Checkpoint(spec.plan.model), config, dtype)
     assert tables.embedding is not None
@@ -168,7 +168,7 @@ def _thinker(spec: EngineSpec, ranks: ModelRanks) -> NeuronThinker:
     audio = NeuronAudio(ranks.part("audio_encoder"), config.thinker.audio)
     vision = NeuronVision(ranks.part("vision_encoder"), config.thinker.vision)
     media = MediaEncoders(config, audio, vision, dtype)
-    return NeuronThinker(config, slots, media, ranks.opened(), ranks.fault)
+    return ThinkerEngine(config, slots, media, ranks.opened(), ranks.fault)
 
 
 def _talker(spec: EngineSpec, ranks: ModelRanks) -> TalkerEngine:

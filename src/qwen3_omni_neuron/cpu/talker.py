@@ -1,12 +1,15 @@
-"""The code predictor on the CPU."""
+"""Parts of the talker's engine on the CPU: its code predictor, and the tables of its rows."""
 
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from qwen3_omni_neuron.checkpoint.modules import Models
+from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.inputs import sampling_inputs
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
+from qwen3_omni_neuron.engines.talker import ROWS_AT_ONCE, TextRows
 
 
 class CpuPredictor:
@@ -58,3 +61,14 @@ class CpuPredictor:
 def _top_k(sampling: PredictorSampling) -> int | None:
     """Return a frame's top_k, or None where it is greedy."""
     return None if sampling.uniforms is None else sampling.top_k
+
+
+def talker_tables(models: Models, spec: EngineSpec) -> tuple[Tensor, TextRows]:
+    """Return the codec's table [codec vocab, hidden] and the rows of text tokens."""
+    assert spec.config.talker and models.codec_embedding
+    assert models.embedding and models.text_projection
+    table, width = models.embedding.weight.detach(), spec.config.talker.text.hidden_size
+    text_rows = TextRows(table, models.text_projection, width, spec.dtype)
+    if len(table) <= ROWS_AT_ONCE:
+        text_rows.fill()  # in one call now, so that no frame waits for a row
+    return models.codec_embedding.weight.detach().to(spec.dtype), text_rows

@@ -1,0 +1,178 @@
+"""The engines of all stages in torch: the modules of model/, called as they are."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qwen3_omni_neuron.checkpoint.modules import Models
+from qwen3_omni_neuron.compilation.target import EngineSpec
+from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
+from qwen3_omni_neuron.cpu.slots import CpuSlots, media_rows
+from qwen3_omni_neuron.cpu.talker import CpuPredictor, talker_tables
+from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
+from qwen3_omni_neuron.engines.buckets import bucket_of
+from qwen3_omni_neuron.engines.media import MediaEncoders, PromptMedia
+from qwen3_omni_neuron.engines.protocols import DecoderSlots, StageEngines
+from qwen3_omni_neuron.engines.talker import TalkerEngine
+from qwen3_omni_neuron.engines.thinker import ThinkerEngine
+from qwen3_omni_neuron.model.code2wav import Code2Wav, State
+from qwen3_omni_neuron.model.config import DecoderConfig
+from qwen3_omni_neuron.model.kv_cache import PromptCache, SlotCache
+from qwen3_omni_neuron.model.talker import Talker
+from qwen3_omni_neuron.model.thinker import Thinker
+
+
+def eager_engines(models: Models, spec: EngineSpec) -> StageEngines:
+    """Build the engines of the stages that `models` has."""
+    plan, c, built = spec.plan, spec.config, StageEngines()
+    slots, kept = plan.max_concurrency, (spec.cache_dtype, plan.prompt_buckets)
+    if models.thinker is not None:
+        built["encoder"] = encoder = media_encoders(models, spec)
+        of_thinker = c.thinker.text, models.thinker, slots, plan.context_length
+        built["thinker"] = ThinkerEngine(c, EagerThinkerSlots(*of_thinker, *kept), encoder)
+    if models.talker is not None:
+        assert c.talker
+        of_talker = c.talker.text, models.talker, slots, plan.talker_context_length
+        built["talker"] = talker_engine(models, spec, EagerSlots(*of_talker, *kept))
+    if models.code2wav is not None:
+        built["vocoder"] = vocoder_engine(models, spec)
+    return built
+
+
+def media_encoders(models: Models, spec: EngineSpec) -> MediaEncoders:
+    """Build the thinker's audio and vision encoder."""
+    assert models.audio_encoder and models.vision_encoder
+    audio = CpuAudio(models.audio_encoder)
+    vision = CpuVision(models.vision_encoder, spec.plan.patch_buckets)
+    return MediaEncoders(spec.config, audio, vision, spec.dtype)
+
+
+def talker_engine(models: Models, spec: EngineSpec, decoder: DecoderSlots) -> TalkerEngine:
+    """Build the talker over its decoder, which may run elsewhere; the rest runs here."""
+    c = spec.config.talker
+    assert c and models.code_predictor and models.hidden_projection
+    arithmetic = getattr(torch, spec.plan.predictor_arithmetic)
+    predictor = CpuPredictor(models.code_predictor, c.code_groups, arithmetic)
+    tables, project_hidden = talker_tables(models, spec), models.hidden_projection
+    return TalkerEngine(spec.config, decoder, predictor, *tables, project_hidden, spec.newline_id)
+
+
+def vocoder_engine(models: Models, spec: EngineSpec) -> CpuVocoder:
+    """Build the vocoder."""
+    assert models.code2wav
+    calls = EagerCode2Wav(models.code2wav)
+    return CpuVocoder(calls, spec.plan.max_concurrency, spec.plan.chunk_frames)
+
+
+class EagerSlots(CpuSlots):
+    """Slots of a thinker or a talker of model/.
+
+    prompt_buckets: row counts that prompts are padded to, ascending; if empty, nothing is padded.
+    Otherwise as CpuSlots.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        model: Thinker | Talker,
+        slots: int,
+        context_length: int,
+        dtype: torch.dtype,
+        prompt_buckets: Sequence[int] = (),
+    ):
+        super().__init__(config, slots, context_length, dtype)
+        self._model, self._buckets = model, tuple(prompt_buckets)
+
+    def prefill(
+        self, slot: int, rows: Tensor, positions: Tensor, *extra: Tensor, start: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Append rows to the first `start` rows of a slot; see DecoderSlots.prefill.
+
+        extra: arguments of the model's `prefill` after the cache. Returns what it returns, which
+        may include padding rows.
+        """
+        self._begin(slot, start)
+        length, last_position = len(rows), float(positions.max())
+        bucket = bucket_of(length, self._buckets, "prompt rows")
+        padding = min(bucket, self.context_length - start) - length
+        if padding:  # F.pad copies even where there is nothing to pad
+            rows, positions = F.pad(rows, (0, 0, 0, padding)), F.pad(positions, (0, padding))
+        window = self._cache.slots(slot, slot + 1).window(start + len(rows))
+        last, cache = torch.tensor([length - 1]), PromptCache(window, start)
+        outputs = self._model.prefill(rows, positions, last, cache, *extra)
+        self._end(slot, start + length, last_position)
+        return outputs
+
+    def step(self, slots: Sequence[int], inputs: Tensor) -> Any:
+        """Append one row to each slot.
+
+        inputs: token ids int64 [n] or embeddings [n, hidden], as the model's `decode` takes them.
+        Returns what `decode` returns.
+        """
+        lengths, positions = self._ends(slots)
+        cache = SlotCache(
+            self._cache.window(max(lengths) + 1), torch.tensor(slots), torch.tensor(lengths)
+        )
+        outputs = self._model.decode(inputs, torch.tensor(positions), cache)
+        self._count_step(slots)
+        return outputs
+
+
+class EagerThinkerSlots(EagerSlots):
+    """The thinker's slots (see engines.protocols.ThinkerSlots)."""
+
+    _model: Thinker
+
+    @torch.inference_mode()
+    def prefill_tokens(
+        self,
+        slot: int,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.float32],
+        start: int,
+        media: PromptMedia | None,
+        accepted: NDArray[np.bool_],
+    ) -> tuple[Tensor, Tensor]:
+        """Append tokens to a slot's first `start` rows; see ThinkerSlots.prefill_tokens."""
+        rows, visual = media_rows(self._model, torch.from_numpy(token_ids), media)
+        places = torch.from_numpy(positions)
+        logits, states = self.prefill(slot, rows, places, *visual, start=start)
+        return logits, states[: len(rows)][torch.from_numpy(accepted)]
+
+    @torch.inference_mode()
+    def step_tokens(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        """Append one token to each slot; see ThinkerSlots.step_tokens."""
+        logits: Tensor = self.step(slots, torch.tensor(token_ids))
+        return logits
+
+
+class EagerCode2Wav:
+    """Code2WavCalls of cpu.vocoder. A state's tensors have the streams as first axis."""
+
+    def __init__(self, code2wav: Code2Wav):
+        self._code2wav, self.config = code2wav, code2wav.config
+
+    @torch.inference_mode()
+    def start(self, codes: Tensor) -> tuple[Tensor, State]:
+        """Decode the first chunk of streams."""
+        return self._code2wav.start(codes)
+
+    @torch.inference_mode()
+    def step(self, codes: Tensor, state: State) -> tuple[Tensor, State]:
+        """Decode the next chunk of streams. `state` is kept."""
+        return self._code2wav.step(codes, state)
+
+    def join(self, states: Sequence[State]) -> State:
+        """Join the states of single streams into one state, without a copy if there is only one."""
+        if len(states) == 1:
+            return states[0]
+        return tuple(torch.cat(parts) for parts in zip(*states, strict=True))
+
+    def split(self, state: State) -> Sequence[State]:
+        """Split a state into those of single streams: the reverse of `join`."""
+        return list(zip(*(tensor.split(1) for tensor in state), strict=True))
