@@ -23,7 +23,7 @@ from qwen3_omni_neuron.model.thinker import Thinker
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.nxdi.build import build_engines
-from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderPlan, DecoderSpec
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.inputs import IDLE, Inputs
 from qwen3_omni_neuron.neuron.nxdi.target import NEURON
 from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs, Outputs
@@ -93,8 +93,8 @@ class EagerPart(LoadedPart):
 class EagerDecoder:
     """The graphs of one decoder (see neuron.nxdi.toolchain.DecoderGraphs) over our own module."""
 
-    def __init__(self, plan: DecoderPlan, model: Thinker | Talker, kv: KvCache):
-        self.plan, self._model, self._kv = plan, model, kv
+    def __init__(self, spec: DecoderSpec, model: Thinker | Talker, kv: KvCache):
+        self.spec, self.plan, self._model, self._kv = spec, spec.plan, model, kv
         self.called: list[tuple[str, int]] = []
         self.closed = False
 
@@ -128,7 +128,7 @@ class EagerDecoder:
         assert bucket in self.plan.decode_buckets
         assert batch in self.plan.batches
         assert ids.shape == indices.shape == (batch, 1)
-        if batch == self.plan.slots:
+        if batch == self.plan.max_concurrency:
             rows = enumerate(slots.tolist())
             assert all(slot in (row, IDLE) for row, slot in rows), "row i is slot i"
         self.called.append((f"decode {batch}", bucket))
@@ -203,9 +203,9 @@ def eager_target(toolchain: EagerToolchain) -> Target:
 def eager_decoder(spec: DecoderSpec, model: Path) -> EagerDecoder:
     """Make a decoder's graphs over the weights of the checkpoint `model`, on one core."""
     plan = spec.plan
-    weights, _ = eager_models(model, plan.dtype)
-    kv = KvCache.zeros(spec.decoder, plan.slots, plan.context_length, plan.dtype)
-    return EagerDecoder(plan, getattr(weights, spec.part), kv)
+    weights, _ = eager_models(model, spec.dtype)
+    kv = KvCache.zeros(spec.decoder, plan.max_concurrency, plan.context_length, spec.dtype)
+    return EagerDecoder(spec, getattr(weights, spec.part), kv)
 
 
 @lru_cache(maxsize=2)

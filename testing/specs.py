@@ -18,11 +18,20 @@ from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.loading import find_target
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.template import Conversation
+from testing.released import RELEASED
 
 
 def plan_of(model: Path, config: OmniConfig, target: str = "cpu", **settings: Any) -> CompilePlan:
     """Make a plan for a target by its name. settings: see `compilation.plan.make_plan`."""
     return make_plan(model, config, find_target(target).limits, **settings)
+
+
+def decoder_plan(tp: int, slots: int, context: int, **changes: Any) -> CompilePlan:
+    """Make a plan of target neuron for any number of cores; float32 and one bucket unless given."""
+    sizes = {"max_concurrency": slots, "context_length": context}
+    buckets = dict.fromkeys(("prompt_buckets", "decode_buckets"), (context,))
+    plan = plan_of(Path(), RELEASED, "neuron", dtype="float32", **sizes, **buckets)
+    return replace(plan, tp=tp, **changes)
 
 
 def engine_spec(checkpoint: Path, target: str = "cpu", **settings: Any) -> EngineSpec:

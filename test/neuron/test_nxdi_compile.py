@@ -23,7 +23,6 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.build import warm_up_decoder
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
     DECODERS,
-    DecoderPlan,
     DecoderSpec,
     decoder_files,
 )
@@ -36,9 +35,9 @@ from testing.models import load_host_models
 from testing.neuron.alike import assert_prefills_alike, assert_speaks_alike, assert_steps_alike
 from testing.neuron.eager_decoder_device import eager_device
 from testing.prompts import prompt_of
-from testing.specs import cpu_engines, engine_spec
+from testing.specs import cpu_engines, decoder_plan, engine_spec
 
-PLAN = DecoderPlan(1, 3, 144, (48, 144), (144,), torch.float32, batches=(1, 2, 3))
+PLAN = decoder_plan(1, 3, 144, prompt_buckets=(48, 144), batches=(1, 2, 3))
 GRAPHS = 5
 
 

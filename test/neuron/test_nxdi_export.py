@@ -11,13 +11,14 @@ import torch
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DECODERS, DecoderPlan, DecoderSpec
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DECODERS, DecoderSpec
 from testing.export import open_shapes, rejected_ops
 from testing.hlo import lint_hlo
 from testing.neuron.nxdi_sources import join_ranks
+from testing.specs import decoder_plan
 
 # Two prompts; one slot, several of them, all.
-PLAN = DecoderPlan(1, 3, 96, (24, 96), (96,), torch.bfloat16, batches=(1, 2, 3))
+PLAN = decoder_plan(1, 3, 96, dtype="bfloat16", prompt_buckets=(24, 96), batches=(1, 2, 3))
 GRAPHS = 5
 INT8 = "thinker in int8"
 Graphs = Iterator[tuple[str, torch.nn.Module, tuple[torch.Tensor, ...]]]
@@ -31,7 +32,7 @@ def graphs_of(nxdi: None, checkpoint: Path, config: OmniConfig) -> Callable[[str
     join_ranks(1)
 
     def graphs(part: str) -> Graphs:
-        plan = replace(PLAN, int8=part == INT8)
+        plan = replace(PLAN, dtype="int8" if part == INT8 else "bfloat16")
         spec = DecoderSpec(part.partition(" ")[0], config, plan)
         decoder = CpuModeDecoder(spec, Checkpoint(checkpoint))
         for wrapper in decoder.models:

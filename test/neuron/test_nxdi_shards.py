@@ -11,25 +11,24 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES, resized
+from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
     DECODERS,
-    DecoderPlan,
     DecoderSpec,
     blockwise_options,
 )
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import write_decoder_shards
 from qwen3_omni_neuron.neuron.part import rank_file
 from testing.released import RELEASED
+from testing.specs import decoder_plan
 
 INT8 = "thinker in int8"
 
 
-def plan_of(
-    tp: int, dtype: torch.dtype = torch.bfloat16, profile: str = "safe", int8: bool = False
-) -> DecoderPlan:
-    return DecoderPlan(tp, 2, 96, (96,), (96,), dtype, profile=profile, int8=int8)
+def plan_of(tp: int, dtype: str = "bfloat16", profile: str = "safe") -> CompilePlan:
+    return decoder_plan(tp, 2, 96, dtype=dtype, profile=profile)
 
 
 @pytest.fixture
@@ -63,7 +62,9 @@ def test_each_core_gets_what_nxdi_would_give_it(
     """Two KV heads: cut at TP 2, held twice at TP 4, four times at TP 8, with four query heads."""
     from testing.neuron.cpu_mode_decoder import WholeWeights
 
-    spec = DecoderSpec(part.partition(" ")[0], config, plan_of(tp, int8=part == INT8))
+    spec = DecoderSpec(
+        part.partition(" ")[0], config, plan_of(tp, "int8" if part == INT8 else "bfloat16")
+    )
     theirs = WholeWeights(spec, Checkpoint(checkpoint))
     theirs.get_builder().shard_checkpoint(str(tmp_path / "theirs"))
     write_decoder_shards(spec, Checkpoint(checkpoint), tmp_path)
@@ -86,7 +87,7 @@ def test_the_kernels_padding_is_that_of_nxdis_own_model(
     size = resized(SIZES["tiny"], {"thinker_config": thinker, "talker_config": talker})
     folder = write_tiny_checkpoint(tmp_path / "wide", size=size)
     config = read_config(folder)
-    spec = DecoderSpec("thinker", config, plan_of(tp, torch.float32, profile="fast"))
+    spec = DecoderSpec("thinker", config, plan_of(tp, "float32", profile="fast"))
     theirs = WholeWeights(spec, Checkpoint(folder))
     whole = theirs.checkpoint_loader_fn
     experts = "mlp.expert_mlps.mlp_op"

@@ -9,15 +9,16 @@ import torch
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderPlan, DecoderSpec
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import (
     nxdi_pieces,
     rank_names,
     write_decoder_shards,
 )
 from testing.neuron.whole_weights import whole_weights
+from testing.specs import decoder_plan
 
-PLAN = DecoderPlan(1, 1, 64, (64,), (64,), torch.float32)
+PLAN = decoder_plan(1, 1, 64)
 PREFIXES = {
     "thinker": ("thinker.model.", "thinker.lm_head."),
     "talker": ("talker.model.", "talker.codec_head."),

@@ -11,15 +11,16 @@ from safetensors.torch import load_file
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.tensor_file import write_tensor_files
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
+from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.errors import CheckpointError, OptionError
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.graphs.parallel.cut import Cut, expert_widths, shard
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
-    DecoderPlan,
     DecoderSpec,
     blockwise_options,
     check_experts,
     decoder_files,
+    decoder_spec,
 )
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import (
     cut_parameters,
@@ -30,15 +31,15 @@ from qwen3_omni_neuron.neuron.part import rank_file
 from testing.neuron.whole_weights import whole_weights
 from testing.parallel import unshard
 from testing.peak_memory import needs_proc
-from testing.released import TALKER, THINKER
+from testing.released import RELEASED, TALKER, THINKER
+from testing.specs import decoder_plan
 from testing.subprocesses import run_python
 
 DECODERS = {"thinker": THINKER.text, "talker": TALKER.text}
 
 
-def plan_of(tp: int, **changes: object) -> DecoderPlan:
-    options = {"dtype": torch.float32, **changes}
-    return DecoderPlan(tp, 4, 96, (96,), (96,), **options)  # type: ignore[arg-type]
+def plan_of(tp: int, **changes: object) -> CompilePlan:
+    return decoder_plan(tp, 4, 96, **changes)
 
 
 def assert_inverse(name: str, shape: tuple[int, ...], cut: Cut | None, tp: int) -> None:
@@ -149,15 +150,16 @@ import torch
 from testing.peak_memory import watched
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderPlan, DecoderSpec
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import write_decoder_shards
+from testing.specs import decoder_plan
 
 small, tiny, out = map(Path, sys.argv[1:])
 
 def cut(folder, to):
     to.mkdir()
     config = read_config(folder)
-    plan = DecoderPlan(4, 1, 64, (64,), (64,), torch.float32)
+    plan = decoder_plan(4, 1, 64)
     write_decoder_shards(DecoderSpec("thinker", config, plan), Checkpoint(folder), to)
 
 cut(tiny, out / "warm")  # what the libraries themselves take
@@ -205,7 +207,7 @@ def test_what_the_kernels_padding_costs() -> None:
 
 
 def test_profiles_are_refused_where_they_cant_be(config: OmniConfig) -> None:
-    c, fast = THINKER.text, {"dtype": torch.bfloat16, "profile": "fast"}
+    c, fast = THINKER.text, {"dtype": "bfloat16", "profile": "fast"}
     for tp in (1, 2, 4, 8):
         check_experts(c, plan_of(tp, **fast))
     with pytest.raises(OptionError, match=r"for LNC=2, and the plan has LNC=1.*--profile safe"):
@@ -219,10 +221,8 @@ def test_profiles_are_refused_where_they_cant_be(config: OmniConfig) -> None:
     assert blockwise_options(plan_of(4, **fast))["block_size"] == 128
 
 
-def test_decode_batches_of_a_plan() -> None:
-    assert plan_of(1).batches == (1, 4)
-    assert DecoderPlan(1, 1, 8, (8,), (8,), torch.float32).batches == (1,)
-    assert plan_of(1, batches=(1, 2, 4)).batches == (1, 2, 4)
-    for wrong in ((1, 2), (2, 1, 4), (1, 4, 8), (0, 4)):
-        with pytest.raises(OptionError, match=r"they must ascend and end with the number of slots"):
-            plan_of(1, batches=wrong)
+def test_prompts_beyond_a_decoders_kv_cache_are_refused() -> None:
+    plan = plan_of(4, talker_context_length=95)
+    assert decoder_spec(RELEASED, plan, "thinker").plan.context_length == 96
+    with pytest.raises(OptionError, match="prompt_buckets has 96, and the talker's KV cache 95"):
+        decoder_spec(RELEASED, plan, "talker")

@@ -31,10 +31,10 @@ class CpuModeDecoder(WholeWeights):
     def __init__(self, spec: DecoderSpec, checkpoint: Checkpoint):
         if spec.plan.profile == "fast":
             raise ValueError('no CPU runs the kernels of profile "fast". Choose "safe".')
-        if spec.plan.tp > 1 and spec.plan.dtype != torch.float32:
+        if spec.plan.tp > 1 and spec.dtype != torch.float32:
             raise ValueError(
                 f"NxDI's CPU mode over {spec.plan.tp} processes is for float32, got "
-                f"{spec.plan.dtype}. Choose float32, or one process."
+                f"{spec.dtype}. Choose float32, or one process."
             )
         # For buckets of 256 n NxDI takes its attention kernel on the CPU, too, which has none.
         super().__init__(spec, checkpoint, on_cpu=True, attn_kernel_enabled=False)
@@ -48,7 +48,7 @@ class CpuModeDecoder(WholeWeights):
         This replaces NxDI's to_cpu, which starts torch.distributed anew for each application, and
         reads the weights anew for each graph.
         """
-        join_ranks(self.plan.tp)
+        join_ranks(self.spec.plan.tp)
         first: DecoderModel | None = None
         for wrapper in self.models:
             instance = wrapper.get_model_instance()
@@ -65,7 +65,7 @@ class CpuModeDecoder(WholeWeights):
     def _filled(self, model: DecoderModel) -> DecoderModel:
         state = self.checkpoint_loader_fn()
         # This call removes the other ranks' shares from `state`.
-        get_sharded_checkpoint(state, model, torch.distributed.get_rank(), self.plan.tp)
+        get_sharded_checkpoint(state, model, torch.distributed.get_rank(), self.spec.plan.tp)
         missing, _ = model.load_state_dict(state, strict=False)
         # The cache starts empty, and shares the rank with the model, where it is filled.
         unfilled = [name for name in missing if not name.startswith("kv_mgr.")]

@@ -22,13 +22,13 @@ def whole_weights(spec: DecoderSpec, checkpoint: Checkpoint) -> State:
     with checkpoint.reader() as reader:
         for target, parts in nxdi_pieces(spec.config, spec.part):
             if not parts[0].region:
-                state[target] = reader.tensor(parts[0].name).to(spec.plan.dtype)
+                state[target] = reader.tensor(parts[0].name).to(spec.dtype)
                 continue
-            stack = torch.empty(expert_stack_shape(target, spec.decoder), dtype=spec.plan.dtype)
+            stack = torch.empty(expert_stack_shape(target, spec.decoder), dtype=spec.dtype)
             for part in parts:
                 copy_piece(stack, part, reader.tensor(part.name))
             state[target] = stack
-            if spec.plan.int8:
+            if spec.int8:
                 scale = target.removesuffix("weight") + "scale"
                 state[target], state[scale] = quantise_columns(stack)
     ranks = torch.arange(spec.plan.tp, dtype=torch.int32)

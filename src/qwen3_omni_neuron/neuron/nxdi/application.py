@@ -38,9 +38,9 @@ class DecoderApplication(NeuronBaseForCausalLM):
         """options: options for inference_config, which raises OptionError."""
         no_checkpoint = ""  # NxDI is to read none: our weights are not its own model's
         super().__init__(no_checkpoint, inference_config(spec, **options))
-        self.plan = spec.plan
-        self._decoders = {self.plan.slots: self.token_generation_model}
-        for batch in self.plan.batches[:-1]:
+        self.spec = spec
+        self._decoders = {spec.plan.max_concurrency: self.token_generation_model}
+        for batch in spec.plan.batches[:-1]:
             self._decoders[batch] = self._enable_decode(batch)
 
     @classmethod
@@ -76,10 +76,11 @@ class DecoderApplication(NeuronBaseForCausalLM):
         No graph is called; neuron.nxdi.build.warm_up_decoder does it. Raises ArtifactError where a
         file is missing. The manifest checks that the spec is the one that was compiled.
         """
-        missing = [name for name in decoder_files(self.plan.tp) if not (folder / name).is_file()]
+        tp = self.spec.plan.tp
+        missing = [name for name in decoder_files(tp) if not (folder / name).is_file()]
         if missing:
             raise ArtifactError(
-                f"{folder} is not a compiled decoder for {self.plan.tp} cores: it lacks "
+                f"{folder} is not a compiled decoder for {tp} cores: it lacks "
                 f"{', '.join(missing)}. Compile it."
             )
         self.load(str(folder), skip_warmup=True)
@@ -98,7 +99,7 @@ class DecoderApplication(NeuronBaseForCausalLM):
     def decode(self, inputs: Inputs) -> Outputs:
         """Run one row for each of several slots; see DecoderGraphs.decode."""
         slots: list[int] = inputs[3].tolist()
-        if len(slots) == self.plan.slots:
+        if len(slots) == self.spec.plan.max_concurrency:
             assert all(slot in (index, IDLE) for index, slot in enumerate(slots)), slots
         return _call(self._decoders[len(slots)], inputs)
 

@@ -84,7 +84,7 @@ class _Loader:
         spec = decoder_spec(self._spec.config, self._spec.plan, name)
         graphs = self._toolchain.load_decoder(spec, self._folder(name))
         loaded.callback(graphs.close)
-        _check_slots(name, graphs.plan.slots, self._spec)
+        _check_slots(name, graphs.spec.plan.max_concurrency, self._spec)
         warm_up_decoder(spec, graphs)
         return graphs
 

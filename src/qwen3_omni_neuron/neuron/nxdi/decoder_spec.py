@@ -12,7 +12,7 @@ a multiple of 256: it is padded with zeros, which are read, too:
 Nothing here was measured on a device.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,63 +31,33 @@ DECODERS = ("thinker", "talker")
 
 
 @dataclass(frozen=True)
-class DecoderPlan:
-    """The sizes of a decoder's graphs, which share one set of weights and one KV cache.
-
-    The graphs are a prefill of one prompt for each of `prompt_buckets`, and a decode step for each
-    pair of `batches` and `decode_buckets`.
-
-    tp: number of cores that share each weight.
-    context_length: positions of a slot.
-    prompt_buckets: rows that prompts are padded to.
-    decode_buckets: positions of a slot that a decode step reads, padded; ends with context_length.
-    batches: rows of the decode graphs, ascending; ends with `slots`. Default: one and `slots`.
-    dtype: type of activations and weights.
-    int8: whether the routed experts are int8 with a float32 scale for each output.
-    lnc: physical cores of a logical core, as in NEURON_LOGICAL_NC_CONFIG.
-    profile: how a prompt's experts are computed: "safe", in plain torch operations, or "fast", by
-        NxDI's blockwise kernels (see the beginning of this file).
-    """
-
-    tp: int
-    slots: int
-    context_length: int
-    prompt_buckets: tuple[int, ...]
-    decode_buckets: tuple[int, ...]
-    dtype: torch.dtype
-    batches: tuple[int, ...] = ()
-    lnc: int = 2
-    profile: str = "safe"
-    int8: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.batches:
-            object.__setattr__(self, "batches", tuple(sorted({1, self.slots})))
-        for name, last, meaning in (
-            ("prompt_buckets", self.prompt_buckets[-1], "the longest prompt"),
-            ("decode_buckets", self.context_length, "the context length"),
-            ("batches", self.slots, "the number of slots"),
-        ):
-            sizes: tuple[int, ...] = getattr(self, name)
-            ascending = list(sizes) == sorted(set(sizes))
-            if not ascending or sizes[-1] != last or sizes[0] < 1 or last > self.context_length:
-                raise OptionError(
-                    f"{name} are {sizes}; they must ascend and end with {meaning}, {last}."
-                )
-
-
-@dataclass(frozen=True)
 class DecoderSpec:
-    """Description of one decoder to be compiled or loaded. part: one of DECODERS."""
+    """Description of one decoder to be compiled or loaded. part: one of DECODERS.
+
+    Its graphs share one set of weights and one KV cache: a prefill of one prompt for each of the
+    plan's `prompt_buckets`, and a decode step for each pair of `batches` and `decode_buckets`.
+    plan: its context_length is the decoder's own, with which decode_buckets end.
+    """
 
     part: str
     config: OmniConfig
-    plan: DecoderPlan
+    plan: CompilePlan
 
     @property
     def decoder(self) -> DecoderConfig:
         """The decoder's own config."""
         return decoder_config(self.config, self.part)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of activations and of weights, but for the experts if they are int8."""
+        dtype: torch.dtype = getattr(torch, self.plan.arithmetic)
+        return dtype
+
+    @property
+    def int8(self) -> bool:
+        """Whether the routed experts are int8 with a float32 scale for each output."""
+        return self.plan.dtype == "int8" and self.part == "thinker"
 
     @property
     def takes_rows(self) -> bool:
@@ -101,24 +71,18 @@ class DecoderSpec:
 
 
 def decoder_spec(config: OmniConfig, plan: CompilePlan, part: str) -> DecoderSpec:
-    """Return the spec of one of DECODERS, with the sizes that a compile plan has for it.
+    """Return the spec of one of DECODERS, with a compile plan's sizes for it.
 
-    Raises OptionError where the plan's sizes don't fit each other.
+    Raises OptionError for prompts that are longer than the decoder's KV cache.
     """
     context = plan.context_length if part == "thinker" else plan.talker_context_length
-    sizes = DecoderPlan(
-        tp=plan.tp,
-        slots=plan.max_concurrency,
-        context_length=context,
-        prompt_buckets=plan.prompt_buckets,
-        decode_buckets=buckets_within(context, plan.decode_buckets),
-        dtype=getattr(torch, plan.arithmetic),
-        batches=plan.batches,
-        lnc=plan.lnc,
-        profile=plan.profile,
-        int8=plan.dtype == "int8" and part == "thinker",
-    )
-    return DecoderSpec(part, config, sizes)
+    if plan.prompt_buckets[-1] > context:
+        raise OptionError(
+            f"prompt_buckets has {plan.prompt_buckets[-1]}, and the {part}'s KV cache {context} "
+            "positions. Leave talker_context_length out, or raise it."
+        )
+    windows = buckets_within(context, plan.decode_buckets)
+    return DecoderSpec(part, config, replace(plan, context_length=context, decode_buckets=windows))
 
 
 KERNEL_LNC = 2
@@ -126,7 +90,7 @@ KERNEL_BLOCK_ROWS = 128
 _KERNEL_HIDDEN = (512, 8192)  # least and greatest hidden size; it is a multiple of the least
 
 
-def check_experts(c: DecoderConfig, plan: DecoderPlan) -> None:
+def check_experts(c: DecoderConfig, plan: CompilePlan) -> None:
     """Check that the plan's profile can compute these experts. Raises OptionError if not."""
     assert c.moe is not None
     widths = {"the shared expert": c.moe.shared_expert_width}
@@ -140,7 +104,7 @@ def check_experts(c: DecoderConfig, plan: DecoderPlan) -> None:
             )
     if plan.profile != "fast":
         return
-    if plan.int8:
+    if plan.dtype == "int8":
         raise OptionError(
             'profile "fast" takes kernels that have no int8. Choose profile "safe", or bfloat16.'
         )
@@ -157,7 +121,7 @@ def check_experts(c: DecoderConfig, plan: DecoderPlan) -> None:
         )
 
 
-def blockwise_options(plan: DecoderPlan) -> dict[str, Any]:
+def blockwise_options(plan: CompilePlan) -> dict[str, Any]:
     """Return the options of NxD's BlockwiseMatmulConfig."""
     if plan.profile == "safe":
         return {"use_torch_block_wise": True, "logical_nc_config": plan.lnc}

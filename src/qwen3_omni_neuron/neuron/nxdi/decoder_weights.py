@@ -240,8 +240,8 @@ def _layout(spec: DecoderSpec) -> Layout:
     for target, _ in _cut_pieces(spec):
         name = _file_name(target)
         own = _without_layer(name)
-        int8 = spec.plan.int8 and own in _SCALES
-        layout[name] = parameters[own].local_shape, torch.int8 if int8 else spec.plan.dtype
+        int8 = spec.int8 and own in _SCALES
+        layout[name] = parameters[own].local_shape, torch.int8 if int8 else spec.dtype
         if int8:
             scale = name.replace(own, _SCALES[own])
             layout[scale] = parameters[_SCALES[own]].local_shape, torch.float32
@@ -255,7 +255,7 @@ def _cut_parameters(
 
     The scales of an int8 stack follow it.
     """
-    tp, dtype = spec.plan.tp, spec.plan.dtype
+    tp, dtype = spec.plan.tp, spec.dtype
     parameters = cut_parameters(spec.decoder, tp, expert_multiple(spec.plan.profile))
     for target, parts in pieces:
         name = _file_name(target)
@@ -266,7 +266,7 @@ def _cut_parameters(
         with checkpoint.reader() as reader:  # mapped no longer than a parameter takes
             for _, group in groupby(parts, _expert):
                 own = [replace(p, region=(0, *p.region[1:])) if stacked else p for p in group]
-                if stacked and spec.plan.int8:
+                if stacked and spec.int8:
                     whole, scale = _int8_expert(own, shape, dtype, checkpoint, reader)
                     scales.append(scale)
                 else:

@@ -12,7 +12,6 @@ from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.neuron.graphs.parallel.cut import expert_widths
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
-    DecoderPlan,
     DecoderSpec,
     blockwise_options,
     check_experts,
@@ -70,7 +69,7 @@ def inference_config(spec: DecoderSpec, **options: Any) -> DecoderInferenceConfi
     assert c.moe is not None
     check_experts(c, plan)
     return DecoderInferenceConfig(
-        _neuron_config(c, plan, options),
+        _neuron_config(spec, options),
         decoder=c,
         capture=_capture(spec),
         takes_rows=spec.takes_rows,
@@ -85,7 +84,7 @@ def inference_config(spec: DecoderSpec, **options: Any) -> DecoderInferenceConfi
         max_position_embeddings=c.max_positions,
         rms_norm_eps=c.norm_eps,
         rope_theta=c.rope.theta,
-        intermediate_size=expert_widths(c, plan.tp, plan.profile, plan.dtype).padded,
+        intermediate_size=expert_widths(c, plan.tp, plan.profile, spec.dtype).padded,
         num_local_experts=c.moe.experts,
         num_experts_per_tok=c.moe.experts_per_token,
         n_shared_experts=0,  # ours have another width: see neuron.nxdi.decoder.GatedSharedExpert
@@ -106,22 +105,23 @@ def _capture(spec: DecoderSpec) -> Capture:
     return Capture(f"layers.{max(0, accept_layer - 1)}", output=accept_layer > 0)
 
 
-def _neuron_config(c: DecoderConfig, plan: DecoderPlan, options: dict[str, Any]) -> MoENeuronConfig:
+def _neuron_config(spec: DecoderSpec, options: dict[str, Any]) -> MoENeuronConfig:
+    c, plan = spec.decoder, spec.plan
     assert c.moe is not None
     ours: dict[str, Any] = {
         "tp_degree": plan.tp,
         "moe_tp_degree": plan.tp,  # NxDI's default is 1, whatever tp_degree is
-        "torch_dtype": plan.dtype,
+        "torch_dtype": spec.dtype,
         "seq_len": plan.context_length,
         "max_context_length": plan.prompt_buckets[-1],
         "enable_bucketing": True,
         "context_encoding_buckets": list(plan.prompt_buckets),
         "token_generation_buckets": list(plan.decode_buckets),
-        "batch_size": plan.slots,
-        "max_batch_size": plan.slots,
+        "batch_size": plan.max_concurrency,
+        "max_batch_size": plan.max_concurrency,
         "ctx_batch_size": 1,
-        "tkg_batch_size": plan.slots,
-        "kv_cache_batch_size": plan.slots,
+        "tkg_batch_size": plan.max_concurrency,
+        "kv_cache_batch_size": plan.max_concurrency,
         "is_continuous_batching": True,
         # Else an idle row of a decode step writes into the KV cache of another slot.
         "apply_seq_ids_mask": True,
@@ -133,7 +133,7 @@ def _neuron_config(c: DecoderConfig, plan: DecoderPlan, options: dict[str, Any])
         "skip_warmup": True,  # hides a graph that fails; neuron.nxdi.build.warm_up_decoder doesn't
         "disable_numeric_cc_token": True,  # as NxDI's own Qwen3-MoE has it
     }
-    if plan.int8:
+    if spec.int8:
         ours |= QUANTISED_EXPERTS
     config = MoENeuronConfig(**(ours | options))
     if config.logical_nc_config != plan.lnc:  # NxDI prefers what the environment says

@@ -162,7 +162,7 @@ def decode_example(
 def decoder_examples(spec: DecoderSpec) -> Iterator[tuple[str, dict[str, int], Inputs]]:
     """Yield every graph's kind ("prefill" or "decode"), its sizes and example inputs."""
     plan, takes_rows = spec.plan, spec.takes_rows
-    width, dtype = spec.decoder.hidden_size, plan.dtype
+    width, dtype = spec.decoder.hidden_size, spec.dtype
     layers = None if takes_rows else spec.deepstack_layers
     for bucket in plan.prompt_buckets:
         yield "prefill", {"rows": bucket}, prefill_example(bucket, width, dtype, layers)

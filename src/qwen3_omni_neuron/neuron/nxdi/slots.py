@@ -24,9 +24,9 @@ class NxdiSlots(SlotLengths):
     chunked_prefill = False  # NxDI's prompt graphs begin at position 0
 
     def __init__(self, graphs: DecoderGraphs):
-        super().__init__(graphs.plan.slots)
-        self.context_length = graphs.plan.context_length
-        self._graphs, self._plan = graphs, graphs.plan
+        super().__init__(graphs.spec.plan.max_concurrency)
+        self._graphs, self._plan = graphs, graphs.spec.plan
+        self.context_length = self._plan.context_length
 
     def prefill(
         self, slot: int, rows: Tensor, positions: Tensor, *, start: int = 0
@@ -129,7 +129,7 @@ class NxdiThinkerSlots(NxdiSlots):
 
     def _laid_out(self, length: int, encoded: PromptMedia | None) -> Media:
         """Put media at their rows of the prompt, 0 elsewhere."""
-        c, dtype = self._config, self._plan.dtype
+        c, dtype = self._config, self._graphs.spec.dtype
         width, layers = c.text.hidden_size, len(c.vision.deepstack_layers)
         rows = torch.zeros(length, width, dtype=dtype)
         filled = torch.zeros(length, dtype=torch.bool)

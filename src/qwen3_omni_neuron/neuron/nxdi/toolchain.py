@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderPlan, DecoderSpec
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.inputs import Inputs
 from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec
 
@@ -24,7 +24,7 @@ class DecoderGraphs(Protocol):
     Returned by Toolchain.load_decoder. The inputs are those of neuron.nxdi.inputs.
     """
 
-    plan: DecoderPlan
+    spec: DecoderSpec
 
     def prefill(self, inputs: Inputs) -> Outputs:
         """Run one prompt, and write its keys and values. Returns the logits of its last row."""
@@ -33,7 +33,7 @@ class DecoderGraphs(Protocol):
     def decode(self, inputs: Inputs) -> Outputs:
         """Run one row for each of several slots.
 
-        inputs: as many rows as one of the plan's batches has; a row may be IDLE. In the graph of
+        inputs: as many rows as one of the spec's batches has; a row may be IDLE. In the graph of
         all slots, row i is slot i or IDLE.
         """
         ...
