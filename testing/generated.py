@@ -6,13 +6,11 @@ A block stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`; a 
 with what would be written today.
 """
 
-import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 
-from qwen3_omni_neuron.api import Qwen3Omni
-from qwen3_omni_neuron.options import REQUEST_OPTIONS, LoadArguments, Option, options_of
+from qwen3_omni_neuron.options import LOAD_OPTIONS, REQUEST_OPTIONS, Option
 from qwen3_omni_neuron.serving.settings import Flag, ServerSettings
 from qwen3_omni_neuron.serving.voices import OPENAI_VOICES
 from qwen3_omni_neuron.serving.without_effect import FIELDS
@@ -56,9 +54,7 @@ def request_option_table() -> str:
 
 def load_option_table() -> str:
     """Write every argument of Qwen3Omni.load except the checkpoint."""
-    parameters = inspect.signature(Qwen3Omni.load).parameters
-    defaults = {name: parameter.default for name, parameter in parameters.items()}
-    return _option_table(options_of(LoadArguments, defaults))
+    return _option_table(LOAD_OPTIONS.values())
 
 
 def server_settings_table() -> str:
@@ -103,7 +99,7 @@ def picture_of_imports() -> str:
     return import_picture.draw(room_imports(), LAYERS)
 
 
-def _option_table(options: Sequence[Option]) -> str:
+def _option_table(options: Iterable[Option]) -> str:
     lines = ["| option | type | default | meaning |", "| --- | --- | --- | --- |"]
     for option in options:
         meaning = option.doc.help

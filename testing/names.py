@@ -34,6 +34,7 @@ _SNAKE = re.compile(r"(?<![\w./$-])([a-z][a-z0-9]*(?:_[a-z0-9]+)+)(?![\w/*-]|\.\
 _TICKED = re.compile(rf"`({_WORD})`")
 # Classes whose fields become flags.
 _FLAGS_OF = (
+    ("options", "LoadOptions"),
     ("options", "RequestOptions"),
     ("compilation.plan", "CompilePlan"),
     ("serving.settings", "Limits"),

@@ -1,7 +1,7 @@
 """Qwen3Omni: a loaded checkpoint that listens, writes and speaks."""
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -20,14 +20,12 @@ from qwen3_omni_neuron.errors import (
     ClosedError,
     ForkError,
     MessageError,
-    OptionError,
     PromptTooLongError,
     format_value,
 )
 from qwen3_omni_neuron.events import Finished, ModelInfo, SpeechResult, Status
 from qwen3_omni_neuron.helpers.grammars.pool import Admit, admit_all
 from qwen3_omni_neuron.loading import (
-    PLACEMENTS,
     check_kv_cache_dtype,
     find_target,
     host_sampler,
@@ -40,6 +38,7 @@ from qwen3_omni_neuron.model.torch_threads import one_torch_thread
 from qwen3_omni_neuron.options import (
     GenerateArguments,
     LoadArguments,
+    LoadOptions,
     RequestArguments,
     RequestOptions,
     SpeechArguments,
@@ -110,88 +109,48 @@ class Qwen3Omni:
         )
 
     @staticmethod
-    def load(
-        model_path: str | Path,
-        target: str | None = None,
-        dtype: str = "auto",
-        max_concurrency: int | None = None,
-        context_length: int | None = None,
-        max_queued: int = 256,
-        reuse: bool = True,
-        spill_bytes: int = 0,
-        spill_folder: str | Path | None = None,
-        spill_folder_bytes: int = 16 << 30,
-        placement: str = "shared",
-        compiled_path: str | Path | None = None,
-        instance: str | None = None,
-        cores: Mapping[str, str] | None = None,
-        threads: int | None = None,
-        kv_cache_dtype: str = "auto",
-        predictor_dtype: str = "auto",
-        wrap_engines: Callable[[Engines], Engines] | None = None,
-    ) -> "Qwen3Omni":
+    def load(model_path: str | Path, **options: "Unpack[LoadArguments]") -> "Qwen3Omni":
         """Load a checkpoint.
 
-        model_path: a folder, or a hub id. target: one of loading.TARGETS; default: the compiled
-        tree's target, or "cpu" without a tree. dtype: "auto" (on the CPU "mixed" for a bfloat16
-        checkpoint, "int4" or "int8" for a quantised one, else the checkpoint's dtype), or a dtype
-        of the target: see docs/options.md.
-        max_concurrency: number of slots, the requests that run at a time (8).
-        context_length: positions that a slot's KV cache holds (8192, or the model's own limit
-        where that is less); prompt and reply must fit. max_queued: number of requests that may wait
-        for a slot, in the order they came; a further one gets a BusyError. reuse: whether
-        there is a prefix cache, see docs/prefix_cache.md. spill_bytes: memory for rows of
-        conversations that lost their slot; 0: none are kept. spill_folder, spill_folder_bytes:
-        folder for rows that have no more space there, and most bytes in it. placement: "shared"
-        runs all engines in this process, "split" runs thinker, talker and vocoder each in a process
-        of its own.
-        compiled_path: a tree that `qwen3-omni-neuron compile` wrote, or the address that `push`
-        printed, from which the tree is pulled first (see compilation.storage). The tree then gives
-        weights, target, dtype, slots, context length and buckets, and the checkpoint gives config,
-        tokenizer and template. None: the weights are converted as they are read.
-        instance, cores: for a target whose cores belong to one process each: see
-        neuron.cores.plan_cores. Default: this machine's type, and its first cores; with "shared"
-        all stages have the same cores, with "split" each stage has its own.
-        threads: number of CPU threads for all stages together; default: torch's number here.
-        kv_cache_dtype: on the CPU "float32" or "bfloat16"; "auto": that of the arithmetic.
-        predictor_dtype: numbers of the code predictor, "auto", "same" or "mixed": see
-        docs/options.md; a tree has its own.
-        wrap_engines: function from the built engines to the engines to run, for example to record
-        calls.
+        model_path: a folder, or a hub id. options: see options.LoadArguments and docs/options.md.
+        With a compiled tree (compiled_path) the checkpoint gives config, tokenizer and template
+        alone; without one the weights are converted as they are read.
         Raises CheckpointError for a checkpoint that can't be used, ArtifactError for a tree that
         doesn't fit it or can't be pulled, OutputError if there is no space for the tree or
         spill_folder can't be used, NotInstalledError if packages of the target are missing,
-        OptionError for an argument, ForkError in a child that was forked after an earlier load.
+        OptionError for an option, ForkError in a child that was forked after an earlier load.
         """
         check_not_forked()
-        if placement not in PLACEMENTS:
-            raise OptionError(f"placement is one of {', '.join(PLACEMENTS)}, got {placement!r}.")
-        if max_queued < 0:
-            raise OptionError(f"max_queued is 0 or more, got {max_queued}.")
-        if threads is not None and threads < 1:
-            raise OptionError(f"threads is 1 or more, got {threads}.")
-        spill = SpillLimits.of(spill_bytes, spill_folder, spill_folder_bytes, reuse)
+        given = LoadOptions.parse(options)
+        spill = SpillLimits.of(
+            given.spill_bytes, given.spill_folder, given.spill_folder_bytes, given.reuse
+        )
         folder = resolve_checkpoint(model_path)
         config = read_config(folder)
-        tree = None if compiled_path is None else local_tree(compiled_path)
-        plan = plan_of(
-            folder, config, tree, target, dtype, max_concurrency, context_length, predictor_dtype
-        )
+        tree = None if given.compiled_path is None else local_tree(given.compiled_path)
+        plan = plan_of(folder, config, tree, given)
         conversation = Conversation(folder, config)
-        chosen = find_target(plan.target)
-        check_kv_cache_dtype(chosen, kv_cache_dtype)
+        target = find_target(plan.target)
+        check_kv_cache_dtype(target, given.kv_cache_dtype)
         spec = EngineSpec(
-            plan, config, conversation.newline_id, tree, kv_cache_dtype=kv_cache_dtype
+            plan, config, conversation.newline_id, tree, kv_cache_dtype=given.kv_cache_dtype
         )
         defaults = read_generation_defaults(folder)
         check_defaults(defaults, folder)
-        engines = load_engines(chosen, spec, placement, instance, cores, threads)
+        engines = load_engines(target, spec, given)
         try:
-            if wrap_engines is not None:
-                engines = wrap_engines(engines)
-            faster = chosen.faster(plan, threads_of(threads))
+            if given.wrap_engines is not None:
+                engines = given.wrap_engines(engines)
+            faster = target.faster(plan, threads_of(given.threads))
             return Qwen3Omni(
-                config, defaults, conversation, engines, max_queued, reuse, faster, spill
+                config,
+                defaults,
+                conversation,
+                engines,
+                given.max_queued,
+                given.reuse,
+                faster,
+                spill,
             )
         except BaseException:
             engines.close()

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwen3_omni_neuron.compilation.plan import DEFAULT_CONCURRENCY, CompilePlan, make_plan
+from qwen3_omni_neuron.compilation.plan import SETTINGS, CompilePlan, make_plan
 from qwen3_omni_neuron.compilation.target import CoreRequest, EngineBuilder, EngineSpec, Target
 from qwen3_omni_neuron.compilation.tree import open_tree
 from qwen3_omni_neuron.engines.process.fork import note_load
@@ -25,8 +25,8 @@ from qwen3_omni_neuron.model.config import OmniConfig
 if TYPE_CHECKING:
     from qwen3_omni_neuron.engines.protocols import Engines, Talker, Thinker, Vocoder
     from qwen3_omni_neuron.engines.sampling import SampleIds
+    from qwen3_omni_neuron.options import LoadOptions
 
-PLACEMENTS = ("shared", "split")
 READY_TIMEOUT_S = 3600.0  # reading 70 GB of weights from a slow disk
 
 
@@ -74,35 +74,18 @@ def check_kv_cache_dtype(target: Target, dtype: str) -> None:
 
 
 def plan_of(
-    folder: Path,
-    config: OmniConfig,
-    tree: Path | None,
-    target: str | None,
-    dtype: str,
-    max_concurrency: int | None,
-    context_length: int | None,
-    predictor_dtype: str = "auto",
+    folder: Path, config: OmniConfig, tree: Path | None, options: "LoadOptions"
 ) -> CompilePlan:
     """Return the plan of the tree, or a new plan where there is no tree."""
+    given = {
+        name: value
+        for name, value in vars(options).items()
+        if name in SETTINGS and value not in (None, "auto")
+    }
     if tree is not None:
-        given = {
-            "target": target,
-            "dtype": None if dtype == "auto" else dtype,
-            "max_concurrency": max_concurrency,
-            "context_length": context_length,
-            "predictor_dtype": None if predictor_dtype == "auto" else predictor_dtype,
-        }
         return open_tree(tree, folder, config, TARGETS, given)
-    chosen = find_target(target or DEFAULT_TARGET)
-    plan = make_plan(
-        folder,
-        config,
-        chosen.limits,
-        dtype=dtype,
-        max_concurrency=DEFAULT_CONCURRENCY if max_concurrency is None else max_concurrency,
-        context_length=context_length,
-        predictor_dtype=predictor_dtype,
-    )
+    chosen = find_target(given.pop("target", DEFAULT_TARGET))
+    plan = make_plan(folder, config, chosen.limits, **given)
     if chosen.needs_tree:
         raise OptionError(
             f"target {plan.target} runs what was compiled for it: give compiled_path. To compile: "
@@ -111,19 +94,12 @@ def plan_of(
     return plan
 
 
-def load_engines(
-    target: Target,
-    spec: EngineSpec,
-    placement: str,
-    instance: str | None = None,
-    cores: Mapping[str, str] | None = None,
-    threads: int | None = None,
-) -> "Engines":
+def load_engines(target: Target, spec: EngineSpec, options: "LoadOptions") -> "Engines":
     """Build the engines of a model in the processes of its placement.
 
-    placement: one of PLACEMENTS. "shared": all engines in this process. "split": thinker, talker
-    with code predictor, and vocoder each in a process of its own, which reads its own weights. Each
-    stage gets its share of this process's torch threads. instance, cores: see `api.Qwen3Omni.load`.
+    "shared": all engines in this process. "split": thinker, talker with code predictor, and vocoder
+    each in a process of its own, which reads its own weights. Each stage gets its share of the
+    options' threads.
     Raises OptionError for a placement that the target's cores don't allow, EngineDiedError,
     ForkError, and the errors of `compilation.target.EngineBuilder`.
     """
@@ -136,13 +112,14 @@ def load_engines(
     config = spec.config
     speaks = config.talker is not None and config.code2wav is not None
     stages = STAGES if speaks else STAGES[:1]
-    total = threads_of(threads)
+    total, placement = threads_of(options.threads), options.placement
     shares = stage_threads(total, stages, placement)
     spec = replace(spec, threads=shares)
     # torch's own threads spin while they wait for each other: more threads than cores cost several
     # times what they gain.
     torch_threads = max(1, total // len(stages))
-    environments = target.environments(spec.plan, CoreRequest(placement, stages, instance, cores))
+    request = CoreRequest(placement, stages, options.instance, options.cores)
+    environments = target.environments(spec.plan, request)
     if placement == "split":
         return _start_processes(target.build_engines, spec, environments, torch_threads)
     set_environment(environments[stages[0]])  # "shared": the same for all stages

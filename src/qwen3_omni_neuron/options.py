@@ -1,21 +1,35 @@
 """Options of a request and of a load: names, types, defaults, ranges and their documentation.
 
 `RequestArguments` and `LoadArguments` are the keyword arguments that type checkers and editors see.
-Each key carries an `OptionDoc`, from which the check of a request, the flags of the command line
-and the tables of the documents are made. `RequestOptions` holds the defaults of a request.
+Each key carries an `OptionDoc`. `RequestOptions` and `LoadOptions` hold the defaults and check what
+is given. The flags of the command line, the settings of servers and the tables of the documents are
+made from both. The command line imports this module early, so it needs neither torch nor numpy.
 """
 
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    TypedDict,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.engines.sampling import SamplingParams
 from qwen3_omni_neuron.errors import CheckpointError, OptionError, format_value
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
+
+if TYPE_CHECKING:
+    from qwen3_omni_neuron.engines.protocols import Engines
+    from qwen3_omni_neuron.engines.sampling import SamplingParams
+else:
+    Engines = Any  # for get_type_hints: the class needs torch
 
 _MAX_INTRODUCTION, _MAX_QUESTIONS, _MAX_QUESTION = 200, 6, 60
 _MAX_INSTRUCTION = 4096
@@ -224,12 +238,17 @@ class OptionDoc:
     """Documentation of an option, and the values that it takes.
 
     values: allowed values; None: checked where the option is used. default: words for a default of
-    None.
+    None. flag, metavar: flag on the command line and the name of its value, where they are not made
+    from the option's name and type. loads: True for an option of a load that each verb which loads
+    a model has as a flag.
     """
 
     help: str
     values: ValueRange | None = None
     default: str = "none"
+    flag: str = ""
+    metavar: str = ""
+    loads: bool = False
 
 
 _CHECKPOINT = "the checkpoint's"
@@ -274,6 +293,7 @@ class SpeechArguments(TypedDict, total=False):
             "frames of the first audio chunks, the last size for all that follow",
             _SIZES,
             "adaptive",
+            metavar="N,N,...",
         ),
     ]
     first_chunk: Annotated[
@@ -377,14 +397,23 @@ class RequestArguments(SpeechArguments, total=False):
 
 
 class LoadArguments(TypedDict, total=False):
-    """Keyword arguments of `api.Qwen3Omni.load`, which has the defaults and checks the values."""
+    """Keyword arguments of `api.Qwen3Omni.load`; see `LoadOptions`."""
 
     target: Annotated[
-        str | None, OptionDoc("cpu, neuron or torchneuron", default="the compiled tree's, else cpu")
+        str | None,
+        OptionDoc("cpu, neuron or torchneuron", _NAME, "the compiled tree's, else cpu"),
     ]
-    dtype: Annotated[str, OptionDoc("auto, or one that the target has: for the CPU see below")]
+    dtype: Annotated[
+        str,
+        OptionDoc(
+            "auto, or one that the target has: on the CPU mixed, float32, int8, int4, bfloat16 or "
+            "float64",
+            _NAME,
+            loads=True,
+        ),
+    ]
     max_concurrency: Annotated[
-        int | None, OptionDoc("requests that run at a time", default="the tree's, else 8")
+        int | None, OptionDoc("requests that run at a time", _FROM_1, "the tree's, else 8")
     ]
     context_length: Annotated[
         int | None,
@@ -393,45 +422,88 @@ class LoadArguments(TypedDict, total=False):
             default="the tree's, else 8192 or the model's limit where that is less",
         ),
     ]
-    max_queued: Annotated[int, OptionDoc("requests that may wait for a slot")]
+    max_queued: Annotated[
+        int, OptionDoc("requests that wait for a slot, in the order they came", _FROM_0)
+    ]
     reuse: Annotated[
-        bool, OptionDoc("keep a prefix cache: what prompts begin with alike is computed once")
+        bool,
+        OptionDoc("keep a prefix cache: what prompts begin with alike is computed once", _FLAG),
     ]
     spill_bytes: Annotated[
-        int, OptionDoc("memory for rows of conversations that lost their slot; 0: none are kept")
+        int,
+        OptionDoc(
+            "memory for KV rows of conversations that lost their slot; 0: none are kept", _FROM_0
+        ),
     ]
     spill_folder: Annotated[
         str | Path | None,
-        OptionDoc("folder on a local disk for rows beyond spill_bytes; they are not encrypted"),
+        OptionDoc(
+            "folder on a local disk for rows beyond spill_bytes; they are not encrypted",
+            metavar="DIR",
+        ),
     ]
-    spill_folder_bytes: Annotated[int, OptionDoc("most bytes of rows in spill_folder")]
+    spill_folder_bytes: Annotated[int, OptionDoc("most bytes of rows in spill_folder", _FROM_1)]
     placement: Annotated[
-        str, OptionDoc("shared: one process; split: a process each for thinker, talker, vocoder")
+        str,
+        OptionDoc(
+            "shared: one process; split: a process each for thinker, talker, vocoder",
+            _one_of("shared", "split"),
+            loads=True,
+        ),
     ]
     compiled_path: Annotated[
         str | Path | None,
-        OptionDoc("folder that `qwen3-omni-neuron compile` wrote, or the URL that `push` printed"),
+        OptionDoc(
+            "folder that `qwen3-omni-neuron compile` wrote, or the URL that `push` printed; it "
+            "gives weights, target, dtypes, slots, context length and buckets",
+            flag="--compiled",
+            metavar="DIR|URL",
+            loads=True,
+        ),
     ]
     instance: Annotated[
-        str | None, OptionDoc("instance type, for the targets on Neuron", default="this machine's")
+        str | None,
+        OptionDoc(
+            "instance type, for the targets on Neuron, such as trn2.48xlarge",
+            _NAME,
+            "this machine's",
+            loads=True,
+        ),
     ]
     cores: Annotated[
         Mapping[str, str] | None,
-        OptionDoc("cores of each stage, for the targets on Neuron", default="the first ones"),
+        OptionDoc(
+            "cores of each stage, for the targets on Neuron",
+            default="the first ones",
+            metavar="STAGE=N-N,...",
+            loads=True,
+        ),
     ]
     threads: Annotated[
         int | None,
-        OptionDoc("CPU threads of all stages together", default="as many as torch has"),
+        OptionDoc(
+            "CPU threads of all stages together", _FROM_1, "as many as torch has", loads=True
+        ),
     ]
     kv_cache_dtype: Annotated[
-        str, OptionDoc("auto, or for the CPU float32 or bfloat16, which takes half the memory")
+        str,
+        OptionDoc(
+            "auto, or for the CPU float32 or bfloat16, which takes half the memory",
+            _NAME,
+            loads=True,
+        ),
     ]
     predictor_dtype: Annotated[
-        str, OptionDoc("numbers of the code predictor: auto, same or mixed; a tree has its own")
+        str,
+        OptionDoc(
+            "numbers of the code predictor: auto, same or mixed; a tree has its own",
+            _NAME,
+            loads=True,
+        ),
     ]
     wrap_engines: Annotated[
         Callable[[Engines], Engines] | None,
-        OptionDoc("function that gets the engines and returns those to run"),
+        OptionDoc("function that gets the engines and returns those to run, as to record calls"),
     ]
 
 
@@ -511,15 +583,7 @@ class RequestOptions:
         name, or a value out of its range.
         """
         names = arguments.__annotations__
-        known = {option.name: option for option in REQUEST_OPTIONS if option.name in names}
-        for name, value in given.items():
-            if name not in known:
-                close = get_close_matches(name, known, 1)
-                hint = f" Did you mean {close[0]}?" if close else ""
-                raise OptionError(
-                    f"unknown option {format_value(name)}.{hint} Options: {', '.join(known)}."
-                )
-            known[name].check(value)
+        _check(given, [option for option in REQUEST_OPTIONS if option.name in names])
         made = replace(base or RequestOptions(), **given)
         if made.logprobs and made.stop:
             raise OptionError(
@@ -534,8 +598,10 @@ class RequestOptions:
         redrawn = given.get("runaway_speech") == "redraw"
         return {**given, "runaway_speech": "end"} if redrawn else dict(given)
 
-    def thinker_sampling(self, defaults: GenerationDefaults) -> SamplingParams:
+    def thinker_sampling(self, defaults: GenerationDefaults) -> "SamplingParams":
         """Return the thinker's sampling, from the options or else from generation_config.json."""
+        from qwen3_omni_neuron.engines.sampling import SamplingParams
+
         return SamplingParams(
             do_sample=_or_default(self.thinker_do_sample, defaults.do_sample),
             temperature=_or_default(self.thinker_temperature, defaults.temperature),
@@ -544,8 +610,10 @@ class RequestOptions:
             repetition_penalty=defaults.repetition_penalty,
         )
 
-    def talker_sampling(self) -> SamplingParams:
+    def talker_sampling(self) -> "SamplingParams":
         """Return the talker's sampling of code 0."""
+        from qwen3_omni_neuron.engines.sampling import SamplingParams
+
         return SamplingParams(
             do_sample=self.talker_do_sample,
             temperature=self.talker_temperature,
@@ -554,8 +622,10 @@ class RequestOptions:
             repetition_penalty=self.talker_repetition_penalty,
         )
 
-    def predictor_sampling(self) -> SamplingParams:
+    def predictor_sampling(self) -> "SamplingParams":
         """Return the code predictor's sampling of codes 1 to 15."""
+        from qwen3_omni_neuron.engines.sampling import SamplingParams
+
         return SamplingParams(
             do_sample=self.predictor_do_sample,
             top_k=self.predictor_top_k,
@@ -621,6 +691,35 @@ class RequestOptions:
         return speakers[self.speaker.lower()]
 
 
+@dataclass(frozen=True)
+class LoadOptions:
+    """Options of one load with their defaults; `LoadArguments` documents each."""
+
+    target: str | None = None
+    dtype: str = "auto"
+    max_concurrency: int | None = None
+    context_length: int | None = None
+    max_queued: int = 256
+    reuse: bool = True
+    spill_bytes: int = 0
+    spill_folder: str | Path | None = None
+    spill_folder_bytes: int = 16 << 30
+    placement: str = "shared"
+    compiled_path: str | Path | None = None
+    instance: str | None = None
+    cores: Mapping[str, str] | None = None
+    threads: int | None = None
+    kv_cache_dtype: str = "auto"
+    predictor_dtype: str = "auto"
+    wrap_engines: Callable[[Engines], Engines] | None = None
+
+    @staticmethod
+    def parse(given: Mapping[str, Any]) -> "LoadOptions":
+        """Make options from keyword arguments. Raises OptionError as RequestOptions.parse does."""
+        _check(given, LOAD_OPTIONS.values())
+        return LoadOptions(**given)
+
+
 def check_defaults(defaults: GenerationDefaults, folder: Path) -> None:
     """Check a checkpoint's defaults as options are checked. Raises CheckpointError."""
     for name, values in (
@@ -660,6 +759,11 @@ class Option:
     doc: OptionDoc
 
     @property
+    def flag(self) -> str:
+        """The option's flag on the command line."""
+        return self.doc.flag or "--" + self.name.replace("_", "-")
+
+    @property
     def value_type(self) -> Any:
         """The annotation's first type: int of `int | None`."""
         union = get_origin(self.type) in (Union, types.UnionType)
@@ -679,16 +783,28 @@ class Option:
             raise OptionError(f"{self.name} must be {values.phrase}, got {format_value(value)}.")
 
 
-def options_of(arguments: type, defaults: Mapping[str, Any]) -> tuple[Option, ...]:
-    """Return the options of a class such as `RequestArguments`, in the order of `defaults`."""
+def _check(given: Mapping[str, Any], options: Iterable[Option]) -> None:
+    """Raise OptionError for a name that is none of the options', or a value out of its range."""
+    known = {option.name: option for option in options}
+    for name, value in given.items():
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise OptionError(
+                f"unknown option {format_value(name)}.{hint} Options: {', '.join(known)}."
+            )
+        known[name].check(value)
+
+
+def _options_of(arguments: type, options: type) -> tuple[Option, ...]:
+    """Return the options of a pair such as `RequestArguments` and `RequestOptions`."""
     hints = get_type_hints(arguments, include_extras=True)
-    return tuple(
-        Option(name, get_args(hints[name])[0], default, get_args(hints[name])[1])
-        for name, default in defaults.items()
-        if name in hints
-    )
+    found = []
+    for one in fields(options):
+        kind, doc = get_args(hints[one.name])
+        found.append(Option(one.name, kind, one.default, doc))
+    return tuple(found)
 
 
-REQUEST_OPTIONS = options_of(
-    RequestArguments, {field.name: field.default for field in fields(RequestOptions)}
-)
+REQUEST_OPTIONS = _options_of(RequestArguments, RequestOptions)
+LOAD_OPTIONS = {option.name: option for option in _options_of(LoadArguments, LoadOptions)}

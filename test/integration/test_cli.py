@@ -144,7 +144,7 @@ def test_the_model_may_come_from_the_environment(checkpoint: Path, tmp_path: Pat
         (["Hello", "--out", "/nowhere/at/all.wav"], "can't be written"),
         (["Hello", "--out", "."], "is a folder"),
         (["Hello", "--model", "/nowhere"], "does not exist"),
-        (["Hello", "--placement", "here"], "placement is one of shared, split"),
+        (["Hello", "--placement", "here"], "placement must be shared or split"),
         (["Hello", "--chunk-frames", "1,3"], "chunk_frames has 3"),
     ],
 )

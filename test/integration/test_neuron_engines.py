@@ -20,6 +20,7 @@ from qwen3_omni_neuron.loading import load_engines, set_environment
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.build import build_engines
 from qwen3_omni_neuron.neuron.part import PartSpec
+from qwen3_omni_neuron.options import LoadOptions
 from qwen3_omni_neuron.prompt.template import Conversation
 from testing.eager_neuron import (
     CONTEXT_LENGTH,
@@ -202,7 +203,7 @@ def load(
     spec: EngineSpec, placement: str, instance: str = "trn2.48xlarge", **cores: Any
 ) -> Engines:
     target = eager_target(EagerToolchain(spec))
-    return load_engines(target, spec, placement, instance, **cores)
+    return load_engines(target, spec, LoadOptions(placement=placement, instance=instance, **cores))
 
 
 def close(engines: Engines) -> None:

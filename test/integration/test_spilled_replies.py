@@ -93,7 +93,8 @@ def test_replies_after_a_slot_was_lost_are_those_of_a_kept_one(
 @pytest.mark.parametrize(
     ("given", "error", "said"),
     [
-        ({"spill_bytes": -1}, OptionError, "spill_bytes is 0 or more, got -1"),
+        ({"spill_bytes": -1}, OptionError, "spill_bytes must be .* 0 or more, got -1"),
+        ({"spill_folder_bytes": 0}, OptionError, "spill_folder_bytes must be .* 1 or more, got 0"),
         ({"spill_bytes": 1}, OptionError, "spill_bytes is 1, and 16 rows of the thinker take"),
         ({"spill_bytes": 1 << 20, "reuse": False}, OptionError, "without a prefix cache"),
         ({"spill_bytes": 1 << 20, "spill_folder": "/dev/null"}, OutputError, "can't be used"),

@@ -26,6 +26,7 @@ from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
 from qwen3_omni_neuron.loading import plan_of
+from qwen3_omni_neuron.options import LoadOptions
 from qwen3_omni_neuron.verification import verify as verifying
 from qwen3_omni_neuron.verification.judgement import Difference
 from qwen3_omni_neuron.verification.layers import find_first, write_first_layers
@@ -68,9 +69,9 @@ def differences(
         built.append(engines)
         return engines
 
-    dtype, predictor = load.get("dtype", "auto"), load.get("predictor_dtype", "auto")
-    plan = plan_of(folder, read_config(folder), None, None, dtype, 1, None, predictor)
-    with Qwen3Omni.load(folder, max_concurrency=1, reuse=False, wrap_engines=keep, **load) as omni:
+    load["max_concurrency"] = 1
+    plan = plan_of(folder, read_config(folder), None, LoadOptions.parse(load))
+    with Qwen3Omni.load(folder, reuse=False, wrap_engines=keep, **load) as omni:
         return compare(omni, built[0], plan, about, answers)
 
 

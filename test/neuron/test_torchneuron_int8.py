@@ -18,6 +18,7 @@ from qwen3_omni_neuron.loading import load_engines
 from qwen3_omni_neuron.model.moe import SCALE
 from qwen3_omni_neuron.neuron.part import rank_file
 from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
+from qwen3_omni_neuron.options import LoadOptions
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.int8_experts import write_int8_experts
 from testing.media_cases import CASES, text, user
@@ -122,7 +123,7 @@ def test_replies_of_four_ranks_over_published_int8_rows_are_those_of_their_weigh
     published, weights = write_int8_experts(leaner, tmp_path, int8_rows)
     target = exact(StandIn(captures=False))
     spec = weights_for_stand_in(published, tmp_path / "tree", target, dtype="int8", tp=4)
-    engines = load_engines(target, spec, "shared", "trn2.48xlarge")
+    engines = load_engines(target, spec, LoadOptions(instance="trn2.48xlarge"))
     reference = Reference(weights)
     with omni_over(engines, spec) as omni:
         mine, theirs = reply_to_the_limit(omni, reference, TEXT, tokens=6, talker_max_new_tokens=12)

@@ -19,6 +19,7 @@ from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.errors import EngineDiedError
 from qwen3_omni_neuron.loading import load_engines
 from qwen3_omni_neuron.neuron.torchneuron.build import ModelRanks
+from qwen3_omni_neuron.options import LoadOptions
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.media_cases import CASES, assistant, text, user
 from testing.recorded_calls import Calls, ungated, watching
@@ -73,7 +74,7 @@ def split(
     seen = tmp_path_factory.mktemp("seen")
     runtime = StandIn(seen, caches=False, captures=request.param)
     calls, target = ungated(), stand_in_target(runtime)
-    engines = load_engines(target, two, "split", "trn2.48xlarge")
+    engines = load_engines(target, two, LoadOptions(placement="split", instance="trn2.48xlarge"))
     with omni_over(watching(calls)(engines), two) as omni:
         yield Split(omni, seen, calls)
 
@@ -184,7 +185,7 @@ def test_replies_of_four_ranks_are_transformers(
         monkeypatch.delenv(name)
     target = stand_in_target(StandIn(captures=False))
     spec = weights_for_stand_in(checkpoint, tmp_path, target, tp=4)
-    with omni_over(load_engines(target, spec, "shared", "trn2.48xlarge"), spec) as omni:
+    with omni_over(load_engines(target, spec, LoadOptions(instance="trn2.48xlarge")), spec) as omni:
         for name in ("text", MEDIA):
             assert_replies(omni, reference, name)
 

@@ -62,8 +62,8 @@ def test_a_wrong_option_is_refused_at_once(
     [
         ({"target": "gpu"}, "target is one of cpu, neuron, torchneuron, got 'gpu'"),
         ({"dtype": "int3"}, "dtype is auto or one of"),
-        ({"max_concurrency": 0}, "max_concurrency is 1 or more"),
-        ({"max_queued": -1}, "max_queued is 0 or more"),
+        ({"max_concurrency": 0}, "max_concurrency must be an integer of 1 or more"),
+        ({"max_queued": -1}, "max_queued must be an integer of 0 or more"),
         ({"context_length": 10**6}, "context_length is 2 to 4096"),
         ({"context_length": 1}, "context_length is 2 to 4096"),
     ],

@@ -193,7 +193,7 @@ def test_the_fleet_asks_for_cores_that_its_nodes_have() -> None:
     cores = worker["resources"]["limits"]["aws.amazon.com/neuroncore"]
     arguments = application["args"]
     assert application["import_path"] == IMPORT_PATH
-    assert FleetSettings.parse(arguments).placement == "split"
+    assert FleetSettings.parse(arguments).load.placement == "split"
     assert {"name": CALLBACK_VARIABLE, "value": CALLBACK} in worker["env"]
     assert {"name": KILL_VARIABLE, "value": "1"} in worker["env"]
     assert (arguments["instance"], cores) == (node, PHYSICAL_CORES[node] // 2)

@@ -49,7 +49,7 @@ def test_settings_are_those_of_load_and_of_the_server() -> None:
     with pytest.raises(ApiError, match="allowed_hosts"):
         sites.check([(b"host", b"evil.example")])
     assert settings.load_arguments(None)["max_concurrency"] == 3
-    compiled = settings.model_copy(update={"max_concurrency": None, "compiled": "/tree"})
+    compiled = FleetSettings.parse({"compiled": "/tree"})
     assert compiled.load_arguments(None)["max_concurrency"] is None  # the tree's
 
 
@@ -64,10 +64,12 @@ def test_settings_are_those_of_load_and_of_the_server() -> None:
         ({"max_media": "few"}, "max_media: .*integer"),
         ({"drain_timeout_s": 0}, "drain_timeout_s is above 0, got 0"),
         ({"neuron_cores": -8}, "neuron_cores is 0 or more, got -8"),
-        ({"max_queued": -1}, "max_queued is 0 or more, got -1"),
+        ({"max_queued": -1}, "max_queued must be an integer of 0 or more, got -1"),
         ({"kept_replies": 1.5}, "kept_replies: .*integer"),
         ({"session_folder": "kept"}, "session_folder needs session_keys"),
-        ({"threads": 0}, "threads is 1 or more, got 0"),
+        ({"load": {}}, "load, which is unknown"),
+        ({"placement": "here"}, "placement must be shared or split, got 'here'"),
+        ({"threads": 0}, "threads must be an integer of 1 or more, got 0"),
     ],
 )
 def test_wrong_settings_are_refused_by_name(args: dict[str, Any], said: str) -> None:
@@ -90,7 +92,7 @@ def node(cores: float, alive: bool = True) -> dict[str, Any]:
 def test_threads_are_the_models() -> None:
     settings = FleetSettings.parse({"threads": 16})
     assert settings.load_arguments(None)["threads"] == 16
-    assert FleetSettings.parse({"threads": None}).threads is None
+    assert FleetSettings.parse({"threads": None}).load.threads is None
 
 
 def test_the_dtype_of_kv_caches_is_the_models() -> None:
@@ -168,7 +170,7 @@ def test_every_yaml_that_ships_can_be_used(config: Path) -> None:
     (application,) = yaml.safe_load(config.read_text())["applications"]
     settings = FleetSettings.parse(application["args"])
     given = list(range(settings.neuron_cores))
-    stage_cores(given, settings.neuron_cores, settings.placement, STAGES)
+    stage_cores(given, settings.neuron_cores, settings.load.placement, STAGES)
 
 
 @pytest.mark.parametrize(

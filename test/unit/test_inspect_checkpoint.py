@@ -24,6 +24,7 @@ from qwen3_omni_neuron.checkpoint.hub_headers import _fetch_shard, read_range
 from qwen3_omni_neuron.cpu import target
 from qwen3_omni_neuron.loading import plan_of
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.options import LoadOptions
 from testing.native_library import needs_c
 from testing.quantised_checkpoint import (
     Writer,
@@ -79,7 +80,7 @@ def test_auto_keeps_a_quantised_checkpoints_numbers_on_the_cpu(
     folder, _ = write_quantised_checkpoint(checkpoint, tmp_path, writer_of, settings)
 
     def dtype_of(folder: Path) -> str:
-        return plan_of(folder, config, None, None, "auto", None, None).dtype
+        return plan_of(folder, config, None, LoadOptions()).dtype
 
     assert dtype_of(folder) == dtype
     assert dtype_of(checkpoint) == "mixed"

@@ -1,7 +1,6 @@
 """The declared options: one set of names and types, for Python's signatures, parsing and tables."""
 
 import argparse
-import inspect
 import os
 import subprocess
 import sys
@@ -15,10 +14,13 @@ import pytest
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.cli.speak import add_speak
 from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.loading import TARGETS
 from qwen3_omni_neuron.options import (
+    LOAD_OPTIONS,
     REQUEST_OPTIONS,
     GenerateArguments,
     LoadArguments,
+    LoadOptions,
     RequestArguments,
     RequestOptions,
     SpeechArguments,
@@ -73,11 +75,24 @@ def test_speech_of_a_text_has_no_option_of_the_thinker() -> None:
         RequestOptions.parse({"thinker_top_k": 3}, SpeechArguments)
 
 
-def test_arguments_of_a_load_are_those_of_load() -> None:
-    parameters = list(inspect.signature(Qwen3Omni.load).parameters)
-    assert list(types_of(LoadArguments)) == parameters[1:]
-    hints = types_of(Qwen3Omni.load)
-    assert types_of(LoadArguments) == {name: hints[name] for name in parameters[1:]}
+def test_arguments_and_options_of_a_load_are_the_same() -> None:
+    assert types_of(LoadArguments) == types_of(LoadOptions)
+    assert list(LOAD_OPTIONS) == list(types_of(LoadArguments))
+    assert LoadOptions.parse({"threads": 2}) == LoadOptions(threads=2)
+
+
+def test_a_wrong_name_of_a_load_is_refused_with_the_likely_one(checkpoint: Path) -> None:
+    with pytest.raises(OptionError, match=r"unknown option 'dtpye'\. Did you mean dtype\?"):
+        Qwen3Omni.load(checkpoint, dtpye="auto")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtypes"),
+    [("dtype", TARGETS["cpu"].limits.dtypes), ("kv_cache_dtype", TARGETS["cpu"].kv_cache_dtypes)],
+)
+def test_the_help_of_a_dtype_names_those_of_the_cpu(name: str, dtypes: tuple[str, ...]) -> None:
+    words = LOAD_OPTIONS[name].doc.help.replace(",", "").split()
+    assert {word for word in words if word in TARGETS["cpu"].limits.dtypes} == set(dtypes)
 
 
 def test_arguments_of_generate_audio_are_both() -> None:
@@ -109,6 +124,14 @@ def test_a_type_checker_sees_wrong_names_and_types(tmp_path: Path) -> None:
     assert set(reported) == set(wrong), done.stdout + done.stderr
     for number, name in wrong.items():
         assert f'"{name}"' in reported[number]
+
+
+@pytest.mark.parametrize("option", LOAD_OPTIONS.values(), ids=lambda option: option.name)
+def test_a_default_of_a_load_is_in_range(option: Any) -> None:
+    option.check(option.default)
+    if option.doc.values is not None:
+        with pytest.raises(OptionError, match=f"{option.name} must be .*, got b"):
+            LoadOptions.parse({option.name: b""})
 
 
 @pytest.mark.parametrize("option", REQUEST_OPTIONS, ids=lambda option: option.name)

@@ -9,6 +9,7 @@ from qwen3_omni_neuron import SPEAKING_CHECKPOINT, cli
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.errors import NotInstalledError, OptionError
 from qwen3_omni_neuron.loading import plan_of
+from qwen3_omni_neuron.options import LoadOptions
 from qwen3_omni_neuron.verification import device
 from qwen3_omni_neuron.verification.alone import Seen
 from qwen3_omni_neuron.verification.device import computing_on
@@ -103,7 +104,9 @@ def test_the_page_tells_of_routers_that_round(dtype: str, error: float, told: bo
     )
     about = About("", "5.17.0", dtype, "cuda")
     config = read_config(SPEAKING_CHECKPOINT)
-    plan = plan_of(SPEAKING_CHECKPOINT, config, None, None, "float32", 1, None)
+    plan = plan_of(
+        SPEAKING_CHECKPOINT, config, None, LoadOptions(dtype="float32", max_concurrency=1)
+    )
     shown = page(Verdict(SPEAKING_CHECKPOINT, plan, about, [row], Seen(), []))
     assert "DIFFERS, first in: thinker's layers, by steps" in shown
     assert ("compare with a reference in float32 first" in shown) == told

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from qwen3_omni_neuron.cli.inspect import MB, aligned, model_row
 from qwen3_omni_neuron.cli.model_arguments import add_checkpoint_argument, chosen_model, sizes
 from qwen3_omni_neuron.compilation.plan import (
-    DEFAULT_CONCURRENCY,
     MODELS,
+    SETTINGS,
     Limits,
     flag_of,
     make_plan,
@@ -26,15 +26,6 @@ if TYPE_CHECKING:
 
 DRY_RUN_TARGETS = ("neuron", "torchneuron")  # the first is the default
 REDRAW_S, REDRAW_IN_A_LOG_S = 0.1, 30.0
-_SIZES = {
-    "prompt_buckets": "rows of a prompt",
-    "decode_buckets": "positions that a decode step looks back on",
-    "patch_buckets": "patches of a picture or video frame",
-    "audio_windows": "windows of 8 s at once",
-    "projection_rows": "rows that the talker's projections take",
-    "batches": "slots that a step renews",
-    "chunk_frames": "frames the vocoder decodes",
-}
 
 
 def add_compile(parser: argparse.ArgumentParser) -> None:
@@ -49,56 +40,15 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
         "memory of a core, and the least time of a call; with --target cpu what each dtype takes, "
         "and what fits this machine",
     )
-    limits = [target.limits for target in TARGETS.values()]
-    parser.add_argument(
-        "--target",
-        help=f"{' or '.join(TARGETS)}; default: {DEFAULT_TARGET}, and {DRY_RUN_TARGETS[0]} for a "
-        "--dry-run",
-    )
-    degrees = ", ".join(f"{limit.target}: {limit.degrees[0]}" for limit in limits)
-    parser.add_argument("--tp", type=int, help=f"cores that share a model; {degrees}")
-    core_sizes = ", ".join(f"{limit.target}: {limit.core_sizes[0]}" for limit in limits)
-    parser.add_argument("--lnc", type=int, help=f"physical cores a logical one; {core_sizes}")
-    parser.add_argument(
-        "--profile", default="safe", help="safe, or fast: NxDI's kernels for the experts"
-    )
-    dtypes = dict.fromkeys(dtype for limit in limits for dtype in limit.dtypes)
-    parser.add_argument("--dtype", default="auto", help=f"auto, {', '.join(dtypes)}")
-    parser.add_argument(
-        "--predictor-dtype",
-        default="auto",
-        metavar="DTYPE",
-        help=f"numbers of the code predictor: auto or {_predictor_dtypes(limits)}; default: the "
-        "first one",
-    )
-    parser.add_argument(
-        "--max-concurrency",
-        type=int,
-        default=DEFAULT_CONCURRENCY,
-        metavar="N",
-        help="requests at a time; default: %(default)s",
-    )
-    parser.add_argument(
-        "--context-length", type=int, metavar="N", help="positions of a slot; default: 8192"
-    )
-    parser.add_argument(
-        "--talker-context-length", type=int, metavar="N", help="the talker's; default: 4105 more"
-    )
-    parser.add_argument(
-        "--predictor-top-k",
-        type=int,
-        metavar="K",
-        help=f"largest of a request; {_top_ks(limits)}",
-    )
-    for name, what in _SIZES.items():
-        defaults = _defaults(limits, name)
-        parser.add_argument(
-            flag_of(name),
-            type=sizes,
-            dest=name,
-            metavar="N,N,...",
-            help=f"{what}; {defaults}",
-        )
+    kinds: dict[Any, tuple[Any, str | None]] = {
+        int: (int, "N"),
+        str: (str, None),
+        tuple[int, ...]: (sizes, "N,N,..."),
+    }
+    for name, setting in SETTINGS.items():
+        kind, metavar = kinds[setting.type]
+        words = "; ".join(filter(None, (setting.metadata["help"], _values(name))))
+        parser.add_argument(flag_of(name), type=kind, dest=name, metavar=metavar, help=words)
     parser.add_argument(
         "--only",
         action="append",
@@ -113,8 +63,26 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _top_ks(limits: Sequence[Limits]) -> str:
-    return ", ".join(f"{limit.target}: {limit.predictor_top_k or 'any'}" for limit in limits)
+def _values(name: str) -> str:
+    """Return the values of a setting, or its default for each target that has one."""
+    limits = [target.limits for target in TARGETS.values()]
+    if name == "target":
+        dry = DRY_RUN_TARGETS[0]
+        return f"{' or '.join(TARGETS)}; default: {DEFAULT_TARGET}, and {dry} for a --dry-run"
+    if name == "dtype":
+        return f"auto, {', '.join(dict.fromkeys(dtype for one in limits for dtype in one.dtypes))}"
+    if name == "predictor_dtype":
+        return f"auto or {_predictor_dtypes(limits)}; default: the first one"
+    defaults = {
+        one.target: {
+            "tp": one.degrees[:1],
+            "lnc": one.core_sizes[:1],
+            "predictor_top_k": (one.predictor_top_k,),
+            **one.sizes,
+        }.get(name, ())
+        for one in limits
+    }
+    return "; ".join(f"{t}: {','.join(map(str, of))}" for t, of in defaults.items() if of)
 
 
 def _predictor_dtypes(limits: Sequence[Limits]) -> str:
@@ -125,12 +93,6 @@ def _predictor_dtypes(limits: Sequence[Limits]) -> str:
             if dtype in limit.dtypes:
                 by_values.setdefault(", ".join(values), []).append(f"{limit.target} {dtype}")
     return "; ".join(f"{values} ({', '.join(of)})" for values, of in by_values.items())
-
-
-def _defaults(limits: Sequence[Limits], name: str) -> str:
-    """Return the default of each target that has one for a list of sizes."""
-    sizes = {limit.target: limit.sizes.get(name, ()) for limit in limits}
-    return "; ".join(f"{t}: {','.join(map(str, of))}" for t, of in sizes.items() if of)
 
 
 def _compile(parsed: argparse.Namespace) -> int:
@@ -164,11 +126,7 @@ def _compile(parsed: argparse.Namespace) -> int:
 def _plan(parsed: argparse.Namespace, model: Path, target: str) -> "CompilePlan":
     from qwen3_omni_neuron.checkpoint.config_json import read_config
 
-    names = (
-        *("tp", "lnc", "profile", "dtype", "max_concurrency", "context_length"),
-        *("talker_context_length", "predictor_top_k", "predictor_dtype"),
-    )
-    settings: dict[str, Any] = {name: getattr(parsed, name) for name in (*names, *_SIZES)}
+    settings = {name: getattr(parsed, name) for name in SETTINGS if name != "target"}
     return make_plan(model, read_config(model), find_target(target).limits, **settings)
 
 

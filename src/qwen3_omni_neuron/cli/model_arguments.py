@@ -3,11 +3,12 @@
 import argparse
 import os
 import sys
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.checkpoint import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.loading import TARGETS
+from qwen3_omni_neuron.options import LOAD_OPTIONS, Option
 
 if TYPE_CHECKING:
     from qwen3_omni_neuron.events import ModelInfo
@@ -16,50 +17,27 @@ MODEL_VARIABLE = "QWEN3_OMNI_MODEL"
 _NO_DEFAULT = "an error"
 WHOLE_MODEL = "Qwen/Qwen3-Omni-30B-A3B-Instruct"
 
-DTYPES = f"auto, {', '.join(TARGETS['cpu'].limits.dtypes)}"
-
 
 def add_model_arguments(parser: argparse.ArgumentParser, otherwise: str = _NO_DEFAULT) -> None:
-    """Add --model, --compiled, --dtype, --kv-cache-dtype, --placement, --threads and so on.
+    """Add --model, and the flags of a load that every verb has: see `OptionDoc.loads`.
 
     otherwise: see add_checkpoint_argument.
     """
     add_checkpoint_argument(parser, otherwise)
+    for option in LOAD_OPTIONS.values():
+        if option.doc.loads:
+            add_option(parser, option, option.default)
+
+
+def add_option(parser: argparse.ArgumentParser, option: Option, default: Any = None) -> None:
+    """Add the flag of an option of a load or a request."""
+    kind = option.value_type
     parser.add_argument(
-        "--compiled",
-        metavar="DIR|URL",
-        help="folder that `compile` wrote for this checkpoint, or the URL that `push` printed; "
-        "default: none",
-    )
-    parser.add_argument("--dtype", default="auto", help=DTYPES)
-    parser.add_argument(
-        "--kv-cache-dtype",
-        default="auto",
-        metavar="DTYPE",
-        help=f"auto, {', '.join(TARGETS['cpu'].kv_cache_dtypes)}: of keys and values, on the CPU",
-    )
-    parser.add_argument(
-        "--predictor-dtype",
-        default="auto",
-        metavar="DTYPE",
-        help="auto, same or mixed: numbers of the code predictor, on the CPU; a tree has its own",
-    )
-    parser.add_argument(
-        "--placement", default="shared", help="shared, or split: each stage in its own process"
-    )
-    parser.add_argument(
-        "--threads", type=int, help="CPU threads of all stages together; default: the cores here"
-    )
-    parser.add_argument(
-        "--instance",
-        help="instance type, for a tree for Neuron, such as trn2.48xlarge; default: this machine's",
-    )
-    parser.add_argument(
-        "--cores",
-        type=cores,
-        metavar="STAGE=N-N,...",
-        help="cores of each stage, for a tree for Neuron, such as "
-        "thinker=0-7,talker=8-15,vocoder=16-23; default: the first ones",
+        option.flag,
+        type=_PARSERS.get(option.name) or (_boolean if kind is bool else kind),
+        default=default,
+        metavar=option.doc.metavar or kind.__name__.upper(),
+        help=f"{option.doc.help}; default: {option.default_text}",
     )
 
 
@@ -101,19 +79,15 @@ def chosen_model(parsed: argparse.Namespace) -> str:
 def load_arguments(parsed: argparse.Namespace, slots: int) -> dict[str, Any]:
     """Return the keyword arguments of `Qwen3Omni.load`.
 
-    slots: number of slots that the verb needs; a compiled tree has its own number.
+    slots: number of slots where neither a compiled tree nor a flag of the verb has another.
     """
-    return {
-        "dtype": parsed.dtype,
-        "placement": parsed.placement,
-        "compiled_path": parsed.compiled,
-        "instance": parsed.instance,
-        "cores": parsed.cores,
-        "threads": parsed.threads,
-        "kv_cache_dtype": parsed.kv_cache_dtype,
-        "predictor_dtype": parsed.predictor_dtype,
-        "max_concurrency": None if parsed.compiled else slots,
+    named = {name: option.flag[2:].replace("-", "_") for name, option in LOAD_OPTIONS.items()}
+    given = {
+        name: getattr(parsed, attribute)
+        for name, attribute in named.items()
+        if getattr(parsed, attribute, None) is not None
     }
+    return given if parsed.compiled else {"max_concurrency": slots} | given
 
 
 def cores(text: str) -> dict[str, str]:
@@ -131,3 +105,14 @@ def sizes(text: str) -> list[int]:
     except ValueError:
         message = f"{text!r} is not a list of numbers, such as 1,2,8"
         raise argparse.ArgumentTypeError(message) from None
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() in ("true", "1", "yes"):
+        return True
+    if text.lower() in ("false", "0", "no"):
+        return False
+    raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+
+
+_PARSERS: Mapping[str, Callable[[str], Any]] = {"chunk_frames": sizes, "cores": cores}

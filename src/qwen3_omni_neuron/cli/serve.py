@@ -128,13 +128,7 @@ def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
             "needed. Give --api-keys FILE.",
             file=sys.stderr,
         )
-    load = load_arguments(parsed, slots=SLOTS) | {
-        "max_queued": settings.max_queued,
-        "context_length": settings.context_length,
-        **settings.spill_arguments,
-    }
-    if settings.max_concurrency is not None:
-        load["max_concurrency"] = settings.max_concurrency
+    load = load_arguments(parsed, slots=SLOTS)
     return Server(settings, partial(_load, model, load)).run()
 
 

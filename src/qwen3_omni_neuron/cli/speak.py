@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from qwen3_omni_neuron.cli.model_arguments import (
     add_model_arguments,
+    add_option,
     introduce,
     load_arguments,
     model_or_shipped,
-    sizes,
 )
 from qwen3_omni_neuron.errors import OptionError
 
@@ -82,15 +82,8 @@ def _add_out(parser: argparse.ArgumentParser) -> None:
 def _add_options(parser: argparse.ArgumentParser, options: "Sequence[Option]") -> None:
     """Add a flag for each option of a request."""
     for option in options:
-        if option.name in _FOR_PROGRAMS:
-            continue
-        parse_value, metavar = _flag_type(option)
-        parser.add_argument(
-            "--" + option.name.replace("_", "-"),
-            type=parse_value,
-            metavar=metavar,
-            help=f"{option.doc.help}; default: {option.default_text}",
-        )
+        if option.name not in _FOR_PROGRAMS:
+            add_option(parser, option)
 
 
 def _speak(parsed: argparse.Namespace) -> int:
@@ -199,19 +192,3 @@ def _summary(result: "SpeechResult", out: str) -> str:
 
 def _media_item(kind: str, path: str) -> dict[str, Any]:
     return {"type": kind, kind: path}
-
-
-def _flag_type(option: "Option") -> "tuple[Callable[[str], Any], str]":
-    """Return the parser of a flag's value and the value's name in the help."""
-    if option.name == "chunk_frames":
-        return sizes, "N,N,..."
-    kind = option.value_type
-    return _boolean if kind is bool else kind, kind.__name__.upper()
-
-
-def _boolean(text: str) -> bool:
-    if text.lower() in ("true", "1", "yes"):
-        return True
-    if text.lower() in ("false", "0", "no"):
-        return False
-    raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")

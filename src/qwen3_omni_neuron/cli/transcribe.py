@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from qwen3_omni_neuron.cli.model_arguments import (
     add_model_arguments,
+    add_option,
     load_arguments,
     model_or_shipped,
 )
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def add_transcribe(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verb."""
-    from qwen3_omni_neuron.options import RequestOptions
+    from qwen3_omni_neuron.options import LOAD_OPTIONS, RequestOptions
     from qwen3_omni_neuron.transcription import INSTRUCTION
 
     parser.set_defaults(run=_transcribe)
@@ -38,12 +39,7 @@ def add_transcribe(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most tokens of text a file; default: %(default)s",
     )
-    parser.add_argument(
-        "--context-length",
-        type=int,
-        metavar="N",
-        help="positions for a file and its text, about 13 a second of audio; default: 8192",
-    )
+    add_option(parser, LOAD_OPTIONS["context_length"])
     parser.add_argument(
         "--concurrency", type=int, default=1, metavar="N", help="files at once; default: 1"
     )
@@ -59,7 +55,7 @@ def _transcribe(parsed: argparse.Namespace) -> int:
     from qwen3_omni_neuron.api import Qwen3Omni
     from qwen3_omni_neuron.transcription import Failure, transcribe
 
-    load = load_arguments(parsed, parsed.concurrency) | {"context_length": parsed.context_length}
+    load = load_arguments(parsed, parsed.concurrency)
     many, failed = len(parsed.files) > 1, 0
     with (
         Qwen3Omni.load(model_or_shipped(parsed), **load) as omni,

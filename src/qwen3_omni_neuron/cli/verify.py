@@ -7,11 +7,12 @@ from pathlib import Path
 
 from qwen3_omni_neuron.cli.model_arguments import (
     add_model_arguments,
+    add_option,
     chosen_model,
     load_arguments,
 )
 from qwen3_omni_neuron.errors import NotInstalledError, OptionError
-from qwen3_omni_neuron.loading import TARGETS
+from qwen3_omni_neuron.options import LOAD_OPTIONS
 
 _DTYPES = ("float32", "bfloat16")
 
@@ -35,9 +36,7 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
         help="name the thinker's first layer that differs, by loading its first layers alone, of a "
         "tree after compiling them; where none differs, the largest numbers of eight layers",
     )
-    parser.add_argument(
-        "--target", help=f"{', '.join(TARGETS)}; default: that of --compiled, or else cpu"
-    )
+    add_option(parser, LOAD_OPTIONS["target"])
     parser.add_argument(
         "--device", default="cpu", help="of transformers, for --write: cpu, or one GPU such as cuda"
     )
@@ -52,7 +51,7 @@ def _verify(parsed: argparse.Namespace) -> int:
     from qwen3_omni_neuron.verification.report import page
     from qwen3_omni_neuron.verification.verify import verify
 
-    load = load_arguments(parsed, slots=1) | {"target": parsed.target}
+    load = load_arguments(parsed, slots=1)
     verdict = verify(
         chosen_model(parsed), parsed.against, load, by_layer=parsed.by_layer, progress=tell
     )

@@ -1,8 +1,8 @@
 """The compile plan: the settings of a compile, their checks and their defaults."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,6 @@ MODEL_STAGES = dict.fromkeys(("thinker", "vision", "audio"), "thinker") | {
 }
 MODEL_OF_PART = {part: model for model, parts in MODEL_PARTS.items() for part in parts}
 SAME = "same"  # predictor_dtype of a code predictor that is in the plan's dtype
-# Fields of a plan for the checkpoint's folder, and for properties of the target.
-NOT_SETTINGS = frozenset({"model", "chunked_prefill", "mixed_arithmetic"})
 _EVERY_MODEL = ("target", "tp", "lnc", "profile", "dtype")
 _DECODER = ("max_concurrency", "context_length", "prompt_buckets", "decode_buckets", "batches")
 _BY_MODEL = {
@@ -48,50 +46,40 @@ _BY_MODEL = {
 class CompilePlan:
     """Settings of a compile, made and checked by `make_plan`.
 
-    A tuple of sizes is ascending; an empty one means any size, without padding.
-
-    model: the checkpoint's folder; its path does not affect what is compiled.
-    target: name of the target.
-    tp: number of cores that share a model's weights.
-    lnc: number of physical cores in a logical core.
-    profile: "safe" or "fast", see docs/trn2.md.
-    dtype: numbers of the weights, see cpu.precision.
-    max_concurrency: number of slots, the requests at a time.
-    context_length: positions of a slot's KV cache of the thinker.
-    talker_context_length: positions of a slot's KV cache of the talker.
-    prompt_buckets: rows of a prompt.
-    decode_buckets: positions that a decode step attends to.
-    patch_buckets: patches of an image or a video frame.
-    audio_windows: windows of 8 s in a call.
-    projection_rows: rows in a call of the talker's projections.
-    batches: slots in a step.
-    chunk_frames: frames in a call of the vocoder.
-    predictor_top_k: largest top_k of the code predictor's sampling; 0: any.
-    chunked_prefill: whether rows can be appended to a slot, and slots copied; set by the target.
-    mixed_arithmetic: activations of dtypes with other weights, see Limits; set by the target.
-    predictor_dtype: "same" as dtype; "mixed", float32 over stored or bfloat16 weights; "float32".
+    A list of sizes ascends; an empty one means any size, without padding. model: the checkpoint's
+    folder; its path does not affect what is compiled. predictor_dtype: "same": the code predictor
+    is in `dtype`, as the other models. "mixed": its weights are, or in int8 and int4 are bfloat16,
+    and it computes in float32. "float32": its weights are float32, too.
+    chunked_prefill: whether rows can be appended to the rows of a slot, and slots copied; see
+    Limits. mixed_arithmetic: dtype of activations where weights have another; see Limits. Both
+    follow from the target and are no settings. A setting with a default is missing in trees of
+    earlier versions, which were compiled with that.
     """
 
     model: Path
-    target: str
-    tp: int
-    lnc: int
-    profile: str
-    dtype: str
-    max_concurrency: int
-    context_length: int
-    talker_context_length: int
-    prompt_buckets: tuple[int, ...]
-    decode_buckets: tuple[int, ...]
-    patch_buckets: tuple[int, ...]
-    audio_windows: tuple[int, ...]
-    projection_rows: tuple[int, ...]
-    batches: tuple[int, ...]
-    chunk_frames: tuple[int, ...]
-    predictor_top_k: int
+    target: str = field(metadata={"help": "machine that runs the tree"})
+    tp: int = field(metadata={"help": "cores that share a model's weights"})
+    lnc: int = field(metadata={"help": "physical cores a logical one"})
+    profile: str = field(metadata={"help": "safe, or fast: NxDI's expert kernels; default: safe"})
+    dtype: str = field(metadata={"help": "numbers of weights"})
+    max_concurrency: int = field(metadata={"help": "slots, the requests at a time; default: 8"})
+    context_length: int = field(metadata={"help": "positions of a slot's KV cache; default: 8192"})
+    talker_context_length: int = field(metadata={"help": "the talker's; default: 4105 more"})
+    prompt_buckets: tuple[int, ...] = field(metadata={"help": "rows of a prompt"})
+    decode_buckets: tuple[int, ...] = field(
+        metadata={"help": "positions a decode step looks back on"}
+    )
+    patch_buckets: tuple[int, ...] = field(metadata={"help": "patches of a picture or video frame"})
+    audio_windows: tuple[int, ...] = field(metadata={"help": "windows of 8 s at once"})
+    projection_rows: tuple[int, ...] = field(
+        metadata={"help": "rows that the talker's projections take"}
+    )
+    batches: tuple[int, ...] = field(metadata={"help": "slots that a step renews"})
+    chunk_frames: tuple[int, ...] = field(metadata={"help": "frames the vocoder decodes"})
+    predictor_top_k: int = field(metadata={"help": "largest of a request, 0: any"})
     chunked_prefill: bool
     mixed_arithmetic: str = "float32"
-    predictor_dtype: str = SAME
+    predictor_dtype: str = field(default=SAME, metadata={"help": "numbers of the code predictor"})
 
     @property
     def is_static(self) -> bool:
@@ -110,9 +98,12 @@ class CompilePlan:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All fields except NOT_SETTINGS, as JSON types."""
-        settings = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-        return {name: value for name, value in settings.items() if name not in NOT_SETTINGS}
+        """Values of SETTINGS, as JSON types."""
+        return {
+            k: list(v) if isinstance(v, tuple) else v
+            for k, v in asdict(self).items()
+            if k in SETTINGS
+        }
 
     def model_settings(self, model: str) -> dict[str, Any]:
         """Return the settings that one model depends on. model: one of MODELS."""
@@ -128,6 +119,11 @@ class CompilePlan:
                     ",".join(map(str, value)) if isinstance(value, list) else str(value),
                 ]
         return shlex.join(words)
+
+
+SETTINGS = {setting.name: setting for setting in fields(CompilePlan) if setting.metadata}
+"""Fields of CompilePlan that `compile` takes and a manifest keeps."""
+SIZES = [name for name, setting in SETTINGS.items() if setting.type == tuple[int, ...]]
 
 
 def models_of(config: OmniConfig) -> tuple[str, ...]:
@@ -179,41 +175,31 @@ class Limits:
         return tuple(dict.fromkeys(lnc for sizes in self.profiles.values() for lnc in sizes))
 
 
-def make_plan(
-    model: Path,
-    config: OmniConfig,
-    limits: Limits,
-    *,
-    tp: int | None = None,
-    lnc: int | None = None,
-    profile: str = "safe",
-    dtype: str = "auto",
-    max_concurrency: int = DEFAULT_CONCURRENCY,
-    context_length: int | None = None,
-    talker_context_length: int | None = None,
-    prompt_buckets: Sequence[int] | None = None,
-    decode_buckets: Sequence[int] | None = None,
-    patch_buckets: Sequence[int] | None = None,
-    audio_windows: Sequence[int] | None = None,
-    projection_rows: Sequence[int] | None = None,
-    batches: Sequence[int] | None = None,
-    chunk_frames: Sequence[int] | None = None,
-    predictor_top_k: int | None = None,
-    predictor_dtype: str = "auto",
-) -> CompilePlan:
+def make_plan(model: Path, config: OmniConfig, limits: Limits, **given: Any) -> CompilePlan:
     """Make the plan from a caller's settings, a target's limits and a checkpoint's config.
 
-    See CompilePlan for the settings. None: the target's default. dtype: "auto" (the checkpoint's
+    given: some of SETTINGS but target; None: the target's default. dtype: "auto" (the checkpoint's
     dtype, or the limits' dtype for the checkpoint), or one of the limits. context_length: by
     default 8192, or the model's own limit if that is less. talker_context_length: by default
     context_length, plus the assistant's rows, plus 4096 frames. predictor_dtype: "auto", or one of
     the limits. Sizes ascend. If there are any, the last prompt bucket and the last decode bucket
     are the context length, and the last batch is max_concurrency, whether given or not.
-    Raises OptionError with the argument and its allowed values, and CheckpointError for dtype
+    Raises OptionError with the setting and its allowed values, and CheckpointError for dtype
     "auto" and a quantised checkpoint that can't be read.
     """
-    tp = limits.degrees[0] if tp is None else tp
-    lnc = limits.core_sizes[0] if lnc is None else lnc
+    if unknown := sorted(given.keys() - SETTINGS.keys() | given.keys() & {"target"}):
+        raise OptionError(f"{unknown[0]} is no setting of a compile. It has {', '.join(SETTINGS)}.")
+    usual: dict[str, Any] = {
+        "tp": limits.degrees[0],
+        "lnc": limits.core_sizes[0],
+        "profile": "safe",
+        "dtype": "auto",
+        "max_concurrency": DEFAULT_CONCURRENCY,
+        "predictor_top_k": limits.predictor_top_k,
+        "predictor_dtype": "auto",
+    }
+    given = usual | {name: value for name, value in given.items() if value is not None}
+    tp, lnc, profile = given["tp"], given["lnc"], given["profile"]
     for name, value, choices in (
         ("tp", tp, limits.degrees),
         ("lnc", lnc, limits.core_sizes),
@@ -228,19 +214,10 @@ def make_plan(
             f"profile {profile} uses kernels that are written for lnc {listed}, got lnc {lnc}. "
             f"Take another profile, or lnc {listed}."
         )
+    max_concurrency = given["max_concurrency"]
     if max_concurrency < 1:
         raise OptionError(f"max_concurrency is 1 or more, got {max_concurrency}.")
-    context_length = _context_length(config, context_length)
-    talker_context_length = _talker_context_length(config, talker_context_length, context_length)
-    given = {
-        "prompt_buckets": prompt_buckets,
-        "decode_buckets": decode_buckets,
-        "patch_buckets": patch_buckets,
-        "audio_windows": audio_windows,
-        "projection_rows": projection_rows,
-        "batches": batches,
-        "chunk_frames": chunk_frames,
-    }
+    context_length = _context_length(config, given.get("context_length"))
     chosen = _sizes(limits, given, config, context_length)
     for name, longest in (
         ("prompt_buckets", context_length),
@@ -248,14 +225,13 @@ def make_plan(
         ("batches", max_concurrency),
     ):
         chosen[name] = buckets_within(longest, chosen[name])
-    top_k = limits.predictor_top_k if predictor_top_k is None else predictor_top_k
-    any_top_k = limits.predictor_top_k == 0
+    top_k, any_top_k = given["predictor_top_k"], limits.predictor_top_k == 0
     if any_top_k != (top_k == 0) or top_k < 0:
         raise OptionError(
             f"predictor_top_k is {'0' if any_top_k else '1 or more'} for target {limits.target}, "
             f"got {top_k}."
         )
-    dtype = _dtype(limits, model, config, dtype)
+    dtype = _dtype(limits, model, config, given["dtype"])
     return CompilePlan(
         model=model,
         target=limits.target,
@@ -265,9 +241,11 @@ def make_plan(
         dtype=dtype,
         max_concurrency=max_concurrency,
         context_length=context_length,
-        talker_context_length=talker_context_length,
+        talker_context_length=_talker_context_length(
+            config, given.get("talker_context_length"), context_length
+        ),
         predictor_top_k=top_k,
-        predictor_dtype=_predictor_dtype(limits, dtype, predictor_dtype),
+        predictor_dtype=_predictor_dtype(limits, dtype, given["predictor_dtype"]),
         chunked_prefill=limits.chunked_prefill,
         mixed_arithmetic=limits.mixed_arithmetic,
         **chosen,
@@ -326,14 +304,14 @@ def _talker_context_length(config: OmniConfig, given: int | None, context_length
 
 def _sizes(
     limits: Limits,
-    given: Mapping[str, Sequence[int] | None],
+    given: Mapping[str, Any],
     config: OmniConfig,
     context_length: int,
 ) -> dict[str, Any]:
     """Check or choose every list of sizes."""
     chosen: dict[str, tuple[int, ...]] = {}
-    for name, named in given.items():
-        chosen[name] = tuple(limits.sizes.get(name, ()) if named is None else named)
+    for name in SIZES:
+        chosen[name] = tuple(given.get(name, limits.sizes.get(name, ())))
         if chosen[name] and name not in limits.sizes:
             raise OptionError(
                 f"{name} is not for target {limits.target}, which takes any size. Leave it out."
@@ -345,7 +323,7 @@ def _sizes(
             if size <= before:
                 got = ", ".join(map(str, chosen[name]))
                 raise OptionError(f"{name} is a list of ascending sizes of 1 or more, got {got}.")
-    prompts = given["prompt_buckets"]
+    prompts = given.get("prompt_buckets")
     if prompts and prompts[-1] > context_length:
         raise OptionError(
             f"prompt_buckets has {prompts[-1]}, and the KV cache {context_length} positions. "

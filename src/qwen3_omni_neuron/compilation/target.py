@@ -55,8 +55,7 @@ class EngineSpec:
 class CoreRequest:
     """A caller's requirements for cores, and the stages that need cores.
 
-    placement: "shared" or "split" (see loading.PLACEMENTS). instance, cores: see
-    `api.Qwen3Omni.load`; None: the target's default.
+    placement, instance, cores: see options.LoadArguments; None: the target's default.
     """
 
     placement: str

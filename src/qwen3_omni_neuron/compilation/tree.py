@@ -1,15 +1,14 @@
 """Opening a compiled tree: checks that it fits the checkpoint, the versions and the call."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 from qwen3_omni_neuron.checkpoint.files import fingerprint
 from qwen3_omni_neuron.compilation.manifest import check_files, read_manifest
 from qwen3_omni_neuron.compilation.plan import (
-    NOT_SETTINGS,
-    SAME,
+    SETTINGS,
     CompilePlan,
     make_plan,
     models_of,
@@ -21,7 +20,7 @@ from qwen3_omni_neuron.model.config import OmniConfig
 
 _MOST_SIZE, _MOST_SLOTS = 1 << 24, 1 << 12
 # Settings that trees of earlier versions don't have in their manifests, and what they were.
-EARLIER: Mapping[str, Any] = {"predictor_dtype": SAME}
+EARLIER = {name: one.default for name, one in SETTINGS.items() if one.default is not MISSING}
 
 
 def open_tree(
@@ -106,8 +105,7 @@ def _plan(
     manifest_plan: Mapping[str, Any],
 ) -> CompilePlan:
     """Make the plan of a manifest, with the checks of a caller's settings."""
-    wanted = {field.name for field in fields(CompilePlan)} - NOT_SETTINGS
-    if differing := sorted(wanted ^ {*EARLIER, *manifest_plan}):
+    if differing := sorted(SETTINGS.keys() ^ {*EARLIER, *manifest_plan}):
         raise ArtifactError(
             f"{folder} has a plan of another version: {printable(', '.join(differing), 200)} is "
             "missing or unknown. Compile into another folder."

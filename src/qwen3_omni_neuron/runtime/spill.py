@@ -58,15 +58,11 @@ class SpillLimits:
 
         reuse: whether there is a prefix cache. Raises OptionError.
         """
-        if memory_bytes < 0:
-            raise OptionError(f"spill_bytes is 0 or more, got {memory_bytes}.")
         if folder is not None and not memory_bytes:
             raise OptionError(
                 "spill_folder takes rows that have no more space in spill_bytes, which is 0. Give "
                 "spill_bytes, such as 1073741824."
             )
-        if folder is not None and folder_bytes < 1:
-            raise OptionError(f"spill_folder_bytes is 1 or more, got {folder_bytes}.")
         if not memory_bytes:
             return None
         if not reuse:

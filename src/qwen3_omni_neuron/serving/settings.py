@@ -15,11 +15,13 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.options import LOAD_OPTIONS
 
 MIB, GIB = 1 << 20, 1 << 30
 LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
@@ -85,6 +87,14 @@ def setting(
     return Field(default, description=description, json_schema_extra=extra, **bounds)
 
 
+def load_setting(name: str, answer: str = "", **given: Any) -> Any:
+    """Return the field of an option of a load. given: another default than the option's."""
+    option = LOAD_OPTIONS[name]
+    kept = {"default": option.default, "metavar": option.doc.metavar or "N"} | given
+    shown = "" if kept["default"] else option.default_text
+    return setting(description=option.doc.help, answer=answer, shown=shown, **kept)
+
+
 class Settings(BaseModel):
     """Base of frozen settings. An unknown name or a wrong value raises OptionError."""
 
@@ -141,23 +151,12 @@ class Limits(Settings):
         metavar="NAME=VOICE",
         shown="none",
     )
-    max_concurrency: Count | None = setting(
-        None, "requests that run at a time", _RETRY, shown=f"{SLOTS}, or as compiled"
-    )
-    max_queued: int = setting(64, "requests that wait for a slot", _RETRY, ge=0)
-    context_length: int | None = setting(
-        None, "positions of a request: its prompt and its text", "400", shown="8192, or as compiled"
-    )
-    spill_bytes: int = setting(
-        0, "memory for KV rows of conversations that lost their slot", shown="none", ge=0
-    )
-    spill_folder: Path | None = setting(
-        None,
-        "folder on a local disk for spilled rows beyond spill_bytes; they are not encrypted",
-        metavar="DIR",
-        shown="none",
-    )
-    spill_folder_bytes: Count = setting(16 * GIB, "most bytes of spilled rows in spill_folder")
+    max_concurrency: int | None = load_setting("max_concurrency", _RETRY)
+    max_queued: int = load_setting("max_queued", _RETRY, default=64)
+    context_length: int | None = load_setting("context_length", "400")
+    spill_bytes: int = load_setting("spill_bytes")
+    spill_folder: Path | None = load_setting("spill_folder")
+    spill_folder_bytes: int = load_setting("spill_folder_bytes")
     requests_per_minute: Count | None = setting(
         None,
         "requests a minute of one key, or of one address without keys",
@@ -255,11 +254,11 @@ class Limits(Settings):
     )
     log_content: bool = setting(False, "write texts of requests and replies to the log")
 
-    @property
-    def spill_arguments(self) -> dict[str, Any]:
-        """Arguments of `Qwen3Omni.load` for rows that are spilled."""
-        names = ("spill_bytes", "spill_folder", "spill_folder_bytes")
-        return {name: getattr(self, name) for name in names}
+    @field_validator(*LOAD_OPTIONS, check_fields=False)
+    @classmethod
+    def _check_load_option(cls, value: Any, field: ValidationInfo) -> Any:
+        LOAD_OPTIONS[str(field.field_name)].check(value)
+        return value
 
     @field_validator("model_name")
     @classmethod

@@ -15,6 +15,7 @@ from qwen3_omni_neuron.compilation.storage import local_tree
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import CheckpointError, OptionError
 from qwen3_omni_neuron.loading import plan_of
+from qwen3_omni_neuron.options import LoadOptions
 from qwen3_omni_neuron.verification.alone import Seen, Spoken, speak, watched
 from qwen3_omni_neuron.verification.judgement import (
     THINKER_PROMPTS,
@@ -93,16 +94,7 @@ def verify(
     answers: list[Answer] = []
     if against is not None:
         about, answers = read_reference(against, folder, config)
-    plan = plan_of(
-        folder,
-        config,
-        load.get("compiled_path"),
-        load.get("target"),
-        load.get("dtype", "auto"),
-        load.get("max_concurrency"),
-        load.get("context_length"),
-        load.get("predictor_dtype", "auto"),
-    )
+    plan = plan_of(folder, config, load.get("compiled_path"), LoadOptions.parse(load))
     seen, built = Seen(), []
 
     def watch(engines: Engines) -> Engines:

@@ -31,7 +31,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     deployment = serve.deployment(
         Replica,
         name=DEPLOYMENT,
-        ray_actor_options={"num_cpus": settings.threads or 1, "resources": resources},
+        ray_actor_options={"num_cpus": settings.load.threads or 1, "resources": resources},
         # No queue in a replica: requests wait in the proxies for the first free replica.
         max_ongoing_requests=settings.slots,
         max_queued_requests=MOST_QUEUED,

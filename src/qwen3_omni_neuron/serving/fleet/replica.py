@@ -87,7 +87,7 @@ class Replica:
         config = read_config(resolve_checkpoint(settings.model))
         stages = STAGES if config.talker is not None else STAGES[:1]
         cores = [int(core) for core in given]
-        return stage_cores(cores, settings.neuron_cores, settings.placement, stages)
+        return stage_cores(cores, settings.neuron_cores, settings.load.placement, stages)
 
     def _on_change(self, listed: bool) -> None:
         self._loop.call_soon_threadsafe(self._stay if listed else self._leave)

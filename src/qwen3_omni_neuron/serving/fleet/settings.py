@@ -4,59 +4,61 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, InstanceOf
 
 from qwen3_omni_neuron.checkpoint import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.options import LOAD_OPTIONS, LoadOptions
 from qwen3_omni_neuron.serving.keys import read_keys
 from qwen3_omni_neuron.serving.settings import (
     RENAMED,
     SLOTS,
-    Count,
     Limits,
     ServerSettings,
+    load_setting,
     name_of_model,
     renamed,
 )
+
+# Options of a load in `args`, by the name that they have there. Ray gives the cores.
+_LOAD = {
+    option.flag[2:].replace("-", "_"): name
+    for name, option in LOAD_OPTIONS.items()
+    if name == "target" or (option.doc.loads and name != "cores")
+}
 
 
 class FleetSettings(Limits):
     """Settings of every replica of one application: its limits, and how it loads its model.
 
-    model: checkpoint folder or hub id. compiled: folder that `compile` wrote, or address that
-    `push` printed. target, dtype, kv_cache_dtype, predictor_dtype, placement, instance, threads:
-    see Qwen3Omni.load. neuron_cores: number of cores of a replica. api_keys: file of keys, one a
-    line. Ray's proxies own the connections and the address, so that ServerSettings has further
-    fields.
+    model: checkpoint folder or hub id. load: options of a load that stand beside the other `args`.
+    neuron_cores: number of cores of a replica. api_keys: file of keys, one a line. Ray's proxies
+    own the connections and the address, so that ServerSettings has further fields.
     """
 
     model: str = str(SPEAKING_CHECKPOINT)
-    compiled: str | None = None
-    target: str | None = None
-    dtype: str = "auto"
-    kv_cache_dtype: str = "auto"
-    predictor_dtype: str = "auto"
-    placement: str = "shared"
-    instance: str | None = None
+    load: InstanceOf[LoadOptions] = LoadOptions()
     neuron_cores: int = Field(0, ge=0)
-    threads: Count | None = None
-    max_queued: int = Field(SLOTS, ge=0)
+    max_queued: int = load_setting("max_queued", default=SLOTS)
     api_keys: str | None = None
 
     @staticmethod
     def parse(args: Mapping[str, Any]) -> "FleetSettings":
         """Read the `args` of an application. Raises OptionError, also for an unknown name."""
-        known = FleetSettings.model_fields
-        unknown = sorted(map(str, set(args) - set(known)))
+        known = FleetSettings.model_fields.keys() - {"load"} | _LOAD.keys()
+        unknown = sorted(map(str, set(args) - known))
         for name in RENAMED:
             if name in unknown:
                 raise OptionError(renamed(name))
         if unknown:
+            known_names = ", ".join(sorted(known))
             raise OptionError(
-                f"args has {', '.join(unknown)}, which is unknown. It may have {', '.join(known)}."
+                f"args has {', '.join(unknown)}, which is unknown. It may have {known_names}."
             )
+        load = LoadOptions.parse({_LOAD[name]: args[name] for name in args if name in _LOAD})
+        own = {name: value for name, value in args.items() if name not in _LOAD}
         name = name_of_model(str(args.get("model", SPEAKING_CHECKPOINT)))
-        return FleetSettings(**{"model_name": name, **args})
+        return FleetSettings(**{"model_name": name, "load": load, **own})
 
     @property
     def slots(self) -> int:
@@ -71,20 +73,12 @@ class FleetSettings(Limits):
 
     def load_arguments(self, cores: Mapping[str, str] | None) -> dict[str, Any]:
         """Return the arguments of `serving.model.load_and_answer`. cores: cores of each stage."""
-        slots = self.max_concurrency or (None if self.compiled else SLOTS)
+        limits = {name: getattr(self, name) for name in LOAD_OPTIONS if name in Limits.model_fields}
+        compiled = self.load.compiled_path is not None
         return {
             "model": self.model,
-            "compiled_path": self.compiled,
-            "target": self.target,
-            "dtype": self.dtype,
-            "kv_cache_dtype": self.kv_cache_dtype,
-            "predictor_dtype": self.predictor_dtype,
-            "placement": self.placement,
-            "instance": self.instance,
-            "threads": self.threads,
-            "max_concurrency": slots,
-            "max_queued": self.max_queued,
-            "context_length": self.context_length,
-            **self.spill_arguments,
-            "cores": cores if self.compiled else None,  # without a tree the model runs on the CPU
+            **vars(self.load),
+            **limits,
+            "max_concurrency": self.max_concurrency or (None if compiled else SLOTS),
+            "cores": cores if compiled else None,  # without a tree the model runs on the CPU
         }
