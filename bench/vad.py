@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from qwen3_omni_neuron.serving.realtime import smart_turn
 from qwen3_omni_neuron.serving.realtime.session_config import SemanticVad
 from qwen3_omni_neuron.serving.realtime.smart_turn import is_complete
-from qwen3_omni_neuron.serving.realtime.turns import (
+from qwen3_omni_neuron.serving.realtime.turn_detector import (
     Paused,
     Started,
     Stopped,

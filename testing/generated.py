@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from qwen3_omni_neuron.options import LOAD_OPTIONS, REQUEST_OPTIONS, Option
+from qwen3_omni_neuron.serving.openai.voices import OPENAI_VOICES
+from qwen3_omni_neuron.serving.openai.without_effect import FIELDS
 from qwen3_omni_neuron.serving.settings import Flag, ServerSettings
-from qwen3_omni_neuron.serving.voices import OPENAI_VOICES
-from qwen3_omni_neuron.serving.without_effect import FIELDS
 from testing import bar_picture, benchmark_pictures, import_picture
 from testing.imports import LAYERS, ROOT, room_imports
 

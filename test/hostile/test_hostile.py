@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT
-from qwen3_omni_neuron.serving.protocol import GuardedProtocol, GuardedSocket
+from qwen3_omni_neuron.serving.edge.protocol import GuardedProtocol, GuardedSocket
 from qwen3_omni_neuron.serving.server import _Uvicorn
 from test.hostile.attack import KINDS
 from test.hostile.attacks.good_client import ANSWER

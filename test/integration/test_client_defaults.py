@@ -16,12 +16,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.serving import sound
-from qwen3_omni_neuron.serving.bodies import seed_of
+from qwen3_omni_neuron.serving.endpoints import sound
+from qwen3_omni_neuron.serving.openai.bodies import seed_of
+from qwen3_omni_neuron.serving.openai.voices import OPENAI_VOICES, Voices
+from qwen3_omni_neuron.serving.openai.without_effect import FIELDS, REALTIME, sent_without_effect
 from qwen3_omni_neuron.serving.realtime import session_config
 from qwen3_omni_neuron.serving.server import Server
-from qwen3_omni_neuron.serving.voices import OPENAI_VOICES, Voices
-from qwen3_omni_neuron.serving.without_effect import FIELDS, REALTIME, sent_without_effect
 from testing.http_client import ask
 from testing.http_server import client_of, same_sound, serving, url_of, wait_until
 from testing.media_cases import QUESTION_WAV

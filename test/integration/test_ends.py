@@ -166,7 +166,8 @@ import sys, threading
 from qwen3_omni_neuron import cli
 from qwen3_omni_neuron.cli import serve
 from qwen3_omni_neuron.helpers.grammars.pool import GrammarPool
-from qwen3_omni_neuron.serving import fetching, model
+from qwen3_omni_neuron.serving import model
+from qwen3_omni_neuron.serving.edge import fetching
 from testing.scripted_model import ScriptedModel
 kind = sys.argv.pop()
 def stuck(*_, **__):

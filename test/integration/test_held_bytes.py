@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.server import ServerProtocol
 
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.serving.protocol import STEP_BYTES
+from qwen3_omni_neuron.serving.edge.protocol import STEP_BYTES
 from qwen3_omni_neuron.serving.realtime.transcribing import Transcriber
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import ask

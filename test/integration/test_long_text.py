@@ -12,7 +12,8 @@ import pytest
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.prompt.tokenizer import AT_ONCE, Tokenizer
-from qwen3_omni_neuron.serving import logs, speech
+from qwen3_omni_neuron.serving import logs
+from qwen3_omni_neuron.serving.endpoints import speech
 from qwen3_omni_neuron.serving.realtime import connection, events
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.settings import ServerSettings

@@ -22,9 +22,10 @@ from websockets.server import ServerProtocol
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.engines.process.heap import keep_all
 from qwen3_omni_neuron.prompt.turns import Turn
-from qwen3_omni_neuron.serving.answer import Answer
-from qwen3_omni_neuron.serving.context import Context
-from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.edge.context import Context
+from qwen3_omni_neuron.serving.endpoints.answer import Answer
+from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.voices import Voices
 from qwen3_omni_neuron.serving.realtime.live_session import LiveSession
 from qwen3_omni_neuron.serving.realtime.response_stream import Response
 from qwen3_omni_neuron.serving.realtime.session_config import first_config, updated
@@ -32,7 +33,6 @@ from qwen3_omni_neuron.serving.realtime.socket import RealtimeSockets
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
-from qwen3_omni_neuron.serving.voices import Voices
 from qwen3_omni_neuron.session import Session
 from testing.http_server import serving, url_of, wait_until
 from testing.raw_http import connected

@@ -16,12 +16,12 @@ import soundfile
 from openai import OpenAI
 
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.serving import chat_deltas, sound, speech
-from qwen3_omni_neuron.serving.context import Context
+from qwen3_omni_neuron.serving.edge.context import Context
+from qwen3_omni_neuron.serving.edge.turnstile import Turnstile
+from qwen3_omni_neuron.serving.endpoints import chat_deltas, sound, speech
+from qwen3_omni_neuron.serving.endpoints.sound import pcm16
+from qwen3_omni_neuron.serving.endpoints.speech import SpeechRequest, SpokenText
 from qwen3_omni_neuron.serving.server import Server
-from qwen3_omni_neuron.serving.sound import pcm16
-from qwen3_omni_neuron.serving.speech import SpeechRequest, SpokenText
-from qwen3_omni_neuron.serving.turnstile import Turnstile
 from testing.http_client import HttpClient, parts_of
 from testing.http_server import client_of, same_sound, serving, url_of, wait_until
 from testing.media_cases import QUESTION_WAV
@@ -267,7 +267,7 @@ def test_speech_that_is_given_up_between_its_pieces_frees_the_slot(
 def test_speech_that_fails_once_it_has_begun_is_cut_and_not_ended(
     omni: Qwen3Omni, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qwen3_omni_neuron.serving import speech
+    from qwen3_omni_neuron.serving.endpoints import speech
 
     def failing(*_: Any) -> bytes:
         raise ZeroDivisionError("secret")

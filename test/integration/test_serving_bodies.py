@@ -16,8 +16,8 @@ import pytest
 import soundfile
 
 from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.serving.endpoints.sound import wav_header
 from qwen3_omni_neuron.serving.server import Server
-from qwen3_omni_neuron.serving.sound import wav_header
 from testing.http_server import client_of, serving, url_of
 from testing.media_cases import QUESTION_WAV
 from testing.raw_http import (

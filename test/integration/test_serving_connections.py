@@ -20,16 +20,16 @@ from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
 from websockets.uri import parse_uri
 
-from qwen3_omni_neuron.serving.errors import ApiError
-from qwen3_omni_neuron.serving.protocol import (
+from qwen3_omni_neuron.serving.edge.protocol import (
     CROWDED_KEEP_ALIVE_S,
     KEEP_ALIVE_S,
     STEP_BYTES,
     GuardedSocket,
 )
+from qwen3_omni_neuron.serving.edge.sites import Sites
+from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.settings import ServerSettings
-from qwen3_omni_neuron.serving.sites import Sites
 from testing import raw_http
 from testing.http_client import Answer, HttpClient, ask
 from testing.http_server import has_ended, made_certificate, serving, url_of, wait_until

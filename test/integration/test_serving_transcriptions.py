@@ -17,8 +17,8 @@ from openai.types.audio import Transcription, TranscriptionVerbose
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.events import TextDelta
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
-from qwen3_omni_neuron.serving import transcriptions
-from qwen3_omni_neuron.serving.forms import MOST_PARTS, read_form
+from qwen3_omni_neuron.serving.edge.forms import MOST_PARTS, read_form
+from qwen3_omni_neuron.serving.endpoints import transcriptions
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.transcription import read_windows, stream_transcript, transcribe_windows
 from testing.http_client import HttpClient, ask, form, parts_of

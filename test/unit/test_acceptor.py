@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from qwen3_omni_neuron.serving import acceptor as acceptor_module
-from qwen3_omni_neuron.serving.acceptor import Acceptor, listening_sockets
+from qwen3_omni_neuron.serving.edge import acceptor as acceptor_module
+from qwen3_omni_neuron.serving.edge.acceptor import Acceptor, listening_sockets
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from testing.http_server import has_ended, made_certificate
 

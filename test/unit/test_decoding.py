@@ -28,7 +28,7 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.media.video import VideoHeader
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.template import Conversation
-from qwen3_omni_neuron.serving.sound import pcm16, wav_header
+from qwen3_omni_neuron.serving.endpoints.sound import pcm16, wav_header
 from testing.decoding_cases import SharedPool, grey_video, job_of, picture, sound
 from testing.made_recordings import make_matroska, make_recording
 from testing.made_videos import make_video

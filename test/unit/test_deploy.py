@@ -29,6 +29,7 @@ from qwen3_omni_neuron.neuron.versions import (
     supported_neuron,
     supported_torchneuron,
 )
+from qwen3_omni_neuron.serving.endpoints.health import router
 from qwen3_omni_neuron.serving.fleet.command import (
     CALLBACK,
     CALLBACK_VARIABLE,
@@ -36,7 +37,6 @@ from qwen3_omni_neuron.serving.fleet.command import (
     KILL_VARIABLE,
 )
 from qwen3_omni_neuron.serving.fleet.settings import FleetSettings
-from qwen3_omni_neuron.serving.health import router
 from qwen3_omni_neuron.serving.server import EXIT_LOAD_FAILED, EXIT_MODEL_DIED
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from testing.imports import ROOT

@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from qwen3_omni_neuron.serving.errors import ApiError
-from qwen3_omni_neuron.serving.fetching import Fetcher, is_public
+from qwen3_omni_neuron.serving.edge.fetching import Fetcher, is_public
+from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from testing.http_server import wait_until
 

@@ -7,11 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen3_omni_neuron.serving import bodies, json_bounds
-from qwen3_omni_neuron.serving.bodies import MOST_MESSAGES, MOST_TOOLS, parse_json
-from qwen3_omni_neuron.serving.chat_request import ChatRequest
-from qwen3_omni_neuron.serving.errors import ApiError
-from qwen3_omni_neuron.serving.json_bounds import MOST_DEPTH, MOST_ESCAPES, MOST_VALUES, check_json
+from qwen3_omni_neuron.serving.edge import json_bounds
+from qwen3_omni_neuron.serving.edge.json_bounds import (
+    MOST_DEPTH,
+    MOST_ESCAPES,
+    MOST_VALUES,
+    check_json,
+)
+from qwen3_omni_neuron.serving.openai import bodies
+from qwen3_omni_neuron.serving.openai.bodies import MOST_MESSAGES, MOST_TOOLS, parse_json
+from qwen3_omni_neuron.serving.openai.chat_request import ChatRequest
+from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.voices import Voices
 from qwen3_omni_neuron.serving.realtime import events
 from qwen3_omni_neuron.serving.realtime.events import (
     Base64,
@@ -26,7 +33,6 @@ from qwen3_omni_neuron.serving.realtime.session_config import (
     response_config,
     updated,
 )
-from qwen3_omni_neuron.serving.voices import Voices
 
 MIB = 1 << 20
 strings = st.text() | st.sampled_from(

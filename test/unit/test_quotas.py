@@ -5,12 +5,12 @@ import threading
 import pytest
 
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.serving.bodies import bounded_options
-from qwen3_omni_neuron.serving.chat_request import CHAT_OPTIONS
-from qwen3_omni_neuron.serving.errors import ApiError
-from qwen3_omni_neuron.serving.quotas import Account, Quota
+from qwen3_omni_neuron.serving.edge.quotas import Account, Quota
+from qwen3_omni_neuron.serving.endpoints.speech import FURTHER_FIELDS
+from qwen3_omni_neuron.serving.openai.bodies import bounded_options
+from qwen3_omni_neuron.serving.openai.chat_request import CHAT_OPTIONS
+from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.settings import ServerSettings
-from qwen3_omni_neuron.serving.speech import FURTHER_FIELDS
 
 
 def quota(most: int = 100, share: float = 0.5) -> Quota:

@@ -9,7 +9,7 @@ import soundfile
 import soxr
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     MOST_SOUND_BYTES,
     Resampler,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.serving.realtime.turns import (
+from qwen3_omni_neuron.serving.realtime.turn_detector import (
     KEPT_SILENCE_MS,
     Paused,
     Speech,

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from qwen3_omni_neuron.events import AudioChunk, Event, Finished
-from qwen3_omni_neuron.serving.context import Context
-from qwen3_omni_neuron.serving.served_stream import ServedStream
+from qwen3_omni_neuron.serving.edge.context import Context
+from qwen3_omni_neuron.serving.endpoints.served_stream import ServedStream
 from testing.scripted_model import ScriptedStream
 
 TEXTS = ("One ", "two ", "three")

@@ -28,19 +28,19 @@ from qwen3_omni_neuron.engines.process.heap import LOOK_S, IdleMemory
 from qwen3_omni_neuron.errors import OptionError, ToolCallError
 from qwen3_omni_neuron.events import SpillStatus, StageTime, Status
 from qwen3_omni_neuron.serving import model as model_module
-from qwen3_omni_neuron.serving.errors import ApiError
-from qwen3_omni_neuron.serving.gate import Gate
-from qwen3_omni_neuron.serving.ids import new_id
-from qwen3_omni_neuron.serving.keys import Keys, Rates, read_keys
+from qwen3_omni_neuron.serving.edge.gate import Gate
+from qwen3_omni_neuron.serving.edge.keys import Keys, Rates, read_keys
+from qwen3_omni_neuron.serving.edge.turnstile import Turnstile
+from qwen3_omni_neuron.serving.endpoints.sound import encode_sound, pcm16, wav_header
 from qwen3_omni_neuron.serving.logs import JsonFormatter
 from qwen3_omni_neuron.serving.metrics import Metrics
 from qwen3_omni_neuron.serving.model import ServedModel
-from qwen3_omni_neuron.serving.replies import MOST_CHARACTERS, SpokenReplies
-from qwen3_omni_neuron.serving.reply_text import Call, Content, Reasoning, ReplyText
+from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.ids import new_id
+from qwen3_omni_neuron.serving.openai.reply_text import Call, Content, Reasoning, ReplyText
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
-from qwen3_omni_neuron.serving.sound import encode_sound, pcm16, wav_header
-from qwen3_omni_neuron.serving.turnstile import Turnstile
+from qwen3_omni_neuron.serving.stored.replies import MOST_CHARACTERS, SpokenReplies
 from testing.scripted_model import ScriptedModel
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'
@@ -106,7 +106,7 @@ def test_ids_differ_from_whatever_thread_they_come() -> None:
         ids = list(pool.map(new_id, ["req_"] * 1000))
     assert len(set(ids)) == 1000
     assert all(re.fullmatch("req_[0-9a-f]{24}", one) for one in ids)
-    again = "from qwen3_omni_neuron.serving.ids import new_id; print(new_id('req_'))"
+    again = "from qwen3_omni_neuron.serving.openai.ids import new_id; print(new_id('req_'))"
     other = subprocess.run(
         [sys.executable, "-c", again], capture_output=True, text=True, check=True
     )

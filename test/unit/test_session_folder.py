@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.serving.errors import ApiError
-from qwen3_omni_neuron.serving.folder import NotKeptError, SessionFolder
-from qwen3_omni_neuron.serving.sealing import CHUNK_BYTES, Seal
+from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.stored.folder import NotKeptError, SessionFolder
+from qwen3_omni_neuron.serving.stored.sealing import CHUNK_BYTES, Seal
 
 OLD, NEW = bytes(range(32)), bytes(range(32, 64))
 KEPT_S = {"session": 100.0, "reply": 10.0, "used": 200.0}

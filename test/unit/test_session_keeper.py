@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from qwen3_omni_neuron.errors import MessageError
-from qwen3_omni_neuron.serving.folder import NotKeptError
 from qwen3_omni_neuron.serving.realtime import keeper as keeper_module
 from qwen3_omni_neuron.serving.realtime.keeper import SessionKeeper
+from qwen3_omni_neuron.serving.stored.folder import NotKeptError
 
 
 class Notes:

@@ -19,7 +19,7 @@ from qwen3_omni_neuron.serving.realtime.session_config import (
     first_config,
     updated,
 )
-from qwen3_omni_neuron.serving.realtime.turns import (
+from qwen3_omni_neuron.serving.realtime.turn_detector import (
     Paused,
     Started,
     Stopped,

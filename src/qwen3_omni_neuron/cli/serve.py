@@ -160,7 +160,7 @@ def _refuse(error: ImportError, parsed: argparse.Namespace) -> NoReturn:
 
 
 def _keys(file: Path | None) -> tuple[str, ...]:
-    from qwen3_omni_neuron.serving.keys import read_keys
+    from qwen3_omni_neuron.serving.edge.keys import read_keys
     from qwen3_omni_neuron.serving.settings import KEYS_VARIABLE
 
     if file is not None:

@@ -115,7 +115,7 @@ def _write_speech(
     from qwen3_omni_neuron.cli.wav import WavFile
     from qwen3_omni_neuron.events import SAMPLE_RATE
     from qwen3_omni_neuron.options import REQUEST_OPTIONS
-    from qwen3_omni_neuron.serving.sound import pcm16
+    from qwen3_omni_neuron.serving.endpoints.sound import pcm16
 
     model = model_or_shipped(parsed)
     given = {

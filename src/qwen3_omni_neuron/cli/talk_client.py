@@ -22,7 +22,7 @@ from qwen3_omni_neuron.cli.wav import WavFile
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.events import SAMPLE_RATE
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
-from qwen3_omni_neuron.serving.sound import pcm16, samples_of_pcm16
+from qwen3_omni_neuron.serving.endpoints.sound import pcm16, samples_of_pcm16
 
 _PIECE_BYTES = 2 * HEARD_RATE  # bytes of sound in one event: a second
 

@@ -1,7 +1,7 @@
 """HTTP server with OpenAI's API, built on the package's public API alone.
 
-Each endpoint has a module: `serving.chat`, `serving.speech`, `serving.transcriptions`,
-`serving.listing`, `serving.health`, `serving.page`. `serving.app` combines them;
-`serving.gate` handles every request first and checks keys and limits;
+`serving.endpoints` has a module for each endpoint, and `serving.page` the page; `serving.app`
+combines them. `serving.edge` faces the network: its `gate` handles every request first and checks
+keys and limits. `serving.openai` has the shapes of bodies, and `serving.stored` the session folder.
 `serving.server` runs the event loop, loads the model and ends it. Nothing here uses engines.
 """

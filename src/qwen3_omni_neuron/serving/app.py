@@ -8,15 +8,15 @@ from starlette.exceptions import HTTPException
 
 from qwen3_omni_neuron import __version__
 from qwen3_omni_neuron.errors import Qwen3OmniError
-from qwen3_omni_neuron.serving import chat, health, listing, speech, transcriptions
-from qwen3_omni_neuron.serving.chat_request import ChatRequest
-from qwen3_omni_neuron.serving.context import Context
-from qwen3_omni_neuron.serving.errors import ApiError
-from qwen3_omni_neuron.serving.gate import Gate
-from qwen3_omni_neuron.serving.openapi import schemas_of
+from qwen3_omni_neuron.serving.edge.context import Context
+from qwen3_omni_neuron.serving.edge.gate import Gate
+from qwen3_omni_neuron.serving.endpoints import chat, health, listing, speech, transcriptions
+from qwen3_omni_neuron.serving.endpoints.speech import SpeechRequest
+from qwen3_omni_neuron.serving.openai.chat_request import ChatRequest
+from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.openapi import schemas_of
 from qwen3_omni_neuron.serving.page import page_router
 from qwen3_omni_neuron.serving.service import Service
-from qwen3_omni_neuron.serving.speech import SpeechRequest
 
 ENDPOINTS = (
     chat.router,

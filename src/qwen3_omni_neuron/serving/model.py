@@ -14,7 +14,7 @@ from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.engines.process.heap import IdleMemory, keep_all, trim_early
 from qwen3_omni_neuron.errors import BusyError, EngineDiedError, NotInstalledError
 from qwen3_omni_neuron.serving import logs
-from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
+from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
 
 Result = TypeVar("Result")
 Request = TypeVar("Request", bound="Closing")

@@ -19,11 +19,11 @@ from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.engines.process.heap import resident_mb
 from qwen3_omni_neuron.errors import ClosedError, OptionError, OutputError
 from qwen3_omni_neuron.serving import logs
-from qwen3_omni_neuron.serving.acceptor import Acceptor, listening_sockets
 from qwen3_omni_neuron.serving.app import make_app
-from qwen3_omni_neuron.serving.fetching import Fetcher
+from qwen3_omni_neuron.serving.edge.acceptor import Acceptor, listening_sockets
+from qwen3_omni_neuron.serving.edge.fetching import Fetcher
+from qwen3_omni_neuron.serving.edge.protocol import GuardedProtocol, GuardedSocket
 from qwen3_omni_neuron.serving.model import FAILED_DRAIN_S
-from qwen3_omni_neuron.serving.protocol import GuardedProtocol, GuardedSocket
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
@@ -214,7 +214,7 @@ class Server:
 class _Uvicorn(uvicorn.Server):
     """uvicorn's server with our acceptor, background tasks, and our handling of signals.
 
-    As in `serving.protocol`, brackets name the kinds of hostile requests that an override answers.
+    As in `serving.edge.protocol`, brackets name the kinds of hostile requests that an override answers.
     """
 
     def __init__(

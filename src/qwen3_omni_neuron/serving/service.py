@@ -11,20 +11,20 @@ from qwen3_omni_neuron.errors import OptionError, ToolCallError
 from qwen3_omni_neuron.helpers.media.job import PoolSettings
 from qwen3_omni_neuron.helpers.media.pool import DecodingPool
 from qwen3_omni_neuron.serving import logs
-from qwen3_omni_neuron.serving.context import Context
-from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
-from qwen3_omni_neuron.serving.fetching import Fetcher
-from qwen3_omni_neuron.serving.folder import SWEEP_S, Kind, NotKeptError, SessionFolder
-from qwen3_omni_neuron.serving.keys import Rates
+from qwen3_omni_neuron.serving.edge.context import Context
+from qwen3_omni_neuron.serving.edge.fetching import Fetcher
+from qwen3_omni_neuron.serving.edge.keys import Rates
+from qwen3_omni_neuron.serving.edge.quotas import Account, Quota
+from qwen3_omni_neuron.serving.edge.turnstile import Turnstile
 from qwen3_omni_neuron.serving.metrics import Metrics
 from qwen3_omni_neuron.serving.model import ServedModel
-from qwen3_omni_neuron.serving.quotas import Account, Quota
-from qwen3_omni_neuron.serving.replies import SpokenReplies
-from qwen3_omni_neuron.serving.sealing import Seal
+from qwen3_omni_neuron.serving.openai.errors import ApiError, api_error_of
+from qwen3_omni_neuron.serving.openai.voices import Voices
+from qwen3_omni_neuron.serving.openai.without_effect import sent_without_effect
 from qwen3_omni_neuron.serving.settings import ServerSettings, longest_life_s
-from qwen3_omni_neuron.serving.turnstile import Turnstile
-from qwen3_omni_neuron.serving.voices import Voices
-from qwen3_omni_neuron.serving.without_effect import sent_without_effect
+from qwen3_omni_neuron.serving.stored.folder import SWEEP_S, Kind, NotKeptError, SessionFolder
+from qwen3_omni_neuron.serving.stored.replies import SpokenReplies
+from qwen3_omni_neuron.serving.stored.sealing import Seal
 
 CLOCKS_DIFFER_S = 3600.0
 """Time by which the clocks of servers that share a session folder may differ."""

@@ -56,7 +56,7 @@ class DecoderSpec:
 
     @property
     def int8(self) -> bool:
-        """Whether the routed experts are int8 with a float32 scale for each output."""
+        """True if the routed experts are int8 with a float32 scale for each output."""
         return self.plan.dtype == "int8" and self.part == "thinker"
 
     @property

@@ -9,7 +9,7 @@ from pydantic import Field, InstanceOf
 from qwen3_omni_neuron.checkpoint import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.options import LOAD_OPTIONS, LoadOptions
-from qwen3_omni_neuron.serving.keys import read_keys
+from qwen3_omni_neuron.serving.edge.keys import read_keys
 from qwen3_omni_neuron.serving.settings import (
     RENAMED,
     SLOTS,

@@ -9,8 +9,8 @@ from typing import Any
 
 from starlette.types import Send
 
-from qwen3_omni_neuron.serving.context import Context
-from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.edge.context import Context
+from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, is_large, server_event
 from qwen3_omni_neuron.serving.service import Service
 

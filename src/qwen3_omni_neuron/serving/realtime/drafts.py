@@ -3,10 +3,10 @@
 import sys
 from dataclasses import dataclass
 
-from qwen3_omni_neuron.serving.errors import ApiError
-from qwen3_omni_neuron.serving.ids import new_id
-from qwen3_omni_neuron.serving.media import MediaReader, sound_bytes
-from qwen3_omni_neuron.serving.quotas import Account
+from qwen3_omni_neuron.serving.edge.quotas import Account
+from qwen3_omni_neuron.serving.endpoints.media import MediaReader, sound_bytes
+from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     TURN_RATE,
     Codec,

@@ -1,9 +1,9 @@
 """The user's sound from its arrival to the commit of its turn."""
 
 from qwen3_omni_neuron.errors import AudioError
-from qwen3_omni_neuron.serving.errors import ApiError
-from qwen3_omni_neuron.serving.ids import new_id
-from qwen3_omni_neuron.serving.media import sound_bytes
+from qwen3_omni_neuron.serving.endpoints.media import sound_bytes
+from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.realtime import smart_turn, vad
 from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     TURN_RATE,
@@ -21,7 +21,12 @@ from qwen3_omni_neuron.serving.realtime.items import (
 )
 from qwen3_omni_neuron.serving.realtime.session_config import SoundFormat
 from qwen3_omni_neuron.serving.realtime.transcribing import Transcriber, Transcript
-from qwen3_omni_neuron.serving.realtime.turns import Speech, TurnDetector, TurnEvent, TurnSettings
+from qwen3_omni_neuron.serving.realtime.turn_detector import (
+    Speech,
+    TurnDetector,
+    TurnEvent,
+    TurnSettings,
+)
 
 
 class InputBuffer:

@@ -9,10 +9,11 @@ import numpy as np
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.prompt.turns import Reply, Turn
-from qwen3_omni_neuron.serving.errors import ApiError
-from qwen3_omni_neuron.serving.ids import new_id
-from qwen3_omni_neuron.serving.media import MediaReader
-from qwen3_omni_neuron.serving.quotas import Account
+from qwen3_omni_neuron.serving.edge.quotas import Account
+from qwen3_omni_neuron.serving.endpoints.media import MediaReader
+from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.ids import new_id
+from qwen3_omni_neuron.serving.openai.reply_text import Call
 from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     TURN_RATE,
     Codec,
@@ -29,7 +30,6 @@ from qwen3_omni_neuron.serving.realtime.drafts import (
     text_bytes,
 )
 from qwen3_omni_neuron.serving.realtime.events import Base64, CallItem, Item, Json, Reference
-from qwen3_omni_neuron.serving.reply_text import Call
 from qwen3_omni_neuron.session import Session
 
 EMPTY_MESSAGE: Json = {"role": "user", "content": ""}

@@ -10,10 +10,10 @@ from contextlib import suppress
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import MessageError, StoredSessionError
 from qwen3_omni_neuron.prompt.stored import Document, packed, unpack
-from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
-from qwen3_omni_neuron.serving.folder import NotKeptError
+from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.settings import longest_life_s
+from qwen3_omni_neuron.serving.stored.folder import NotKeptError
 
 STORED_KIND = "realtime session"
 """Kind of document that is written; see prompt.stored."""

@@ -13,9 +13,10 @@ from starlette.types import Receive, Send
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import Qwen3OmniError
 from qwen3_omni_neuron.options import RequestOptions
-from qwen3_omni_neuron.serving.context import Context
-from qwen3_omni_neuron.serving.errors import ApiError
-from qwen3_omni_neuron.serving.ids import new_id
+from qwen3_omni_neuron.serving.edge.context import Context
+from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.ids import new_id
+from qwen3_omni_neuron.serving.openai.without_effect import REALTIME
 from qwen3_omni_neuron.serving.realtime import events, smart_turn
 from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE, Samples
 from qwen3_omni_neuron.serving.realtime.connection import Connection
@@ -35,9 +36,14 @@ from qwen3_omni_neuron.serving.realtime.session_config import (
     without_mcp,
 )
 from qwen3_omni_neuron.serving.realtime.transcribing import Transcriber, Transcript
-from qwen3_omni_neuron.serving.realtime.turns import Paused, Speech, Started, TimedOut, TurnEvent
+from qwen3_omni_neuron.serving.realtime.turn_detector import (
+    Paused,
+    Speech,
+    Started,
+    TimedOut,
+    TurnEvent,
+)
 from qwen3_omni_neuron.serving.service import Service
-from qwen3_omni_neuron.serving.without_effect import REALTIME
 
 TOO_LONG, TAKEN, RESTART = 1000, 1000, 1012  # WebSocket close codes
 _TELL_S = 1.0  # the connection that takes a session waits for this long at most

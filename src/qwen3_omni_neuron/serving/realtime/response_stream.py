@@ -9,9 +9,13 @@ from typing import Any, Literal, TypeVar
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, SpeechResult, TextDelta
 from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.serving import logs
-from qwen3_omni_neuron.serving.context import Context
-from qwen3_omni_neuron.serving.errors import ApiError
-from qwen3_omni_neuron.serving.ids import new_id
+from qwen3_omni_neuron.serving.edge.context import Context
+from qwen3_omni_neuron.serving.endpoints.served_stream import ServedStream
+from qwen3_omni_neuron.serving.endpoints.sound import Tempo
+from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.ids import new_id
+from qwen3_omni_neuron.serving.openai.reply_text import Call, Content, Part, ReplyText
+from qwen3_omni_neuron.serving.openai.usage import realtime_usage
 from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     Codec,
     Resampler,
@@ -21,10 +25,6 @@ from qwen3_omni_neuron.serving.realtime.audio_codecs import (
 from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Json
 from qwen3_omni_neuron.serving.realtime.items import ConversationItem, ConversationItems
-from qwen3_omni_neuron.serving.reply_text import Call, Content, Part, ReplyText
-from qwen3_omni_neuron.serving.served_stream import ServedStream
-from qwen3_omni_neuron.serving.sound import Tempo
-from qwen3_omni_neuron.serving.usage import realtime_usage
 from qwen3_omni_neuron.session import ReplyStream
 
 CancelReason = Literal["turn_detected", "client_cancelled"]

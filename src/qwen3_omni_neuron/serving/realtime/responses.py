@@ -8,8 +8,9 @@ from typing import Any
 
 from qwen3_omni_neuron.errors import InputError, Qwen3OmniError
 from qwen3_omni_neuron.serving import logs
-from qwen3_omni_neuron.serving.bodies import bounded_options, has_grammar
-from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.openai.bodies import bounded_options, has_grammar
+from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.voices import Voices
 from qwen3_omni_neuron.serving.realtime.audio_codecs import codec_of
 from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.drafts import Draft
@@ -28,7 +29,6 @@ from qwen3_omni_neuron.serving.realtime.session_config import (
     options_of,
     speaks,
 )
-from qwen3_omni_neuron.serving.voices import Voices
 from qwen3_omni_neuron.session import ReplyStream
 
 # The stream of a reply, its item in the conversation, if it has one, and the previous item's id.

@@ -7,14 +7,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, RequestOptions
-from qwen3_omni_neuron.serving.bodies import MOST_MESSAGES, MOST_TOOLS, is_model, seed_of
-from qwen3_omni_neuron.serving.chat_request import CHAT_OPTIONS, Function
-from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.endpoints.sound import can_stretch
+from qwen3_omni_neuron.serving.openai.bodies import MOST_MESSAGES, MOST_TOOLS, is_model, seed_of
+from qwen3_omni_neuron.serving.openai.chat_request import CHAT_OPTIONS, Function
+from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.voices import VoiceName, Voices
 from qwen3_omni_neuron.serving.realtime import vad
 from qwen3_omni_neuron.serving.realtime.events import Json, wrong_field
-from qwen3_omni_neuron.serving.realtime.turns import TurnSettings
-from qwen3_omni_neuron.serving.sound import can_stretch
-from qwen3_omni_neuron.serving.voices import VoiceName, Voices
+from qwen3_omni_neuron.serving.realtime.turn_detector import TurnSettings
 
 # Options of a request that a session or a response may have beside OpenAI's fields, except
 # use_audio_in_video: sessions hold no sound of videos.

@@ -5,14 +5,14 @@ from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
-from qwen3_omni_neuron.serving.answer import Answer
-from qwen3_omni_neuron.serving.bodies import check_model
-from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
+from qwen3_omni_neuron.serving.endpoints.answer import Answer
+from qwen3_omni_neuron.serving.openai.bodies import check_model
+from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
+from qwen3_omni_neuron.serving.openai.without_effect import REALTIME
 from qwen3_omni_neuron.serving.realtime.keeper import SessionKeeper
 from qwen3_omni_neuron.serving.realtime.live_session import LiveSession
 from qwen3_omni_neuron.serving.realtime.session_config import SessionType
 from qwen3_omni_neuron.serving.service import Service
-from qwen3_omni_neuron.serving.without_effect import REALTIME
 
 PATH = "/v1/realtime"
 

@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qwen3_omni_neuron.events import TextDelta
-from qwen3_omni_neuron.serving.bodies import bounded_options
-from qwen3_omni_neuron.serving.errors import ApiError
-from qwen3_omni_neuron.serving.logprobs import logprob_entries
-from qwen3_omni_neuron.serving.media import sound_bytes
+from qwen3_omni_neuron.serving.endpoints.media import sound_bytes
+from qwen3_omni_neuron.serving.endpoints.served_stream import ServedStream
+from qwen3_omni_neuron.serving.openai.bodies import bounded_options
+from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.logprobs import logprob_entries
+from qwen3_omni_neuron.serving.openai.usage import duration_usage
 from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE, Samples
 from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Json
 from qwen3_omni_neuron.serving.realtime.items import ConversationItem, ConversationItems
 from qwen3_omni_neuron.serving.realtime.session_config import SessionConfig
-from qwen3_omni_neuron.serving.served_stream import ServedStream
-from qwen3_omni_neuron.serving.usage import duration_usage
 from qwen3_omni_neuron.transcription import GrowingWindows, stream_transcript
 
 MOST_WAITING = 16

@@ -4,8 +4,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from qwen3_omni_neuron.serving.bodies import no_model
-from qwen3_omni_neuron.serving.openapi import errors_of
+from qwen3_omni_neuron.serving.openai.bodies import no_model
+from qwen3_omni_neuron.serving.openai.openapi import errors_of
 from qwen3_omni_neuron.serving.service import Service
 
 router = APIRouter()

@@ -1,6 +1,6 @@
 """Quotas of a resource, such as bytes in memory, in all and for one owner.
 
-An owner is an API key, or without keys an address: see `serving.keys.Keys.owner`.
+An owner is an API key, or without keys an address: see `serving.edge.keys.Keys.owner`.
 """
 
 import threading
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
+from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
 
 
 class Quota:

@@ -6,7 +6,7 @@ from typing import Any
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.events import SpeechResult
-from qwen3_omni_neuron.serving.quotas import Account, Place
+from qwen3_omni_neuron.serving.edge.quotas import Account, Place
 
 BODY_COPIES = 3
 """A body, the strings parsed from it, and its media's bytes are in memory at the same time."""

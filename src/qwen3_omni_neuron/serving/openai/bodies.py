@@ -5,8 +5,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from qwen3_omni_neuron.serving.errors import ApiError
-from qwen3_omni_neuron.serving.json_bounds import check_json
+from qwen3_omni_neuron.serving.edge.json_bounds import check_json
+from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 Resolver = Callable[[str, int], Sequence[str]]

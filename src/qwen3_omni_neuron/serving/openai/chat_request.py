@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from qwen3_omni_neuron.options import REQUEST_OPTIONS
-from qwen3_omni_neuron.serving.bodies import (
+from qwen3_omni_neuron.serving.endpoints.media import MediaReader
+from qwen3_omni_neuron.serving.endpoints.sound import SOUND_FORMATS, STREAMED_FORMATS
+from qwen3_omni_neuron.serving.openai.bodies import (
     MOST_MESSAGES,
     MOST_TOOLS,
     Seed,
@@ -15,15 +17,13 @@ from qwen3_omni_neuron.serving.bodies import (
     unknown_field,
     wrong_value,
 )
-from qwen3_omni_neuron.serving.errors import ApiError
-from qwen3_omni_neuron.serving.media import MediaReader
-from qwen3_omni_neuron.serving.openapi import schema_of_option
-from qwen3_omni_neuron.serving.replies import SpokenReplies
+from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.openapi import schema_of_option
+from qwen3_omni_neuron.serving.openai.vllm_omni import VLLM_OMNI_FIELDS, vllm_omni_options
+from qwen3_omni_neuron.serving.openai.voices import VoiceName, Voices
+from qwen3_omni_neuron.serving.openai.without_effect import CHAT, FIELDS
 from qwen3_omni_neuron.serving.settings import ServerSettings
-from qwen3_omni_neuron.serving.sound import SOUND_FORMATS, STREAMED_FORMATS
-from qwen3_omni_neuron.serving.vllm_omni import VLLM_OMNI_FIELDS, vllm_omni_options
-from qwen3_omni_neuron.serving.voices import VoiceName, Voices
-from qwen3_omni_neuron.serving.without_effect import CHAT, FIELDS
+from qwen3_omni_neuron.serving.stored.replies import SpokenReplies
 
 # Fields that a client may send beside OpenAI's: the options of a request, except those that have an
 # OpenAI field and those that the server itself sets.

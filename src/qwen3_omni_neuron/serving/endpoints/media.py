@@ -19,7 +19,7 @@ from qwen3_omni_neuron.helpers.media.job import Admit, Decoded, Job, Kind, Measu
 from qwen3_omni_neuron.helpers.media.pcm import decode_inline
 from qwen3_omni_neuron.helpers.media.picture_header import picture_size
 from qwen3_omni_neuron.helpers.media.work import measured_picture
-from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.service import Service
 
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)((?:;[\w.+-]+=[\w.+-]+)*);base64,", re.ASCII)

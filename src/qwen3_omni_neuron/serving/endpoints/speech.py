@@ -15,8 +15,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Finished
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, SpeechArguments
 from qwen3_omni_neuron.runtime.stream import SpeechStream
-from qwen3_omni_neuron.serving.answer import EVENTS, PieceStream, json_event
-from qwen3_omni_neuron.serving.bodies import (
+from qwen3_omni_neuron.serving.edge.context import Context
+from qwen3_omni_neuron.serving.endpoints.answer import EVENTS, PieceStream, json_event
+from qwen3_omni_neuron.serving.endpoints.served_stream import ServedStream
+from qwen3_omni_neuron.serving.endpoints.sound import (
+    MEDIA_TYPES,
+    Tempo,
+    encode_sound,
+    pcm16,
+    wav_header,
+)
+from qwen3_omni_neuron.serving.openai.bodies import (
     Seed,
     bounded_options,
     check_model,
@@ -24,15 +33,12 @@ from qwen3_omni_neuron.serving.bodies import (
     seed_of,
     unknown_field,
 )
-from qwen3_omni_neuron.serving.context import Context
-from qwen3_omni_neuron.serving.errors import ApiError
-from qwen3_omni_neuron.serving.openapi import body_of, errors_of, schema_of_option
-from qwen3_omni_neuron.serving.served_stream import ServedStream
+from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of, schema_of_option
+from qwen3_omni_neuron.serving.openai.usage import speech_usage
+from qwen3_omni_neuron.serving.openai.voices import VoiceName
+from qwen3_omni_neuron.serving.openai.without_effect import SPEECH
 from qwen3_omni_neuron.serving.service import Service
-from qwen3_omni_neuron.serving.sound import MEDIA_TYPES, Tempo, encode_sound, pcm16, wav_header
-from qwen3_omni_neuron.serving.usage import speech_usage
-from qwen3_omni_neuron.serving.voices import VoiceName
-from qwen3_omni_neuron.serving.without_effect import SPEECH
 
 MOST_CHARACTERS = 32_768  # half an hour of speech
 SMALL_TEXT_BYTES = 1 << 10  # a smaller body is split into pieces at once, in 2 ms at most

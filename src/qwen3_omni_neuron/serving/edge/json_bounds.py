@@ -4,7 +4,7 @@ A parser makes an object of each value, and holds the interpreter lock to the en
 would be 10 million objects, 20 seconds and gigabytes.
 """
 
-from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.openai.errors import ApiError
 
 MOST_VALUES = 1 << 16  # a chat message has three values or more
 MOST_DEPTH = 64  # nesting of lists and objects

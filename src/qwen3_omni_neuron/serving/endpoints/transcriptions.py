@@ -17,22 +17,22 @@ from pydantic_core import to_json
 from qwen3_omni_neuron.events import Finished, TextDelta, Timings
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.runtime.stream import SpeechStream
-from qwen3_omni_neuron.serving.answer import PieceStream, json_event
-from qwen3_omni_neuron.serving.bodies import (
+from qwen3_omni_neuron.serving.edge.context import Context
+from qwen3_omni_neuron.serving.edge.forms import read_form
+from qwen3_omni_neuron.serving.endpoints.answer import PieceStream, json_event
+from qwen3_omni_neuron.serving.endpoints.media import MediaReader
+from qwen3_omni_neuron.serving.endpoints.served_stream import ServedStream
+from qwen3_omni_neuron.serving.openai.bodies import (
     bounded_options,
     check_model,
     refused_field,
     wrong_value,
 )
-from qwen3_omni_neuron.serving.context import Context
-from qwen3_omni_neuron.serving.forms import read_form
-from qwen3_omni_neuron.serving.logprobs import logprob_entries
-from qwen3_omni_neuron.serving.media import MediaReader
-from qwen3_omni_neuron.serving.openapi import errors_of, form_of
-from qwen3_omni_neuron.serving.served_stream import ServedStream
+from qwen3_omni_neuron.serving.openai.logprobs import logprob_entries
+from qwen3_omni_neuron.serving.openai.openapi import errors_of, form_of
+from qwen3_omni_neuron.serving.openai.usage import duration_usage, transcription_usage
+from qwen3_omni_neuron.serving.openai.without_effect import TRANSCRIPTIONS
 from qwen3_omni_neuron.serving.service import Service
-from qwen3_omni_neuron.serving.usage import duration_usage, transcription_usage
-from qwen3_omni_neuron.serving.without_effect import TRANSCRIPTIONS
 from qwen3_omni_neuron.transcription import Segment, Window, read_windows, stream_transcript
 
 router = APIRouter()

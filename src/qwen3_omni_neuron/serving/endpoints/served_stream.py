@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Event, Finished
 from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.runtime.stream import SpeechStream
-from qwen3_omni_neuron.serving.context import Context
+from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.service import Service
 
 

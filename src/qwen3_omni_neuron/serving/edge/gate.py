@@ -7,16 +7,16 @@ import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen3_omni_neuron.serving import logs, page
-from qwen3_omni_neuron.serving.answer import Answer
-from qwen3_omni_neuron.serving.context import BODY_COPIES, Context
-from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
-from qwen3_omni_neuron.serving.ids import new_id
-from qwen3_omni_neuron.serving.keys import Keys
-from qwen3_omni_neuron.serving.protocol import MOST_HEADERS
+from qwen3_omni_neuron.serving.edge.context import BODY_COPIES, Context
+from qwen3_omni_neuron.serving.edge.keys import Keys
+from qwen3_omni_neuron.serving.edge.protocol import MOST_HEADERS
+from qwen3_omni_neuron.serving.edge.sites import Sites
+from qwen3_omni_neuron.serving.endpoints.answer import Answer
+from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
+from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.realtime.socket import PATH as REALTIME
 from qwen3_omni_neuron.serving.realtime.socket import RealtimeSockets
 from qwen3_omni_neuron.serving.service import Service
-from qwen3_omni_neuron.serving.sites import Sites
 
 PROBES = ("/health", "/ready")
 """Paths that are answered to everybody, for any host name and any origin."""

@@ -21,8 +21,8 @@ from typing import Any, BinaryIO, Literal
 
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.serving import logs
-from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
-from qwen3_omni_neuron.serving.sealing import Seal, SealError, UnknownKeyError
+from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
+from qwen3_omni_neuron.serving.stored.sealing import Seal, SealError, UnknownKeyError
 
 Kind = Literal["session", "reply", "used"]
 Reason = Literal["disk", "room", "gone", "content", "failed"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.openai.errors import ApiError
 
 MOST_CALLERS = 10_000  # number of callers whose rate is stored
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from qwen3_omni_neuron.serving.folder import NotKeptError, SessionFolder
+from qwen3_omni_neuron.serving.stored.folder import NotKeptError, SessionFolder
 
 _COMPLETION, _AUDIO = "chatcmpl-", "audio_"
 MOST_CHARACTERS = 4 << 20  # total of all transcripts

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.openai.errors import ApiError
 
 OPENAI_VOICES: Mapping[str, str] = {
     **dict.fromkeys(("alloy", "coral", "marin", "nova", "sage", "shimmer"), "Chelsie"),

@@ -8,9 +8,9 @@ from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from qwen3_omni_neuron.serving.context import Context
-from qwen3_omni_neuron.serving.errors import ApiError, error_event
-from qwen3_omni_neuron.serving.sending import pieces_of
+from qwen3_omni_neuron.serving.edge.context import Context
+from qwen3_omni_neuron.serving.edge.sending import pieces_of
+from qwen3_omni_neuron.serving.openai.errors import ApiError, error_event
 from qwen3_omni_neuron.serving.service import Service
 
 EVENTS = "text/event-stream"

@@ -25,10 +25,19 @@ from qwen3_omni_neuron.events import (
 )
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.runtime.stream import SpeechStream
-from qwen3_omni_neuron.serving.answer import PieceStream, json_event
-from qwen3_omni_neuron.serving.bodies import SMALL_BODY_BYTES, check_model, has_grammar, parse_json
-from qwen3_omni_neuron.serving.chat_deltas import WRITTEN, spoken
-from qwen3_omni_neuron.serving.chat_request import (
+from qwen3_omni_neuron.serving.edge.context import Context
+from qwen3_omni_neuron.serving.endpoints.answer import PieceStream, json_event
+from qwen3_omni_neuron.serving.endpoints.chat_deltas import WRITTEN, spoken
+from qwen3_omni_neuron.serving.endpoints.media import MediaReader
+from qwen3_omni_neuron.serving.endpoints.served_stream import ServedStream
+from qwen3_omni_neuron.serving.endpoints.sound import encode_sound
+from qwen3_omni_neuron.serving.openai.bodies import (
+    SMALL_BODY_BYTES,
+    check_model,
+    has_grammar,
+    parse_json,
+)
+from qwen3_omni_neuron.serving.openai.chat_request import (
     FURTHER_FIELDS,
     ChatRequest,
     NamedTool,
@@ -36,18 +45,14 @@ from qwen3_omni_neuron.serving.chat_request import (
     conversation,
     request_options,
 )
-from qwen3_omni_neuron.serving.context import Context
-from qwen3_omni_neuron.serving.errors import ApiError
-from qwen3_omni_neuron.serving.ids import new_id
-from qwen3_omni_neuron.serving.media import MediaReader
-from qwen3_omni_neuron.serving.openapi import body_of, errors_of
-from qwen3_omni_neuron.serving.reply_text import Call, Content, Part, Reasoning, ReplyText
-from qwen3_omni_neuron.serving.served_stream import ServedStream
+from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.ids import new_id
+from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of
+from qwen3_omni_neuron.serving.openai.reply_text import Call, Content, Part, Reasoning, ReplyText
+from qwen3_omni_neuron.serving.openai.usage import chat_usage
+from qwen3_omni_neuron.serving.openai.vllm_omni import VLLM_OMNI
+from qwen3_omni_neuron.serving.openai.without_effect import CHAT
 from qwen3_omni_neuron.serving.service import Service
-from qwen3_omni_neuron.serving.sound import encode_sound
-from qwen3_omni_neuron.serving.usage import chat_usage
-from qwen3_omni_neuron.serving.vllm_omni import VLLM_OMNI
-from qwen3_omni_neuron.serving.without_effect import CHAT
 
 router = APIRouter()
 Json = dict[str, Any]

@@ -16,11 +16,11 @@ from websockets.exceptions import InvalidState
 from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
 
-from qwen3_omni_neuron.serving.context import BODY_COPIES
-from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
-from qwen3_omni_neuron.serving.ids import new_id
-from qwen3_omni_neuron.serving.quotas import Account
-from qwen3_omni_neuron.serving.sending import PIECE_BYTES, SendWatch, pieces_of
+from qwen3_omni_neuron.serving.edge.context import BODY_COPIES
+from qwen3_omni_neuron.serving.edge.quotas import Account
+from qwen3_omni_neuron.serving.edge.sending import PIECE_BYTES, SendWatch, pieces_of
+from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
+from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 

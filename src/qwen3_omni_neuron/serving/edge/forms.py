@@ -12,7 +12,7 @@ from python_multipart.multipart import (
     create_form_parser,
 )
 
-from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.openai.errors import ApiError
 
 MOST_PARTS, MOST_FIELD_BYTES = 32, 1 << 16
 _IN_MEMORY = {"MAX_MEMORY_FILE_SIZE": float("inf")}  # the gate limits the whole body

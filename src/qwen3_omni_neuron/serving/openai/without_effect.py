@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qwen3_omni_neuron.serving.sound import can_stretch
+from qwen3_omni_neuron.serving.endpoints.sound import can_stretch
 
 _EMPTY: Sequence[Any] = (None, "", [], {})
 CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"

@@ -4,7 +4,7 @@ import ipaddress
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 

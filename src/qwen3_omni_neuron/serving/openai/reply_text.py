@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from qwen3_omni_neuron.errors import ToolCallError
 from qwen3_omni_neuron.runtime.tool_calls import CALL, END_OF_CALL, END_OF_THOUGHT, ToolCall
-from qwen3_omni_neuron.serving.ids import new_id
+from qwen3_omni_neuron.serving.openai.ids import new_id
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Endpoints, one module each, and what their answers share."""

@@ -1,0 +1,1 @@
+"""Shapes of OpenAI's API: bodies, errors, ids, usage."""

@@ -1,0 +1,1 @@
+"""Files of sessions and spoken replies, encrypted and bounded."""
