@@ -214,7 +214,8 @@ class Server:
 class _Uvicorn(uvicorn.Server):
     """uvicorn's server with our acceptor, background tasks, and our handling of signals.
 
-    As in `serving.edge.protocol`, brackets name the kinds of hostile requests that an override answers.
+    As in `serving.edge.protocol`, brackets name the kinds of hostile requests that an override
+    answers.
     """
 
     def __init__(
