@@ -99,7 +99,7 @@ def test_every_script_has_its_help(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_a_document_names_scripts_that_exist(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
-    named = set(re.findall(r"\b((?:bench|test\.hostile|testing)\.[a-z_]+)\b(?!\.)", text))
+    named = set(re.findall(r"\b((?:bench|test\.hostile)\.[a-z_]+)\b(?!\.)", text))
     named |= {f"bench.{name}" for name in re.findall(r"\bbench/(\w+)\.py", text)}
     assert named
     assert named <= set(SCRIPTS)
