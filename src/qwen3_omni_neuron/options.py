@@ -784,7 +784,7 @@ class Option:
 
 
 def _check(given: Mapping[str, Any], options: Iterable[Option]) -> None:
-    """Raise OptionError for a name that is none of the options', or a value out of its range."""
+    """Raise OptionError for an unknown name, or a value out of its range."""
     known = {option.name: option for option in options}
     for name, value in given.items():
         if name not in known:

@@ -33,10 +33,10 @@ VISION_ROPE_THETA = 10000.0  # transformers' default; released configs don't nam
 # Far above the released sizes, and low enough that modules without weights are made in a second.
 _MOST_LAYERS = 256  # 48
 _MOST_HEADS = 1024  # 32
-_MOST_WIDTH = 1 << 17  # of a layer: 5120
+_MOST_WIDTH = 1 << 17  # a layer's width: 5120
 _MOST_VOCABULARY = 1 << 21  # 152064
-_MOST_EXPERTS = 1024  # of a layer: 128
-_MOST_ALL_EXPERTS = 1 << 15  # of all layers of a decoder: 6144
+_MOST_EXPERTS = 1024  # a layer's: 128
+_MOST_ALL_EXPERTS = 1 << 15  # in all layers of a decoder: 6144
 _MOST_POSITIONS = 1 << 24  # 65536
 _MOST_POSITION_NUMBERS = 1 << 23  # in a table of positions: 2654208
 _MOST_GROUPS = 256  # 16

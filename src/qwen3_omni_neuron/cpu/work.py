@@ -15,8 +15,8 @@ from qwen3_omni_neuron.cpu.precision import PRECISIONS, Precision, library_for, 
 from qwen3_omni_neuron.cpu.rates import Rates
 from qwen3_omni_neuron.model.config import DecoderConfig
 
-# The reply whose time is counted: rows of the prompt, tokens of text, frames of speech, and frames
-# of a call of code2wav. bench/released.py makes it with a shorter prompt.
+# The reply whose time is counted: the prompt's rows, text tokens, frames of speech, and frames in
+# one call of code2wav. bench/released.py makes it with a shorter prompt.
 PROMPT, TOKENS, FRAMES, CHUNK = 128, 50, 200, 12
 FRAME_S = 0.08
 

@@ -27,7 +27,7 @@ _S_PER_GIVEN = 1e-6  # several times what a long conversation takes
 _COUNTS_A_LOOK = 8  # looks at the clock are most of what counting takes
 _MOST_MADE = 1 << 23  # characters and items that are made, beside those for each given one
 _MADE_PER_GIVEN = 16
-_MOST_BITS = 1 << 12  # of a whole number
+_MOST_BITS = 1 << 12  # bits of an integer
 _MOST_INDENT = 64
 _MOST_SOURCE = 1 << 16  # characters of a template: the longest known ones have 30,000
 # Methods of text whose result is no longer than the text. `join` and `replace` are counted apart.
@@ -133,7 +133,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         }
 
     @staticmethod
-    def concat(parts: Iterable[str]) -> str:  # of macros, and blocks of set, call and filter
+    def concat(parts: Iterable[str]) -> str:  # joins macros, and blocks of set, call and filter
         return _join("", parts)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:

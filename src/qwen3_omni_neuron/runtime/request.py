@@ -124,7 +124,7 @@ class LiveRequest:
         self.chunk_wanted = 1  # frames that the vocoder's next chunk needs
         self.chunks = 0  # number of chunks that the vocoder has decoded
         self.chunk_due = False  # the vocoder decodes the first chunk now, or next
-        self.playback = Playback(now)  # of the chunks that were passed on
+        self.playback = Playback(now)  # what a player has of the chunks that were passed on
         # By stage, start of its engine call now; None between calls.
         self.called_s: dict[str, float | None] = dict.fromkeys(
             ("encoder", "thinker", "talker", "vocoder")

@@ -1,9 +1,9 @@
 """Refusals in a child that os.fork made of a process with a loaded model.
 
-The child lacks its parent's threads, also torch's,
-for which torch waits for ever in an operation of the forking thread. A lock that another thread
-held stays held. Engines' processes and temporary folders are still the parent's. So the child can
-neither use nor load a model, and deletes and ends nothing of its parent's when it exits.
+The child lacks its parent's threads. torch waits for its own for ever in an operation of the
+forking thread, and a lock that another thread held stays held. Engines' processes and temporary
+folders are still the parent's. So the child can neither use nor load a model, and deletes and ends
+nothing of its parent's when it exits.
 """
 
 import _thread  # threading.RLock is a function, which has no subclass

@@ -22,7 +22,7 @@ from qwen3_omni_neuron.prompt.preprocessor import whole_setting
 Grid = tuple[int, int, int]
 """Frames, and rows and columns of patches in a frame."""
 Limits = tuple[int, int]  # minimum and maximum number of pixels after resizing
-_MOST_SIDE = 1024  # of a patch: 16 pixels
+_MOST_SIDE = 1024  # a patch's side: 16 pixels
 _MAX_PIXELS = 2**62  # larger limits are reduced to this, which fits a float and 64 bits
 # Limits per video frame. Not in the checkpoint: transformers Qwen3OmniMoeProcessor sets them.
 _VIDEO_LIMITS = (128 * 32 * 32, 768 * 32 * 32)
