@@ -459,6 +459,26 @@ static void check_threads(void)
     free_weights(&w);
 }
 
+/* With bounds that few and many elements exceed, and words of a mask that allow all, few and none. */
+static void check_above(const float *x, int64_t count)
+{
+    static const uint32_t words[] = {UINT32_MAX, 0x80010001u, 0};
+    uint32_t mask[10];
+    for (int64_t i = 0; i < 10; i++)
+        mask[i] = words[i % 3];
+    for (int masked = 0; masked < 2; masked++)
+        for (float bound = -2; bound < 5; bound++)
+            for (int64_t from = 0; from <= count; from++) {
+                int64_t first = from, found;
+                while (first < count &&
+                       !(x[first] > bound && (!masked || mask[first / 32] >> first % 32 & 1)))
+                    first++;
+                found = kernels->first_above(x, masked ? mask : NULL, from, count, bound);
+                if (found != first)
+                    fail("first_above", from, (double)found, (double)first);
+            }
+}
+
 /* vocab: up to 256 logits are put in order by `places`, more are sorted as a heap. */
 static void check_draw(int64_t vocab)
 {
@@ -470,14 +490,16 @@ static void check_draw(int64_t vocab)
     double total = 0;
     for (int64_t i = 0; i < vocab; i++) {
         best = logits[i] > logits[best] ? i : best;
-        total += exp(logits[i]);
+        total += exp(logits[i] / 2);
     }
-    if (likeliest(logits, vocab) != best || draw(&drawing, logits, vocab, 1, 0.99f, 1.0f) != best)
-        fail("the likeliest", vocab, (double)likeliest(logits, vocab), (double)best);
+    if (likeliest(logits, NULL, vocab) != best ||
+        draw(&drawing, logits, NULL, vocab, 1, 1, 0.99f, 1) != best)
+        fail("the likeliest", vocab, (double)likeliest(logits, NULL, vocab), (double)best);
     for (int n = 0; n < DRAWS; n++)
-        count[draw(&drawing, logits, vocab, 0, ((float)n + 0.5f) / DRAWS, 1.0f)]++;
+        count[draw(&drawing, logits, NULL, vocab, 2, 0, ((float)n + 0.5f) / DRAWS, 1)]++;
     for (int64_t i = 0; i < vocab; i++) /* evenly spread numbers: each within one of its share */
-        close_to("draw", i, (double)count[i], DRAWS * exp(logits[i]) / total, 1.5);
+        close_to("draw", i, (double)count[i], DRAWS * exp(logits[i] / 2) / total, 1.5);
+    check_above(logits, vocab);
     free(logits);
 }
 
