@@ -17,6 +17,7 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.engines.process.nameless_file import nameless_file
 from qwen3_omni_neuron.errors import ClosedError, OptionError
 from qwen3_omni_neuron.helpers.grammars import child as child_module
+from qwen3_omni_neuron.helpers.grammars import kept as kept_module
 from qwen3_omni_neuron.helpers.grammars import pool as pool_module
 from qwen3_omni_neuron.helpers.grammars.matcher import CompiledGrammar, Matcher
 from qwen3_omni_neuron.helpers.grammars.pool import GrammarPool
@@ -192,20 +193,46 @@ def test_a_grammar_that_was_tried_is_kept_for_its_owner_alone(pool: GrammarPool)
     other.close()
 
 
+def test_the_child_of_the_try_makes_the_first_mask_and_the_shared_one_the_others(
+    pool: GrammarPool,
+) -> None:
+    rule = {"regex": "first[xy]{9}"}
+    new = begun(pool, rule)
+    tried = new.child
+    assert tried is not None and tried is not pool._shared
+    masks = follow(pool, new, 1)
+    assert new.child is pool._shared and not tried.users
+    known = begun(pool, rule)
+    assert known.child is pool._shared
+    assert masks + follow(pool, new, 8) == follow(pool, known, 9)
+    compiled(pool, {"regex": "second[xy]{9}"}).close()  # forgets what was tried before
+    assert new.grammar.number not in tried.grammars
+
+
+def test_a_grammar_whose_try_was_forgotten_begins_in_the_shared_child(pool: GrammarPool) -> None:
+    first = compiled(pool, {"regex": "waits[xy]{9}"})
+    compiled(pool, {"regex": "comes after it[xy]{9}"}).close()
+    matcher = first.matcher(np.zeros(pool.words, np.uint32))
+    BEGUN.append(matcher)
+    matcher.begin([])
+    assert matcher.child is pool._shared
+    assert len(follow(pool, matcher, 9)) == 9
+
+
 def test_the_longest_unused_grammar_is_forgotten_when_its_replies_end(
     pool: GrammarPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "KEPT", 2)
+    monkeypatch.setattr(kept_module, "KEPT", 2)
     made = [compiled(pool, {"regex": f"unused{n}[xy]{{9}}"}) for n in range(3)]
-    assert len(pool._kept) == 2 and pool._shared is not None
+    assert pool._shared is not None
     known = pool._shared.grammars
     assert {grammar.number for grammar in made} <= known
     for grammar in made:
         grammar.close()
     assert {g.number for g in made} & known == {g.number for g in made[1:]}
-    monkeypatch.setattr(pool_module, "KEPT_BYTES", 0)
+    monkeypatch.setattr(kept_module, "KEPT_BYTES", 0)
     compiled(pool, {"regex": "unused[xy]{9}"}).close()
-    assert not pool._kept and not known
+    assert not known
 
 
 @pytest.mark.parametrize("what", ["the process", "its fork server"])
@@ -238,12 +265,14 @@ def test_a_fault_fails_its_own_reply_and_another_goes_on(
     rule = {"regex": "[xy]{9}"}
     expected = follow(faulty, begun(faulty, rule), 9)
     other, culprit = begun(faulty, rule), begun(faulty, {"regex": f"{fault}[a-z]{{9}}"})
-    assert other.child is culprit.child or other.child is None
     masks = follow(faulty, other, 1)
-    follow(faulty, culprit, 9)
+    follow(faulty, culprit, 1)
+    assert other.child is culprit.child or other.child is None
+    follow(faulty, culprit, 8)
     assert culprit.failure is not None and message in culprit.failure
-    numbers = {kept.number for kept in faulty._kept.values()}
-    assert (culprit.grammar.number in numbers) == (fault == "zero")
+    again = compiled(faulty, {"regex": f"{fault}[a-z]{{9}}"})
+    assert (again.number == culprit.grammar.number) == (fault == "zero")
+    again.close()
     assert masks + follow(faulty, other, 8) == expected and other.failure is None
 
 

@@ -85,6 +85,16 @@ class GrammarChild:
             whole = False
         self.broken |= not whole or bool(self._out)
 
+    def forget(self, *grammars: int) -> None:
+        """Forget those grammars that were sent to it."""
+        for grammar in self.grammars.intersection(grammars):
+            self.grammars.remove(grammar)
+            self.tell(wire.FORGET, 0, grammar)
+
+    def has_compiled(self, grammar: int) -> bool:
+        """True where it has a grammar compiled, and nothing else to do."""
+        return grammar in self.grammars and not self.asked and not self.broken
+
     def begin(self, asked: Asked, grammar: int, tokens: Sequence[int]) -> None:
         """Add a BEGIN to what `flush` sends."""
         self.tell(wire.BEGIN, asked.number, grammar, tokens)

@@ -32,14 +32,21 @@ class CompiledGrammar:
     """Grammar that was compiled and tried, for one reply.
 
     number, rules: its number, and the rules as JSON. own: the child that it has to itself, or
-    empty. owner: who takes turns for such children.
+    empty. owner: who takes turns for such children. tried: the child that has compiled it for a
+    try, which makes its first mask while the child that grammars share compiles it.
     """
 
     def __init__(
-        self, pool: Places, number: int, rules: bytes, own: list[GrammarChild], owner: str
+        self,
+        pool: Places,
+        number: int,
+        rules: bytes,
+        own: list[GrammarChild],
+        owner: str,
+        tried: GrammarChild | None = None,
     ):
         self.pool, self.number, self.rules = pool, number, rules
-        self.own, self.owner = own, owner
+        self.own, self.owner, self.tried = own, owner, tried
         self._freed = finalize(self, pool.forget, number, own)
 
     def matcher(self, ends: Mask) -> "Matcher":
@@ -58,7 +65,8 @@ class Matcher:
     of the tokens that may come next, in memory that its process writes. stopped: the grammar ends
     with the last token. failure: why it can't go on, None where it can. tokens: those since it
     began, from which another child can go on. late: whether a step was taken without it.
-    late_cpu_s: CPU time of its late masks.
+    late_cpu_s: CPU time of its late masks. visits: its child has tried the grammar, and makes one
+    mask.
     """
 
     def __init__(self, grammar: CompiledGrammar, ends: Mask):
@@ -66,7 +74,7 @@ class Matcher:
         self.child: GrammarChild | None = None
         self.slot = self.asked = 0
         self.tokens: list[int] = []
-        self.pending = self.stopped = self.late = self.moved = False
+        self.pending = self.stopped = self.late = self.moved = self.visits = False
         self.failure: str | None = None
         self.mask: Mask | None = None
         self.late_cpu_s = 0.0
@@ -87,7 +95,10 @@ class Matcher:
                 return
             self.tokens.append(token_id)
             self.pending = True
-            if self.child is not None:
+            if self.visits:
+                self.leave()
+                self._pool.place(self)
+            elif self.child is not None:
                 self.child.step(self._asked(wire.STEP), token_id)
 
     def move_to(self, child: GrammarChild) -> None:
@@ -102,7 +113,7 @@ class Matcher:
 
     def leave(self) -> None:
         """Leave the child. The lock is held."""
-        child, self.child = self.child, None
+        child, self.child, self.visits = self.child, None, False
         if child is not None:
             del child.users[self.slot]
             child.free.append(self.slot)

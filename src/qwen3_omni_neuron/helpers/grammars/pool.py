@@ -7,11 +7,10 @@ import select
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from qwen3_omni_neuron.engines.process.child import describe_exit
 from qwen3_omni_neuron.engines.process.nameless_file import nameless_file
@@ -20,6 +19,7 @@ from qwen3_omni_neuron.helpers import orders
 from qwen3_omni_neuron.helpers.fair_places import FairPlaces
 from qwen3_omni_neuron.helpers.grammars import wire, work
 from qwen3_omni_neuron.helpers.grammars.child import MEMORY_BYTES, GrammarChild
+from qwen3_omni_neuron.helpers.grammars.kept import KeptGrammars
 from qwen3_omni_neuron.helpers.grammars.matcher import CompiledGrammar, Matcher
 from qwen3_omni_neuron.helpers.link import ForkServer
 
@@ -34,7 +34,6 @@ LATE_CPU_S = 0.25  # CPU time of the masks for which steps did not wait, in one 
 BLOCKED_CPU_S = 0.01  # CPU time of a mask after which others leave its process
 STUCK_S = 10.0  # time after which a process that does not answer is replaced
 CLOSE_S = 2.0
-KEPT, KEPT_BYTES = 32, 64 << 20  # most grammars that are kept compiled for the next reply
 MOST_TEXT = 400
 _ALL_IN_USE = f"all {ALONE} processes for large grammars are in use"
 Made = TypeVar("Made")
@@ -80,9 +79,7 @@ class GrammarPool:
         self._server: ForkServer | None = None
         self._shared: GrammarChild | None = None
         self._spare: list[GrammarChild] = []
-        # By owner and rules, the longest unused first: no owner learns what another has sent.
-        self._kept: dict[tuple[str, bytes], _Kept] = {}
-        self._users = Counter[int]()  # replies of each grammar that shares a process
+        self._kept = KeptGrammars()
         self._closed = False
 
     def compile(
@@ -141,8 +138,11 @@ class GrammarPool:
 
     def place(self, matcher: Matcher) -> None:
         """See helpers.grammars.matcher.Places."""
-        own = matcher.grammar.own
-        child = own[0] if own else self._shared
+        grammar = matcher.grammar
+        child = grammar.own[0] if grammar.own else self._shared
+        tried, grammar.tried = grammar.tried, None
+        if tried is not None and tried.has_compiled(grammar.number):
+            child, matcher.visits = tried, True
         if child is not None and not child.broken:
             matcher.move_to(child)
         else:
@@ -153,8 +153,7 @@ class GrammarPool:
         with self.lock:
             if self._closed:
                 return
-            self._users[number] -= 1
-            self._forget_unused(number)
+            self._forget(self._kept.release(number))
             for child in own:
                 self._soon(self._kill, child)
             own.clear()
@@ -164,38 +163,16 @@ class GrammarPool:
     def _known(self, rules: bytes, owner: str) -> tuple[CompiledGrammar, int] | None:
         """Return a grammar that was kept, and its bytes; None where it is not known."""
         with self.lock:
-            kept = self._kept.pop((owner, rules), None)
+            kept = self._kept.take(owner, rules)
             if kept is None:
                 return None
-            self._kept[owner, rules] = kept
-            return self._shared_grammar(kept.number, rules, owner), kept.size
+            number, size = kept
+            return CompiledGrammar(self, number, rules, [], owner), size
 
-    def _keep(self, owner: str, rules: bytes, kept: "_Kept") -> None:
-        """Keep a grammar compiled, and no longer those for which there is no place. Locked."""
-        self._kept[owner, rules] = kept
-        while len(self._kept) > KEPT or _size_of(self._kept) > KEPT_BYTES:
-            self._drop(next(iter(self._kept)))
-
-    def _drop(self, key: tuple[str, bytes]) -> None:
-        self._forget_unused(self._kept.pop(key).number)
-
-    def _drop_number(self, number: int) -> None:
-        """Drop a grammar that was not as quick as when it was tried."""
-        for key in [key for key, kept in self._kept.items() if kept.number == number]:
-            self._drop(key)
-
-    def _shared_grammar(self, number: int, rules: bytes, owner: str) -> CompiledGrammar:
-        self._users[number] += 1
-        return CompiledGrammar(self, number, rules, [], owner)
-
-    def _forget_unused(self, number: int) -> None:
-        if self._users[number] > 0 or any(kept.number == number for kept in self._kept.values()):
-            return
-        del self._users[number]
-        shared = self._shared
-        if shared is not None and number in shared.grammars:
-            shared.grammars.discard(number)
-            shared.tell(wire.FORGET, 0, number)
+    def _forget(self, numbers: Sequence[int]) -> None:
+        """Let the shared child forget grammars. The lock is held."""
+        if self._shared is not None:
+            self._shared.forget(*numbers)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self.lock:
@@ -238,13 +215,13 @@ class GrammarPool:
     async def _compile(self, rules: bytes, owner: str, admit: Admit) -> CompiledGrammar:
         number = next(self._numbers)
         async with _place(self._tries, owner):
-            tried = await self._try(number, rules)
-        if tried is not None and _is_quick(tried):
-            admit(tried.grown_kib << 10)
+            child, answer = await self._try(number, rules)
+        if answer is not None and _is_quick(answer):
+            admit(answer.grown_kib << 10)
             with self.lock:
-                self._keep(owner, rules, _Kept(number, tried.grown_kib << 10))
+                self._forget(self._kept.add(owner, rules, number, answer.grown_kib << 10))
                 self._sharing().compile(number, rules)
-                return self._shared_grammar(number, rules, owner)
+                return CompiledGrammar(self, number, rules, [], owner, child)
         try:
             await asyncio.wait_for(self._alone.take(owner), COMPILE_S)
         except asyncio.TimeoutError:
@@ -263,20 +240,25 @@ class GrammarPool:
             raise
         return CompiledGrammar(self, number, rules, [child], owner)
 
-    async def _try(self, number: int, rules: bytes) -> wire.Answer | None:
-        """Compile a grammar in a spare child; None where that takes too long for a try."""
-        while self._spare and self._spare[-1].exited.done():
-            self._spare.pop()
-        child = self._spare.pop() if self._spare else self._new_child()
+    async def _try(self, number: int, rules: bytes) -> tuple[GrammarChild, wire.Answer | None]:
+        """Compile a grammar in a spare child, which knows it until its next try.
+
+        Returns no answer where that takes too long for a try.
+        """
+        self._spare = [child for child in self._spare if not child.exited.done()]
+        child = next((child for child in self._spare if not child.users), None)
+        if child is None:
+            child = self._new_child()
+        else:
+            self._spare.remove(child)
+            with self.lock:
+                child.forget(*child.grammars)
         try:
-            return await self._compiled(child, number, rules, TRY_S)
+            return child, await self._compiled(child, number, rules, TRY_S)
         finally:
             if child.asked or child.broken or len(self._spare) >= TRIES:
                 self._kill(child)
             else:
-                with self.lock:
-                    child.grammars.discard(number)
-                    child.tell(wire.FORGET, 0, number)
                 self._spare.append(child)
 
     async def _compiled(
@@ -385,7 +367,7 @@ class GrammarPool:
                     matcher.grammar.own.clear()
                     matcher.moved = True
             if isinstance(culprit, Matcher) and culprit in users:
-                self._drop_number(culprit.grammar.number)
+                self._forget(self._kept.drop(culprit.grammar.number))
                 if culprit.moved:
                     culprit.fail(_how_it_ended(status))
                 culprit.moved = True
@@ -420,7 +402,7 @@ class GrammarPool:
                 matcher.leave()
             self._replay(others)
             grammar = culprit.grammar
-            self._drop_number(grammar.number)
+            self._forget(self._kept.drop(grammar.number))
             if self._alone.take_now(grammar.owner):
                 grammar.own.append(child)
                 child.exited.add_done_callback(lambda _: self._alone.give_back(grammar.owner))
@@ -483,17 +465,6 @@ def _readable(children: Iterable[GrammarChild], most_s: float) -> bool:
     for child in children:
         poll.register(child.socket, select.POLLIN)
     return bool(poll.poll(max(0.0, 1000 * most_s)))
-
-
-class _Kept(NamedTuple):
-    """Grammar that is kept in the child that grammars share. size: bytes of the child's memory."""
-
-    number: int
-    size: int
-
-
-def _size_of(kept: Mapping[tuple[str, bytes], _Kept]) -> int:
-    return sum(len(rules) + one.size for (_, rules), one in kept.items())
 
 
 def _done(
