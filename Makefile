@@ -82,7 +82,7 @@ CORE := $(addprefix test/unit/test_,$(addsuffix .py,pipeline policy options pipe
 TOOLS := $(if $(wildcard $(VENV)/bin/ruff),$(VENV)/bin/)
 
 # The tests whose oracle is transformers.
-WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_conversation \
+WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_prompt_builder \
     test_log_mel test_resizer test_positions test_sampling test_tiny test_tokenizer)) \
     $(addprefix test/integration/,$(addsuffix .py,test_generate test_media test_models)) \
     test/unit/test_training.py::test_rows_of_training_are_rows_of_generation \

@@ -179,12 +179,12 @@ def measure(options: argparse.Namespace) -> Figures:
     late = 0
     with (
         chosen_checkpoint(options) as checkpoint,
-        loaded_engines(checkpoint, options, SLOTS) as (conversation, engines),
+        loaded_engines(checkpoint, options, SLOTS) as (prompt_builder, engines),
     ):
-        prompt = conversation.prompt(written_messages(conversation, PROMPT_TOKENS))
+        prompt = prompt_builder.prompt(written_messages(prompt_builder, PROMPT_TOKENS))
         for slot in range(SLOTS):
             engines.thinker.prefill(slot, prompt)
-        slots, tokens = list(range(SLOTS)), [conversation.newline_id] * SLOTS
+        slots, tokens = list(range(SLOTS)), [prompt_builder.newline_id] * SLOTS
 
         def iterate(kind: str, replies: Replies, number: int) -> None:
             nonlocal late

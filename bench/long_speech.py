@@ -75,13 +75,13 @@ def measure(options: argparse.Namespace) -> Figures:
     with chosen_checkpoint(options) as checkpoint:
         folder = resolve_checkpoint(checkpoint)
         config = read_config(folder)
-        with loaded_engines(folder, options, 1) as (conversation, engines):
+        with loaded_engines(folder, options, 1) as (prompt_builder, engines):
             if engines.talker is None or engines.vocoder is None:
                 raise InputError("this checkpoint has no talker: it can write text, not speak.")
             check_chunk(options.chunk, engines.vocoder.chunk_frames)
             chunks = decoded_chunks(engines.vocoder, config, options.chunk, options.seed)
             rows = windows(CODE2WAV, chunks, options.frames, options.chunk)
-            prompt = conversation.prompt([{"role": "user", "content": "Speak, and go on."}])
+            prompt = prompt_builder.prompt([{"role": "user", "content": "Speak, and go on."}])
             most = engines.talker.context_length - len(prompt.talker)
             frames = spoken_frames(engines.talker, config, prompt, options.seed)
             rows += windows(TALKER, frames, min(options.frames, most))

@@ -244,7 +244,7 @@ def reply(checkpoint: Path, tree: Path, options: Namespace, warm: bool) -> dict[
             omni.generate_audio(QUESTION, **{**limits(options), "talker_max_new_tokens": 3})
         result, about = counted_reply(omni, options)
         if warm:
-            long = written_messages(omni.conversation, options.positions)
+            long = written_messages(omni.prompt_builder, options.positions)
             few = {"thinker_max_new_tokens": 2, "talker_max_new_tokens": 3}
             prefill_s = omni.generate_audio(long, **{**limits(options), **few}).timings.ttft_s
     times = result.timings

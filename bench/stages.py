@@ -99,9 +99,10 @@ def rows_of(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
     """Yield every row, one stage after the other."""
     config = read_config(folder)
     yield from encoder_rows(folder, config, options)
-    with loaded_engines(folder, options, max(options.batches)) as (conversation, engines):
+    with loaded_engines(folder, options, max(options.batches)) as (prompt_builder, engines):
         prompts = [
-            conversation.prompt(written_messages(conversation, rows)) for rows in options.prompts
+            prompt_builder.prompt(written_messages(prompt_builder, rows))
+            for rows in options.prompts
         ]
         check_room(engines, prompts, options.repeats)
         yield from thinker_rows(engines.thinker, prompts, options)

@@ -51,7 +51,7 @@ def measure(options: Namespace) -> Figures:
 
 def rows_of(omni: Qwen3Omni, length: int, options: Namespace) -> list[Row]:
     """Return a row for each repeat, after a warm-up."""
-    messages = written_messages(omni.conversation, length)
+    messages = written_messages(omni.prompt_builder, length)
 
     def row(seed: int) -> Row:
         timings = omni.generate_text(

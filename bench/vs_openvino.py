@@ -49,7 +49,7 @@ from bench.common.models import add_size_argument
 from bench.peers.side import Job, count_prompts
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
-from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.command_line import Figures, InputError, Row, parser_of, positive, run
 
 ROOT = Path(__file__).parents[1]
@@ -109,7 +109,7 @@ def measure(options: argparse.Namespace) -> Figures:
     trees = {dtype: compiled(checkpoint, dtype) for dtype in options.dtypes}
     short, long = count_prompts(options.repeats)
     config = read_config(checkpoint)
-    conversation = Conversation(checkpoint, config)
+    prompt_builder = PromptBuilder(checkpoint, config)
     turn_ids = {config.im_start_id, config.im_end_id}
     job = Job(
         str(checkpoint),
@@ -119,8 +119,8 @@ def measure(options: argparse.Namespace) -> Figures:
         options.text_tokens,
         options.frames,
         options.repeats,
-        prompts(conversation, SHORT_PROMPT, short),
-        prompts(conversation, options.long_prompt, long),
+        prompts(prompt_builder, SHORT_PROMPT, short),
+        prompts(prompt_builder, options.long_prompt, long),
     )
     rows: list[Row] = []
     versions: dict[str, str] = {}
@@ -166,12 +166,12 @@ def compiled(checkpoint: Path, dtype: str) -> Path:
     return folder
 
 
-def prompts(conversation: Conversation, tokens: int, count: int) -> list[str]:
+def prompts(prompt_builder: PromptBuilder, tokens: int, count: int) -> list[str]:
     """Return `count` texts whose prompts have exactly this number of tokens.
 
     They differ from their first token on: each is digits, and no two digits make one token.
     """
-    one_digit = conversation.prompt([{"role": "user", "content": "0"}])
+    one_digit = prompt_builder.prompt([{"role": "user", "content": "0"}])
     digits = tokens - len(one_digit) + 1
     most_texts = 10**digits if digits > 0 else 0
     if count > most_texts:
@@ -186,7 +186,7 @@ def prompts(conversation: Conversation, tokens: int, count: int) -> list[str]:
         for number in range(count)
     ]
     for text in texts:
-        found = len(conversation.prompt([{"role": "user", "content": text}]))
+        found = len(prompt_builder.prompt([{"role": "user", "content": text}]))
         assert found == tokens, f"{text} has {found} tokens: a digit is not one token"
     return texts
 

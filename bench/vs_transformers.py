@@ -32,7 +32,7 @@ from bench.common.measure import in_new_process
 from bench.common.models import GREEDY, add_size_argument, made_checkpoint
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.verification.oracle import Reference, ReferenceResult
 from testing.command_line import Figures, InputError, Row, parser_of, positive, run
 from testing.memory import peak_mb
@@ -84,12 +84,12 @@ def compare(checkpoint: Path, name: str, options: argparse.Namespace) -> list[Ro
     with Qwen3Omni.load(checkpoint, dtype=options.dtype, reuse=False) as omni:
         ours = omni.generate_audio(messages, **settings(options))
         # transformers does not speak the last token if the limit ends the text: one more token.
-        theirs = answer(reference, omni.conversation, messages, options, text_tokens + 1)
+        theirs = answer(reference, omni.prompt_builder, messages, options, text_tokens + 1)
         if options.reference_dtype == "bfloat16" or options.dtype in ("int8", "int4"):
             check_as_long(ours, theirs, text_tokens)
         else:
             check_equal(ours, theirs, text_tokens, reference)
-        answer(reference, omni.conversation, messages, options, text_tokens)
+        answer(reference, omni.prompt_builder, messages, options, text_tokens)
         audio_s = len(ours.audio) / ours.sample_rate
         rows: list[Row] = []
         for number in range(options.rounds):
@@ -99,7 +99,7 @@ def compare(checkpoint: Path, name: str, options: argparse.Namespace) -> list[Ro
                 figures = {figure: getattr(found, figure) for figure in FIGURES}
                 rows.append({**about, "side": "ours", **figures})
             start_s = time.perf_counter()
-            answer(reference, omni.conversation, messages, options, text_tokens)
+            answer(reference, omni.prompt_builder, messages, options, text_tokens)
             total_s = time.perf_counter() - start_s
             figures = {"ttft_s": None, "ttfb_s": total_s, "total_s": total_s}
             rows.append({**about, "side": "transformers", **figures, "rtf": total_s / audio_s})
@@ -124,13 +124,13 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
 
 def answer(
     reference: Reference,
-    conversation: Conversation,
+    prompt_builder: PromptBuilder,
     messages: list[dict[str, Any]],
     options: argparse.Namespace,
     text_tokens: int,
 ) -> ReferenceResult:
     """Answer with transformers, including the processing of the conversation."""
-    return reference.generate(conversation.prompt(messages), **limits(options, text_tokens))
+    return reference.generate(prompt_builder.prompt(messages), **limits(options, text_tokens))
 
 
 def check_equal(
@@ -177,11 +177,11 @@ def memory_here(side: str, checkpoint: Path, options: argparse.Namespace) -> dic
             for messages in PROMPTS.values():
                 omni.generate_audio(messages, **settings(options))
     else:
-        conversation = Conversation(checkpoint, read_config(checkpoint))
+        prompt_builder = PromptBuilder(checkpoint, read_config(checkpoint))
         reference = reference_of(checkpoint, options)
         loaded_mb = peak_mb()
         for messages in PROMPTS.values():
-            answer(reference, conversation, messages, options, options.text_tokens)
+            answer(reference, prompt_builder, messages, options, options.text_tokens)
     found = {"before_mb": before_mb, "loaded_mb": loaded_mb, "peak_mb": peak_mb()}
     return {**found, "grown_mb": found["peak_mb"] - before_mb}
 

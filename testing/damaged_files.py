@@ -359,12 +359,12 @@ class Loads:
         from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
         from qwen3_omni_neuron.checkpoint.files import conversation_fingerprint
         from qwen3_omni_neuron.options import check_defaults
-        from qwen3_omni_neuron.prompt.template import Conversation
+        from qwen3_omni_neuron.prompt.builder import PromptBuilder
 
         check_defaults(read_generation_defaults(folder), folder)
         conversation_fingerprint(folder)
-        conversation = Conversation(folder, self._config)
-        prompt = conversation.prompt([{"role": "user", "content": [audio(0.5), text("Hello")]}])
+        prompt_builder = PromptBuilder(folder, self._config)
+        prompt = prompt_builder.prompt([{"role": "user", "content": [audio(0.5), text("Hello")]}])
         assert int(prompt.token_ids.max()) < self._config.thinker.text.vocab_size
 
     def _rows(self, damage: Callable[[Path], Any]) -> None:

@@ -46,7 +46,7 @@ def reply_to_the_limit(
     The reference does not speak the token that meets its limit, so its limit is one higher.
     """
     ours = omni.generate_audio(messages, thinker_max_new_tokens=tokens, **GREEDY, **options)
-    prompt = omni.conversation.prompt(messages, options.get("use_audio_in_video", False))
+    prompt = omni.prompt_builder.prompt(messages, options.get("use_audio_in_video", False))
     if video_second_per_grid:
         options["video_second_per_grid"] = torch.tensor(video_second_per_grid)
     theirs = reference.generate(prompt, thinker_max_new_tokens=tokens + 1, **options)

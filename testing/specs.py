@@ -17,7 +17,7 @@ from qwen3_omni_neuron.cpu.build import build_engines
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.loading import find_target
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.released import RELEASED
 
 
@@ -39,7 +39,7 @@ def engine_spec(checkpoint: Path, target: str = "cpu", **settings: Any) -> Engin
     usual: dict[str, Any] = {"dtype": "float32", "max_concurrency": 2, "context_length": 256}
     config = read_config(checkpoint)
     plan = plan_of(checkpoint, config, target, **(usual | settings))
-    return EngineSpec(plan, config, Conversation(checkpoint, config).newline_id)
+    return EngineSpec(plan, config, PromptBuilder(checkpoint, config).newline_id)
 
 
 def cpu_engines(spec: EngineSpec) -> Engines:

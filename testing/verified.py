@@ -50,7 +50,7 @@ def assert_layers_hold(
         yield engines
         engines.close()
 
-    prompts = [omni.conversation.prompt(answer.question.messages) for answer in answers]
+    prompts = [omni.prompt_builder.prompt(answer.question.messages) for answer in answers]
     layers = Layers(plan, prompts, [answer.arrays for answer in answers], open_engines)
     count = config.thinker.text.layers
     stage = f"thinker's {count} layers, lm_head"

@@ -15,7 +15,7 @@ from typing import Any
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.media_cases import CLIP, image, text
 from testing.replies import GREEDY
@@ -46,12 +46,12 @@ def load_theirs(checkpoint: Path, dtype: str) -> Callable[[Any], Reply]:
     """Load the reference, in float32. Returns the function that answers a conversation."""
     assert dtype == "float32", f"the reference computes in float32, got {dtype}"
     reference = Reference(checkpoint)
-    conversation = Conversation(checkpoint, read_config(checkpoint))
+    prompt_builder = PromptBuilder(checkpoint, read_config(checkpoint))
 
     def answer(messages: Any) -> Reply:
         # The reference does not speak the token that meets its limit: see testing.replies.
         result = reference.generate(
-            conversation.prompt(messages),
+            prompt_builder.prompt(messages),
             thinker_max_new_tokens=TOKENS + 1,
             talker_max_new_tokens=FRAMES + 1,
         )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from train.fit import device
 from train.questions import Question
 
@@ -30,13 +30,13 @@ class Batch:
 
 
 def batch_of(
-    questions: Sequence[Question], conversation: Conversation, tokenizer: Any, im_end_id: int
+    questions: Sequence[Question], prompt_builder: PromptBuilder, tokenizer: Any, im_end_id: int
 ) -> Batch:
     """Make a batch of conversations with their replies."""
     rows, labels = [], []
     mels: list[Tensor] = []
     for question in questions:
-        prompt = question.inputs(conversation)
+        prompt = question.inputs(prompt_builder)
         reply = torch.tensor([*tokenizer.encode(question.reply), im_end_id])
         rows.append(torch.cat((prompt.token_ids, reply[:-1])))
         unasked = torch.full((len(prompt) - 1,), IGNORED)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.model.talker import media_mask, user_positions
-from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from train.batches import IGNORED, batch_of, embedded, encoded_audio
 from train.codes import GROUPS, SpokenWord, reply
 from train.fit import Losses, device, fit
@@ -42,18 +42,18 @@ class Teacher:
     def __init__(
         self,
         model: Any,
-        conversation: Conversation,
+        prompt_builder: PromptBuilder,
         tokenizer: Any,
         words: dict[str, dict[str, SpokenWord]],
         checkpoint: Path,
     ):
         self._model, self._tokenizer, self._words = model, tokenizer, words
         self._config = read_config(checkpoint)
-        self._newline_id = conversation.newline_id
+        self._newline_id = prompt_builder.newline_id
         rng = random.Random("users")
         questions = [draw_question(rng, TRAINING) for _ in range(USERS)]
         parts = [questions[i : i + 50] for i in range(0, len(questions), 50)]
-        self._users = [user for part in parts for user in self._user_rows(part, conversation)]
+        self._users = [user for part in parts for user in self._user_rows(part, prompt_builder)]
 
     def batch(self, step: int) -> list[Talk]:
         """Draw the sequences of a step."""
@@ -82,10 +82,10 @@ class Teacher:
         )
 
     @torch.no_grad()
-    def _user_rows(self, questions: Sequence[Any], conversation: Conversation) -> list[UserRows]:
+    def _user_rows(self, questions: Sequence[Any], prompt_builder: PromptBuilder) -> list[UserRows]:
         """Return the talker's inputs of each conversation."""
         model = self._model
-        batch = batch_of(questions, conversation, self._tokenizer, self._config.im_end_id)
+        batch = batch_of(questions, prompt_builder, self._tokenizer, self._config.im_end_id)
         audio = encoded_audio(model, batch.mels) if batch.mels else None
         rows = embedded(model, batch.token_ids, audio)
         layer = model.config.talker_config.accept_hidden_layer

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from train.batches import IGNORED, Batch, batch_of, embedded, encoded_audio
 from train.fit import Losses, device, fit
 from train.questions import draw_question
@@ -31,7 +31,7 @@ HEARD = tuple(dict.fromkeys((*SPOKEN, *UNKNOWN, *" ".join((*SAY, *SUM, "plus")).
 _BLANK = len(HEARD)
 
 
-def learn_thinker(model: Any, conversation: Conversation, tokenizer: Any, folder: Path) -> None:
+def learn_thinker(model: Any, prompt_builder: PromptBuilder, tokenizer: Any, folder: Path) -> None:
     """Train model.thinker without its vision encoder."""
     torch.manual_seed(0)
     words = nn.Linear(model.config.thinker_config.text_config.hidden_size, _BLANK + 1)
@@ -40,7 +40,7 @@ def learn_thinker(model: Any, conversation: Conversation, tokenizer: Any, folder
     def losses_of(done: int, sums: float, step: int) -> Losses:
         rng = random.Random(done + step)
         questions = [draw_question(rng, TRAINING, sums=sums) for _ in range(BATCH)]
-        batch = batch_of(questions, conversation, tokenizer, model.config.im_end_token_id)
+        batch = batch_of(questions, prompt_builder, tokenizer, model.config.im_end_token_id)
         audio = encoded_audio(model, batch.mels) if batch.mels else None
         losses = {"reply": _reply_loss(model, batch, audio)}
         if audio is not None:
@@ -52,11 +52,11 @@ def learn_thinker(model: Any, conversation: Conversation, tokenizer: Any, folder
         losses = partial(losses_of, done, sums)
         fit(f"thinker-{number}", trained, losses, steps, learning_rate, folder)
         done += steps
-    learn_turns(model, conversation, tokenizer, folder, done)
+    learn_turns(model, prompt_builder, tokenizer, folder, done)
 
 
 def learn_turns(
-    model: Any, conversation: Conversation, tokenizer: Any, folder: Path, done: int
+    model: Any, prompt_builder: PromptBuilder, tokenizer: Any, folder: Path, done: int
 ) -> None:
     """Train the thinker on conversations of up to four turns. done: steps before this phase."""
 
@@ -66,7 +66,7 @@ def learn_turns(
             draw_question(rng, TRAINING, sums=TURNS_SUMS, earlier=rng.choice(EARLIER))
             for _ in range(TURNS_BATCH)
         ]
-        batch = batch_of(questions, conversation, tokenizer, model.config.im_end_token_id)
+        batch = batch_of(questions, prompt_builder, tokenizer, model.config.im_end_token_id)
         audio = encoded_audio(model, batch.mels) if batch.mels else None
         return {"reply": _reply_loss(model, batch, audio)}
 

@@ -4,8 +4,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.prompt import Prompt as ModelPrompt
-from qwen3_omni_neuron.prompt.template import Conversation
 from train.speech import RATE, Variation, spoken_clip
 from train.vocabulary import SUMS, SYSTEMS, Prompt, prompts, written
 
@@ -22,9 +22,9 @@ class Question:
     reply: str
     spoken: bool
 
-    def inputs(self, conversation: Conversation) -> ModelPrompt:
+    def inputs(self, prompt_builder: PromptBuilder) -> ModelPrompt:
         """Return the model's inputs."""
-        return conversation.prompt(self.messages)
+        return prompt_builder.prompt(self.messages)
 
 
 def draw_question(

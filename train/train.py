@@ -12,7 +12,7 @@ from pathlib import Path
 from transformers import Qwen2TokenizerFast
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from train.checkpoint import load_model, write_skeleton, write_trained
 from train.codes import spoken_words
 from train.learn_code2wav import learn_code2wav
@@ -33,12 +33,12 @@ def main(arguments: list[str] | None = None) -> None:
     if not (skeleton / "config.json").exists():
         write_skeleton(skeleton, options.seed)
     model = load_model(skeleton)
-    conversation = Conversation(skeleton, read_config(skeleton))
+    prompt_builder = PromptBuilder(skeleton, read_config(skeleton))
     tokenizer = Qwen2TokenizerFast.from_pretrained(skeleton)
     words = spoken_words()
     learn_code2wav(model, words, options.work)
-    learn_thinker(model, conversation, tokenizer, options.work)
-    learn_talker(model, Teacher(model, conversation, tokenizer, words, skeleton), options.work)
+    learn_thinker(model, prompt_builder, tokenizer, options.work)
+    learn_talker(model, Teacher(model, prompt_builder, tokenizer, words, skeleton), options.work)
     write_trained(model, options.out)
 
 

@@ -18,7 +18,7 @@ from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.cli import model_arguments
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.options import RequestOptions
-from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.command_line import InputError
 
 GREEDY = {"thinker_do_sample": False, "talker_do_sample": False, "predictor_do_sample": False}
@@ -74,7 +74,7 @@ def load_chosen(
 @contextmanager
 def loaded_engines(
     checkpoint: str | Path, options: Namespace, slots: int
-) -> Iterator[tuple[Conversation, Engines]]:
+) -> Iterator[tuple[PromptBuilder, Engines]]:
     """Load the checkpoint for direct calls of its engines from this thread."""
     found: list[Engines] = []
 
@@ -84,10 +84,10 @@ def loaded_engines(
 
     with load_chosen(checkpoint, options, slots, keep) as omni:
         found[0].enter_thread()
-        yield omni.conversation, found[0]
+        yield omni.prompt_builder, found[0]
 
 
-def written_messages(conversation: Conversation, tokens: int) -> list[dict[str, Any]]:
+def written_messages(prompt_builder: PromptBuilder, tokens: int) -> list[dict[str, Any]]:
     """Return one user turn of repeated words, the longest whose prompt has at most `tokens` tokens.
 
     Raises InputError where the shortest conversation has more.
@@ -97,7 +97,7 @@ def written_messages(conversation: Conversation, tokens: int) -> list[dict[str, 
         return [{"role": "user", "content": "Ready." + " go" * words}]
 
     def length(words: int) -> int:
-        return len(conversation.prompt(messages(words)))
+        return len(prompt_builder.prompt(messages(words)))
 
     if tokens < length(0):
         raise InputError(

@@ -216,7 +216,7 @@ def float32_replies(folder: Path, positions: int) -> tuple[list[Reply], int]:
     with Qwen3Omni.load(folder, dtype="float32", max_concurrency=1, reuse=False) as omni:
         for number, question in enumerate(questions(positions, 0)):
             speaker = SPEAKERS[number % len(SPEAKERS)]
-            prompt = omni.conversation.prompt(question.messages)
+            prompt = omni.prompt_builder.prompt(question.messages)
             result = omni.generate_audio(question.messages, speaker=speaker, seed=number, **LIMITS)
             codes = torch.from_numpy(result.codes)
             reply = Reply(prompt, question.spoken, speaker, result.token_ids, codes)
@@ -227,7 +227,7 @@ def float32_replies(folder: Path, positions: int) -> tuple[list[Reply], int]:
             )
             if min(tokens, frames) >= positions:
                 break
-        return found, omni.conversation.newline_id
+        return found, omni.prompt_builder.newline_id
 
 
 @torch.inference_mode()

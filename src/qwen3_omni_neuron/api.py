@@ -44,13 +44,13 @@ from qwen3_omni_neuron.options import (
     SpeechArguments,
     check_defaults,
 )
+from qwen3_omni_neuron.prompt.builder import Messages, PromptBuilder
 from qwen3_omni_neuron.prompt.media.settings import MediaSettings
 from qwen3_omni_neuron.prompt.messages import check_characters
 from qwen3_omni_neuron.prompt.pieces import cut
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.row_keys import NO_KEYS, prompt_keys
 from qwen3_omni_neuron.prompt.stored import read_file
-from qwen3_omni_neuron.prompt.template import Conversation, Messages
 from qwen3_omni_neuron.prompt.truncation import Truncation
 from qwen3_omni_neuron.runtime.grammar import Grammar, Grammars
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
@@ -79,7 +79,7 @@ class Qwen3Omni:
         self,
         config: OmniConfig,
         defaults: GenerationDefaults,
-        conversation: Conversation,
+        prompt_builder: PromptBuilder,
         engines: Engines,
         max_queued: int,
         reuse: bool = True,
@@ -87,11 +87,11 @@ class Qwen3Omni:
         spill: SpillLimits | None = None,
     ):
         """Do not call this; use `load`."""
-        self._config, self._defaults, self.conversation = config, defaults, conversation
+        self._config, self._defaults, self.prompt_builder = config, defaults, prompt_builder
         self._context_length, self._slots = engines.thinker.context_length, engines.thinker.slots
         self._max_queued = max_queued
         vocab_size = config.thinker.text.vocab_size
-        self._grammars = Grammars(conversation, vocab_size, config.im_end_id, self._slots)
+        self._grammars = Grammars(prompt_builder, vocab_size, config.im_end_id, self._slots)
         self._talker_context_length = engines.talker.context_length if engines.talker else 0
         self._pipeline = Pipeline(
             engines,
@@ -129,11 +129,11 @@ class Qwen3Omni:
         config = read_config(folder)
         tree = None if given.compiled_path is None else local_tree(given.compiled_path)
         plan = plan_of(folder, config, tree, given)
-        conversation = Conversation(folder, config)
+        prompt_builder = PromptBuilder(folder, config)
         target = find_target(plan.target)
         check_kv_cache_dtype(target, given.kv_cache_dtype)
         spec = EngineSpec(
-            plan, config, conversation.newline_id, tree, kv_cache_dtype=given.kv_cache_dtype
+            plan, config, prompt_builder.newline_id, tree, kv_cache_dtype=given.kv_cache_dtype
         )
         defaults = read_generation_defaults(folder)
         check_defaults(defaults, folder)
@@ -145,7 +145,7 @@ class Qwen3Omni:
             return Qwen3Omni(
                 config,
                 defaults,
-                conversation,
+                prompt_builder,
                 engines,
                 given.max_queued,
                 given.reuse,
@@ -172,7 +172,7 @@ class Qwen3Omni:
         """Answer a conversation, event by event: TextDelta, AudioChunk, and Finished at the end.
 
         messages: dicts with "role" and "content", a string or a list of text, audio, image and
-        video items (see prompt.template.Conversation.prompt). options: see
+        video items (see prompt.builder.PromptBuilder.prompt). options: see
         options.RequestArguments.
         The request starts now, or is queued for a slot; closing the stream cancels it. Every token
         of the returned text is spoken, also the last one of a reply that a limit cut; the reference
@@ -208,7 +208,7 @@ class Qwen3Omni:
         arrived_s = self._pipeline.clock.now()
         parsed = RequestOptions.parse(options, SpeechArguments)
         parsed.speaker_id(self._config)
-        prompt = self.conversation.prompt(_EMPTY_TURN)
+        prompt = self.prompt_builder.prompt(_EMPTY_TURN)
         pieces = self._pieces(text, len(prompt.talker))
         request = self._request(prompt, parsed, True, arrived_s)
         if request.keys is not None:
@@ -246,7 +246,7 @@ class Qwen3Omni:
         See checkpoint.files.conversation_fingerprint; computed when it is first asked for.
         Raises CheckpointError.
         """
-        return conversation_fingerprint(self.conversation.folder)
+        return conversation_fingerprint(self.prompt_builder.folder)
 
     @property
     def turns_by_silence(self) -> bool:
@@ -259,7 +259,7 @@ class Qwen3Omni:
     @property
     def media_settings(self) -> MediaSettings:
         """Settings for decoding media in a process without a model: see helpers.media.pool."""
-        return self.conversation.media_settings
+        return self.prompt_builder.media_settings
 
     @property
     def info(self) -> ModelInfo:
@@ -267,8 +267,8 @@ class Qwen3Omni:
         speakers = {} if self._config.talker is None else self._config.talker.speaker_ids
         return ModelInfo(
             speakers=tuple(name.capitalize() for name in sorted(speakers)),
-            thinks=self.conversation.thinks,
-            takes_tools=self.conversation.takes_tools,
+            thinks=self.prompt_builder.thinks,
+            takes_tools=self.prompt_builder.takes_tools,
             slots=self._slots,
             max_queued=self._max_queued,
             context_length=self._context_length,
@@ -326,7 +326,7 @@ class Qwen3Omni:
 
     def _session(self, system: str | None, messages: Messages, options: RequestOptions) -> Session:
         model = SessionModel(
-            self.conversation,
+            self.prompt_builder,
             self._pipeline,
             self._request,
             self._context_length - 1,
@@ -343,7 +343,7 @@ class Qwen3Omni:
         if speak:
             options.speaker_id(self._config)  # refuse a wrong speaker before anything is read
         with one_torch_thread():
-            prompt = self.conversation.prompt(
+            prompt = self.prompt_builder.prompt(
                 messages,
                 options.use_audio_in_video,
                 self._context_length - 1,
@@ -388,8 +388,8 @@ class Qwen3Omni:
         For a text of more than `most` tokens, ids may be missing and the number is a lower bound.
         """
         words = " ".join(text.split())
-        least = self.conversation.least_tokens(words, most)
-        token_ids = self.conversation.encode_words(words, most) if least <= most else []
+        least = self.prompt_builder.least_tokens(words, most)
+        token_ids = self.prompt_builder.encode_words(words, most) if least <= most else []
         return token_ids, max(least, len(token_ids))
 
     def _request(
@@ -409,10 +409,10 @@ class Qwen3Omni:
             options,
             speak,
             arrived_s,
-            self.conversation,
+            self.prompt_builder,
             keys,
             grammar=self._grammars.compile(options),
-            thinks=self.conversation.thinks,
+            thinks=self.prompt_builder.thinks,
         )
 
     def _check_length(self, prompt: Prompt) -> None:

@@ -29,13 +29,13 @@ from qwen3_omni_neuron.errors import (
 from qwen3_omni_neuron.events import Event
 from qwen3_omni_neuron.model.torch_threads import one_torch_thread
 from qwen3_omni_neuron.options import RequestArguments, RequestOptions
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.media.clip import GrowingClip
 from qwen3_omni_neuron.prompt.media.fields import real_number
 from qwen3_omni_neuron.prompt.media.items import AudioItem
 from qwen3_omni_neuron.prompt.messages import MessageReader, Messages, read_tools
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.stored import pack
-from qwen3_omni_neuron.prompt.template import Conversation
 from qwen3_omni_neuron.prompt.truncation import Truncation
 from qwen3_omni_neuron.prompt.turns import (
     ROUNDING_S,
@@ -70,7 +70,7 @@ class SessionModel:
     raises CheckpointError. owner: object that must live as long as a stream.
     """
 
-    conversation: Conversation
+    prompt_builder: PromptBuilder
     pipeline: Pipeline
     request: Callable[[Prompt, RequestOptions, bool, float], Request]
     most_tokens: int
@@ -444,12 +444,12 @@ class Session:
 
     def _begin(self, options: RequestOptions) -> None:
         """Set the options, and how messages are read with them."""
-        conversation, most_tokens = self._model.conversation, self._model.most_tokens
+        prompt_builder, most_tokens = self._model.prompt_builder, self._model.most_tokens
         self._options = options
         self._hear_videos, self._literal_text = options.use_audio_in_video, options.literal_text
-        self._load = conversation.loader(self._hear_videos, most_tokens)
-        self._check = conversation.text_check(most_tokens)
-        self._reserved = () if self._literal_text else conversation.reserved
+        self._load = prompt_builder.loader(self._hear_videos, most_tokens)
+        self._check = prompt_builder.text_check(most_tokens)
+        self._reserved = () if self._literal_text else prompt_builder.reserved
 
     def _take(self, document: Mapping[str, Any]) -> None:
         """Set the conversation to a document's. Raises errors as `restore` lists them."""
@@ -540,7 +540,7 @@ class Session:
         media = [medium for turn in read for medium in turn.media]
         said = [index for index, turn in enumerate(read) if turn.said]
         messages = [turn.read for turn in read]
-        return model.conversation.assemble(
+        return model.prompt_builder.assemble(
             messages,
             media,
             growing,
@@ -558,7 +558,7 @@ class Session:
 
         Repeated when there is a new window of speech, or a new peak may have changed a window.
         """
-        model, windows = self._model, self._model.conversation.whole_windows(clip)
+        model, windows = self._model, self._model.prompt_builder.whole_windows(clip)
         state = windows, clip.peak if windows else 0.0
         if not model.pipeline.caches_prefixes or state == self._ahead_of or self._streaming():
             return

@@ -11,9 +11,9 @@ from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.positions import rope_positions
 from qwen3_omni_neuron.prompt.prompt import Prompt
-from qwen3_omni_neuron.prompt.template import Conversation
 from testing.media_cases import IMAGE, audio, text, user, video
 from testing.prompts import prompt_of
 from testing.specs import cpu_engines, engine_spec
@@ -75,9 +75,9 @@ def test_a_prompt_longer_than_all_buckets_takes_the_whole_cache(
 def test_a_prompt_with_media_in_buckets(
     exact: Engines, bucketed: Engines, checkpoint: Path, config: OmniConfig
 ) -> None:
-    conversation = Conversation(checkpoint, config)
+    prompt_builder = PromptBuilder(checkpoint, config)
     message = user(text("See"), IMAGE, audio(1.2), video(4, 2.0), text("and tell."))
-    assert_alike(exact, bucketed, conversation.prompt([message]))
+    assert_alike(exact, bucketed, prompt_builder.prompt([message]))
 
 
 @torch.no_grad()

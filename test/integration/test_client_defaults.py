@@ -427,7 +427,9 @@ def test_old_items_leave_the_prompt_and_stay_in_the_conversation(
     """Without a word about it the oldest turns are dropped; a ratio drops more of them."""
     words, context = "a word " * 40, omni.info.context_length
     question = {"role": "user", "content": words}
-    size = len(omni.conversation.prompt([question] * 2)) - len(omni.conversation.prompt([question]))
+    size = len(omni.prompt_builder.prompt([question] * 2)) - len(
+        omni.prompt_builder.prompt([question])
+    )
     if ratio is None:
         assert caller.update().truncation == "auto"
         kept = (context - SHORT["thinker_max_new_tokens"] - 3) // size  # 3: the reply's beginning
@@ -440,7 +442,7 @@ def test_old_items_leave_the_prompt_and_stay_in_the_conversation(
     first, *_ = [caller.write(words).id for _ in range(turns)]
     events = caller.answer(output_modalities=["text"])
     asked: Any = [question] * kept
-    assert events[-1].response.usage.input_tokens == len(omni.conversation.prompt(asked))
+    assert events[-1].response.usage.input_tokens == len(omni.prompt_builder.prompt(asked))
     assert text_of(events) == omni.generate_text(asked, literal_text=True, **SHORT).text
     caller.send("conversation.item.retrieve", item_id=first)
     assert caller.until("conversation.item.retrieved")[-1].item.content[0].text == words
@@ -455,7 +457,7 @@ def test_a_chat_is_cut_where_it_asks_for_it(omni: Qwen3Omni, client: OpenAI) -> 
     options: Any = {"model": "qwen3-omni", "seed": SHORT["seed"], "extra_body": own}
     made = client.chat.completions.create(messages=asked, **options)
     assert made.usage is not None
-    assert made.usage.prompt_tokens == len(omni.conversation.prompt(kept))
+    assert made.usage.prompt_tokens == len(omni.prompt_builder.prompt(kept))
     wanted = omni.generate_text(kept, literal_text=True, **SHORT).text
     assert made.choices[0].message.content == wanted
     own["truncation"]["retention_ratio"] = 2

@@ -57,7 +57,7 @@ def test_log_probabilities_are_by_the_references_logits(both_of_seed: BothMaker)
     options |= {"thinker_max_new_tokens": 12, "seed": 4}
     *deltas, end = omni.stream_text(SYSTEM + TEXT, logprobs=True, **options)
     assert isinstance(end, Finished)
-    prompt, made = omni.conversation.prompt(SYSTEM + TEXT), torch.tensor(end.result.token_ids)
+    prompt, made = omni.prompt_builder.prompt(SYSTEM + TEXT), torch.tensor(end.result.token_ids)
     ids = torch.cat((prompt.token_ids, made))[None]
     logits = reference.model.thinker(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
     expected = logits[0, len(prompt) - 1 : -1].log_softmax(-1)[torch.arange(len(made)), made]
@@ -97,7 +97,7 @@ def test_every_speaker_is_the_references(
 def test_speakers_give_different_logits(bare: Qwen3Omni) -> None:
     """Codes would be too coarse: random weights hardly listen to one row among many."""
     engines = bare._pipeline._engines
-    prompt = bare.conversation.prompt(TEXT)
+    prompt = bare.prompt_builder.prompt(TEXT)
     _, accepted = engines.thinker.prefill(0, prompt)
     logits = []
     for speaker_id in bare._config.talker.speaker_ids.values():
@@ -122,7 +122,7 @@ def test_a_reply_that_ends_by_eos_is_the_references(
     options = {"thinker_eos_token_id": eos, "talker_max_new_tokens": tokens + 8}
     ours = omni.generate_audio(TEXT, **GREEDY, **options)
     theirs = reference.generate(
-        omni.conversation.prompt(TEXT), thinker_max_new_tokens=50, **options
+        omni.prompt_builder.prompt(TEXT), thinker_max_new_tokens=50, **options
     )
     assert ours.token_ids == theirs.token_ids
     assert ours.token_ids[-1] == eos

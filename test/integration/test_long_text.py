@@ -145,7 +145,7 @@ def test_text_that_fills_the_context_is_answered(
         messages = [{"role": "user", "content": "a"} for _ in range(count)]
         return [*messages, {"role": "user", "content": word * times}]
 
-    room = omni.info.context_length - 1 - len(omni.conversation.prompt(asked("z", 0)))
+    room = omni.info.context_length - 1 - len(omni.prompt_builder.prompt(asked("z", 0)))
     for times, wanted in ((room, 200), (room + 1, 400)):
         body = json.dumps({**ASKED, "messages": asked("z", times)}).encode()
         status, said = post(server, body)

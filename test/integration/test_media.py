@@ -156,7 +156,7 @@ def test_logits_and_hidden_states_of_the_thinker(
     """Deepstack included; the accept layer's rows are those of every audio, image and video
     position, and none of them is zero."""
     case = CASES[name]
-    prompt = omni.conversation.prompt(case.messages, case.use_audio_in_video)
+    prompt = omni.prompt_builder.prompt(case.messages, case.use_audio_in_video)
     skip_what_the_reference_cannot(prompt)
     logits, accepted = omni._pipeline._engines.thinker.prefill(0, prompt)
     ids = prompt.token_ids[None]
@@ -179,7 +179,9 @@ def test_a_reply_to_media_is_the_references(
 ) -> None:
     """Text, codes and audio, greedily."""
     case = CASES[name]
-    skip_what_the_reference_cannot(omni.conversation.prompt(case.messages, case.use_audio_in_video))
+    skip_what_the_reference_cannot(
+        omni.prompt_builder.prompt(case.messages, case.use_audio_in_video)
+    )
     ours, theirs = reply_to_the_limit(
         omni,
         reference,

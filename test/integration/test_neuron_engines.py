@@ -21,7 +21,7 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.build import build_engines
 from qwen3_omni_neuron.neuron.part import PartSpec
 from qwen3_omni_neuron.options import LoadOptions
-from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.eager_neuron import (
     CONTEXT_LENGTH,
     DECODE_BUCKETS,
@@ -69,8 +69,8 @@ HOW = [
 
 
 @pytest.fixture(scope="module")
-def conversation(checkpoint: Path, config: OmniConfig) -> Conversation:
-    return Conversation(checkpoint, config)
+def prompt_builder(checkpoint: Path, config: OmniConfig) -> PromptBuilder:
+    return PromptBuilder(checkpoint, config)
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +78,9 @@ def spec(checkpoint: Path) -> EngineSpec:
     return eager_spec(checkpoint)
 
 
-def omni_over(engines: Engines, spec: EngineSpec, conversation: Conversation) -> Qwen3Omni:
+def omni_over(engines: Engines, spec: EngineSpec, prompt_builder: PromptBuilder) -> Qwen3Omni:
     defaults = read_generation_defaults(spec.plan.model)
-    return Qwen3Omni(spec.config, defaults, conversation, engines, max_queued=8)
+    return Qwen3Omni(spec.config, defaults, prompt_builder, engines, max_queued=8)
 
 
 @pytest.fixture(scope="module")
@@ -90,16 +90,16 @@ def toolchain(spec: EngineSpec) -> EagerToolchain:
 
 @pytest.fixture(scope="module")
 def neuron(
-    spec: EngineSpec, conversation: Conversation, toolchain: EagerToolchain
+    spec: EngineSpec, prompt_builder: PromptBuilder, toolchain: EagerToolchain
 ) -> Iterator[Qwen3Omni]:
     engines = Engines.of(build_engines(spec, toolchain=toolchain))
-    with omni_over(engines, spec, conversation) as omni:
+    with omni_over(engines, spec, prompt_builder) as omni:
         yield omni
 
 
 @pytest.fixture(scope="module")
-def cpu(spec: EngineSpec, conversation: Conversation) -> Iterator[Qwen3Omni]:
-    with omni_over(cpu_engines(spec), spec, conversation) as omni:
+def cpu(spec: EngineSpec, prompt_builder: PromptBuilder) -> Iterator[Qwen3Omni]:
+    with omni_over(cpu_engines(spec), spec, prompt_builder) as omni:
         yield omni
 
 
@@ -140,11 +140,11 @@ def both(cpu: Qwen3Omni, neuron: Qwen3Omni) -> tuple[Engines, Engines]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_prompts_are_read_alike(
-    both: tuple[Engines, Engines], conversation: Conversation, name: str
+    both: tuple[Engines, Engines], prompt_builder: PromptBuilder, name: str
 ) -> None:
     """Also the rows of media; the talker reads the hidden states of its own thinker."""
     case = CASES[name]
-    prompt = conversation.prompt(case.messages, case.use_audio_in_video)
+    prompt = prompt_builder.prompt(case.messages, case.use_audio_in_video)
     token = assert_prefills_alike(both[0].thinker, both[1].thinker, 1, prompt)
     assert_steps_alike(both[0].thinker, both[1].thinker, [1], [token], 2)
     assert_speaks_alike(*both, 1, prompt, frames=3)
@@ -308,14 +308,14 @@ def test_a_vocoder_without_all_its_graphs_is_refused(
 
 def test_each_stage_in_a_process_with_cores_of_its_own(
     spec: EngineSpec,
-    conversation: Conversation,
+    prompt_builder: PromptBuilder,
     expected: list[SpeechResult],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Through real processes, each of which says what it was given."""
     monkeypatch.setenv(REPORT, str(tmp_path))
-    with omni_over(load(spec, "split"), spec, conversation) as omni:
+    with omni_over(load(spec, "split"), spec, prompt_builder) as omni:
         result = omni.generate_audio(REQUESTS[1][0], **LIMITS, **REQUESTS[1][1])
     assert_same(result, expected[1])
     said = sorted(path.read_text(encoding="utf-8") for path in tmp_path.iterdir())

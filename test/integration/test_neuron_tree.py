@@ -39,7 +39,7 @@ from qwen3_omni_neuron.neuron.graphs.all import all_graphs
 from qwen3_omni_neuron.neuron.nxdi.build import build_engines
 from qwen3_omni_neuron.neuron.nxdi.compile import compile_model, expected_bytes
 from qwen3_omni_neuron.neuron.nxdi.target import NEURON
-from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.eager_neuron import SETTINGS
 from testing.media_cases import CASES
 from testing.simulated_toolchain import SimulatedToolchain
@@ -79,29 +79,29 @@ def tree(plan: CompilePlan, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def conversation(checkpoint: Path, config: OmniConfig) -> Conversation:
-    return Conversation(checkpoint, config)
+def prompt_builder(checkpoint: Path, config: OmniConfig) -> PromptBuilder:
+    return PromptBuilder(checkpoint, config)
 
 
 @pytest.fixture(scope="module")
 def spec(
-    tree: Path, checkpoint: Path, config: OmniConfig, conversation: Conversation
+    tree: Path, checkpoint: Path, config: OmniConfig, prompt_builder: PromptBuilder
 ) -> EngineSpec:
     plan = open_tree(tree, checkpoint, config, TARGETS, {})
-    return EngineSpec(plan, config, conversation.newline_id, tree)
+    return EngineSpec(plan, config, prompt_builder.newline_id, tree)
 
 
 @pytest.fixture(scope="module")
 def both(
-    spec: EngineSpec, checkpoint: Path, conversation: Conversation
+    spec: EngineSpec, checkpoint: Path, prompt_builder: PromptBuilder
 ) -> Iterator[tuple[Qwen3Omni, Qwen3Omni]]:
     """On the CPU, and from the tree."""
     defaults = read_generation_defaults(checkpoint)
     theirs = Engines.of(build_engines(spec, toolchain=TOOLCHAIN))
     ours = cpu_engines(replace(spec, compiled=None))
     with (
-        Qwen3Omni(spec.config, defaults, conversation, ours, 8) as on_cpu,
-        Qwen3Omni(spec.config, defaults, conversation, theirs, 8) as on_neuron,
+        Qwen3Omni(spec.config, defaults, prompt_builder, ours, 8) as on_cpu,
+        Qwen3Omni(spec.config, defaults, prompt_builder, theirs, 8) as on_neuron,
     ):
         yield on_cpu, on_neuron
 

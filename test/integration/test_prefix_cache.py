@@ -66,7 +66,7 @@ def test_a_second_turn_computes_only_what_is_new(
     assert second.timings.reused_tokens >= first.timings.prompt_tokens - 3
     assert calls.rows("thinker.prefill")[1] == prompt - second.timings.reused_tokens
     assert talker_rows[1] < talker_rows[0]
-    new = caching.conversation.prompt([user(text("And this?"), audio(1.0))])
+    new = caching.prompt_builder.prompt([user(text("And this?"), audio(1.0))])
     assert talker_rows[1] == len(new.talker.token_ids)
     assert not calls.rows("thinker.copy")
     third = caching.generate_audio(messages, seed=2, **LIMITS)
@@ -86,7 +86,7 @@ def test_a_system_prompt_is_computed_once_for_requests_at_the_same_time(
     calls.gate.set()
     results = [next(e.result for e in s if hasattr(e, "result")) for s in streams]
     copied = calls.rows("thinker.copy")
-    ids = [caching.conversation.prompt(question).token_ids for question in questions]
+    ids = [caching.prompt_builder.prompt(question).token_ids for question in questions]
     shared = int((ids[0][: len(ids[1])] != ids[1][: len(ids[0])]).int().argmax())
     assert copied == [shared]
     assert shared > 10
@@ -271,7 +271,7 @@ def test_hidden_states_in_pieces_are_those_of_a_whole_prompt_in_float64(checkpoi
         Qwen3Omni.load(checkpoint, dtype="float64", max_concurrency=2) as pieces,
     ):
         thinker = pieces._pipeline._engines.thinker
-        prompt = whole.conversation.prompt(question)
+        prompt = whole.prompt_builder.prompt(question)
         logits, accepted = whole._pipeline._engines.thinker.prefill(0, prompt)
         thinker.prefill(1, prompt)
         for start in (1, 20, len(prompt) - 40, len(prompt) - 1):

@@ -80,7 +80,7 @@ def assert_as_transformers(
     omni: Qwen3Omni, reference: Reference, text: str, **options: Any
 ) -> None:
     """Let its thinker write the text, in answer to an empty turn."""
-    prompt, end = omni.conversation.prompt(EMPTY_TURN), omni._config.im_end_id
+    prompt, end = omni.prompt_builder.prompt(EMPTY_TURN), omni._config.im_end_id
     ours = omni.say(text, **GREEDY_SPEECH, **options)
     theirs = reference.generate(
         prompt,

@@ -173,7 +173,7 @@ def test_every_turn_is_the_references(deeper: tuple[Qwen3Omni, Reference], name:
                     session.append([item])
             messages = session.messages
             ours = last(session.respond())
-            prompt = omni.conversation.prompt(messages)
+            prompt = omni.prompt_builder.prompt(messages)
             limits = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 8}
             theirs = reference.generate(prompt, **limits, **(grids if prompt.videos else {}))
             assert ours.token_ids == theirs.token_ids[:5]

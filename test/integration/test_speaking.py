@@ -76,7 +76,7 @@ def test_transformers_answers_code_for_code(speaking: Qwen3Omni, spoken: bool) -
     asked = [q for q in questions(16, seed=2) if q.spoken == spoken and "(" not in q.reply][:3]
     for question in asked:
         ours = speaking.generate_audio(question.messages, **GREEDY, **LONGEST)
-        prompt = speaking.conversation.prompt(question.messages)
+        prompt = speaking.prompt_builder.prompt(question.messages)
         end = {"thinker_eos_token_id": speaking._config.im_end_id}
         theirs = reference.generate(prompt, **end, **LONGEST)
         assert ours.text == question.reply

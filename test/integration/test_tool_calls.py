@@ -53,7 +53,7 @@ def allowed(mode: str) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def template_with_tools(omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(omni.conversation._template, "takes_tools", True)
+    monkeypatch.setattr(omni.prompt_builder._template, "takes_tools", True)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def script(
 
 def tokens(omni: Qwen3Omni, text: str) -> list[int]:
     """Return the ids of a text in which markers of calls are tokens."""
-    return omni.conversation._tokenizer.encode(text)
+    return omni.prompt_builder._tokenizer.encode(text)
 
 
 def calls_of(text: str) -> list[tuple[str, Any]]:
@@ -109,14 +109,14 @@ def test_from_the_marker_on_a_call_is_held_to_its_schema_and_not_spoken(
         put(buffer, token_id)
 
     monkeypatch.setattr(TokenBuffer, "put", put_and_note)
-    encode = omni.conversation.encode_words
+    encode = omni.prompt_builder.encode_words
     script(
         encode("Let me look. ") + (encode if spelled else lambda t: tokens(omni, t))("<tool_call>")
     )
     result = omni.generate_audio(HELLO, tools=TOOLS, parallel_tool_calls=False, **LIMITS)
     assert result.text.startswith("Let me look. <tool_call>\n")
     assert len(calls_of(result.text.removeprefix("Let me look. "))) == 1
-    assert omni.conversation.decode(spoken) == "Let me look. " and len(result.audio)
+    assert omni.prompt_builder.decode(spoken) == "Let me look. " and len(result.audio)
     assert result.thinker_finish_reason == "stop"
 
 

@@ -29,7 +29,7 @@ from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
 from qwen3_omni_neuron.neuron.nxdi.inputs import decoder_examples
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain
 from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots, NxdiThinkerSlots
-from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.media_cases import CASES
 from testing.models import load_host_models
 from testing.neuron.alike import assert_prefills_alike, assert_speaks_alike, assert_steps_alike
@@ -84,13 +84,13 @@ def loaded(spec: DecoderSpec, compiled: Compiled) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def conversation(checkpoint: Path, config: OmniConfig) -> Conversation:
-    return Conversation(checkpoint, config)
+def prompt_builder(checkpoint: Path, config: OmniConfig) -> PromptBuilder:
+    return PromptBuilder(checkpoint, config)
 
 
 @pytest.fixture(scope="module")
 def engines(
-    thinker: Any, talker: Any, checkpoint: Path, config: OmniConfig, conversation: Conversation
+    thinker: Any, talker: Any, checkpoint: Path, config: OmniConfig, prompt_builder: PromptBuilder
 ) -> tuple[Engines, Engines]:
     """The CPU's, and those over the compiled decoders."""
     spec = engine_spec(checkpoint, max_concurrency=3, context_length=144)
@@ -127,11 +127,11 @@ def test_flags_of_every_graph(compiled: Compiled) -> None:
 
 
 def test_replies_of_slots_in_any_order(
-    engines: tuple[Engines, Engines], conversation: Conversation
+    engines: tuple[Engines, Engines], prompt_builder: PromptBuilder
 ) -> None:
     ours, theirs = (both.thinker for both in engines)
     prompts = [
-        conversation.prompt(CASES["image-and-audio"].messages),
+        prompt_builder.prompt(CASES["image-and-audio"].messages),
         prompt_of(torch.arange(1, 20)),
         prompt_of(torch.arange(1, 60)),
     ]
@@ -144,8 +144,8 @@ def test_replies_of_slots_in_any_order(
             tokens[slot] = token
 
 
-def test_frames(engines: tuple[Engines, Engines], conversation: Conversation) -> None:
-    prompt = conversation.prompt(CASES["image-and-audio"].messages)
+def test_frames(engines: tuple[Engines, Engines], prompt_builder: PromptBuilder) -> None:
+    prompt = prompt_builder.prompt(CASES["image-and-audio"].messages)
     assert_speaks_alike(*engines, 1, prompt, frames=4)
 
 

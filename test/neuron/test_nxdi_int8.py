@@ -18,7 +18,7 @@ from qwen3_omni_neuron.neuron.nxdi.decoder_weights import decoder_shard_bytes
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain
 from qwen3_omni_neuron.neuron.nxdi.slots import NxdiThinkerSlots
 from qwen3_omni_neuron.neuron.part import rank_file
-from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.int8_experts import write_int8_experts
 from testing.media_cases import CASES
 from testing.models import load_host_models
@@ -34,14 +34,14 @@ EXPERTS = {f"{name}_proj.{kind}" for name in ("gate_up", "down") for kind in ("w
 
 @pytest.mark.parametrize("name", ["image-and-audio", "two-clips"])
 def test_prefills_steps_and_speech_are_those_of_the_weights(
-    nxdi: None, checkpoint: Path, conversation: Conversation, tmp_path: Path, name: str
+    nxdi: None, checkpoint: Path, prompt_builder: PromptBuilder, tmp_path: Path, name: str
 ) -> None:
     """With activations in float32, against the CPU's engines over the weights in float32."""
     _, widened = write_int8_experts(checkpoint, tmp_path)
     int8 = nxdi_spec(checkpoint, dtype="int8")
     int8 = replace(int8, plan=replace(int8.plan, mixed_arithmetic="float32"))
     ours, theirs = cpu_engines(nxdi_spec(widened)), build_cpu_mode_engines(int8)
-    prompt = conversation.prompt(CASES[name].messages, CASES[name].use_audio_in_video)
+    prompt = prompt_builder.prompt(CASES[name].messages, CASES[name].use_audio_in_video)
     tokens = [assert_prefills_alike(ours.thinker, theirs.thinker, slot, prompt) for slot in (0, 2)]
     assert_steps_alike(ours.thinker, theirs.thinker, [2, 0], tokens, steps=3)
     assert_steps_alike(ours.thinker, theirs.thinker, [2], tokens[:1], steps=2)

@@ -16,7 +16,7 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.build import build_engines
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs
-from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.eager_neuron import EagerToolchain, eager_spec
 from testing.media_cases import CASES
 from testing.neuron.cpu_mode import decoder_in_cpu_mode
@@ -39,13 +39,13 @@ class NxdiToolchain(EagerToolchain):
 
 @pytest.fixture(scope="module")
 def both(
-    nxdi: None, checkpoint: Path, config: OmniConfig, conversation: Conversation
+    nxdi: None, checkpoint: Path, config: OmniConfig, prompt_builder: PromptBuilder
 ) -> Iterator[tuple[Qwen3Omni, Qwen3Omni]]:
     spec = eager_spec(checkpoint)
     defaults = read_generation_defaults(checkpoint)
 
     def omni(engines: Engines) -> Qwen3Omni:
-        return Qwen3Omni(config, defaults, conversation, engines, max_queued=8)
+        return Qwen3Omni(config, defaults, prompt_builder, engines, max_queued=8)
 
     theirs = Engines.of(build_engines(spec, toolchain=NxdiToolchain(spec)))
     with omni(cpu_engines(spec)) as ours, omni(theirs) as over_parts:

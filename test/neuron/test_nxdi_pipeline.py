@@ -10,7 +10,7 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES, resized
-from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.media_cases import CASES
 from testing.neuron.cpu_mode import build_cpu_mode_engines
@@ -44,10 +44,10 @@ def omni(checkpoint: Path) -> Iterator[Qwen3Omni]:
 @pytest.fixture(scope="module")
 def omni_over_nxdi(nxdi: None, checkpoint: Path) -> Iterator[Qwen3Omni]:
     config = read_config(checkpoint)
-    conversation = Conversation(checkpoint, config)
+    prompt_builder = PromptBuilder(checkpoint, config)
     engines = build_cpu_mode_engines(nxdi_spec(checkpoint, max_concurrency=2))
     defaults = read_generation_defaults(checkpoint)
-    with Qwen3Omni(config, defaults, conversation, engines, max_queued=8) as omni:
+    with Qwen3Omni(config, defaults, prompt_builder, engines, max_queued=8) as omni:
         yield omni
 
 

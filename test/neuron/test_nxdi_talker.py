@@ -8,7 +8,7 @@ import torch
 
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS
-from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.media_cases import CASES
 from testing.neuron.alike import GREEDY, SPEAKER, assert_close, assert_speaks_alike
 from testing.prompts import prompt_of
@@ -19,10 +19,10 @@ BUCKET, DECODE_BUCKET = 48, 64
 
 @pytest.mark.parametrize("name", CASES)
 def test_codes_after_prompts_with_media(
-    both: BothEngines, conversation: Conversation, name: str
+    both: BothEngines, prompt_builder: PromptBuilder, name: str
 ) -> None:
     case = CASES[name]
-    prompt = conversation.prompt(case.messages, case.use_audio_in_video)
+    prompt = prompt_builder.prompt(case.messages, case.use_audio_in_video)
     assert_speaks_alike(*both, 1, prompt, frames=5)
 
 

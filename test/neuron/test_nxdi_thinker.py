@@ -12,7 +12,7 @@ from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.engines.thinker import ThinkerEngine
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from test.conftest import CheckpointMaker
 from testing.media_cases import CASES, IMAGE, audio, text, user
 from testing.neuron.alike import ATOL, assert_prefills_alike, assert_steps_alike
@@ -35,10 +35,10 @@ def cache_of(thinker: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_prompts_with_media_and_the_replies_to_them(
-    both: BothEngines, conversation: Conversation, name: str
+    both: BothEngines, prompt_builder: PromptBuilder, name: str
 ) -> None:
     case = CASES[name]
-    prompt = conversation.prompt(case.messages, case.use_audio_in_video)
+    prompt = prompt_builder.prompt(case.messages, case.use_audio_in_video)
     ours, theirs = (engines.thinker for engines in both)
     token = assert_prefills_alike(ours, theirs, 1, prompt)
     assert_steps_alike(ours, theirs, [1], [token], steps=6)
@@ -53,11 +53,11 @@ def test_prompts_at_the_edges_of_buckets(both: BothEngines, rows: int) -> None:
 
 @pytest.mark.parametrize(("words", "bucket"), [(1, 48), (25, 96), (60, 256)])
 def test_the_accept_layer_leaves_every_bucket(
-    both: BothEngines, conversation: Conversation, words: int, bucket: int
+    both: BothEngines, prompt_builder: PromptBuilder, words: int, bucket: int
 ) -> None:
     """A picture and a clip, before and after as much text as fills the bucket."""
     padding = text("a " * words)
-    prompt = conversation.prompt([user(padding, IMAGE, audio(0.7), padding)])
+    prompt = prompt_builder.prompt([user(padding, IMAGE, audio(0.7), padding)])
     assert bucket_of(len(prompt), (*BUCKETS, CONTEXT_LENGTH), "rows") == bucket
     ours, theirs = (engines.thinker for engines in both)
     assert_prefills_alike(ours, theirs, 2, prompt)
@@ -172,10 +172,10 @@ def test_what_is_too_long_is_refused_and_moves_nothing(both: BothEngines) -> Non
 
 
 def test_positions_between_whole_ones_are_taken_as_they_are(
-    both: BothEngines, conversation: Conversation
+    both: BothEngines, prompt_builder: PromptBuilder
 ) -> None:
     """1.7 pictures a second: 15.29 positions from one to the next. Rounded, the reply differs."""
-    prompt = conversation.prompt(CASES["video-of-odd-rate"].messages)
+    prompt = prompt_builder.prompt(CASES["video-of-odd-rate"].messages)
     assert (prompt.positions % 1 != 0).any()
     ours, theirs = (engines.thinker for engines in both)
     assert_prefills_alike(ours, theirs, 0, prompt)
@@ -188,13 +188,13 @@ def test_positions_between_whole_ones_are_taken_as_they_are(
 def test_any_accept_layer(
     both_of: Callable[..., BothEngines],
     config: OmniConfig,
-    conversation: Conversation,
+    prompt_builder: PromptBuilder,
     layer: int,
 ) -> None:
     assert config.talker is not None
     changed = replace(config, talker=replace(config.talker, accept_hidden_layer=layer))
     ours, theirs = (engines.thinker for engines in both_of(config=changed, max_concurrency=1))
-    prompt = conversation.prompt(CASES["image-and-audio"].messages)
+    prompt = prompt_builder.prompt(CASES["image-and-audio"].messages)
     assert_prefills_alike(ours, theirs, 0, prompt)
 
 
@@ -208,10 +208,10 @@ def test_one_slot_alone(both_of: Callable[..., BothEngines]) -> None:
 def test_other_weights(
     both_of: Callable[..., BothEngines],
     checkpoint_of_seed: CheckpointMaker,
-    conversation: Conversation,
+    prompt_builder: PromptBuilder,
 ) -> None:
     ours, theirs = (engines.thinker for engines in both_of(checkpoint_of_seed(2)))
-    prompt = conversation.prompt(CASES["image-and-video"].messages)
+    prompt = prompt_builder.prompt(CASES["image-and-video"].messages)
     token = assert_prefills_alike(ours, theirs, 0, prompt)
     assert_steps_alike(ours, theirs, [0], [token], steps=4)
 
@@ -229,7 +229,7 @@ def test_bfloat16_spares_the_frequencies(nxdi: None, config: OmniConfig) -> None
 
 
 def test_graphs_are_compiled_with_inputs_of_the_kind_they_are_called_with(
-    both: BothEngines, conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+    both: BothEngines, prompt_builder: PromptBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For the graph that each call takes, shapes and types of the example of its bucket."""
     thinker = both[1].thinker
@@ -245,7 +245,7 @@ def test_graphs_are_compiled_with_inputs_of_the_kind_they_are_called_with(
                 called.append((wrapper, inputs)) or forward(*inputs)
             ),
         )
-    prompt = conversation.prompt(CASES["image-and-audio"].messages)
+    prompt = prompt_builder.prompt(CASES["image-and-audio"].messages)
     thinker.prefill(0, prompt)
     thinker.prefill(2, text_prompt(10))
     thinker.step([0], [5])
@@ -263,10 +263,10 @@ def test_graphs_are_compiled_with_inputs_of_the_kind_they_are_called_with(
 
 
 def test_bfloat16_is_as_close_as_its_rounding(
-    both_of: Callable[..., BothEngines], both: BothEngines, conversation: Conversation
+    both_of: Callable[..., BothEngines], both: BothEngines, prompt_builder: PromptBuilder
 ) -> None:
     """Each engine rounds elsewhere: 8 bits hold logits of up to 16 to 0.06."""
-    prompt = conversation.prompt(CASES["image-and-audio"].messages)
+    prompt = prompt_builder.prompt(CASES["image-and-audio"].messages)
     exact, _ = both[0].thinker.prefill(0, prompt)
     for engines in both_of(dtype="bfloat16", max_concurrency=2):
         logits, accepted = engines.thinker.prefill(0, prompt)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
-from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.verification.reference import read_reference
 from qwen3_omni_neuron.verification.verify import compare
 from qwen3_omni_neuron.verification.write import write_reference
@@ -21,9 +21,9 @@ def test_a_clean_checkpoint_holds(nxdi: None, tmp_path: Path) -> None:
     config = read_config(folder)
     about, answers = read_reference(path, folder, config)
     spec = nxdi_spec(folder, max_concurrency=1)
-    engines, conversation = build_cpu_mode_engines(spec), Conversation(folder, config)
+    engines, prompt_builder = build_cpu_mode_engines(spec), PromptBuilder(folder, config)
     defaults = read_generation_defaults(folder)
-    with Qwen3Omni(config, defaults, conversation, engines, max_queued=8) as omni:
+    with Qwen3Omni(config, defaults, prompt_builder, engines, max_queued=8) as omni:
         found = compare(omni, engines, spec.plan, about, answers)
         assert_layers_hold(
             omni,

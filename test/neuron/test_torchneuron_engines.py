@@ -211,7 +211,7 @@ def thinker(spec: EngineSpec) -> Any:
 def test_rows_in_any_pieces_are_the_whole(thinker: Any, ours: Qwen3Omni) -> None:
     """With media, in calls of up to 16 rows: pieces that fit one call and that take several."""
     case = CASES["image-and-audio"]
-    prompt = ours.conversation.prompt(case.messages, case.use_audio_in_video)
+    prompt = ours.prompt_builder.prompt(case.messages, case.use_audio_in_video)
     logits, accepted = thinker.prefill(0, prompt)
     for start in (len(prompt) - 1, len(prompt) - 16, len(prompt) - 17, 3):
         seen = thinker.prefill(0, prompt, start)
@@ -221,7 +221,7 @@ def test_rows_in_any_pieces_are_the_whole(thinker: Any, ours: Qwen3Omni) -> None
 
 
 def test_a_slot_that_is_full_is_refused(thinker: Any, ours: Qwen3Omni) -> None:
-    prompt = ours.conversation.prompt([user(text("so " * 150))])
+    prompt = ours.prompt_builder.prompt([user(text("so " * 150))])
     with pytest.raises(BucketError, match=r"prompt rows, and the longest .* holds 128"):
         thinker.prefill(0, prompt)
 

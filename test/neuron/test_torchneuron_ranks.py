@@ -112,7 +112,7 @@ def test_turns_that_follow_compute_only_their_new_rows(split: Split, reference: 
     # The reply's text may be read as other tokens than it was written in.
     assert later[0].reused_tokens >= first.prompt_tokens - 3
     assert later[1].reused_tokens > later[0].reused_tokens, "up to the word that differs"
-    question_rows = len(omni.conversation.prompt([user(text(question))]).talker.token_ids)
+    question_rows = len(omni.prompt_builder.prompt([user(text(question))]).talker.token_ids)
     assert calls.rows("talker.prepare")[1] <= question_rows
     assert calls.rows("talker.prepare")[2] < question_rows
     assert not calls.rows("thinker.copy")

@@ -80,7 +80,7 @@ def test_a_prompt_longer_than_the_cache_is_refused_with_both_numbers(checkpoint:
         with pytest.raises(PromptTooLongError, match=r"has \d+ tokens and the KV cache 40"):
             omni.stream([{"role": "user", "content": "x" * 60}])
         fits = omni.generate_audio(HELLO, talker_max_new_tokens=2, thinker_do_sample=False)
-        prompt = len(omni.conversation.prompt(HELLO))
+        prompt = len(omni.prompt_builder.prompt(HELLO))
     # The reply ends where the cache does, and says so.
     assert len(fits.token_ids) == 40 - prompt
     assert fits.thinker_finish_reason == "length"
@@ -89,7 +89,7 @@ def test_a_prompt_longer_than_the_cache_is_refused_with_both_numbers(checkpoint:
 @pytest.mark.parametrize("over", [-1, 0])
 def test_a_prompt_may_fill_the_cache_but_for_one_position(checkpoint: Path, over: int) -> None:
     with Qwen3Omni.load(checkpoint, context_length=40, max_concurrency=1) as omni:
-        prompt = len(omni.conversation.prompt(HELLO))
+        prompt = len(omni.prompt_builder.prompt(HELLO))
         filler = [{"role": "user", "content": "Hello" + "z" * (40 - prompt + over)}]
         if over == 0:
             with pytest.raises(PromptTooLongError, match="has 40 tokens"):

@@ -288,7 +288,7 @@ def test_a_requests_media_tokens_are_counted(omni: Qwen3Omni) -> None:
 
     messages = [user(CLIP, image(64, 64), text("Well?"))]
     result = omni.generate_text(messages, thinker_max_new_tokens=2)
-    prompt = omni.conversation.prompt(messages)
+    prompt = omni.prompt_builder.prompt(messages)
     config = omni._config.thinker
     for tokens, ids in (
         (result.timings.prompt_audio_tokens, [config.audio_token_id]),

@@ -153,7 +153,7 @@ def test_scripts_refuse_what_they_cannot_measure(
     with pytest.raises(ValueError, match="--chunk is one of 1, 4 for this model, got 2"):
         long_speech.check_chunk(2, (1, 4))
     with pytest.raises(ValueError, match="2 tokens is wanted, and the shortest conversation has"):
-        written_messages(omni.conversation, 2)
+        written_messages(omni.prompt_builder, 2)
 
 
 def test_prompts_leave_room_for_the_steps_after_them() -> None:
@@ -580,7 +580,7 @@ def test_nothing_is_timed_where_the_replies_differ(
 ) -> None:
     messages = vs_transformers.PROMPTS["written"]
     ours = omni.generate_audio(messages, **vs_transformers.settings(little))
-    theirs = vs_transformers.answer(reference, omni.conversation, messages, little, 4)
+    theirs = vs_transformers.answer(reference, omni.prompt_builder, messages, little, 4)
     vs_transformers.check_equal(ours, theirs, 3, reference)
     vs_transformers.check_as_long(ours, theirs, 3)
     with pytest.raises(InputError, match=r"are \(3, 4\), of transformers \(3, 3\)"):

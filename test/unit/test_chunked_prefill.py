@@ -20,8 +20,8 @@ from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.talker import media_mask
 from qwen3_omni_neuron.model.vision_encoder import VisionEncoder
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
-from qwen3_omni_neuron.prompt.template import Conversation
 from testing.media_cases import assistant, audio, image, text, user, video
 from testing.specs import cpu_engines, engine_spec
 
@@ -92,8 +92,8 @@ def made(request: pytest.FixtureRequest, checkpoint: Path) -> Made:
 
 @pytest.fixture(scope="module")
 def prompts(checkpoint: Path, config: OmniConfig) -> dict[str, Prompt]:
-    conversation = Conversation(checkpoint, config)
-    return {name: conversation.prompt(c, True) for name, c in CONVERSATIONS.items()}
+    prompt_builder = PromptBuilder(checkpoint, config)
+    return {name: prompt_builder.prompt(c, True) for name, c in CONVERSATIONS.items()}
 
 
 def first_rows(prompt: Prompt, rows: int) -> Prompt:

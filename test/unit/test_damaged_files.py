@@ -23,7 +23,7 @@ from qwen3_omni_neuron.cpu.target import CPU, LIMITS
 from qwen3_omni_neuron.cpu.weights import compile_model
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.prompt.bounded_jinja import compile_template, render
-from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.untrusted_files import MOST_DEPTH, MOST_VALUES, parse_json
 from testing.imports import ROOT
 from testing.peak_memory import needs_proc, watched
@@ -205,4 +205,4 @@ def test_a_preprocessor_of_another_checkpoint_is_refused(
     name = "preprocessor_config.json"
     copy = edited(checkpoint, tmp_path, name, lambda document: document.update({field: value}))
     with pytest.raises(CheckpointError, match=f"{field}.*They belong to different checkpoints"):
-        Conversation(copy, read_config(copy))
+        PromptBuilder(copy, read_config(copy))

@@ -25,9 +25,9 @@ from qwen3_omni_neuron.helpers.media.job import Job, Measured, PoolSettings
 from qwen3_omni_neuron.helpers.media.job import admit_all as admitted
 from qwen3_omni_neuron.helpers.media.pcm import decode_inline
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.media.video import VideoHeader
 from qwen3_omni_neuron.prompt.prompt import Prompt
-from qwen3_omni_neuron.prompt.template import Conversation
 from qwen3_omni_neuron.serving.endpoints.sound import pcm16, wav_header
 from testing.decoding_cases import SharedPool, grey_video, job_of, picture, sound
 from testing.made_recordings import make_matroska, make_recording
@@ -72,8 +72,8 @@ def shared() -> Iterator[SharedPool]:
 
 
 @pytest.fixture(scope="module")
-def conversation(checkpoint: Path, config: OmniConfig) -> Conversation:
-    return Conversation(checkpoint, config)
+def prompt_builder(checkpoint: Path, config: OmniConfig) -> PromptBuilder:
+    return PromptBuilder(checkpoint, config)
 
 
 def assert_equal(prompt: Prompt, expected: Prompt) -> None:
@@ -152,28 +152,28 @@ VIDEOS: dict[str, tuple[Callable[[], bytes], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", AUDIO)
 def test_a_decoded_sound_gives_the_prompt_of_its_file(
-    shared: SharedPool, conversation: Conversation, name: str
+    shared: SharedPool, prompt_builder: PromptBuilder, name: str
 ) -> None:
     content = AUDIO[name]()
-    job = job_of("audio", content, media=conversation.media_settings)
+    job = job_of("audio", content, media=prompt_builder.media_settings)
     decoded = shared.decode(job)
-    expected = conversation.prompt([user({"type": "audio", "audio": content})])
-    assert_equal(conversation.prompt([user(decoded.item)]), expected)
+    expected = prompt_builder.prompt([user({"type": "audio", "audio": content})])
+    assert_equal(prompt_builder.prompt([user(decoded.item)]), expected)
     assert decoded.item["audio"].dtype == np.float32
     assert decoded.measured.size == decoded.item["audio"].nbytes
 
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_a_decoded_image_gives_the_prompt_of_its_file(
-    shared: SharedPool, conversation: Conversation, name: str
+    shared: SharedPool, prompt_builder: PromptBuilder, name: str
 ) -> None:
     make, options = IMAGES[name]
     content = make()
-    job = job_of("image", content, media=conversation.media_settings, options=options)
+    job = job_of("image", content, media=prompt_builder.media_settings, options=options)
     sizes: list[Measured] = []
     decoded = shared.decode(job, sizes.append)
-    expected = conversation.prompt([user({"type": "image", "image": content, **options})])
-    assert_equal(conversation.prompt([user(decoded.item)]), expected)
+    expected = prompt_builder.prompt([user({"type": "image", "image": content, **options})])
+    assert_equal(prompt_builder.prompt([user(decoded.item)]), expected)
     assert sizes == [decoded.measured]
     assert decoded.measured.size == decoded.item["image"].nbytes
 
@@ -181,16 +181,16 @@ def test_a_decoded_image_gives_the_prompt_of_its_file(
 @pytest.mark.parametrize("heard", [False, True])
 @pytest.mark.parametrize("name", VIDEOS)
 def test_a_decoded_video_gives_the_prompt_of_its_file(
-    shared: SharedPool, conversation: Conversation, name: str, heard: bool
+    shared: SharedPool, prompt_builder: PromptBuilder, name: str, heard: bool
 ) -> None:
     make, options = VIDEOS[name]
     content = make()
-    media = conversation.media_settings
+    media = prompt_builder.media_settings
     job = job_of("video", content, media=media, options=options, use_audio_in_video=heard)
     decoded = shared.decode(job)
     file = {"type": "video", "video": content, **options}
-    expected = conversation.prompt([user(file)], use_audio_in_video=heard)
-    assert_equal(conversation.prompt([user(decoded.item)], use_audio_in_video=heard), expected)
+    expected = prompt_builder.prompt([user(file)], use_audio_in_video=heard)
+    assert_equal(prompt_builder.prompt([user(decoded.item)], use_audio_in_video=heard), expected)
 
 
 REFUSED: dict[str, tuple[str, Callable[[], bytes], dict[str, Any]]] = {
@@ -218,15 +218,15 @@ REFUSED: dict[str, tuple[str, Callable[[], bytes], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_file_is_refused_as_the_api_refuses_it(
-    shared: SharedPool, conversation: Conversation, name: str
+    shared: SharedPool, prompt_builder: PromptBuilder, name: str
 ) -> None:
     kind, make, options = REFUSED[name]
     content = make()
-    load = conversation.loader(False, None)
+    load = prompt_builder.loader(False, None)
     with pytest.raises(InputError) as expected:
         load(kind, {kind: content, **options}, "here")
     with pytest.raises(InputError) as found:
-        shared.decode(job_of(kind, content, media=conversation.media_settings, options=options))
+        shared.decode(job_of(kind, content, media=prompt_builder.media_settings, options=options))
     addresses = re.compile("0x[0-9a-f]+")  # of Python's objects, in libsndfile's messages
     assert found.type is expected.type
     assert addresses.sub("", str(found.value)) == addresses.sub("", str(expected.value))
@@ -234,7 +234,7 @@ def test_a_file_is_refused_as_the_api_refuses_it(
 
 @pytest.mark.parametrize("kind", ["audio", "image", "video"])
 def test_a_file_of_too_many_tokens_is_refused_as_the_api_refuses_it(
-    shared: SharedPool, conversation: Conversation, kind: str
+    shared: SharedPool, prompt_builder: PromptBuilder, kind: str
 ) -> None:
     content = {
         "audio": lambda: sound("FLAC", "PCM_16", s=4),
@@ -242,23 +242,23 @@ def test_a_file_of_too_many_tokens_is_refused_as_the_api_refuses_it(
         "video": make_video,
     }[kind]()
     with pytest.raises(PromptTooLongError) as expected:
-        conversation.loader(False, 20)(kind, {kind: content}, "here")
-    job = job_of(kind, content, media=conversation.media_settings, most_tokens=20)
+        prompt_builder.loader(False, 20)(kind, {kind: content}, "here")
+    job = job_of(kind, content, media=prompt_builder.media_settings, most_tokens=20)
     with pytest.raises(PromptTooLongError) as found:
         shared.decode(job)
     assert str(found.value) == str(expected.value)
 
 
 def test_sound_of_a_video_that_is_too_long_is_refused_while_it_is_decoded(
-    shared: SharedPool, conversation: Conversation
+    shared: SharedPool, prompt_builder: PromptBuilder
 ) -> None:
     content = make_video(audio="aac", audio_s=9)
     expected = "^here \\(its audio\\) lasts longer, and"
     with pytest.raises(PromptTooLongError, match=expected):
-        conversation.loader(True, 90)("video", {"video": content, "max_pixels": 1024}, "here")
+        prompt_builder.loader(True, 90)("video", {"video": content, "max_pixels": 1024}, "here")
     fields = {"most_tokens": 90, "use_audio_in_video": True, "options": {"max_pixels": 1024}}
     with pytest.raises(PromptTooLongError, match=expected):
-        shared.decode(job_of("video", content, media=conversation.media_settings, **fields))
+        shared.decode(job_of("video", content, media=prompt_builder.media_settings, **fields))
 
 
 @pytest.mark.parametrize(

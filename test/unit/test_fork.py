@@ -92,7 +92,7 @@ async def next_event(stream: SpeechStream) -> object:
 
 
 USES: dict[str, Callable[[Qwen3Omni, Session, SpeechStream, Path], object]] = {
-    "load": lambda omni, *_: Qwen3Omni.load(omni.conversation.folder),
+    "load": lambda omni, *_: Qwen3Omni.load(omni.prompt_builder.folder),
     "generate_audio": lambda omni, *_: omni.generate_audio(QUESTION, **SHORT),
     "stream_text": lambda omni, *_: omni.stream_text(QUESTION, **SHORT),
     "say": lambda omni, *_: omni.say("Hello"),

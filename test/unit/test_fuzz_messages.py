@@ -27,8 +27,8 @@ from qwen3_omni_neuron.errors import (
 )
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.options import RequestOptions
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.prompt import Prompt
-from qwen3_omni_neuron.prompt.template import Conversation
 from testing.media_cases import audio, image, text, video
 from testing.repeats import examples
 
@@ -182,8 +182,8 @@ LIMITS = {"deadline": None, "derandomize": True, "suppress_health_check": list(H
 
 
 @pytest.fixture(scope="module")
-def conversation(checkpoint: Path, config: OmniConfig) -> Conversation:
-    return Conversation(checkpoint, config)
+def prompt_builder(checkpoint: Path, config: OmniConfig) -> PromptBuilder:
+    return PromptBuilder(checkpoint, config)
 
 
 def assert_whole(prompt: Prompt, config: OmniConfig) -> None:
@@ -213,19 +213,19 @@ def assert_sayable(error: Qwen3OmniError) -> None:
 @settings(max_examples=60, **LIMITS)
 @given(st.lists(GOOD, min_size=1, max_size=4), st.booleans())
 def test_a_good_conversation_becomes_a_prompt(
-    conversation: Conversation, config: OmniConfig, messages: list[Any], hear_videos: bool
+    prompt_builder: PromptBuilder, config: OmniConfig, messages: list[Any], hear_videos: bool
 ) -> None:
     messages = [*messages, {"role": "user", "content": "And?"}]
-    assert_whole(conversation.prompt(messages, hear_videos), config)
+    assert_whole(prompt_builder.prompt(messages, hear_videos), config)
 
 
 @settings(max_examples=examples(300), **LIMITS)
 @given(st.one_of(JUNK, st.lists(st.one_of(GOOD, BAD, JUNK), max_size=3)), st.booleans())
 def test_a_bad_conversation_is_refused_or_understood(
-    conversation: Conversation, config: OmniConfig, messages: Any, hear_videos: bool
+    prompt_builder: PromptBuilder, config: OmniConfig, messages: Any, hear_videos: bool
 ) -> None:
     try:
-        prompt = conversation.prompt(messages, hear_videos, most_tokens=2000)
+        prompt = prompt_builder.prompt(messages, hear_videos, most_tokens=2000)
     except InputError as error:
         assert_sayable(error)
         return
@@ -266,25 +266,25 @@ def at_every_place(value: Any) -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.parametrize("index", range(len(ODD_VALUES)))
 def test_an_odd_value_at_any_place_gives_a_prompt_or_an_error_of_ours(
-    conversation: Conversation, config: OmniConfig, index: int
+    prompt_builder: PromptBuilder, config: OmniConfig, index: int
 ) -> None:
-    assert_answered_at_every_place(conversation, config, ODD_VALUES[index])
+    assert_answered_at_every_place(prompt_builder, config, ODD_VALUES[index])
 
 
 @settings(max_examples=40, **LIMITS)
 @given(PLAIN_JUNK)
 def test_anything_at_any_place_gives_a_prompt_or_an_error_of_ours(
-    conversation: Conversation, config: OmniConfig, value: Any
+    prompt_builder: PromptBuilder, config: OmniConfig, value: Any
 ) -> None:
-    assert_answered_at_every_place(conversation, config, value)
+    assert_answered_at_every_place(prompt_builder, config, value)
 
 
 def assert_answered_at_every_place(
-    conversation: Conversation, config: OmniConfig, value: Any
+    prompt_builder: PromptBuilder, config: OmniConfig, value: Any
 ) -> None:
     for place, messages in at_every_place(value):
         try:
-            prompt = conversation.prompt(messages, True, most_tokens=2000)
+            prompt = prompt_builder.prompt(messages, True, most_tokens=2000)
         except InputError as error:
             assert_sayable(error)
         except Exception as error:
@@ -294,7 +294,7 @@ def assert_answered_at_every_place(
 
 
 @pytest.mark.parametrize("kind", ["audio", "image", "video"])
-def test_paths_that_are_no_files(conversation: Conversation, tmp_path: Path, kind: str) -> None:
+def test_paths_that_are_no_files(prompt_builder: PromptBuilder, tmp_path: Path, kind: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty").touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
@@ -312,35 +312,35 @@ def test_paths_that_are_no_files(conversation: Conversation, tmp_path: Path, kin
         for path in (tmp_path / name, str(tmp_path / name)):
             item = {"type": kind, kind: path}
             with pytest.raises(InputError, match=r"messages\[0\]\.content\[0\]") as caught:
-                conversation.prompt([{"role": "user", "content": [item]}], True)
+                prompt_builder.prompt([{"role": "user", "content": [item]}], True)
             assert_sayable(caught.value)
             assert str(caught.value).isprintable()
 
 
-def test_half_of_a_surrogate_pair_is_refused_with_its_place(conversation: Conversation) -> None:
+def test_half_of_a_surrogate_pair_is_refused_with_its_place(prompt_builder: PromptBuilder) -> None:
     first = {"role": "user", "content": "Hello"}
     reply = json.loads(r'{"role": "assistant", "content": "Hi \udfff."}')
     with pytest.raises(
         MessageError, match=r"messages\[1\] \(assistant\) has U\+DFFF at character 3 of its 5"
     ):
-        conversation.prompt([first, reply])
+        prompt_builder.prompt([first, reply])
     item = json.loads(r'{"type": "text", "text": "\ud800 hi"}')
     with pytest.raises(
         MessageError, match=r"messages\[0\]\.content\[1\] \(user\) has U\+D800 at character 0 of"
     ):
-        conversation.prompt([{"role": "user", "content": [text("x"), item]}])
+        prompt_builder.prompt([{"role": "user", "content": [text("x"), item]}])
     whole = json.loads(r'"\ud83d\ude00"')  # a pair is one character, once it is read
-    conversation.prompt([{"role": "user", "content": whole}])
+    prompt_builder.prompt([{"role": "user", "content": whole}])
 
 
-def test_subclasses_of_str_are_the_text_that_they_hold(conversation: Conversation) -> None:
-    plain = conversation.prompt([{"role": "user", "content": "Hello"}])
+def test_subclasses_of_str_are_the_text_that_they_hold(prompt_builder: PromptBuilder) -> None:
+    plain = prompt_builder.prompt([{"role": "user", "content": "Hello"}])
     for role, content in ((Role.USER, Markup("Hello")), (np.str_("user"), np.str_("Hello"))):
-        prompt = conversation.prompt([{"role": role, "content": content}])
+        prompt = prompt_builder.prompt([{"role": role, "content": content}])
         assert torch.equal(prompt.token_ids, plain.token_ids)
 
 
-def test_numbers_that_no_float_holds_are_refused(conversation: Conversation) -> None:
+def test_numbers_that_no_float_holds_are_refused(prompt_builder: PromptBuilder) -> None:
     clip, frames = audio(0.1), video(2, 2.0)
     for item, error, words in (
         ({**clip, "sampling_rate": 10**400}, AudioError, "without its sampling_rate"),
@@ -348,19 +348,19 @@ def test_numbers_that_no_float_holds_are_refused(conversation: Conversation) -> 
         ({**frames, "fps": 1e-300}, VideoError, "has fps 1e-300; .* 1e-06 to 1e\\+06"),
     ):
         with pytest.raises(error, match=words):
-            conversation.prompt([{"role": "user", "content": [item]}])
+            prompt_builder.prompt([{"role": "user", "content": [item]}])
     unlimited = {**image(32, 32), "max_pixels": 10**400}
-    conversation.prompt([{"role": "user", "content": [unlimited]}])
+    prompt_builder.prompt([{"role": "user", "content": [unlimited]}])
 
 
-def test_an_arriving_sounds_own_error_is_raised_as_it_is(conversation: Conversation) -> None:
+def test_an_arriving_sounds_own_error_is_raised_as_it_is(prompt_builder: PromptBuilder) -> None:
     def broken() -> Iterator[np.ndarray]:
         yield np.zeros(900, np.float32)
         raise KeyError("the microphone is gone")
 
     item = {"type": "audio", "audio": broken(), "sampling_rate": 16000}
     with pytest.raises(KeyError, match="the microphone is gone"):
-        conversation.prompt([{"role": "user", "content": [item]}])
+        prompt_builder.prompt([{"role": "user", "content": [item]}])
 
 
 OPTIONS = tuple(RequestOptions.__dataclass_fields__)

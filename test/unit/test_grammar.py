@@ -55,11 +55,11 @@ def test_a_regex_and_a_lark_grammar_hold_text_and_speech(omni: Qwen3Omni) -> Non
 
 def test_a_grammar_that_may_end_ends_by_the_token_that_ends_this_reply(omni: Qwen3Omni) -> None:
     """And by no other: a token that ends replies elsewhere is no part of the grammar."""
-    (word,) = omni.conversation.encode_words("b")
+    (word,) = omni.prompt_builder.encode_words("b")
     result = omni.generate_text(
         HELLO, grammar={"regex": "ab*"}, thinker_eos_token_id=word, **LIMITS
     )
-    assert omni.conversation.decode(result.token_ids) == "ab" and result.token_ids[-1] == word
+    assert omni.prompt_builder.decode(result.token_ids) == "ab" and result.token_ids[-1] == word
     assert result.text == "ab"
 
 
@@ -172,8 +172,8 @@ def test_reasoning_comes_before_the_grammar(
     omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it says; then blank lines may come, and the grammar."""
-    monkeypatch.setitem(omni.conversation.__dict__, "thinks", True)
-    begun = omni.conversation._tokenizer.encode("Maybe <tool_call> no.</think>\n")
+    monkeypatch.setitem(omni.prompt_builder.__dict__, "thinks", True)
+    begun = omni.prompt_builder._tokenizer.encode("Maybe <tool_call> no.</think>\n")
     stage = omni._pipeline._thinker
     sample = stage._sample_ids
     monkeypatch.setattr(

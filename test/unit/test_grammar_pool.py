@@ -44,7 +44,7 @@ def make_pool(omni: Qwen3Omni) -> Iterator[MakePool]:
 
     def make(server: str = pool_module.FORK_SERVER) -> GrammarPool:
         if server not in made:
-            read = omni.conversation.tokenizer_json
+            read = omni.prompt_builder.tokenizer_json
             made[server] = GrammarPool(read, vocab_size, end_id, 8, server)
         return made[server]
 
@@ -138,7 +138,9 @@ def test_what_fills_the_memory_is_refused_with_the_limit(
     monkeypatch.setattr("qwen3_omni_neuron.helpers.grammars.child.MEMORY_BYTES", 48 << 20)
     monkeypatch.setattr(pool_module, "MEMORY_BYTES", 48 << 20)
     text = omni._config.thinker.text
-    own = GrammarPool(omni.conversation.tokenizer_json, text.vocab_size, omni._config.im_end_id, 1)
+    own = GrammarPool(
+        omni.prompt_builder.tokenizer_json, text.vocab_size, omni._config.im_end_id, 1
+    )
     lark = "start: A\nA: " + '"x"? ' * 20_000
     with pytest.raises(OptionError, match="more than 48 MiB of memory"):
         compiled(own, {"lark_grammar": lark})

@@ -49,7 +49,7 @@ def pair(checkpoint: Path) -> Iterator[Qwen3Omni]:
 def test_a_reply_without_media_is_computed_without_a_torch_operation(pair: Qwen3Omni) -> None:
     """Each gives up the interpreter lock, which costs more than the arithmetic: NativeTalker."""
     order, ids = (1, 0), (5, 6)
-    prompt = pair.conversation.prompt([{"role": "user", "content": "Hello"}])
+    prompt = pair.prompt_builder.prompt([{"role": "user", "content": "Hello"}])
     engines, c = pair._pipeline._engines, pair._config
     thinker, talker, vocoder = engines.thinker, engines.talker, engines.vocoder
     assert talker is not None and vocoder is not None and c.talker is not None

@@ -40,7 +40,7 @@ def test_thinker_positions_are_the_references(
     omni: Qwen3Omni, reference: Reference, name: str
 ) -> None:
     case = CASES[name]
-    prompt = omni.conversation.prompt(case.messages, case.use_audio_in_video)
+    prompt = omni.prompt_builder.prompt(case.messages, case.use_audio_in_video)
     theirs = reference_positions(
         reference.model.thinker,
         prompt.token_ids,
@@ -59,7 +59,7 @@ def test_talker_positions_are_the_references(
 ) -> None:
     """Over its own ids: user segments, then tts_pad. It isn't told of sound in videos."""
     case = CASES[name]
-    prompt = omni.conversation.prompt(case.messages, case.use_audio_in_video)
+    prompt = omni.prompt_builder.prompt(case.messages, case.use_audio_in_video)
     ids = torch.cat((prompt.talker.token_ids, torch.full((9,), config.tts_pad_id)))
     theirs = reference_positions(reference.model.talker, ids, case, media_inputs(prompt), False)
     torch.testing.assert_close(prompt.talker.positions, theirs, atol=1e-4, rtol=0)

@@ -35,7 +35,7 @@ ROWS = st.lists(
 @pytest.fixture
 def keys_of(omni: Qwen3Omni, config: OmniConfig) -> Any:
     def keys(*messages: Any, **options: Any) -> PromptKeys:
-        return prompt_keys(omni.conversation.prompt(list(messages), **options), config)
+        return prompt_keys(omni.prompt_builder.prompt(list(messages), **options), config)
 
     return keys
 
@@ -194,8 +194,8 @@ def test_a_replys_rows_have_the_keys_that_the_next_prompt_gives_them(
     keys_of: Any, omni: Qwen3Omni
 ) -> None:
     first = user(text("Hello"), clip(tone(1.2)))
-    prompt = omni.conversation.prompt([first])
-    ids = omni.conversation.prompt([first, REPLY, user(text("And?"))]).token_ids
+    prompt = omni.prompt_builder.prompt([first])
+    ids = omni.prompt_builder.prompt([first, REPLY, user(text("And?"))]).token_ids
     reply = ids[len(prompt) : len(prompt) + 2]
     held = keys_of(first).thinker.followed_by(reply.tolist())
     after = keys_of(first, REPLY, user(text("And?"))).thinker
@@ -214,7 +214,7 @@ def test_digests_are_computed_once_for_a_tensor_and_forgotten_with_it(
         return digest(values, numbers)
 
     monkeypatch.setattr(row_keys, "_digest", counted)
-    prompt = omni.conversation.prompt([user(image(64, 64), clip(noise(9.0)), video(4, 2.0))])
+    prompt = omni.prompt_builder.prompt([user(image(64, 64), clip(noise(9.0)), video(4, 2.0))])
     first = prompt_keys(prompt, config)
     assert len(computed) == 1 + 2 + 2
     assert first.thinker.shared(prompt_keys(prompt, config).thinker) == len(prompt)

@@ -52,8 +52,8 @@ def test_turns_and_the_messages_that_they_make(omni: Qwen3Omni) -> None:
     assert omni.generate_text(messages[:4], **SHORT).token_ids == second.token_ids
     with omni.session(messages=messages, **SHORT) as other:
         assert_same_prompt(
-            omni.conversation.prompt([*other.messages, user(text("Go on."))]),
-            omni.conversation.prompt([*messages, user(text("Go on."))]),
+            omni.prompt_builder.prompt([*other.messages, user(text("Go on."))]),
+            omni.prompt_builder.prompt([*messages, user(text("Go on."))]),
         )
 
 
@@ -79,7 +79,7 @@ def test_what_was_appended_may_change_afterwards(omni: Qwen3Omni) -> None:
         before = prompt_of(session)
         buffer[:] = 0
         assert_same_prompt(prompt_of(session), before)
-        assert_same_prompt(omni.conversation.prompt(session.messages), before)
+        assert_same_prompt(omni.prompt_builder.prompt(session.messages), before)
 
 
 def test_a_barge_in_leaves_what_was_given(omni: Qwen3Omni) -> None:
@@ -255,7 +255,7 @@ def test_a_piece_that_is_refused_changes_nothing(
         session.append_audio(clip[4000:], 16000)
         session.append("?")
         expected = [user({"type": "audio", "audio": (clip, 16000)}, text("?"))]
-        assert_same_prompt(prompt_of(session), omni.conversation.prompt(expected))
+        assert_same_prompt(prompt_of(session), omni.prompt_builder.prompt(expected))
 
 
 def test_content_that_is_refused_changes_nothing(omni: Qwen3Omni) -> None:
@@ -395,7 +395,7 @@ def test_turns_are_put_taken_and_answered_one_by_one(omni: Qwen3Omni) -> None:
         # An image alone is part of the turn after it.
         assert [item["type"] for item in session.messages[2]["content"]] == ["image", "audio"]
         messages = session.messages
-        assert_same_prompt(omni.conversation.prompt(messages), prompt_of(session))
+        assert_same_prompt(omni.prompt_builder.prompt(messages), prompt_of(session))
         result = last(session.respond())
         assert result.codes.tolist() == omni.generate_audio(messages, **SHORT).codes.tolist()
         *_, reply = session.turns
@@ -478,6 +478,6 @@ def test_a_reply_that_spells_a_special_token_is_only_words(
         session.insert(reply)
         session.append("Go on.")
         ids = prompt_of(session).token_ids.tolist()
-        plain = omni.conversation.encode_words(f"a {name} b")
+        plain = omni.prompt_builder.encode_words(f"a {name} b")
         assert any(ids[i : i + len(plain)] == plain for i in range(len(ids)))
         assert last(session.respond()).text

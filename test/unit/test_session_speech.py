@@ -55,7 +55,7 @@ def test_a_clip_in_pieces_is_the_clip(
         samples = (samples.clip(-1, 1) * 32767).astype(np.int16)
     samples = samples[:, 0] if channels == 1 else samples
     other_order = np.asfortranarray(samples)  # numpy sums it in another order
-    whole = omni.conversation.prompt(
+    whole = omni.prompt_builder.prompt(
         [user({"type": "audio", "audio": other_order, "sampling_rate": rate})]
     )
     with omni.session() as session:
@@ -63,12 +63,12 @@ def test_a_clip_in_pieces_is_the_clip(
             session.append_audio(piece, rate)
         session._end_clip()
         assert_same_prompt(prompt_of(session), whole)
-        assert_same_prompt(omni.conversation.prompt(session.messages), whole)
+        assert_same_prompt(omni.prompt_builder.prompt(session.messages), whole)
 
 
 def test_pieces_of_one_sample(omni: Qwen3Omni) -> None:
     samples = loudening(0.4, 8000)
-    whole = omni.conversation.prompt([user({"type": "audio", "audio": (samples, 8000)})])
+    whole = omni.prompt_builder.prompt([user({"type": "audio", "audio": (samples, 8000)})])
     with omni.session() as session:
         for index in range(len(samples)):
             session.append_audio(samples[index : index + 1], 8000)
@@ -87,7 +87,7 @@ def test_a_longer_clip_changes_the_end_of_those_before(omni: Qwen3Omni, longer: 
         session.append_audio(second, 16000)
         session._end_clip()
         both = [user({"type": "audio", "audio": (x, 16000)}) for x in (first, second)]
-        clips = omni.conversation.prompt(both).audio_mel
+        clips = omni.prompt_builder.prompt(both).audio_mel
         for mine, other in zip(prompt_of(session).audio_mel, clips, strict=True):
             assert torch.equal(mine, other)
         assert longer < 200 or alone.shape != clips[0].shape or not torch.equal(alone, clips[0])
@@ -150,7 +150,7 @@ def test_a_prompt_of_arriving_speech_is_a_prefix_of_the_final_one(
         session._end_clip()
         session.append(dice.choice(([IMAGE], "What was it?")))
         final = prompt_of(session)
-        assert_same_prompt(omni.conversation.prompt(session.messages), final)
+        assert_same_prompt(omni.prompt_builder.prompt(session.messages), final)
     if prompts[0].token_ids[-1] != omni._config.thinker.audio_token_id:
         assert_prefix(prompts.pop(0), final)  # what came before the speech
     assert 1 <= len(prompts) <= windows
@@ -233,4 +233,4 @@ def test_what_may_be_the_end_is_computed_ahead(
             session.prepare()
             session.append_audio(clip[:90], 16000)
             session.append("?")
-            assert_same_prompt(prompt_of(session), omni.conversation.prompt(session.messages))
+            assert_same_prompt(prompt_of(session), omni.prompt_builder.prompt(session.messages))

@@ -187,7 +187,7 @@ def test_a_file_is_measured_before_it_is_read(
 @pytest.fixture(scope="module")
 def template_with_tools(omni: Qwen3Omni) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(omni.conversation._template, "takes_tools", True)
+        patch.setattr(omni.prompt_builder._template, "takes_tools", True)
         yield
 
 
@@ -231,7 +231,7 @@ def test_a_restored_session_has_all_of_it(omni: Qwen3Omni, session: Session) -> 
     assert plain(other.document()) == plain(session.document())
     # Its messages, with samples and pixels in them, make the same prompt anew.
     options = {"use_audio_in_video": True, "tools": session._options.shown_tools}
-    assert_same_prompt(omni.conversation.prompt(other.messages, **options), prompt_of(session))
+    assert_same_prompt(omni.prompt_builder.prompt(other.messages, **options), prompt_of(session))
 
 
 def test_heard_is_about_the_same_reply(omni: Qwen3Omni) -> None:

@@ -15,12 +15,12 @@ from tokenizers import AddedToken
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.errors import PromptTooLongError
-from qwen3_omni_neuron.prompt import least_tokens, messages, pieces, template, tokenizer
+from qwen3_omni_neuron.prompt import builder, least_tokens, messages, pieces, tokenizer
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.chat_template import ChatTemplate
 from qwen3_omni_neuron.prompt.least_tokens import LeastTokens
 from qwen3_omni_neuron.prompt.literal_text import LiteralText
 from qwen3_omni_neuron.prompt.pieces import cut
-from qwen3_omni_neuron.prompt.template import Conversation
 from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
 
 CONTEXT = 4096
@@ -46,8 +46,8 @@ def shipped() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def conversation() -> Conversation:
-    return Conversation(SPEAKING_CHECKPOINT, read_config(SPEAKING_CHECKPOINT))
+def prompt_builder() -> PromptBuilder:
+    return PromptBuilder(SPEAKING_CHECKPOINT, read_config(SPEAKING_CHECKPOINT))
 
 
 @pytest.fixture
@@ -166,19 +166,19 @@ def test_a_text_is_not_divided_within_an_added_token(
 
 
 def test_a_long_text_is_tokenised_without_the_lock_and_no_further_than_it_fits(
-    monkeypatch: pytest.MonkeyPatch, conversation: Conversation
+    monkeypatch: pytest.MonkeyPatch, prompt_builder: PromptBuilder
 ) -> None:
     """The library's methods for batches alone release the interpreter lock."""
-    watched = Watched(conversation._tokenizer._words)
-    monkeypatch.setattr(conversation._tokenizer, "_words", watched)
-    conversation.encode_words("word " * 3000)
+    watched = Watched(prompt_builder._tokenizer._words)
+    monkeypatch.setattr(prompt_builder._tokenizer, "_words", watched)
+    prompt_builder.encode_words("word " * 3000)
     assert watched.calls == [("encode", 15000)]
     watched.calls.clear()
     text = "hello " * 100_000
-    whole = conversation.encode_words(text)
+    whole = prompt_builder.encode_words(text)
     assert len(watched.calls) == 10 and {name for name, _ in watched.calls} == {"batch"}
     watched.calls.clear()
-    some = conversation.encode_words(text, most=1000)
+    some = prompt_builder.encode_words(text, most=1000)
     assert some == whole[: len(some)] and len(some) > 1000
     assert len(watched.calls) == 1
 
@@ -212,31 +212,31 @@ def nothing_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
 )
 def test_a_text_that_fits_nothing_is_refused_before_it_is_read(
-    conversation: Conversation, asked: Any, where: str, literal_text: bool
+    prompt_builder: PromptBuilder, asked: Any, where: str, literal_text: bool
 ) -> None:
     refused = rf"{where}\S* has \d+ characters, which are \d+ tokens or more, and {CONTEXT} fit"
     with pytest.raises(PromptTooLongError, match=refused):
-        conversation.prompt(asked, most_tokens=CONTEXT, literal_text=literal_text)
+        prompt_builder.prompt(asked, most_tokens=CONTEXT, literal_text=literal_text)
 
 
 def test_a_tool_that_fits_nothing_is_refused_before_it_is_read(
-    conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+    prompt_builder: PromptBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ChatTemplate, "render", None)
     tool = {**TOOL, "function": {"name": "find", "parameters": {"deep": [{"er": HUGE}]}}}
     with pytest.raises(PromptTooLongError, match=r"tools\[0\].function.parameters.deep\[0\].er"):
-        conversation.prompt(said("Hi"), most_tokens=CONTEXT, tools=[tool])
+        prompt_builder.prompt(said("Hi"), most_tokens=CONTEXT, tools=[tool])
 
 
 @pytest.mark.parametrize("literal_text", [False, True])
 def test_texts_that_fit_alone_and_not_together_are_refused_before_they_are_tokenised(
-    conversation: Conversation, monkeypatch: pytest.MonkeyPatch, literal_text: bool
+    prompt_builder: PromptBuilder, monkeypatch: pytest.MonkeyPatch, literal_text: bool
 ) -> None:
-    conversation.prompt(said("Hi"), literal_text=literal_text)  # special names are tokenised once
+    prompt_builder.prompt(said("Hi"), literal_text=literal_text)  # special names are tokenised once
     monkeypatch.setattr(Tokenizer, "_encode", None)
     text = "assistant" * 9000
     with pytest.raises(PromptTooLongError, match=r"the prompt has \d{6} characters, which are"):
-        conversation.prompt(said(text) * 4, most_tokens=CONTEXT, literal_text=literal_text)
+        prompt_builder.prompt(said(text) * 4, most_tokens=CONTEXT, literal_text=literal_text)
 
 
 @pytest.mark.parametrize("literal_text", [False, True])
@@ -244,19 +244,19 @@ def test_texts_that_fit_alone_and_not_together_are_refused_before_they_are_token
     "text", ["hello the " * 4000, "\u4f60\u597d\u3002" * 6000, "e\u0301" * 9000]
 )
 def test_a_text_that_just_fills_the_context_fits(
-    conversation: Conversation, text: str, literal_text: bool
+    prompt_builder: PromptBuilder, text: str, literal_text: bool
 ) -> None:
     """Measured, tokenised in portions, and counted to the last token."""
-    whole = conversation.prompt(said(text), literal_text=literal_text)
+    whole = prompt_builder.prompt(said(text), literal_text=literal_text)
     most = len(whole)
-    fits = conversation.prompt(said(text), most_tokens=most, literal_text=literal_text)
+    fits = prompt_builder.prompt(said(text), most_tokens=most, literal_text=literal_text)
     assert fits.token_ids.equal(whole.token_ids)
     with pytest.raises(PromptTooLongError, match=rf"are {most} tokens or more, and {most - 1} fit"):
-        conversation.prompt(said(text), most_tokens=most - 1, literal_text=literal_text)
+        prompt_builder.prompt(said(text), most_tokens=most - 1, literal_text=literal_text)
 
 
 def test_blanks_around_a_text_do_not_count_where_the_template_leaves_them_out(
-    conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+    prompt_builder: PromptBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     render = ChatTemplate.render
 
@@ -266,8 +266,8 @@ def test_blanks_around_a_text_do_not_count_where_the_template_leaves_them_out(
 
     monkeypatch.setattr(ChatTemplate, "render", trimmed)
     blanks = " " * 200_000
-    assert conversation.prompt(said(f"{blanks}Hi{blanks}"), most_tokens=CONTEXT).token_ids.equal(
-        conversation.prompt(said("Hi")).token_ids
+    assert prompt_builder.prompt(said(f"{blanks}Hi{blanks}"), most_tokens=CONTEXT).token_ids.equal(
+        prompt_builder.prompt(said("Hi")).token_ids
     )
 
 
@@ -340,16 +340,16 @@ def test_a_cut_is_where_trying_every_end_would_find_it() -> None:
 def test_what_is_never_spoken_in_one_piece_is_not_tokenised(
     omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watched = Watched(omni.conversation._tokenizer._words)
-    monkeypatch.setattr(omni.conversation._tokenizer, "_words", watched)
+    watched = Watched(omni.prompt_builder._tokenizer._words)
+    monkeypatch.setattr(omni.prompt_builder._tokenizer, "_words", watched)
     with pytest.raises(PromptTooLongError, match=r"\d+ tokens or more without white space"):
         omni.stream_speech("z" * 3_000_000)
     assert sum(count for _, count in watched.calls) < 1000
 
 
-def test_only_a_long_prompt_is_refused_here(conversation: Conversation) -> None:
+def test_only_a_long_prompt_is_refused_here(prompt_builder: PromptBuilder) -> None:
     """The exact length of a shorter one is for whoever knows the cache to say."""
     text = "7" * 1000
-    prompt = conversation.prompt(said(text), most_tokens=20 + 1000)
-    assert len(prompt) == len(conversation.prompt(said(text)))
-    assert template.AT_ONCE > CONTEXT
+    prompt = prompt_builder.prompt(said(text), most_tokens=20 + 1000)
+    assert len(prompt) == len(prompt_builder.prompt(said(text)))
+    assert builder.AT_ONCE > CONTEXT

@@ -230,7 +230,7 @@ def test_logits_are_neither_flat_nor_one_hot_and_audio_neither_silent_nor_clippe
     checkpoint_of_seed: CheckpointMaker, seed: int
 ) -> None:
     with Qwen3Omni.load(checkpoint_of_seed(seed), dtype="float32", max_concurrency=1) as omni:
-        prompt = omni.conversation.prompt([{"role": "user", "content": "Hello there"}])
+        prompt = omni.prompt_builder.prompt([{"role": "user", "content": "Hello there"}])
         logits, _ = omni._pipeline._engines.thinker.prefill(0, prompt)
         result = omni.generate_audio(
             [{"role": "user", "content": "Hello there"}],

@@ -13,7 +13,7 @@ from torch import nn
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.verification.oracle import Reference
 from train import fit as fitting
 from train import learn_code2wav, learn_talker, learn_thinker, train
@@ -146,8 +146,8 @@ def test_rows_of_training_are_rows_of_generation() -> None:
     """The talker's inputs and expected outputs, against a reply that transformers has generated."""
     reference = Reference(SPEAKING_CHECKPOINT)
     model, config = reference.model, read_config(SPEAKING_CHECKPOINT)
-    conversation = Conversation(SPEAKING_CHECKPOINT, config)
-    prompt = conversation.prompt([{"role": "user", "content": "say red seven"}])
+    prompt_builder = PromptBuilder(SPEAKING_CHECKPOINT, config)
+    prompt = prompt_builder.prompt([{"role": "user", "content": "say red seven"}])
     theirs = reference.generate(
         prompt, thinker_eos_token_id=config.im_end_id, talker_max_new_tokens=60
     )
@@ -155,7 +155,7 @@ def test_rows_of_training_are_rows_of_generation() -> None:
     rows = embed(prompt.talker.token_ids)
     user = UserRows(rows, torch.zeros(len(rows), dtype=torch.bool))
     made = talk(
-        *(config, embed, user, conversation.newline_id),
+        *(config, embed, user, prompt_builder.newline_id),
         *(theirs.token_ids[:-1], theirs.codes, torch.zeros(len(theirs.codes), 2).long(), "ethan"),
     )
     with torch.no_grad():

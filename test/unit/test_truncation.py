@@ -123,7 +123,7 @@ def test_room_for_the_reply() -> None:
 @pytest.mark.parametrize("name", ["five-turns", "users-in-a-row"])
 def test_each_part_is_counted_to_the_token(omni: Qwen3Omni, name: str, literal_text: bool) -> None:
     """At the kept prompt's length nothing more is dropped, and at one less the next turn is."""
-    read, messages = omni.conversation, CASES[name].messages
+    read, messages = omni.prompt_builder, CASES[name].messages
     system = [m for m in messages if m["role"] == "system"]
     rest = messages[len(system) :]
     starts = [at for at, message in enumerate(rest) if message["role"] == "user"]
@@ -153,7 +153,7 @@ def test_tools_are_kept_and_counted_and_replies_stay_words(
     omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Replies that spell a special token are of fewer tokens where they are taken for it."""
-    read = omni.conversation
+    read = omni.prompt_builder
     monkeypatch.setattr(read, "_template", SimpleNamespace(render=compiled(), takes_tools=True))
     monkeypatch.setattr(read, "_lengths", {})
     call = {"type": "function", "function": {"name": "look", "arguments": {}}}
@@ -196,13 +196,13 @@ def test_a_reply_is_the_one_to_the_kept_messages(small: Qwen3Omni, omni: Qwen3Om
             messages = session.messages
             reply = last(session.respond())
             length = reply.timings.prompt_tokens
-            whole = len(omni.conversation.prompt(messages))
+            whole = len(omni.prompt_builder.prompt(messages))
             assert (length == whole) == (number < 3), whole
             assert length <= CONTEXT - LIMITS["thinker_max_new_tokens"]
     kept = [
         [SYSTEM, *messages[at:]]
         for at in range(2, len(messages))
-        if len(omni.conversation.prompt([SYSTEM, *messages[at:]])) == length
+        if len(omni.prompt_builder.prompt([SYSTEM, *messages[at:]])) == length
     ]
     assert [message["role"] for message in kept[0][:3]] == ["system", "user", "assistant"]
     expected = omni.generate_audio(kept[0], **LIMITS)
@@ -238,7 +238,7 @@ def test_speech_that_arrives_is_cut_as_at_its_end(small: Qwen3Omni, omni: Qwen3O
             session.append_audio(tone(1.0), 16000)
         reply = last(session.respond())
         kept = [SYSTEM, session.messages[3]]
-    assert reply.timings.prompt_tokens == len(omni.conversation.prompt(kept))
+    assert reply.timings.prompt_tokens == len(omni.prompt_builder.prompt(kept))
     assert reply.codes.tolist() == omni.generate_audio(kept, **LIMITS).codes.tolist()
 
 
@@ -274,13 +274,13 @@ def test_a_conversation_that_fits_is_tokenised_once(
     small: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In realtime `auto` is the default: a turn that fits pays nothing for it."""
-    conversation, encoded = small.conversation, list[str]()
-    encode = conversation._encode
+    prompt_builder, encoded = small.prompt_builder, list[str]()
+    encode = prompt_builder._encode
     monkeypatch.setattr(
-        conversation, "_encode", lambda text, *rest: encoded.append(text) or encode(text, *rest)
+        prompt_builder, "_encode", lambda text, *rest: encoded.append(text) or encode(text, *rest)
     )
     messages = [SYSTEM, *[user(text("Name a river.")), assistant("Rhine.")] * 3, user(text("More"))]
-    whole = conversation.prompt(messages, truncation=Truncation(CONTEXT))
+    whole = prompt_builder.prompt(messages, truncation=Truncation(CONTEXT))
     assert len(encoded) == 1
-    cut = conversation.prompt(messages, truncation=Truncation(len(whole) - 1))
+    cut = prompt_builder.prompt(messages, truncation=Truncation(len(whole) - 1))
     assert len(cut) < len(whole)

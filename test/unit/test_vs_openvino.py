@@ -114,15 +114,15 @@ def test_audio_of_a_reply_with_a_turn_marker_is_not_compared() -> None:
 
 def test_every_prompt_has_its_own_text_and_the_same_length(omni: Qwen3Omni) -> None:
     short, long = count_prompts(repeats=15)
-    texts = vs_openvino.prompts(omni.conversation, 45, short)
-    texts += vs_openvino.prompts(omni.conversation, 120, long)
-    asked = [omni.conversation.prompt([{"role": "user", "content": text}]) for text in texts]
+    texts = vs_openvino.prompts(omni.prompt_builder, 45, short)
+    texts += vs_openvino.prompts(omni.prompt_builder, 120, long)
+    asked = [omni.prompt_builder.prompt([{"role": "user", "content": text}]) for text in texts]
     assert [len(prompt) for prompt in asked] == [45] * short + [120] * long
     assert len({text[:20] for text in texts[:short]}) == short
-    around = len(omni.conversation.prompt([{"role": "user", "content": "0"}])) - 1
-    assert set(vs_openvino.prompts(omni.conversation, around + 1, 10)) == set("0123456789")
+    around = len(omni.prompt_builder.prompt([{"role": "user", "content": "0"}])) - 1
+    assert set(vs_openvino.prompts(omni.prompt_builder, around + 1, 10)) == set("0123456789")
     with pytest.raises(InputError, match=r"11 different prompts .* wanted, and there are 10: "):
-        vs_openvino.prompts(omni.conversation, around + 1, 11)
+        vs_openvino.prompts(omni.prompt_builder, around + 1, 11)
 
 
 def test_a_missing_environment_and_an_unknown_dtype_are_named(

@@ -11,7 +11,7 @@ import pytest
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.neuron.cpu_mode import build_cpu_mode_engines
 from testing.neuron.nxdi_sources import make_importable
 from testing.specs import cpu_engines, engine_spec
@@ -35,8 +35,8 @@ def nxdi() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def conversation(checkpoint: Path, config: OmniConfig) -> Conversation:
-    return Conversation(checkpoint, config)
+def prompt_builder(checkpoint: Path, config: OmniConfig) -> PromptBuilder:
+    return PromptBuilder(checkpoint, config)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.media_cases import CASES
 from testing.neuron.alike import (
     ATOL,
@@ -35,7 +35,7 @@ def main(checkpoint: Path, widened: Path | None = None) -> None:
     torch.set_num_threads(1)
     ranks = int(os.environ["WORLD_SIZE"])
     config = read_config(checkpoint)
-    conversation = Conversation(checkpoint, config)
+    prompt_builder = PromptBuilder(checkpoint, config)
     spec = engine_spec(
         checkpoint,
         "neuron",
@@ -51,7 +51,7 @@ def main(checkpoint: Path, widened: Path | None = None) -> None:
     whole = replace(spec, plan=replace(spec.plan, model=widened or checkpoint))
     ours, theirs = cpu_engines(whole), build_cpu_mode_engines(int8 if widened else spec)
     prompts = [
-        conversation.prompt(CASES[name].messages, CASES[name].use_audio_in_video)
+        prompt_builder.prompt(CASES[name].messages, CASES[name].use_audio_in_video)
         for name in ("image-and-audio", "video-of-odd-rate", "two-clips", "image-and-audio")
     ]
     tokens = [

@@ -25,7 +25,7 @@ from qwen3_omni_neuron.neuron.torchneuron.compile import compile_model
 from qwen3_omni_neuron.neuron.torchneuron.environment import CACHE_FOLDER
 from qwen3_omni_neuron.neuron.torchneuron.runtime import Membership, make_fake_group
 from qwen3_omni_neuron.neuron.torchneuron.target import TORCHNEURON
-from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.specs import compiled_here
 
 CPU = torch.device("cpu")
@@ -128,7 +128,7 @@ def compile_for_stand_in(
         outcome = compile_tree(plan, tree, target)
     assert not outcome.missing
     plan = open_tree(tree, checkpoint, config, {"torchneuron": target}, {})
-    return EngineSpec(plan, config, Conversation(checkpoint, config).newline_id, tree)
+    return EngineSpec(plan, config, PromptBuilder(checkpoint, config).newline_id, tree)
 
 
 def weights_for_stand_in(
@@ -144,11 +144,11 @@ def weights_for_stand_in(
             (tree / model / part).mkdir()
             spec = part_spec(config, plan, part)
             write_part_shards(spec, Checkpoint(checkpoint), tree / model / part)
-    return EngineSpec(plan, config, Conversation(checkpoint, config).newline_id, tree)
+    return EngineSpec(plan, config, PromptBuilder(checkpoint, config).newline_id, tree)
 
 
 def omni_over(engines: Engines, spec: EngineSpec) -> Qwen3Omni:
     """Make a model over engines."""
-    conversation = Conversation(spec.plan.model, spec.config)
+    prompt_builder = PromptBuilder(spec.plan.model, spec.config)
     defaults = read_generation_defaults(spec.plan.model)
-    return Qwen3Omni(spec.config, defaults, conversation, engines, max_queued=8)
+    return Qwen3Omni(spec.config, defaults, prompt_builder, engines, max_queued=8)

@@ -30,7 +30,7 @@ Json = dict[str, Any]
 
 
 class Vocabulary(Protocol):
-    """A checkpoint's tokenizer, as grammars use it; see prompt.template.Conversation."""
+    """A checkpoint's tokenizer, as grammars use it; see prompt.builder.PromptBuilder."""
 
     @property
     def thinks(self) -> bool:

@@ -107,7 +107,7 @@ def verify(
         asked = [answer.question for answer in answers] or make_questions()
         progress("answering in speech")
         spoken = list(speak(omni, seen, asked[:most_spoken]))
-        prompts = [omni.conversation.prompt(question.messages) for question in asked]
+        prompts = [omni.prompt_builder.prompt(question.messages) for question in asked]
     found = None
     if by_layer:
         given = [
@@ -137,7 +137,7 @@ def compare(
     stages = EngineStages(engines, config)
     for number, answer in enumerate(answers):
         progress(f"{number + 1} of {len(answers)}: {answer.question.title}")
-        prompt = omni.conversation.prompt(answer.question.messages)
+        prompt = omni.prompt_builder.prompt(answer.question.messages)
         ours = stages.run(prompt, answer) if _fits(prompt.token_ids, answer) else {}
         ours.setdefault("prompt", prompt.token_ids.numpy())
         pairs.append((answer, _expected(plan, answer), ours))

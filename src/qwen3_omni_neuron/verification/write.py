@@ -12,7 +12,7 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.checkpoint.quantised import read_settings
 from qwen3_omni_neuron.errors import CheckpointError
-from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.verification.device import computing_on
 from qwen3_omni_neuron.verification.forced import Stages, record
 from qwen3_omni_neuron.verification.oracle import Reference
@@ -44,14 +44,14 @@ def write_reference(
     config = read_config(folder)
     if config.talker is None or config.code2wav is None:
         raise CheckpointError(f"{folder} can't speak: a reference is of a checkpoint that can.")
-    conversation = Conversation(folder, config)
+    prompt_builder = PromptBuilder(folder, config)
     with computing_on(device):
         progress(f"transformers {transformers.__version__} reads {folder} in {dtype} on {device}")
         stages = Stages(_reference(folder, dtype, device), config)
         given, answers = [], []
         for number, question in enumerate(questions):
             progress(f"{number + 1} of {len(questions)}: {question.title}")
-            prompt = conversation.prompt(question.messages)
+            prompt = prompt_builder.prompt(question.messages)
             one = record(stages.reference, prompt, config.im_end_id, tokens, frames)
             uniforms = np.random.default_rng(number).random(
                 (len(one.codes), config.code_groups - 1), dtype=np.float32

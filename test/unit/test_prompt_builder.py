@@ -16,10 +16,10 @@ from transformers import Qwen2TokenizerFast, Qwen3OmniMoeProcessor, WhisperFeatu
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import CheckpointError, MessageError, PromptTooLongError
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.media import video_file
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.pixels import Visual
-from qwen3_omni_neuron.prompt.template import Conversation
 from testing.made_videos import make_video
 from testing.media_cases import CASES, QUESTION_WAV, audio, image, user, video
 
@@ -53,8 +53,8 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def conversation(checkpoint: Path, config: OmniConfig) -> Conversation:
-    return Conversation(checkpoint, config)
+def prompt_builder(checkpoint: Path, config: OmniConfig) -> PromptBuilder:
+    return PromptBuilder(checkpoint, config)
 
 
 @pytest.fixture(scope="module")
@@ -119,10 +119,10 @@ def of_kind(messages: Sequence[Mapping[str, Any]], kind: str) -> list[Mapping[st
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
 def test_prompts_are_the_references(
-    conversation: Conversation, processor: Any, chat_template: str, name: str
+    prompt_builder: PromptBuilder, processor: Any, chat_template: str, name: str
 ) -> None:
     messages = CONVERSATIONS[name]
-    prompt = conversation.prompt(messages)
+    prompt = prompt_builder.prompt(messages)
     text = processor.tokenizer.apply_chat_template(
         messages, chat_template=chat_template, tokenize=False, add_generation_prompt=True
     )
@@ -141,7 +141,7 @@ def test_prompts_are_the_references(
 
 @pytest.mark.parametrize("name", CASES)
 def test_prompts_with_media_are_the_references(
-    conversation: Conversation, processor: Any, chat_template: str, name: str
+    prompt_builder: PromptBuilder, processor: Any, chat_template: str, name: str
 ) -> None:
     """Placeholders, as many as the encoders make rows, and a video's sound between its frames."""
     case = CASES[name]
@@ -149,7 +149,7 @@ def test_prompts_with_media_are_the_references(
         pytest.skip("the reference gives all videos of a prompt one frame rate")
     if case.use_audio_in_video and Version(transformers.__version__) >= Version("5"):
         pytest.skip("5.x takes a video's sound out of the file itself; 4.57 takes it as a clip")
-    prompt = conversation.prompt(case.messages, case.use_audio_in_video)
+    prompt = prompt_builder.prompt(case.messages, case.use_audio_in_video)
     bare = [{**m, "content": bare_content(m["content"])} for m in case.messages]
     text = processor.tokenizer.apply_chat_template(
         bare, chat_template=chat_template, tokenize=False, add_generation_prompt=True
@@ -184,10 +184,10 @@ def test_prompts_with_media_are_the_references(
     ids=["image", "video"],
 )
 def test_a_prompt_keeps_three_bytes_for_a_pixel(
-    conversation: Conversation, item: dict[str, Any], pixels: int
+    prompt_builder: PromptBuilder, item: dict[str, Any], pixels: int
 ) -> None:
     """A queued request and a session keep their prompts. Pickled, it has all of its arrays."""
-    kept = len(pickle.dumps(conversation.prompt([user(item)])))
+    kept = len(pickle.dumps(prompt_builder.prompt([user(item)])))
     assert 3 * pixels < kept < 3 * pixels + 40_000
 
 
@@ -214,14 +214,14 @@ def bare_content(content: Any) -> Any:
     ],
 )
 def test_media_that_alone_exceed_the_context_are_refused_with_the_numbers(
-    conversation: Conversation, item: dict[str, Any], said: str
+    prompt_builder: PromptBuilder, item: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(PromptTooLongError, match=said):
-        conversation.prompt([user(item)], most_tokens=50)
+        prompt_builder.prompt([user(item)], most_tokens=50)
 
 
 def test_a_video_that_is_too_long_is_not_decoded(
-    conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+    prompt_builder: PromptBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def decode(*_: Any) -> None:
         raise AssertionError("decoded")
@@ -229,9 +229,9 @@ def test_a_video_that_is_too_long_is_not_decoded(
     monkeypatch.setattr(video_file, "_read_frames", decode)
     item = {"type": "video", "video": make_video(30)}
     with pytest.raises(PromptTooLongError):
-        conversation.prompt([user(item)], most_tokens=50)
+        prompt_builder.prompt([user(item)], most_tokens=50)
     with pytest.raises(AssertionError, match="decoded"):
-        conversation.prompt([user(item)])
+        prompt_builder.prompt([user(item)])
 
 
 def media_of(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -240,9 +240,9 @@ def media_of(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def test_a_clip_takes_as_many_placeholders_as_the_encoder_makes_rows(
-    conversation: Conversation, config: OmniConfig
+    prompt_builder: PromptBuilder, config: OmniConfig
 ) -> None:
-    prompt = conversation.prompt(CONVERSATIONS["clips"])
+    prompt = prompt_builder.prompt(CONVERSATIONS["clips"])
     rows = [config.thinker.audio.tokens(m.shape[1]) for m in prompt.audio_mel]
     assert int((prompt.token_ids == config.thinker.audio_token_id).sum()) == sum(rows)
 
@@ -298,7 +298,7 @@ def test_a_checkpoint_without_its_text_files_is_refused(
         if file.name != name and file.suffix != ".safetensors":
             (tmp_path / file.name).write_bytes(file.read_bytes())
     with pytest.raises(CheckpointError, match=str(tmp_path)):
-        Conversation(tmp_path, config)
+        PromptBuilder(tmp_path, config)
 
 
 def test_the_chat_template_is_found_in_each_of_its_places(
@@ -309,9 +309,9 @@ def test_the_chat_template_is_found_in_each_of_its_places(
             (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}?")
     question = [{"role": "user", "content": "user"}]
-    assert Conversation(tmp_path, config).prompt(question).token_ids[0] == config.user_id
+    assert PromptBuilder(tmp_path, config).prompt(question).token_ids[0] == config.user_id
     (tmp_path / "chat_template.jinja").unlink()
-    assert Conversation(tmp_path, config).prompt(question).token_ids[0] == config.im_start_id
+    assert PromptBuilder(tmp_path, config).prompt(question).token_ids[0] == config.im_start_id
     (tmp_path / "chat_template.json").unlink()
     with pytest.raises(CheckpointError, match="no chat template"):
-        Conversation(tmp_path, config)
+        PromptBuilder(tmp_path, config)

@@ -48,7 +48,7 @@ _EMPTY_TURN: Mapping[str, Any] = {"role": "user", "content": ""}
 _MOST_LENGTHS = 1 << 16  # lengths of parts that are kept: a few MB
 
 
-class Conversation:
+class PromptBuilder:
     """Converter of messages into prompts for one checkpoint.
 
     folder: the checkpoint's. media_settings: its settings for decoding media.
