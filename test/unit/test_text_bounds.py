@@ -15,13 +15,12 @@ from tokenizers import AddedToken
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.errors import PromptTooLongError
-from qwen3_omni_neuron.prompt import builder, least_tokens, messages, pieces, tokenizer
+from qwen3_omni_neuron.prompt import builder, messages, pieces, tokenizer
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.chat_template import ChatTemplate
-from qwen3_omni_neuron.prompt.least_tokens import LeastTokens
 from qwen3_omni_neuron.prompt.literal_text import LiteralText
 from qwen3_omni_neuron.prompt.pieces import cut
-from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
+from qwen3_omni_neuron.prompt.tokenizer import LeastTokens, Tokenizer
 
 CONTEXT = 4096
 HUGE = "word and " * 1_000_000
@@ -53,8 +52,8 @@ def prompt_builder() -> PromptBuilder:
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measures and divides short texts as otherwise only long ones are."""
-    monkeypatch.setattr(least_tokens, "_SHORT", 0)
-    monkeypatch.setattr(least_tokens, "_SLICE", 11)
+    monkeypatch.setattr(tokenizer, "_SHORT", 0)
+    monkeypatch.setattr(tokenizer, "_SLICE", 11)
     monkeypatch.setattr(tokenizer, "AT_ONCE", 0)
     monkeypatch.setattr(tokenizer, "_PORTION", 7)
 
@@ -95,7 +94,7 @@ def test_the_measure_is_of_the_longest_token_with_each_byte() -> None:
     assert measure("7b" * 1000) == 1250
     assert measure("abba" * 999 + "77") == 1001
     assert measure("abba") == 0  # not worth it
-    assert measure("7" * (1 << 20), enough=10) == least_tokens._SLICE  # one slice
+    assert measure("7" * (1 << 20), enough=10) == tokenizer._SLICE  # one slice
 
 
 def test_nfc_shortens_no_text_to_less_than_is_assumed() -> None:
@@ -109,11 +108,11 @@ def test_nfc_shortens_no_text_to_less_than_is_assumed() -> None:
         parts = "".join(spelled.get(part, part) for part in apart)
         most = max(len(parts.encode()), len(longest.encode()))
         least = len(normalize("NFC", apart).encode())
-        assert most / least < least_tokens._NFC_SHORTENS, ascii(apart)
+        assert most / least < tokenizer._NFC_SHORTENS, ascii(apart)
 
 
 def test_slices_end_where_nfc_joins_nothing() -> None:
-    characters = [chr(i) for i in range(0x110000) if least_tokens._STARTER.match(chr(i))]
+    characters = [chr(i) for i in range(0x110000) if tokenizer._STARTER.match(chr(i))]
     assert len(characters) > 50_000
     befores = ("e", "\u0301", "e\u0316", "\u1112\u1161", "\u304b", "\u0915", "\u03b9\u0308")
     for before in befores:

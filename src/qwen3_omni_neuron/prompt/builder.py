@@ -161,7 +161,7 @@ class PromptBuilder:
                 raise _too_long(f"{where} has {len(text)} characters", least, most_tokens)
 
     def least_tokens(self, text: str, enough: float = math.inf) -> int:
-        """Return a lower bound of a text's number of tokens; see prompt.least_tokens."""
+        """Return a lower bound of a text's number of tokens; see prompt.tokenizer.LeastTokens."""
         return self._tokenizer.least_tokens(text, enough)
 
     def assemble(
