@@ -14,8 +14,7 @@ from PIL import Image
 from qwen3_omni_neuron.helpers.media.job import MIB, Admit, Decoded, Job, PoolSettings
 from qwen3_omni_neuron.helpers.media.job import admit_all as admitted
 from qwen3_omni_neuron.helpers.media.pool import DecodingPool
-from qwen3_omni_neuron.prompt.media.settings import MediaSettings
-from qwen3_omni_neuron.prompt.media.sizes import Sizes
+from qwen3_omni_neuron.prompt.media.sizes import MediaSettings, Sizes
 from testing.decoding_faults import MODULE
 from testing.media_cases import noise_image
 from testing.subprocesses import children

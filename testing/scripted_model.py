@@ -17,8 +17,7 @@ from qwen3_omni_neuron.events import (
     TextDelta,
     Timings,
 )
-from qwen3_omni_neuron.prompt.media.settings import MediaSettings
-from qwen3_omni_neuron.prompt.media.sizes import Sizes
+from qwen3_omni_neuron.prompt.media.sizes import MediaSettings, Sizes
 
 
 class ScriptedModel:

@@ -272,7 +272,7 @@ def test_close_ends_all_and_leaves_nothing(
 def test_all_ends_with_a_parent_that_is_killed() -> None:
     script = (
         "import asyncio\n"
-        "from qwen3_omni_neuron.prompt.media.settings import MediaSettings\n"
+        "from qwen3_omni_neuron.prompt.media.sizes import MediaSettings\n"
         "from qwen3_omni_neuron.prompt.media.sizes import Sizes\n"
         "from qwen3_omni_neuron.helpers.media.job import Job, PoolSettings\n"
         "from qwen3_omni_neuron.helpers.media.pool import DecodingPool\n"

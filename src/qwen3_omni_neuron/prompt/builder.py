@@ -31,7 +31,7 @@ from qwen3_omni_neuron.prompt.media.items import (
 from qwen3_omni_neuron.prompt.media.log_mel import MelSettings
 from qwen3_omni_neuron.prompt.media.pixels import CHANNELS
 from qwen3_omni_neuron.prompt.media.resizer import Resizer
-from qwen3_omni_neuron.prompt.media.settings import MediaSettings
+from qwen3_omni_neuron.prompt.media.sizes import MediaSettings
 from qwen3_omni_neuron.prompt.messages import Check, Messages, read_messages, read_tools
 from qwen3_omni_neuron.prompt.positions import (
     MediaRun,

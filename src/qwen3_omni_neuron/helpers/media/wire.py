@@ -12,8 +12,7 @@ from typing import Any
 
 from qwen3_omni_neuron.errors import InputError, OptionError, PromptTooLongError, printable
 from qwen3_omni_neuron.helpers.media.job import ERRORS, Job, Measured
-from qwen3_omni_neuron.prompt.media.settings import MediaSettings
-from qwen3_omni_neuron.prompt.media.sizes import Sizes
+from qwen3_omni_neuron.prompt.media.sizes import MediaSettings, Sizes
 
 GO = b"g"
 LENGTH = struct.Struct("<I")

@@ -15,8 +15,7 @@ from qwen3_omni_neuron.prompt.media.image import load_image
 from qwen3_omni_neuron.prompt.media.log_mel import MelSettings
 from qwen3_omni_neuron.prompt.media.pixels import Visual
 from qwen3_omni_neuron.prompt.media.resizer import Resizer
-from qwen3_omni_neuron.prompt.media.settings import MediaSettings
-from qwen3_omni_neuron.prompt.media.sizes import SizeLimits
+from qwen3_omni_neuron.prompt.media.sizes import MediaSettings, SizeLimits
 from qwen3_omni_neuron.prompt.media.video import VideoHeader, frame_rate, load_video
 
 Item = dict[str, Any]

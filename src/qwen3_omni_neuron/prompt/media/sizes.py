@@ -1,4 +1,4 @@
-"""Sizes to which images and frames are resized, and their numbers of tokens.
+"""Sizes to which images and frames are resized, their numbers of tokens, and media settings.
 
 Nothing here needs torch, because a process that only decodes uses it, too.
 """
@@ -169,6 +169,23 @@ class Sizes:
             raise PromptTooLongError(
                 f"{what} makes {tokens} vision tokens; {most} is the most. {advice}"
             )
+
+
+@dataclass(frozen=True)
+class MediaSettings:
+    """Settings of a checkpoint for decoding media.
+
+    audio_rate: sampling rate in Hz. audio_tokens_per_s: number of tokens of a second of audio.
+    sizes: sizes to which images and frames are resized.
+    """
+
+    audio_rate: int
+    audio_tokens_per_s: float
+    sizes: Sizes
+
+    def longest_audio_s(self, most_tokens: int | None) -> float:
+        """Return the length of audio with `most_tokens` tokens; None: any number."""
+        return float("inf") if most_tokens is None else most_tokens / self.audio_tokens_per_s
 
 
 def _limits(usual: Limits, asked: SizeLimits, where: str, error: type[InputError]) -> Limits:
