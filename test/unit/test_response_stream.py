@@ -15,7 +15,6 @@ import pytest
 from qwen3_omni_neuron.errors import MessageError
 from qwen3_omni_neuron.prompt.turns import Reply
 from qwen3_omni_neuron.serving.edge.context import Context
-from qwen3_omni_neuron.serving.edge.turnstile import Turnstile
 from qwen3_omni_neuron.serving.openai.voices import Voices
 from qwen3_omni_neuron.serving.realtime.audio_codecs import codec_of
 from qwen3_omni_neuron.serving.realtime.connection import Connection
@@ -24,6 +23,7 @@ from qwen3_omni_neuron.serving.realtime.items import ConversationItems
 from qwen3_omni_neuron.serving.realtime.response_stream import Response, ResponseSettings
 from qwen3_omni_neuron.serving.realtime.responses import Responses
 from qwen3_omni_neuron.serving.realtime.session_config import first_config, response_config
+from qwen3_omni_neuron.serving.service import Turnstile
 from testing.scripted_model import ScriptedStream
 
 NONE, ONE = ("response.created", "rate_limits.updated"), "Hello"

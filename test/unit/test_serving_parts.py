@@ -30,7 +30,6 @@ from qwen3_omni_neuron.events import SpillStatus, StageTime, Status
 from qwen3_omni_neuron.serving import model as model_module
 from qwen3_omni_neuron.serving.edge.gate import Gate
 from qwen3_omni_neuron.serving.edge.keys import Keys, Rates, read_keys
-from qwen3_omni_neuron.serving.edge.turnstile import Turnstile
 from qwen3_omni_neuron.serving.endpoints.sound import encode_sound, pcm16, wav_header
 from qwen3_omni_neuron.serving.logs import JsonFormatter
 from qwen3_omni_neuron.serving.metrics import Metrics
@@ -38,7 +37,7 @@ from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.openai.reply_text import Call, Content, Reasoning, ReplyText
-from qwen3_omni_neuron.serving.service import Service
+from qwen3_omni_neuron.serving.service import Service, Turnstile
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.serving.stored.replies import MOST_CHARACTERS, SpokenReplies
 from testing.scripted_model import ScriptedModel
