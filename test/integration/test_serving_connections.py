@@ -20,13 +20,13 @@ from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
 from websockets.uri import parse_uri
 
+from qwen3_omni_neuron.serving.edge.gate import Sites
 from qwen3_omni_neuron.serving.edge.protocol import (
     CROWDED_KEEP_ALIVE_S,
     KEEP_ALIVE_S,
     STEP_BYTES,
     GuardedSocket,
 )
-from qwen3_omni_neuron.serving.edge.sites import Sites
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.settings import ServerSettings

@@ -16,7 +16,7 @@ from qwen3_omni_neuron.cli import main
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import EngineDiedError, OptionError
 from qwen3_omni_neuron.events import ModelInfo, StageTime, Status
-from qwen3_omni_neuron.serving.edge.sites import Sites
+from qwen3_omni_neuron.serving.edge.gate import Sites
 from qwen3_omni_neuron.serving.fleet.command import IMPORT_PATH, check_config
 from qwen3_omni_neuron.serving.fleet.cores import check_nodes, stage_cores
 from qwen3_omni_neuron.serving.fleet.draining import Presence

@@ -1,7 +1,10 @@
-"""Middleware of all endpoints: request ids, keys, rates, bodies, deadlines, disconnects."""
+"""Middleware of all endpoints: request ids, hosts, keys, rates, bodies, deadlines, disconnects."""
 
 import asyncio
+import ipaddress
+from collections.abc import Iterable
 from contextlib import ExitStack
+from urllib.parse import urlsplit
 
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -10,13 +13,13 @@ from qwen3_omni_neuron.serving import logs, page
 from qwen3_omni_neuron.serving.edge.context import BODY_COPIES, Context
 from qwen3_omni_neuron.serving.edge.keys import Keys
 from qwen3_omni_neuron.serving.edge.protocol import MOST_HEADERS
-from qwen3_omni_neuron.serving.edge.sites import Sites
 from qwen3_omni_neuron.serving.endpoints.answer import Answer
 from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.realtime.socket import PATH as REALTIME
 from qwen3_omni_neuron.serving.realtime.socket import RealtimeSockets
 from qwen3_omni_neuron.serving.service import Service
+from qwen3_omni_neuron.serving.settings import ServerSettings
 
 PROBES = ("/health", "/ready")
 """Paths that are answered to everybody, for any host name and any origin."""
@@ -219,3 +222,66 @@ async def _left(receive: Receive, answering: anyio.CancelScope) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     answering.cancel()
+
+
+class Sites:
+    """Check of the headers Host and Origin, in which a browser reports a page's true origin.
+
+    Without keys any client may use the server. A page of any site can send requests to a server on
+    loopback through its visitor's browser, and read the answers after DNS rebinding of the page's
+    host name. So only known host names are accepted; an address can't be rebound.
+    """
+
+    def __init__(self, settings: ServerSettings):
+        self._any_name = bool(settings.api_keys)
+        self._names = {"localhost", *map(str.lower, (settings.host, *settings.allowed_hosts))}
+        self._origins = settings.allowed_origins
+
+    def check(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Refuse unknown host names, and pages of other hosts. Raises ApiError 403."""
+        hosts, origins = list[str](), list[str]()
+        for name, value in headers:
+            if name == b"host":
+                hosts.append(value.decode("latin-1").lower())
+            elif name == b"origin":
+                origins.append(value.decode("latin-1").lower())
+        for host in hosts:
+            if not self._any_name and not self._known(host):
+                raise ApiError(
+                    403,
+                    f"this server has no keys, and {host[:100]!r} is not one of its names. Ask it "
+                    "by its IP address, or allow the name with --allow-host (allowed_hosts of a "
+                    "fleet).",
+                    "host_not_allowed",
+                )
+        for origin in origins:
+            if origin not in self._origins and [_host_of(origin)] != hosts:
+                raise ApiError(
+                    403,
+                    f"a page of {origin[:100]!r} may not use this server. Allow it with "
+                    "--allow-origin (allowed_origins of a fleet).",
+                    "origin_not_allowed",
+                )
+
+    def _known(self, host: str) -> bool:
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+        except ValueError:  # an unclosed bracket
+            return False
+        return name in self._names or _is_address(name)
+
+
+def _host_of(origin: str) -> str | None:
+    """Return host and port of an origin; None for `null`, the origin of a page without a host."""
+    try:
+        return urlsplit(origin).netloc or None
+    except ValueError:
+        return None
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
