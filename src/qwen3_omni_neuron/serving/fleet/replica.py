@@ -6,7 +6,9 @@ from functools import partial
 from typing import Any
 
 import ray
+from prometheus_client import CollectorRegistry
 from ray import serve
+from ray.serve import metrics
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
@@ -16,7 +18,6 @@ from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.app import make_app
 from qwen3_omni_neuron.serving.fleet.cores import RESOURCE, stage_cores
 from qwen3_omni_neuron.serving.fleet.draining import PRESENCE
-from qwen3_omni_neuron.serving.fleet.ray_metrics import RayMetrics
 from qwen3_omni_neuron.serving.fleet.scaling import ReplicaFigures
 from qwen3_omni_neuron.serving.fleet.settings import FleetSettings
 from qwen3_omni_neuron.serving.model import FAILED_DRAIN_S, load_and_answer
@@ -110,6 +111,32 @@ class Replica:
             except Exception:  # failing metrics must not stop the replica
                 logs.logger.exception("metrics")
             await asyncio.sleep(FIGURES_S)
+
+
+class RayMetrics:
+    """Copies of all samples of a registry, as Ray gauges labelled with the replica.
+
+    Every node exposes them to Prometheus. A sample keeps its name and labels; Ray adds the prefix
+    `ray_` and the labels application, deployment and replica. All are gauges, since Ray's counters
+    and histograms can't be set: rates and quantiles are computed from the samples in the same way.
+    """
+
+    def __init__(self, registry: CollectorRegistry):
+        self._registry = registry
+        self._gauges: dict[str, metrics.Gauge] = {}
+
+    def copy(self) -> None:
+        """Set Ray's gauges to the samples' current values."""
+        for family in self._registry.collect():
+            for sample in family.samples:
+                if sample.name.endswith("_created"):
+                    continue
+                gauge = self._gauges.get(sample.name)
+                if gauge is None:
+                    labels = tuple(sample.labels)
+                    gauge = metrics.Gauge(sample.name, family.documentation, labels)
+                    self._gauges[sample.name] = gauge
+                gauge.set(sample.value, dict(sample.labels))
 
 
 class _BehindProxy:
