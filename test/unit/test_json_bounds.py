@@ -7,15 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen3_omni_neuron.serving.edge import json_bounds
-from qwen3_omni_neuron.serving.edge.json_bounds import (
+from qwen3_omni_neuron.serving.openai import bodies
+from qwen3_omni_neuron.serving.openai.bodies import (
     MOST_DEPTH,
     MOST_ESCAPES,
+    MOST_MESSAGES,
+    MOST_TOOLS,
     MOST_VALUES,
     check_json,
+    parse_json,
 )
-from qwen3_omni_neuron.serving.openai import bodies
-from qwen3_omni_neuron.serving.openai.bodies import MOST_MESSAGES, MOST_TOOLS, parse_json
 from qwen3_omni_neuron.serving.openai.chat_request import ChatRequest
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.voices import Voices
@@ -67,10 +68,10 @@ def test_values_and_depth_are_counted_outside_of_strings(
     limits = ((count, depth), (count - 1, depth), (count, depth - 1))
     for most_values, most_depth in limits if count else limits[:1]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(json_bounds, "_STEP_BYTES", step_bytes)
-            patch.setattr(json_bounds, "MOST_VALUES", max(most_values, body.count(b'"') // 4))
-            patch.setattr(json_bounds, "MOST_DEPTH", most_depth)
-            fits = count <= json_bounds.MOST_VALUES and depth <= most_depth
+            patch.setattr(bodies, "_STEP_BYTES", step_bytes)
+            patch.setattr(bodies, "MOST_VALUES", max(most_values, body.count(b'"') // 4))
+            patch.setattr(bodies, "MOST_DEPTH", most_depth)
+            fits = count <= bodies.MOST_VALUES and depth <= most_depth
             if fits:
                 check_json(body)
             else:
