@@ -28,9 +28,12 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     refused_field,
     wrong_value,
 )
-from qwen3_omni_neuron.serving.openai.logprobs import logprob_entries
 from qwen3_omni_neuron.serving.openai.openapi import errors_of, form_of
-from qwen3_omni_neuron.serving.openai.usage import duration_usage, transcription_usage
+from qwen3_omni_neuron.serving.openai.usage import (
+    duration_usage,
+    logprob_entries,
+    transcription_usage,
+)
 from qwen3_omni_neuron.serving.openai.without_effect import TRANSCRIPTIONS
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.transcription import Segment, Window, read_windows, stream_transcript

@@ -1,4 +1,4 @@
-"""Usage of tokens in the JSON of each endpoint.
+"""Usage of tokens in the JSON of each endpoint, and log-probabilities of a transcript's tokens.
 
 Audio tokens are those of the prompt's sound, and the frames of the reply's speech.
 """
@@ -6,7 +6,7 @@ Audio tokens are those of the prompt's sound, and the frames of the reply's spee
 from collections.abc import Sequence
 from typing import Any
 
-from qwen3_omni_neuron.events import Timings
+from qwen3_omni_neuron.events import TextDelta, Timings
 
 Json = dict[str, Any]
 
@@ -64,6 +64,18 @@ def transcription_usage(windows: Sequence[Timings]) -> Json:
 def duration_usage(seconds: float) -> Json:
     """Return the usage of a transcription that is counted by its sound's duration."""
     return {"type": "duration", "seconds": seconds}
+
+
+def logprob_entries(delta: TextDelta) -> list[Json]:
+    """Return the log-probability of a part of a transcript, in a list; none where it has no text.
+
+    Tokens that only together spell a character are one entry, with the sum of their
+    log-probabilities.
+    """
+    if not delta.text or not delta.logprobs:
+        return []
+    spelled = list(delta.text.encode())
+    return [{"token": delta.text, "bytes": spelled, "logprob": sum(delta.logprobs)}]
 
 
 def _prompt_details(timings: Timings) -> Json:

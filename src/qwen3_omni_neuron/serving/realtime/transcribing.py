@@ -10,8 +10,7 @@ from qwen3_omni_neuron.serving.endpoints.media import sound_bytes
 from qwen3_omni_neuron.serving.endpoints.served_stream import ServedStream
 from qwen3_omni_neuron.serving.openai.bodies import bounded_options
 from qwen3_omni_neuron.serving.openai.errors import ApiError
-from qwen3_omni_neuron.serving.openai.logprobs import logprob_entries
-from qwen3_omni_neuron.serving.openai.usage import duration_usage
+from qwen3_omni_neuron.serving.openai.usage import duration_usage, logprob_entries
 from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE, Samples
 from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Json
