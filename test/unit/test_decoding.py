@@ -20,10 +20,10 @@ from qwen3_omni_neuron.errors import (
     PromptTooLongError,
     VideoError,
 )
-from qwen3_omni_neuron.helpers.media import pcm, work
+from qwen3_omni_neuron.helpers.media import inline, work
+from qwen3_omni_neuron.helpers.media.inline import decode_inline
 from qwen3_omni_neuron.helpers.media.job import Job, Measured, PoolSettings
 from qwen3_omni_neuron.helpers.media.job import admit_all as admitted
-from qwen3_omni_neuron.helpers.media.pcm import decode_inline
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.media.video import VideoHeader
@@ -426,7 +426,7 @@ WAV = sound("WAV", "PCM_16")
         job_of("audio", wav_header(1000, 64000) + bytes(64000)),
         job_of("audio", WAV[:32] + b"\x03\x00" + WAV[34:]),  # bytes of a frame
         job_of("audio", sound("WAV", "PCM_U8")),
-        job_of("audio", wav_header(16000, 2 * pcm.MOST_BYTES) + bytes(2 * pcm.MOST_BYTES)),
+        job_of("audio", wav_header(16000, 2 * inline.MOST_BYTES) + bytes(2 * inline.MOST_BYTES)),
         job_of("audio", sound("WAV", "ULAW", 8000)),
         job_of("audio", sound("WAV", "PCM_24")),
         job_of("audio", sound("FLAC", "PCM_16")),

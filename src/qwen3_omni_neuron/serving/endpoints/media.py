@@ -15,9 +15,8 @@ import pybase64
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.api import Qwen3Omni
+from qwen3_omni_neuron.helpers.media.inline import decode_inline, picture_size
 from qwen3_omni_neuron.helpers.media.job import Admit, Decoded, Job, Kind, Measured
-from qwen3_omni_neuron.helpers.media.pcm import decode_inline
-from qwen3_omni_neuron.helpers.media.picture_header import picture_size
 from qwen3_omni_neuron.helpers.media.work import measured_picture
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.service import Service
