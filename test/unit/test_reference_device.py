@@ -10,13 +10,13 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.errors import NotInstalledError, OptionError
 from qwen3_omni_neuron.loading import plan_of
 from qwen3_omni_neuron.options import LoadOptions
-from qwen3_omni_neuron.verification import device
+from qwen3_omni_neuron.verification import write
 from qwen3_omni_neuron.verification.alone import Seen
-from qwen3_omni_neuron.verification.device import computing_on
 from qwen3_omni_neuron.verification.judgement import Difference
 from qwen3_omni_neuron.verification.reference import About
 from qwen3_omni_neuron.verification.report import page
 from qwen3_omni_neuron.verification.verify import Verdict
+from qwen3_omni_neuron.verification.write import computing_on
 
 PARTS = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
 
@@ -29,7 +29,7 @@ def precisions() -> list[str]:
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(device, "find_spec", lambda name: name)
+    monkeypatch.setattr(write, "find_spec", lambda name: name)
 
 
 @pytest.mark.usefixtures("one_gpu")
@@ -74,7 +74,7 @@ def test_another_device_is_refused(name: str, message: str) -> None:
 def test_accelerate_is_named_where_it_is_missing(
     one_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "find_spec", lambda name: None)
+    monkeypatch.setattr(write, "find_spec", lambda name: None)
     with pytest.raises(NotInstalledError, match="pip install accelerate"), computing_on("cuda"):
         pytest.fail("it was taken")
 
