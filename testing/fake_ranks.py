@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.engines.process.progress import Progress
+from qwen3_omni_neuron.engines.process.engine_group import StepCounts
 
 
 class FakeRank:
@@ -22,7 +22,7 @@ class FakeRank:
             raise ValueError(f"rank {number} was not built")
         if refuses >= 0:
             time.sleep(600)  # waits for the rank that is not built
-        self._number, self._progress = number, Progress(progress)
+        self._number, self._progress = number, StepCounts(progress)
 
     def total(self, x: Tensor) -> tuple[int, float]:
         return self._number, float(x.sum())

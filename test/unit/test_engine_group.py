@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from qwen3_omni_neuron.engines.process.engine_group import CallLimit, EngineGroup
-from qwen3_omni_neuron.engines.process.progress import Progress
+from qwen3_omni_neuron.engines.process.engine_group import CallLimit, EngineGroup, StepCounts
 from qwen3_omni_neuron.errors import ClosedError, EngineDiedError
 from testing.fake_ranks import BIG, KILL, STOP, FakeRank
 
@@ -24,7 +23,7 @@ def group_of(size: int, folder: Path, refuses: int = -1) -> EngineGroup:
         [f"rank {number} of {size}" for number in range(size)],
         [partial(FakeRank, number, files[number], refuses) for number in range(size)],
         [{}] * size,
-        [Progress(file) for file in files],
+        [StepCounts(file) for file in files],
     )
 
 

@@ -1,15 +1,17 @@
-"""Several processes with an engine each that make every call together."""
+"""Several processes with an engine each that make every call together, and their step counts."""
 
 import select
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from qwen3_omni_neuron.engines.process.engine_process import EngineProcess
 from qwen3_omni_neuron.engines.process.mailbox import SharedBlock
-from qwen3_omni_neuron.engines.process.progress import Progress
 from qwen3_omni_neuron.errors import ClosedError, EngineDiedError, Qwen3OmniError
 
 TICK_S = 0.1  # interval at which a call checks processes that do not answer
@@ -41,6 +43,38 @@ class CallLimit:
         self._longest_s = max(self._longest_s or 0.0, seconds)
 
 
+class StepCounts:
+    """Counts of steps and compilations, in a file that one process writes and another one reads.
+
+    Processes that make the same calls make the same steps in the same order, so all others wait for
+    the process with the fewest steps. A compilation may take minutes.
+    """
+
+    def __init__(self, path: Path):
+        """Open a file of counts, or make it."""
+        if not path.exists():
+            path.write_bytes(bytes(2 * np.dtype(np.int64).itemsize))
+        self._counts = np.memmap(path, np.int64, "r+")
+
+    @property
+    def steps(self) -> int:
+        """The number of steps so far."""
+        return int(self._counts[0])
+
+    @property
+    def compilations(self) -> int:
+        """The number of compilations so far, including one in progress."""
+        return int(self._counts[1])
+
+    def step(self) -> None:
+        """Count a step."""
+        self._counts[0] += 1
+
+    def compiles(self) -> None:
+        """Count a compilation that begins."""
+        self._counts[1] += 1
+
+
 class EngineGroup:
     """Processes that are sent the same calls in the same order, such as the ranks of a model.
 
@@ -57,7 +91,7 @@ class EngineGroup:
         names: Sequence[str],
         factories: Sequence[Callable[[], Any]],
         environments: Sequence[Mapping[str, str]],
-        progress: Sequence[Progress],
+        progress: Sequence[StepCounts],
         threads: int | None = None,
     ) -> None:
         """Start the processes. names: used in messages. Other arguments: see EngineProcess.

@@ -8,7 +8,7 @@ from torch._dynamo.callback import on_compile_start
 
 from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART
 from qwen3_omni_neuron.compilation.target import EngineSpec
-from qwen3_omni_neuron.engines.process.progress import Progress
+from qwen3_omni_neuron.engines.process.engine_group import StepCounts
 from qwen3_omni_neuron.neuron.part import part_spec
 from qwen3_omni_neuron.neuron.torchneuron.cache import NEFF_FOLDER, NeffCache
 from qwen3_omni_neuron.neuron.torchneuron.environment import (
@@ -21,9 +21,9 @@ from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs
 from qwen3_omni_neuron.neuron.torchneuron.runtime import Membership, Runtime
 
 
-def rank_progress(work: Path) -> Progress:
-    """Return the progress record of a rank. work: the rank's folder."""
-    return Progress(work / "progress")
+def rank_progress(work: Path) -> StepCounts:
+    """Return the step counts of a rank. work: the rank's folder."""
+    return StepCounts(work / "progress")
 
 
 def rank_settings(work: Path) -> dict[str, str]:
