@@ -34,7 +34,7 @@ from qwen3_omni_neuron.errors import (
 from qwen3_omni_neuron.events import AudioChunk
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs
 from qwen3_omni_neuron.neuron.torchneuron.build import ModelRanks, build_engines
-from qwen3_omni_neuron.neuron.torchneuron.cache import NEFF_FOLDER, NeffCache
+from qwen3_omni_neuron.neuron.torchneuron.environment import NEFF_FOLDER, NeffCache
 from qwen3_omni_neuron.neuron.torchneuron.model_folder import expected_bytes
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.verification.oracle import Reference

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from qwen3_omni_neuron.compilation.manifest import ModelRecord
 from qwen3_omni_neuron.compilation.plan import CompilePlan
-from qwen3_omni_neuron.neuron.torchneuron.cache import NEFF_FOLDER
-from qwen3_omni_neuron.neuron.torchneuron.environment import compiling
+from qwen3_omni_neuron.neuron.torchneuron.environment import NEFF_FOLDER, compiling
 
 if TYPE_CHECKING:
     from qwen3_omni_neuron.neuron.torchneuron.runtime import Runtime

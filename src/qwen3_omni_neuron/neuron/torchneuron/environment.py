@@ -1,4 +1,4 @@
-"""The environment variables that TorchNeuron must have before it is imported.
+"""The environment variables that TorchNeuron must have before it is imported, and its NEFF cache.
 
 Source: aws-neuron/torch-neuronx v2.33.0, its page of environment variables, and its backend,
 executor and NEFF cache, which read them.
@@ -7,11 +7,11 @@ executor and NEFF cache, which read them.
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.errors import ArtifactError, OptionError
 
 # A graph that fails must raise: by default it would run on the CPU, and benchmarks would be wrong.
 SETTINGS: Mapping[str, str] = {
@@ -34,6 +34,7 @@ COMPILE_ONLY: Mapping[str, str] = {
 }
 SHOWN = (*SETTINGS, CACHE_FOLDER, LOCAL_CACHE_FOLDER, *COMPILE_ONLY)
 """Variables that `doctor` shows."""
+NEFF_FOLDER = "neff"  # in a model's folder of the tree
 
 
 def settings(neffs: Path, local: Path) -> dict[str, str]:
@@ -73,3 +74,45 @@ def compiling(neffs: Path, lnc: int) -> Iterator[None]:
         cores = {"NEURON_LOGICAL_NC_CONFIG": str(lnc)}
         set_before_import({**settings(neffs, Path(local)), **COMPILE_ONLY, **cores})
         yield
+
+
+class NeffCache:
+    """A process's folder of compiled graphs (NEFFs). folder: exists; nothing else writes to it.
+
+    TorchNeuron has no packaged model: each process captures a graph anew, and finds its NEFF in a
+    folder by a hash of the captured graph, as ab/cd/abcd....neff. A compile has TorchNeuron write
+    that folder into the tree. A load links the files to a folder of its own: a graph without a NEFF
+    in the tree adds one there, where it is noticed, and the tree stays unchanged.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._restored: set[str] = set()
+
+    def restore(self, sources: Iterable[Path]) -> None:
+        """Link all files below some folders of a tree.
+
+        Raises ArtifactError where a folder has none.
+        """
+        for source in sources:
+            files = [path for path in source.rglob("*") if path.is_file()]
+            if not files:
+                raise ArtifactError(f"{source} has no compiled graph. Compile again.")
+            for path in files:
+                link = self.folder / path.relative_to(source)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                if not link.exists():
+                    link.symlink_to(path.resolve())
+        self._restored = self._files()
+
+    def check(self, name: str) -> None:
+        """Check that nothing was compiled since `restore`. Raises ArtifactError."""
+        added = len(self._files() - self._restored)
+        if added:
+            raise ArtifactError(
+                f"{added} graphs of {name} were compiled anew while they were loaded: the tree is "
+                "of another compiler, or of another version of TorchNeuron. Compile it again."
+            )
+
+    def _files(self) -> set[str]:
+        return {str(path) for path in self.folder.rglob("*.neff")}

@@ -10,9 +10,10 @@ from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.process.engine_group import StepCounts
 from qwen3_omni_neuron.neuron.part import part_spec
-from qwen3_omni_neuron.neuron.torchneuron.cache import NEFF_FOLDER, NeffCache
 from qwen3_omni_neuron.neuron.torchneuron.environment import (
     CACHE_FOLDER,
+    NEFF_FOLDER,
+    NeffCache,
     set_before_import,
     settings,
 )
