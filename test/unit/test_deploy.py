@@ -29,7 +29,7 @@ from qwen3_omni_neuron.neuron.versions import (
     supported_neuron,
     supported_torchneuron,
 )
-from qwen3_omni_neuron.serving.endpoints.health import router
+from qwen3_omni_neuron.serving.endpoints.status import router
 from qwen3_omni_neuron.serving.fleet.command import (
     CALLBACK,
     CALLBACK_VARIABLE,

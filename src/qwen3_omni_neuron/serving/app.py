@@ -10,7 +10,7 @@ from qwen3_omni_neuron import __version__
 from qwen3_omni_neuron.errors import Qwen3OmniError
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.edge.gate import Gate
-from qwen3_omni_neuron.serving.endpoints import chat, health, listing, speech, transcriptions
+from qwen3_omni_neuron.serving.endpoints import chat, speech, status, transcriptions
 from qwen3_omni_neuron.serving.endpoints.speech import SpeechRequest
 from qwen3_omni_neuron.serving.openai.chat_request import ChatRequest
 from qwen3_omni_neuron.serving.openai.errors import ApiError
@@ -18,13 +18,7 @@ from qwen3_omni_neuron.serving.openai.openapi import schemas_of
 from qwen3_omni_neuron.serving.page import page_router
 from qwen3_omni_neuron.serving.service import Service
 
-ENDPOINTS = (
-    chat.router,
-    speech.router,
-    transcriptions.router,
-    listing.router,
-    health.router,
-)
+ENDPOINTS = (chat.router, speech.router, transcriptions.router, status.router)
 BODIES = (ChatRequest, SpeechRequest)
 
 
