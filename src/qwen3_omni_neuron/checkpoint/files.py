@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from qwen3_omni_neuron.checkpoint.numbers import Numbers
+    from qwen3_omni_neuron.checkpoint.numbers import IntegerMatrix
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ class ShardReader:
 
         return torch.float32
 
-    def numbers(self, name: str) -> "Numbers":
+    def numbers(self, name: str) -> "IntegerMatrix":
         """Read the published numbers of a quantised matrix of integers.
 
         Raises CheckpointError; see checkpoint.numbers.read_numbers.

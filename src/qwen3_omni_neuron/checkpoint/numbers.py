@@ -18,7 +18,7 @@ Read = Callable[[str], Tensor]
 
 
 @dataclass(frozen=True)
-class Numbers:
+class IntegerMatrix:
     """A matrix of integers: a weight is scale * (number - zero point).
 
     numbers: int8 [out, into], the middle of their range is 0. scale: float16, bfloat16 or float32
@@ -62,7 +62,7 @@ def read_weights(form: QuantisedForm, read: Read) -> Tensor:
     return wide.mul_(each)
 
 
-def read_numbers(form: QuantisedForm, read: Read) -> Numbers:
+def read_numbers(form: QuantisedForm, read: Read) -> IntegerMatrix:
     """Read the numbers of a matrix of integers whose scales belong to whole rows or parts of them.
 
     Raises CheckpointError where its tensors contradict its form.
@@ -78,10 +78,10 @@ def read_numbers(form: QuantisedForm, read: Read) -> Numbers:
     if form.zero_points:
         stored = read(f"{form.layer}.weight_zero_point").to(torch.int16)
         zeros = stored.reshape(-1, groups).expand(out, groups)
-    return Numbers(read(f"{form.layer}.weight"), scale, zeros, None, size)
+    return IntegerMatrix(read(f"{form.layer}.weight"), scale, zeros, None, size)
 
 
-def _of_columns(form: QuantisedForm, read: Read) -> Numbers:
+def _of_columns(form: QuantisedForm, read: Read) -> IntegerMatrix:
     """Read a matrix of GPTQ or AWQ."""
     words, packed_zeros = read(f"{form.layer}.qweight"), read(f"{form.layer}.qzeros")
     scale = read(f"{form.layer}.scales").t()
@@ -100,7 +100,7 @@ def _of_columns(form: QuantisedForm, read: Read) -> Numbers:
             "quantization_config says sym. They belong to different checkpoints: download both "
             "again."
         )
-    return Numbers(
+    return IntegerMatrix(
         _centred(stored, form.bits).to(torch.int8).t(),
         scale,
         centred if form.zero_points else None,
@@ -109,7 +109,7 @@ def _of_columns(form: QuantisedForm, read: Read) -> Numbers:
     )
 
 
-def _of_rows(form: QuantisedForm, read: Read) -> Numbers:
+def _of_rows(form: QuantisedForm, read: Read) -> IntegerMatrix:
     """Read a matrix of pack-quantized."""
     out, into = form.shape
     stored = _unpacked(read(f"{form.layer}.weight_packed"), form.bits).flatten(1)[:, :into]
@@ -118,7 +118,7 @@ def _of_rows(form: QuantisedForm, read: Read) -> Numbers:
         # [out / 8, groups] -> [out / 8, groups, 8] -> [out, groups]
         words = _unpacked(read(f"{form.layer}.weight_zero_point"), form.bits)
         zeros = _centred(words.transpose(1, 2).flatten(0, 1)[:out], form.bits)
-    return Numbers(
+    return IntegerMatrix(
         _centred(stored, form.bits).to(torch.int8),
         read(f"{form.layer}.weight_scale"),
         zeros,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint.files import ShardReader
 from qwen3_omni_neuron.checkpoint.names import Piece
-from qwen3_omni_neuron.checkpoint.numbers import Numbers
+from qwen3_omni_neuron.checkpoint.numbers import IntegerMatrix
 from qwen3_omni_neuron.checkpoint.parameters import copy_piece
 from qwen3_omni_neuron.checkpoint.quantised import QuantisedForm
 from qwen3_omni_neuron.cpu.packing import Groups, grouped_shape, pack_mixed_groups
@@ -111,7 +111,7 @@ def _are_groups_of_int4(form: QuantisedForm) -> bool:
     return form.bits == 4 and form.block[1] % 32 == 0
 
 
-def _groups_of(matrix: Numbers) -> Tensor:
+def _groups_of(matrix: IntegerMatrix) -> Tensor:
     if matrix.group_of is not None:
         return matrix.group_of
     return torch.arange(matrix.numbers.shape[1]) // matrix.size

@@ -13,7 +13,7 @@ from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.code_predictor import top_p_limits
 
 
-class Numbers:
+class NumberTensors:
     """Integers from 0 up to `limit` as tensors int64 [1], views of one tensor made beforehand."""
 
     def __init__(self, limit: int):

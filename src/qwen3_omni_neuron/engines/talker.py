@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen3_omni_neuron.engines.inputs import Numbers
+from qwen3_omni_neuron.engines.inputs import NumberTensors
 from qwen3_omni_neuron.engines.protocols import (
     DecoderSlots,
     Fault,
@@ -54,7 +54,9 @@ class TalkerEngine(DecoderEngine):
         self._codec_rows, self.text_rows = codec_rows, text_rows
         self.project_hidden = project_hidden
         self._text_prefix = torch.tensor(text_prefix_ids(config, newline_id))
-        self._number = Numbers(max(config.talker.text.vocab_size, config.thinker.text.vocab_size))
+        self._number = NumberTensors(
+            max(config.talker.text.vocab_size, config.thinker.text.vocab_size)
+        )
         self._incomplete: dict[int, _IncompletePrompt] = {}
         row = codec_rows[:1]
         # A row [1, hidden] a slot: hidden state of the last step, from which the code predictor

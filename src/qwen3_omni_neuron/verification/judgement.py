@@ -34,7 +34,7 @@ THINKER_PROMPTS = "thinker_prefill"
 
 
 @dataclass(frozen=True)
-class Numbers:
+class NumberTypes:
     """Types of numbers that a model computes in.
 
     activations, predictor: "float32" or "bfloat16". weights, encoders: "int8" or "int4" where the
@@ -132,7 +132,7 @@ def _depth(c: Code2WavConfig) -> int:
 
 
 def judge(
-    config: OmniConfig, numbers: Numbers, pairs: Sequence[tuple[Answer, Arrays, Arrays]]
+    config: OmniConfig, numbers: NumberTypes, pairs: Sequence[tuple[Answer, Arrays, Arrays]]
 ) -> list[Difference]:
     """Compare all stages.
 
@@ -157,7 +157,7 @@ def judge(
 
 def judge_layer(
     config: OmniConfig,
-    numbers: Numbers,
+    numbers: NumberTypes,
     layer: int,
     pairs: Sequence[tuple[Answer, NDArray[np.float32], NDArray[np.float32]]],
 ) -> Difference:
@@ -174,7 +174,7 @@ def judge_layer(
     return found
 
 
-def _allowed(stage: Stage, numbers: Numbers) -> float:
+def _allowed(stage: Stage, numbers: NumberTypes) -> float:
     """Return the relative error of a row that rounding explains."""
     unit = ROUNDING[numbers.predictor if stage.predictor else numbers.activations]
     rounded = numbers.weights if stage.rounded else numbers.encoders if stage.encoder else ""
@@ -191,7 +191,7 @@ def _same(reference: Arrays, ours: Arrays, name: str) -> bool:
 def _rows(
     stage: Stage,
     allowed: float,
-    numbers: Numbers,
+    numbers: NumberTypes,
     config: OmniConfig,
     pairs: Sequence[tuple[Answer, Arrays, Arrays]],
 ) -> Difference | None:

@@ -20,7 +20,7 @@ from qwen3_omni_neuron.verification.alone import Seen, Spoken, speak, watched
 from qwen3_omni_neuron.verification.judgement import (
     THINKER_PROMPTS,
     Difference,
-    Numbers,
+    NumberTypes,
     judge,
     judge_layer,
     stages_of,
@@ -211,7 +211,7 @@ def _is_quantised(plan: CompilePlan) -> bool:
     return read_settings(plan.model) is not None
 
 
-def _numbers(plan: CompilePlan, about: About, answer: Answer) -> Numbers:
+def _numbers(plan: CompilePlan, about: About, answer: Answer) -> NumberTypes:
     """Return the coarsest numbers that the plan's engines or the reference compute in."""
     wide = "float32" if about.dtype != "bfloat16" else "bfloat16"
     activations, predictor = (
@@ -220,4 +220,4 @@ def _numbers(plan: CompilePlan, about: About, answer: Answer) -> Numbers:
     )
     weights = "" if plan.dtype not in ("int8", "int4") or _is_rounded(plan, answer) else plan.dtype
     encoders = "int8" if weights and plan.target == "cpu" else ""
-    return Numbers(activations, predictor, weights, encoders)
+    return NumberTypes(activations, predictor, weights, encoders)
