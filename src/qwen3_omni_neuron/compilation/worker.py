@@ -20,8 +20,8 @@ from qwen3_omni_neuron.compilation.manifest import ModelRecord
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.compilation.target import ModelCompiler
 from qwen3_omni_neuron.engines.process.child import (
-    Failure,
     OutputTail,
+    SentException,
     describe_exit,
     follow_parent,
     start_child,
@@ -102,7 +102,7 @@ def main(answers: int, lock: int, parent: int) -> None:
     try:
         outcome = True, compile_model(plan, model, folder)
     except Exception as error:
-        outcome = False, Failure.of(error)
+        outcome = False, SentException.of(error)
     with os.fdopen(answers, "wb") as pipe:
         pickle.dump(outcome, pipe)
 

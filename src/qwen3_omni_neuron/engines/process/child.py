@@ -145,7 +145,7 @@ class EngineTracebackError(Exception):
 
 
 @dataclass(frozen=True)
-class Failure:
+class SentException:
     """An exception in a form that can be sent.
 
     pickled: the exception, None where it can't be pickled. summary: its type and message. text: its
@@ -157,8 +157,8 @@ class Failure:
     text: str
 
     @classmethod
-    def of(cls, error: Exception) -> "Failure":
-        """Make a failure of an exception that was caught."""
+    def of(cls, error: Exception) -> "SentException":
+        """Make one of an exception that was caught."""
         try:
             pickled = pickle.dumps(error)
         except Exception:

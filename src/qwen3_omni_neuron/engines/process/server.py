@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from qwen3_omni_neuron.engines.process.child import Failure, follow_parent
+from qwen3_omni_neuron.engines.process.child import SentException, follow_parent
 from qwen3_omni_neuron.engines.process.heap import IdleMemory, keep_all, trim_early
 from qwen3_omni_neuron.engines.process.mailbox import DisconnectedError, Mailbox, SharedBlock
 
@@ -43,7 +43,7 @@ def _serve(mailbox: Mailbox) -> None:
     except DisconnectedError:
         raise
     except Exception as error:
-        mailbox.send((False, Failure.of(error)))
+        mailbox.send((False, SentException.of(error)))
         return
     try:
         mailbox.send((True, None))
@@ -93,4 +93,4 @@ def _serve_request(mailbox: Mailbox, engine: Any) -> None:
     except DisconnectedError:
         raise
     except Exception as error:
-        mailbox.send((False, Failure.of(error)))
+        mailbox.send((False, SentException.of(error)))
