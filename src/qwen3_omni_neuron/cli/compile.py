@@ -12,7 +12,7 @@ from qwen3_omni_neuron.cli.model_arguments import add_checkpoint_argument, chose
 from qwen3_omni_neuron.compilation.plan import (
     MODELS,
     SETTINGS,
-    Limits,
+    TargetLimits,
     flag_of,
     make_plan,
 )
@@ -85,7 +85,7 @@ def _values(name: str) -> str:
     return "; ".join(f"{t}: {','.join(map(str, of))}" for t, of in defaults.items() if of)
 
 
-def _predictor_dtypes(limits: Sequence[Limits]) -> str:
+def _predictor_dtypes(limits: Sequence[TargetLimits]) -> str:
     """Return the values of --predictor-dtype by target and dtype, where there are several."""
     by_values: dict[str, list[str]] = {}
     for limit in limits:

@@ -50,10 +50,10 @@ class CompilePlan:
     folder; its path does not affect what is compiled. predictor_dtype: "same": the code predictor
     is in `dtype`, as the other models. "mixed": its weights are, or in int8 and int4 are bfloat16,
     and it computes in float32. "float32": its weights are float32, too.
-    chunked_prefill: whether rows can be appended to the rows of a slot, and slots copied; see
-    Limits. mixed_arithmetic: dtype of activations where weights have another; see Limits. Both
-    follow from the target and are no settings. A setting with a default is missing in trees of
-    earlier versions, which were compiled with that.
+    chunked_prefill: whether rows can be appended to the rows of a slot, and slots copied.
+    mixed_arithmetic: dtype of activations where weights have another. Both follow from the target
+    and are no settings: see TargetLimits. A setting with a default is missing in trees of earlier
+    versions, which were compiled with that.
     """
 
     model: Path
@@ -143,7 +143,7 @@ DEFAULT_CONCURRENCY = 8
 
 
 @dataclass(frozen=True)
-class Limits:
+class TargetLimits:
     """The settings that a target allows; the first of each is the default.
 
     target: its name. degrees: degrees of tensor parallelism. profiles: by name, the allowed numbers
@@ -175,7 +175,7 @@ class Limits:
         return tuple(dict.fromkeys(lnc for sizes in self.profiles.values() for lnc in sizes))
 
 
-def make_plan(model: Path, config: OmniConfig, limits: Limits, **given: Any) -> CompilePlan:
+def make_plan(model: Path, config: OmniConfig, limits: TargetLimits, **given: Any) -> CompilePlan:
     """Make the plan from a caller's settings, a target's limits and a checkpoint's config.
 
     given: some of SETTINGS but target; None: the target's default. dtype: "auto" (the checkpoint's
@@ -252,7 +252,7 @@ def make_plan(model: Path, config: OmniConfig, limits: Limits, **given: Any) -> 
     )
 
 
-def _dtype(limits: Limits, model: Path, config: OmniConfig, dtype: str) -> str:
+def _dtype(limits: TargetLimits, model: Path, config: OmniConfig, dtype: str) -> str:
     if dtype not in ("auto", *limits.dtypes):
         raise OptionError(
             f"dtype is auto or one of {', '.join(limits.dtypes)} for target {limits.target}, got "
@@ -269,7 +269,7 @@ def _dtype(limits: Limits, model: Path, config: OmniConfig, dtype: str) -> str:
     return chosen
 
 
-def _predictor_dtype(limits: Limits, dtype: str, given: str) -> str:
+def _predictor_dtype(limits: TargetLimits, dtype: str, given: str) -> str:
     allowed = limits.predictor_dtypes.get(dtype, (SAME,))
     if given not in ("auto", *allowed):
         raise OptionError(
@@ -303,7 +303,7 @@ def _talker_context_length(config: OmniConfig, given: int | None, context_length
 
 
 def _sizes(
-    limits: Limits,
+    limits: TargetLimits,
     given: Mapping[str, Any],
     config: OmniConfig,
     context_length: int,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.compilation.manifest import ModelRecord
-from qwen3_omni_neuron.compilation.plan import CompilePlan, Limits
+from qwen3_omni_neuron.compilation.plan import CompilePlan, TargetLimits
 from qwen3_omni_neuron.model.config import OmniConfig
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Target:
     keeps_failed: a failed compile leaves files worth keeping, such as a compiler's logs.
     """
 
-    limits: Limits
+    limits: TargetLimits
     versions: Callable[[], dict[str, str]]
     compile_model: ModelCompiler
     expected_bytes: Callable[[CompilePlan, str], int]

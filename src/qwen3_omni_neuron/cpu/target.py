@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from qwen3_omni_neuron.checkpoint.quantised import read_settings
-from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES, SAME, CompilePlan, Limits
+from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES, SAME, CompilePlan, TargetLimits
 from qwen3_omni_neuron.compilation.target import CoreRequest, LazyFunction, Target
 from qwen3_omni_neuron.compilation.versions import decisive_versions
 from qwen3_omni_neuron.cpu.native.installed import find_library
@@ -27,7 +27,7 @@ def auto_quantised(folder: Path, config: OmniConfig) -> str | None:
     return dtype
 
 
-LIMITS = Limits(
+LIMITS = TargetLimits(
     target="cpu",
     degrees=(1,),
     profiles={"safe": (1,)},

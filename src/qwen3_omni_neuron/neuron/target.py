@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES, CompilePlan, Limits
+from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES, CompilePlan, TargetLimits
 from qwen3_omni_neuron.compilation.target import CoreRequest
 
-LIMITS = Limits(
+LIMITS = TargetLimits(
     target="torchneuron",
     degrees=(8, 4, 2, 1),
     profiles={"safe": (2, 1)},

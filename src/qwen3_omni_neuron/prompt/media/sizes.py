@@ -21,7 +21,7 @@ from qwen3_omni_neuron.prompt.preprocessor import whole_setting
 
 Grid = tuple[int, int, int]
 """Frames, and rows and columns of patches in a frame."""
-Limits = tuple[int, int]  # minimum and maximum number of pixels after resizing
+PixelLimits = tuple[int, int]  # minimum and maximum number of pixels after resizing
 _MOST_SIDE = 1024  # a patch's side: 16 pixels
 _MAX_PIXELS = 2**62  # larger limits are reduced to this, which fits a float and 64 bits
 # Limits per video frame. Not in the checkpoint: transformers Qwen3OmniMoeProcessor sets them.
@@ -119,7 +119,7 @@ class Sizes:
         """Return the height and width in pixels of a grid."""
         return grid[1] * self.patch_size, grid[2] * self.patch_size
 
-    def resized(self, height: int, width: int, limits: Limits) -> tuple[int, int]:
+    def resized(self, height: int, width: int, limits: PixelLimits) -> tuple[int, int]:
         """Return the height and width to which an image is resized.
 
         Both are multiples of patch_size * merge_size, their ratio is nearly kept, and their product
@@ -150,7 +150,7 @@ class Sizes:
         frames: int,
         height: int,
         width: int,
-        limits: Limits,
+        limits: PixelLimits,
         where: str,
         error: type[InputError],
     ) -> Grid:
@@ -188,7 +188,9 @@ class MediaSettings:
         return float("inf") if most_tokens is None else most_tokens / self.audio_tokens_per_s
 
 
-def _limits(usual: Limits, asked: SizeLimits, where: str, error: type[InputError]) -> Limits:
+def _limits(
+    usual: PixelLimits, asked: SizeLimits, where: str, error: type[InputError]
+) -> PixelLimits:
     min_pixels = _pixels(asked.min_pixels, "min_pixels", where, error)
     max_pixels = _pixels(asked.max_pixels, "max_pixels", where, error)
     if min_pixels is not None and max_pixels is not None and min_pixels > max_pixels:
