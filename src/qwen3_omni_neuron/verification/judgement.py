@@ -81,7 +81,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Stage:
+class JudgedStage:
     """Stage of a model, and its judgement.
 
     array: its rows in the results. layers: layers that a row has passed. graph: see Difference.
@@ -99,7 +99,7 @@ class Stage:
     encoder: bool = False
 
 
-def stages_of(config: OmniConfig) -> list[Stage]:
+def stages_of(config: OmniConfig) -> list[JudgedStage]:
     """Return the stages in the order in which a fault reaches them."""
     c, talker, code2wav = config.thinker, config.talker, config.code2wav
     assert talker is not None and code2wav is not None
@@ -107,22 +107,24 @@ def stages_of(config: OmniConfig) -> list[Stage]:
     below, whole = f"thinker's layers 1 to {accept}", f"thinker's {c.text.layers} layers, lm_head"
     deepest, predictor = c.text.layers, talker.predictor.layers
     head, steps = "talker's codec_head", "by steps"
-    encoder, decoder = partial(Stage, encoder=True), partial(Stage, rounded=True)
+    encoder, decoder = partial(JudgedStage, encoder=True), partial(JudgedStage, rounded=True)
     return [
         encoder("audio encoder", "audio", c.audio.layers, "row", "audio_encoder"),
         encoder("vision encoder", "vision", c.vision.layers, "row", "vision_encoder"),
         decoder(below, "accepted", accept, "row of media", THINKER_PROMPTS),
         decoder(whole, "thinker_logits", deepest, "token", THINKER_PROMPTS),
         decoder(f"thinker's layers, {steps}", "thinker_logits", deepest, "token", "thinker_decode"),
-        Stage("text projection", "text_projection", 1, "row", "text_projection"),
-        Stage("hidden projection", "hidden_projection", 1, "row of media", "hidden_projection"),
+        JudgedStage("text projection", "text_projection", 1, "row", "text_projection"),
+        JudgedStage(
+            "hidden projection", "hidden_projection", 1, "row of media", "hidden_projection"
+        ),
         decoder("talker's layers", "hidden", deep, "frame", "talker_prefill"),
         decoder(head, "talker_logits", deep, "frame", "talker_prefill"),
         decoder(f"talker's layers, {steps}", "hidden", deep, "frame", "talker_decode"),
         decoder(f"{head}, {steps}", "talker_logits", deep, "frame", "talker_decode"),
         decoder("code predictor", "codes", predictor, "frame", "code_predictor", predictor=True),
-        Stage("sum of the codes' embeddings", "feedback", 1, "frame", "code_predictor"),
-        Stage("code2wav", "samples", _depth(code2wav), "frame", "code2wav"),
+        JudgedStage("sum of the codes' embeddings", "feedback", 1, "frame", "code_predictor"),
+        JudgedStage("code2wav", "samples", _depth(code2wav), "frame", "code2wav"),
     ]
 
 
@@ -167,14 +169,14 @@ def judge_layer(
     """
     name = f"thinker's layer {layer}" if layer else "thinker's embeddings"
     graph = THINKER_PROMPTS if layer else ""
-    stage = Stage(name, "layers", max(1, layer), "kept row", graph, rounded=layer > 0)
+    stage = JudgedStage(name, "layers", max(1, layer), "kept row", graph, rounded=layer > 0)
     arrays = [(answer, {"layers": theirs}, {"layers": ours}) for answer, theirs, ours in pairs]
     found = _rows(stage, _allowed(stage, numbers), numbers, config, arrays)
     assert found is not None, "a prompt has rows"
     return found
 
 
-def _allowed(stage: Stage, numbers: NumberTypes) -> float:
+def _allowed(stage: JudgedStage, numbers: NumberTypes) -> float:
     """Return the relative error of a row that rounding explains."""
     unit = ROUNDING[numbers.predictor if stage.predictor else numbers.activations]
     rounded = numbers.weights if stage.rounded else numbers.encoders if stage.encoder else ""
@@ -189,7 +191,7 @@ def _same(reference: Arrays, ours: Arrays, name: str) -> bool:
 
 
 def _rows(
-    stage: Stage,
+    stage: JudgedStage,
     allowed: float,
     numbers: NumberTypes,
     config: OmniConfig,
@@ -241,7 +243,7 @@ def _rows(
     )
 
 
-def _rows_by_graph(stage: Stage, count: int, answer: Answer) -> NDArray[np.int64]:
+def _rows_by_graph(stage: JudgedStage, count: int, answer: Answer) -> NDArray[np.int64]:
     """Return the reply's rows that the stage's graph computes; all rows for other stages.
 
     The first row of a reply comes from the graph for prompts, the others from the graph for steps.
@@ -254,7 +256,7 @@ def _rows_by_graph(stage: Stage, count: int, answer: Answer) -> NDArray[np.int64
     return rows[int(of_prompt) :] if stage.graph.endswith("_decode") else rows[: int(of_prompt)]
 
 
-def _as_rows(stage: Stage, config: OmniConfig, x: NDArray[np.float32]) -> NDArray[np.float64]:
+def _as_rows(stage: JudgedStage, config: OmniConfig, x: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return an array as rows: of logits without their mean, of samples by frame."""
     wide = x.astype(np.float64)
     if stage.array == "samples":
@@ -278,7 +280,7 @@ def _row_errors(
 
 
 def _codes(
-    stage: Stage, allowed: float, pairs: Sequence[tuple[Answer, Arrays, Arrays]]
+    stage: JudgedStage, allowed: float, pairs: Sequence[tuple[Answer, Arrays, Arrays]]
 ) -> Difference:
     """Compare codes step by step, each among the frames whose earlier codes are the same."""
     unexplained, first = 0, ""
