@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.model.config import Code2WavConfig, OmniConfig
-from qwen3_omni_neuron.verification.reference import Answer, Arrays
+from qwen3_omni_neuron.verification.reference import Arrays, ReferenceAnswer
 
 ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-9}
 WEIGHTS = {"int8": 0.0083, "int4": 0.081}
@@ -134,7 +134,9 @@ def _depth(c: Code2WavConfig) -> int:
 
 
 def judge(
-    config: OmniConfig, numbers: NumberTypes, pairs: Sequence[tuple[Answer, Arrays, Arrays]]
+    config: OmniConfig,
+    numbers: NumberTypes,
+    pairs: Sequence[tuple[ReferenceAnswer, Arrays, Arrays]],
 ) -> list[Difference]:
     """Compare all stages.
 
@@ -161,7 +163,7 @@ def judge_layer(
     config: OmniConfig,
     numbers: NumberTypes,
     layer: int,
-    pairs: Sequence[tuple[Answer, NDArray[np.float32], NDArray[np.float32]]],
+    pairs: Sequence[tuple[ReferenceAnswer, NDArray[np.float32], NDArray[np.float32]]],
 ) -> Difference:
     """Compare hidden states after a layer of the thinker, or its input where `layer` is 0.
 
@@ -195,7 +197,7 @@ def _rows(
     allowed: float,
     numbers: NumberTypes,
     config: OmniConfig,
-    pairs: Sequence[tuple[Answer, Arrays, Arrays]],
+    pairs: Sequence[tuple[ReferenceAnswer, Arrays, Arrays]],
 ) -> Difference | None:
     """Compare rows of numbers; None where no question has any."""
     errors, cosines, largest, first = [], [], 0.0, ""
@@ -243,7 +245,7 @@ def _rows(
     )
 
 
-def _rows_by_graph(stage: JudgedStage, count: int, answer: Answer) -> NDArray[np.int64]:
+def _rows_by_graph(stage: JudgedStage, count: int, answer: ReferenceAnswer) -> NDArray[np.int64]:
     """Return the reply's rows that the stage's graph computes; all rows for other stages.
 
     The first row of a reply comes from the graph for prompts, the others from the graph for steps.
@@ -280,7 +282,7 @@ def _row_errors(
 
 
 def _codes(
-    stage: JudgedStage, allowed: float, pairs: Sequence[tuple[Answer, Arrays, Arrays]]
+    stage: JudgedStage, allowed: float, pairs: Sequence[tuple[ReferenceAnswer, Arrays, Arrays]]
 ) -> Difference:
     """Compare codes step by step, each among the frames whose earlier codes are the same."""
     unexplained, first = 0, ""

@@ -76,7 +76,7 @@ class About:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ReferenceAnswer:
     """Results for one question.
 
     arrays: those that don't depend on a dtype, and those of the weights as stored. rounded: arrays
@@ -116,7 +116,7 @@ def config_digest(folder: Path) -> str:
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
 
-def save_reference(path: Path, about: About, answers: Sequence[Answer]) -> None:
+def save_reference(path: Path, about: About, answers: Sequence[ReferenceAnswer]) -> None:
     """Write a reference. Raises OutputError."""
     texts = [answer.question.text for answer in answers]
     arrays: Arrays = {"about": np.array(json.dumps({**asdict(about), "questions": texts}))}
@@ -133,7 +133,9 @@ def save_reference(path: Path, about: About, answers: Sequence[Answer]) -> None:
         raise OutputError(f"{path} can't be written: {error}. Name another file.") from error
 
 
-def read_reference(path: Path, folder: Path, config: OmniConfig) -> tuple[About, list[Answer]]:
+def read_reference(
+    path: Path, folder: Path, config: OmniConfig
+) -> tuple[About, list[ReferenceAnswer]]:
     """Read a reference, and check that it fits a checkpoint.
 
     Raises ArtifactError for a file that is not a reference, or one of another config.
@@ -183,7 +185,7 @@ def _about(found: NDArray[Any] | None) -> tuple[About, list[str]]:
     return About(**fields), texts
 
 
-def _answer(arrays: Arrays, number: int, text: str, config: OmniConfig) -> Answer:
+def _answer(arrays: Arrays, number: int, text: str, config: OmniConfig) -> ReferenceAnswer:
     sizes = _known_sizes(config)
     taken = _take(arrays, f"{number}/", _INPUTS | _OUTPUTS, sizes, config)
     if (sizes["R"], sizes["M"]) != (sizes["F"] + 1, sizes["A"] + sizes["V"]) or sizes["r"] != len(
@@ -199,7 +201,7 @@ def _answer(arrays: Arrays, number: int, text: str, config: OmniConfig) -> Answe
     }
     asked = {n: shape for n, shape in _ASKED.items() if f"{number}/{n}" in arrays}
     media = _take(arrays, f"{number}/", asked, sizes, config)
-    return Answer(Question(text, **media), taken, rounded)
+    return ReferenceAnswer(Question(text, **media), taken, rounded)
 
 
 def _known_sizes(config: OmniConfig) -> dict[str, int]:

@@ -17,7 +17,13 @@ from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.prompt.prompt import Prompt
-from qwen3_omni_neuron.verification.reference import TOP_K, Answer, Arrays, spread, text_rows
+from qwen3_omni_neuron.verification.reference import (
+    TOP_K,
+    Arrays,
+    ReferenceAnswer,
+    spread,
+    text_rows,
+)
 
 
 class EngineStages:
@@ -30,7 +36,7 @@ class EngineStages:
         self._vocoder, self._config = engines.vocoder, config
 
     @torch.inference_mode()
-    def run(self, prompt: Prompt, answer: Answer) -> Arrays:
+    def run(self, prompt: Prompt, answer: ReferenceAnswer) -> Arrays:
         """Compute every stage over the answer's inputs. prompt: the question's, as made here."""
         return {
             "prompt": prompt.token_ids.numpy(),

@@ -36,8 +36,8 @@ from qwen3_omni_neuron.verification.layers import (
 from qwen3_omni_neuron.verification.questions import make_questions
 from qwen3_omni_neuron.verification.reference import (
     About,
-    Answer,
     Arrays,
+    ReferenceAnswer,
     read_reference,
     thinned_layers,
 )
@@ -91,7 +91,7 @@ def verify(
     if load.get("compiled_path") is not None:
         load["compiled_path"] = local_tree(load["compiled_path"])
     about: About | None = None
-    answers: list[Answer] = []
+    answers: list[ReferenceAnswer] = []
     if against is not None:
         about, answers = read_reference(against, folder, config)
     plan = plan_of(folder, config, load.get("compiled_path"), LoadOptions.parse(load))
@@ -126,7 +126,7 @@ def compare(
     engines: Engines,
     plan: CompilePlan,
     about: About,
-    answers: list[Answer],
+    answers: list[ReferenceAnswer],
     progress: Callable[[str], object] = lambda line: None,
 ) -> list[Difference]:
     """Compare all stages of a loaded model, which has no other work, with a reference.
@@ -148,7 +148,7 @@ def look_by_layer(
     layers: Layers,
     plan: CompilePlan,
     about: About | None,
-    answers: list[Answer],
+    answers: list[ReferenceAnswer],
     differences: list[Difference],
     seen: Seen,
     progress: Callable[[str], object] = lambda line: None,
@@ -186,12 +186,12 @@ def look_by_layer(
     return ByLayer([])
 
 
-def _fits(token_ids: Any, answer: Answer) -> bool:
+def _fits(token_ids: Any, answer: ReferenceAnswer) -> bool:
     given: list[int] = answer.arrays["prompt"].tolist()
     return given == token_ids.tolist()
 
 
-def _expected(plan: CompilePlan, answer: Answer) -> Arrays:
+def _expected(plan: CompilePlan, answer: ReferenceAnswer) -> Arrays:
     """Return the reference's results for the weights that the CPU's engines compute with."""
     if not _is_rounded(plan, answer):
         return answer.arrays
@@ -202,7 +202,7 @@ def _expected(plan: CompilePlan, answer: Answer) -> Arrays:
     return {**rounded, **ours}
 
 
-def _is_rounded(plan: CompilePlan, answer: Answer) -> bool:
+def _is_rounded(plan: CompilePlan, answer: ReferenceAnswer) -> bool:
     """Return whether the reference has computed with the weights of this plan, too."""
     return plan.target == "cpu" and plan.dtype in answer.rounded and not _is_quantised(plan)
 
@@ -211,7 +211,7 @@ def _is_quantised(plan: CompilePlan) -> bool:
     return read_settings(plan.model) is not None
 
 
-def _numbers(plan: CompilePlan, about: About, answer: Answer) -> NumberTypes:
+def _numbers(plan: CompilePlan, about: About, answer: ReferenceAnswer) -> NumberTypes:
     """Return the coarsest numbers that the plan's engines or the reference compute in."""
     wide = "float32" if about.dtype != "bfloat16" else "bfloat16"
     activations, predictor = (

@@ -20,7 +20,12 @@ from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.verification.forced import Stages, record
 from qwen3_omni_neuron.verification.oracle import Reference
 from qwen3_omni_neuron.verification.questions import Question
-from qwen3_omni_neuron.verification.reference import About, Answer, config_digest, save_reference
+from qwen3_omni_neuron.verification.reference import (
+    About,
+    ReferenceAnswer,
+    config_digest,
+    save_reference,
+)
 from qwen3_omni_neuron.verification.rounding import ROUNDED, round_weights
 
 TOKENS, FRAMES = 16, 24
@@ -62,7 +67,7 @@ def write_reference(
             arrays = {**stages.inputs(one), "uniforms": uniforms}
             arrays |= stages.outputs(one, None, torch.from_numpy(uniforms))
             given.append(one)
-            answers.append(Answer(question, arrays, {}))
+            answers.append(ReferenceAnswer(question, arrays, {}))
         for rounded in () if read_settings(folder) else ROUNDED:
             progress(f"encoders and decoders with weights of {rounded}")
             del stages
@@ -73,7 +78,7 @@ def write_reference(
                 hidden = torch.from_numpy(answer.arrays["hidden"])
                 found = stages.outputs(one, hidden, torch.from_numpy(answer.arrays["uniforms"]))
                 found |= stages.encoders(one.prompt)
-                answers[number] = Answer(
+                answers[number] = ReferenceAnswer(
                     answer.question, answer.arrays, {**answer.rounded, rounded: found}
                 )
     about = About(config_digest(folder), transformers.__version__, dtype, device)
