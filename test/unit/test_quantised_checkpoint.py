@@ -21,7 +21,7 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.headers import StoredTensor
 from qwen3_omni_neuron.checkpoint.modules import STAGES, Models, lay_out
-from qwen3_omni_neuron.checkpoint.quantised import Settings, quantised_forms
+from qwen3_omni_neuron.checkpoint.quantised import QuantisationSettings, quantised_forms
 from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES, config_dict, released_config
 from qwen3_omni_neuron.checkpoint.tiny.weights import parameter_shapes
 from qwen3_omni_neuron.compilation.plan import MODELS, make_plan
@@ -338,7 +338,9 @@ def test_the_released_sizes_are_kept_in_groups_of_128() -> None:
             store(name, "BF16", 2, *shape)
     total = sum(stored.bytes for stored in headers.values())
     assert total / 2**30 == pytest.approx(25, abs=0.6)
-    forms, used = quantised_forms(headers, Settings("GPTQ", group_size=128, symmetric=True))
+    forms, used = quantised_forms(
+        headers, QuantisationSettings("GPTQ", group_size=128, symmetric=True)
+    )
     assert len(forms) == 48 * (4 + 128 * 3) and len(used) == 3 * len(forms)
     _, parts = lay_out(released_config(), ("thinker",))
     kept = weight_forms(PRECISIONS["int4"], "thinker", parts["thinker"], forms)

@@ -27,8 +27,8 @@ from qwen3_omni_neuron.checkpoint.headers import (
     read_index,
 )
 from qwen3_omni_neuron.checkpoint.quantised import (
+    QuantisationSettings,
     QuantisedForm,
-    Settings,
     is_quantised_name,
     quantised_forms,
     read_settings,
@@ -111,7 +111,7 @@ class Checkpoint:
         headers = {} if self._drawn else self.headers()  # checks all files before one is mapped
         settings = None if self._drawn else read_settings(folder)
         if settings is not None or any(map(is_quantised_name, self._files)):
-            self.quantised, used = quantised_forms(headers, settings or Settings())
+            self.quantised, used = quantised_forms(headers, settings or QuantisationSettings())
             self._names = (self._names - used) | self.quantised.keys()
 
     @property

@@ -103,7 +103,7 @@ class QuantisedForm:
 
 
 @dataclass(frozen=True)
-class Settings:
+class QuantisationSettings:
     """Settings of a checkpoint's quantization_config on which formulas depend. None: not said.
 
     packing: how qweight is packed. group_size: number of inputs that share a scale. block: rows and
@@ -118,7 +118,7 @@ class Settings:
     ordered: bool = True
 
 
-def read_settings(folder: Path) -> Settings | None:
+def read_settings(folder: Path) -> QuantisationSettings | None:
     """Read the quantisation settings of a checkpoint; None where it has none.
 
     They are in config.json, or alone in quantization_config.json or hf_quant_config.json. Raises
@@ -148,7 +148,7 @@ def is_quantised_name(name: str) -> bool:
 
 
 def quantised_forms(
-    tensors: Mapping[str, StoredTensor], settings: Settings
+    tensors: Mapping[str, StoredTensor], settings: QuantisationSettings
 ) -> tuple[dict[str, QuantisedForm], set[str]]:
     """Tell the form of every quantised matrix.
 
@@ -185,7 +185,7 @@ class _Matrix:
         layer: str,
         endings: set[str],
         tensors: Mapping[str, StoredTensor],
-        settings: Settings,
+        settings: QuantisationSettings,
     ):
         self.layer, self.endings, self.settings = layer, frozenset(endings), settings
         self._tensors = {ending: tensors[f"{layer}.{ending}"] for ending in endings}
@@ -398,13 +398,13 @@ def _producer(raw: Mapping[str, Any]) -> Any:
     return producer.get("name") if isinstance(producer, Mapping) else None
 
 
-def _settings(method: str, raw: Mapping[str, Any]) -> Settings:
+def _settings(method: str, raw: Mapping[str, Any]) -> QuantisationSettings:
     groups = [group.get("weights") or {} for group in raw.get("config_groups", {}).values()]
     sizes = {group.get("group_size") for group in groups}
     blocks = {tuple(group.get("block_structure") or ()) for group in groups}
     block = tuple(raw.get("weight_block_size") or (blocks.pop() if len(blocks) == 1 else ()))
     own = raw.get("extra_config") or {}
-    return Settings(
+    return QuantisationSettings(
         packing=_packing(method, raw),
         group_size=raw.get("group_size", sizes.pop() if len(sizes) == 1 else None),
         block=(int(block[0]), int(block[1])) if block else None,
