@@ -244,4 +244,4 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def given_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets `doctor` take these rates for measured ones, which would take two seconds."""
-    monkeypatch.setattr(rates, "measured_rates", lambda *_: rates.Rates(23.8e9, 88.9e9, 2))
+    monkeypatch.setattr(rates, "measured_rates", lambda *_: rates.MachineRates(23.8e9, 88.9e9, 2))

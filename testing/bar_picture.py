@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from html import escape
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
-from qwen3_omni_neuron.cpu.rates import Rates
+from qwen3_omni_neuron.cpu.rates import MachineRates
 from qwen3_omni_neuron.cpu.work import CHUNK, FRAME_S, FRAMES, TOKENS, released_limits
 from testing.imports import ROOT
 
@@ -21,7 +21,7 @@ DARK = "#202020"
 # White text on each, and each on white, has a contrast of 4.5 or more.
 COLOURS = ("#4063d8", "#2e7d1f", "#9558b2", "#cb3c33")
 # Rates of the machine of docs/benchmarks/released.md with AVX-512.
-MACHINE = Rates(bytes_per_s=30.4e9, multiply_adds_per_s=102e9, threads=2)
+MACHINE = MachineRates(bytes_per_s=30.4e9, multiply_adds_per_s=102e9, threads=2)
 # Dtypes, each with that of the code predictor by default.
 DTYPES = {"mixed": "mixed", "int8": "mixed", "int4": "mixed"}
 SPOKEN = [{"type": "audio", "audio": str(ROOT / "examples" / "sum.wav")}]

@@ -13,7 +13,7 @@ from qwen3_omni_neuron.compilation.versions import PACKAGE, missing_packages
 from qwen3_omni_neuron.cpu import rates
 from qwen3_omni_neuron.cpu.fits import DTYPES
 from qwen3_omni_neuron.cpu.native.installed import find_library
-from qwen3_omni_neuron.cpu.rates import Rates
+from qwen3_omni_neuron.cpu.rates import MachineRates
 from qwen3_omni_neuron.cpu.work import CallSeconds, released_limits
 
 
@@ -27,8 +27,8 @@ def test_a_reply_is_the_sum_of_its_calls() -> None:
 def test_the_least_time_follows_from_the_rates_of_a_machine() -> None:
     """It is what bench.released added up on two machines; the default code predictor adds more."""
     for measured, added_up in (
-        (Rates(23.8e9, 88.9e9, 2), 1.78),
-        (Rates(28.7e9, 180.9e9, 2), 1.27),
+        (MachineRates(23.8e9, 88.9e9, 2), 1.78),
+        (MachineRates(28.7e9, 180.9e9, 2), 1.27),
     ):
         same = released_limits(measured, {"int4": "int4"})["int4"]
         assert same.rtf == pytest.approx(added_up, abs=0.01)
@@ -66,7 +66,7 @@ def test_the_rates_are_those_of_the_fastest_calls(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(rates, "_least_s", least_s)
     monkeypatch.setattr(rates, "ARRAYS_BYTES", 1 << 20)
     monkeypatch.setattr(rates, "PRODUCT_SIZE", 16)
-    assert rates.measured_rates(4, seconds=2.0) == Rates(2 << 20, 2 * 16**3, 4)
+    assert rates.measured_rates(4, seconds=2.0) == MachineRates(2 << 20, 2 * 16**3, 4)
     assert asked == [1.0, 1.0]
 
 
@@ -76,7 +76,7 @@ def test_the_table_says_what_is_derived() -> None:
         name: CallSeconds(prefill=16 * rtf, token=0, talker=0, predictor=0, code2wav=0)
         for name, rtf in (("int4", 0.5), ("int8", 0.8), ("mixed", 2.0))
     }
-    lines = speed_text(Rates(23.84e9, 88.91e9, 2), limits)
+    lines = speed_text(MachineRates(23.84e9, 88.91e9, 2), limits)
     assert lines[0] == (
         "Measured, with 2 threads: 23.8 GB/s of memory are read, and 88.9 billion numbers a second "
         "multiplied."

@@ -29,7 +29,7 @@ from qwen3_omni_neuron.errors import OptionError, ToolCallError
 from qwen3_omni_neuron.events import SpillStatus, StageTime, Status
 from qwen3_omni_neuron.serving import model as model_module
 from qwen3_omni_neuron.serving.edge.gate import Gate
-from qwen3_omni_neuron.serving.edge.keys import Keys, Rates, read_keys
+from qwen3_omni_neuron.serving.edge.keys import Keys, RequestRates, read_keys
 from qwen3_omni_neuron.serving.endpoints.sound import encode_sound, pcm16, wav_header
 from qwen3_omni_neuron.serving.logs import JsonFormatter
 from qwen3_omni_neuron.serving.metrics import Metrics
@@ -159,7 +159,7 @@ def test_keys_are_read_and_asked_for(tmp_path: Path) -> None:
 
 def test_a_caller_may_ask_so_often_a_minute_and_then_waits() -> None:
     now = [0.0]
-    rates = Rates(2, lambda: now[0])
+    rates = RequestRates(2, lambda: now[0])
     rates.count("a")
     rates.count("a")
     with pytest.raises(ApiError) as refused:

@@ -34,7 +34,7 @@ from qwen3_omni_neuron.neuron.versions import (
 )
 
 if TYPE_CHECKING:
-    from qwen3_omni_neuron.cpu.rates import Rates
+    from qwen3_omni_neuron.cpu.rates import MachineRates
     from qwen3_omni_neuron.cpu.work import CallSeconds
 
 NEURON_VARIABLES = (
@@ -191,7 +191,7 @@ def _speed() -> list[str]:
     return speed_text(rates, released_limits(rates, predictors))
 
 
-def speed_text(rates: "Rates", limits: "Mapping[str, CallSeconds]") -> list[str]:
+def speed_text(rates: "MachineRates", limits: "Mapping[str, CallSeconds]") -> list[str]:
     """Return what was measured, and a table of what follows from it for each dtype."""
     least, most = MEASURED_TIMES
     lines = [

@@ -20,7 +20,7 @@ PRODUCT_SIZE = 1536
 
 
 @dataclass(frozen=True)
-class Rates:
+class MachineRates:
     """Bytes that are read in a second, and multiply-adds in float32, by so many threads."""
 
     bytes_per_s: float
@@ -28,14 +28,14 @@ class Rates:
     threads: int
 
 
-def measured_rates(threads: int, seconds: float) -> Rates:
+def measured_rates(threads: int, seconds: float) -> MachineRates:
     """Measure for so many seconds, and for as long as one product and one read need more."""
     elements = ARRAYS_BYTES // 4 // threads
     with one_thread_each(reads(threads, elements)) as read:
         read_s = _least_s([read], seconds / 2)
     with products(threads, PRODUCT_SIZE) as calls:
         product_s = _least_s(calls, seconds / 2)
-    return Rates(4 * elements * threads / read_s, PRODUCT_SIZE**3 / product_s, threads)
+    return MachineRates(4 * elements * threads / read_s, PRODUCT_SIZE**3 / product_s, threads)
 
 
 def reads(threads: int, elements: int) -> list[Call]:

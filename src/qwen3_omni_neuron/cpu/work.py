@@ -12,7 +12,7 @@ from torch import nn
 from qwen3_omni_neuron.checkpoint.modules import lay_out
 from qwen3_omni_neuron.checkpoint.tiny.sizes import released_config
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, Precision, library_for, weight_form
-from qwen3_omni_neuron.cpu.rates import Rates
+from qwen3_omni_neuron.cpu.rates import MachineRates
 from qwen3_omni_neuron.model.config import DecoderConfig
 
 # The reply whose time is counted: the prompt's rows, text tokens, frames of speech, and frames in
@@ -117,7 +117,7 @@ class CallSeconds:
         return self.reply() / (FRAMES * FRAME_S)
 
 
-def released_limits(rates: Rates, dtypes: Mapping[str, str]) -> dict[str, CallSeconds]:
+def released_limits(rates: MachineRates, dtypes: Mapping[str, str]) -> dict[str, CallSeconds]:
     """Return the least seconds of the released model's calls on a machine, by dtype.
 
     dtypes: the dtypes, each with that of the code predictor. A call takes what its bytes take at

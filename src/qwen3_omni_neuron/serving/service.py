@@ -14,7 +14,7 @@ from qwen3_omni_neuron.helpers.media.pool import DecodingPool
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.edge.fetching import Fetcher
-from qwen3_omni_neuron.serving.edge.keys import Rates
+from qwen3_omni_neuron.serving.edge.keys import RequestRates
 from qwen3_omni_neuron.serving.edge.quotas import Account, Quota
 from qwen3_omni_neuron.serving.metrics import Metrics
 from qwen3_omni_neuron.serving.model import ServedModel
@@ -85,7 +85,7 @@ class Service:
     replies: SpokenReplies
     fetcher: Fetcher
     decoder: DecodingPool
-    rates: Rates
+    rates: RequestRates
     turnstile: Turnstile
     held: Quota
     requests: Quota
@@ -114,7 +114,7 @@ class Service:
             DecodingPool(
                 PoolSettings(settings.decoders, settings.decoder_bytes, settings.decode_timeout_s)
             ),
-            Rates(settings.requests_per_minute),
+            RequestRates(settings.requests_per_minute),
             Turnstile(),
             Quota("bytes", settings.max_held_bytes, share, "too_many_bytes"),
             Quota("requests", lambda: model.most_requests, share, "queue_full", 429),

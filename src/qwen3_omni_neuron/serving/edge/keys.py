@@ -58,7 +58,7 @@ class Keys:
         return f"key {given.hex()[:12]}"
 
 
-class Rates:
+class RequestRates:
     """Token bucket of each caller's requests a minute. For one thread."""
 
     def __init__(self, per_minute: int | None, now: Callable[[], float] = time.monotonic):
