@@ -12,7 +12,7 @@ from jinja2 import Environment
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import OptionError, PromptTooLongError
-from qwen3_omni_neuron.prompt.truncation import Part, Truncation, split
+from qwen3_omni_neuron.prompt.truncation import ConversationPart, Truncation, split
 from testing.media_cases import CASES, assistant, audio, image, text, tone, user
 from testing.recorded_calls import Calls, ungated, watching
 from testing.repeats import examples
@@ -28,8 +28,8 @@ def ratio(retained: float, most: int) -> dict[str, Any]:
     return {"type": "retention_ratio", "retention_ratio": retained, "token_limits": limits}
 
 
-def part(role: str, tokens: int, **numbers: int) -> Part:
-    return Part(role, 0, 0, tokens, **numbers)
+def part(role: str, tokens: int, **numbers: int) -> ConversationPart:
+    return ConversationPart(role, 0, 0, tokens, **numbers)
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ from qwen3_omni_neuron.prompt.positions import (
 from qwen3_omni_neuron.prompt.preprocessor import read_preprocessor
 from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.prompt.tokenizer import AT_ONCE, Tokenizer
-from qwen3_omni_neuron.prompt.truncation import Part, Truncation, split
+from qwen3_omni_neuron.prompt.truncation import ConversationPart, Truncation, split
 
 _EMPTY_TURN: Mapping[str, Any] = {"role": "user", "content": ""}
 _MOST_LENGTHS = 1 << 16  # lengths of parts that are kept: a few MB
@@ -301,7 +301,7 @@ class PromptBuilder:
             items = sum(item["type"] != "text" for m in part for item in _items(m["content"]))
             tokens = length(part, own(begin, end)) - length([])
             tokens += sum(map(self._media_tokens, media[before : before + items]))
-            parts.append(Part.of(part, begin, before, tokens))
+            parts.append(ConversationPart.of(part, begin, before, tokens))
             before += items
         kept = truncation.first_kept(instructions, parts)
         if not kept:

@@ -42,7 +42,7 @@ class Truncation:
         most = self.after_instructions
         return self.most_tokens if most is None else min(self.most_tokens, most)
 
-    def first_kept(self, instructions: int, parts: "Sequence[Part]") -> int:
+    def first_kept(self, instructions: int, parts: "Sequence[ConversationPart]") -> int:
         """Return the index of the first part that is kept.
 
         instructions: tokens of the system message and the tools. parts: the rest of the
@@ -70,7 +70,7 @@ class Truncation:
 
 
 @dataclass(frozen=True)
-class Part:
+class ConversationPart:
     """Messages that are kept or dropped together: one of the user's, or several of another role.
 
     begin, media_begin: indices of its first message, and of its first medium if it has media.
@@ -87,9 +87,9 @@ class Part:
     @staticmethod
     def of(
         messages: Sequence[Mapping[str, Any]], begin: int, media_begin: int, tokens: int
-    ) -> "Part":
+    ) -> "ConversationPart":
         """Return the part of some messages."""
-        return Part(
+        return ConversationPart(
             messages[0]["role"],
             begin,
             media_begin,
@@ -114,7 +114,7 @@ def split(messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
     return list(zip([0, *begins], [*begins, len(roles)], strict=True))
 
 
-def _starts(parts: Sequence[Part]) -> list[int]:
+def _starts(parts: Sequence[ConversationPart]) -> list[int]:
     """Return the parts with which a kept conversation may begin.
 
     They are user's turns, unless a result that follows would be kept without its call.
