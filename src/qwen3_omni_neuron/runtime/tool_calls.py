@@ -16,14 +16,14 @@ CALL, END_OF_CALL = "<tool_call>", "</tool_call>"
 
 
 @dataclass(frozen=True)
-class ToolCall:
+class CompleteCall:
     """Complete call of a tool. arguments: JSON text."""
 
     name: str
     arguments: str
 
     @staticmethod
-    def parse(body: str) -> "ToolCall":
+    def parse(body: str) -> "CompleteCall":
         """Parse the text between the two markers. Raises ToolCallError if it is not a call."""
         try:
             call = json.loads(body)
@@ -36,7 +36,7 @@ class ToolCall:
             raise _malformed() from error
         if not isinstance(name, str):
             raise _malformed()
-        return ToolCall(name, written)
+        return CompleteCall(name, written)
 
 
 class CallWatch:
@@ -104,7 +104,7 @@ class CallWatch:
                 del self._held[:whole]
         elif self._end.push(token_id) is not None:
             body = self._decode(self._held).partition(CALL)[2]
-            ToolCall.parse(body.partition(END_OF_CALL)[0])
+            CompleteCall.parse(body.partition(END_OF_CALL)[0])
             given += self._held
             self._held, self._end = [], None
             self._start = StopStrings((CALL,), self._decode, self._encode)

@@ -48,7 +48,13 @@ from qwen3_omni_neuron.serving.openai.chat_request import (
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of
-from qwen3_omni_neuron.serving.openai.reply_text import Call, Content, Part, Reasoning, ReplyText
+from qwen3_omni_neuron.serving.openai.reply_text import (
+    Call,
+    Content,
+    Reasoning,
+    ReplyPart,
+    ReplyText,
+)
 from qwen3_omni_neuron.serving.openai.usage import chat_usage
 from qwen3_omni_neuron.serving.openai.vllm_omni import VLLM_OMNI
 from qwen3_omni_neuron.serving.openai.without_effect import CHAT
@@ -294,7 +300,7 @@ class ChatReply:
         answer = self._frame([choice], "chat.completion") | {"usage": self._usage()}
         return to_json(answer)
 
-    def _take(self, event: Event) -> list[Part]:
+    def _take(self, event: Event) -> list[ReplyPart]:
         """Process an event. Returns the parts of text that it completes."""
         if isinstance(event, TextDelta):
             return self._noted(self._split.push(event.text), len(event.token_ids))
@@ -306,7 +312,7 @@ class ChatReply:
         self._result = event.result
         return self._noted(self._split.finish(), 0)
 
-    def _noted(self, parts: list[Part], tokens: int) -> list[Part]:
+    def _noted(self, parts: list[ReplyPart], tokens: int) -> list[ReplyPart]:
         """Add parts to the whole answer and return them. tokens: number that they came from."""
         for part in parts:
             if isinstance(part, Reasoning):
@@ -318,7 +324,7 @@ class ChatReply:
                 self._calls.append(part)
         return parts
 
-    def _delta(self, part: Part) -> Json:
+    def _delta(self, part: ReplyPart) -> Json:
         """Return a part as the delta of a streamed answer."""
         if isinstance(part, Reasoning):
             return {"reasoning_content": part.text}
@@ -371,9 +377,9 @@ class ChatReply:
         }
 
 
-def _joined(parts: Sequence[Part]) -> list[Part]:
+def _joined(parts: Sequence[ReplyPart]) -> list[ReplyPart]:
     """Join adjacent parts of one kind, except calls."""
-    joined: list[Part] = []
+    joined: list[ReplyPart] = []
     for part in parts:
         before = joined[-1] if joined else None
         if isinstance(part, Reasoning | Content) and isinstance(before, type(part)):

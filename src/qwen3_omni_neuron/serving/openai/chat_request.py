@@ -117,7 +117,7 @@ class VideoUrlPart(_Lenient):
     video_url: MediaUrl
 
 
-Part = Annotated[
+MessagePart = Annotated[
     TextPart | RefusalPart | InputAudioPart | AudioUrlPart | ImageUrlPart | VideoUrlPart,
     Field(discriminator="type"),
 ]
@@ -148,7 +148,7 @@ class Message(_Lenient):
     """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
+    content: str | list[MessagePart] | None = None
     audio: EarlierAudio | None = None
     tool_calls: list[ToolCall] | None = Field(None, max_length=MOST_TOOLS)
     tool_call_id: str | None = None
@@ -418,7 +418,7 @@ def _message(
     return {**made, "content": items}
 
 
-def _item(part: Part, where: str, media: MediaReader) -> dict[str, Any]:
+def _item(part: MessagePart, where: str, media: MediaReader) -> dict[str, Any]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
     if isinstance(part, RefusalPart):

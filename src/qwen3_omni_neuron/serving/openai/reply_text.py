@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from qwen3_omni_neuron.errors import ToolCallError
-from qwen3_omni_neuron.runtime.tool_calls import CALL, END_OF_CALL, END_OF_THOUGHT, ToolCall
+from qwen3_omni_neuron.runtime.tool_calls import CALL, END_OF_CALL, END_OF_THOUGHT, CompleteCall
 from qwen3_omni_neuron.serving.openai.ids import new_id
 
 
@@ -30,7 +30,7 @@ class Call:
     arguments: str
 
 
-Part = Reasoning | Content | Call
+ReplyPart = Reasoning | Content | Call
 
 
 class ReplyText:
@@ -42,17 +42,17 @@ class ReplyText:
         self._strip, self._in_call = thinks or takes_calls, False
         self._held = ""
 
-    def push(self, text: str) -> list[Part]:
-        """Add text. Returns the parts that it completes. Raises ToolCallError; see ToolCall."""
+    def push(self, text: str) -> list[ReplyPart]:
+        """Add text. Returns the parts that it completes. Raises ToolCallError; see CompleteCall."""
         self._held += text
         return self._split(last=False)
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[ReplyPart]:
         """Return the remaining parts at the end of the reply. Raises ToolCallError, as push."""
         return self._split(last=True)
 
-    def _split(self, last: bool) -> list[Part]:
-        parts: list[Part] = []
+    def _split(self, last: bool) -> list[ReplyPart]:
+        parts: list[ReplyPart] = []
         while True:
             if self._in_call:
                 body, found, rest = self._held.partition(END_OF_CALL)
@@ -61,7 +61,7 @@ class ReplyText:
                 if not found:
                     raise ToolCallError("the reply ended inside a call of a tool.")
                 self._held, self._in_call, self._strip = rest, False, True
-                call = ToolCall.parse(body)
+                call = CompleteCall.parse(body)
                 parts.append(Call(new_id("call_"), call.name, call.arguments))
                 continue
             marker = END_OF_THOUGHT if self._reasoning else CALL
@@ -80,7 +80,7 @@ class ReplyText:
             self._held = text[len(text) - kept :]
             return parts
 
-    def _put(self, parts: list[Part], text: str) -> None:
+    def _put(self, parts: list[ReplyPart], text: str) -> None:
         if self._reasoning:
             if text:
                 parts.append(Reasoning(text))

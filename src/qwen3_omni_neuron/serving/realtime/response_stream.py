@@ -14,7 +14,7 @@ from qwen3_omni_neuron.serving.endpoints.served_stream import ServedStream
 from qwen3_omni_neuron.serving.endpoints.sound import Tempo
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.ids import new_id
-from qwen3_omni_neuron.serving.openai.reply_text import Call, Content, Part, ReplyText
+from qwen3_omni_neuron.serving.openai.reply_text import Call, Content, ReplyPart, ReplyText
 from qwen3_omni_neuron.serving.openai.usage import realtime_usage
 from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     Codec,
@@ -171,7 +171,7 @@ class Response:
         await self._close("completed" if whole else "incomplete")
         await self._settle()
 
-    async def _take(self, parts: list[Part]) -> None:
+    async def _take(self, parts: list[ReplyPart]) -> None:
         for part in parts:
             if isinstance(part, Content):
                 await self._text(part.text)
