@@ -15,11 +15,11 @@ from qwen3_omni_neuron.serving.realtime.audio_codecs import (
 )
 from qwen3_omni_neuron.serving.realtime.events import (
     CallItem,
+    ContentPart,
     Item,
     Json,
     MessageItem,
     OutputItem,
-    Part,
 )
 
 ITEM_BYTES = 1024  # bytes that an item counts for beside its content
@@ -107,7 +107,7 @@ def _read_content(draft: Draft, item: MessageItem, media: MediaReader, codec: Co
 
 
 def _read_part(
-    part: Part, role: str, where: str, media: MediaReader, codec: Codec
+    part: ContentPart, role: str, where: str, media: MediaReader, codec: Codec
 ) -> tuple[Json, Json]:
     """Return a part of a message's content for the API, and as clients see it."""
     text = part.text if part.type in ("input_text", "output_text") else part.transcript

@@ -30,7 +30,7 @@ class _Lenient(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
-class Part(_Lenient):
+class ContentPart(_Lenient):
     """Part of a message's content: text, sound or an image, by its type."""
 
     type: Literal["input_text", "input_audio", "input_image", "output_text", "output_audio"]
@@ -46,7 +46,7 @@ class MessageItem(_Lenient):
     type: Literal["message"]
     id: Id | None = None
     role: Literal["system", "user", "assistant"]
-    content: list[Part]
+    content: list[ContentPart]
 
 
 class CallItem(_Lenient):
@@ -71,7 +71,7 @@ class OutputItem(_Lenient):
 Item = Annotated[MessageItem | CallItem | OutputItem, Field(discriminator="type")]
 
 
-class Reference(_Lenient):
+class ItemReference(_Lenient):
     """Reference to an item of the conversation, as input of one response."""
 
     type: Literal["item_reference"]
@@ -181,8 +181,10 @@ ClientEvent = (
     | ResponseCancel
 )
 _EVENTS: TypeAdapter[ClientEvent] = TypeAdapter(Annotated[ClientEvent, Field(discriminator="type")])
-_ITEMS: TypeAdapter[list[Item | Reference]] = TypeAdapter(
-    list[Annotated[MessageItem | CallItem | OutputItem | Reference, Field(discriminator="type")],]
+_ITEMS: TypeAdapter[list[Item | ItemReference]] = TypeAdapter(
+    list[
+        Annotated[MessageItem | CallItem | OutputItem | ItemReference, Field(discriminator="type")],
+    ]
 )
 _LARGE = 1 << 18  # characters in strings
 _VALUE = 1 << 6  # characters that take as long to write as one value of a list or object
@@ -230,7 +232,7 @@ def read_event(text: str) -> ClientEvent:
         raise EventError(wrong_field(error, drop=1), event_id) from error
 
 
-def read_items(given: Any) -> list[Item | Reference]:
+def read_items(given: Any) -> list[Item | ItemReference]:
     """Read the input of one response. Raises ApiError."""
     try:
         return _ITEMS.validate_python(given)

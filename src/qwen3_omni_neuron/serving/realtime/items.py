@@ -29,7 +29,7 @@ from qwen3_omni_neuron.serving.realtime.drafts import (
     read_item,
     text_bytes,
 )
-from qwen3_omni_neuron.serving.realtime.events import Base64, CallItem, Item, Json, Reference
+from qwen3_omni_neuron.serving.realtime.events import Base64, CallItem, Item, ItemReference, Json
 from qwen3_omni_neuron.session import Session
 
 EMPTY_MESSAGE: Json = {"role": "user", "content": ""}
@@ -200,11 +200,11 @@ class ConversationItems:
         at = turns.index(item.turn)
         return turns[at - 1].id if at else None
 
-    def input_of(self, given: Sequence[Draft | Reference]) -> list[Turn | Reply]:
+    def input_of(self, given: Sequence[Draft | ItemReference]) -> list[Turn | Reply]:
         """Return the turns of a response's own input. Raises ApiError."""
         return [
             self._found(item.id, "response.input").turn
-            if isinstance(item, Reference)
+            if isinstance(item, ItemReference)
             else self.session.read(item.message)
             for item in given
         ]

@@ -14,7 +14,7 @@ from qwen3_omni_neuron.serving.openai.voices import Voices
 from qwen3_omni_neuron.serving.realtime.audio_codecs import codec_of
 from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.drafts import Draft
-from qwen3_omni_neuron.serving.realtime.events import Reference, read_items
+from qwen3_omni_neuron.serving.realtime.events import ItemReference, read_items
 from qwen3_omni_neuron.serving.realtime.input_buffer import InputBuffer
 from qwen3_omni_neuron.serving.realtime.items import ConversationItem, ConversationItems
 from qwen3_omni_neuron.serving.realtime.response_stream import (
@@ -157,13 +157,13 @@ class Responses:
 
     async def _own_input(
         self, overrides: ResponseConfig, held: ExitStack
-    ) -> list[Draft | Reference] | None:
+    ) -> list[Draft | ItemReference] | None:
         """Read a response's own input, None if it has none. held: stack for its resources."""
         if overrides.input is None:
             return None
-        own_input: list[Draft | Reference] = []
+        own_input: list[Draft | ItemReference] = []
         for item in await self._connection.in_thread(read_items, overrides.input):
-            if isinstance(item, Reference):
+            if isinstance(item, ItemReference):
                 own_input.append(item)
             else:
                 draft = await self._items.draft(item, self._input.codec)
@@ -206,7 +206,7 @@ class Responses:
         self,
         config: SessionConfig,
         overrides: ResponseConfig,
-        own_input: list[Draft | Reference] | None,
+        own_input: list[Draft | ItemReference] | None,
         spoken: bool,
         options: dict[str, Any],
     ) -> StartedReply:
