@@ -20,7 +20,7 @@ from qwen3_omni_neuron.serving.realtime.items import (
     ConversationItems,
 )
 from qwen3_omni_neuron.serving.realtime.session_config import SoundFormat
-from qwen3_omni_neuron.serving.realtime.transcribing import Transcriber, Transcript
+from qwen3_omni_neuron.serving.realtime.transcribing import Transcriber, TurnTranscript
 from qwen3_omni_neuron.serving.realtime.turn_detector import (
     Speech,
     TurnDetector,
@@ -54,7 +54,7 @@ class InputBuffer:
         # The user's unfinished turn.
         self._samples = 0
         self._held = 0  # bytes of its sound that the conversation keeps
-        self._transcript: Transcript | None = None
+        self._transcript: TurnTranscript | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -121,7 +121,7 @@ class InputBuffer:
         if self._detector is not None:
             self._detector.wait(seconds)
 
-    async def commit(self, flush: bool) -> tuple[ConversationItem, Transcript | None]:
+    async def commit(self, flush: bool) -> tuple[ConversationItem, TurnTranscript | None]:
         """End the user's turn, and send the events of its item. Raises ApiError.
 
         Returns the item and its transcript, which is to be finished, if there is to be one.
@@ -156,7 +156,7 @@ class InputBuffer:
         if len(rest):
             await self._connection.in_thread(self.append, rest)
 
-    def _commit(self) -> tuple[ConversationItem, str | None, Transcript | None]:
+    def _commit(self) -> tuple[ConversationItem, str | None, TurnTranscript | None]:
         """End the user's turn. Returns its item, the previous item's id, and its transcript."""
         if self.is_empty:
             raise ApiError(

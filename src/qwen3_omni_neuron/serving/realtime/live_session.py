@@ -35,7 +35,7 @@ from qwen3_omni_neuron.serving.realtime.session_config import (
     updated,
     without_mcp,
 )
-from qwen3_omni_neuron.serving.realtime.transcribing import Transcriber, Transcript
+from qwen3_omni_neuron.serving.realtime.transcribing import Transcriber, TurnTranscript
 from qwen3_omni_neuron.serving.realtime.turn_detector import (
     Paused,
     Speech,
@@ -409,7 +409,7 @@ class LiveSession:
         except (ApiError, Qwen3OmniError) as error:
             await self._connection.send_error(self._connection.failed(error))
 
-    def _transcribe(self, item: ConversationItem, transcript: Transcript | None) -> None:
+    def _transcribe(self, item: ConversationItem, transcript: TurnTranscript | None) -> None:
         """Let a turn's transcript end, if there is one, after its answer has started."""
         if transcript is not None:
             self._transcriber.finish(transcript, item)

@@ -23,7 +23,7 @@ _KIND = "conversation.item.input_audio_transcription"
 
 
 @dataclass(eq=False)
-class Transcript:
+class TurnTranscript:
     """Transcript of one turn, from its first sample on.
 
     item_id: id of the turn's item. logprobs: entries of its tokens, None: nobody asked for them.
@@ -59,27 +59,27 @@ class Transcriber:
         self._connection, self._items = connection, items
         self._loop = asyncio.get_running_loop()
         # Windows and ends (None) of turns, in their order.
-        self._waiting: asyncio.Queue[tuple[Transcript, Samples | None]] = asyncio.Queue()
+        self._waiting: asyncio.Queue[tuple[TurnTranscript, Samples | None]] = asyncio.Queue()
         self._ended = 0  # turns that have ended and wait
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
     # The session's thread.
 
-    def begin(self, item_id: str) -> Transcript | None:
+    def begin(self, item_id: str) -> TurnTranscript | None:
         """Begin a turn; None: it is not to be transcribed."""
         if self.config.audio.input.transcription is None:
             return None
-        return Transcript(item_id, [] if self.config.logprobs else None)
+        return TurnTranscript(item_id, [] if self.config.logprobs else None)
 
-    def hear(self, turn: Transcript, samples: Samples) -> None:
+    def hear(self, turn: TurnTranscript, samples: Samples) -> None:
         """Transcribe a turn's next samples, which the account counts already."""
         for window in turn.sound.push(samples):
             self._loop.call_soon_threadsafe(self._put, turn, window)
 
     # The event loop.
 
-    def finish(self, turn: Transcript, item: ConversationItem) -> None:
+    def finish(self, turn: TurnTranscript, item: ConversationItem) -> None:
         """End a turn, whose item is in the conversation. Raises ApiError."""
         if self._ended >= MOST_WAITING:
             self.drop(turn)
@@ -91,7 +91,7 @@ class Transcriber:
             self._put(turn, window)
         self._put(turn, None)
 
-    def drop(self, turn: Transcript) -> None:
+    def drop(self, turn: TurnTranscript) -> None:
         """Forget a turn that has not ended."""
         turn.dropped = True
         for window in turn.sound.finish():
@@ -104,7 +104,7 @@ class Transcriber:
             self._task.cancel()
             self._task = None  # breaks the reference cycle through its error
 
-    def _put(self, turn: Transcript, window: Samples | None) -> None:
+    def _put(self, turn: TurnTranscript, window: Samples | None) -> None:
         if self._closed:
             return
         if self._task is None:
@@ -132,7 +132,7 @@ class Transcriber:
                     self._release(window)
                 del turn, window
 
-    async def _transcribe(self, turn: Transcript, window: Samples) -> None:
+    async def _transcribe(self, turn: TurnTranscript, window: Samples) -> None:
         """Transcribe one window. It takes a place of the requests, and a slot."""
         service, owner = self._connection.service, self._connection.context.owner
         if not turn.counted:
@@ -153,7 +153,7 @@ class Transcriber:
                         turn.logprobs += logprob_entries(event)
                     await self._tell(turn)
 
-    async def _tell(self, turn: Transcript) -> None:
+    async def _tell(self, turn: TurnTranscript) -> None:
         """Send the text that was not sent yet, if the client can make use of it already."""
         if (turn.item is not None or not self.config.answers) and turn.sent < len(turn.text):
             delta, turn.sent = turn.text[turn.sent :], len(turn.text)
@@ -162,7 +162,7 @@ class Transcriber:
                 fields["logprobs"], turn.told = turn.logprobs[turn.told :], len(turn.logprobs)
             await self._connection.send(f"{_KIND}.delta", **fields)
 
-    async def _complete(self, turn: Transcript) -> None:
+    async def _complete(self, turn: TurnTranscript) -> None:
         """Send the end of a turn's transcript."""
         fields: dict[str, Any] = {"item_id": turn.item_id, "content_index": 0}
         if turn.error is not None:
@@ -176,7 +176,7 @@ class Transcriber:
         fields["usage"] = duration_usage(turn.sound.length / TURN_RATE)
         await self._connection.send(f"{_KIND}.completed", **fields, transcript=turn.text)
 
-    def _served(self, turn: Transcript, window: Samples) -> ServedStream:
+    def _served(self, turn: TurnTranscript, window: Samples) -> ServedStream:
         service = self._connection.service
         options = bounded_options({}, service.settings, self._connection.context.owner)
         audio = {"audio": window, "sampling_rate": TURN_RATE}
