@@ -91,7 +91,7 @@ class SemanticVad(_Strict):
         )
 
 
-class Transcription(_Strict):
+class TranscriptionConfig(_Strict):
     """Transcription of the user's speech, always by the model that answers; fields are ignored."""
 
     model: str | None = None
@@ -122,11 +122,11 @@ class AudioInput(_Strict):
 
     format: SoundFormat = SoundFormat()
     noise_reduction: NoiseReduction | None = None
-    transcription: Transcription | None = None
+    transcription: TranscriptionConfig | None = None
     turn_detection: Annotated[ServerVad | SemanticVad, Field(discriminator="type")] | None = None
 
 
-class AudioOutput(_Strict):
+class SessionAudioOutput(_Strict):
     """Sound of the reply. speed: above 1 is faster, at the same pitch."""
 
     format: SoundFormat = SoundFormat()
@@ -134,14 +134,14 @@ class AudioOutput(_Strict):
     speed: Annotated[float, Field(ge=0.25, le=1.5)] = 1.0
 
 
-class Audio(_Strict):
+class SessionAudio(_Strict):
     """Sound in both directions."""
 
     input: AudioInput = AudioInput()
-    output: AudioOutput = AudioOutput()
+    output: SessionAudioOutput = SessionAudioOutput()
 
 
-class Tool(_Strict):
+class FunctionTool(_Strict):
     """Function that a reply may call."""
 
     type: Literal["function"] = "function"
@@ -151,7 +151,7 @@ class Tool(_Strict):
     strict: bool | None = None
 
 
-class NamedTool(_Strict):
+class NamedFunction(_Strict):
     """The function that a reply must call."""
 
     type: Literal["function"]
@@ -166,8 +166,8 @@ class _CommonConfig(BaseModel):
     instructions: str | None = None
     output_modalities: Modalities | None = None
     max_output_tokens: MostTokens | None = None
-    tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
-    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    tools: list[FunctionTool] | None = Field(None, max_length=MOST_TOOLS)
+    tool_choice: Literal["auto", "none", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
     prompt: StoredPrompt | None = None
     reasoning: Any = None
@@ -181,7 +181,7 @@ class SessionConfig(_CommonConfig):
 
     type: SessionType = "realtime"
     model: str
-    audio: Audio = Audio()
+    audio: SessionAudio = SessionAudio()
     include: list[Literal["item.input_audio_transcription.logprobs"]] | None = None
     tracing: Any = None
     truncation: str | dict[str, Any] = "auto"
@@ -242,12 +242,12 @@ def first_config(model: str, voices: Voices, kind: SessionType = "realtime") -> 
         max_output_tokens="inf",
         tools=[],
         tool_choice="auto",
-        audio=Audio(
+        audio=SessionAudio(
             input=AudioInput(
                 turn_detection=detection,
-                transcription=Transcription() if kind == "transcription" else None,
+                transcription=TranscriptionConfig() if kind == "transcription" else None,
             ),
-            output=AudioOutput(voice=voices.default),
+            output=SessionAudioOutput(voice=voices.default),
         ),
     )
 
@@ -288,7 +288,7 @@ def updated(
         raise ApiError(400, message, "invalid_value", "session.model")
     new.model = config.model
     if not new.answers and new.audio.input.transcription is None:
-        new.audio.input.transcription = Transcription()
+        new.audio.input.transcription = TranscriptionConfig()
     if new.audio.input.turn_detection is not None and not vad.is_installed():
         kind = new.audio.input.turn_detection.type
         message = f"{kind} needs packages that the server does not have: {vad.INSTALL}."
@@ -343,8 +343,8 @@ def speaks(config: _CommonConfig) -> bool:
 def options_of(*configs: _CommonConfig) -> dict[str, Any]:
     """Return the Python API's options for the fields; the last configuration takes precedence."""
     options: dict[str, Any] = {}
-    tools: list[Tool] = []
-    choice: str | NamedTool = "auto"
+    tools: list[FunctionTool] = []
+    choice: str | NamedFunction = "auto"
     for config in configs:
         if config.max_output_tokens == "inf":
             options["thinker_max_new_tokens"] = RequestOptions.thinker_max_new_tokens
@@ -361,14 +361,14 @@ def options_of(*configs: _CommonConfig) -> dict[str, Any]:
         if output.voice is not None:
             options["speaker"] = output.voice
     functions = [] if choice == "none" else [_function(tool) for tool in tools]
-    if isinstance(choice, NamedTool):
+    if isinstance(choice, NamedFunction):
         options["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
     elif choice == "required":
         options["tool_choice"] = choice
     return {**options, "tools": [{"type": "function", "function": one} for one in functions]}
 
 
-def _function(tool: Tool) -> Json:
+def _function(tool: FunctionTool) -> Json:
     """Return a tool for the API, without a copy of its parameters, which could take long."""
     fields = {name: getattr(tool, name) for name in Function.model_fields}
     return {name: value for name, value in fields.items() if value is not None}
