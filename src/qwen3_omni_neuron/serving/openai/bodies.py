@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.service import Service
@@ -26,6 +26,18 @@ MOST_DEPTH = 64  # nesting of lists and objects
 MOST_ESCAPES = 1 << 20
 _STEP_BYTES = 1 << 16
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+class StrictObject(BaseModel):
+    """Base of objects in JSON that have no other fields."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class LenientObject(BaseModel):
+    """Base of objects that clients send back as they got them, with fields unused here."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
 
 
 def parse_json(kind: type[Body], body: bytes) -> Body:

@@ -11,7 +11,9 @@ from qwen3_omni_neuron.serving.endpoints.sound import SOUND_FORMATS, STREAMED_FO
 from qwen3_omni_neuron.serving.openai.bodies import (
     MOST_MESSAGES,
     MOST_TOOLS,
+    LenientObject,
     Seed,
+    StrictObject,
     bounded_options,
     seed_of,
     unknown_field,
@@ -52,65 +54,55 @@ FURTHER_FIELDS: Mapping[str, Any] = {
 """Schemas of the fields that a request may have beside those of `ChatRequest`."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-
-class _Lenient(BaseModel):
-    """Base of objects that clients send back as they got them, with fields unused here."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-
-class TextPart(_Lenient):
+class TextPart(LenientObject):
     """Text of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class RefusalPart(_Lenient):
+class RefusalPart(LenientObject):
     """Text of an assistant's message that refused an answer."""
 
     type: Literal["refusal"]
     refusal: str
 
 
-class SoundData(_Lenient):
+class SoundData(LenientObject):
     """A sound file in base64; its format is found in its content."""
 
     data: str
     format: Literal["wav", "mp3", "flac", "ogg", "opus", "webm", "mp4", "m4a"] | None = None
 
 
-class InputAudioPart(_Lenient):
+class InputAudioPart(LenientObject):
     """Sound, as OpenAI's clients send it."""
 
     type: Literal["input_audio"]
     input_audio: SoundData
 
 
-class MediaUrl(_Lenient):
+class MediaUrl(LenientObject):
     """A data URL, or one of a host that the server was told."""
 
     url: str
 
 
-class AudioUrlPart(_Lenient):
+class AudioUrlPart(LenientObject):
     """Sound by its URL."""
 
     type: Literal["audio_url"]
     audio_url: MediaUrl
 
 
-class ImageUrlPart(_Lenient):
+class ImageUrlPart(LenientObject):
     """An image by its URL."""
 
     type: Literal["image_url"]
     image_url: MediaUrl
 
 
-class VideoUrlPart(_Lenient):
+class VideoUrlPart(LenientObject):
     """A video by its URL."""
 
     type: Literal["video_url"]
@@ -123,20 +115,20 @@ MessagePart = Annotated[
 ]
 
 
-class EarlierAudio(_Lenient):
+class EarlierAudio(LenientObject):
     """Id of the speech of an earlier reply."""
 
     id: str
 
 
-class CalledFunction(_Lenient):
+class CalledFunction(LenientObject):
     """Name of a function and its arguments, in JSON."""
 
     name: str
     arguments: str
 
 
-class ToolCall(_Lenient):
+class ToolCall(LenientObject):
     """Call of a tool in an assistant's message."""
 
     id: str
@@ -144,7 +136,7 @@ class ToolCall(_Lenient):
     function: CalledFunction
 
 
-class Message(_Lenient):
+class Message(LenientObject):
     """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -154,7 +146,7 @@ class Message(_Lenient):
     tool_call_id: str | None = None
 
 
-class Function(_Lenient):
+class Function(LenientObject):
     """Description of a function."""
 
     name: str
@@ -163,34 +155,34 @@ class Function(_Lenient):
     strict: bool | None = None
 
 
-class Tool(_Lenient):
+class Tool(LenientObject):
     """A tool that the reply may call."""
 
     type: Literal["function"]
     function: Function
 
 
-class FunctionName(_Lenient):
+class FunctionName(LenientObject):
     """Name of a function."""
 
     name: str
 
 
-class NamedTool(_Lenient):
+class NamedTool(LenientObject):
     """The function that the reply must call."""
 
     type: Literal["function"]
     function: FunctionName
 
 
-class AllowedNames(_Lenient):
+class AllowedNames(LenientObject):
     """The functions that the reply may call, or must call one of."""
 
     mode: Literal["auto", "required"]
     tools: list[NamedTool] = Field(min_length=1, max_length=MOST_TOOLS)
 
 
-class AllowedTools(_Lenient):
+class AllowedTools(LenientObject):
     """Some of the tools: the others are shown to the model, and not called."""
 
     type: Literal["allowed_tools"]
@@ -200,19 +192,19 @@ class AllowedTools(_Lenient):
 ToolChoice = Annotated[NamedTool | AllowedTools, Field(discriminator="type")]
 
 
-class TextFormat(_Strict):
+class TextFormat(StrictObject):
     """Free text."""
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(_Strict):
+class JsonObjectFormat(StrictObject):
     """Any JSON object."""
 
     type: Literal["json_object"]
 
 
-class JsonSchema(_Strict):
+class JsonSchema(StrictObject):
     """A JSON schema by its name."""
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
@@ -221,7 +213,7 @@ class JsonSchema(_Strict):
     strict: bool | None = None
 
 
-class JsonSchemaFormat(_Strict):
+class JsonSchemaFormat(StrictObject):
     """JSON of a schema."""
 
     type: Literal["json_schema"]
@@ -233,14 +225,14 @@ ResponseFormat = Annotated[
 ]
 
 
-class AudioOutput(_Strict):
+class AudioOutput(StrictObject):
     """Voice and format of the speech."""
 
     voice: VoiceName | None = None
     format: Literal["wav", "mp3", "flac", "opus", "pcm16"] = "wav"
 
 
-class StreamOptions(_Lenient):
+class StreamOptions(LenientObject):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
