@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from qwen3_omni_neuron.serving.openai.bodies import check_json
+from qwen3_omni_neuron.serving.openai.bodies import LenientObject, StrictObject, check_json
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.ids import new_id
 
@@ -20,17 +20,7 @@ EventId = Annotated[str, Field(max_length=512)]
 Id = Annotated[str, Field(min_length=1, max_length=128)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-
-class _Lenient(BaseModel):
-    """Base of objects that clients send back as they got them, with fields unused here."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-
-class ContentPart(_Lenient):
+class ContentPart(LenientObject):
     """Part of a message's content: text, sound or an image, by its type."""
 
     type: Literal["input_text", "input_audio", "input_image", "output_text", "output_audio"]
@@ -40,7 +30,7 @@ class ContentPart(_Lenient):
     image_url: str | None = None
 
 
-class MessageItem(_Lenient):
+class MessageItem(LenientObject):
     """Message with a role."""
 
     type: Literal["message"]
@@ -49,7 +39,7 @@ class MessageItem(_Lenient):
     content: list[ContentPart]
 
 
-class CallItem(_Lenient):
+class CallItem(LenientObject):
     """Call of a function."""
 
     type: Literal["function_call"]
@@ -59,7 +49,7 @@ class CallItem(_Lenient):
     arguments: str
 
 
-class OutputItem(_Lenient):
+class OutputItem(LenientObject):
     """Output of a function."""
 
     type: Literal["function_call_output"]
@@ -71,14 +61,14 @@ class OutputItem(_Lenient):
 Item = Annotated[MessageItem | CallItem | OutputItem, Field(discriminator="type")]
 
 
-class ItemReference(_Lenient):
+class ItemReference(LenientObject):
     """Reference to an item of the conversation, as input of one response."""
 
     type: Literal["item_reference"]
     id: Id
 
 
-class _Event(_Strict):
+class _Event(StrictObject):
     event_id: EventId | None = None
 
 

@@ -8,7 +8,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, RequestOptions
 from qwen3_omni_neuron.serving.endpoints.sound import can_stretch
-from qwen3_omni_neuron.serving.openai.bodies import MOST_MESSAGES, MOST_TOOLS, is_model, seed_of
+from qwen3_omni_neuron.serving.openai.bodies import (
+    MOST_MESSAGES,
+    MOST_TOOLS,
+    StrictObject,
+    is_model,
+    seed_of,
+)
 from qwen3_omni_neuron.serving.openai.chat_request import CHAT_OPTIONS, Function
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.voices import VoiceName, Voices
@@ -37,18 +43,14 @@ MetadataValue = Annotated[str, Field(max_length=512)]
 MostTokens = Annotated[int, Field(ge=1, le=4096)] | Literal["inf"]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-
-class SoundFormat(_Strict):
+class SoundFormat(StrictObject):
     """Format of sound on the socket. rate: sample rate in Hz, for PCM only."""
 
     type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
     rate: Literal[16000, 24000] | None = 24000
 
 
-class ServerVad(_Strict):
+class ServerVad(StrictObject):
     """Turn detection by the server. Times in ms."""
 
     type: Literal["server_vad"]
@@ -67,7 +69,7 @@ class ServerVad(_Strict):
         )
 
 
-class SemanticVad(_Strict):
+class SemanticVad(StrictObject):
     """Turn detection by the server, by what Smart Turn's model hears in a pause."""
 
     type: Literal["semantic_vad"]
@@ -91,7 +93,7 @@ class SemanticVad(_Strict):
         )
 
 
-class TranscriptionConfig(_Strict):
+class TranscriptionConfig(StrictObject):
     """Transcription of the user's speech, always by the model that answers; fields are ignored."""
 
     model: str | None = None
@@ -102,14 +104,14 @@ class TranscriptionConfig(_Strict):
     delay: Literal["minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
-class NoiseReduction(_Strict):
+class NoiseReduction(StrictObject):
     """Noise reduction before the sound is heard; here none is done."""
 
     type: Literal["near_field", "far_field"] | None = None
     strength: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
-class StoredPrompt(_Strict):
+class StoredPrompt(StrictObject):
     """A prompt that is stored at OpenAI; it is ignored."""
 
     id: str
@@ -117,7 +119,7 @@ class StoredPrompt(_Strict):
     variables: dict[str, Any] | None = None
 
 
-class AudioInput(_Strict):
+class AudioInput(StrictObject):
     """Sound of the user."""
 
     format: SoundFormat = SoundFormat()
@@ -126,7 +128,7 @@ class AudioInput(_Strict):
     turn_detection: Annotated[ServerVad | SemanticVad, Field(discriminator="type")] | None = None
 
 
-class SessionAudioOutput(_Strict):
+class SessionAudioOutput(StrictObject):
     """Sound of the reply. speed: above 1 is faster, at the same pitch."""
 
     format: SoundFormat = SoundFormat()
@@ -134,14 +136,14 @@ class SessionAudioOutput(_Strict):
     speed: Annotated[float, Field(ge=0.25, le=1.5)] = 1.0
 
 
-class SessionAudio(_Strict):
+class SessionAudio(StrictObject):
     """Sound in both directions."""
 
     input: AudioInput = AudioInput()
     output: SessionAudioOutput = SessionAudioOutput()
 
 
-class FunctionTool(_Strict):
+class FunctionTool(StrictObject):
     """Function that a reply may call."""
 
     type: Literal["function"] = "function"
@@ -151,7 +153,7 @@ class FunctionTool(_Strict):
     strict: bool | None = None
 
 
-class NamedFunction(_Strict):
+class NamedFunction(StrictObject):
     """The function that a reply must call."""
 
     type: Literal["function"]
@@ -197,14 +199,14 @@ class SessionConfig(_CommonConfig):
         return self.type == "realtime"
 
 
-class ResponseAudioOutput(_Strict):
+class ResponseAudioOutput(StrictObject):
     """Sound of one response. Its format is the session's."""
 
     format: SoundFormat | None = None
     voice: VoiceName | None = None
 
 
-class ResponseAudio(_Strict):
+class ResponseAudio(StrictObject):
     """Sound of one response."""
 
     output: ResponseAudioOutput = ResponseAudioOutput()
