@@ -45,7 +45,7 @@ class DecoderModel(NeuronBaseModel):
             self.embed_tokens = ParallelEmbedding(
                 c.vocab_size, c.hidden_size, dtype=dtype, shard_across_embedding=True, pad=True
             )
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(c.layers))
+        self.layers = nn.ModuleList(NxdiDecoderLayer(config) for _ in range(c.layers))
         self.norm = get_rmsnorm_cls()(c.hidden_size, eps=c.norm_eps)
         self.lm_head = ColumnParallelLinear(
             c.hidden_size, c.vocab_size, bias=False, gather_output=True, pad=True, dtype=dtype
@@ -97,7 +97,7 @@ class DecoderModel(NeuronBaseModel):
             )
 
 
-class DecoderLayer(nn.Module):
+class NxdiDecoderLayer(nn.Module):
     """Attention, then experts, each on normed inputs and with a residual connection."""
 
     def __init__(self, config: DecoderInferenceConfig):

@@ -187,7 +187,7 @@ def _decode(
     fit: Fit,
 ) -> Frames | None:
     """Decode the frame shown at each chosen tick, without keeping others in memory."""
-    kept = _Kept(len(chosen), fit)
+    kept = _KeptFrames(len(chosen), fit)
     previous: VideoFrame | None = None
     latest: int | None = None
     for index, frame in enumerate(container.decode(stream)):
@@ -205,7 +205,7 @@ def _decode(
     return kept.frames
 
 
-class _Kept:
+class _KeptFrames:
     """Chosen frames: upright, fitted, and of one size.
 
     n: final number of frames. count: number of frames so far. frames: None while there are none.

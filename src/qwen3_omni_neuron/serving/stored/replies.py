@@ -14,7 +14,7 @@ MOST_CHARACTERS = 4 << 20  # total of all transcripts
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _KeptReply:
     owner: str
     transcript: str
     expires_at: float
@@ -40,7 +40,7 @@ class SpokenReplies:
         self._most, self._seconds, self._now = most, seconds, now
         self._folder, self._on_failure = folder, on_failure
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: OrderedDict[str, _KeptReply] = OrderedDict()
         self._characters = 0
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class SpokenReplies:
     def keep(self, audio_id: str, expires_at: int, owner: str, transcript: str) -> None:
         """Keep the transcript of a complete reply. owner: the only owner who may refer to it."""
         with self._lock:
-            self._kept[audio_id] = _Kept(owner, transcript, expires_at)
+            self._kept[audio_id] = _KeptReply(owner, transcript, expires_at)
             self._characters += len(transcript)
             now = self._now()
             while self._kept and (
