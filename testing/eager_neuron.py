@@ -18,8 +18,8 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.compilation.target import EngineSpec, Target
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
-from qwen3_omni_neuron.model.talker import Talker
-from qwen3_omni_neuron.model.thinker import Thinker
+from qwen3_omni_neuron.model.talker import TalkerModel
+from qwen3_omni_neuron.model.thinker import ThinkerModel
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.nxdi.build import build_engines
@@ -93,7 +93,7 @@ class EagerPart(LoadedPart):
 class EagerDecoder:
     """The graphs of one decoder (see neuron.nxdi.toolchain.DecoderGraphs) over our own module."""
 
-    def __init__(self, spec: DecoderSpec, model: Thinker | Talker, kv: KvCache):
+    def __init__(self, spec: DecoderSpec, model: ThinkerModel | TalkerModel, kv: KvCache):
         self.spec, self.plan, self._model, self._kv = spec, spec.plan, model, kv
         self.called: list[tuple[str, int]] = []
         self.closed = False
@@ -108,7 +108,7 @@ class EagerDecoder:
         last = mask.sum().long().view(1) - 1
         cache = PromptCache(self._kv.slots(int(slot), int(slot) + 1))
         positions = inputs[21].view(3, bucket)
-        if isinstance(self._model, Talker):
+        if isinstance(self._model, TalkerModel):
             logits, hidden = self._model.prefill(
                 inputs[18].view(bucket, -1), positions, last, cache
             )
@@ -137,7 +137,7 @@ class EagerDecoder:
         assert mask[busy].sum(1).tolist() == lengths.tolist(), "a slot's positions are all read"
         cache = SlotCache(self._kv.window(int(lengths.max()) + 1), slots[busy].long(), lengths)
         positions = inputs[21][0, busy, 0]
-        if isinstance(self._model, Talker):
+        if isinstance(self._model, TalkerModel):
             given, hidden = self._model.decode(inputs[18][busy, 0], positions, cache)
         else:
             given = self._model.decode(ids[busy, 0].long(), positions, cache)

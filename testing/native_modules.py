@@ -12,8 +12,8 @@ from qwen3_omni_neuron.cpu.native.steps import NativeSteps
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig, TalkerConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache
-from qwen3_omni_neuron.model.talker import Talker
-from qwen3_omni_neuron.model.thinker import Thinker
+from qwen3_omni_neuron.model.talker import TalkerModel
+from qwen3_omni_neuron.model.thinker import ThinkerModel
 from testing.packed import packed_and_widened, randomize
 
 DTYPES = ("mixed", "float32", "int8", "int4")
@@ -61,8 +61,8 @@ class Made(NamedTuple):
     """A decoder: for the C, and for torch with the same weights."""
 
     c: DecoderConfig
-    packed: Thinker | Talker
-    model: Thinker | Talker
+    packed: ThinkerModel | TalkerModel
+    model: ThinkerModel | TalkerModel
     cache: KvCache
 
     def native(
@@ -82,16 +82,16 @@ def made(
     cache_dtype: torch.dtype = torch.float32,
 ) -> Made:
     moe, sizes = STACKS[stack]
-    model: Thinker | Talker
+    model: ThinkerModel | TalkerModel
     if which == "thinker":
         thinker = config.thinker
         c = stack_config(thinker.text, moe, **sizes)
-        model = Thinker(dataclasses.replace(thinker, text=c), accept_layer)
+        model = ThinkerModel(dataclasses.replace(thinker, text=c), accept_layer)
     else:
         assert config.talker is not None
         shared = {} if moe is None or stack == "tiny" else {"shared_expert_width": 37}
         c = stack_config(config.talker.text, None if moe is None else moe | shared, **sizes)
-        model = Talker(dataclasses.replace(config.talker, text=c))
+        model = TalkerModel(dataclasses.replace(config.talker, text=c))
     randomize(model)
     packed, widened = packed_and_widened(model, which, dtype)
     generator = torch.Generator().manual_seed(2)

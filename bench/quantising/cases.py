@@ -35,8 +35,8 @@ from qwen3_omni_neuron.engines.talker import TalkerEngine, TextRows
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig, TalkerConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache
-from qwen3_omni_neuron.model.talker import Talker, media_mask
-from qwen3_omni_neuron.model.thinker import Thinker
+from qwen3_omni_neuron.model.talker import TalkerModel, media_mask
+from qwen3_omni_neuron.model.thinker import ThinkerModel
 from qwen3_omni_neuron.model.vision_encoder import VisionEncoder, patch_places
 from qwen3_omni_neuron.prompt.positions import rope_positions
 from qwen3_omni_neuron.prompt.prompt import Prompt
@@ -80,7 +80,7 @@ class Weights:
     def __init__(self, folder: Path, config: OmniConfig, tails: bool = False):
         self.config, self._checkpoint, self._tails = config, Checkpoint(folder), tails
 
-    def thinker(self, choice: Choice, errors: RelativeErrors | None = None) -> Thinker:
+    def thinker(self, choice: Choice, errors: RelativeErrors | None = None) -> ThinkerModel:
         """Return the thinker."""
         models, parts = lay_out(self.config, ("thinker",))
         self._fill("thinker", parts["thinker"], choice, errors)
@@ -114,7 +114,7 @@ class Weights:
         assert models.audio_encoder is not None and models.vision_encoder is not None
         return models.audio_encoder, models.vision_encoder
 
-    def talker(self, choice: Choice, errors: RelativeErrors | None = None) -> Talker:
+    def talker(self, choice: Choice, errors: RelativeErrors | None = None) -> TalkerModel:
         """Return the talker."""
         models, parts = lay_out(self.config, ("talker",))
         self._fill("talker", parts["talker"], choice, errors)
@@ -151,7 +151,7 @@ class Weights:
 
 @torch.inference_mode()
 def decoder_logits(
-    decoder: Thinker | Talker, c: DecoderConfig, inputs: Sequence[Rows]
+    decoder: ThinkerModel | TalkerModel, c: DecoderConfig, inputs: Sequence[Rows]
 ) -> tuple[Tensor, list[Tensor]]:
     """Run sequences through a thinker or a talker.
 

@@ -13,7 +13,7 @@ from qwen3_omni_neuron.cpu.eager import EagerSlots
 from qwen3_omni_neuron.model.code_predictor import CodePredictor, sample_top, top_p_limits
 from qwen3_omni_neuron.model.config import TalkerConfig
 from qwen3_omni_neuron.model.decoder import Decoder
-from qwen3_omni_neuron.model.talker import Talker
+from qwen3_omni_neuron.model.talker import TalkerModel
 from qwen3_omni_neuron.prompt.positions import rope_positions
 from testing.command_line import Row
 
@@ -44,7 +44,7 @@ class Numbers:
         self._compute(made, made.decoder)
         return made
 
-    def talker(self, weights: Weights) -> Talker:
+    def talker(self, weights: Weights) -> TalkerModel:
         """Return the talker, without its codec embedding."""
         made = weights.talker(self.choice)
         self._compute(made, made.decoder)
@@ -145,7 +145,7 @@ def loop_rows(weights: Weights, about: Row, replies: int, frames: int) -> Iterat
 def _reply_codes(
     weights: Weights,
     c: TalkerConfig,
-    modules: tuple[Talker, CodePredictor],
+    modules: tuple[TalkerModel, CodePredictor],
     kinds: tuple[torch.dtype, torch.dtype],
     text: Tensor,
     uniforms: Tensor | None,

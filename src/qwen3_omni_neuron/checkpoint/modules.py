@@ -29,8 +29,8 @@ from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
 from qwen3_omni_neuron.model.config import Code2WavConfig, OmniConfig, TalkerConfig
 from qwen3_omni_neuron.model.moe import SCALE, MoeFeedForward
-from qwen3_omni_neuron.model.talker import ResizeMlp, Talker
-from qwen3_omni_neuron.model.thinker import Thinker
+from qwen3_omni_neuron.model.talker import ResizeMlp, TalkerModel
+from qwen3_omni_neuron.model.thinker import ThinkerModel
 from qwen3_omni_neuron.model.vision_encoder import VisionEncoder
 
 STAGES = ("thinker", "talker", "vocoder")
@@ -44,11 +44,11 @@ class Models:
     codec_embedding: the talker's codec embedding.
     """
 
-    thinker: Thinker | None = None
+    thinker: ThinkerModel | None = None
     audio_encoder: AudioEncoder | None = None
     vision_encoder: VisionEncoder | None = None
     embedding: nn.Embedding | None = None
-    talker: Talker | None = None
+    talker: TalkerModel | None = None
     codec_embedding: nn.Embedding | None = None
     text_projection: ResizeMlp | None = None
     hidden_projection: ResizeMlp | None = None
@@ -138,7 +138,7 @@ class _NoInit(TorchFunctionMode):
 def _thinker_parts(models: Models, config: OmniConfig) -> dict[str, Part]:
     c = config.thinker
     accept_layer = config.talker.accept_hidden_layer if config.talker else 0
-    models.thinker = Thinker(c, accept_layer)
+    models.thinker = ThinkerModel(c, accept_layer)
     models.embedding = models.thinker.embedding
     prefixes = ("thinker.model.", "thinker.lm_head.")
     thinker = Part(models.thinker, list(thinker_pieces(c)), prefixes)
@@ -169,7 +169,7 @@ def _codec_embedding_parts(models: Models, c: TalkerConfig) -> dict[str, Part]:
 
 def _talker_parts(models: Models, config: OmniConfig, c: TalkerConfig) -> dict[str, Part]:
     embedding = {} if models.embedding is not None else _embedding_parts(models, config)
-    models.talker = Talker(c)
+    models.talker = TalkerModel(c)
     models.codec_embedding = models.talker.codec_embedding
     talker = Part(models.talker, list(talker_pieces(c)), ("talker.",))
     return embedding | {"talker": talker} | _projection_and_predictor_parts(models, c)

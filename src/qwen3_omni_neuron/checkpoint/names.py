@@ -52,7 +52,7 @@ def codec_embedding_pieces() -> Pieces:
 
 
 def thinker_pieces(c: ThinkerConfig) -> Pieces:
-    """Yield the pieces of model.thinker.Thinker."""
+    """Yield the pieces of model.thinker.ThinkerModel."""
     yield "embedding.weight", [Piece(EMBEDDING)]
     yield from _decoder("decoder", "thinker.model", c.text)
     yield "head.weight", [Piece("thinker.lm_head.weight")]
@@ -110,7 +110,7 @@ def vision_encoder_pieces(c: VisionEncoderConfig) -> Pieces:
 
 
 def talker_pieces(c: TalkerConfig) -> Pieces:
-    """Yield the pieces of model.talker.Talker."""
+    """Yield the pieces of model.talker.TalkerModel."""
     yield "codec_embedding.weight", [Piece(CODEC_EMBEDDING)]
     yield from _decoder("decoder", "talker.model", c.text)
     yield "codec_head.weight", [Piece("talker.codec_head.weight")]

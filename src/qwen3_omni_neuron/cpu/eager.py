@@ -23,8 +23,8 @@ from qwen3_omni_neuron.engines.thinker import ThinkerEngine
 from qwen3_omni_neuron.model.code2wav import Code2Wav, State
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.kv_cache import PromptCache, SlotCache
-from qwen3_omni_neuron.model.talker import Talker
-from qwen3_omni_neuron.model.thinker import Thinker
+from qwen3_omni_neuron.model.talker import TalkerModel
+from qwen3_omni_neuron.model.thinker import ThinkerModel
 
 
 def eager_engines(models: Models, spec: EngineSpec) -> StageEngines:
@@ -79,7 +79,7 @@ class EagerSlots(CpuSlots):
     def __init__(
         self,
         config: DecoderConfig,
-        model: Thinker | Talker,
+        model: ThinkerModel | TalkerModel,
         slots: int,
         context_length: int,
         dtype: torch.dtype,
@@ -126,7 +126,7 @@ class EagerSlots(CpuSlots):
 class EagerThinkerSlots(EagerSlots):
     """The thinker's slots (see engines.protocols.ThinkerSlots)."""
 
-    _model: Thinker
+    _model: ThinkerModel
 
     @torch.inference_mode()
     def prefill_tokens(

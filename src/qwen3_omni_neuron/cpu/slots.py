@@ -17,7 +17,7 @@ from qwen3_omni_neuron.engines.protocols import HostRows
 from qwen3_omni_neuron.engines.slots import SlotLengths
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache
-from qwen3_omni_neuron.model.thinker import Thinker
+from qwen3_omni_neuron.model.thinker import ThinkerModel
 
 
 class CpuSlots(SlotLengths):
@@ -75,7 +75,7 @@ class CpuSlots(SlotLengths):
 
 
 def media_rows(
-    thinker: Thinker, token_ids: Tensor, media: PromptMedia | None
+    thinker: ThinkerModel, token_ids: Tensor, media: PromptMedia | None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return the rows of a thinker's tokens, media filled in, and what its layers add to them.
 

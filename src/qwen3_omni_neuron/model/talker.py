@@ -78,7 +78,7 @@ def text_prefix_ids(config: OmniConfig, newline_id: int) -> tuple[int, ...]:
     return (*opening, *(config.tts_pad_id,) * 4, config.tts_bos_id)
 
 
-class Talker(nn.Module):
+class TalkerModel(nn.Module):
     """Decoder of 20 MoE layers (released) with the gated shared expert.
 
     Source: transformers Qwen3OmniMoeTalkerForConditionalGeneration.forward.

@@ -8,7 +8,7 @@ from qwen3_omni_neuron.model.kv_cache import Appendable
 from qwen3_omni_neuron.model.rotary import Rotary
 
 
-class Thinker(nn.Module):
+class ThinkerModel(nn.Module):
     """Decoder of 48 MoE layers (released) with multi-axis rotary embedding.
 
     accept_layer: index into the reference's hidden_states; the talker takes those rows at media

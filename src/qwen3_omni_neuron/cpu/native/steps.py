@@ -32,8 +32,8 @@ from qwen3_omni_neuron.cpu.slots import CpuSlots, media_rows
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache
-from qwen3_omni_neuron.model.talker import Talker
-from qwen3_omni_neuron.model.thinker import Thinker
+from qwen3_omni_neuron.model.talker import TalkerModel
+from qwen3_omni_neuron.model.thinker import ThinkerModel
 
 KV_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -53,15 +53,15 @@ class NativeSteps:
     def __init__(
         self,
         c: DecoderConfig,
-        model: Thinker | Talker,
+        model: ThinkerModel | TalkerModel,
         cache: KvCache,
         library: Library,
         threads: int = 1,
     ):
         self._decode, self._prefill = library.decode_step, library.prefill
         self._weights = weights = Weights()
-        self._thinker = model if isinstance(model, Thinker) else None
-        head = model.head if isinstance(model, Thinker) else model.codec_head
+        self._thinker = model if isinstance(model, ThinkerModel) else None
+        head = model.head if isinstance(model, ThinkerModel) else model.codec_head
         self._vocab, self._hidden = head.out_features, c.hidden_size
         self._slots, self._positions = cache.keys.shape[1], cache.keys.shape[3]
         shape = (c.layers, self._slots, c.kv_heads, self._positions, c.head_dim)
@@ -254,7 +254,7 @@ class NativeSlots(CpuSlots):
     def __init__(
         self,
         config: DecoderConfig,
-        model: Thinker | Talker,
+        model: ThinkerModel | TalkerModel,
         slots: int,
         context_length: int,
         library: Library,
@@ -313,7 +313,7 @@ class NativeThinkerSlots(NativeSlots):
     it: see cpu.native.talker.NativeTalker.
     """
 
-    def __init__(self, config: DecoderConfig, thinker: Thinker, *given: Any):
+    def __init__(self, config: DecoderConfig, thinker: ThinkerModel, *given: Any):
         super().__init__(config, thinker, *given)
         self._thinker, self._none_accepted = thinker, empty_floats(0, config.hidden_size)
 

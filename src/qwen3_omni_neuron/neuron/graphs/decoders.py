@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.model.kv_cache import PromptChunkState, PromptState, StepState
-from qwen3_omni_neuron.model.talker import Talker
-from qwen3_omni_neuron.model.thinker import Thinker
+from qwen3_omni_neuron.model.talker import TalkerModel
+from qwen3_omni_neuron.model.thinker import ThinkerModel
 from qwen3_omni_neuron.neuron.graphs.graph import Axis, Graph, Outputs, State, TensorSpec
 from qwen3_omni_neuron.neuron.graphs.parallel.cut import local_kv_heads
 
@@ -151,7 +151,7 @@ def kv_cache_state(config: OmniConfig, part: str, plan: CompilePlan) -> tuple[Te
 
 
 def _prefill(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outputs, State]:
-    assert isinstance(owner, Thinker | Talker)
+    assert isinstance(owner, ThinkerModel | TalkerModel)
     rows, positions, last, slot, *visual = inputs
     cache = PromptState(state, slot)
     return owner.prefill(rows, positions, last, cache, *visual), tuple(cache.new_state)
@@ -160,7 +160,7 @@ def _prefill(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tupl
 def _prefill_chunk(
     owner: nn.Module, inputs: tuple[Tensor, ...], state: State, window: Axis
 ) -> tuple[Outputs, State]:
-    assert isinstance(owner, Thinker | Talker)
+    assert isinstance(owner, ThinkerModel | TalkerModel)
     assert isinstance(window, int)
     rows, positions, last, slot, length, *visual = inputs
     cache = PromptChunkState(state, slot, length, last, len(rows), window)
@@ -176,7 +176,7 @@ def _copy(_: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outpu
 def _decode(
     owner: nn.Module, inputs: tuple[Tensor, ...], state: State, window: Axis
 ) -> tuple[Outputs, State]:
-    assert isinstance(owner, Thinker | Talker)
+    assert isinstance(owner, ThinkerModel | TalkerModel)
     assert isinstance(window, int)
     rows, positions, slots, lengths = inputs
     cache = StepState(state, slots, lengths, window)

@@ -14,8 +14,8 @@ from qwen3_omni_neuron.model.config import MoeConfig
 from qwen3_omni_neuron.model.decoder import Attention
 from qwen3_omni_neuron.model.layers import FeedForward
 from qwen3_omni_neuron.model.moe import SCALE, MoeFeedForward
-from qwen3_omni_neuron.model.talker import ResizeMlp, Talker
-from qwen3_omni_neuron.model.thinker import Thinker
+from qwen3_omni_neuron.model.talker import ResizeMlp, TalkerModel
+from qwen3_omni_neuron.model.thinker import ThinkerModel
 from qwen3_omni_neuron.model.vision_encoder import PatchMerger, VisionLayer
 from qwen3_omni_neuron.neuron.graphs.parallel.cut import (
     PAD,
@@ -192,8 +192,8 @@ RULES: dict[type[nn.Module], Callable[[Any, int, Group], dict[str, Cut]]] = {
     FeedForward: _feed_forward,
     VocoderLayer: _vocoder_layer,
     Upsample: _mlp("fc1", "fc2"),
-    Thinker: _gathered("head"),
-    Talker: _gathered("codec_head"),
+    ThinkerModel: _gathered("head"),
+    TalkerModel: _gathered("codec_head"),
 }
 
 
