@@ -65,11 +65,11 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.modules import STAGES, lay_out
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.cli import main as command
+from qwen3_omni_neuron.cpu.call_cost import CHUNK, FRAMES, PROMPT, TOKENS, CallSeconds
 from qwen3_omni_neuron.cpu.fits import DTYPES, GB, fits_of
 from qwen3_omni_neuron.cpu.memory import memory_bytes
 from qwen3_omni_neuron.cpu.rates import Call, one_thread_each, products, reads
 from qwen3_omni_neuron.cpu.target import usable_cores
-from qwen3_omni_neuron.cpu.work import CHUNK, FRAMES, PROMPT, TOKENS, CallSeconds
 from qwen3_omni_neuron.engines.process.heap import pages_read
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.loading import stage_threads

@@ -39,12 +39,12 @@ from bench.bandwidth import best_rate, machine_rows
 from bench.common.measure import in_turn, median_row
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.modules import lay_out
+from qwen3_omni_neuron.cpu.call_cost import kept_bytes, work_of
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, weight_form
 from qwen3_omni_neuron.cpu.rates import products
 from qwen3_omni_neuron.cpu.target import usable_cores
 from qwen3_omni_neuron.cpu.weights import put_kept
-from qwen3_omni_neuron.cpu.work import kept_bytes, work_of
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.config import OmniConfig

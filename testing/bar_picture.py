@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from html import escape
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
+from qwen3_omni_neuron.cpu.call_cost import CHUNK, FRAME_S, FRAMES, TOKENS, released_limits
 from qwen3_omni_neuron.cpu.rates import MachineRates
-from qwen3_omni_neuron.cpu.work import CHUNK, FRAME_S, FRAMES, TOKENS, released_limits
 from testing.imports import ROOT
 
 Rows = Mapping[str, Mapping[str, float]]

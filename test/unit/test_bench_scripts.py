@@ -28,10 +28,10 @@ from bench.common.manifests import SHIPPED, read_conversations
 from bench.common.models import written_messages
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
+from qwen3_omni_neuron.cpu.call_cost import CHUNK, RELEASED_CODE2WAV, Work, work_of
 from qwen3_omni_neuron.cpu.eager import EagerCode2Wav
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
-from qwen3_omni_neuron.cpu.work import CHUNK, RELEASED_CODE2WAV, Work, work_of
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing import report_cases

@@ -11,10 +11,10 @@ from qwen3_omni_neuron.cli.doctor import EXTRAS, port_text, speed_text
 from qwen3_omni_neuron.compilation import versions
 from qwen3_omni_neuron.compilation.versions import PACKAGE, missing_packages
 from qwen3_omni_neuron.cpu import rates
+from qwen3_omni_neuron.cpu.call_cost import CallSeconds, released_limits
 from qwen3_omni_neuron.cpu.fits import DTYPES
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.rates import MachineRates
-from qwen3_omni_neuron.cpu.work import CallSeconds, released_limits
 
 
 def test_a_reply_is_the_sum_of_its_calls() -> None:

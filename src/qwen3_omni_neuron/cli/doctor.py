@@ -34,8 +34,8 @@ from qwen3_omni_neuron.neuron.versions import (
 )
 
 if TYPE_CHECKING:
+    from qwen3_omni_neuron.cpu.call_cost import CallSeconds
     from qwen3_omni_neuron.cpu.rates import MachineRates
-    from qwen3_omni_neuron.cpu.work import CallSeconds
 
 NEURON_VARIABLES = (
     "NEURON_RT_VISIBLE_CORES",
@@ -180,10 +180,10 @@ def _fits() -> list[str]:
 def _speed() -> list[str]:
     """Measure this CPU, and return what that lets the released model's replies take."""
     try:
+        from qwen3_omni_neuron.cpu.call_cost import released_limits
         from qwen3_omni_neuron.cpu.fits import DTYPES
         from qwen3_omni_neuron.cpu.rates import measured_rates
         from qwen3_omni_neuron.cpu.target import predictor_numbers, usable_cores
-        from qwen3_omni_neuron.cpu.work import released_limits
     except (ImportError, OSError) as error:
         return [f"How fast this CPU is can't be measured, as torch can't be imported ({error})."]
     rates = measured_rates(usable_cores(), MEASURE_S)

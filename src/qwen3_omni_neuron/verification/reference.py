@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from qwen3_omni_neuron.errors import ArtifactError, OutputError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.verification.questions import Question
-from qwen3_omni_neuron.verification.rounding import ROUNDED
+from qwen3_omni_neuron.verification.rounded_weights import ROUNDED
 
 Arrays = dict[str, NDArray[Any]]
 FORMAT = 3

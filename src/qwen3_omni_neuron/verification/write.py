@@ -26,7 +26,7 @@ from qwen3_omni_neuron.verification.reference import (
     config_digest,
     save_reference,
 )
-from qwen3_omni_neuron.verification.rounding import ROUNDED, round_weights
+from qwen3_omni_neuron.verification.rounded_weights import ROUNDED, round_weights
 
 TOKENS, FRAMES = 16, 24
 
