@@ -17,7 +17,7 @@ import pytest
 import soundfile
 import uvloop
 
-from qwen3_omni_neuron.engines.process.nameless_file import nameless_file
+from qwen3_omni_neuron.engines.process.child import nameless_file
 from qwen3_omni_neuron.errors import (
     AudioError,
     ClosedError,

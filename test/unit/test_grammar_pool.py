@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.engines.process.nameless_file import nameless_file
+from qwen3_omni_neuron.engines.process.child import nameless_file
 from qwen3_omni_neuron.errors import ClosedError, OptionError
 from qwen3_omni_neuron.helpers.grammars import child as child_module
 from qwen3_omni_neuron.helpers.grammars import kept as kept_module

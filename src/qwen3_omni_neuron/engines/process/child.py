@@ -1,4 +1,4 @@
-"""Child processes: start, end with the parent, report of output and exceptions."""
+"""Child processes: start, end with the parent, report of output and exceptions, shared files."""
 
 import faulthandler
 import os
@@ -183,3 +183,18 @@ class SentException:
             )
         error.__cause__ = EngineTracebackError(f"\n{self.text}")
         return error
+
+
+def nameless_file() -> BinaryIO:
+    """Return a new, empty file to share with a process, unbuffered; on Linux it may be sealed.
+
+    It is memory where the system can do that, else a temporary file. The kernel frees it when the
+    last process that has it open or mapped ends, in whatever way.
+    """
+    if sys.platform == "linux":
+        # Not in /dev/shm, which a container often limits to 64 MiB.
+        descriptor = os.memfd_create("qwen3-omni", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        file: BinaryIO = os.fdopen(descriptor, "r+b", buffering=0)
+    else:
+        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115, it is kept
+    return file

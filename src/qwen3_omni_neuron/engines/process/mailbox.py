@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen3_omni_neuron.engines.process.nameless_file import nameless_file
+from qwen3_omni_neuron.engines.process.child import nameless_file
 
 FIRST_BYTES = 1 << 20  # size of a new block
 ALIGNMENT = 64

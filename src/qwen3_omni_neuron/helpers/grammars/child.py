@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from qwen3_omni_neuron.engines.process.child import nameless_file
 from qwen3_omni_neuron.engines.process.fork import finalize
-from qwen3_omni_neuron.engines.process.nameless_file import nameless_file
 from qwen3_omni_neuron.helpers.grammars import wire
 from qwen3_omni_neuron.helpers.link import ForkServer
 

@@ -12,8 +12,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
-from qwen3_omni_neuron.engines.process.child import describe_exit
-from qwen3_omni_neuron.engines.process.nameless_file import nameless_file
+from qwen3_omni_neuron.engines.process.child import describe_exit, nameless_file
 from qwen3_omni_neuron.errors import BusyError, ClosedError, OptionError, printable
 from qwen3_omni_neuron.helpers import orders
 from qwen3_omni_neuron.helpers.fair_places import FairPlaces

@@ -14,8 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.engines.process.child import describe_exit
-from qwen3_omni_neuron.engines.process.nameless_file import nameless_file
+from qwen3_omni_neuron.engines.process.child import describe_exit, nameless_file
 from qwen3_omni_neuron.errors import BusyError, ClosedError, InputError
 from qwen3_omni_neuron.helpers import orders
 from qwen3_omni_neuron.helpers.fair_places import FairPlaces
