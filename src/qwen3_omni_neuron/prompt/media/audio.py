@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import AudioError, PromptTooLongError, format_value
-from qwen3_omni_neuron.prompt.media.audio_container import container_format, open_contained
+from qwen3_omni_neuron.prompt.media.container import container_format, open_contained
 from qwen3_omni_neuron.prompt.media.fields import Source, name_of, open_media, real_number
 
 Waveform = NDArray[np.float32]
