@@ -23,7 +23,7 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.engines.process.heap import keep_all
 from qwen3_omni_neuron.prompt.turns import Turn
 from qwen3_omni_neuron.serving.edge.context import Context
-from qwen3_omni_neuron.serving.endpoints.answer import Answer
+from qwen3_omni_neuron.serving.endpoints.answer import AnswerSender
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.voices import Voices
 from qwen3_omni_neuron.serving.realtime.live_session import LiveSession
@@ -425,7 +425,7 @@ def test_a_socket_that_is_lost_while_it_is_written_to_ends_quietly(
         if len(sent) > 2:
             raise OSError("gone")
 
-    scope["answer"] = Answer(send, service, context, "websocket")
+    scope["answer"] = AnswerSender(send, service, context, "websocket")
     asyncio.run(RealtimeSockets(service)(scope, receive, send))
     assert [message["type"] for message in sent[:2]] == ["websocket.accept", "websocket.send"]
     assert context.error == "client_left"

@@ -13,7 +13,7 @@ from qwen3_omni_neuron.serving import logs, page
 from qwen3_omni_neuron.serving.edge.context import BODY_COPIES, Context
 from qwen3_omni_neuron.serving.edge.keys import Keys
 from qwen3_omni_neuron.serving.edge.protocol import MOST_HEADERS
-from qwen3_omni_neuron.serving.endpoints.answer import Answer
+from qwen3_omni_neuron.serving.endpoints.answer import AnswerSender
 from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.realtime.socket import PATH as REALTIME
@@ -55,7 +55,7 @@ class Gate:
         method = scope.get("method", "WEBSOCKET")
         context = Context(request_id, method, scope["path"])
         scope["context"] = context
-        scope["answer"] = answer = Answer(send, self._service, context, scope["type"])
+        scope["answer"] = answer = AnswerSender(send, self._service, context, scope["type"])
         watched = scope["path"] in _WATCHED
         self.running += not watched
         self._service.metrics.in_progress.inc(not watched)
@@ -171,7 +171,9 @@ class Gate:
                 "body_too_large",
             )
 
-    async def _run(self, scope: Scope, receive: Receive, answer: Answer, context: Context) -> None:
+    async def _run(
+        self, scope: Scope, receive: Receive, answer: AnswerSender, context: Context
+    ) -> None:
         """Run the endpoint until it has answered, the client has left, or its time is over."""
 
         async def nothing_more() -> Message:

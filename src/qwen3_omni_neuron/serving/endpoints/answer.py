@@ -17,7 +17,7 @@ EVENTS = "text/event-stream"
 """Media type of server-sent events."""
 
 
-class Answer:
+class AnswerSender:
     """Sender of the answer to one request. It adds the request id and records the status.
 
     A large body is sent in pieces, each once the connection's buffer has space. Until the client
@@ -88,7 +88,7 @@ class Answer:
 
 
 class PieceStream(Response):
-    """Response in pieces, which `Answer.stream` sends: sound, or server-sent events."""
+    """Response in pieces, which `AnswerSender.stream` sends: sound, or server-sent events."""
 
     def __init__(self, pieces: AsyncGenerator[bytes, None], media_type: str = EVENTS):
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -98,7 +98,7 @@ class PieceStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all pieces."""
-        answer: Answer = scope["answer"]
+        answer: AnswerSender = scope["answer"]
         await answer.stream(self._pieces, self)
 
 

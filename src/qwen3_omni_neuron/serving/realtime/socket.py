@@ -5,7 +5,7 @@ from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
-from qwen3_omni_neuron.serving.endpoints.answer import Answer
+from qwen3_omni_neuron.serving.endpoints.answer import AnswerSender
 from qwen3_omni_neuron.serving.openai.bodies import check_model
 from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.openai.without_effect import REALTIME
@@ -27,7 +27,7 @@ class RealtimeSockets:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one session. Raises ApiError before it has begun."""
         service, context = self._service, scope["context"]
-        answer: Answer = scope["answer"]
+        answer: AnswerSender = scope["answer"]
         asked = parse_qs(scope["query_string"].decode("latin-1"))
         if "model" in asked:
             model = asked["model"][0]
