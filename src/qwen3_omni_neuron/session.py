@@ -41,7 +41,6 @@ from qwen3_omni_neuron.prompt.turns import (
     ROUNDING_S,
     Reply,
     Turn,
-    id_of,
     joined_turns,
     kept_content,
     mean_pace,
@@ -374,7 +373,7 @@ class Session:
     def document(self) -> dict[str, Any]:
         """Return the session as JSON values and arrays, for `prompt.stored.pack`.
 
-        Its arrays are the session's own and must not be changed.
+        Its arrays, and what is shown of turns, are the session's own and must not be changed.
         Raises MessageError while a reply streams or a clip of `append_audio` has not ended.
         """
         with self._lock:
@@ -498,7 +497,7 @@ class Session:
         """Return the turn that `Turn.stored` describes."""
         # A value that was accepted once is not refused now, such as a text that fits no prompt.
         turn = self._turn_of(stored, where, MessageReader(self._reserved, self._load.prepared))
-        turn.id = id_of(stored)
+        turn.keep(stored)
         return turn
 
     def _turn_of(

@@ -244,12 +244,15 @@ def test_a_session_that_no_token_resumes(
         with monkeypatch.context() as patch:
             patch.setitem(omni.__dict__, "checkpoint_fingerprint", "another's")
             assert refusal(caller, token) == "stored_unusable"
+        with monkeypatch.context() as patch:
+            patch.setattr(keeper, "STORED_KIND", "realtime session of another form")
+            assert refusal(caller, token) == "stored_unusable"
         os.utime(file, (1, 1))
         assert refusal(caller, token) == "session_not_found"
         caller.update(**SHORT)
         caller.write("Hello")
         assert caller.answer()[-1].response.output
-    assert metric(kept, "session_resumes_total", result="stored_unusable") == 1
+    assert metric(kept, "session_resumes_total", result="stored_unusable") == 2
     os.utime(file)
     new = key_of(folder, "new")
     with keeping(session_keys=new) as server, calling(server, "one") as caller:
@@ -333,6 +336,33 @@ def test_a_stored_configuration_that_drew_runaway_speech_anew_ends_it(
     monkeypatch.undo()
     with calling(kept, "one") as again:
         assert resume(again, token_of(caller)).runaway_speech == "end"
+
+
+def test_a_reply_that_was_stored_before_its_end_is_incomplete(
+    kept: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stream has ended, and its response is about to: the item can be deleted later."""
+    stored = LiveSession._stored
+
+    def earlier(session: LiveSession) -> Any:
+        made = stored(session)
+        reply = made["session"]["turns"][-1]["reply"]
+        reply["shown"] = reply["shown"] | {"status": "in_progress"}
+        return made
+
+    monkeypatch.setattr(LiveSession, "_stored", earlier)
+    with calling(kept, "one") as caller:
+        caller.update(**SHORT)
+        caller.write("Hello")
+        item = caller.answer()[-1].response.output[0].id
+    left(kept)
+    monkeypatch.undo()
+    with calling(kept, "one") as again:
+        resume(again, token_of(caller))
+        again.send("conversation.item.retrieve", item_id=item)
+        assert again.until("conversation.item.retrieved")[-1].item.status == "incomplete"
+        again.send("conversation.item.delete", item_id=item)
+        again.until("conversation.item.deleted")
 
 
 def test_two_servers_share_a_folder(keeping: Keeping) -> None:

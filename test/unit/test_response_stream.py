@@ -85,9 +85,10 @@ class Replying:
         stream: Any = ScriptedStream(self.texts, self.settings.spoken, None)
         stream.reply = Reply(False, 15.0)
         history.turns.append(stream.reply)
-        self.item, before = self.items.begin_reply(stream.reply, False, 1.0)
+        self.reply: Reply = stream.reply
+        before = self.items.begin_reply(stream.reply, 1.0)
         self.response = Response(self.settings, connection, self.items, lambda: None)
-        self.response.begin(stream, self.item if self.settings.kept else None, before)
+        self.response.begin(stream, before)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -133,9 +134,9 @@ def test_a_reply_whose_client_is_gone_is_settled_once(way: str, event: str) -> N
                 return
             assert len(made.history.turns) == 1
             told = ONE if at >= EVENTS.index("response.output_text.delta") else ""
-            assert made.history.held == made.item.size == ITEM_BYTES + sys.getsizeof(told)
+            assert made.history.held == made.reply.size == ITEM_BYTES + sys.getsizeof(told)
             whole = at > EVENTS.index("response.content_part.done")
-            assert made.item.status == ("completed" if whole else "incomplete")
+            assert made.reply.shown["status"] == ("completed" if whole else "incomplete")
 
     asyncio.run(run())
 
@@ -232,8 +233,8 @@ def test_a_reply_whose_session_ends_as_it_begins_leaves_nothing(made: bool) -> N
             await asyncio.wait((starting,))
             go.set()
             await responses.close()
-            left = await connection.in_thread(lambda: (history.turns, history.held, items._items))
-            assert left == ([asked], 0, {})
+            left = await connection.in_thread(lambda: (history.turns, history.held))
+            assert left == ([asked], 0)
             assert not list(stream._events), "its stream is closed"
 
     asyncio.run(run())

@@ -171,6 +171,20 @@ def test_a_reply_that_was_stopped_is_cut_at_the_usual_pace() -> None:
     assert cut.text == "One two"
 
 
+def test_a_reply_with_another_text_is_cut_evenly_in_the_sound_that_was_sent() -> None:
+    """By the last report of what was heard, whatever the reply's own pace and length."""
+    reply = reply_of(WORDS, 46.0)
+    reply.sent_s, reply.speed = 4.0, 1.5  # six seconds of the reply's own time
+    reply.rewrite("0123456789")
+    assert reply.text == "0123456789"
+    for heard_s, left in ((3.0, "01234"), (1.2, "01"), (4.8, "01234567"), (46.0, "0123456789")):
+        reply.heard_s = heard_s
+        assert reply.text == left
+    assert mean_pace([reply]) == BYTES_PER_S, "its sound does not tell how fast a text is spoken"
+    reply.sent_s = 0.0
+    assert reply.text == "0123456789"
+
+
 def test_a_character_of_several_tokens_is_kept_or_dropped_as_a_whole() -> None:
     reply = reply_of(["Hi ", "\U0001f600", "\u4f60"], 10.0)  # of 3, 4 and 3 bytes
     for heard_s, kept in ((4.9, "Hi "), (5.1, "Hi \U0001f600"), (8.6, "Hi \U0001f600\u4f60")):

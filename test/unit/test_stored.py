@@ -26,6 +26,7 @@ from qwen3_omni_neuron.errors import (
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.prompt import stored
 from qwen3_omni_neuron.prompt.stored import pack, unpack
+from qwen3_omni_neuron.prompt.turns import Reply
 from qwen3_omni_neuron.session import Session
 from testing.media_cases import IMAGE, audio, text, tone, video
 from testing.replies import GREEDY, last
@@ -207,10 +208,14 @@ def session(omni: Qwen3Omni, template_with_tools: None) -> Session:
     call = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
     message = {"role": "assistant", "content": "", "tool_calls": [call]}
     for turn in (session.read(message), session.read({"role": "tool", "content": "12 °C"})):
-        turn.id = f"item_{turn.role}"
+        turn.id, turn.size = f"item_{turn.role}", 7
+        turn.shown = {"status": "completed", "image": np.arange(9, dtype=np.uint8)}
         session.insert(turn)
     last(session.respond())
     session.heard(0.1)
+    replies = [turn for turn in session.turns if isinstance(turn, Reply)]
+    replies[0].sent_s, replies[0].speed = 0.3, 1.5
+    replies[0].rewrite("In other words.")
     session.append("And?")
     session._pace.slowest = 3.25
     return session
@@ -247,6 +252,19 @@ def test_heard_is_about_the_same_reply(omni: Qwen3Omni) -> None:
         other = restored(omni, session.document())
         with pytest.raises(MessageError, match="no reply in speech"):
             other.heard(0)
+
+
+def test_a_session_of_an_earlier_version_is_read(omni: Qwen3Omni) -> None:
+    """It has neither what is shown of its turns nor what counts for them."""
+    with omni.session(**SHORT) as session:
+        session.append("Hello")
+        last(session.respond())
+        made = session.document()
+        for entry in made["turns"]:
+            for turn in entry.values():
+                for name in ("shown", "size", "rewritten", "sent_s", "speed", "ended"):
+                    turn.pop(name, None)
+        assert plain(restored(omni, made).document()) == plain(session.document())
 
 
 def test_a_stored_session_that_drew_runaway_speech_anew_ends_it(omni: Qwen3Omni) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from qwen3_omni_neuron.errors import format_value
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Event, Finished, TextDelta
@@ -18,13 +18,34 @@ ROUNDING_S = 1e-3
 """Tolerance of the seconds heard that a caller gives, which may be rounded to milliseconds."""
 
 
+@dataclass(eq=False, kw_only=True)
+class Kept:
+    """Data of the session's caller about a turn, which are stored with it and otherwise unused.
+
+    id: name of the turn. shown: the turn as the caller's client is shown it: JSON values and
+    arrays. size: bytes that the turn counts for.
+    """
+
+    id: str | None = None
+    shown: dict[str, Any] = field(default_factory=dict)
+    size: int = 0
+
+    def keep(self, stored: Mapping[str, Any]) -> None:
+        """Take these data from a stored turn. Raises KeyError, TypeError and ValueError."""
+        # Earlier versions stored the id alone.
+        name, shown, size = stored["id"], stored.get("shown", {}), stored.get("size", 0)
+        if not isinstance(name, str | None) or not isinstance(shown, dict):
+            raise TypeError("its id is not a string, or what is shown of it not a mapping")
+        self.id, self.shown, self.size = name, shown, int(quantity(size))
+
+
 @dataclass(eq=False)
-class Turn:
+class Turn(Kept):
     """Message of a session's history, as given by the caller and as checked; see `Session.read`.
 
     given, checked: content, a string or a list of items; `given` holds a growing clip itself.
     calls: an assistant's calls of tools. said: True for the text of a reply, in which names of
-    special tokens are words that the model wrote. id: name that the caller may give it.
+    special tokens are words that the model wrote.
     """
 
     role: str
@@ -33,7 +54,6 @@ class Turn:
     media: list[Media] = field(default_factory=list)
     calls: list[Any] = field(default_factory=list)
     said: bool = False
-    id: str | None = None
 
     def add(self, given: Any, checked: Any, media: Sequence[Media]) -> None:
         """Append content to the present content."""
@@ -67,33 +87,39 @@ class Turn:
         if not isinstance(content, str):
             media = iter(self.media)
             content = [x if x["type"] == "text" else next(media).item for x in content]
-        return self._message(content) | {"id": self.id}
+        kept = {"id": self.id, "shown": self.shown, "size": self.size}
+        return self._message(content) | kept
 
     def _message(self, content: Any) -> dict[str, Any]:
         made = {"role": self.role, "content": content}
         return made | ({"tool_calls": self.calls} if self.calls else {})
 
 
-class Reply:
+@dataclass(eq=False)
+class Reply(Kept):
     """Reply in a session's history: the text and the seconds of audio that the caller got.
 
     Only the stream's reader adds to it. spoken: False for a reply in text alone. bytes_per_s: pace
     of the speech in earlier replies. ended: no event follows. complete: the caller got its last
     event, and not only those before a barge-in or an error. heard_s: seconds that the listener
     heard, None if unknown. spoken_bytes: size in UTF-8 of the text if the talker ended the speech
-    by itself, else 0. id: name that the caller may give it.
+    by itself, else 0. deltas: parts of the text. rewritten: they are no longer the model's own; see
+    `rewrite`. sent_s: seconds of its sound that the caller's client was sent, at `speed` times the
+    reply's own.
     """
 
-    role = "assistant"
-
-    def __init__(self, spoken: bool, bytes_per_s: float):
-        self.id: str | None = None
-        self.spoken, self._bytes_per_s = spoken, bytes_per_s
-        self.ended = self.complete = False
-        self.audio_s = 0.0
-        self.heard_s: float | None = None
-        self.spoken_bytes = 0
-        self._deltas: list[str] = []  # whole characters, of one or several tokens each
+    role: ClassVar[str] = "assistant"
+    spoken: bool
+    bytes_per_s: float
+    ended: bool = False
+    complete: bool = False
+    audio_s: float = 0.0
+    heard_s: float | None = None
+    spoken_bytes: int = 0
+    deltas: list[str] = field(default_factory=list)  # whole characters, of some tokens each
+    rewritten: bool = False
+    sent_s: float = 0.0
+    speed: float = 1.0
 
     @staticmethod
     def of(stored: Mapping[str, Any]) -> "Reply":
@@ -101,35 +127,34 @@ class Reply:
 
         Raises KeyError, TypeError or ValueError for other values.
         """
-        reply = Reply(_flag(stored["spoken"]), quantity(stored["bytes_per_s"]))
-        reply.ended, reply.complete = True, _flag(stored["complete"])
-        reply.audio_s = quantity(stored["audio_s"])
-        if stored["heard_s"] is not None:
-            reply.heard_s = quantity(stored["heard_s"])
-        reply.spoken_bytes = int(quantity(stored["spoken_bytes"]))
-        reply._deltas = list(stored["deltas"])
-        "".join(reply._deltas).encode()  # they are strings, without half a surrogate pair
-        reply.id = id_of(stored)
+        heard_s = stored["heard_s"]
+        reply = Reply(
+            _flag(stored["spoken"]),
+            quantity(stored["bytes_per_s"]),
+            ended=True,
+            complete=_flag(stored["complete"]),
+            audio_s=quantity(stored["audio_s"]),
+            heard_s=None if heard_s is None else quantity(heard_s),
+            spoken_bytes=int(quantity(stored["spoken_bytes"])),
+            deltas=list(stored["deltas"]),
+            # Earlier versions had none of these.
+            rewritten=_flag(stored.get("rewritten", False)),
+            sent_s=quantity(stored.get("sent_s", 0.0)),
+            speed=quantity(stored.get("speed", 1.0)),
+        )
+        "".join(reply.deltas).encode()  # they are strings, without half a surrogate pair
+        reply.keep(stored)
         return reply
 
     @property
     def stored(self) -> dict[str, Any]:
         """The reply as JSON values; one that still streams as if it had been stopped now."""
-        return {
-            "spoken": self.spoken,
-            "bytes_per_s": self._bytes_per_s,
-            "complete": self.complete,
-            "audio_s": self.audio_s,
-            "heard_s": self.heard_s,
-            "spoken_bytes": self.spoken_bytes,
-            "deltas": list(self._deltas),
-            "id": self.id,
-        }
+        return {**vars(self), "ended": True, "deltas": list(self.deltas)}
 
     def add(self, event: Event) -> None:
         """Record an event that the caller gets."""
         if isinstance(event, TextDelta):
-            self._deltas.append(event.text)
+            self.deltas.append(event.text)
         elif isinstance(event, AudioChunk):
             self.audio_s += len(event.samples) / SAMPLE_RATE
         elif isinstance(event, Finished):
@@ -137,29 +162,34 @@ class Reply:
             if event.result.talker_finish_reason == "stop" and self.audio_s:
                 self.spoken_bytes = len(event.result.text.encode())
 
+    def rewrite(self, text: str) -> None:
+        """Replace the text, such as by what its listener was shown of it.
+
+        It counts as spoken evenly, character by character, in the sound that was sent.
+        """
+        self.deltas, self.rewritten, self.spoken_bytes = [text], True, 0
+
     @property
     def text(self) -> str:
         """Text of the reply that stays in the history; see `Session.heard`."""
+        if self.rewritten:
+            text, share, sent_s = "".join(self.deltas), 1.0, self.sent_s * self.speed
+            if self.heard_s is not None and sent_s:
+                share = min(1.0, self.heard_s / sent_s)
+            return text[: round(share * len(text))]
         whole = not self.spoken or (self.complete and self.heard_s is None)
         heard_s = self.audio_s if self.heard_s is None else self.heard_s
         if whole or (self.complete and heard_s >= self.audio_s - ROUNDING_S):
-            return "".join(self._deltas)
-        own = self.spoken_bytes / self.audio_s if self.spoken_bytes else self._bytes_per_s
+            return "".join(self.deltas)
+        own = self.spoken_bytes / self.audio_s if self.spoken_bytes else self.bytes_per_s
         heard_bytes, kept, end = heard_s * own, [], 0
-        for text in list(self._deltas):
+        for text in list(self.deltas):
             size = len(text.encode())
             if end + size / 2 > heard_bytes:
                 break
             end += size
             kept.append(text)
         return "".join(kept)
-
-
-def id_of(stored: Mapping[str, Any]) -> str | None:
-    """Return the id of a stored turn or reply. Raises KeyError and TypeError."""
-    if not isinstance(stored["id"], str | None):
-        raise TypeError("an id is not a string")
-    return stored["id"]
 
 
 def mean_pace(replies: Sequence[Reply]) -> float:

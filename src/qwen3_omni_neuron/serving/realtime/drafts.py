@@ -1,10 +1,14 @@
-"""A client's item -> the message that the session reads, and the item as clients see it."""
+"""A client's item -> a turn that the session has not read yet, with the item as clients see it."""
 
 import sys
-from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+import numpy as np
+
+from qwen3_omni_neuron.prompt.turns import Turn
 from qwen3_omni_neuron.serving.edge.quotas import Account
-from qwen3_omni_neuron.serving.endpoints.media import MediaReader, sound_bytes
+from qwen3_omni_neuron.serving.endpoints.media import Hold, MediaReader, sound_bytes
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.realtime.audio_codecs import (
@@ -25,48 +29,53 @@ from qwen3_omni_neuron.serving.realtime.events import (
 ITEM_BYTES = 1024  # bytes that an item counts for beside its content
 
 
-@dataclass
-class Draft:
-    """A client's item while it is read, not yet in a turn.
-
-    message: message for the session; its media may still have to be decoded. shown: the item as
-    clients see it. account: the session's account. size: bytes that the item holds there.
-    """
-
-    id: str
-    message: Json
-    shown: Json
-    account: Account
-    size: int = 0
-
-    def hold(self, size: int) -> None:
-        """Count bytes of the item. Raises ApiError."""
-        self.account.hold(size)
-        self.size += size
-
-    def drop(self) -> None:
-        """Release the item's bytes."""
-        self.account.release(self.size)
-        self.size = 0
+def new_item(kind: str, item_id: str | None = None, **fields: Any) -> Json:
+    """Return an item as clients see it."""
+    item_id = item_id or new_id("item_")
+    return {"id": item_id, "object": "realtime.item", "type": kind, "status": "completed", **fields}
 
 
-def read_item(item: Item, account: Account, media: MediaReader, codec: Codec) -> Draft:
+def read_item(item: Item, account: Account, media: MediaReader, codec: Codec) -> Turn:
     """Read a client's item, except media that need decoding: see `MediaReader.finish`.
 
-    codec: format of its sound. Raises ApiError.
+    codec: format of its sound. Returns a draft: `Session.read` has to read its message. The account
+    holds its size. Raises ApiError.
     """
-    draft = draft_of(item, account)
+    draft = draft_of(item)
+    account.hold(draft.size)
     try:
-        draft.hold(ITEM_BYTES + text_bytes(item))
         if isinstance(item, MessageItem):
-            _read_content(draft, item, media, codec)
+            _read_content(draft, item, partial(hold, draft, account), media, codec)
     except BaseException:
-        draft.drop()
+        account.release(draft.size)
         raise
     return draft
 
 
-def text_bytes(item: Item) -> int:
+def hold(draft: Turn, account: Account, size: int) -> None:
+    """Count bytes of a draft. Raises ApiError."""
+    account.hold(size)
+    draft.size += size
+
+
+def draft_of(item: Item) -> Turn:
+    """Return the draft of an item, without a message's content. No account holds its size."""
+    if isinstance(item, OutputItem):
+        draft = Turn("tool", item.output)
+        draft.shown = new_item(item.type, item.id, call_id=item.call_id, output=item.output)
+    elif isinstance(item, CallItem):
+        function = {"name": item.name, "arguments": item.arguments}
+        draft = Turn("assistant", "", calls=[{"type": "function", "function": function}])
+        call_id = item.call_id or new_id("call_")
+        draft.shown = new_item(item.type, item.id, call_id=call_id, **function)
+    else:
+        draft = Turn(item.role, [])
+        draft.shown = new_item(item.type, item.id, role=item.role, content=[])
+    draft.id, draft.size = draft.shown["id"], ITEM_BYTES + _text_bytes(item)
+    return draft
+
+
+def _text_bytes(item: Item) -> int:
     """Return the memory in bytes of an item's text and of its images as clients see them."""
     if isinstance(item, CallItem):
         texts: list[str | None] = [item.name, item.arguments]
@@ -77,33 +86,18 @@ def text_bytes(item: Item) -> int:
     return sum(sys.getsizeof(text) for text in texts if text is not None)
 
 
-def draft_of(item: Item, account: Account) -> Draft:
-    """Return the draft of an item, without a message's content. It holds no bytes."""
-    item_id = item.id or new_id("item_")
-    if isinstance(item, OutputItem):
-        shown = {"type": item.type, "call_id": item.call_id, "output": item.output}
-        return Draft(item_id, {"role": "tool", "content": item.output}, shown, account)
-    if isinstance(item, CallItem):
-        function = {"name": item.name, "arguments": item.arguments}
-        calls = [{"type": "function", "function": function}]
-        message = {"role": "assistant", "content": "", "tool_calls": calls}
-        shown = {"type": item.type, "call_id": item.call_id or new_id("call_"), **function}
-        return Draft(item_id, message, shown, account)
-    message = {"role": item.role, "content": []}
-    return Draft(item_id, message, {"type": "message", "role": item.role, "content": []}, account)
-
-
-def _read_content(draft: Draft, item: MessageItem, media: MediaReader, codec: Codec) -> None:
+def _read_content(
+    draft: Turn, item: MessageItem, hold: Hold, media: MediaReader, codec: Codec
+) -> None:
     """Read a message's parts into its draft. Raises ApiError."""
-    content: list[Json] = []
     for index, part in enumerate(item.content):
         read, shown = _read_part(part, item.role, f"item.content.{index}", media, codec)
         if read["type"] == "audio":
-            draft.hold(sound_bytes(read["audio"]))
-        content.append(read)
+            hold(sound_bytes(read["audio"]))
+        draft.given.append(read)
         draft.shown["content"].append(shown)
-    only_text = item.role != "user"
-    draft.message["content"] = "".join(x["text"] for x in content) if only_text else content
+    if item.role != "user":
+        draft.given = "".join(part["text"] for part in draft.given)
 
 
 def _read_part(
@@ -129,7 +123,8 @@ def _read_part(
         return {"type": "audio", "audio": samples, "sampling_rate": TURN_RATE}, shown
     url = _required(part.image_url, where, "image_url")
     read = media.read({"type": "image_url", "image_url": {"url": url}}, f"{where}.image_url")
-    return read, {"type": "input_image", "image_url": url}
+    # As an array: it can be longer than all text that a stored session may have.
+    return read, {"type": "input_image", "image_url": np.frombuffer(url.encode(), np.uint8)}
 
 
 def _required(value: str | None, where: str, name: str) -> str:

@@ -1,6 +1,7 @@
 """The user's sound from its arrival to the commit of its turn."""
 
 from qwen3_omni_neuron.errors import AudioError
+from qwen3_omni_neuron.prompt.turns import Turn
 from qwen3_omni_neuron.serving.endpoints.media import sound_bytes
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.ids import new_id
@@ -13,12 +14,8 @@ from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     decoded_sound,
 )
 from qwen3_omni_neuron.serving.realtime.connection import Connection
-from qwen3_omni_neuron.serving.realtime.drafts import ITEM_BYTES
-from qwen3_omni_neuron.serving.realtime.items import (
-    EMPTY_MESSAGE,
-    ConversationItem,
-    ConversationItems,
-)
+from qwen3_omni_neuron.serving.realtime.drafts import ITEM_BYTES, new_item
+from qwen3_omni_neuron.serving.realtime.items import EMPTY_MESSAGE, ConversationItems, item_of
 from qwen3_omni_neuron.serving.realtime.session_config import SoundFormat
 from qwen3_omni_neuron.serving.realtime.transcribing import Transcriber, TurnTranscript
 from qwen3_omni_neuron.serving.realtime.turn_detector import (
@@ -121,24 +118,24 @@ class InputBuffer:
         if self._detector is not None:
             self._detector.wait(seconds)
 
-    async def commit(self, flush: bool) -> tuple[ConversationItem, TurnTranscript | None]:
+    async def commit(self, flush: bool) -> tuple[Turn, TurnTranscript | None]:
         """End the user's turn, and send the events of its item. Raises ApiError.
 
-        Returns the item and its transcript, which is to be finished, if there is to be one.
+        Returns the turn and its transcript, which is to be finished, if there is to be one.
         flush: include sound that the resampler and the detector still hold.
         """
         if flush:
             await self._flush()
         try:
-            item, before, transcript = await self._connection.in_thread(self._commit)
+            turn, before, transcript = await self._connection.in_thread(self._commit)
         except AudioError as error:
             code = "input_audio_buffer_commit_empty"
             raise ApiError(400, f"the input audio buffer: {error}", code) from error
         self.item_id = new_id("item_")
-        fields = {"item_id": item.id, "previous_item_id": before}
+        fields = {"item_id": turn.id, "previous_item_id": before}
         await self._connection.send("input_audio_buffer.committed", **fields)
-        await self._items.announce(item, before)
-        return item, transcript
+        await self._items.announce(item_of(turn), before)
+        return turn, transcript
 
     async def clear(self) -> None:
         """Drop the user's unfinished turn."""
@@ -156,8 +153,8 @@ class InputBuffer:
         if len(rest):
             await self._connection.in_thread(self.append, rest)
 
-    def _commit(self) -> tuple[ConversationItem, str | None, TurnTranscript | None]:
-        """End the user's turn. Returns its item, the previous item's id, and its transcript."""
+    def _commit(self) -> tuple[Turn, str | None, TurnTranscript | None]:
+        """End the user's turn. Returns it, the previous item's id, and its transcript."""
         if self.is_empty:
             raise ApiError(
                 400,
@@ -174,12 +171,12 @@ class InputBuffer:
             turn = session.read(EMPTY_MESSAGE)
             session.insert(turn)
         content = [{"type": "input_audio", "transcript": None}]
-        shown = {"type": "message", "role": "user", "content": content}
+        turn.shown = new_item("message", self.item_id, role="user", content=content)
         self._items.account.add(ITEM_BYTES)
-        item = ConversationItem(self.item_id, shown, turn, ITEM_BYTES + self._held)
+        turn.id, turn.size = self.item_id, ITEM_BYTES + self._held
         transcript, self._transcript = self._transcript, None
         self._samples = self._held = 0
-        return item, self._items.add(item), transcript
+        return turn, self._items.add(turn), transcript
 
     def drop(self) -> None:
         """Drop the sound of the user's unfinished turn."""

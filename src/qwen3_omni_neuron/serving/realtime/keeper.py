@@ -15,8 +15,8 @@ from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.settings import longest_life_s
 from qwen3_omni_neuron.serving.stored.folder import NotKeptError
 
-STORED_KIND = "realtime session"
-"""Kind of document that is written; see prompt.stored."""
+STORED_KIND = "realtime session of form 2"
+"""Kind of document that is written; see prompt.stored. Form 1 had items apart from the turns."""
 LAST_S = 10.0
 """Time for the last write of a session that ends."""
 POLL_S = 1.0

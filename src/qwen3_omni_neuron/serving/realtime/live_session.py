@@ -13,6 +13,7 @@ from starlette.types import Receive, Send
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import Qwen3OmniError
 from qwen3_omni_neuron.options import RequestOptions
+from qwen3_omni_neuron.prompt.turns import Turn
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.ids import new_id
@@ -22,7 +23,7 @@ from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE, Samples
 from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.events import Json
 from qwen3_omni_neuron.serving.realtime.input_buffer import InputBuffer
-from qwen3_omni_neuron.serving.realtime.items import ConversationItem, ConversationItems
+from qwen3_omni_neuron.serving.realtime.items import ConversationItems
 from qwen3_omni_neuron.serving.realtime.keeper import SessionKeeper, Version
 from qwen3_omni_neuron.serving.realtime.responses import Responses, reply_options
 from qwen3_omni_neuron.serving.realtime.session_config import (
@@ -302,7 +303,8 @@ class LiveSession:
 
     def _stored(self) -> Json:
         """Return the session's content for the session folder."""
-        return {"id": self._id, "config": shown(self._config), "items": self._items.stored()}
+        found = {"id": self._id, "conversation": self._items.id, "config": shown(self._config)}
+        return found | {"session": self._session.document()}
 
     async def _without_token(self, given: Json) -> Json:
         """Return a client's fields without its token; null there ends the keeping of the session.
@@ -347,7 +349,8 @@ class LiveSession:
         before = self._config
         await self._set(config)
         try:
-            await self._in_thread(self._items.restore, stored["items"])
+            conversation = stored["conversation"], stored["session"]
+            await self._in_thread(self._items.restore, *conversation)
             options = reply_options(self._connection, config)
             await self._in_thread(self._session.set_options, **options)
         except BaseException:
@@ -400,19 +403,19 @@ class LiveSession:
         """Commit the user's turn, and answer it. kind, times: the event that tells the client."""
         await self._send(f"input_audio_buffer.{kind}", **times, item_id=self._input.item_id)
         try:
-            item, transcript = await self._input.commit(flush=False)
+            turn, transcript = await self._input.commit(flush=False)
             try:
                 if create_response and self._config.answers:
                     await self._responses.start(self._config, response_config(None, self._voices))
             finally:
-                self._transcribe(item, transcript)
+                self._transcribe(turn, transcript)
         except (ApiError, Qwen3OmniError) as error:
             await self._connection.send_error(self._connection.failed(error))
 
-    def _transcribe(self, item: ConversationItem, transcript: TurnTranscript | None) -> None:
+    def _transcribe(self, turn: Turn, transcript: TurnTranscript | None) -> None:
         """Let a turn's transcript end, if there is one, after its answer has started."""
         if transcript is not None:
-            self._transcriber.finish(transcript, item)
+            self._transcriber.finish(transcript, turn)
 
 
 def _ms(samples: int) -> int:

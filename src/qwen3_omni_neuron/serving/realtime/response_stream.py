@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, SpeechResult, TextDelta
+from qwen3_omni_neuron.prompt.turns import Reply
 from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.edge.context import Context
@@ -23,8 +24,9 @@ from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     encoded_sound,
 )
 from qwen3_omni_neuron.serving.realtime.connection import Connection
-from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Json
-from qwen3_omni_neuron.serving.realtime.items import ConversationItem, ConversationItems
+from qwen3_omni_neuron.serving.realtime.drafts import draft_of, new_item
+from qwen3_omni_neuron.serving.realtime.events import CallItem, ClientGoneError, Json
+from qwen3_omni_neuron.serving.realtime.items import ConversationItems, reply_part
 from qwen3_omni_neuron.session import ReplyStream
 
 CancelReason = Literal["turn_detected", "client_cancelled"]
@@ -51,7 +53,8 @@ class ResponseSettings:
 class Response:
     """One response. `begin` sends its events; `stop` ends it.
 
-    message: its first item, which has the text. playback: estimated playback of its sound.
+    message: its reply in the conversation, None if it is not kept. playback: estimated playback of
+    its sound.
     """
 
     def __init__(
@@ -63,17 +66,19 @@ class Response:
     ):
         """on_done: called before its last event."""
         self.id = new_id("resp_")
-        self.message: ConversationItem | None = None
+        self.message: Reply | None = None
         self._settings, self._connection, self._items = settings, connection, items
         self._on_done = on_done
         self._served: ServedStream  # set by `begin`, as is its playback
         self.playback: Playback
-        self._before: str | None = None  # id of the item before the message
+        # Ids of its items in the conversation, after that of the item before them.
+        self._kept: list[str | None] = [None]
         self._reason: CancelReason | None = None
         thinks = connection.service.model.take().info.thinks
         self._split = ReplyText(thinks, settings.takes_calls)
-        self._output: list[_OutputItem] = []
-        self._open: _OutputItem | None = None
+        self._text_field = "transcript" if settings.spoken else "text"
+        self._output: list[Json] = []  # its items as clients see them; the last one is being sent
+        self._open = False  # True while the last item is a message that goes on
         self._calls = 0
         self._dropped = False  # True if some of the reply's text is in no message
         self._settled = False
@@ -87,14 +92,13 @@ class Response:
         """True until response.done was sent."""
         return self._task is not None and not self._task.done()
 
-    def begin(
-        self, stream: ReplyStream, message: ConversationItem | None, before: str | None
-    ) -> None:
-        """Start to send its events. message: its item; None if the reply is not kept."""
+    def begin(self, stream: ReplyStream, before: str | None) -> None:
+        """Start to send its events. before: id of the item before the reply's, if it has one."""
         service, speed = self._connection.service, self._settings.speed
         self._served = ServedStream(stream, service, speed=speed)
         self.playback = self._served.playback
-        self.message, self._before = message, before
+        if self._settings.kept:
+            self.message, self._kept = stream.reply, [before, stream.reply.id]
         self._task = asyncio.create_task(self._run())
 
     async def refuse(self, error: ApiError) -> None:
@@ -121,8 +125,8 @@ class Response:
             self._task.cancel()
             await asyncio.wait((self._task,))
             self._task = None  # breaks the reference cycle through its error
-        if self.message is not None and self.message.status == "in_progress":
-            self.message.status = "incomplete"
+        if self.message is not None and self.message.shown["status"] == "in_progress":
+            self.message.shown["status"] = "incomplete"
         await self._settle()
 
     async def _run(self) -> None:
@@ -182,104 +186,110 @@ class Response:
                 self._dropped = True
 
     async def _text(self, text: str) -> None:
-        out = self._open or await self._open_message()
-        out.text += text
+        if not self._open:
+            await self._open_message()
+        self._output[-1]["content"][0][self._text_field] += text
         kind = "output_audio_transcript" if self._settings.spoken else "output_text"
-        await self._send_of(f"{kind}.delta", out, delta=text)
+        await self._send_of(f"{kind}.delta", delta=text)
 
     async def _sound(self, chunk: AudioChunk) -> None:
         if self._calls:
             return
-        out = self._open or await self._open_message()
+        if not self._open:
+            await self._open_message()
         samples = chunk.samples
-        await self._send_sound(out, self._tempo.push(samples) if self._tempo else samples)
+        await self._send_sound(self._tempo.push(samples) if self._tempo else samples)
 
-    async def _send_sound(self, out: "_OutputItem", samples: Samples) -> None:
+    async def _send_sound(self, samples: Samples) -> None:
         """Send samples that are to be played next, at the model's rate."""
         coded = self._resampler.push(samples)
         if len(coded):
-            delta = encoded_sound(coded, self._settings.codec)
-            await self._send_of("output_audio.delta", out, delta=delta)
-        if out.item is not None:
-            out.item.audio_s += len(samples) / SAMPLE_RATE
+            await self._send_of("output_audio.delta", delta=self._encoded(coded))
+        if self.message is not None:
+            self.message.sent_s += len(samples) / SAMPLE_RATE
 
-    async def _open_message(self) -> "_OutputItem":
-        out = self._open = self._add_output(self.message if not self._output else None)
-        await self._announce(out, out.json(self._settings.spoken, "in_progress"), self._before)
-        part = out.part(self._settings.spoken, empty=True)
-        await self._send_of("content_part.added", out, part=part)
-        return out
+    def _encoded(self, samples: Samples) -> str:
+        return encoded_sound(samples, self._settings.codec)
+
+    async def _open_message(self) -> None:
+        # Text after a call is in no item of the conversation.
+        message_id = self.message.id if self.message is not None and not self._output else None
+        item = new_item("message", message_id, role="assistant", status="in_progress")
+        item["content"] = [reply_part(self._settings.spoken, "")]
+        self._output.append(item)
+        self._open = True
+        await self._announce(item | {"content": []}, self._kept[0])
+        await self._send_of("content_part.added", part=self._part)
 
     async def _close(self, status: str = "completed") -> None:
         """End the open message."""
-        out, self._open = self._open, None
-        if out is None:
+        if not self._open:
             return
+        self._open, item = False, self._output[-1]
+        text = {self._text_field: item["content"][0][self._text_field]}
         if self._settings.spoken:
             tempo, self._tempo = self._tempo, None
             if tempo is not None and status == "completed":
-                await self._send_sound(out, tempo.finish())
+                await self._send_sound(tempo.finish())
             rest = self._resampler.finish()
             if len(rest) and status == "completed":
-                delta = encoded_sound(rest, self._settings.codec)
-                await self._send_of("output_audio.delta", out, delta=delta)
-            await self._send_of("output_audio.done", out)
-            await self._send_of("output_audio_transcript.done", out, transcript=out.text)
+                await self._send_of("output_audio.delta", delta=self._encoded(rest))
+            await self._send_of("output_audio.done")
+            await self._send_of("output_audio_transcript.done", **text)
         else:
-            await self._send_of("output_text.done", out, text=out.text)
-        part = out.part(self._settings.spoken)
-        await self._send_of("content_part.done", out, part=part)
-        out.status = status
-        if out.item is not None:
-            out.item.status = out.status
-        await self._finish(out, self._before if out.index == 0 else self._output[out.index - 1].id)
+            await self._send_of("output_text.done", **text)
+        await self._send_of("content_part.done", part=self._part)
+        item["status"] = status
+        if self.message is not None and len(self._output) == 1:
+            self.message.shown["status"] = status
+        await self._finish(self._kept[0])
+
+    @property
+    def _part(self) -> Json:
+        """The content of the open message, as events about it have it."""
+        kind = "audio" if self._settings.spoken else "text"
+        return {**self._output[-1]["content"][0], "type": kind}
 
     async def _call(self, call: Call) -> None:
         self._calls += 1
         self._served.muted = True  # a call is not meant to be heard: speech is left out
-        item, before = None, None
+        function = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
+        draft, before = draft_of(CallItem(type="function_call", **function)), None
         if self.message is not None:
-            kept = [out.id for out in self._output if out.item is not None]
-            after = [*([self._before] if self._before else []), self.message.id, *kept]
-            item, before = await self._connection.in_thread(self._items.add_call, call, after)
+            add_call = self._items.add_call
+            before = await self._connection.in_thread(add_call, draft, self._kept)
+            self._kept.append(draft.id)
         if not self._output:
-            before = self._before
-        out = self._add_output(item, call)
-        begun = out.json(self._settings.spoken, "in_progress") | {"arguments": ""}
-        await self._announce(out, begun, before)
-        fields = {"call_id": call.id}
+            before = self._kept[0]
+        self._output.append(draft.shown)
+        begun = draft.shown | {"status": "in_progress", "arguments": ""}
+        await self._announce(begun, before)
         kind = "response.function_call_arguments"
-        await self._send_item(f"{kind}.delta", out, delta=call.arguments, **fields)
-        fields["name"] = call.name
-        await self._send_item(f"{kind}.done", out, arguments=call.arguments, **fields)
-        await self._finish(out, before)
+        await self._send_item(f"{kind}.delta", delta=call.arguments, call_id=call.id)
+        await self._send_item(f"{kind}.done", **function)
+        await self._finish(before)
 
-    def _add_output(self, item: ConversationItem | None, call: Call | None = None) -> "_OutputItem":
-        item_id = new_id("item_") if item is None else item.id
-        self._output.append(_OutputItem(len(self._output), item_id, item, call))
-        return self._output[-1]
-
-    async def _announce(self, out: "_OutputItem", shown: Json, before: str | None) -> None:
+    async def _announce(self, item: Json, before: str | None) -> None:
         """Send the events of an item that begins. before: id of the previous item."""
-        await self._send_item("response.output_item.added", out, item=shown)
-        if out.item is not None:
-            fields = {"item": shown, "previous_item_id": before}
+        await self._send_item("response.output_item.added", item=item)
+        if item["id"] in self._kept:
+            fields = {"item": item, "previous_item_id": before}
             await self._connection.send("conversation.item.added", **fields)
 
-    async def _finish(self, out: "_OutputItem", before: str | None) -> None:
-        """Send the events of an item that ends. before: id of the previous item."""
-        shown = out.json(self._settings.spoken)
-        if out.item is not None:
-            fields = {"item": shown, "previous_item_id": before}
+    async def _finish(self, before: str | None) -> None:
+        """Send the events of the item that ends. before: id of the previous item."""
+        item = self._output[-1]
+        if item["id"] in self._kept:
+            fields = {"item": item, "previous_item_id": before}
             await self._connection.send("conversation.item.done", **fields)
-        await self._send_item("response.output_item.done", out, item=shown)
+        await self._send_item("response.output_item.done", item=item)
 
     async def _settle(self) -> None:
         """Make the conversation's item match the text that clients got, unless it does."""
         if self.message is not None:
             await self._connection.in_thread(self._settle_once, self.message)
 
-    def _settle_once(self, message: ConversationItem) -> None:
+    def _settle_once(self, message: Reply) -> None:
         """Settle the reply's item. For the session's thread: a call that has begun there ends.
 
         The task that waits for it may be cancelled meanwhile, and `end` then calls it again.
@@ -287,12 +297,11 @@ class Response:
         if self._settled:
             return
         self._settled = True
-        told = next((out for out in self._output if out.item is message), None)
-        if told is None:
-            self._items.forget(message)
+        if self._output and self._output[0]["id"] == message.id:
+            text = self._output[0]["content"][0][self._text_field]
+            self._items.settle(message, text, not self._calls and not self._dropped)
         else:
-            as_it_is = not self._calls and not self._dropped
-            self._items.settle(message, told.text, as_it_is)
+            self._items.forget(message)
 
     async def _created(self) -> None:
         await self._connection.send("response.created", response=self._json("in_progress"))
@@ -336,43 +345,19 @@ class Response:
             "id": self.id,
             "status": status,
             "status_details": None,
-            "output": [out.json(self._settings.spoken) for out in self._output],
+            "output": self._output,
             "conversation_id": self._items.id if kept else None,
             "usage": None,
             **self._settings.shown,
         }
 
-    async def _send_item(self, kind: str, out: "_OutputItem", **fields: Any) -> None:
-        """Send an event about an item of this response."""
+    async def _send_item(self, kind: str, **fields: Any) -> None:
+        """Send an event about the last item of this response."""
         if "item" not in fields:
-            fields["item_id"] = out.id
-        await self._connection.send(kind, response_id=self.id, output_index=out.index, **fields)
+            fields["item_id"] = self._output[-1]["id"]
+        index = len(self._output) - 1
+        await self._connection.send(kind, response_id=self.id, output_index=index, **fields)
 
-    async def _send_of(self, kind: str, out: "_OutputItem", **fields: Any) -> None:
-        """Send an event about the one content part of an item."""
-        await self._send_item(f"response.{kind}", out, content_index=0, **fields)
-
-
-@dataclass
-class _OutputItem:
-    """Item of a response in progress. item: its item in the conversation, None if not kept."""
-
-    index: int
-    id: str
-    item: ConversationItem | None
-    call: Call | None = None
-    text: str = ""
-    status: str = "completed"
-
-    def json(self, spoken: bool, status: str | None = None) -> Json:
-        made: Json = {"id": self.id, "object": "realtime.item", "status": status or self.status}
-        if self.call is not None:
-            made |= {"type": "function_call", "call_id": self.call.id, "name": self.call.name}
-            return made | {"arguments": self.call.arguments}
-        kind, name = ("output_audio", "transcript") if spoken else ("output_text", "text")
-        content = [] if status == "in_progress" else [{"type": kind, name: self.text}]
-        return made | {"type": "message", "role": "assistant", "content": content}
-
-    def part(self, spoken: bool, empty: bool = False) -> Json:
-        text = "" if empty else self.text
-        return {"type": "audio", "transcript": text} if spoken else {"type": "text", "text": text}
+    async def _send_of(self, kind: str, **fields: Any) -> None:
+        """Send an event about the one content part of the last item."""
+        await self._send_item(f"response.{kind}", content_index=0, **fields)

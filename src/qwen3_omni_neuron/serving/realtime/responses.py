@@ -7,16 +7,16 @@ from functools import partial
 from typing import Any
 
 from qwen3_omni_neuron.errors import InputError, Qwen3OmniError
+from qwen3_omni_neuron.prompt.turns import Turn
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.openai.bodies import bounded_options, has_grammar
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.voices import Voices
 from qwen3_omni_neuron.serving.realtime.audio_codecs import codec_of
 from qwen3_omni_neuron.serving.realtime.connection import Connection
-from qwen3_omni_neuron.serving.realtime.drafts import Draft
 from qwen3_omni_neuron.serving.realtime.events import ItemReference, read_items
 from qwen3_omni_neuron.serving.realtime.input_buffer import InputBuffer
-from qwen3_omni_neuron.serving.realtime.items import ConversationItem, ConversationItems
+from qwen3_omni_neuron.serving.realtime.items import ConversationItems
 from qwen3_omni_neuron.serving.realtime.response_stream import (
     CancelReason,
     Response,
@@ -31,8 +31,8 @@ from qwen3_omni_neuron.serving.realtime.session_config import (
 )
 from qwen3_omni_neuron.session import ReplyStream
 
-# The stream of a reply, its item in the conversation, if it has one, and the previous item's id.
-StartedReply = tuple[ReplyStream, ConversationItem | None, str | None]
+# The stream of a reply, and the id of the item before it in the conversation.
+StartedReply = tuple[ReplyStream, str | None]
 
 
 class Responses:
@@ -136,11 +136,11 @@ class Responses:
             heard_s, left_s = spoken.playback.heard_s, spoken.playback.left_s
         if self._last is not None and self._last.running:
             await self._last.stop(reason)
-        item = None if spoken is None else spoken.message
-        if left_s and item is not None and item.audio_s:
+        reply = None if spoken is None else spoken.message
+        if left_s and reply is not None and reply.sent_s:
             self._spoken = None
             try:
-                await self._items.truncate(item.id, 0, int(heard_s * 1000))
+                await self._items.truncate(reply.shown["id"], 0, int(heard_s * 1000))
             except ApiError:  # the client has deleted the item
                 logs.logger.debug("nothing to cut", exc_info=True)
 
@@ -157,17 +157,17 @@ class Responses:
 
     async def _own_input(
         self, overrides: ResponseConfig, held: ExitStack
-    ) -> list[Draft | ItemReference] | None:
+    ) -> list[Turn | ItemReference] | None:
         """Read a response's own input, None if it has none. held: stack for its resources."""
         if overrides.input is None:
             return None
-        own_input: list[Draft | ItemReference] = []
+        own_input: list[Turn | ItemReference] = []
         for item in await self._connection.in_thread(read_items, overrides.input):
             if isinstance(item, ItemReference):
                 own_input.append(item)
             else:
                 draft = await self._items.draft(item, self._input.codec)
-                held.callback(draft.drop)
+                held.callback(self._items.account.release, draft.size)
                 own_input.append(draft)
         return own_input
 
@@ -197,16 +197,16 @@ class Responses:
         """Undo `_begin`, whose call precedes this one in the session's thread."""
         if begun.cancelled() or begun.exception() is not None:
             return
-        stream, item, _ = begun.result()
+        stream, _ = begun.result()
         stream.close()
-        if item is not None:
-            self._items.forget(item)
+        if stream.reply.id is not None:
+            self._items.forget(stream.reply)
 
     def _begin(
         self,
         config: SessionConfig,
         overrides: ResponseConfig,
-        own_input: list[Draft | ItemReference] | None,
+        own_input: list[Turn | ItemReference] | None,
         spoken: bool,
         options: dict[str, Any],
     ) -> StartedReply:
@@ -221,10 +221,8 @@ class Responses:
             keep=kept,
             **options,
         )
-        if not kept:
-            return stream, None, None
         speed = config.audio.output.speed
-        return stream, *items.begin_reply(stream.reply, spoken, speed)
+        return stream, items.begin_reply(stream.reply, speed) if kept else None
 
 
 def reply_options(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qwen3_omni_neuron.events import TextDelta
+from qwen3_omni_neuron.prompt.turns import Turn
 from qwen3_omni_neuron.serving.endpoints.media import sound_bytes
 from qwen3_omni_neuron.serving.endpoints.served_stream import ServedStream
 from qwen3_omni_neuron.serving.openai.bodies import bounded_options
@@ -14,7 +15,7 @@ from qwen3_omni_neuron.serving.openai.usage import duration_usage, logprob_entri
 from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE, Samples
 from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Json
-from qwen3_omni_neuron.serving.realtime.items import ConversationItem, ConversationItems
+from qwen3_omni_neuron.serving.realtime.items import ConversationItems
 from qwen3_omni_neuron.serving.realtime.session_config import SessionConfig
 from qwen3_omni_neuron.transcription import GrowingWindows, stream_transcript
 
@@ -36,7 +37,7 @@ class TurnTranscript:
     item_id: str
     logprobs: list[Json] | None
     sound: GrowingWindows = field(default_factory=GrowingWindows)
-    item: ConversationItem | None = None
+    item: Turn | None = None
     text: str = ""
     sent: int = 0
     told: int = 0
@@ -79,7 +80,7 @@ class Transcriber:
 
     # The event loop.
 
-    def finish(self, turn: TurnTranscript, item: ConversationItem) -> None:
+    def finish(self, turn: TurnTranscript, item: Turn) -> None:
         """End a turn, whose item is in the conversation. Raises ApiError."""
         if self._ended >= MOST_WAITING:
             self.drop(turn)
