@@ -27,7 +27,7 @@ def conversation(number: int) -> list[dict[str, Any]]:
 
 def wait_until_copied(omni: Qwen3Omni) -> None:
     until_s = time.perf_counter() + 60.0
-    caches = omni._pipeline._thinker.cache, omni._pipeline._talker._cache
+    caches = omni._pipeline._thinker.cache, omni._pipeline._talker.cache
     while any(cache._uncopied for cache in caches):
         assert time.perf_counter() < until_s
         time.sleep(0.001)

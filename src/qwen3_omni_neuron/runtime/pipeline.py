@@ -336,8 +336,9 @@ class Pipeline:
         if not request.speak:
             text.abandon()
         else:
-            assert self._engines.vocoder is not None
-            talker = TalkerTask(live, self._config, self._talker.allowed)
+            assert self._engines.talker is not None and self._engines.vocoder is not None
+            context_length = self._engines.talker.context_length
+            talker = TalkerTask(live, self._config, self._talker.allowed, context_length)
             tasks.append((self._talker, talker))
             if not request.ahead:
                 schedule = _schedule(request.options, self._engines.vocoder)
@@ -385,7 +386,7 @@ class Pipeline:
             keys, cache = request.keys.thinker, self._thinker.cache
             free = sorted(self._free_slots, key=lambda slot: self._awaited_until_s[slot] > now)
             slot, live.cached_rows = cache.choose(free, keys, request.options.cache_key)
-            live.prefilled_rows = live.cached_rows
+            live.prefilled_rows["thinker"] = live.cached_rows
         self._free_slots.remove(slot)
         self._awaited_until_s[slot] = now + AWAITED_S if request.ahead else -math.inf
         self._start_in(slot, live, tasks)

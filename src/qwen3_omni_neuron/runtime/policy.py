@@ -83,8 +83,7 @@ class SchedulingPolicy:
     """The rules of the module's docstring, for the requests that run.
 
     shares_cores: whether the stages' calls share cores. frame_audio_s: audio of one frame. running:
-    the requests that have a slot, kept up to date by the owner; its lock is held in every call but
-    `expected_s` in the thinker's thread, which alone changes the times.
+    the requests that have a slot, kept up to date by the owner, whose lock is held in every call.
     """
 
     def __init__(self, shares_cores: bool, frame_audio_s: float, running: Collection[LiveRequest]):
@@ -203,7 +202,7 @@ class SchedulingPolicy:
         if live.ended or not request.speak or request.ahead:
             return False
         begins_s = now if called_s is None else called_s
-        rows = len(request.prompt) - live.prefilled_rows
+        rows = len(request.prompt) - live.prefilled_rows["thinker"]
         return begins_s + self.expected_s(rows) - now <= TOGETHER_S
 
     def _missing_s(self, live: LiveRequest, expected_s: float) -> float:

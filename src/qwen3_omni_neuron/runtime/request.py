@@ -89,8 +89,9 @@ class Timestamps:
 class LiveRequest:
     """State of one request from `Pipeline.submit` to its end.
 
-    The pipeline's lock guards every field except `random`, and except `called_s` and `speech_s`,
-    whose parts are written by one stage each. wake: lets every stage drop a request that ended.
+    The pipeline's lock guards every field except `random`, and except `called_s`, `speech_s` and
+    `prefilled_rows`, whose parts are written by one stage each. wake: lets every stage drop a
+    request that ended.
     """
 
     def __init__(
@@ -115,7 +116,8 @@ class LiveRequest:
         self.logprobs: list[float] = []  # one for each of token_ids, where the request asks
         self.accepted: Tensor | None = None  # hidden states of the accept layer, for the talker
         self.cached_rows = 0  # prompt rows in the prefix cache; an estimate before prefill
-        self.prefilled_rows = 0  # prompt rows that were cached or computed so far
+        # By stage, rows of its prompt that were cached or computed so far.
+        self.prefilled_rows = {"thinker": 0, "talker": 0}
         self.encoding = False  # whether its prefill waits for the encoder stage
         self.encoded: PromptMedia | None = None  # media that the encoder stage has encoded
         self.codes: list[NDArray[np.int64]] = []  # [16] a frame

@@ -1,6 +1,6 @@
 """Talker stage, code predictor included: prepare, prefill and step, one codec frame a step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from functools import partial
 
@@ -14,12 +14,13 @@ from qwen3_omni_neuron.engines.sampling import Ids, SampleIds, Sampler, allowed_
 from qwen3_omni_neuron.events import FinishReason
 from qwen3_omni_neuron.model.config import OmniConfig, TalkerConfig
 from qwen3_omni_neuron.runtime.fairness import in_turn
-from qwen3_omni_neuron.runtime.policy import AHEAD_ROWS, LEAST_CHUNK_ROWS, SchedulingPolicy
-from qwen3_omni_neuron.runtime.prefix_cache import NO_ACCEPTED, CachedRows, PrefixCache
+from qwen3_omni_neuron.runtime.policy import LEAST_CHUNK_ROWS, SchedulingPolicy
+from qwen3_omni_neuron.runtime.prefill import PrefillStage, PromptTask
+from qwen3_omni_neuron.runtime.prefix_cache import NO_ACCEPTED
 from qwen3_omni_neuron.runtime.request import LiveRequest
 from qwen3_omni_neuron.runtime.runaway import end_probability
 from qwen3_omni_neuron.runtime.spill import SlotSpill
-from qwen3_omni_neuron.runtime.stage import Result, Shared, Stage, Task, Work
+from qwen3_omni_neuron.runtime.stage import Shared, Work
 
 MAX_WAITING_FRAMES = 128  # frames not yet decoded by the vocoder, before the talker waits
 
@@ -32,23 +33,23 @@ class Phase(Enum):
     STEP = auto()  # append one text row, for one more frame
 
 
-class TalkerTask(Task):
+class TalkerTask(PromptTask):
     """A request in the talker stage.
 
-    prompt: the talker's part of the prompt. limit: largest number of codec tokens, the one that
-    ends speech included. start: number of the prompt's user rows that its slot held before. row:
-    token id of the text row that the next call appends, None until it has been taken from the
-    buffer.
+    prompt: the talker's part of the prompt, whose user rows may be cached. limit: largest number of
+    codec tokens, the one that ends speech included. row: token id of the text row that the next
+    call appends, None until it has been taken from the buffer.
     """
 
-    def __init__(self, live: LiveRequest, config: OmniConfig, allowed: Ids):
-        super().__init__(live)
+    def __init__(self, live: LiveRequest, config: OmniConfig, allowed: Ids, context_length: int):
         assert config.talker is not None
-        options = live.request.options
-        self.prompt, self.speaker_id = live.request.prompt.talker, options.speaker_id(config)
+        request, options = live.request, live.request.options
+        self.prompt, self.speaker_id = request.prompt.talker, options.speaker_id(config)
+        keys = None if request.keys is None else request.keys.talker
+        rows = len(self.prompt.token_ids)
+        super().__init__(live, rows, keys, rows)
         self.phase = Phase.PREPARE
-        self.limit = options.talker_max_new_tokens
-        self.start = 0
+        self.limit = min(options.talker_max_new_tokens, context_length - len(self.prompt) + 1)
         self.row: int | None = None
         self._groups = config.talker.code_groups
         self._predictor = options.predictor_sampling()
@@ -76,11 +77,13 @@ class TalkerTask(Task):
         return self.live.waiting_frames < max(MAX_WAITING_FRAMES, self.live.chunk_wanted)
 
 
-class TalkerStage(Stage[TalkerTask]):
+class TalkerStage(PrefillStage[TalkerTask]):
     """Worker of the talker. Between two frames it prepares and prefills one request each, or a few.
 
     A request whose next text row has not arrived is left out of the step, and does not change.
     """
+
+    _engine: Talker
 
     def __init__(
         self,
@@ -93,13 +96,11 @@ class TalkerStage(Stage[TalkerTask]):
         spill: SlotSpill | None = None,
     ):
         """on_frame: called with the lock held, when a request has a new frame, or its last."""
-        super().__init__("talker", shared)
-        self._engine, self._config, self._on_frame = engine, config, on_frame
-        self._sample_ids, self._policy = sample_ids, policy
-        self._cache = PrefixCache(engine.slots, spill)
+        super().__init__("talker", engine, shared, policy, spill)
+        self._config, self._sample_ids, self._on_frame = config, sample_ids, on_frame
         self.allowed = allowed_ids(config.text.vocab_size, config.suppressed_ids)
 
-    def _select(self) -> Work | float | None:
+    def _next_calls(self) -> Work | float | None:
         for task in [task for task in self._tasks if task.live.speech_ended]:
             self._release(task)  # the vocoder has found that its speech runs away
         first = self._together(self._with_token(self._in_phase(Phase.PREFILL)))
@@ -111,27 +112,19 @@ class TalkerStage(Stage[TalkerTask]):
         lives = [task.live for task in stepping]
         held_s = self._policy.held_speech_s(lives, self._clock.now())
         stepping = [task for task in stepping if task.live not in held_s]
-        new = self._in_phase(Phase.PREPARE)
-        ahead = [task for task in new if task.live.request.ahead]
-        new = [task for task in new if self._may_prepare(task)]
+        preparing = self._in_phase(Phase.PREPARE)
+        new = [task for task in preparing if self._may_prepare(task)]
         new = self._together(in_turn(new, self._tasks))
         if not (first or stepping or new):
-            new = self._next_ahead(ahead)
-        copies = self._cache.may_copy_out and self._policy.nobody_starts
-        if not (first or stepping or new or copies):
+            # Those that the thinker has completed.
+            ahead = [task for task in preparing if task.live.request.ahead]
+            new = self._in_pause([task for task in ahead if task.live.accepted is not None])
+        if not (first or stepping or new):
             return min(held_s.values(), default=None)
-        return partial(self._work, first, stepping, new, copies)
+        return partial(self._work, first, stepping, new)
 
     def _in_phase(self, phase: Phase) -> list[TalkerTask]:
         return [task for task in self._tasks if task.phase is phase]
-
-    def _next_ahead(self, tasks: list[TalkerTask]) -> list[TalkerTask]:
-        """Return the prompt to prefill ahead that the thinker has completed, in a pause."""
-        ready = [task for task in tasks if task.live.accepted is not None][:1]
-        if not ready:
-            return []
-        rows = self._chunk_rows(ready[0])
-        return ready if self._policy.is_pause(rows) else []
 
     def _may_prepare(self, task: TalkerTask) -> bool:
         """Return whether a new request's prompt may be computed now, as far as it is known.
@@ -139,33 +132,21 @@ class TalkerStage(Stage[TalkerTask]):
         A long prompt with media waits for their hidden states, where other requests run: its rows
         are then computed in chunks. The lock is held.
         """
-        request = task.live.request
+        request, keys = task.live.request, task.keys
         if request.ahead:
             return False
-        if task.live.accepted is not None or not self._may_be_cut(task):
+        if len(self._tasks) == 1 or keys is None or self._may_be_cut(task):
             return True
-        assert request.keys is not None
-        keys = request.keys.talker
-        if len(keys) <= LEAST_CHUNK_ROWS or not keys.media_rows(len(keys)):
-            return True
-        return len(keys) - self._cache.count(keys, request.options.cache_key) <= LEAST_CHUNK_ROWS
+        left = task.rows
+        if left > LEAST_CHUNK_ROWS:
+            left -= self.cache.count(keys, request.options.cache_key)
+        return left <= LEAST_CHUNK_ROWS
 
     def _may_be_cut(self, task: TalkerTask) -> bool:
-        return len(self._tasks) > 1 and task.live.request.keys is not None
-
-    def _chunk_rows(self, task: TalkerTask) -> int:
-        """Return how many user rows of a prompt the next call computes.
-
-        A talker row takes no longer than a thinker row, whose time is known. Media whose hidden
-        states are not known are left to `Talker.prefill`. The lock is held.
-        """
-        rows, keys = len(task.prompt.token_ids) - task.start, task.live.request.keys
-        if task.live.request.ahead:
-            return min(rows, AHEAD_ROWS)
-        if keys is None or not self._may_be_cut(task):
-            return rows
-        media = keys.talker.media_rows(len(keys.talker)) - keys.talker.media_rows(task.start)
-        return rows if media and task.live.accepted is None else self._policy.chunk_rows(rows)
+        # Media whose hidden states are not known are left to `Talker.prefill`.
+        start = task.live.prefilled_rows[self.name]
+        media = task.media_rows(task.rows) - task.media_rows(start)
+        return task.live.accepted is not None or not media
 
     def _with_token(self, tasks: list[TalkerTask]) -> list[TalkerTask]:
         """Return the prepared tasks whose first text token is there. The lock is held."""
@@ -178,138 +159,71 @@ class TalkerStage(Stage[TalkerTask]):
 
     def _together(self, tasks: list[TalkerTask]) -> list[TalkerTask]:
         """Return the first of the tasks, which the next work includes: see runtime.policy."""
-        return tasks[: self._policy.together([len(t.prompt.token_ids) for t in tasks])]
+        return tasks[: self._policy.together([task.rows for task in tasks])]
 
     def _work(
-        self,
-        first: list[TalkerTask],
-        stepping: list[TalkerTask],
-        new: list[TalkerTask],
-        copies: bool,
+        self, first: list[TalkerTask], stepping: list[TalkerTask], new: list[TalkerTask]
     ) -> None:
         """Make the next frames, a request's first one before all others."""
         self._speak(self._each(first, self._prefill))
         if new:
-            done = [task for task, whole in self._each(new, self._prepare) if whole]
-            prepared = self._without_ahead(done)
-            for task in prepared:
-                rows = len(task.prompt)
-                task.limit = min(task.limit, self._engine.context_length - rows + 1)
-                task.phase = Phase.PREFILL
+            prepared = [task for task, whole in self._each(new, self._prepare) if whole]
             with self._lock:  # the thinker may have written a token meanwhile
-                first = self._with_token([task for task in prepared if not task.live.ended])
+                for task in prepared:
+                    if task.live.request.ahead:
+                        self._release(task)
+                waiting = [task for task in prepared if task.phase is Phase.PREFILL]
+                first = self._with_token([task for task in waiting if not task.live.ended])
             self._speak(self._each(first, self._prefill))
         if stepping:
             self._speak(self._call_engine(stepping, self._step))
-        if copies:
-            self._cache.copy_out()
 
-    def _each(
-        self, tasks: Sequence[TalkerTask], call: Callable[[Sequence[TalkerTask]], list[Result]]
-    ) -> list[tuple[TalkerTask, Result]]:
-        """Call the engine for each task alone."""
-        return [pair for task in tasks for pair in self._call_engine((task,), call)]
+    def _prepare(self, task: TalkerTask) -> bool:
+        """Compute a prompt, or the next chunk of its user rows.
 
-    def _prepare(self, tasks: Sequence[TalkerTask]) -> list[bool]:
-        """Compute prompts, or the next chunks of their user rows.
-
-        Returns for each whether all of it is computed that is known.
+        Returns whether all of it is computed that is known.
         """
-        whole = [self._prepare_one(task) for task in tasks]
-        for task in tasks:
-            task.prefilled_s = self._clock.now()
-        return whole
+        start, stop = self._bring(task)
+        if stop == task.rows and not task.live.request.ahead:
+            self._engine.prepare(task.slot, task.prompt, task.speaker_id, start)
+            task.phase = Phase.PREFILL
+        elif stop is not None:
+            if start < stop:
+                prompt, accepted = task.prompt.first(stop), self._accepted(task, start, stop)
+                self._engine.prefill_chunk(task.slot, prompt, start, accepted)
+            self._put(task, stop)
+        task.prefilled_s = self._clock.now()
+        return stop == task.rows
 
-    def _prepare_one(self, task: TalkerTask) -> bool:
-        if not self._bring(task):
-            return False
-        rows, ahead = len(task.prompt.token_ids), task.live.request.ahead
-        with self._lock:
-            stop = task.start + self._chunk_rows(task)
-        if stop == rows and not ahead:
-            self._engine.prepare(task.slot, task.prompt, task.speaker_id, task.start)
-            return True
-        if task.start < stop:
-            prompt, accepted = task.prompt.first(stop), self._accepted(task, stop)
-            self._engine.prefill_chunk(task.slot, prompt, task.start, accepted)
-        task.start = stop
-        self._hold(task, stop)
-        return stop == rows
-
-    def _without_ahead(self, tasks: list[TalkerTask]) -> list[TalkerTask]:
-        """End the tasks that are prefilled ahead. Returns the others."""
-        with self._lock:
-            for task in tasks:
-                if task.live.request.ahead and task in self._tasks:
-                    self._release(task)
-        return [task for task in tasks if not task.live.request.ahead]
-
-    def _bring(self, task: TalkerTask) -> bool:
-        """Bring the user rows that are in the prefix cache into the slot of a task.
-
-        Returns whether all are there; see PrefixCache.bring.
-        """
-        request = task.live.request
-        if request.keys is None:
-            return True
-        keys, copy = request.keys.talker, self._engine.copy
-        cached, whole = self._cache.bring(
-            task.slot, keys, request.options.cache_key, len(keys), copy, self._prefill_s
-        )
-        task.start = cached.count
-        return whole
-
-    def _prefill_s(self, rows: int) -> float:
-        """Return the expected time to compute rows: a thinker row takes no less."""
-        with self._lock:
-            return self._policy.expected_s(rows)
-
-    def _hold(self, task: TalkerTask, count: int | None = None) -> None:
-        """Record user rows of a slot's prompt in the prefix cache: so many, or all of them."""
-        request = task.live.request
-        if request.keys is not None:
-            keys = request.keys.talker
-            count = len(keys) if count is None else count
-            self._cache.put(
-                task.slot, CachedRows(keys, count, request.options.cache_key, NO_ACCEPTED)
-            )
-
-    def _accepted(self, task: TalkerTask, stop: int | None = None) -> Tensor:
-        """Return the thinker's hidden states at the media of the rows from the task's start on.
-
-        stop: row before which they end, where it is not the last one.
-        """
-        accepted, keys = task.live.accepted, task.live.request.keys
+    def _accepted(self, task: TalkerTask, start: int, stop: int) -> Tensor:
+        """Return the thinker's hidden states at the media of a prompt's rows."""
+        accepted = task.live.accepted
         if accepted is None:  # the thinker has not answered, so there are no media
             return NO_ACCEPTED
-        if keys is None:
-            return accepted
-        end = None if stop is None else keys.talker.media_rows(stop)
-        return accepted[keys.talker.media_rows(task.start) : end]
+        media = slice(task.media_rows(start), task.media_rows(stop))
+        return accepted if task.keys is None else accepted[media]
 
-    def _prefill(self, tasks: Sequence[TalkerTask]) -> list[Tensor]:
-        logits = []
-        for task in tasks:
-            assert task.row is not None
-            logits.append(self._engine.prefill(task.slot, self._accepted(task), task.row))
-            self._hold(task)
+    def _prefill(self, task: TalkerTask) -> Tensor:
+        assert task.row is not None
+        accepted = self._accepted(task, task.live.prefilled_rows[self.name], task.rows)
+        logits = self._engine.prefill(task.slot, accepted, task.row)
+        self._put(task, task.rows)
         return logits
 
     def _step(self, tasks: Sequence[TalkerTask]) -> Sequence[Tensor]:
         rows = [task.row for task in tasks if task.row is not None]
         return rows_of(self._engine.step([task.slot for task in tasks], rows))
 
-    def _speak(self, speaking: list[tuple[TalkerTask, Tensor]]) -> None:
+    def _speak(self, speaking: Iterable[tuple[TalkerTask, Tensor]]) -> None:
         """Make frames from logits: sample code 0 here, and the others in the code predictor."""
-        code0: dict[TalkerTask, int] = {}
-        sampling: dict[TalkerTask, PredictorSampling] = {}
         # A request that has ended during the step needs no code predictor.
         speaking = [(task, logits) for task, logits in speaking if task.speaks]
         if not speaking:
             return
         samplers = [task.sampler for task, _ in speaking]
         sampled = self._sample_ids(samplers, [logits for _, logits in speaking])
-        may_end: dict[TalkerTask, float] = {}
+        # By task: code 0, the sampling of the other codes, and LiveRequest.end_probabilities.
+        begun: dict[TalkerTask, tuple[int, PredictorSampling, float]] = {}
         for (task, logits), code in zip(speaking, sampled, strict=True):
             task.phase, task.row = Phase.STEP, None
             ended = code == self._config.codec_eos_id
@@ -317,20 +231,20 @@ class TalkerStage(Stage[TalkerTask]):
                 with self._lock:
                     self._finish(task, "stop" if ended else "length")
             else:
-                code0[task], sampling[task] = code, task.predictor_sampling()
-                may_end[task] = self._end_probability(task, logits)
-        if not code0:
+                begun[task] = code, task.predictor_sampling(), self._end_probability(task, logits)
+        if not begun:
             return
 
         def predict(tasks: Sequence[TalkerTask]) -> list[NDArray[np.int64]]:
-            frames = self._engine.predict(
+            frames = [begun[task] for task in tasks]
+            codes = self._engine.predict(
                 [task.slot for task in tasks],
-                [code0[task] for task in tasks],
-                [sampling[task] for task in tasks],
+                [code0 for code0, _, _ in frames],
+                [sampling for _, sampling, _ in frames],
             )
-            return list(frames.numpy())
+            return list(codes.numpy())
 
-        predicted = self._call_engine(list(code0), predict)
+        predicted = self._call_engine(list(begun), predict)
         with self._lock:
             now = self._clock.now()
             for task, codes in predicted:
@@ -339,7 +253,7 @@ class TalkerStage(Stage[TalkerTask]):
                 task.live.timestamps.progress_s = now
                 task.live.frame_times.append(now)
                 task.live.codes.append(codes)
-                task.live.end_probabilities.append(may_end[task])
+                task.live.end_probabilities.append(begun[task][2])
                 self._on_frame(task.live)
 
     def _end_probability(self, task: TalkerTask, logits: Tensor) -> float:

@@ -5,24 +5,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.engines.inputs import rows_of
-from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import Thinker
 from qwen3_omni_neuron.engines.sampling import SampleIds, Sampler, log_probability
 from qwen3_omni_neuron.errors import Qwen3OmniError
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
-from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.runtime.buffers import TextEnd
 from qwen3_omni_neuron.runtime.fairness import in_turn
-from qwen3_omni_neuron.runtime.grammar import GrammarState, wait_for_masks
-from qwen3_omni_neuron.runtime.policy import AHEAD_ROWS, SchedulingPolicy
-from qwen3_omni_neuron.runtime.prefix_cache import CachedRows, PrefixCache
+from qwen3_omni_neuron.runtime.grammar import wait_for_masks
+from qwen3_omni_neuron.runtime.policy import SchedulingPolicy
+from qwen3_omni_neuron.runtime.prefill import PrefillStage, PromptTask
+from qwen3_omni_neuron.runtime.prefix_cache import NO_ACCEPTED, CachedRows
 from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, LiveRequest
 from qwen3_omni_neuron.runtime.spill import SlotSpill
-from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
+from qwen3_omni_neuron.runtime.stage import Shared, Work
 from qwen3_omni_neuron.runtime.stop_strings import StopStrings
 from qwen3_omni_neuron.runtime.tool_calls import CallWatch
 
@@ -31,15 +29,15 @@ MASK_POLL_S = 0.002  # interval of looks at a mask for which its request alone w
 MOST_TOKENS_ANEW = 256  # bytes of the longest text token
 
 
-class ThinkerTask(Task):
+class ThinkerTask(PromptTask):
     """A request in the thinker stage.
 
     last: the token that the next step appends, None before the prefill. limit: largest number of
     text tokens. eos_ids: tokens that end the text. begun: whether its prefill has begun.
     next_since_s: when its prompt became the next one to prefill, infinity before. stop, calls,
-    grammar: watches over its tokens; None where it has no stop string, tool or grammar. held: the
-    last call's logits and accept-layer hidden states, while the mask for them is missing. full: it
-    has reached its limit, and it is not known yet whether its grammar ends there, too.
+    grammar: watches over its tokens; None where it has no stop string, tool or grammar. logits: the
+    last call's, until a token is sampled from them. full: it has reached its limit, and it is not
+    known yet whether its grammar ends there, too.
     """
 
     def __init__(
@@ -49,9 +47,13 @@ class ThinkerTask(Task):
         defaults: GenerationDefaults,
         context_length: int,
     ):
-        super().__init__(live)
-        prompt, options, codec = live.request.prompt, live.request.options, live.request.codec
-        self.limit = min(options.thinker_max_new_tokens, context_length - len(prompt))
+        request = live.request
+        prompt, options, codec = request.prompt, request.options, request.codec
+        keys = None if request.keys is None else request.keys.thinker
+        rows = len(prompt)
+        # The last row is always computed, because the first token is sampled from its logits.
+        super().__init__(live, rows, keys, rows if request.ahead else max(0, rows - 1))
+        self.limit = min(options.thinker_max_new_tokens, context_length - rows)
         self.eos_ids = options.eos_ids(config)
         self.sampler = Sampler(
             options.thinker_sampling(defaults),
@@ -59,48 +61,24 @@ class ThinkerTask(Task):
             live.random.thinker,
             prompt.token_ids,
         )
-        self.stop: StopStrings | None = None
-        if options.stop:
-            self.stop = StopStrings(options.stop, codec.decode, codec.encode_words)
-        request = live.request
-        self.calls: CallWatch | None = None
-        if options.shown_tools:
-            self.calls = CallWatch(codec.decode, codec.encode_words, request.thinks)
-        self.grammar: GrammarState | None = None
-        if request.grammar is not None and not request.ahead:
-            self.grammar = request.grammar.begin(self.eos_ids)
-        self.held: tuple[Tensor, Tensor | None] | None = None
+        texts = codec.decode, codec.encode_words
+        self.stop = StopStrings(options.stop, *texts) if options.stop else None
+        self.calls = CallWatch(*texts, request.thinks) if options.shown_tools else None
+        grammar = None if request.ahead else request.grammar
+        self.grammar = None if grammar is None else grammar.begin(self.eos_ids)
+        self.logits: Tensor | None = None
         self.full = False
         self.last: int | None = None
         self.begun = False
         self.next_since_s = math.inf
 
     @property
-    def rows(self) -> int:
-        """Expected number of the prompt's rows that are still to be computed.
-
-        At least 1, since the last row's logits give the first token; a prefill ahead may have 0.
-        """
-        request = self.live.request
-        least = 0 if request.ahead else 1
-        return max(least, len(request.prompt) - self.live.prefilled_rows)
-
-    @property
     def is_due(self) -> bool:
-        """True where its grammar lets it go on from `held`, or end."""
+        """True where its grammar lets it sample from `logits`, or ends it."""
         grammar = self.grammar
         if grammar is None or grammar.pending:
             return False
-        return self.held is not None or self.full or grammar.ended or grammar.error is not None
-
-    @property
-    def may_be_cut(self) -> bool:
-        """True where a part of its prompt can be prefilled by itself.
-
-        An image that is encoded in the thinker's calls would be encoded again for each part.
-        """
-        prompt = self.live.request.prompt
-        return self.live.encoded is not None or not (prompt.images or prompt.videos)
+        return self.logits is not None or self.full or grammar.ended or grammar.error is not None
 
     @property
     def has_space(self) -> bool:
@@ -117,12 +95,13 @@ class ThinkerTask(Task):
         return spoken and self.live.output.may_put(tokens)
 
 
-class ThinkerStage(Stage[ThinkerTask]):
+class ThinkerStage(PrefillStage[ThinkerTask]):
     """Worker of the thinker. Between two steps it prefills one new request, or a few short ones.
 
-    A long prompt has a chunked prefill, unless there is no other request. cache: prefix cache, with
-    the rows of prompts and replies.
+    Its prefix cache has the rows of prompts and replies.
     """
+
+    _engine: Thinker
 
     def __init__(
         self,
@@ -132,17 +111,16 @@ class ThinkerStage(Stage[ThinkerTask]):
         policy: SchedulingPolicy,
         spill: SlotSpill | None = None,
     ):
-        super().__init__("thinker", shared)
-        self._engine, self._sample_ids, self._policy = engine, sample_ids, policy
+        super().__init__("thinker", engine, shared, policy, spill)
+        self._sample_ids = sample_ids
         self._holds = False  # whether the last selection held a request back
-        self.cache = PrefixCache(engine.slots, spill)
 
     def on_frame(self) -> None:
         """Wake this stage where it waits for a new frame (runtime.policy). The lock is held."""
         if self._holds:
             self.changed.notify_all()
 
-    def _select(self) -> Work | float | None:
+    def _next_calls(self) -> Work | float | None:
         now, holds = self._clock.now(), list[float]()
         due, missing = self._look_at_masks()
         if missing:
@@ -163,10 +141,9 @@ class ThinkerStage(Stage[ThinkerTask]):
         writing = [task for task in ready if task.live not in held_s]
         holds += held_s.values()
         self._holds = bool(holds)
-        copies = self.cache.may_copy_out and self._policy.nobody_starts
-        if not new and not writing and not due and not copies:
+        if not new and not writing and not due:
             return min(holds, default=None)
-        return partial(self._work, new, writing, due, copies)
+        return partial(self._work, new, writing, due)
 
     def _look_at_masks(self) -> tuple[list[ThinkerTask], list[ThinkerTask]]:
         """Ask for masks. Return tasks that can go on or end by one, and those that wait for one."""
@@ -175,7 +152,7 @@ class ThinkerStage(Stage[ThinkerTask]):
             return [], []
         wait_for_masks(states, 0.0)
         due = [task for task in self._tasks if task.is_due]
-        waiting = [task for task in self._tasks if task.held is not None or task.full]
+        waiting = [task for task in self._tasks if task.logits is not None or task.full]
         return due, [task for task in waiting if task not in due]
 
     def _next_prompts(self, now: float) -> list[ThinkerTask]:
@@ -183,42 +160,39 @@ class ThinkerStage(Stage[ThinkerTask]):
         waiting = [
             task
             for task in self._tasks
-            if task.last is None and task.held is None and not task.live.encoding
+            if task.last is None and task.logits is None and not task.live.encoding
         ]
         prompts = [task for task in waiting if not task.live.request.ahead]
         if prompts:
             prompts = in_turn(prompts, self._tasks)
             prompts = prompts[: self._policy.together([self._chunk_rows(p) for p in prompts])]
-        elif waiting and self._policy.is_pause(self._chunk_rows(waiting[0])):
-            prompts = waiting[:1]
+        else:
+            prompts = self._in_pause(waiting)
         for task in prompts:
             task.next_since_s = min(task.next_since_s, now)
         return prompts
 
-    def _chunk_rows(self, task: ThinkerTask) -> int:
-        """Return how many rows of a prompt the next call computes."""
-        if task.live.request.ahead:
-            return min(task.rows, AHEAD_ROWS)
-        cut = len(self._tasks) > 1 and task.live.request.keys is not None and task.may_be_cut
-        return self._policy.chunk_rows(task.rows) if cut else task.rows
+    def _may_be_cut(self, task: ThinkerTask) -> bool:
+        # An image that is encoded in the thinker's calls would be encoded again for each part.
+        prompt = task.live.request.prompt
+        return task.live.encoded is not None or not (prompt.images or prompt.videos)
 
     def _work(
-        self,
-        new: list[ThinkerTask],
-        writing: list[ThinkerTask],
-        due: list[ThinkerTask],
-        copies: bool,
+        self, new: list[ThinkerTask], writing: list[ThinkerTask], due: list[ThinkerTask]
     ) -> None:
-        self._go_on(due)
-        for one in new:
-            for task, (logits, accepted) in self._call_engine((one,), self._prefill):
-                task.prefilled_s = self._clock.now()
-                if task.live.prefilled_rows < len(task.live.request.prompt):
-                    continue
-                if task.live.request.ahead:
-                    self._end_ahead(task, accepted)
-                else:
-                    self._sample([(task, logits, accepted)])
+        self._sample(due)
+        for task, accepted in self._each(new, self._prefill):
+            task.prefilled_s = self._clock.now()
+            if accepted is None:
+                continue
+            ahead = task.live.request.ahead
+            with self._lock:
+                task.live.accepted = accepted
+                if ahead:
+                    task.live.text.close()  # wakes the talker's stage
+                    self._release(task)
+            if not ahead:
+                self._sample([task])
         if new:
             with self._lock:  # the requests may have become starters
                 lives = [task.live for task in writing]
@@ -229,43 +203,29 @@ class ThinkerStage(Stage[ThinkerTask]):
             stepped = self._call_engine(writing, self._step)
             with self._lock:
                 self._policy.stepped(self._clock.now() - start_s)
-            self._sample([(task, logits, None) for task, logits in stepped])
-        if copies:
-            self.cache.copy_out()
+            for task, logits in stepped:
+                task.logits = logits
+            self._sample([task for task, _ in stepped])
 
-    def _sample(self, computed: list[tuple[ThinkerTask, Tensor, Tensor | None]]) -> None:
-        """Sample the next tokens from a call's logits, and pass them on.
+    def _sample(self, tasks: Sequence[ThinkerTask]) -> None:
+        """Sample the next tokens from the last call's logits, and pass them on.
 
         Masks were made during the call. A request whose mask is still missing after a short wait
         keeps its logits, and the others go on without it.
         """
-        states = [task.grammar for task, *_ in computed if task.grammar is not None]
-        if states:
-            wait_for_masks(states, MASK_WAIT_S)
-        ready = []
-        for task, logits, accepted in computed:
+        wait_for_masks([task.grammar for task in tasks if task.grammar is not None], MASK_WAIT_S)
+        ready, logits = list[ThinkerTask](), list[Tensor]()
+        for task in tasks:
             if task.grammar is not None and task.grammar.pending:
-                # The engine may use the memory of its results again.
-                task.held = logits.clone(), None if accepted is None else accepted.clone()
-            elif self._has_mask(task):
-                ready.append((task, logits, accepted))
+                assert task.logits is not None
+                task.logits = task.logits.clone()  # the engine may use its results' memory again
+            elif self._has_mask(task) and task.logits is not None:
+                ready.append(task)
+                logits.append(task.logits)
         if ready:
-            samplers = [task.sampler for task, *_ in ready]
-            token_ids = self._sample_ids(samplers, [logits for _, logits, _ in ready])
-            for (task, logits, accepted), token_id in zip(ready, token_ids, strict=True):
-                self._write(task, token_id, logits, accepted)
-
-    def _go_on(self, due: list[ThinkerTask]) -> None:
-        """Let requests go on for which a mask has come, or end."""
-        computed = []
-        for task in due:
-            held, task.held = task.held, None
-            if held is not None:
-                computed.append((task, *held))
-            else:
-                self._has_mask(task)
-        if computed:
-            self._sample(computed)
+            token_ids = self._sample_ids([task.sampler for task in ready], logits)
+            for task, token_id in zip(ready, token_ids, strict=True):
+                self._write(task, token_id)
 
     def _has_mask(self, task: ThinkerTask) -> bool:
         """Give a request's sampler its mask. Ends the request that can't or need not go on."""
@@ -282,56 +242,35 @@ class ThinkerStage(Stage[ThinkerTask]):
         task.sampler.mask = grammar.mask
         return True
 
-    def _prefill(self, tasks: Sequence[ThinkerTask]) -> list[tuple[Tensor, Tensor]]:
-        return [self._prefill_rest(task) for task in tasks]
+    def _prefill(self, task: ThinkerTask) -> Tensor | None:
+        """Compute the rows of a prompt that no slot holds: all of them, or the next chunk.
 
-    def _prefill_rest(self, task: ThinkerTask) -> tuple[Tensor, Tensor]:
-        """Prefill rows of a prompt that no slot holds: all of them, or the next chunk.
-
-        Returns what Thinker.prefill returns, but with the hidden states of all media rows that the
-        slot now holds.
+        Returns the hidden states of the prompt's media once its slot holds all rows, else None.
         """
-        request = task.live.request
-        prompt, keys, slot = request.prompt, request.keys, task.slot
-        if keys is None:
-            task.live.prefilled_rows = len(prompt)
-            return self._prefilled(slot, prompt, 0, task.live.encoded)
-        rows = len(prompt)
-        # The last row is always computed, because the first token is sampled from its logits.
-        most = rows if request.ahead else max(0, rows - 1)
-        cache_key = request.options.cache_key
-        cached, whole = self.cache.bring(
-            slot, keys.thinker, cache_key, most, self._engine.copy, self._policy.expected_s
-        )
-        start = cached.count
+        live = task.live
+        start, stop = self._bring(task)
         if not task.begun:
-            task.begun, task.live.cached_rows = whole, start
-        task.live.prefilled_rows = start
-        rows = min(rows, start + self._chunk_rows(task))
-        if not whole or (request.ahead and start == rows):
-            return torch.empty(0), cached.accepted
-        if rows < len(prompt):
-            token_ids, positions = prompt.token_ids[:rows], prompt.positions[:, :rows]
-            prompt = replace(prompt, token_ids=token_ids, positions=positions)
-        encoded, media_rows = task.live.encoded, keys.thinker.media_rows
-        if encoded is not None and media_rows(encoded.start) > media_rows(start):
-            encoded = None  # the slot has since lost rows that it leaves out
-        logits, accepted = self._prefilled(slot, prompt, start, encoded)
-        task.live.prefilled_rows = rows
-        if len(cached.accepted):
-            accepted = torch.cat((cached.accepted, accepted))
-        self.cache.put(slot, CachedRows(keys.thinker, rows, cache_key, accepted))
-        return logits, accepted
-
-    def _prefilled(
-        self, slot: int, prompt: Prompt, start: int, encoded: PromptMedia | None
-    ) -> tuple[Tensor, Tensor]:
-        """Call the engine's prefill, and note how long it takes."""
-        start_s = self._clock.now()
-        found = self._engine.prefill(slot, prompt, start, encoded)
-        with self._lock:
-            self._policy.prefilled(len(prompt) - start, self._clock.now() - start_s)
-        return found
+            task.begun, live.cached_rows = stop is not None, start
+        if stop is None:
+            return None
+        logits: Tensor | None = None
+        accepted = NO_ACCEPTED
+        if start < stop or not live.request.ahead:  # a prompt ahead may be cached as a whole
+            prompt, encoded = live.request.prompt, live.encoded
+            if stop < task.rows:
+                token_ids, positions = prompt.token_ids[:stop], prompt.positions[:, :stop]
+                prompt = replace(prompt, token_ids=token_ids, positions=positions)
+            if encoded is not None and task.media_rows(encoded.start) > task.media_rows(start):
+                encoded = None  # the slot has since lost rows that it leaves out
+            start_s = self._clock.now()
+            logits, accepted = self._engine.prefill(task.slot, prompt, start, encoded)
+            with self._lock:
+                self._policy.prefilled(stop - start, self._clock.now() - start_s)
+        accepted = self._put(task, stop, accepted)
+        if stop < task.rows:
+            return None
+        task.logits = logits
+        return accepted
 
     def _release(self, task: ThinkerTask) -> None:
         """Drop a request. Its slot holds the reply without the last token. The lock is held."""
@@ -344,32 +283,17 @@ class ThinkerStage(Stage[ThinkerTask]):
             task.grammar.close()
         super()._release(task)
 
-    def _end_ahead(self, task: ThinkerTask, accepted: Tensor) -> None:
-        """Pass the hidden states at media positions of a prompt prefilled ahead to the talker."""
-        with self._lock:
-            if not task.live.ended:
-                task.live.accepted = accepted
-                task.live.text.close()  # wakes the talker's stage
-                self._release(task)
-
     def _step(self, tasks: Sequence[ThinkerTask]) -> Sequence[Tensor]:
         tokens = [task.last for task in tasks if task.last is not None]
         return rows_of(self._engine.step([task.slot for task in tasks], tokens))
 
-    def _write(
-        self,
-        task: ThinkerTask,
-        token_id: int | None,
-        logits: Tensor | None = None,
-        accepted: Tensor | None = None,
-    ) -> None:
+    def _write(self, task: ThinkerTask, token_id: int | None) -> None:
         """Pass a token to the caller and, unless it is an end marker, to the talker.
 
-        token_id: None where the text has ended with the token before. logits: those that it was
-        sampled from. accepted: what the prefill returned.
+        token_id: None where the text has ended with the token before.
         """
-        live = task.live
-        logprob = None
+        live, logprob = task.live, None
+        logits, task.logits = task.logits, None
         if token_id is not None:
             task.last = token_id
             if live.request.options.logprobs and logits is not None:
@@ -378,10 +302,9 @@ class ThinkerStage(Stage[ThinkerTask]):
             if live.ended:
                 return
             live.timestamps.progress_s = self._clock.now()
-            if accepted is not None:
-                live.accepted = accepted
-                live.timestamps.first_token_s = live.timestamps.progress_s
             if token_id is not None:
+                if live.timestamps.first_token_s is None:
+                    live.timestamps.first_token_s = live.timestamps.progress_s
                 live.token_ids.append(token_id)
             if logprob is not None:
                 live.logprobs.append(logprob)
