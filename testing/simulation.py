@@ -119,7 +119,7 @@ class Simulation:
             first_token_timeout_s=first_token_timeout_s,
             wait_timeout_s=wait_timeout_s,
         )
-        keys = prompt_keys(prompt, self.config)
+        keys = prompt_keys(prompt, self.config, cache_key)
         return Request(prompt, options, speak, self.clock.now(), Codec(decode_text), keys)
 
     def start(self, tokens: Sequence[int], frames: int = 20, **options: Any) -> SpeechStream:

@@ -401,9 +401,11 @@ class Qwen3Omni:
             options.speaker_id(self._config)
         if options.seed is None:
             options = replace(options, seed=secrets.randbits(32))
-        keys = prompt_keys(prompt, self._config) if self._pipeline.caches_prefixes else None
-        if keys is not None and self._pipeline.spills:
-            keys.hash_blocks()  # here rather than under the pipeline's lock
+        keys = None
+        if self._pipeline.caches_prefixes:
+            keys = prompt_keys(prompt, self._config, options.cache_key)
+            if self._pipeline.spills:
+                keys.hash_blocks()  # here rather than under the pipeline's lock
         return Request(
             prompt,
             options,

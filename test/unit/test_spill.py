@@ -116,7 +116,7 @@ def test_a_slot_is_chosen_after_one_comparison_with_each(monkeypatch: pytest.Mon
     cache = PrefixCache(3)
     keys = [keys_of(rows) for rows in (20, 30, 40)]
     for slot, one in enumerate(keys):
-        cache.put(slot, CachedRows(one, len(one), None, NO_ACCEPTED))
+        cache.put(slot, CachedRows(one, len(one), NO_ACCEPTED))
     compared, shared = [], RowKeys.shared
 
     def compare(one: RowKeys, other: RowKeys) -> int:
@@ -124,7 +124,7 @@ def test_a_slot_is_chosen_after_one_comparison_with_each(monkeypatch: pytest.Mon
         return shared(one, other)
 
     monkeypatch.setattr(RowKeys, "shared", compare)
-    assert cache.choose([0, 1, 2], keys_of(35), None) == (2, 35)
+    assert cache.choose([0, 1, 2], keys_of(35)) == (2, 35)
     assert compared == keys
 
 

@@ -238,11 +238,11 @@ def test_copies_end_where_memory_and_folder_are_too_small_for_one_conversation(
         keys, reads = keys_of(blocks * BLOCK_ROWS), engine.reads
 
         def is_copied(keys: RowKeys = keys, rows: int = blocks * BLOCK_ROWS) -> bool:
-            return copies.copy_out(0, keys, rows, None, torch.empty(0)) or engine.reads > 100
+            return copies.copy_out(0, keys, rows, torch.empty(0)) or engine.reads > 100
 
         wait_for(is_copied)
         assert engine.reads <= reads + blocks
-        assert copies.count(keys, None) >= 2 * BLOCK_ROWS, "the first blocks serve a restore"
+        assert copies.count(keys) >= 2 * BLOCK_ROWS, "the first blocks serve a restore"
     store.close()
 
 
@@ -251,10 +251,10 @@ def test_one_slow_copy_from_memory_passes() -> None:
     store, engine = SpilledRows(SpillLimits(1 << 10)), Rows()
     copies = SlotSpill("thinker", engine, store, lambda: engine.now_s)
     keys, rows = keys_of(BLOCK_ROWS), BLOCK_ROWS
-    assert copies.copy_out(0, keys, rows, None, torch.empty(0))
+    assert copies.copy_out(0, keys, rows, torch.empty(0))
 
     def restored() -> int:
-        return copies.restore(0, keys, None, 0, rows, lambda rows: 0.001 * rows)[0]
+        return copies.restore(0, keys, 0, rows, lambda rows: 0.001 * rows)[0]
 
     engine.slow_s = 1.0
     assert restored() == rows
@@ -278,9 +278,9 @@ def test_one_slow_block_does_not_stand_for_all() -> None:
     store, engine = SpilledRows(SpillLimits(1 << 14)), SlowAtTheEnd()
     copies, rows = SlotSpill("thinker", engine, store, lambda: engine.now_s), 8 * BLOCK_ROWS
     keys = keys_of(rows)
-    while not copies.copy_out(0, keys, rows, None, torch.empty(0)):
+    while not copies.copy_out(0, keys, rows, torch.empty(0)):
         pass
     for _ in range(5):
-        found = copies.restore(0, keys, None, 0, rows, lambda rows: 0.001 * rows)
+        found = copies.restore(0, keys, 0, rows, lambda rows: 0.001 * rows)
         assert found[0] == rows
     store.close()

@@ -58,4 +58,4 @@ class EncoderStage(Stage[Task]):
         """Return the first row of a prompt that the thinker is expected to compute."""
         if request.keys is None:
             return 0
-        return self._cache.count(request.keys.thinker, request.options.cache_key)
+        return self._cache.count(request.keys.thinker)

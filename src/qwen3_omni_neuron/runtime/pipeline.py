@@ -385,7 +385,7 @@ class Pipeline:
         if request.keys is not None:
             keys, cache = request.keys.thinker, self._thinker.cache
             free = sorted(self._free_slots, key=lambda slot: self._awaited_until_s[slot] > now)
-            slot, live.cached_rows = cache.choose(free, keys, request.options.cache_key)
+            slot, live.cached_rows = cache.choose(free, keys)
             live.prefilled_rows["thinker"] = live.cached_rows
         self._free_slots.remove(slot)
         self._awaited_until_s[slot] = now + AWAITED_S if request.ahead else -math.inf

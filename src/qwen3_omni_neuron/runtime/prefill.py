@@ -112,10 +112,8 @@ class PrefillStage(Stage[AnyPrompt]):
         if task.keys is None:  # one call computes all rows
             task.live.prefilled_rows[self.name] = task.rows
             return 0, task.rows
-        key = task.live.request.options.cache_key
-        rows, whole = self.cache.bring(
-            task.slot, task.keys, key, task.most, self._engine.copy, self._expected_s
-        )
+        copy, expected_s = self._engine.copy, self._expected_s
+        rows, whole = self.cache.bring(task.slot, task.keys, task.most, copy, expected_s)
         task.live.prefilled_rows[self.name] = rows.count
         with self._lock:
             return rows.count, rows.count + self._chunk_rows(task) if whole else None

@@ -27,20 +27,14 @@ COPY_ROWS = 16  # computing fewer rows takes about as long as copying them
 class CachedRows:
     """Rows of one prompt, or of its beginning, in one slot.
 
-    keys: row keys of the whole prompt. count: number of its first rows that are held. cache_key:
-    requests share rows only if their cache_key is the same. accepted: the thinker's accept-layer
-    hidden states [media, hidden] at the media positions among these rows; empty in the talker's
-    record.
+    keys: row keys of the whole prompt. count: number of its first rows that are held. accepted: the
+    thinker's accept-layer hidden states [media, hidden] at the media positions among these rows;
+    empty in the talker's record.
     """
 
     keys: RowKeys
     count: int
-    cache_key: str | None
     accepted: Tensor
-
-    def shared(self, keys: RowKeys, cache_key: str | None) -> int:
-        """Return how many of a prompt's first rows are among these."""
-        return min(self.count, self.keys.shared(keys)) if self.cache_key == cache_key else 0
 
 
 class PrefixCache:
@@ -67,7 +61,7 @@ class PrefixCache:
         if self._spill is not None and rows is not None:
             self._uncopied[slot] = None
 
-    def choose(self, free: Sequence[int], keys: RowKeys, cache_key: str | None) -> tuple[int, int]:
+    def choose(self, free: Sequence[int], keys: RowKeys) -> tuple[int, int]:
         """Choose one of the free slots for a prompt. free: the least recently used one first.
 
         It is the slot that shares the most rows with the prompt, if these are at least half of what
@@ -75,25 +69,24 @@ class PrefixCache:
         conversation, and the choice is the least recently used slot, to which `bring` copies the
         shared rows. Returns the slot, and what `count` returns.
         """
-        counts = self._counts(keys, cache_key)
+        counts = self._counts(keys)
         best = max(free, key=lambda slot: counts[slot])
         cached = self._rows[best]
         in_place = cached is not None and 2 * counts[best] >= cached.count
-        most = max(self._spilled(keys, cache_key), *counts)
+        most = max(self._spilled(keys), *counts)
         return best if in_place else free[0], most
 
-    def count(self, keys: RowKeys, cache_key: str | None) -> int:
+    def count(self, keys: RowKeys) -> int:
         """Return how many of a prompt's first rows any slot holds, or the spilled ones.
 
         Any thread may call it.
         """
-        return max(self._spilled(keys, cache_key), *self._counts(keys, cache_key))
+        return max(self._spilled(keys), *self._counts(keys))
 
     def bring(
         self,
         slot: int,
         keys: RowKeys,
-        cache_key: str | None,
         most: int,
         copy: Callable[[int, int, int], None],
         prefill_s: Callable[[int], float],
@@ -106,7 +99,7 @@ class PrefixCache:
         Returns the record of the rows, and whether that is all: False after a part of the spilled
         rows, where the next call goes on.
         """
-        counts = self._counts(keys, cache_key)
+        counts = self._counts(keys)
         source = counts.index(max(counts))
         if counts[source] < counts[slot] + COPY_ROWS:
             source = slot
@@ -114,7 +107,7 @@ class PrefixCache:
         accepted = NO_ACCEPTED if cached is None else cached.accepted
         if len(accepted):
             accepted = accepted[: keys.media_rows(count)]
-        rows = CachedRows(keys, count, cache_key, accepted)
+        rows = CachedRows(keys, count, accepted)
         if source != slot:
             self.put(slot, None)  # until the copy has succeeded
             copy(source, slot, count)
@@ -139,9 +132,7 @@ class PrefixCache:
         rows, done = self._rows[slot], True
         if rows is not None:
             try:
-                done = self._spill.copy_out(
-                    slot, rows.keys, rows.count, rows.cache_key, rows.accepted
-                )
+                done = self._spill.copy_out(slot, rows.keys, rows.count, rows.accepted)
             except Exception:
                 logger.exception("rows of slot %d can't be copied out", slot)
         if done:
@@ -153,22 +144,21 @@ class PrefixCache:
         """Append spilled rows to the rows of a slot; see `bring`."""
         if self._spill is None:
             return rows, True
-        keys, cache_key = rows.keys, rows.cache_key
-        wanted = min(self._spilled(keys, cache_key), most)
+        keys, wanted = rows.keys, min(self._spilled(rows.keys), most)
         if wanted < rows.count + COPY_ROWS:
             return rows, True
         self.put(slot, None)  # until the copy has ended
-        held, media = self._spill.restore(slot, keys, cache_key, rows.count, wanted, prefill_s)
+        held, media = self._spill.restore(slot, keys, rows.count, wanted, prefill_s)
         before = rows.accepted[: keys.media_rows(rows.count // BLOCK_ROWS * BLOCK_ROWS)]
         parts = [part for part in (before, *media) if len(part)] if media else [rows.accepted]
         count = min(held, most)
         accepted = (torch.cat(parts) if parts else NO_ACCEPTED)[: keys.media_rows(count)]
         return replace(rows, count=count, accepted=accepted), not rows.count < count < wanted
 
-    def _spilled(self, keys: RowKeys, cache_key: str | None) -> int:
+    def _spilled(self, keys: RowKeys) -> int:
         """Return how many of a prompt's first rows can be restored."""
-        return 0 if self._spill is None else self._spill.count(keys, cache_key)
+        return 0 if self._spill is None else self._spill.count(keys)
 
-    def _counts(self, keys: RowKeys, cache_key: str | None) -> list[int]:
+    def _counts(self, keys: RowKeys) -> list[int]:
         """Return how many of a prompt's first rows each slot holds."""
-        return [0 if rows is None else rows.shared(keys, cache_key) for rows in self._rows]
+        return [0 if r is None else min(r.count, r.keys.shared(keys)) for r in self._rows]

@@ -334,14 +334,12 @@ class SlotSpill:
         """True where the next block may be copied out now."""
         return self._store.may_put(self._next_bytes)
 
-    def count(self, keys: RowKeys, cache_key: str | None) -> int:
+    def count(self, keys: RowKeys) -> int:
         """Return how many of a prompt's first rows can be restored. Any thread may call it."""
-        blocks = self._keys(keys, cache_key)
+        blocks = self._keys(keys)
         return BLOCK_ROWS * next(self._store.missing(blocks), len(blocks))
 
-    def copy_out(
-        self, slot: int, keys: RowKeys, count: int, cache_key: str | None, accepted: Tensor
-    ) -> bool:
+    def copy_out(self, slot: int, keys: RowKeys, count: int, accepted: Tensor) -> bool:
         """Copy blocks of a slot's first rows that the store lacks: PIECE_BYTES, at least one block.
 
         They end where a block that was copied for these keys was dropped again: then the limits
@@ -350,7 +348,7 @@ class SlotSpill:
         """
         if self._copied is not keys:
             self._copied, self._reached = keys, 0
-        blocks, copied = self._keys(keys, cache_key)[: count // BLOCK_ROWS], 0
+        blocks, copied = self._keys(keys)[: count // BLOCK_ROWS], 0
         self._store.use(blocks)  # so that the rows of others go first, and then the last of these
         for index in self._store.missing(blocks):
             if index < self._reached:
@@ -375,7 +373,6 @@ class SlotSpill:
         self,
         slot: int,
         keys: RowKeys,
-        cache_key: str | None,
         start: int,
         stop: int,
         prefill_s: Callable[[int], float],
@@ -388,7 +385,7 @@ class SlotSpill:
         blocks' media, from the last multiple of BLOCK_ROWS before `start` on.
         """
         first, last = start // BLOCK_ROWS, -(-stop // BLOCK_ROWS)
-        blocks = self._keys(keys, cache_key)[:last]
+        blocks = self._keys(keys)[:last]
         computed_s = prefill_s(stop - start)
         if 0.0 < computed_s < self._store.expected_s(blocks[first:], self._pace_s):
             self._store.forgive()
@@ -419,5 +416,5 @@ class SlotSpill:
             self._pace_s = (self._pace_s + pace_s) / 2
         return start, accepted
 
-    def _keys(self, keys: RowKeys, cache_key: str | None) -> list[Key]:
-        return [(self._name, cache_key, digest) for digest in keys.block_digests]
+    def _keys(self, keys: RowKeys) -> list[Key]:
+        return [(self._name, keys.cache_key, digest) for digest in keys.block_digests]

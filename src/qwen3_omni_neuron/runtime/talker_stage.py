@@ -132,15 +132,12 @@ class TalkerStage(PrefillStage[TalkerTask]):
         A long prompt with media waits for their hidden states, where other requests run: its rows
         are then computed in chunks. The lock is held.
         """
-        request, keys = task.live.request, task.keys
-        if request.ahead:
+        if task.live.request.ahead:
             return False
-        if len(self._tasks) == 1 or keys is None or self._may_be_cut(task):
+        if len(self._tasks) == 1 or task.keys is None or self._may_be_cut(task):
             return True
-        left = task.rows
-        if left > LEAST_CHUNK_ROWS:
-            left -= self.cache.count(keys, request.options.cache_key)
-        return left <= LEAST_CHUNK_ROWS
+        short = task.rows <= LEAST_CHUNK_ROWS
+        return short or task.rows - self.cache.count(task.keys) <= LEAST_CHUNK_ROWS
 
     def _may_be_cut(self, task: TalkerTask) -> bool:
         # Media whose hidden states are not known are left to `Talker.prefill`.

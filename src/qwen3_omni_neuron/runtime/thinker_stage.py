@@ -277,8 +277,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         cached, appended = self.cache[task.slot], task.live.token_ids[:-1]
         if cached is not None and task.last is not None and appended:
             keys = cached.keys.followed_by(appended)
-            rows = CachedRows(keys, len(keys), cached.cache_key, cached.accepted)
-            self.cache.put(task.slot, rows)
+            self.cache.put(task.slot, CachedRows(keys, len(keys), cached.accepted))
         if task.grammar is not None:
             task.grammar.close()
         super()._release(task)
