@@ -29,22 +29,34 @@ def test_right():
 """
 
 
-@pytest.mark.parametrize(
-    ("count", "right", "status"),
-    [(0, True, 0), (MOST_TESTS, True, 0), (MOST_TESTS + 1, True, 1), (1, False, 1)],
-)
-def test_up_to_three_tests_that_pass_alone_do_not_fail_a_run_and_are_reported(
-    tmp_path: Path, count: int, right: bool, status: int
-) -> None:
+def run_once_more(folder: Path, count: int, right: bool = True) -> int:
+    """Return the exit status of a run in a folder. count: tests that fail the first time."""
     toy = TOY.replace("COUNT", str(count)).replace("RIGHT", str(right))
-    (tmp_path / "test_toy.py").write_text(toy, encoding="utf-8")
+    (folder / "test_toy.py").write_text(toy, encoding="utf-8")
     command = [sys.executable, "-m", "testing.once_more", "--quiet"]
     alone = {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    ran = subprocess.run(command, cwd=tmp_path, env=os.environ | alone, check=False)
-    assert ran.returncode == status
+    return subprocess.run(command, cwd=folder, env=os.environ | alone, check=False).returncode
+
+
+@pytest.mark.parametrize(
+    ("count", "right", "status"),
+    [(0, True, 0), (1, True, 0), (MOST_TESTS + 1, True, 1), (1, False, 1)],
+)
+def test_failed_tests_that_pass_alone_do_not_fail_a_run_and_are_reported(
+    tmp_path: Path, count: int, right: bool, status: int
+) -> None:
+    assert run_once_more(tmp_path, count, right) == status
     report, repeated = tmp_path / REPORT, count + (not right)
     text = report.read_text(encoding="utf-8") if report.exists() else ""
     tells = count if repeated <= MOST_TESTS else 0
     assert text.count("depends on its moment") == text.count("ZeroDivisionError:") == tells
     assert text.count("fails alone, too") == (not right)
     assert text.count("1 passed") == tells
+
+
+def test_up_to_three_tests_in_all_runs_of_a_report_may_pass_alone(tmp_path: Path) -> None:
+    assert run_once_more(tmp_path, MOST_TESTS) == 0
+    (tmp_path / "seen0").unlink()
+    assert run_once_more(tmp_path, 1) == 1
+    text = (tmp_path / REPORT).read_text(encoding="utf-8")
+    assert text.count("depends on its moment") == text.count("1 passed") == MOST_TESTS + 1
