@@ -1,10 +1,11 @@
-"""A pytest plugin: processes of the package are forked from one that has imported torch.
+"""A pytest plugin: processes of the package are forked from one that has imported what they need.
 
 The tests start some two hundred engines, ranks and workers, and an import of torch takes two
-seconds of a processor. `start_child` starts them as it does for users in every process but
+seconds of a processor; they start as many helpers of servers, whose codecs take half a second.
+`start_child` starts them as it does for users in every process but
 pytest's own, in tests with the fixture `cold_starts`, and everywhere with TEST_ALL (see
 testing/repeats.py). In tests with the fixture `warm_commands`, `python -c` and `python -m` are
-forked from it, too.
+forked, too.
 """
 
 import atexit
@@ -31,10 +32,12 @@ from typing import Any, NoReturn
 import pytest
 
 from qwen3_omni_neuron.engines.process import child
+from qwen3_omni_neuron.helpers import link
 from testing.repeats import RUNS_ALL
 
 # The second is what ranks and their compilers import: as long as all the rest of torch.
-IMPORTED = ("qwen3_omni_neuron.engines.process.server", "torch._dynamo.backends.common")
+TORCH = ("qwen3_omni_neuron.engines.process.server", "torch._dynamo.backends.common")
+CODECS = ("qwen3_omni_neuron.helpers.media.server", "soundfile", "soxr", "av")
 # Read before Python runs any code: a fork would have those of the process that it is forked from.
 READ_AT_START = ("LD_", "MALLOC_", "OMP_", "OPENBLAS_", "MKL_", "PYTHON")
 MAX_ORDER_BYTES = 1 << 17
@@ -47,15 +50,18 @@ _PR_SET_CHILD_SUBREAPER = 36
 class Template:
     """The process that children are forked from, started when the first one is.
 
+    imported: modules that it imports. more: its environment variables, beside this process's.
+
     A child is forked twice: the process between ends at once, and the kernel makes this process,
     a subreaper meanwhile, the parent. So it waits for the child as for any other.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, imported: Sequence[str], more: Mapping[str, str]):
+        self._imported, self._environment = imported, {**os.environ, **more}
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._prctl = ctypes.CDLL(None).prctl
-        self.variables = _read_at_start(os.environ)
+        self.variables = _read_at_start(self._environment)
 
     def fork(self, order: Mapping[str, Any], files: list[int]) -> int:
         """Fork a child of this process, and return its id. files: its stdin, stdout, stderr, ...
@@ -85,19 +91,21 @@ class Template:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
-            f"from testing.warm_starts import fork_children; fork_children({theirs.fileno()})"
+            "from testing.warm_starts import fork_children; "
+            f"fork_children({theirs.fileno()}, {self._imported!r})"
         )
         with theirs:
             self._process = _USUAL(
                 [sys.executable, "-u", "-X", "faulthandler", "-c", code],
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
 
 
-def fork_children(connection: int) -> None:
+def fork_children(connection: int, imported: Sequence[str]) -> None:
     """Fork children until the other end closes; each of them runs the code of its order."""
-    for name in IMPORTED:
+    for name in imported:
         import_module(name)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a child's own mask is in its order
     gc.collect()
@@ -174,16 +182,18 @@ def _take_files(files: list[int], numbers: list[int]) -> None:
 
 
 class WarmPopen(_USUAL):
-    """Popen whose processes of Python are forked from the template."""
+    """Popen whose processes of Python are forked from the template of their variables, if any."""
 
-    template: Template
+    templates: Sequence[Template] = ()
 
     def _execute_child(self, *arguments: Any) -> None:
         usual = _USUAL._execute_child  # type: ignore[attr-defined]
         given = inspect.signature(usual).bind(self, *arguments).arguments
         program = None if given["shell"] or given["preexec_fn"] else _program(given["args"])
         environment = os.environ if given["env"] is None else given["env"]
-        if program is None or _read_at_start(environment) != self.template.variables:
+        variables = _read_at_start(environment)
+        template = next((one for one in self.templates if one.variables == variables), None)
+        if program is None or template is None:
             usual(self, *arguments)
             return
         pipes = [
@@ -202,7 +212,7 @@ class WarmPopen(_USUAL):
         }
         files = [number if file == -1 else file for number, file in own.items()]
         try:
-            self.pid = self.template.fork(order, [*files, *given["pass_fds"]])
+            self.pid = template.fork(order, [*files, *given["pass_fds"]])
             self._child_created = True
         finally:
             self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
@@ -233,11 +243,12 @@ def warm_starts() -> Iterator[None]:
     if RUNS_ALL or sys.platform != "linux":
         yield
         return
-    WarmPopen.template = Template()
+    WarmPopen.templates = Template(TORCH, {}), Template(CODECS, link.ENVIRONMENT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(child, "subprocess", SimpleNamespace(Popen=WarmPopen))
         yield
-    WarmPopen.template.close()
+    for template in WarmPopen.templates:
+        template.close()
 
 
 @pytest.fixture

@@ -54,6 +54,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, Any]], 
     return run_in_loop
 
 
+@pytest.mark.usefixtures("cold_starts")
 def test_the_fork_server_is_small_and_has_one_thread(
     run: Callable[[Coroutine[Any, Any, Any]], Any],
 ) -> None:
