@@ -45,11 +45,11 @@ VERBS = {
 }
 # Moments: the line of stderr before them, the longest time after it, and how many there are.
 MOMENTS: dict[str, tuple[tuple[str, float, int], ...]] = {
-    "serve": (("begun", 1.0, 1), ("Started server process", 0.3, 1), ('"ready"', 2.0, 2)),
-    "split": (("Started server process", 1.5, 1), ('"ready"', 0.5, 1)),
-    "speak": (("begun", 1.0, 1), ("whole model", 0.3, 2)),
-    "compile": (("begun", 1.0, 1), ("to be compiled", 1.5, 2)),
-    "talk": (("begun", 1.0, 1), ("whole model", 1.0, 1)),
+    "serve": (("begun", 1.0, 1), ("Started server process", 0.3, 1), ('"ready"', 2.0, 1)),
+    "split": (('"ready"', 0.5, 1),),
+    "speak": (("whole model", 0.3, 2),),
+    "compile": (("to be compiled", 1.5, 1),),
+    "talk": (("whole model", 1.0, 1),),
 }
 # A fork does not end as the interpreter does, which aborts while a thread is in torch.
 COLD = ("begun", "Started server process")
@@ -124,7 +124,7 @@ class Verb:
 def test_a_verb_ends_by_a_signal_at_any_moment(
     verb: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    draw, number = random.Random(verb), 0
+    draw, number = random.Random(verb), [*MOMENTS].index(verb)
     for line, most_s, times in MOMENTS[verb]:
         if line not in COLD:  # the imports before it are those of the process it is forked from
             request.getfixturevalue("warm_commands")
@@ -318,6 +318,7 @@ def test_bytes_that_are_not_utf8_are_named_in_the_error(
     assert "the byte 0xFF, which is not UTF-8" in said
 
 
+@pytest.mark.usefixtures("warm_commands")
 def test_stdin_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "qwen3_omni_neuron.cli", "say", "-", *OWN]
     given: Any = {"cwd": tmp_path, "capture_output": True}
