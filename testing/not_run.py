@@ -90,7 +90,9 @@ def pytest_terminal_summary(
     skipped = terminalreporter.stats.get("skipped", [])
     lines = summary(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
     if number := left_out(terminalreporter.config):
-        lines.append(f"{number:5d} left out: cases that others show, too. To run: make test-all")
+        lines.append(
+            f"{number:5d} left out: shown by others, too, or for a release. To run: make test-all"
+        )
     if lines:
         terminalreporter.section("not run here")
         terminalreporter.write("\n".join(lines) + "\n")

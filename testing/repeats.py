@@ -2,6 +2,7 @@
 
 A plain run leaves them out, and says how many at its end; with TEST_ALL, as `make test-all` sets
 it, they run. `@pytest.mark.repeats` marks such a test, and `again` such a case of a test.
+`@pytest.mark.release` marks a test of what only a release needs: a benchmark's script, a long run.
 `examples` counts those of a property. Of the product of a test's parameters,
 `@pytest.mark.diagonal` keeps few cases that have each value of each parameter, and
 `@pytest.mark.pairs` few that have each pair of values of two parameters.
@@ -19,6 +20,10 @@ RUNS_ALL = "TEST_ALL" in os.environ
 _COUNT = pytest.StashKey[int]()
 
 
+LEFT_OUT = {
+    "repeats": "shows again what another case shows",
+    "release": "shows what only a release needs",
+}
 # By mark: the number of parameters whose values are kept together.
 PRODUCTS = {"diagonal": 1, "pairs": 2}
 
@@ -62,16 +67,17 @@ def left_out(config: pytest.Config) -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Name the marks."""
-    config.addinivalue_line("markers", "repeats: shows again what another case shows")
+    for mark, shows in LEFT_OUT.items():
+        config.addinivalue_line("markers", f"{mark}: {shows}")
     config.addinivalue_line("markers", "diagonal: of a product, cases with each value are enough")
     config.addinivalue_line("markers", "pairs: of a product, cases with each pair are enough")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what shows something again."""
+    """Leave out what shows something again, or what a release alone needs."""
     if RUNS_ALL:
         return
-    out = {item for item in items if item.get_closest_marker("repeats")}
+    out = {item for item in items if any(map(item.get_closest_marker, LEFT_OUT))}
     products: dict[tuple[Any, str, int], list[pytest.Function]] = defaultdict(list)
     for item in items:
         for mark, together in PRODUCTS.items():

@@ -28,7 +28,7 @@ MET, NOT_MET, NOT_MEASURED = "met", "not met", "not measured"
 
 
 @on_linux
-@pytest.mark.repeats  # of what follows, of test_serving_process.py: a stage that crashes
+@pytest.mark.release
 @pytest.mark.usefixtures("warm_commands")
 def test_a_short_soak_kills_a_stage_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

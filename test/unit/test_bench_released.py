@@ -14,6 +14,7 @@ from testing.results import load_results
 @pytest.mark.skipif(
     find_library() is None, reason="the C was not compiled, and these are the bytes that it reads"
 )
+@pytest.mark.release
 def test_the_released_size_is_measured_from_drawn_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

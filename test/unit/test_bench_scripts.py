@@ -42,6 +42,7 @@ from testing.memory import live_tensor_bytes
 from testing.peak_memory import peak_tensor_bytes
 from testing.prompts import prompt_of
 from testing.released import RELEASED
+from testing.repeats import again
 from testing.results import Results, ResultsError, load_results, publish
 from testing.timed_engines import Script, Sizes, Times, timed_engines
 from testing.virtual_clock import VirtualClock
@@ -218,6 +219,7 @@ def test_a_file_that_is_no_result_is_refused(tmp_path: Path, content: str, said:
 # ttfb_rtf
 
 
+@pytest.mark.release
 def test_a_row_is_reproduced_by_its_seed_whatever_fails_beside_it(
     tmp_path: Path, model: list[str]
 ) -> None:
@@ -302,6 +304,7 @@ def test_the_thinker_is_timed_by_prompt_length(omni: Qwen3Omni) -> None:
     assert summary["prompt_tokens"] == rows[2]["prompt_tokens"]
 
 
+@pytest.mark.release
 def test_every_stage_is_timed_in_every_size(tmp_path: Path, model: list[str]) -> None:
     sizes = ["--prompts", "20,40", "--batches", "1,2", "--chunk-frames", "1,4"]
     more = ["--audio-seconds", "1", "--pictures", "4", "--repeats", "1"]
@@ -321,6 +324,7 @@ def test_every_stage_is_timed_in_every_size(tmp_path: Path, model: list[str]) ->
 
 
 @needs_library
+@pytest.mark.release
 def test_parts_are_compared_with_the_machine(tmp_path: Path, checkpoint: Path) -> None:
     sizes = ["--frames", "1,2", "--audio-seconds", "1,9", "--pictures", "4", "--threads", "1,2"]
     sizes += ["--prompts", "3,20"]
@@ -343,6 +347,7 @@ def test_parts_are_compared_with_the_machine(tmp_path: Path, checkpoint: Path) -
     assert len(found.summary) == len(parts)
 
 
+@pytest.mark.release
 def test_stages_are_compared_with_the_machine(tmp_path: Path, checkpoint: Path) -> None:
     dtypes = ["--dtype", "mixed", "--dtype", "int8", "--threads", "2", "--prompts", "20,40"]
     small = ["--array-mb", "1", "--product-size", "64", "--repeats", "2"]
@@ -435,6 +440,7 @@ def test_a_frame_reads_the_code_predictor_fifteen_times() -> None:
     assert frame.multiply_adds == 16 * 5 * layer + heads + 5 * 2 * 16 * 128 * (16 * 17 // 2)
 
 
+@pytest.mark.release
 def test_the_end_of_speech_is_timed_in_each_turn(tmp_path: Path) -> None:
     more = ["--seconds", "9", "--piece-ms", "200", "--turns", "1,3", "--others", "0,1"]
     found = run(end_of_speech, [*more, "--rounds", "1", "--speed", "20"], tmp_path)
@@ -449,6 +455,7 @@ def test_the_end_of_speech_is_timed_in_each_turn(tmp_path: Path) -> None:
     assert third["reused_rows"] > first["prompt_rows"], "what was said before, at least"
 
 
+@pytest.mark.release
 def test_the_end_of_speech_is_timed_after_a_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -464,6 +471,7 @@ def test_the_end_of_speech_is_timed_after_a_cut(
     assert rows[3] == rows[5] == rows[0], "the first turn was dropped"
 
 
+@pytest.mark.release
 def test_a_turn_is_timed_after_its_slot_was_lost_and_after_it_was_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -481,6 +489,7 @@ def test_a_turn_is_timed_after_its_slot_was_lost_and_after_it_was_kept(
         assert 0 <= row["reused_rows"] < row["prompt_rows"]
 
 
+@pytest.mark.release
 def test_the_end_of_speech_is_replayed_below_its_goals(tmp_path: Path) -> None:
     """All but the last window is held: 170 ms on shared cores, 150 on cores of their own."""
     found = run(end_of_speech, ["--replay", "port-167,roofline", "--others", "0"], tmp_path)
@@ -493,6 +502,7 @@ def test_the_end_of_speech_is_replayed_below_its_goals(tmp_path: Path) -> None:
     assert seconds["roofline", "shared", held] < seconds["roofline", "shared", 0]
 
 
+@pytest.mark.release
 def test_long_speech_is_timed_by_its_place(tmp_path: Path, model: list[str]) -> None:
     found = run(long_speech, [*model, "--frames", "130", "--chunk", "2"], tmp_path)
     places = [(row["part"], row["from_frame"], row["to_frame"]) for row in found.rows]
@@ -526,8 +536,8 @@ def test_a_stream_of_sound_leaves_nothing_behind(models: Models, config: OmniCon
     vocoder = CpuVocoder(EagerCode2Wav(models.code2wav), slots=1)
     frames = long_speech.decoded_chunks(vocoder, config, chunk=1, seed=0)
     held, needed, shapes = [], [], []
-    for number in range(260):
-        if number in (60, 259):
+    for number in range(100):
+        if number in (60, 99):
             shapes.append([tensor.shape for tensor in vocoder._states[0]])
             held.append(live_tensor_bytes())
             needed.append(peak_tensor_bytes(next(frames)))
@@ -559,7 +569,7 @@ def little() -> Namespace:
     return Namespace(text_tokens=3, frames=4, rounds=1, dtype="auto", reference_dtype="float32")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", again("bfloat16")])
 def test_transformers_is_compared(checkpoint: Path, little: Namespace, dtype: str) -> None:
     little.reference_dtype = dtype
     rows = vs_transformers.compare(checkpoint, "spoken", little)
@@ -597,6 +607,7 @@ def test_nothing_is_timed_where_the_replies_differ(
 
 
 @pytest.mark.parametrize("side", vs_transformers.SIDES)
+@pytest.mark.release
 def test_memory_is_what_came_on_top(checkpoint: Path, little: Namespace, side: str) -> None:
     found = vs_transformers.memory_here(side, checkpoint, little)
     assert 0 < found["before_mb"] <= found["loaded_mb"] <= found["peak_mb"]

@@ -64,7 +64,8 @@ def test_the_run_ends_with_it(tmp_path: Path) -> None:
         "@pytest.mark.diagonal\n"
         "@pytest.mark.parametrize('a', [1, 2])\n@pytest.mark.parametrize('b', [1, 2])\n"
         "def test_product(a, b):\n    pass\n\n"
-        "@pytest.mark.repeats\ndef test_again():\n    pass\n",
+        "@pytest.mark.repeats\ndef test_again():\n    pass\n\n"
+        "@pytest.mark.release\ndef test_script():\n    pass\n",
         encoding="utf-8",
     )
     words = ["-q", "-p", "testing.not_run", "-p", "testing.repeats", "-p", "xdist"]
@@ -75,7 +76,9 @@ def test_the_run_ends_with_it(tmp_path: Path) -> None:
         env={**variables, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )  # fmt: skip
     assert "1 skipped: graphs lowered to HLO. To run: make test-hlo" in done.stdout, done.stdout
-    assert "3 left out: cases that others show, too. To run: make test-all" in done.stdout
+    assert (
+        "4 left out: shown by others, too, or for a release. To run: make test-all" in done.stdout
+    )
     assert "2 passed, 1 skipped" in done.stdout
 
 

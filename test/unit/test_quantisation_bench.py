@@ -99,6 +99,7 @@ def test_one_kind_of_matrix_alone_is_rounded(checkpoint: Path, config: OmniConfi
     assert changed == {"head"}
 
 
+@pytest.mark.release
 def test_every_choice_is_compared_over_random_weights(tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     words = ["--size", "tiny", "--positions", "8", "--replies", "2", "--frames", "3"]
@@ -176,6 +177,7 @@ def test_tails_are_those_of_matrices_alone(checkpoint: Path, config: OmniConfig)
     assert not any("norm" in name for name in changed)
 
 
+@pytest.mark.release
 def test_dtypes_are_compared_over_replies_and_by_the_ear(judge: Judge, tmp_path: Path) -> None:
     """A few positions: all choices of the benchmark, and what the package answers in each dtype."""
     file = tmp_path / "r.json"

@@ -29,6 +29,7 @@ def executable(file: Path, text: str) -> None:
     file.chmod(0o755)
 
 
+@pytest.mark.release
 def test_both_sides_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:
     """OpenVINO's place is taken by our own side, its export by a copy of the checkpoint."""
     environment = tmp_path / "environment"
