@@ -93,17 +93,24 @@ class Index:
         self.folders = {
             str(parent) for name in self.paths for parent in Path(name).parents if parent.parts
         }
-        self.sources = {
-            name: ast.parse((root / name).read_text(encoding="utf-8"))
+
+    @cached_property
+    def sources(self) -> dict[str, ast.Module]:
+        """The Python files, parsed, which takes seconds."""
+        return {
+            name: ast.parse((self.root / name).read_text(encoding="utf-8"))
             for name in sorted(self.paths)
             if name.endswith(".py")
         }
-        self.modules: dict[str, _Scope] = {}
-        for name, tree in self.sources.items():
-            self.modules[_dotted(name)] = _module_scope(tree)
-        for name in list(self.modules):  # packages without an __init__.py, too
+
+    @cached_property
+    def modules(self) -> dict[str, _Scope]:
+        """The modules' members."""
+        found = {_dotted(name): _module_scope(tree) for name, tree in self.sources.items()}
+        for name in list(found):  # packages without an __init__.py, too
             for end in range(1, name.count(".") + 1):
-                self.modules.setdefault(".".join(name.split(".")[:end]), _Scope())
+                found.setdefault(".".join(name.split(".")[:end]), _Scope())
+        return found
 
     @cached_property
     def identifiers(self) -> frozenset[str]:

@@ -6,10 +6,8 @@ warping between them, both librosa's. Words are separated by the silence between
 
 from dataclasses import dataclass
 
+import librosa  # loads a part when it is first used, which takes seconds
 import numpy as np
-from librosa.effects import split
-from librosa.feature import mfcc
-from librosa.sequence import dtw
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.events import SAMPLE_RATE
@@ -64,7 +62,8 @@ def word_bounds(samples: NDArray[np.float32]) -> list[tuple[int, int]]:
 
     samples: float32 [samples] at 24 kHz.
     """
-    parts = split(samples, top_db=_SILENCE_DB, ref=_loudest, frame_length=4 * _HOP, hop_length=_HOP)
+    frames = {"frame_length": 4 * _HOP, "hop_length": _HOP}
+    parts = librosa.effects.split(samples, top_db=_SILENCE_DB, ref=_loudest, **frames)
     words: list[tuple[int, int]] = []
     for start, end in parts.tolist():
         if words and start - words[-1][1] < _GAP_S * RATE:
@@ -81,7 +80,7 @@ def _loudest(values: NDArray[np.float32]) -> float:
 
 def _features(sound: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return float32 [16, frames]: MFCCs without the first, which is loudness."""
-    features = mfcc(
+    features = librosa.feature.mfcc(
         y=sound, sr=RATE, n_mfcc=17, n_fft=4 * _HOP, hop_length=_HOP, n_mels=64, lifter=22
     )[1:]
     return features / 50
@@ -89,5 +88,5 @@ def _features(sound: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
     """Return the cost per step of the cheapest alignment."""
-    costs, path = dtw(a, b)
+    costs, path = librosa.sequence.dtw(a, b)
     return float(costs[-1, -1]) / len(path)

@@ -30,7 +30,7 @@ from testing.peak_memory import needs_proc, watched
 from testing.repeats import again
 
 COUNT = 10_000
-SHORT = 150  # in CI
+SHORT = 60  # in CI
 PORTIONS = 20
 
 
