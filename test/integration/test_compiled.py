@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -441,6 +442,7 @@ def test_compile_prints_a_table_and_goes_on(
     assert "100%" in printed.err
 
 
+@pytest.mark.usefixtures("warm_commands")
 def test_ctrl_c_is_130_and_the_next_run_goes_on(checkpoint: Path, tree: Path, copy: Path) -> None:
     for model in ("vision", "audio", "code2wav"):
         shutil.rmtree(copy / model)
@@ -500,14 +502,19 @@ def test_without_a_folder_it_says_so(checkpoint: Path, capsys: pytest.CaptureFix
     assert "give --out DIR, or --dry-run" in capsys.readouterr().err
 
 
-def test_a_script_compiles_its_model(checkpoint: Path, tmp_path: Path) -> None:
-    words = compile_words(checkpoint, tmp_path)[1:]
-    script = ROOT / "compile" / "audio.py"
-    done = subprocess.run(
-        [sys.executable, str(script), *words], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "is not complete yet (thinker: missing; vision: missing; talker: m" in done.stderr
+def test_a_script_compiles_its_model(
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = str(ROOT / "compile" / "audio.py")
+    monkeypatch.setattr(sys, "argv", [script, *compile_words(checkpoint, tmp_path)[1:]])
+    with compiled_here(), pytest.raises(SystemExit) as ended:
+        runpy.run_path(script, run_name="__main__")
+    assert not ended.value.code
+    said = capsys.readouterr().err
+    assert "is not complete yet (thinker: missing; vision: missing; talker: m" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "audio"]
 
 

@@ -34,6 +34,7 @@ from testing import raw_http
 from testing.http_client import Answer, HttpClient, ask
 from testing.http_server import has_ended, made_certificate, serving, url_of, wait_until
 from testing.raw_http import rest_of
+from testing.repeats import again
 from testing.scripted_model import ScriptedModel
 
 BIG = bytes(range(256)) * (1 << 14)  # 4 MiB
@@ -154,7 +155,7 @@ def test_who_takes_a_little_now_and_then_has_the_time_of_a_request() -> None:
         thread.join(SECONDS)
 
 
-@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("tls", [again(False), True])
 def test_a_server_that_ends_waits_until_its_answers_were_taken(
     certificate: tuple[Path, Path], tls: bool
 ) -> None:
@@ -251,7 +252,7 @@ def texts_of(frames: list[Frame]) -> list[str]:
 LONG_TEXT = "a, ä, 語. " * 300_000
 
 
-@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("tls", [False, again(True)])
 def test_a_large_message_reaches_who_reads_slowly_without_a_pause(
     certificate: tuple[Path, Path], tls: bool
 ) -> None:
@@ -382,6 +383,7 @@ H2C["upgrade"] = "h2c"
 )
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("piece", [1, 1 << 16])
+@pytest.mark.pairs
 def test_another_protocol_than_websocket_is_ignored(
     more: dict[str, str], chunked: bool, piece: int
 ) -> None:
