@@ -38,10 +38,11 @@ from testing.decoding_cases import (
     wait_until,
 )
 from testing.decoding_faults import MODULE, fault
+from testing.repeats import again
 from testing.subprocesses import children, lives, open_files
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
+@pytest.fixture(params=[again("asyncio"), "uvloop"])
 def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, Any]], Any]:
     """Runs a coroutine in an event loop of either kind."""
 

@@ -115,6 +115,7 @@ def test_wrong():
 """
 
 
+@pytest.mark.release
 def test_what_failed_is_named_with_its_seed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +137,7 @@ def test_what_failed_is_named_with_its_seed(
     )
 
 
+@pytest.mark.release
 def test_a_run_ends_between_tests_when_its_time_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

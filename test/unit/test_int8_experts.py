@@ -257,6 +257,7 @@ def memory(dtype: str, **sizes: int) -> CoreMemory:
     return core_memory(RELEASED, plan, (4,))
 
 
+@pytest.mark.release
 def test_the_page_says_what_fits_a_trn2_in_either_dtype() -> None:
     table = table_of_page("TP 4, `shared` | bfloat16 | int8")
     thinker, whole, slots, positions = table.values()
@@ -284,6 +285,7 @@ def of_depth(layers: int) -> OmniConfig:
     return replace(RELEASED, thinker=replace(RELEASED.thinker, text=text), talker=talker)
 
 
+@pytest.mark.release
 def test_the_page_says_the_floors_in_either_dtype() -> None:
     """Counted over two and three layers, of which the others are repetitions."""
     columns = [(tp, dtype) for tp in (4, 8) for dtype in DTYPES]
