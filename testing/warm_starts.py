@@ -2,10 +2,9 @@
 
 The tests start some two hundred engines, ranks and workers, and an import of torch takes two
 seconds of a processor; they start as many helpers of servers, whose codecs take half a second.
-`start_child` starts them as it does for users in every process but
-pytest's own, in tests with the fixture `cold_starts`, and everywhere with TEST_ALL (see
-testing/repeats.py). In tests with the fixture `warm_commands`, `python -c` and `python -m` are
-forked, too.
+`start_child` starts them as it does for users in tests with the fixture `cold_starts`, in commands
+such as servers, and everywhere with TEST_ALL (see testing/repeats.py). In tests with the fixture
+`warm_commands`, `python -c` and `python -m` are forked, too.
 """
 
 import atexit
@@ -26,7 +25,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -51,14 +50,20 @@ class Template:
     """The process that children are forked from, started when the first one is.
 
     imported: modules that it imports. more: its environment variables, beside this process's.
+    connection: to a template that has been started.
 
     A child is forked twice: the process between ends at once, and the kernel makes this process,
     a subreaper meanwhile, the parent. So it waits for the child as for any other.
     """
 
-    def __init__(self, imported: Sequence[str], more: Mapping[str, str]):
+    def __init__(
+        self,
+        imported: Sequence[str] = (),
+        more: Mapping[str, str] = MappingProxyType({}),
+        connection: socket.socket | None = None,
+    ):
         self._imported, self._environment = imported, {**os.environ, **more}
-        self._lock = threading.Lock()
+        self._lock, self._socket = threading.Lock(), connection
         self._process: subprocess.Popen[bytes] | None = None
         self._prctl = ctypes.CDLL(None).prctl
         self.variables = _read_at_start(self._environment)
@@ -69,12 +74,11 @@ class Template:
         Raises OSError where the template has ended.
         """
         with self._lock:
-            if self._process is None:
-                self._start()
+            connection = self._socket or self._start()
             self._prctl(_PR_SET_CHILD_SUBREAPER, 1)
             try:
-                socket.send_fds(self._socket, [pickle.dumps(order)], files)
-                pid, ended = self._socket.recv(64), self._socket.recv(64)
+                socket.send_fds(connection, [pickle.dumps(order)], files)
+                pid, ended = connection.recv(64), connection.recv(64)
             finally:
                 self._prctl(_PR_SET_CHILD_SUBREAPER, 0)
         if not ended:
@@ -83,11 +87,11 @@ class Template:
 
     def close(self) -> None:
         """End the template. Its children go on."""
-        if self._process is not None:
+        if self._process is not None and self._socket is not None:
             self._socket.close()
             self._process.wait()
 
-    def _start(self) -> None:
+    def _start(self) -> socket.socket:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
@@ -101,6 +105,7 @@ class Template:
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
+        return self._socket
 
 
 def fork_children(connection: int, imported: Sequence[str]) -> None:
@@ -141,8 +146,21 @@ def fork_children(connection: int, imported: Sequence[str]) -> None:
     os.sched_setaffinity(0, order["cores"])
     if order["start_new_session"]:
         os.setsid()
+    if order["starts_children"]:
+        _become_warm()
     signal.pthread_sigmask(signal.SIG_SETMASK, order["mask"])
     _run(*order["program"])
+
+
+def _become_warm() -> None:
+    """Fork a template from this process, for its own children, while it has one thread."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        _close_files(keep=[0, 1, 2, theirs.fileno()])
+        fork_children(theirs.detach(), ())
+    theirs.close()
+    WarmPopen.templates, WarmPopen.starts_children = [Template(connection=ours)], False
+    child.subprocess = SimpleNamespace(Popen=WarmPopen)  # type: ignore[assignment]
 
 
 def _run(kind: str, program: str, arguments: list[str]) -> NoReturn:
@@ -173,8 +191,12 @@ def _take_files(files: list[int], numbers: list[int]) -> None:
     copies = [fcntl.fcntl(file, fcntl.F_DUPFD, FREE_DESCRIPTOR) for file in files]
     for copy, number in zip(copies, numbers, strict=True):
         os.dup2(copy, number)
+    _close_files(keep=numbers)
+
+
+def _close_files(keep: Sequence[int]) -> None:
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208, the folder's own is closed by then
-        if int(name) not in numbers:
+        if int(name) not in keep:
             try:
                 os.close(int(name))
             except OSError:
@@ -185,6 +207,7 @@ class WarmPopen(_USUAL):
     """Popen whose processes of Python are forked from the template of their variables, if any."""
 
     templates: Sequence[Template] = ()
+    starts_children = True  # engines, which may have ranks
 
     def _execute_child(self, *arguments: Any) -> None:
         usual = _USUAL._execute_child  # type: ignore[attr-defined]
@@ -209,6 +232,7 @@ class WarmPopen(_USUAL):
             "mask": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
             "pass_fds": tuple(given["pass_fds"]),
             "start_new_session": given["start_new_session"],
+            "starts_children": self.starts_children,
         }
         files = [number if file == -1 else file for number, file in own.items()]
         try:
@@ -243,7 +267,7 @@ def warm_starts() -> Iterator[None]:
     if RUNS_ALL or sys.platform != "linux":
         yield
         return
-    WarmPopen.templates = Template(TORCH, {}), Template(CODECS, link.ENVIRONMENT)
+    WarmPopen.templates = Template(TORCH), Template(CODECS, link.ENVIRONMENT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(child, "subprocess", SimpleNamespace(Popen=WarmPopen))
         yield
@@ -251,11 +275,17 @@ def warm_starts() -> Iterator[None]:
         template.close()
 
 
+class WarmCommand(WarmPopen):
+    """Popen of a command, whose own children start as they do for users."""
+
+    starts_children = False
+
+
 @pytest.fixture
 def warm_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a test's own processes of Python be forked from the template, too."""
     if not RUNS_ALL and sys.platform == "linux":
-        monkeypatch.setattr(subprocess, "Popen", WarmPopen)
+        monkeypatch.setattr(subprocess, "Popen", WarmCommand)
 
 
 @pytest.fixture
