@@ -37,6 +37,7 @@ from qwen3_omni_neuron.session import Session
 from testing.http_server import serving, url_of, wait_until
 from testing.raw_http import connected
 from testing.realtime import PCM_16K, PUSH_TO_TALK, Caller, calling
+from testing.repeats import examples
 from testing.websocket_client import opened, received
 
 MODEL = "qwen3-omni"
@@ -197,7 +198,7 @@ def test_half_of_a_surrogate_pair_is_refused_wherever_an_event_has_it(server: Se
         assert caller.update(instructions="a 😀", **SHORT).instructions == "a 😀"
 
 
-def test_thousands_of_random_events_end_nothing(omni: Qwen3Omni, server: Server) -> None:
+def test_random_events_end_nothing(omni: Qwen3Omni, server: Server) -> None:
     """Events of any kind, order and content, for one session that answers at the end."""
     dice = random.Random(7)
     sound = base64.b64encode(np.zeros(800, "<i2").tobytes()).decode()
@@ -236,7 +237,7 @@ def test_thousands_of_random_events_end_nothing(omni: Qwen3Omni, server: Server)
 
         reader = threading.Thread(target=read)
         reader.start()
-        for _ in range(4000):
+        for _ in range(examples(4000)):
             event = dict(dice.choice(right))
             for _ in range(dice.choice((0, 0, 1, 1, 2))):
                 event[dice.choice(fields)] = dice.choice(values)
@@ -247,7 +248,7 @@ def test_thousands_of_random_events_end_nothing(omni: Qwen3Omni, server: Server)
         reader.join(120)
         assert not reader.is_alive()
         errors = [event["error"] for event in taken if event["type"] == "error"]
-        assert len(errors) > 1000
+        assert len(errors) > 500
         assert not [error for error in errors if error["type"] == "server_error"]
     with calling(server) as caller:
         caller.update(**SHORT)

@@ -28,6 +28,7 @@ from testing.media_cases import (
     video,
     write_deeper_checkpoint,
 )
+from testing.repeats import examples
 from testing.replies import GREEDY, assert_same, last
 from train.judge import Judge
 from train.speech import MEASURING, spoken_clip
@@ -106,7 +107,7 @@ def assert_same_reply(ours: SpeechResult, expected: SpeechResult) -> None:
 def test_any_session_is_its_messages_given_at_once(omni: Qwen3Omni) -> None:
     """Random turns, pieces, barge-ins, seconds heard, and appends over a reply that streams."""
 
-    @settings(max_examples=40)
+    @settings(max_examples=examples(40))
     @given(
         st.sampled_from((8000, 16000, 24000, 44100)),
         st.sampled_from((None, "Be brief.")),

@@ -214,7 +214,7 @@ def faultless(judge: Judge, result: SpeechResult, reply: str) -> bool:
 def test_a_fault_is_audible(speaking: Qwen3Omni, judge: Judge, fault: Any) -> None:
     ends = speaking._config.tts_eos_id, speaking._config.tts_pad_id
     right = []
-    for words, reply in (SOME[0], SOME[1], SOME[4]):
+    for words, reply in (SOME[0], SOME[4]):
         token_ids = speaking.generate_text(user(words), **GREEDY, **LONGEST).token_ids
 
         def put_in(engines: Engines, token_ids: list[int] = token_ids) -> Engines:
@@ -228,4 +228,4 @@ def test_a_fault_is_audible(speaking: Qwen3Omni, judge: Judge, fault: Any) -> No
             result = omni.generate_audio(user(words), seed=0, chunk_frames=(1,), **LONGEST)
         assert result.text == reply
         right.append(faultless(judge, result, reply))
-    assert right == [fault is _Talker] * 3
+    assert right == [fault is _Talker] * 2

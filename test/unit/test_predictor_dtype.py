@@ -44,7 +44,7 @@ from testing.outlier import (
 )
 from testing.parallel import shard_state
 from testing.rank_threads import Ranks
-from testing.released import RELEASED
+from testing.released import RELEASED, TALKER
 from testing.simulated_toolchain import SimulatedToolchain
 from testing.specs import plan_of
 from testing.torchneuron.leaner import write_leaner_checkpoint
@@ -266,14 +266,18 @@ def test_types_in_the_exported_graph(tmp_path: Path) -> None:
 def test_what_a_frame_reads_on_neuron() -> None:
     """bfloat16 weights are read as such, whatever they are computed in."""
     read, held = {}, {}
+    # The released code predictor, below few layers: counting takes a time by their number.
+    talker = replace(TALKER, text=replace(TALKER.text, layers=2), accept_hidden_layer=1)
+    text = replace(RELEASED.thinker.text, layers=2)
+    config = replace(RELEASED, thinker=replace(RELEASED.thinker, text=text), talker=talker)
     for value in (SAME, "mixed", "float32"):
         sizes = {"dtype": "bfloat16", "batches": (1,), "predictor_dtype": value}
         plan = replace(TINY_PLAN, **sizes)
-        spec = part_spec(RELEASED, plan, "code_predictor")
-        owner = static_models(RELEASED, spec.dtype).code_predictor
+        spec = part_spec(config, plan, "code_predictor")
+        owner = static_models(config, spec.dtype).code_predictor
         assert owner is not None
         read[value] = graph_cost(spec.graphs[0], owner).weight_bytes
-        parts = core_memory(RELEASED, plan, (1,)).parts
+        parts = core_memory(config, plan, (1,)).parts
         (held[value],) = (part.nbytes for part in parts if part.name == "code_predictor")
     assert read[SAME] == pytest.approx(read["mixed"], rel=1e-3)
     assert read["float32"] == pytest.approx(2 * read["mixed"], rel=1e-3)
