@@ -33,8 +33,13 @@ SENT = [kind for kind in KINDS if not kind.name.startswith("stage-dies")]
 ORDERED = sorted(SENT, key=lambda kind: repr(kind.server))
 # Others send the same, and then end the server; or send as many pictures to a chat or a socket, as
 # long a text or as deep a JSON; or files that go on as noise.
-AGAIN = ["slow-reader", "long-decoding", "queued-pictures"]
+AGAIN = ["long-decoding", "queued-pictures"]
 AGAIN += ["text-system", "json-deep-objects", "media-truncated", "media-noise"]
+# These are sent to a server in the process of the test, too: by test_serving_connections.py,
+AGAIN += ["slow-reader", "slow-reader-drain", "silent-tls", "half-open", "foreign-pages"]
+# by test_held_bytes.py and test_realtime_limits.py, and to a pool by test_grammar_pool.py.
+AGAIN += ["realtime-rate", "realtime-all-sessions", "realtime-clips", "realtime-unread"]
+AGAIN += ["grammar-slow"]
 CASES = [again(kind) if kind.name in AGAIN else kind for kind in ORDERED]
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/task").exists(), reason="no /proc, which Linux has"
