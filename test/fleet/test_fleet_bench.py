@@ -32,7 +32,7 @@ def test_the_ring_keeps_conversations_where_they_are() -> None:
     assert 0 < sum(moved) < len(KEYS) / 3
 
 
-def test_the_delays_are_rays() -> None:
+def test_replicas_follow_a_wish_after_rays_delays() -> None:
     settle = RayDelays(max_replicas=50, upscale_delay_s=30, downscale_delay_s=600)
     wishes = [(9, t) for t in (0, 10, 20, 30)] + [(2, t) for t in (40, 50, 630, 640)]
     targets = [3]

@@ -127,7 +127,9 @@ def test_verify_looks_into_the_layers_of_a_tree(
     assert [path.name for path in tree.parent.iterdir()] == ["tree"]
 
 
-def test_without_buckets_too(checkpoint: Path, copy: Path, expected: SpeechResult) -> None:
+def test_a_tree_without_buckets_says_what_its_checkpoint_says(
+    checkpoint: Path, copy: Path, expected: SpeechResult
+) -> None:
     with compiled_here():
         assert cli.main(compile_words(checkpoint, copy, *SETTINGS, "--chunk-frames", "1,2,4")) == 0
     with Qwen3Omni.load(checkpoint, compiled_path=copy) as omni:
@@ -418,7 +420,7 @@ print(len(os.listdir("/proc/self/task")) - before)
 
 @needs_proc
 @needs_c
-def test_all_cores_round(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_compile_rounds_weights_on_all_cores(checkpoint: Path, tmp_path: Path) -> None:
     """Rounding takes a third of the time of a compile on one thread."""
     assert int(run_python("-c", CORES_SCRIPT, checkpoint, tmp_path)) == 4
 

@@ -75,7 +75,9 @@ def reference_vision(reference: Reference, pictures: list[Visual]) -> torch.Tens
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", GRIDS)
-def test_vision_encoder(checkpoint: Path, models: Models, reference: Reference, name: str) -> None:
+def test_pictures_of_every_grid_are_encoded_as_the_references(
+    checkpoint: Path, models: Models, reference: Reference, name: str
+) -> None:
     """Every grid that the processor makes: rows for the thinker, and deepstack features."""
     pictures = [random_visual(checkpoint, grid) for grid in GRIDS[name]]
     assert models.vision_encoder is not None

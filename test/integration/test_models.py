@@ -123,7 +123,7 @@ def encoded(models: Models, batches: Iterable[WindowBatch]) -> torch.Tensor:
     [[1], [7], [41], [99], [30, 57], [100], [799], [800], [801], [930, 400], [1650, 90, 803]],
     ids=lambda frames: "-".join(map(str, frames)),
 )
-def test_audio_encoder(
+def test_clips_of_any_length_are_encoded_as_the_references(
     models: Models, config: OmniConfig, reference: Reference, frames: list[int]
 ) -> None:
     """Windows of 8 s, clips apart. The oracle is the encoder of transformers 5, which keeps to
@@ -319,7 +319,9 @@ def test_random_numbers_of_the_code_predictor_are_its_inputs(models: Models) -> 
 
 @torch.no_grad()
 @pytest.mark.parametrize("frames", [1, 2, 11, 12, 13, 60])
-def test_code2wav(models: Models, config: OmniConfig, reference: Reference, frames: int) -> None:
+def test_code2wav_gives_the_references_samples(
+    models: Models, config: OmniConfig, reference: Reference, frames: int
+) -> None:
     """One full forward, within and beyond the sliding window of 12."""
     assert models.code2wav is not None
     assert config.code2wav is not None

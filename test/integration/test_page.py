@@ -469,7 +469,9 @@ TREE = """
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1180])
-def test_it_can_be_read(browser: Any, server: Server, scheme: Any, width: int) -> None:
+def test_no_text_of_the_page_is_faint_or_cut_off(
+    browser: Any, server: Server, scheme: Any, width: int
+) -> None:
     """No text is fainter than WCAG AA has it or cut off; labels are there for a screen reader."""
     options: Any = {"color_scheme": scheme, "viewport": {"width": width, "height": 740}}
     with visiting(browser, url_of(server), **options) as visitor:
@@ -520,7 +522,7 @@ def test_nothing_moves_where_that_is_not_wanted(browser: Any, server: Server) ->
         assert rings[0] == rings[1] != "none"
 
 
-def test_its_accessibility_tree(visitor: Visitor) -> None:
+def test_a_screen_reader_is_given_the_listed_tree(visitor: Visitor) -> None:
     from playwright.sync_api import expect
 
     expect(visitor.page.locator("body")).to_match_aria_snapshot(TREE)

@@ -130,7 +130,9 @@ def test_a_streamed_wav_has_one_header(omni: Qwen3Omni, client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_text_is_the_apis(omni: Qwen3Omni, client: OpenAI, stream: bool) -> None:
+def test_the_text_of_a_chat_is_that_of_the_api(
+    omni: Qwen3Omni, client: OpenAI, stream: bool
+) -> None:
     result = expected(omni)
     asked = {**ASKED, "max_completion_tokens": 12}
     if stream:

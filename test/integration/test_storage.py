@@ -159,7 +159,9 @@ def test_killed_at_any_moment_it_goes_on(
     assert kept.items() <= {name: (target / name).stat().st_mtime_ns for name in kept}.items()
 
 
-def test_of_several_processes_one_copies(tree: Path, store: Path, cache: Path) -> None:
+def test_one_of_several_processes_copies_a_tree_and_all_have_it(
+    tree: Path, store: Path, cache: Path
+) -> None:
     processes = [start(f"pull_tree({f'slow://{store}'!r}") for _ in range(3)]
     copied = [process.communicate()[0].splitlines() for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]

@@ -73,7 +73,7 @@ def heard(judge: Judge, devices: SoundDevices, since: int = 0) -> list[str]:
     return [word.word for word in judge.hear(np.concatenate(devices.heard[since:]))]
 
 
-def test_from_file_to_file(
+def test_a_question_in_a_file_is_answered_into_a_file(
     partner: list[str], judge: Judge, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "answer.wav"
@@ -139,7 +139,7 @@ def typing(
     assert failures == []
 
 
-def test_a_turn_between_two_enters(
+def test_speech_between_two_enters_alone_is_a_turn(
     partner: list[str],
     judge: Judge,
     devices: SoundDevices,
@@ -289,7 +289,7 @@ def talk(arguments: list[str], converse: Callable[[], None]) -> int:
         (["--speaker", "nobody"], "nobody"),
     ],
 )
-def test_what_can_not_be(
+def test_a_talk_that_can_not_begin_says_why_and_writes_nothing(
     arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = ["--from", str(SUM_WAV), "--to", str(tmp_path / "out.wav")]
@@ -329,7 +329,7 @@ def test_a_voice_that_a_server_does_not_have(
 
 
 @pytest.mark.parametrize("missing", ["microphone", "loudspeaker"])
-def test_without_a_device(
+def test_a_missing_microphone_or_loudspeaker_is_named(
     missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "sounddevice", SoundDevices(missing))
@@ -350,7 +350,7 @@ def test_a_loudspeaker_that_dies_ends_the_talk(
     assert "s of the answer were not played. Check the device, or take --to WAV." in said
 
 
-def test_without_sounddevice(
+def test_talk_without_sounddevice_names_the_extra_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "sounddevice", None)

@@ -63,7 +63,7 @@ def test_a_toy_target_is_compiled_and_loaded_by_its_versions(
         Qwen3Omni.load(checkpoint, compiled_path=tmp_path)
 
 
-def test_its_limits_are_its_own(checkpoint: Path) -> None:
+def test_a_targets_own_limits_refuse_a_dtype(checkpoint: Path) -> None:
     with pytest.raises(OptionError, match="dtype is auto or one of float32 for target toy"):
         Qwen3Omni.load(checkpoint, target="toy", dtype="bfloat16")
     with pytest.raises(

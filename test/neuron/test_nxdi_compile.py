@@ -110,7 +110,7 @@ def test_a_folder_holds_the_listed_files_and_no_others(compiled: Compiled) -> No
         assert held == set(decoder_files(PLAN.tp))
 
 
-def test_flags_of_every_graph(compiled: Compiled) -> None:
+def test_every_graph_is_compiled_with_the_flags_of_its_kind(compiled: Compiled) -> None:
     assert len(compiled.flags) == GRAPHS
     for flags in compiled.flags:
         for flag in (
@@ -144,7 +144,9 @@ def test_replies_of_slots_in_any_order(
             tokens[slot] = token
 
 
-def test_frames(engines: tuple[Engines, Engines], prompt_builder: PromptBuilder) -> None:
+def test_frames_from_a_compiled_tree_are_the_cpus(
+    engines: tuple[Engines, Engines], prompt_builder: PromptBuilder
+) -> None:
     prompt = prompt_builder.prompt(CASES["image-and-audio"].messages)
     assert_speaks_alike(*engines, 1, prompt, frames=4)
 

@@ -185,7 +185,7 @@ def test_positions_between_whole_ones_are_taken_as_they_are(
 
 
 @pytest.mark.parametrize("layer", [0, 1, 3])
-def test_any_accept_layer(
+def test_the_talker_gets_the_hidden_states_of_any_accept_layer(
     both_of: Callable[..., BothEngines],
     config: OmniConfig,
     prompt_builder: PromptBuilder,
@@ -198,14 +198,16 @@ def test_any_accept_layer(
     assert_prefills_alike(ours, theirs, 0, prompt)
 
 
-def test_one_slot_alone(both_of: Callable[..., BothEngines]) -> None:
+def test_a_thinker_of_one_slot_prefills_and_steps_as_the_cpus(
+    both_of: Callable[..., BothEngines],
+) -> None:
     """No graph of all slots beside that of one."""
     ours, theirs = (engines.thinker for engines in both_of(max_concurrency=1))
     token = assert_prefills_alike(ours, theirs, 0, text_prompt(20))
     assert_steps_alike(ours, theirs, [0], [token], steps=3)
 
 
-def test_other_weights(
+def test_a_thinker_of_other_weights_prefills_and_steps_as_the_cpus(
     both_of: Callable[..., BothEngines],
     checkpoint_of_seed: CheckpointMaker,
     prompt_builder: PromptBuilder,

@@ -28,7 +28,7 @@ def test_imports_run_one_way() -> None:
                 assert allowed, f"{file}: {own} imports {other}, which is beside or above it"
 
 
-def test_there_is_no_circle() -> None:
+def test_no_modules_import_each_other_in_a_circle() -> None:
     graph: dict[str, set[str]] = {}
     for file in FILES:
         own = ".".join((NAME, *module_parts(file))).removesuffix(".__init__")

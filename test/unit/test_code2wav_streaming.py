@@ -326,7 +326,9 @@ def test_primed_stream_goes_on_from_its_prefix(double: Code2Wav, prefix: int, sp
     assert_same(chunks, whole[:, prefix * FRAME :], 1e-9)
 
 
-def test_bfloat16_stream(checkpoint: Path, config: OmniConfig, single: Code2Wav) -> None:
+def test_a_stream_in_bfloat16_is_as_near_to_float32_as_its_full_decode(
+    checkpoint: Path, config: OmniConfig, single: Code2Wav
+) -> None:
     """The distance from float32 is that of its own full decode."""
     code2wav = load_models(Checkpoint(checkpoint), config, torch.bfloat16).code2wav
     assert code2wav is not None

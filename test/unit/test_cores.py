@@ -26,7 +26,9 @@ def visible(plan: object) -> list[str]:
         (SMALL, "split", 1, ["0", "1", "2"]),
     ],
 )
-def test_defaults(instance: str, placement: str, tp: int, expected: list[str]) -> None:
+def test_stages_have_these_cores_where_none_are_named(
+    instance: str, placement: str, tp: int, expected: list[str]
+) -> None:
     plan = plan_cores(instance, placement, tp)
     assert visible(plan) == expected
     assert plan.environment("talker") == {
@@ -49,7 +51,7 @@ def test_a_second_model_begins_behind_the_first() -> None:
     assert visible(plan_cores(LARGE, "shared", 8, first_core=56)) == ["56-63"] * 3
 
 
-def test_cores_by_name() -> None:
+def test_stages_have_the_cores_that_are_named() -> None:
     cores = {"thinker": "32-39", "talker": "0-7", "vocoder": "8-15"}
     assert visible(plan_cores(LARGE, "split", 8, cores=cores)) == ["32-39", "0-7", "8-15"]
 
@@ -80,7 +82,7 @@ def test_twice_as_many_cores_where_none_are_joined() -> None:
         (LARGE, "split", 8, ("0-7", "15-8", "16-23"), "talker end before they begin: '15-8'"),
     ],
 )  # fmt: skip
-def test_refusals(
+def test_cores_that_a_machine_lacks_or_stages_would_share_are_refused(
     instance: str, placement: str, tp: int, cores: tuple[str, ...] | None, said: str
 ) -> None:
     named = None if cores is None else dict(zip(STAGES, cores, strict=True))

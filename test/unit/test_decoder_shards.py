@@ -126,7 +126,7 @@ def test_a_checkpoint_of_another_size_is_refused(
         write_decoder_shards(spec, Checkpoint(checkpoint), tmp_path)
 
 
-def test_files_side_by_side(tmp_path: Path) -> None:
+def test_files_written_together_have_each_its_own_rows(tmp_path: Path) -> None:
     """A tensor whole, and one that comes in parts; each file has its own."""
     paths = [tmp_path / name for name in ("a", "b")]
     layout = {"ranks": ((1,), torch.int32), "stack": ((3, 2), torch.bfloat16)}
@@ -181,7 +181,7 @@ def test_cutting_peaks_far_below_the_model(checkpoint: Path, tmp_path: Path) -> 
 # Profiles and plans.
 
 
-def test_what_the_kernels_padding_costs() -> None:
+def test_the_kernels_padding_of_the_released_experts_takes_these_bytes() -> None:
     """The released sizes; the numbers that neuron.nxdi.decoder_spec names, in GiB."""
     cost = {
         (part, tp): expert_widths(c, tp, "fast", torch.bfloat16)

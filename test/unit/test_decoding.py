@@ -276,7 +276,7 @@ def test_sound_of_a_video_that_is_too_long_is_refused_while_it_is_decoded(
         ("video", make_video, {"most_pixels": 3071}, VideoError, "3072 pixels"),
     ],
 )
-def test_limits_of_a_job(
+def test_what_is_beyond_the_limits_of_its_job_is_refused(
     shared: SharedPool,
     kind: str,
     content: Callable[[], bytes],
@@ -433,7 +433,7 @@ WAV = sound("WAV", "PCM_16")
         job_of("audio", sound("WAV", "PCM_16", 16000, 16)),
     ],
 )
-def test_all_else_is_the_pools(job: Job) -> None:
+def test_no_other_sound_or_file_is_decoded_in_the_servers_process(job: Job) -> None:
     assert decode_inline(job) is None
 
 

@@ -89,7 +89,7 @@ def node(cores: float, alive: bool = True) -> dict[str, Any]:
     return {"Alive": alive, "Resources": {"CPU": 8.0, "neuron_cores": cores}}
 
 
-def test_threads_are_the_models() -> None:
+def test_the_fleets_threads_are_those_of_its_models() -> None:
     settings = FleetSettings.parse({"threads": 16})
     assert settings.load_arguments(None)["threads"] == 16
     assert FleetSettings.parse({"threads": None}).load.threads is None

@@ -384,7 +384,9 @@ def test_a_top_k_of_one_is_greedy(graphs: dict[str, Graph], static: Models) -> N
     torch.testing.assert_close((codes, feedback), greedy(*inputs[:2]), **EXACT)
 
 
-def test_quiet_inputs_give_numbers(graphs: dict[str, Graph], static: Models) -> None:
+def test_idle_inputs_of_every_graph_give_finite_outputs(
+    graphs: dict[str, Graph], static: Models
+) -> None:
     """A row that attends to nothing would give NaN."""
     for graph in graphs.values():
         quiet = [spec.idle_input() for spec in (*graph.inputs, *graph.state)]

@@ -64,7 +64,7 @@ def speechlike(samples: int, seed: int = 0) -> np.ndarray:
     ("seconds", "tokens"),
     [(0.3, 4), (7.9, 103), (8.0, 104), (8.1, 106), (30.0, 390), (120.0, 1560)],
 )
-def test_clips_of_any_length(
+def test_features_of_clips_of_any_length_are_the_extractors(
     extractor: Any, settings: MelSettings, config: OmniConfig, seconds: float, tokens: int
 ) -> None:
     clip = speechlike(round(seconds * RATE))

@@ -196,7 +196,9 @@ def test_a_batch_of_frames_is_each_alone_bit_for_bit(
 
 
 @torch.no_grad()
-def test_two_threads_at_once(config: OmniConfig, library: Library) -> None:
+def test_predictors_called_by_two_threads_at_once_give_what_each_gives_alone(
+    config: OmniConfig, library: Library
+) -> None:
     """Two predictors, and one of them from both threads."""
     c = talker_config(config, layers=3)
     natives = [native_predictor(c, library, seed) for seed in (0, 1)]

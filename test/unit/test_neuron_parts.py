@@ -109,7 +109,9 @@ def test_rows_through_a_projection(
     torch.testing.assert_close(project(x), getattr(models, name)(x), **CLOSE)
 
 
-def test_the_table_of_text_rows(checkpoint: Path, config: OmniConfig, models: Models) -> None:
+def test_the_table_of_text_rows_is_the_projection_of_every_token(
+    checkpoint: Path, config: OmniConfig, models: Models
+) -> None:
     """More rows than are projected at once, and no multiple of any batch."""
     part = part_of(checkpoint, config, "text_projection")
     assert models.embedding is not None and models.text_projection is not None
@@ -125,7 +127,7 @@ def test_the_table_of_text_rows(checkpoint: Path, config: OmniConfig, models: Mo
     "seconds", [(0.35,), (8.0,), (30.0, 8.1), (0.4, 0.7), (37.0, 3.0)], ids=str
 )
 @torch.inference_mode()
-def test_clips_of_any_length(
+def test_clips_of_any_length_are_encoded_as_on_the_cpu(
     checkpoint: Path, config: OmniConfig, models: Models, seconds: tuple[float, ...]
 ) -> None:
     """One window to seven, at the width of a clip shorter than a second too."""
@@ -137,7 +139,9 @@ def test_clips_of_any_length(
 
 
 @torch.inference_mode()
-def test_pictures_in_their_buckets(checkpoint: Path, config: OmniConfig, models: Models) -> None:
+def test_pictures_are_encoded_in_the_least_bucket_as_on_the_cpu(
+    checkpoint: Path, config: OmniConfig, models: Models
+) -> None:
     part, c = part_of(checkpoint, config, "vision_encoder"), config.thinker.vision
     assert models.vision_encoder is not None
     pictures = [

@@ -40,7 +40,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_it_is_pillows(name: str) -> None:
+def test_the_size_in_a_header_is_the_size_that_pillow_reads(name: str) -> None:
     width, height = Image.open(io.BytesIO(FILES[name])).size
     assert picture_size(FILES[name]) == (height, width) == SIZE[::-1]
 
@@ -58,7 +58,7 @@ def test_it_is_pillows(name: str) -> None:
     ],
     ids=["empty", "BMP cut", "zeros", "TIFF", "endless JPEG", "PNG cut", "JPEG cut"],
 )
-def test_it_may_be_unknown(content: bytes) -> None:
+def test_a_header_that_is_cut_or_unknown_has_no_size(content: bytes) -> None:
     assert picture_size(content) is None
 
 

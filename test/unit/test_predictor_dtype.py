@@ -79,7 +79,9 @@ def reference(outlier: Path) -> Codes:
         ("torchneuron", "float32", "same", "float32"),
     ],
 )
-def test_defaults_and_refusals(target: str, dtype: str, values: str, arithmetic: str) -> None:
+def test_a_target_and_dtype_take_these_predictor_dtypes_and_no_others(
+    target: str, dtype: str, values: str, arithmetic: str
+) -> None:
     allowed = values.split()
     plan = plan_of(MODEL, RELEASED, target, dtype=dtype)
     assert (plan.predictor_dtype, plan.predictor_arithmetic) == (allowed[0], arithmetic)
@@ -150,7 +152,7 @@ CPU_CODES = [
 
 @needs_c
 @pytest.mark.parametrize(("dtype", "predictor_dtype", "keeps"), CPU_CODES)
-def test_codes_of_the_c(
+def test_codes_of_the_c_are_the_references_where_the_dtype_keeps_them(
     outlier: Path, reference: Codes, dtype: str, predictor_dtype: str, keeps: bool
 ) -> None:
     found = same_frames(cpu_codes(outlier, dtype, predictor_dtype, native=True), reference)
@@ -161,7 +163,7 @@ def test_codes_of_the_c(
     ("dtype", "predictor_dtype", "keeps"),
     [*CPU_CODES, ("bfloat16", "mixed", True), ("bfloat16", SAME, False)],
 )
-def test_codes_of_torch_on_the_cpu(
+def test_codes_of_torch_on_the_cpu_are_the_references_where_the_dtype_keeps_them(
     outlier: Path, reference: Codes, dtype: str, predictor_dtype: str, keeps: bool
 ) -> None:
     found = same_frames(cpu_codes(outlier, dtype, predictor_dtype, native=False), reference)
@@ -228,7 +230,7 @@ def test_whole_replies_through_torchneuron_are_those_of_a_float32_predictor(
 
 
 @torch.inference_mode()
-def test_codes_over_two_ranks(outlier: Path, reference: Codes) -> None:
+def test_codes_over_two_ranks_are_those_of_one(outlier: Path, reference: Codes) -> None:
     """Ranks give each other float32, too."""
     config, ranks = read_config(outlier), Ranks(2)
     plain = talker_models(outlier, BFLOAT16).code_predictor
@@ -247,7 +249,7 @@ def test_codes_over_two_ranks(outlier: Path, reference: Codes) -> None:
         assert (sampled == reference[1]).all(1).float().mean() >= 0.98
 
 
-def test_types_in_the_exported_graph(tmp_path: Path) -> None:
+def test_a_mixed_predictor_is_exported_with_float32_products(tmp_path: Path) -> None:
     """In mixed all floats are float32, but for weights and the sum of a frame's embeddings."""
     folder = write_leaner_checkpoint(tmp_path)
     spec = predictor_spec(folder, "torchneuron", "mixed")
@@ -263,7 +265,7 @@ def test_types_in_the_exported_graph(tmp_path: Path) -> None:
     assert {"aten.linear", "aten.scaled_dot_product_attention", "aten.silu"} <= seen[torch.float32]
 
 
-def test_what_a_frame_reads_on_neuron() -> None:
+def test_a_frame_on_neuron_reads_bfloat16_weights_unless_they_are_float32() -> None:
     """bfloat16 weights are read as such, whatever they are computed in."""
     read, held = {}, {}
     # The released code predictor, below few layers: counting takes a time by their number.
@@ -285,7 +287,7 @@ def test_what_a_frame_reads_on_neuron() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
-def test_the_switch_of_a_load(outlier: Path, dtype: str) -> None:
+def test_a_load_predicts_in_mixed_unless_it_asks_for_same(outlier: Path, dtype: str) -> None:
     def codes(**options: str) -> list[list[int]]:
         with Qwen3Omni.load(outlier, dtype=dtype, max_concurrency=1, **options) as omni:
             return omni.say("Yes.", **SHORT).codes.tolist()

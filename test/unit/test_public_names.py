@@ -240,7 +240,7 @@ MANIFEST = {
 }
 
 
-def test_names_of_the_package() -> None:
+def test_public_names_of_the_package_are_those_listed_here() -> None:
     assert sorted(qwen3_omni_neuron.__all__) == PACKAGE
     assert all(hasattr(qwen3_omni_neuron, name) for name in PACKAGE)
     assert sorted(name for name in dir(Qwen3Omni) if not name.startswith("_")) == METHODS
@@ -262,12 +262,12 @@ def test_fields_of_a_models_status(name: str) -> None:
     assert [field.name for field in fields(getattr(events, name))] == STATUS[name].split()
 
 
-def test_errors() -> None:
+def test_error_classes_are_those_listed_here() -> None:
     found = (v for v in vars(errors).values() if isinstance(v, type) and issubclass(v, Exception))
     assert sorted(error.__name__ for error in found) == ERRORS
 
 
-def test_verbs_and_flags() -> None:
+def test_verbs_and_flags_are_those_listed_here() -> None:
     (verbs,) = (
         action
         for action in cli.make_parser()._actions
@@ -285,7 +285,7 @@ def test_verbs_and_flags() -> None:
     assert found == {verb: flags.split() for verb, flags in VERBS.items()}
 
 
-def test_names_in_a_manifest() -> None:
+def test_names_in_a_manifest_are_those_listed_here() -> None:
     *settings, last = PLAN
     of_the_target = ["chunked_prefill", "mixed_arithmetic"]
     assert [field.name for field in fields(CompilePlan)] == [

@@ -43,14 +43,14 @@ def test_a_request_has_its_owner_and_no_client_can_name_one() -> None:
     assert "owner" not in {*CHAT_OPTIONS, *FURTHER_FIELDS}
 
 
-def test_the_least_share_is_one() -> None:
+def test_an_owners_share_is_at_least_one_place() -> None:
     sessions = Quota("sessions", 1, 0.5, "too_many_sessions")
     with sessions.place("one"), pytest.raises(ApiError):
         sessions.place("one")
     assert sessions.taken == 0
 
 
-def test_what_may_be_known_later() -> None:
+def test_a_quotas_limit_may_change_after_it_was_made() -> None:
     most = 0
     requests = Quota("requests", lambda: most, 1.0, "queue_full", 429)
     with pytest.raises(ApiError) as refused:
@@ -133,6 +133,6 @@ def test_half_where_there_can_be_several_owners(
 
 
 @pytest.mark.parametrize("share", [0, -1, 1.5])
-def test_a_share_is_a_part(share: float) -> None:
+def test_an_owners_share_outside_of_0_to_1_is_refused(share: float) -> None:
     with pytest.raises(OptionError, match="owner_share is above 0 and at most 1"):
         ServerSettings(owner_share=share)

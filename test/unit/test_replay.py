@@ -306,7 +306,7 @@ def test_a_profile_with_a_stage_too_few_or_too_many_is_refused(tmp_path: Path) -
         ("line", {7: 0.3}, 100, 0.3),
     ],
 )
-def test_a_call_takes_what_its_size_says(
+def test_the_latency_of_a_call_follows_its_size_by_the_stages_rule(
     rule: str, table: dict[int, float], size: int, seconds: float
 ) -> None:
     latency = StageLatency("talker_step", rule, tuple(table.items()), "made up")

@@ -64,7 +64,7 @@ def test_silence_ends_within_two_seconds_at_its_last_sound() -> None:
     assert SILENT_FRAMES * 0.08 < 2
 
 
-def test_a_shorter_pause_stays() -> None:
+def test_pauses_shorter_than_the_limit_are_no_runaway() -> None:
     pause = silence(SILENT_FRAMES - 1)
     assert hear(guard_of(), (speech(50) + pause) * 4 + speech(9)) is None
 

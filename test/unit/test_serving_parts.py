@@ -93,7 +93,7 @@ def test_a_call_that_is_malformed_or_cut_off_is_never_content(body: str) -> None
         split.finish()
 
 
-def test_arguments_keep_their_letters() -> None:
+def test_a_calls_arguments_are_passed_on_as_they_were_written() -> None:
     split = ReplyText(False, True)
     written = '{"city": "K\u00f6ln \u6771\u4eac", "n": [1, 2]}'
     (call,) = split.push(f'<tool_call>\n{{"name": "f", "arguments": {written}}}\n</tool_call>')

@@ -84,7 +84,9 @@ def test_the_same_seed_gives_the_same_bytes_and_another_others(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("size", "least", "most"), [("tiny", 1e6, 2e6), ("small", 1e8, 3e8), ("wide", 2e9, 3e9)]
 )
-def test_sizes(tmp_path: Path, size: str, least: float, most: float) -> None:
+def test_each_size_has_its_number_of_parameters(
+    tmp_path: Path, size: str, least: float, most: float
+) -> None:
     """2 to 3 G parameters are 4 to 6 GB in bfloat16."""
     shapes = parameter_shapes(config_dict(SIZES[size], write_tokenizer(tmp_path), "bfloat16"))
     parameters = sum(torch.Size(shape).numel() for shape in shapes.values())

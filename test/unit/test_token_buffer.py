@@ -70,7 +70,7 @@ def test_without_a_reader_there_is_room_for_ever(text: Buffer) -> None:
     assert not text.ready
 
 
-def test_the_first_close_counts(text: Buffer) -> None:
+def test_a_second_close_does_not_change_how_a_buffer_ended(text: Buffer) -> None:
     text.close()
     text.close(BrokeError())
     assert text.take() == TTS_EOS

@@ -39,7 +39,7 @@ def test_nothing_may_run_on_the_cpu_in_silence() -> None:
     assert set(variables) < set(SHOWN)
 
 
-def test_they_are_set() -> None:
+def test_all_settings_are_put_into_the_environment() -> None:
     set_before_import(SETTINGS)
     assert os.environ.items() >= SETTINGS.items()
 

@@ -243,7 +243,7 @@ def test_a_checkpoint_that_lacks_a_weight_is_refused_at_once(
     assert not list(tmp_path.iterdir())
 
 
-def test_flags(config: OmniConfig) -> None:
+def test_a_graph_is_compiled_with_the_flags_of_its_part_and_profile(config: OmniConfig) -> None:
     audio, codes = (
         plain_graphs(config, name, 1, torch.float32)[0]
         for name in ("audio_encoder", "code_predictor")

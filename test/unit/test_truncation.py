@@ -111,7 +111,7 @@ def test_parts_of_a_conversation() -> None:
     assert split([SYSTEM]) == [(0, 1)]
 
 
-def test_room_for_the_reply() -> None:
+def test_truncation_leaves_room_for_the_reply_up_to_an_eighth_of_the_context() -> None:
     """Room for all tokens of the reply, and at most an eighth of the context."""
     assert Truncation.of("auto", 8000, 300) == Truncation(7700)
     assert Truncation.of("auto", 8000, 4000) == Truncation(7000)

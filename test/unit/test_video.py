@@ -224,7 +224,7 @@ def test_the_smallest_frames_are_frames() -> None:
     assert load(np.zeros((3, 1, 1, 3), np.uint8), fps=1).frames.shape == (3, 1, 1, 3)
 
 
-def test_frames_need_no_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_as_arrays_need_no_video_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     assert len(load(grey_frames(), fps=1).frames) == 5
     with pytest.raises(VideoError, match=r"pip install 'qwen3-omni-neuron\[video\]'"):
