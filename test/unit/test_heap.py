@@ -41,7 +41,7 @@ done.wait()
 
 @pytest.mark.skipif(sys.platform != "linux", reason="malloc is not glibc's")
 def test_the_ends_of_arenas_go_back_early() -> None:
-    """Of a process, and of one that was forked from it and leaves malloc as it is."""
+    """A process trims early; one that was forked from it before leaves malloc as it is."""
     command = [sys.executable, "-c", SCRIPT]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     as_it_is, early = map(int, said.split())
