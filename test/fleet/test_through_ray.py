@@ -49,6 +49,7 @@ from test_serving import (  # noqa: E402, F401
     test_an_earlier_turn_may_be_named_by_its_audio,
     test_eight_clients_at_once_get_what_each_gets_alone,
     test_media_are_the_same_as_in_the_api,
+    test_models_and_voices_are_listed_and_others_not_found,
     test_sampling_options_reach_the_model,
     test_speech_in_every_format_is_the_apis,
     test_streamed_speech_is_the_apis_with_its_parts_in_order,
@@ -56,7 +57,6 @@ from test_serving import (  # noqa: E402, F401
     test_the_text_of_a_chat_is_that_of_the_api,
     test_usage_and_reason_are_the_results,
     test_vllm_omnis_clients_read_text_and_whole_wav_files,
-    test_what_there_is_to_ask_for,
 )
 from test_serving_audio import (  # noqa: E402, F401
     said,

@@ -276,7 +276,9 @@ def test_a_clients_first_session_of_type_transcription_is_taken(
     wait_until(lambda: not omni.status().running)
 
 
-def test_names_of_voices_that_the_operator_changes(omni: Qwen3Omni) -> None:
+def test_an_operators_voice_aliases_come_after_the_checkpoints_and_before_openais_names(
+    omni: Qwen3Omni,
+) -> None:
     """An alias precedes OpenAI's names, and may be any name; the checkpoint's own come first."""
     aliases = "marin=Aiden", "Robot = ethan"
     with serving(omni, voice_aliases=aliases) as server, calling(server) as caller:

@@ -499,7 +499,9 @@ def test_a_dry_run_prints_its_tables_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_without_a_folder_it_says_so(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_compile_without_a_folder_or_dry_run_asks_for_one(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["compile", "--model", str(checkpoint)]) == 1
     assert "give --out DIR, or --dry-run" in capsys.readouterr().err
 

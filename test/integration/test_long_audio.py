@@ -97,7 +97,7 @@ def clip(levels: dict[float, float]) -> np.ndarray:
     ],
 )
 @pytest.mark.parametrize("block", [1600, 50_000])
-def test_windows_encoded_while_the_clip_arrives(
+def test_windows_encoded_while_a_clip_arrives_are_those_of_the_whole_clip(
     models: Models,
     config: OmniConfig,
     settings: MelSettings,

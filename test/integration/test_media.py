@@ -152,7 +152,7 @@ def skip_what_the_reference_cannot(prompt: Prompt) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
-def test_logits_and_hidden_states_of_the_thinker(
+def test_the_thinkers_logits_and_hidden_states_are_the_references(
     omni: Qwen3Omni, config: OmniConfig, reference: Reference, name: str
 ) -> None:
     """Deepstack included; the accept layer's rows are those of every audio, image and video

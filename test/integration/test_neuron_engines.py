@@ -139,7 +139,7 @@ def both(cpu: Qwen3Omni, neuron: Qwen3Omni) -> tuple[Engines, Engines]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_prompts_are_read_alike(
+def test_prompts_with_media_give_the_cpus_logits_and_frames(
     both: tuple[Engines, Engines], prompt_builder: PromptBuilder, name: str
 ) -> None:
     """Also the rows of media; the talker reads the hidden states of its own thinker."""
@@ -151,7 +151,7 @@ def test_prompts_are_read_alike(
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [2, 0], [1]])
-def test_slots_in_any_order_with_others_idle(
+def test_the_talkers_steps_of_slots_in_any_order_are_the_cpus(
     both: tuple[Engines, Engines], toolchain: EagerToolchain, order: list[int]
 ) -> None:
     spoken = []

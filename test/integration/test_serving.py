@@ -341,7 +341,7 @@ def test_a_wrong_request_is_refused_in_openais_shape(
     assert refused.value.request_id
 
 
-def test_what_there_is_to_ask_for(server: Server, client: OpenAI) -> None:
+def test_models_and_voices_are_listed_and_others_not_found(server: Server, client: OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).object == "model"
     with pytest.raises(openai.NotFoundError):

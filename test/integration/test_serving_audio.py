@@ -286,7 +286,9 @@ def test_speech_that_fails_once_it_has_begun_is_cut_and_not_ended(
     wait_until(lambda: omni.status().running == 0)
 
 
-def test_both_are_counted_under_their_paths(server: Server, client: OpenAI) -> None:
+def test_speech_and_transcriptions_are_counted_under_their_paths(
+    server: Server, client: OpenAI
+) -> None:
     client.audio.speech.create(**SPEECH)
     client.audio.transcriptions.create(**FILE)
     sample = server.service.metrics.registry.get_sample_value

@@ -126,7 +126,7 @@ def test_every_graph_is_compiled_with_the_flags_of_its_kind(compiled: Compiled) 
         assert f"--logfile={folder}/" in flags  # and so what the compiler leaves is found
 
 
-def test_replies_of_slots_in_any_order(
+def test_steps_of_slots_in_any_order_are_the_cpus(
     engines: tuple[Engines, Engines], prompt_builder: PromptBuilder
 ) -> None:
     ours, theirs = (both.thinker for both in engines)

@@ -27,7 +27,7 @@ def test_codes_after_prompts_with_media(
 
 
 @pytest.mark.parametrize("rows", [BUCKET - 1, BUCKET, BUCKET + 1, DECODE_BUCKET - 2])
-def test_prompts_at_the_edges_of_buckets(both: BothEngines, rows: int) -> None:
+def test_prompts_at_the_edges_of_buckets_speak_as_on_the_cpu(both: BothEngines, rows: int) -> None:
     """Text alone: the prompt is filled before the first token, which is then a step."""
     tokens = torch.arange(rows - ASSISTANT_ROWS) % 200 + 1
     assert_speaks_alike(*both, 0, prompt_of(tokens), frames=5)

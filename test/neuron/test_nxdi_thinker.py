@@ -45,7 +45,7 @@ def test_prompts_with_media_and_the_replies_to_them(
 
 
 @pytest.mark.parametrize("rows", [1, 2, 47, 48, 49, 95, 96, 97, 255])
-def test_prompts_at_the_edges_of_buckets(both: BothEngines, rows: int) -> None:
+def test_prompts_at_the_edges_of_buckets_give_the_cpus_logits(both: BothEngines, rows: int) -> None:
     ours, theirs = (engines.thinker for engines in both)
     token = assert_prefills_alike(ours, theirs, 0, text_prompt(rows))
     assert_steps_alike(ours, theirs, [0], [token], steps=1)
@@ -71,7 +71,9 @@ def test_a_reply_grows_past_a_decode_bucket(both: BothEngines, rows: int) -> Non
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [2, 0], [1, 2], [1]])
-def test_slots_in_any_order_with_others_idle(both: BothEngines, order: list[int]) -> None:
+def test_the_thinkers_steps_of_slots_in_any_order_are_the_cpus(
+    both: BothEngines, order: list[int]
+) -> None:
     """Then the slots that were idle go on, as if nothing had been."""
     ours, theirs = (engines.thinker for engines in both)
     tokens = [
@@ -87,7 +89,9 @@ def test_slots_in_any_order_with_others_idle(both: BothEngines, order: list[int]
 @pytest.mark.parametrize(
     "order", [[4], [3, 1], [4, 0, 2], [2, 4, 1, 0], [1, 3], [0, 4, 3, 2, 1]], ids=str
 )
-def test_graphs_between_one_slot_and_all(both_of_five: BothEngines, order: list[int]) -> None:
+def test_steps_in_graphs_for_fewer_than_all_slots_are_the_cpus(
+    both_of_five: BothEngines, order: list[int]
+) -> None:
     """Three slots take the graph of four, with an idle row. Then those that were idle go on."""
     ours, theirs = (engines.thinker for engines in both_of_five)
     tokens = [

@@ -344,7 +344,7 @@ def cost_of(
     return graph, graph_cost(graph, getattr(models, graph.part), group)
 
 
-def test_weights_that_the_code_predictor_reads(config: OmniConfig) -> None:
+def test_the_code_predictors_weights_are_counted_once_a_code(config: OmniConfig) -> None:
     """Its decoder and one head 15 times, and an embedding for each of 16 codes."""
     models = static_models(config, torch.float32)
     _, cost = cost_of(config, models, "code_predictor_greedy")
@@ -366,7 +366,7 @@ def test_one_row_reads_the_experts_that_it_chose(config: OmniConfig) -> None:
     assert cost.weight_bytes == others + chosen
 
 
-def test_state_that_a_step_reads_and_writes(config: OmniConfig) -> None:
+def test_a_step_reads_its_window_and_writes_one_row(config: OmniConfig) -> None:
     """The window of one line, and one row, which is looked at before it is written."""
     models = static_models(config, torch.float32)
     graph, cost = cost_of(config, models, "talker_decode")

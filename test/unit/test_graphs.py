@@ -252,7 +252,7 @@ def test_state_caches_are_the_caches_in_place() -> None:
     assert not prompt.new_state[0][1, :, 5:].any()
 
 
-def test_pictures_of_fewer_rows_than_the_prompt(
+def test_padded_rows_of_pictures_change_nothing(
     graphs: dict[str, Graph], static: Models, models: Models, config: OmniConfig
 ) -> None:
     """Deepstack's rows are padded with zeros that are added anywhere."""

@@ -267,7 +267,7 @@ def test_targets_on_neuron_have_the_dtype_they_were_compiled_with(target: str) -
         check_kv_cache_dtype(TARGETS[target], "bfloat16")
 
 
-def test_the_command_line_passes_it_on() -> None:
+def test_the_command_line_passes_kv_cache_dtype_to_the_load() -> None:
     parser = argparse.ArgumentParser()
     model_arguments.add_model_arguments(parser)
     for words, expected in (([], "auto"), (["--kv-cache-dtype", "bfloat16"], "bfloat16")):

@@ -81,7 +81,7 @@ SAMPLES = [480, 481, 639, 640, 641, 799, 800, 801, 159_999, 160_000, 160_001, 16
 @pytest.mark.parametrize("samples", SAMPLES)
 @pytest.mark.parametrize("longest", [0, 1, 39, 40, 41, 200, 399, 400, 401, 5000])
 @pytest.mark.diagonal
-def test_a_clip_beside_a_longer_one(
+def test_features_of_a_clip_beside_a_longer_one_are_the_extractors(
     extractor: Any, settings: MelSettings, samples: int, longest: int
 ) -> None:
     """The shorter one is padded with zeros, of which its last frames see some."""

@@ -138,7 +138,7 @@ def test_a_checkout_that_was_never_built_speaks() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_replies_are_the_same_without_it(
+def test_replies_are_the_same_without_the_c(
     checkpoint: Path,
     dtype: str,
     install: Callable[[Path | None], None],

@@ -70,7 +70,7 @@ def test_rows_are_cut_into_compiled_batches() -> None:
     ids=len,
 )
 @torch.inference_mode()
-def test_frames_sampled_each_in_its_own_way(
+def test_frames_sampled_each_in_its_own_way_are_the_cpus(
     checkpoint: Path, config: OmniConfig, cpu: CpuPredictor, how: list[PredictorSampling]
 ) -> None:
     """Also more of them than the largest batch has rows."""

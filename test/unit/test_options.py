@@ -95,7 +95,7 @@ def test_the_help_of_a_dtype_names_those_of_the_cpu(name: str, dtypes: tuple[str
     assert {word for word in words if word in TARGETS["cpu"].limits.dtypes} == set(dtypes)
 
 
-def test_arguments_of_generate_audio_are_both() -> None:
+def test_generate_audio_takes_the_arguments_of_a_load_and_of_a_request() -> None:
     assert types_of(GenerateArguments) == types_of(LoadArguments) | types_of(RequestArguments)
     assert not set(types_of(LoadArguments)) & set(types_of(RequestArguments))
 

@@ -23,7 +23,7 @@ from testing.specs import plan_of
 MODEL = Path("/a/checkpoint")
 
 
-def test_what_a_neuron_compile_takes_by_itself() -> None:
+def test_a_plan_for_neuron_has_these_defaults() -> None:
     plan = plan_of(MODEL, RELEASED, "neuron")
     assert (plan.tp, plan.lnc, plan.profile, plan.dtype) == (8, 2, "safe", "bfloat16")
     assert (plan.context_length, plan.talker_context_length) == (8192, 8192 + 9 + 4096)
@@ -42,7 +42,9 @@ def test_a_plan_has_chunked_prefill_where_its_targets_engines_do() -> None:
     assert NEURON.limits.chunked_prefill == NxdiSlots.chunked_prefill
 
 
-def test_what_would_make_the_cpu_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_faster_dtype_threads_or_machine_is_suggested_for_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(target, "usable_cores", lambda: 4)
     ways = {
         dtype: CPU.faster(plan_of(MODEL, RELEASED, "cpu", dtype=dtype), threads)
@@ -152,7 +154,9 @@ def test_a_checkpoint_that_cannot_speak_has_no_talker_to_plan(config: OmniConfig
         ({"target": "cpu", "predictor_top_k": 5}, "predictor_top_k is 0 for target cpu, got 5"),
     ],
 )
-def test_what_no_plan_can_be_made_of(settings: dict[str, Any], said: str) -> None:
+def test_settings_that_no_plan_can_have_are_refused_by_name(
+    settings: dict[str, Any], said: str
+) -> None:
     with pytest.raises(OptionError, match=said):
         plan_of(MODEL, RELEASED, **({"target": "neuron"} | settings))
 

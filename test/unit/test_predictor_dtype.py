@@ -94,7 +94,7 @@ def test_a_target_and_dtype_take_these_predictor_dtypes_and_no_others(
         plan_of(MODEL, RELEASED, target, dtype=dtype, predictor_dtype="int3")
 
 
-def test_only_the_code_predictor_depends_on_it() -> None:
+def test_predictor_dtype_changes_the_settings_of_the_code_predictor_alone() -> None:
     one, other = (
         plan_of(MODEL, RELEASED, predictor_dtype=v, dtype="int8") for v in (SAME, "mixed")
     )
@@ -190,7 +190,7 @@ def neuron_part(target: str, spec: PartSpec, outlier: Path, folder: Path) -> Loa
         ("neuron", SAME, False),
     ],
 )
-def test_codes_of_the_graphs_for_neuron(
+def test_codes_of_the_graphs_for_neuron_are_the_references_unless_in_bfloat16(
     outlier: Path, reference: Codes, tmp_path: Path, target: str, predictor_dtype: str, keeps: bool
 ) -> None:
     """The talker gives bfloat16 to each of them, and gets bfloat16 back."""

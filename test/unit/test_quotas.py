@@ -125,7 +125,7 @@ def test_threads_together_hold_no_more_than_there_is() -> None:
         (("a", "b"), "127.0.0.1", 0.5),
     ],
 )
-def test_half_where_there_can_be_several_owners(
+def test_an_owners_share_is_half_where_there_can_be_several_owners(
     keys: tuple[str, ...], host: str, share: float
 ) -> None:
     assert ServerSettings(api_keys=keys, host=host).share_of_owner == share

@@ -98,7 +98,7 @@ def test_the_least_recently_used_blocks_go_to_files_and_then_for_good(
     assert store.status().failures == 0
 
 
-def test_use_changes_what_is_written_next(store: SpilledRows) -> None:
+def test_a_block_that_was_used_lets_an_older_one_be_written(store: SpilledRows) -> None:
     """Otherwise there would be no space for ever: the oldest block has no file, and none comes."""
     put(store, 0, 1, 2, 3)
     store.use([key(0)])

@@ -239,7 +239,7 @@ def test_a_restored_session_has_all_of_it(omni: Qwen3Omni, session: Session) -> 
     assert_same_prompt(omni.prompt_builder.prompt(other.messages, **options), prompt_of(session))
 
 
-def test_heard_is_about_the_same_reply(omni: Qwen3Omni) -> None:
+def test_what_was_heard_changes_a_restored_session_as_the_stored_one(omni: Qwen3Omni) -> None:
     with omni.session(**SHORT) as session:
         session.append("Hello")
         last(session.respond())

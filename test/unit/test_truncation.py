@@ -212,7 +212,9 @@ def test_a_reply_is_the_one_to_the_kept_messages(small: Qwen3Omni, omni: Qwen3Om
         assert result.codes.tolist() == expected.codes.tolist()
 
 
-def test_rows_that_turns_after_a_cut_compute(small: Qwen3Omni, calls: Calls) -> None:
+def test_a_ratio_below_one_cuts_seldom_and_reuses_rows_between_cuts(
+    small: Qwen3Omni, calls: Calls
+) -> None:
     """A ratio below 1 cuts seldom; then all but the new turn is reused."""
 
     def rows(option: Any) -> list[int]:
