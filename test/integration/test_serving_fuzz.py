@@ -18,7 +18,7 @@ from testing.http_client import HttpClient
 from testing.http_server import url_of, wait_until
 from testing.media_cases import QUESTION_WAV
 
-REQUESTS = int(os.environ.get("FUZZ_REQUESTS", "30"))
+REQUESTS = int(os.environ.get("FUZZ_REQUESTS", "20"))
 # A reply of a thousand tokens shows nothing that one of three doesn't.
 SHORT = {"thinker_max_new_tokens": 3, "talker_max_new_tokens": 3, "max_completion_tokens": 3}
 FUZZ = settings(

@@ -39,6 +39,7 @@ from qwen3_omni_neuron.neuron.torchneuron.model_folder import expected_bytes
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.media_cases import CASES, text, user
+from testing.repeats import RUNS_ALL
 from testing.replies import GREEDY, assert_same, reply_to_the_limit
 from testing.specs import cpu_engines
 from testing.torchneuron import backend
@@ -90,7 +91,7 @@ def called() -> Iterator[set[str]]:
 @pytest.fixture(scope="module")
 def engines(spec: EngineSpec, called: set[str]) -> Engines:
     """Captured, as a device runs them, but for the thinker: test_torchneuron_graphs.py has it."""
-    built = build_engines(spec, ["thinker"], StandIn(captures=False))
+    built = build_engines(spec, ["thinker"], StandIn(captures=RUNS_ALL))
     built |= build_engines(spec, ["talker", "vocoder"], StandIn())
     called.clear()
     return Engines.of(built)

@@ -82,17 +82,6 @@ def test_the_server_knows_the_public_api_alone() -> None:
             assert room(tuple(name.split(".")[1:])) in public, file
 
 
-def test_no_load_on_the_cpu_imports_neuron() -> None:
-    script = (
-        "import sys; from qwen3_omni_neuron import Qwen3Omni, SPEAKING_CHECKPOINT\n"
-        "with Qwen3Omni.load(SPEAKING_CHECKPOINT): pass\n"
-        "print(*(name for name in sys.modules if name.startswith('qwen3_omni_neuron.neuron')))"
-    )
-    command = [sys.executable, "-c", script]
-    found = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert found.stdout.split() == []
-
-
 def test_one_entry_of_the_table_of_targets_alone_names_nxdi() -> None:
     """Its folder can then be deleted in one commit, when its SDK ends."""
     folder = PACKAGE / "neuron" / "nxdi"
@@ -159,18 +148,6 @@ def test_another_library_is_measured_without_the_package() -> None:
     """Its environment has that library alone."""
     code = f"import sys; sys.modules[{NAME!r}] = None; import bench.peers.openvino"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-
-
-def test_importing_the_package_is_light() -> None:
-    script = (
-        f"import {NAME}, sys; "
-        "heavy = ('transformers', 'neuronx_distributed', 'scipy', 'av'); "
-        "print([m for m in heavy if m in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
 
 
 def test_planning_and_the_runner_need_no_torch() -> None:

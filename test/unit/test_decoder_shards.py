@@ -172,6 +172,7 @@ print(peak.nbytes / written)
 
 
 @needs_proc
+@pytest.mark.release
 def test_cutting_peaks_far_below_the_model(checkpoint: Path, tmp_path: Path) -> None:
     """1.5 times the model was asked for: a parameter at a time takes less than half of it."""
     small = write_tiny_checkpoint(tmp_path / "small", size="small")

@@ -9,8 +9,9 @@ from testing.media_cases import QUESTION_WAV
 from testing.repeats import again
 from testing.subprocesses import run_python
 
-# Each takes from 10 ms to 3 s.
+# Each takes from 10 ms to 3 s; and those of target neuron.
 HEAVY = {
+    *("qwen3_omni_neuron.neuron", "neuronx_distributed"),
     *("transformers", "torchvision", "torchaudio", "torch._dynamo", "torch._inductor", "sympy"),
     *("torch.distributed.tensor", "triton", "scipy", "pandas", "librosa", "sklearn", "numba"),
     *("matplotlib", "huggingface_hub", "httpx", "requests", "safetensors.torch", "setuptools"),

@@ -63,6 +63,7 @@ def test_files_of_other_benchmarks_have_no_ratios(tmp_path: Path) -> None:
     assert not page.images and page.text.count("no row to plot") == 2
 
 
+@pytest.mark.release
 def test_a_replay_is_labelled_and_shares_no_plot_with_a_measurement(tmp_path: Path) -> None:
     replayed = made.requests([0.2, 0.3], label="replay")
     page = page_of(tmp_path, made.requests([0.1, 0.2]), made.replay(), replayed)
