@@ -6,7 +6,6 @@ warping between them, both librosa's. Words are separated by the silence between
 
 from dataclasses import dataclass
 
-import librosa  # loads a part when it is first used, which takes seconds
 import numpy as np
 from numpy.typing import NDArray
 
@@ -62,8 +61,9 @@ def word_bounds(samples: NDArray[np.float32]) -> list[tuple[int, int]]:
 
     samples: float32 [samples] at 24 kHz.
     """
-    frames = {"frame_length": 4 * _HOP, "hop_length": _HOP}
-    parts = librosa.effects.split(samples, top_db=_SILENCE_DB, ref=_loudest, **frames)
+    from librosa.effects import split  # here and below: takes seconds
+
+    parts = split(samples, top_db=_SILENCE_DB, ref=_loudest, frame_length=4 * _HOP, hop_length=_HOP)
     words: list[tuple[int, int]] = []
     for start, end in parts.tolist():
         if words and start - words[-1][1] < _GAP_S * RATE:
@@ -80,7 +80,9 @@ def _loudest(values: NDArray[np.float32]) -> float:
 
 def _features(sound: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return float32 [16, frames]: MFCCs without the first, which is loudness."""
-    features = librosa.feature.mfcc(
+    from librosa.feature import mfcc
+
+    features = mfcc(
         y=sound, sr=RATE, n_mfcc=17, n_fft=4 * _HOP, hop_length=_HOP, n_mels=64, lifter=22
     )[1:]
     return features / 50
@@ -88,5 +90,7 @@ def _features(sound: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
     """Return the cost per step of the cheapest alignment."""
-    costs, path = librosa.sequence.dtw(a, b)
+    from librosa.sequence import dtw
+
+    costs, path = dtw(a, b)
     return float(costs[-1, -1]) / len(path)
