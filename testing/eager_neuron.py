@@ -63,11 +63,8 @@ class EagerPart(LoadedPart):
         self.called: list[str] = []
         self.broken = ""
         self._owner = owner
-        specs = {graph.state for graph in self.graphs.values() if graph.state}
-        assert len(specs) <= 1, "the graphs of a part share one state"
-        self.state = tuple(
-            torch.zeros(spec.lengths, dtype=spec.dtype) for state in specs for spec in state
-        )
+        whole = max((graph.state for graph in self.graphs.values()), key=len)
+        self.state = tuple(torch.zeros(spec.lengths, dtype=spec.dtype) for spec in whole)
 
     @property
     def closed(self) -> bool:
@@ -83,10 +80,11 @@ class EagerPart(LoadedPart):
                 raise RuntimeError(f"{name} of {label} is not contiguous")
         self.called.append(label)
         given = [inputs[spec.name].to(spec.dtype) for spec in graph.inputs]
-        outputs = graph.module(self._owner)(*given, *self.state)
+        taken = len(graph.state)
+        outputs = graph.module(self._owner)(*given, *self.state[:taken])
         for tensor, spec in zip(outputs, (*graph.outputs, *graph.state), strict=True):
             assert (tuple(tensor.shape), tensor.dtype) == (spec.shape, spec.dtype), spec
-        self.state = outputs[len(graph.outputs) :]
+        self.state = (*outputs[len(graph.outputs) :], *self.state[taken:])
         return outputs[: len(graph.outputs)]
 
 
@@ -115,10 +113,7 @@ class EagerDecoder:
             return logits, hidden[None]
         media, filled, deepstack = inputs[22:25]
         rows = torch.where(filled[0] != 0, media[0], self._model.embedding(ids[0].long()))
-        everywhere = torch.arange(bucket)  # rows of no image get zeros added
-        logits, accepted = self._model.prefill(
-            rows, positions, last, cache, everywhere, deepstack[:, 0]
-        )
+        logits, accepted = self._model.prefill(rows, positions, last, cache, deepstack[:, 0])
         return logits, accepted[None]
 
     @torch.inference_mode()

@@ -194,8 +194,7 @@ def test_every_graph_is_called_once_before_the_first_request(
         assert set(simulated.decoders[name].called) == wanted
         assert f"{name}: called each of {len(wanted)} graphs once" in caplog.text
     state = simulated.parts["code2wav"].state
-    assert not any(tensor[:SLOTS].any() for tensor in state), "no slot's state changed"
-    assert any(tensor[SLOTS].any() for tensor in state), "the idle row's state did"
+    assert not any(tensor.any() for tensor in state), "no state changed"
     close(engines)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
@@ -17,6 +18,7 @@ from qwen3_omni_neuron.neuron.graphs.decoders import (
     copy_graph,
     decode_graph,
     decoder_config,
+    kv_cache_state,
     prompt_graph,
 )
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
@@ -50,7 +52,7 @@ def no_gradients() -> Iterator[None]:
 class Slot:
     """One slot of a part's KV cache, filled by the part's graphs; the state is garbage at first.
 
-    visual: the prompt's rows that pictures fill, with their deepstack rows [layers, V, hidden].
+    deepstack: what is added to the prompt's rows, [layers, S, hidden].
     """
 
     def __init__(
@@ -58,12 +60,13 @@ class Slot:
         config: OmniConfig,
         models: Models,
         part: str,
-        visual: tuple[Tensor, Tensor] | None = None,
+        deepstack: Tensor | None = None,
         slot: int = SLOT,
     ):
         self._config, self._model, self._part = config, getattr(models, part), part
-        self._visual, self.slot = visual, slot
-        self.state = [*prompt_graph(config, part, 1, PLAN).example(9)[4:]]
+        self._deepstack, self.slot = deepstack, slot
+        generator = torch.Generator().manual_seed(9)
+        self.state = [spec.example(generator) for spec in kv_cache_state(config, part, PLAN)]
         self.length = 0
 
     def add(self, rows: Tensor, positions: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
@@ -79,15 +82,10 @@ class Slot:
         inputs = [x, at, torch.tensor([n - 1]), torch.tensor([self.slot])]
         if window is not None:
             inputs.append(torch.tensor([start]))
-        if self._visual is not None:
-            where, deepstack = self._visual
-            own = (where >= start) & (where < start + n)
-            index = torch.full((padded,), 2 % n)
-            features = deepstack.new_zeros(len(deepstack), padded, deepstack.shape[2])
-            index[: own.sum()] = where[own] - start
-            features[:, : own.sum()] = deepstack[:, own]
-            inputs += [index, features]
-        visual = self._visual is not None
+        visual = self._deepstack is not None
+        if self._deepstack is not None:
+            own = self._deepstack[:, start : start + n]
+            inputs.append(F.pad(own, (0, 0, 0, padded - n), value=NAN))
         graph = prompt_graph(self._config, self._part, padded, PLAN, window, visual)
         logits, hidden = self._call(graph, inputs)
         self.length += n
@@ -108,17 +106,19 @@ class Slot:
 
     def fill_after(self, value: float) -> None:
         """Fill the positions that the slot does not use."""
+        begin = 0
         for held in self.state:
-            held[self.slot, :, self.length :] = value
+            held[self.slot, :, :, max(0, self.length - begin) :] = value
+            begin += held.shape[3]
 
     def used(self) -> list[Tensor]:
         """Return the keys and values of the positions that the slot uses."""
-        return [held[self.slot, :, : self.length] for held in self.state]
+        return [torch.cat(self.state, 3)[self.slot, :, :, : self.length]]
 
     def _call(self, graph: Graph, inputs: Sequence[Tensor]) -> list[Tensor]:
-        given = graph.module(self._model)(*inputs, *self.state)
-        outputs = len(graph.outputs)
-        self.state = [*given[outputs:]]
+        outputs, taken = len(graph.outputs), len(graph.state)
+        given = graph.module(self._model)(*inputs, *self.state[:taken])
+        self.state = [*given[outputs:], *self.state[taken:]]
         return [*given[:outputs]]
 
 
@@ -141,7 +141,8 @@ def test_appended_rows_are_those_of_one_prefill(
         where = torch.tensor([row for row in (0, 3, 4, 5, 12, 13, 14, 30) if row < cuts[-1]])
         layers = len(config.thinker.vision.deepstack_layers)
         width = config.thinker.text.hidden_size
-        visual = where, torch.randn(layers, len(where), width, dtype=torch.float64)
+        visual = torch.zeros(layers, cuts[-1], width, dtype=torch.float64)
+        visual[:, where] = torch.randn(layers, len(where), width, dtype=torch.float64)
     part = part.removesuffix("_visual")
     rows, positions = prompt_of(config, part, cuts[-1])
     whole, pieces = (Slot(config, models, part, visual) for _ in range(2))
@@ -152,17 +153,16 @@ def test_appended_rows_are_those_of_one_prefill(
         if not stop:
             continue
         first = cuts[0] != 0 and not pieces.length
-        before = [held.clone() for held in pieces.state]
+        before = torch.cat(pieces.state, 3)
         last_logits, some = pieces.add(rows[piece], positions[:, piece], None if first else 32)
         seen.append(some)
-        for old, new in zip(before, pieces.state, strict=True):
-            others = [slot for slot in range(3) if slot != SLOT]
-            torch.testing.assert_close(new[others], old[others], **EXACT)
-            if not first:
-                after = (SLOT, slice(None), slice(stop, None))
-                torch.testing.assert_close(new[after], old[after], **EXACT)
-                held = (SLOT, slice(None), slice(0, piece.start))
-                torch.testing.assert_close(new[held], old[held], **EXACT)
+        now, others = torch.cat(pieces.state, 3), [slot for slot in range(3) if slot != SLOT]
+        torch.testing.assert_close(now[others], before[others], **EXACT)
+        if not first:
+            after = (SLOT, slice(None), slice(None), slice(stop, None))
+            torch.testing.assert_close(now[after], before[after], **EXACT)
+            held = (SLOT, slice(None), slice(None), slice(0, piece.start))
+            torch.testing.assert_close(now[held], before[held], **EXACT)
         pieces.fill_after(NAN)
     torch.testing.assert_close(last_logits, logits, **CLOSE)
     torch.testing.assert_close(torch.cat(seen) if part == "thinker" else some, hidden, **CLOSE)
@@ -218,12 +218,13 @@ def test_a_smaller_window_is_the_same(config: OmniConfig, models: Models) -> Non
 def test_the_cache_is_that_of_the_cpu_to_the_bit() -> None:
     """Keys, values and mask, without padding and in the window that ends with the last row."""
     torch.manual_seed(0)
-    state = tuple(torch.randn(3, 2, 12, 4) for _ in range(4))
-    cache = KvCache(torch.stack(state[::2]).clone(), torch.stack(state[1::2]).clone())
+    state = tuple(torch.randn(3, 4, 2, positions, 4) for positions in (8, 3))
+    held = torch.cat(state, 3).transpose(0, 1)
+    cache = KvCache(held[::2].clone(), held[1::2].clone())
     start, rows = 6, 5
     placed = PromptCache(cache.slots(1, 2).window(start + rows), start)
     pure = PromptChunkState(
-        state, torch.tensor([1]), torch.tensor([start]), torch.tensor([rows - 1]), rows, 11
+        state, torch.tensor([1]), torch.tensor([start]), torch.tensor([rows - 1]), rows
     )
     torch.testing.assert_close(pure.mask, placed.mask, **EXACT)
     for layer in range(2):
@@ -231,8 +232,9 @@ def test_the_cache_is_that_of_the_cpu_to_the_bit() -> None:
         torch.testing.assert_close(
             pure.append(layer, *new), tuple(placed.append(layer, *new)), **EXACT
         )
-    torch.testing.assert_close(torch.stack(pure.new_state[::2]), cache.keys, **EXACT)
-    torch.testing.assert_close(torch.stack(pure.new_state[1::2]), cache.values, **EXACT)
+    written = torch.cat(pure.new_state, 3).transpose(0, 1)
+    torch.testing.assert_close(written[::2], cache.keys, **EXACT)
+    torch.testing.assert_close(written[1::2], cache.values, **EXACT)
 
 
 @pytest.mark.parametrize("part", ["thinker", "talker"])

@@ -1,5 +1,6 @@
 """The plan of a compile, at the released sizes, against published totals and counts by hand."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -366,35 +367,73 @@ def test_one_row_reads_the_experts_that_it_chose(config: OmniConfig) -> None:
     assert cost.weight_bytes == others + chosen
 
 
-def test_a_step_reads_its_window_and_writes_one_row(config: OmniConfig) -> None:
-    """The window of one line, and one row, which is looked at before it is written."""
-    models = static_models(config, torch.float32)
-    graph, cost = cost_of(config, models, "talker_decode")
-    row = config.talker.text.kv_heads * config.talker.text.head_dim * 4
-    tensors = len(graph.state)
-    assert cost.state_bytes == tensors * row * (graph.bucket["window"] + 2)
+def renewed(graph: Graph) -> int:
+    """Bytes of state that a call reads and writes: all slots at its window, and its own to read."""
+    return 2 * graph.state_bytes + graph.state_bytes // TINY_PLAN.max_concurrency
+
+
+def test_a_step_reads_and_writes_its_window_alone(config: OmniConfig) -> None:
+    """Those of its window; the rest of the cache is no part of the call."""
+    graph, cost = cost_of(config, static_models(config, torch.float32), "talker_decode")
+    slots, window = TINY_PLAN.max_concurrency, graph.bucket["window"]
+    c = config.talker.text
+    assert window < TINY_PLAN.talker_context_length
+    assert graph.state_bytes == 2 * c.layers * slots * window * c.kv_heads * c.head_dim * 4
+    assert cost.state_bytes == renewed(graph)
 
 
 def test_a_chunk_of_a_prefill_reads_its_window_and_its_experts(config: OmniConfig) -> None:
-    """And the rows' own places, which are looked at before they are written. Every row attends to
-    the whole window, masked or not."""
+    """Every row attends to the whole window, masked or not."""
     models = static_models(config, torch.float32)
-    c = config.talker.text
+    c, rows = config.talker.text, 8
     costs = {}
-    for window in (32, 64):
-        graph = prompt_graph(config, "talker", 16, TINY_PLAN, window)
+    for window in (16, 64):
+        graph = prompt_graph(config, "talker", rows, TINY_PLAN, window)
         costs[window] = cost = graph_cost(graph, models.talker)
-        row = c.kv_heads * c.head_dim * 4
-        assert cost.state_bytes == len(graph.state) * row * (window + 2 * 16)
-    # scores and mixed values, a product and a sum each
-    attention = 2 * 2 * c.heads * c.head_dim * 16 * 32 * c.layers
-    assert costs[64].flops - costs[32].flops == attention
-    assert costs[64].weight_bytes == costs[32].weight_bytes
+        assert cost.state_bytes == renewed(graph)
+    # scores and mixed values, a product and a sum each; the placing of keys and values
+    further = 2 * 2 * c.head_dim * rows * (64 - 16) * (c.heads + c.kv_heads) * c.layers
+    assert costs[64].flops - costs[16].flops == further
+    assert costs[64].weight_bytes == costs[16].weight_bytes
 
 
-def test_a_copy_reads_and_writes_a_whole_slot(config: OmniConfig) -> None:
+def test_a_copy_reads_and_writes_all_slots(config: OmniConfig) -> None:
     graph, cost = cost_of(config, static_models(config, torch.float32), "thinker_copy")
-    assert cost == Cost(0, 0, 2 * graph.state_bytes // TINY_PLAN.max_concurrency)
+    assert cost == Cost(0, 0, renewed(graph))
+
+
+@pytest.mark.parametrize(
+    ("write", "count"),
+    [
+        (lambda x: x.index_copy(0, torch.tensor([0]), x[:1]), 5),
+        (lambda x: x.index_add(0, torch.tensor([0]), x[:1]), 5),
+        (lambda x: x.index_put((torch.tensor([0]),), x[:1]), 5),
+        (lambda x: x.scatter(1, torch.zeros(3, 2, dtype=torch.long), x[:, :2]), 6),
+        (lambda x: torch.where(x > 0, x, 0), 0),
+    ],
+    ids=["index_copy", "index_add", "index_put", "scatter", "where"],
+)
+def test_numbers_that_are_written_one_by_one_are_counted(
+    write: Callable[[Tensor], Tensor], count: int
+) -> None:
+    graph = Graph("writes", {}, "", lambda _, x, state: ((write(*x),), state),
+                  (TensorSpec("x", (3, 5), torch.float32),), ())  # fmt: skip
+    with torch.device("meta"):
+        assert graph_cost(graph, nn.Identity()).scattered == count
+
+
+def test_no_graph_writes_numbers_one_by_one() -> None:
+    """At the released widths, at a rank of 8: the device would take a moment for each."""
+    plan = replace(
+        PLAN, tp=8, max_concurrency=8, prompt_buckets=(512, 1536), batches=(1, 2, 8),
+        decode_buckets=(512, 2048, 8192), chunked_prefill=True,
+    )  # fmt: skip
+    models = static_models(SHALLOW)
+    for part in PARTS:
+        parallelize(getattr(models, part), 8, CountingGroup(8))
+    for graph in all_graphs(SHALLOW, plan):
+        cost = graph_cost(graph, getattr(models, graph.part))
+        assert not cost.scattered, graph.label
 
 
 def test_flops_of_a_matrix_and_of_attention(config: OmniConfig) -> None:

@@ -1,6 +1,7 @@
 """The graphs that a compiler traces: static, and equal to the models they are made of."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from qwen3_omni_neuron.model.kv_cache import (
     SlotCache,
     StepState,
 )
-from qwen3_omni_neuron.model.moe import FEW_ROWS, MoeFeedForward
+from qwen3_omni_neuron.model.moe import MoeFeedForward
 from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.decoders import PREFILL_CHUNK_ROWS
 from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
@@ -43,8 +44,9 @@ def graphs(config: OmniConfig) -> dict[str, Graph]:
     return {g.label: g for g in all_graphs(config, TINY_PLAN)}
 
 
-def state_of(lines: KvTensors) -> KvCache:
-    return KvCache(torch.stack(lines[::2]), torch.stack(lines[1::2]))
+def state_of(segments: KvTensors) -> KvCache:
+    tensors = torch.cat(segments, 3).transpose(0, 1)
+    return KvCache(tensors[::2], tensors[1::2])
 
 
 @pytest.fixture(autouse=True)
@@ -146,25 +148,23 @@ def test_static_models_hold_no_copy_of_the_weights(static: Models, models: Model
         assert all(ours[name].data_ptr() == theirs[name].data_ptr() for name in ours)
 
 
-@pytest.mark.parametrize("block_rows", [1, 4, 128])
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("shared", [0, 6])
-def test_experts_of_static_graphs_are_the_experts(
-    block_rows: int, normalize: bool, shared: int
-) -> None:
-    """By one row, by few and by blocks of many; also where all rows want the same experts."""
-    torch.manual_seed(block_rows)
-    sizes = MoeConfig(8, 3, 5, normalize, shared)
+def test_experts_of_static_graphs_are_the_experts(normalize: bool, shared: int) -> None:
+    """By those that few rows chose, and by all; also where all rows want the same experts."""
+    torch.manual_seed(1)
+    sizes = MoeConfig(20, 3, 5, normalize, shared)
     loop = MoeFeedForward(10, sizes).double()
     for parameter in loop.parameters():
         nn.init.normal_(parameter)
-    blocks = MoeFeedForward(10, MoeConfig(8, 3, 5, normalize, shared, block_rows)).double()
-    blocks.load_state_dict(loop.state_dict())
-    for rows in (1, 2, FEW_ROWS, FEW_ROWS + 1, 50, 133):
+    static = MoeFeedForward(10, replace(sizes, static=True)).double()
+    static.load_state_dict(loop.state_dict())
+    assert static.few_rows == 2
+    for rows in (1, 2, 3, 50, 133):
         for spread in (1.0, 1e-3):  # nearly equal rows choose alike
             x = torch.randn(1, 10).double() + spread * torch.randn(rows, 10).double()
             expected = loop(x)
-            torch.testing.assert_close(blocks(x), expected, atol=1e-9, rtol=1e-9)
+            torch.testing.assert_close(static(x), expected, atol=1e-9, rtol=1e-9)
             assert expected.abs().max() > 1, "the experts do something"
 
 
@@ -225,45 +225,51 @@ def test_a_step_at_a_smaller_window_is_the_same(graphs: dict[str, Graph], static
     narrow = graphs["talker_decode[slots=1,window=16]"]
     rows, positions, _, _, *state = wide.example(5)
     for length in (0, 14, 15):
-        inputs = (rows, positions, torch.tensor([2]), torch.tensor([length]), *state)
-        expected = wide.module(static.talker)(*inputs)
-        torch.testing.assert_close(narrow.module(static.talker)(*inputs), expected, **CLOSE)
+        inputs = (rows, positions, torch.tensor([2]), torch.tensor([length]))
+        *expected, rest = wide.module(static.talker)(*inputs, *state)
+        given = narrow.module(static.talker)(*inputs, state[0])
+        torch.testing.assert_close(given, tuple(expected), **CLOSE)
+        torch.testing.assert_close(rest, state[1], **EXACT)
 
 
 def test_state_caches_are_the_caches_in_place() -> None:
     """Bit for bit, where a step reads the same window."""
     torch.manual_seed(0)
-    lines = tuple(torch.randn(4, 2, 8, 3) for _ in range(4))
-    cache = state_of(tuple(line.clone() for line in lines))
+    segments = tuple(torch.randn(4, 4, 2, positions, 3) for positions in (5, 3))
+    cache = state_of(segments)
     slots, lengths = torch.tensor([3, 0]), torch.tensor([7, 2])
-    pure, placed = StepState(lines, slots, lengths, 8), SlotCache(cache, slots, lengths)
+    pure, placed = StepState(segments, slots, lengths), SlotCache(cache, slots, lengths)
     torch.testing.assert_close(pure.mask, placed.mask, **EXACT)
     for layer in range(2):
         new = torch.randn(2, 2, 1, 3), torch.randn(2, 2, 1, 3)
         expected = placed.append(layer, *new)
         torch.testing.assert_close(pure.append(layer, *new), expected, **EXACT)
-    torch.testing.assert_close(state_of(tuple(pure.new_state)).keys, cache.keys, **EXACT)
-    torch.testing.assert_close(state_of(tuple(pure.new_state)).values, cache.values, **EXACT)
-    prompt = PromptState(lines, torch.tensor([1]))
-    new = torch.randn(1, 2, 5, 3), torch.randn(1, 2, 5, 3)
-    prompt.append(0, *new)
-    torch.testing.assert_close(prompt.new_state[0][1, :, :5], new[0][0], **EXACT)
-    torch.testing.assert_close(prompt.new_state[1][1, :, :5], new[1][0], **EXACT)
-    assert not prompt.new_state[0][1, :, 5:].any()
+    written = state_of(pure.new_state)
+    torch.testing.assert_close(written.keys, cache.keys, **EXACT)
+    torch.testing.assert_close(written.values, cache.values, **EXACT)
+    prompt = PromptState(segments, torch.tensor([1]))
+    prompts = [(torch.randn(1, 2, 6, 3), torch.randn(1, 2, 6, 3)) for _ in range(2)]
+    for layer, new in enumerate(prompts):
+        prompt.append(layer, *new)
+    written = state_of(prompt.new_state)
+    for layer, (keys, values) in enumerate(prompts):
+        torch.testing.assert_close(written.keys[layer, 1, :, :6], keys[0], **EXACT)
+        torch.testing.assert_close(written.values[layer, 1, :, :6], values[0], **EXACT)
+    assert not written.keys[:, 1, :, 6:].any() and not written.values[:, 1, :, 6:].any()
+    others, before = written.keys[:, [0, 2, 3]], state_of(segments).keys[:, [0, 2, 3]]
+    torch.testing.assert_close(others, before, **EXACT)
 
 
 def test_padded_rows_of_pictures_change_nothing(
     graphs: dict[str, Graph], static: Models, models: Models, config: OmniConfig
 ) -> None:
-    """Deepstack's rows are padded with zeros that are added anywhere."""
+    """Deepstack adds zeros to the others."""
     graph = graphs["thinker_prefill_visual[rows=40]"]
-    rows, positions, last, slot, _, deepstack, *state = graph.example(3)
-    where = torch.tensor([3, 4, 5, 9])
+    rows, positions, last, slot, deepstack, *state = graph.example(3)
+    deepstack[:, [row for row in range(40) if row not in (3, 4, 5, 9)]] = 0
     cache = PromptCache(KvCache.zeros(config.thinker.text, 1, 64, torch.float32))
-    expected = models.thinker.prefill(rows, positions, last, cache, where, deepstack[:, :4])
-    visual = torch.cat((where, torch.full((36,), 7)))
-    deepstack[:, 4:] = 0
-    given = graph.module(static.thinker)(rows, positions, last, slot, visual, deepstack, *state)
+    expected = models.thinker.prefill(rows, positions, last, cache, deepstack)
+    given = graph.module(static.thinker)(rows, positions, last, slot, deepstack, *state)
     torch.testing.assert_close(given[:2], expected, **CLOSE)
     text = graphs["thinker_prefill[rows=40]"].module(static.thinker)
     assert not torch.allclose(text(rows, positions, last, slot, *state)[0], expected[0])

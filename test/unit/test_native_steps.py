@@ -159,7 +159,9 @@ def test_the_accept_layer_and_deepstack_are_the_modules(
     features = torch.randn(5, layers, m.c.hidden_size).transpose(0, 1)  # not dense
     own = copied(m.cache).slots(1, 2)
     last = torch.tensor([20])
-    expected = m.model.prefill(rows, positions, last, PromptCache(own), visual, features)
+    added = torch.zeros(layers, 21, m.c.hidden_size)
+    added[:, visual] = features
+    expected = m.model.prefill(rows, positions, last, PromptCache(own), added)
     got = m.native(library).prefill(1, 0, rows, positions, visual, features)
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
     torch.testing.assert_close(m.cache.keys[:, 1], own.keys[:, 0], atol=1e-5, rtol=1e-5)
@@ -173,10 +175,13 @@ def test_a_prompt_of_several_blocks_is_the_modules(
     m = made(config, which, "odd", slots=2, positions=LONG)
     rows, positions = prompt_rows(m.c, LONG)
     deepstack: tuple[Tensor, ...] = ()
+    added: tuple[Tensor, ...] = ()
     if which == "thinker":
         visual = torch.tensor([7, BLOCK - 1, BLOCK, BLOCK + 1, LONG - 1])
         deepstack = visual, torch.randn(2, 5, m.c.hidden_size)
+        added = (torch.zeros(2, LONG, m.c.hidden_size),)
+        added[0][:, visual] = deepstack[1]
     own, last = copied(m.cache).slots(1, 2), torch.tensor([LONG - 1])
-    expected = m.model.prefill(rows, positions, last, PromptCache(own), *deepstack)
+    expected = m.model.prefill(rows, positions, last, PromptCache(own), *added)
     got = m.native(library, threads=4).prefill(1, 0, rows, positions, *deepstack)
     torch.testing.assert_close(got, expected, atol=5e-5, rtol=1e-5)

@@ -110,9 +110,10 @@ def local(
     heads = kv_heads_of(graph, config)
     if heads is None:
         return tensors
-    cut = cut_heads(1, 1, key_heads(*heads, tp))
+    axes = {"keys": 1, "values": 1, "positions": 2}  # of the heads
+    cuts = {name: cut_heads(axis, 1, key_heads(*heads, tp)) for name, axis in axes.items()}
     return [
-        shard(tensor, cut, rank) if name.startswith(("keys", "values")) else tensor
+        shard(tensor, cuts.get(name.partition(".")[0]), rank)
         for name, tensor in zip(names, tensors, strict=True)
     ]
 

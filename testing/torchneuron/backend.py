@@ -47,7 +47,7 @@ class Refused(Exception):  # noqa: N818
 
     - symbolic sizes (fx/passes/dynamic_shape_analysis.py), and results whose size is data;
     - float64 and complex numbers; int64 that is computed with. Casts, and indices as top-k, argmax
-      and index_copy have them, are int64 in torch and int32 on the device;
+      have them, are int64 in torch and int32 on the device;
     - a renewed input that would be copied back, or that is renewed but by one last copy_;
     - an operation that no decomposition removes and no lowering is known for.
     """

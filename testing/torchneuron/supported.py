@@ -1,13 +1,13 @@
 """Operations that TorchNeuron decomposes and lowers, as far as the graphs here use them.
 
 Source: aws-neuron/torch-neuronx v2.33.0, torch_neuronx/neuron_dynamo_backend/decompositions.py
-(the names, and that index_put and index_copy become scatters and attention plain products), and
+(the names, and that attention becomes plain products), and
 llvm/torch-mlir, lib/Dialect/Torch/Transforms/DecomposeComplexOps.cpp and
-lib/Conversion/TorchToStablehlo/. Decompositions here are our own.
+lib/Conversion/TorchToStablehlo/. Decompositions here are our own. Indexed writes, which TorchNeuron
+makes scatters of single numbers, are left out: no graph may have one.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,35 +17,11 @@ aten = torch.ops.aten
 
 # Decomposed by torch's own rules before anything else sees them.
 DECOMPOSED = (
-    *(aten.logsumexp, aten.squeeze.dims, aten.addr, aten._unsafe_index, aten._unsafe_index_put),
+    *(aten.logsumexp, aten.squeeze.dims, aten.addr, aten._unsafe_index),
     *(aten.split, aten.split_with_sizes, aten.unbind, aten.embedding, aten.clamp_min),
-    *(aten.clamp_max, aten.fill.Scalar, aten.fill.Tensor, aten.index_add, aten.lerp, aten.elu),
+    *(aten.clamp_max, aten.fill.Scalar, aten.fill.Tensor, aten.lerp, aten.elu),
     aten.silu,
 )
-
-
-def _index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    shape = [1] * source.ndim
-    shape[dim] = len(index)
-    return torch.scatter(x, dim, index.view(shape).expand(source.shape), source)
-
-
-def _index_put(
-    x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
-) -> Tensor:
-    """Scatter into the flattened tensor. The first axes are those that are indexed."""
-    assert all(index is not None and index.dtype != torch.bool for index in indices)
-    count = len(indices)
-    inner = math.prod(x.shape[count:])
-    place = torch.zeros((), dtype=torch.int64, device=x.device)
-    for index, size in zip(indices, x.shape, strict=False):
-        assert index is not None
-        place = place * size + torch.where(index < 0, index + size, index)
-    columns = torch.arange(inner, device=x.device)
-    flat = (place.unsqueeze(-1) * inner + columns).flatten()
-    given = values.expand(*place.shape, *x.shape[count:]).flatten()
-    scatter = torch.scatter_add if accumulate else torch.scatter
-    return scatter(x.flatten(), 0, flat, given).reshape(x.shape)
 
 
 def _scalar_tensor(value: float, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
@@ -86,8 +62,6 @@ def _attention(
 
 
 WRITTEN_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
-    aten.index_copy.default: _index_copy,
-    aten.index_put.default: _index_put,
     aten.scalar_tensor.default: _scalar_tensor,
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
 }
@@ -99,20 +73,19 @@ MOVES = frozenset({"to", "int", "long", "squeeze", "unsqueeze", "getitem", "gath
 _DECOMPOSED_LATER = (  # llvm/torch-mlir, lib/Dialect/Torch/Transforms/DecomposeComplexOps.cpp
     *("_softmax.default", "_to_copy.default", "_unsafe_view.default", "addmm.default"),
     *("alias.default", "arange.default", "clone.default", "copy.default", "floor_divide.default"),
-    *("full.default", "masked_fill.Scalar", "mean.dim", "mv.default", "new_zeros.default"),
+    *("full.default", "masked_fill.Scalar", "mean.dim", "new_zeros.default"),
     *("repeat.default", "select.int", "stack.default", "t.default", "zeros_like.default"),
 )
 _LOWERED = (  # llvm/torch-mlir, lib/Conversion/TorchToStablehlo/
-    *("add.Tensor", "bitwise_and.Tensor", "cat.default", "ceil.default", "clamp.default"),
+    *("add.Tensor", "bitwise_and.Tensor", "cat.default", "clamp.default"),
     *("constant_pad_nd.default", "cos.default", "div.Tensor", "eq.Tensor", "exp.default"),
     *("expand.default", "floor.default", "ge.Scalar", "ge.Tensor", "gelu.default", "gt.Tensor"),
     *("le.Tensor", "logical_not.default", "lt.Scalar", "lt.Tensor"),
     *("maximum.default", "mul.Tensor", "native_layer_norm.default", "neg.default"),
     *("ones.default", "permute.default", "pow.Tensor_Scalar", "rsqrt.default", "rsub.Scalar"),
-    *("sigmoid.default", "sin.default", "sub.Tensor", "transpose.int", "tril.default"),
-    *("triu.default", "where.self", "zeros.default"),
-    *("gather.default", "index.Tensor", "index_select.default", "scatter.src"),
-    "scatter_add.default",
+    *("sigmoid.default", "sin.default", "sub.Tensor", "transpose.int"),
+    *("triu.default", "where.self"),
+    *("gather.default", "index.Tensor", "index_select.default"),
     *("bmm.default", "convolution.default", "mm.default"),
     *("amax.default", "any.dim", "argmax.default", "sum.dim_IntList"),
     *("slice.Tensor", "squeeze.dim", "unsqueeze.default", "view.default"),

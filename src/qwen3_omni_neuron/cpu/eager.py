@@ -89,12 +89,18 @@ class EagerSlots(CpuSlots):
         self._model, self._buckets = model, tuple(prompt_buckets)
 
     def prefill(
-        self, slot: int, rows: Tensor, positions: Tensor, *extra: Tensor, start: int = 0
+        self,
+        slot: int,
+        rows: Tensor,
+        positions: Tensor,
+        *,
+        start: int = 0,
+        deepstack: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Append rows to the first `start` rows of a slot; see DecoderSlots.prefill.
 
-        extra: arguments of the model's `prefill` after the cache. Returns what it returns, which
-        may include padding rows.
+        deepstack: see Thinker.prefill. Returns what the model's `prefill` returns, which may
+        include padding rows.
         """
         self._begin(slot, start)
         length, last_position = len(rows), float(positions.max())
@@ -102,9 +108,12 @@ class EagerSlots(CpuSlots):
         padding = min(bucket, self.context_length - start) - length
         if padding:  # F.pad copies even where there is nothing to pad
             rows, positions = F.pad(rows, (0, 0, 0, padding)), F.pad(positions, (0, padding))
+            if deepstack is not None:
+                deepstack = F.pad(deepstack, (0, 0, 0, padding))
         window = self._cache.slots(slot, slot + 1).window(start + len(rows))
         last, cache = torch.tensor([length - 1]), PromptCache(window, start)
-        outputs = self._model.prefill(rows, positions, last, cache, *extra)
+        extra = {} if deepstack is None else {"deepstack": deepstack}
+        outputs = self._model.prefill(rows, positions, last, cache, **extra)
         self._end(slot, start + length, last_position)
         return outputs
 
@@ -139,9 +148,10 @@ class EagerThinkerSlots(EagerSlots):
         accepted: NDArray[np.bool_],
     ) -> tuple[Tensor, Tensor]:
         """Append tokens to a slot's first `start` rows; see ThinkerSlots.prefill_tokens."""
-        rows, visual = media_rows(self._model, torch.from_numpy(token_ids), media)
+        rows = media_rows(self._model, torch.from_numpy(token_ids), media)
+        added = None if media is None else media.added()
         places = torch.from_numpy(positions)
-        logits, states = self.prefill(slot, rows, places, *visual, start=start)
+        logits, states = self.prefill(slot, rows, places, start=start, deepstack=added)
         return logits, states[: len(rows)][torch.from_numpy(accepted)]
 
     @torch.inference_mode()

@@ -74,15 +74,9 @@ class CpuSlots(SlotLengths):
         return [self._lengths[s] for s in slots], [self._next_positions[s] for s in slots]
 
 
-def media_rows(
-    thinker: ThinkerModel, token_ids: Tensor, media: PromptMedia | None
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return the rows of a thinker's tokens, media filled in, and what its layers add to them.
-
-    The second are the arguments of the model's `prefill` after the cache: none without media.
-    """
+def media_rows(thinker: ThinkerModel, token_ids: Tensor, media: PromptMedia | None) -> Tensor:
+    """Return the rows of a thinker's tokens, media filled in."""
     rows = thinker.embedding(token_ids).to(thinker.decoder.norm.weight.dtype)
-    if media is None:
-        return rows, ()
-    rows[media.filled] = media.rows
-    return rows, (media.visual, media.deepstack)
+    if media is not None:
+        rows[media.filled] = media.rows
+    return rows

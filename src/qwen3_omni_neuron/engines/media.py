@@ -51,6 +51,15 @@ class PromptMedia:
     visual: Tensor
     deepstack: Tensor
 
+    def added(self) -> Tensor | None:
+        """Return what deepstack adds to each row, [layers, S, hidden]; None without pictures."""
+        if not len(self.visual):
+            return None
+        layers, _, hidden = self.deepstack.shape
+        added = self.deepstack.new_zeros(layers, len(self.filled), hidden)
+        added[:, self.visual] = self.deepstack
+        return added
+
     def part(self, start: int, stop: int) -> "PromptMedia":
         """Return the media of the prompt's tokens from `start` up to `stop`.
 

@@ -21,9 +21,8 @@ class RopeConfig:
 class MoeConfig:
     """Routed experts, and the talker's shared one (shared_expert_width 0: none).
 
-    block_rows: how many rows of one expert a graph of static shapes computes together; 0 where
-    shapes may depend on the data. int8: whether the routed experts are int8 with a float32 scale
-    for each output.
+    static: whether it is for a graph of static shapes. int8: whether the routed experts are int8,
+    with a float32 scale for each output.
     """
 
     experts: int
@@ -31,7 +30,7 @@ class MoeConfig:
     expert_width: int
     normalize_weights: bool
     shared_expert_width: int
-    block_rows: int = 0
+    static: bool = False
     int8: bool = False
 
 

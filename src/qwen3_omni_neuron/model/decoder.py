@@ -18,13 +18,6 @@ from qwen3_omni_neuron.model.rotary import Rotation, apply_rotary
 Layout = tuple[int, int]
 """Slots and span of a decoder's rows, with -1 for the one that is not fixed."""
 
-Deepstack = tuple[Tensor, Tensor]
-"""Vision features for the first layers.
-
-Indices of the rows that images and video fill, int64 [V], and what is added to those rows after
-each of the first layers, [layers, V, hidden].
-"""
-
 PROMPT: Layout = (1, -1)
 DECODE: Layout = (-1, 1)
 
@@ -125,10 +118,12 @@ class Decoder(nn.Module):
         cache: Appendable,
         layout: Layout,
         accept_layer: int = 0,
-        deepstack: Deepstack | None = None,
+        deepstack: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Run the layers over x [slots * span, hidden].
 
+        deepstack: [layers, slots * span, hidden], what is added to the rows after each of the first
+        layers: zeros where no image or video fills them.
         Returns the hidden states after the last layer, before the norm, and the reference's
         hidden_states[accept_layer]: the output of layer accept_layer - 1, or x where it is 0.
         """
@@ -137,7 +132,6 @@ class Decoder(nn.Module):
             x = layer(x, rotation, layout, cache, index)
             if index + 1 == accept_layer:
                 accepted = x  # the layer's own output, as in the reference: before deepstack
-            if deepstack is not None and index < len(deepstack[1]):
-                where, features = deepstack
-                x = x.index_add(0, where, features[index])
+            if deepstack is not None and index < len(deepstack):
+                x = x + deepstack[index]
         return x, accepted

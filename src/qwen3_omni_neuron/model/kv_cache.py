@@ -15,6 +15,7 @@ CPU writes in place, a graph for Neuron takes its state as inputs and returns it
 
 import math
 import mmap
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -137,113 +138,161 @@ class SlotCache:
 
 
 KvTensors = tuple[Tensor, ...]
-"""KV cache of a graph: keys of layer 0, values of layer 0, keys of layer 1, ...
+"""KV cache of a graph, in segments of its positions: the first, or all of them.
 
-Each is [slots, kv_heads, positions, head_dim].
+Each is [slots, 2 layers, kv_heads, positions, head_dim]: keys of layer 0, values of layer 0, keys
+of layer 1, ... A graph renews each segment that it takes by one operation that reads and writes it
+whole, since a scatter would write number by number, and the compiler may copy the tensor all the
+same. So a call takes no more segments than the positions that it reads.
 """
 
 
-class PromptState:
+def one_hot(slot: Tensor, slots: int) -> Tensor:
+    """Return bool [slots, 1, 1, 1, 1], True for one of them. slot: integer [1]."""
+    numbers = torch.arange(slots, dtype=slot.dtype, device=slot.device)
+    return (numbers == slot).view(-1, 1, 1, 1, 1)
+
+
+def rows_by_slot(named: Tensor, slots: int, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which row each slot gets, integer [slots], and which slots get one, bool [slots].
+
+    named: the slot of each row, integer [n]. valid: bool [n], rows that are given to their slot; of
+    one slot at most one.
+    """
+    numbers = torch.arange(slots, dtype=named.dtype, device=named.device)
+    matches = (named[:, None] == numbers) & valid[:, None]  # [n, slots]
+    rows = torch.arange(len(named), dtype=named.dtype, device=named.device)
+    return torch.where(matches, rows[:, None], 0).amax(0), matches.any(0)
+
+
+class GraphCache(ABC):
+    """KV cache of a graph: its state as inputs and outputs; see KvTensors."""
+
+    mask: Tensor | None = None
+
+    def __init__(self, state: KvTensors):
+        self._state = state
+        self._new: list[Tensor] = []
+
+    @abstractmethod
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """See Appendable.append. Layers append in their order."""
+
+    @property
+    def new_state(self) -> KvTensors:
+        """The KvTensors after the call, when every layer has appended."""
+        renewed: list[Tensor] = []
+        new, begin = torch.stack(self._new, 1), 0
+        for segment in self._state:
+            end = begin + segment.shape[3]
+            renewed.append(self._renewed(segment, new, begin, end))
+            begin = end
+        return tuple(renewed)
+
+    @abstractmethod
+    def _renewed(self, segment: Tensor, new: Tensor, begin: int, end: int) -> Tensor:
+        """Return a segment, which has the positions from `begin` up to `end`, after the call.
+
+        new: what the layers have appended, [n, 2 layers, kv_heads, ..., head_dim].
+        """
+
+    def _of(self, slots: Tensor) -> Tensor:
+        """Return some slots, [n, 2 layers, kv_heads, positions, head_dim]."""
+        parts = [segment.index_select(0, slots) for segment in self._state]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 3)
+
+
+class PromptState(GraphCache):
     """Prefill in a graph: the prompt's rows fill one slot from position 0 and see each other.
 
-    slot: int64 [1], index of the slot. Its positions after the rows become zeros.
-    new_state: the KvTensors after the call, complete when every layer has appended.
+    slot: int64 [1], index of the slot. The positions after its rows become zeros.
     """
 
-    mask = None
-
     def __init__(self, state: KvTensors, slot: Tensor):
-        self._state, self._slot = state, slot
-        self.new_state: list[Tensor] = []
+        super().__init__(state)
+        self._is_slot = one_hot(slot, len(state[0]))
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Fill the slot; see Appendable.append. keys, values: [1, kv_heads, rows, head_dim]."""
-        for cache, new in zip(self._state[2 * layer :], (keys, values), strict=False):
-            filled = F.pad(new, (0, 0, 0, cache.shape[2] - new.shape[2]))
-            self.new_state.append(cache.index_copy(0, self._slot.long(), filled))
+        self._new += [keys, values]
         return keys, values
 
+    def _renewed(self, segment: Tensor, new: Tensor, begin: int, end: int) -> Tensor:
+        rows = new[:, :, :, begin:end]
+        filled = F.pad(rows, (0, 0, 0, end - begin - rows.shape[3]))
+        return torch.where(self._is_slot, filled, segment)
 
-class PromptChunkState:
+
+class PromptChunkState(GraphCache):
     """Chunked prefill in a graph: further rows fill one slot from position `length` on.
 
     They see the first `length` positions and each other. slot, length, last: int64 [1]; rows after
-    `last` are padding, which is written nowhere. rows: number of rows with padding, at most the
-    cache's positions. window: how many positions are read; length + last is below it. The slot's
-    entries after the last row are kept, but read as zeros, so that they may have any value.
-    new_state: the KvTensors after the call, complete when every layer has appended.
+    `last` are padding, which is written nowhere. rows: number of rows with padding. length + last
+    is below the state's number of positions, all of which are read. The slot's entries after the
+    last row are kept, but read as zeros, so that they may have any value.
     """
 
-    def __init__(
-        self, state: KvTensors, slot: Tensor, length: Tensor, last: Tensor, rows: int, window: int
-    ):
-        self._state, self._slot, self._window = state, slot, window
-        kind, device = length.dtype, length.device
+    def __init__(self, state: KvTensors, slot: Tensor, length: Tensor, last: Tensor, rows: int):
+        super().__init__(state)
+        self._is_slot, self._held = one_hot(slot, len(state[0])), self._of(slot)
+        kind, device, window = length.dtype, length.device, self._held.shape[3]
         row, positions = (torch.arange(n, dtype=kind, device=device) for n in (rows, window))
-        # A call writes `rows` consecutive positions. Where padding would exceed the cache's end,
-        # they begin earlier: 8 rows at length 60 of 64 positions write 56 to 63, of which 56 to 59
-        # keep their values.
-        self._at = row + length.clamp(max=state[0].shape[2] - rows)
-        place = self._at - length  # the row of each position, below 0 for one that is kept
-        self._row = place.clamp(min=0)
-        self._is_new = ((place >= 0) & (place <= last))[:, None]
+        self._is_row = (row <= last)[:, None]
+        self._places = positions[:, None] == length + row  # [window, rows]
+        self._is_new = ((positions >= length) & (positions <= length + last))[:, None]
         self._is_unused = (positions > length + last)[:, None]
         self.mask = (positions > (length + row)[:, None])[None, None]
-        self.new_state: list[Tensor] = []
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write the rows; see Appendable.append. keys, values: [1, kv_heads, rows, head_dim]."""
-        cached_keys, cached_values = self._state[2 * layer : 2 * layer + 2]
-        return self._put(cached_keys, keys), self._put(cached_values, values)
+        return self._put(2 * layer, keys), self._put(2 * layer + 1, values)
 
-    def _put(self, cache: Tensor, rows: Tensor) -> Tensor:
-        """Write rows [1, kv_heads, rows, head_dim] into a copy of cache, for the new state.
-
-        Returns [1, kv_heads, window, head_dim] of the slot.
-        """
-        head = torch.arange(cache.shape[1], dtype=self._at.dtype, device=cache.device)[:, None]
-        where = self._slot[:, None], head, self._at[None]
-        new = torch.where(self._is_new, rows[0].index_select(1, self._row), cache[where])
-        written = cache.index_put(where, new)
-        self.new_state.append(written)
-        read = written[:, :, : self._window].index_select(0, self._slot)
+    def _put(self, index: int, rows: Tensor) -> Tensor:
+        """Return [1, kv_heads, window, head_dim] of the slot with these rows."""
+        # A product with ones and zeros: it moves the rows together, and exactly.
+        placed = self._places.to(rows.dtype) @ torch.where(self._is_row, rows, 0)
+        self._new.append(placed)
+        read = torch.where(self._is_new, placed, self._held[:, index])
         return read.masked_fill(self._is_unused, 0)
 
+    def _renewed(self, segment: Tensor, new: Tensor, begin: int, end: int) -> Tensor:
+        is_new = self._is_slot & self._is_new[begin:end]
+        return torch.where(is_new, new[:, :, :, begin:end], segment)
 
-class StepState:
+
+class StepState(GraphCache):
     """Decode in a graph: one row a slot, written at that slot's own position.
 
     slots: int64 [n], indices of the slots. lengths: int64 [n], the positions that the new rows are
     written to, or -1 for an idle row: it leaves its slot unchanged and reads position 0, so that
-    its result is a number, which the caller ignores. window: how many positions are read; every
-    length is below it.
-    new_state: the KvTensors after the call, complete when every layer has appended.
+    its result is a number, which the caller ignores. Every length is below the state's number of
+    positions, all of which are read.
     """
 
-    def __init__(self, state: KvTensors, slots: Tensor, lengths: Tensor, window: int):
-        self._state, self._slots, self._window = state, slots, window
-        self._idle = (lengths < 0)[:, None, None]
-        self._at = lengths.clamp(min=0)
+    def __init__(self, state: KvTensors, slots: Tensor, lengths: Tensor):
+        super().__init__(state)
+        self._held = self._of(slots)
+        window = self._held.shape[3]
         positions = torch.arange(window, dtype=lengths.dtype, device=lengths.device)
-        self.mask = (positions > self._at[:, None])[:, None, None, :]
-        self.new_state: list[Tensor] = []
+        self._is_at = (positions == lengths[:, None])[:, None, :, None]  # [n, 1, window, 1]
+        self._row, is_named = rows_by_slot(slots, len(state[0]), lengths >= 0)
+        is_new = positions == lengths.index_select(0, self._row)[:, None]
+        is_new = is_new & is_named[:, None]  # [all slots, window]
+        self._is_new = is_new.unflatten(0, (-1, 1, 1)).unsqueeze(4)
+        self.mask = (positions > lengths.clamp(min=0)[:, None])[:, None, None, :]
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write one position a slot; see Appendable.append. keys, values: T is 1."""
-        cached_keys, cached_values = self._state[2 * layer : 2 * layer + 2]
-        return self._put(cached_keys, keys), self._put(cached_values, values)
+        self._new += [keys, values]
+        return self._read(2 * layer, keys), self._read(2 * layer + 1, values)
 
-    def _put(self, cache: Tensor, rows: Tensor) -> Tensor:
-        """Write rows [n, kv_heads, 1, head_dim] into a copy of cache, for the new state.
+    def _read(self, index: int, rows: Tensor) -> Tensor:
+        """Return [n, kv_heads, window, head_dim] of the slots with these rows."""
+        return torch.where(self._is_at, rows, self._held[:, index])
 
-        Returns [n, kv_heads, window, head_dim] of the slots.
-        """
-        head = torch.arange(cache.shape[1], dtype=self._at.dtype, device=cache.device)[None]
-        where = self._slots[:, None], head, self._at[:, None]
-        new = torch.where(self._idle, cache[where], rows.squeeze(2))
-        written = cache.index_put(where, new)
-        self.new_state.append(written)
-        return written[:, :, : self._window].index_select(0, self._slots)
+    def _renewed(self, segment: Tensor, new: Tensor, begin: int, end: int) -> Tensor:
+        rows = new.index_select(0, self._row)  # [all slots, 2 layers, kv_heads, 1, head_dim]
+        return torch.where(self._is_new[:, :, :, begin:end], rows, segment)
 
 
 @dataclass

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.model.config import MoeConfig
 from qwen3_omni_neuron.model.layers import FeedForward, gated, widen
 
-FEW_ROWS = 16  # up to here a matrix product takes as long as reading the matrix
 SCALE = "_scale"
 """Ending of the name of an int8 parameter's scale."""
 
@@ -15,8 +14,8 @@ SCALE = "_scale"
 class MoeFeedForward(nn.Module):
     """Routed experts plus, where the config has one, the gated shared expert.
 
-    A loop over the chosen experts depends on data. A graph of static shapes (block_rows above 0)
-    computes the same sum in one of three other ways, by its number of rows.
+    A loop over the chosen experts depends on data. A graph of static shapes computes the same sum
+    in one of two other ways, by its number of rows.
 
     Where the config says int8, gate_up and down are int8, and have a float32 scale for each output,
     gate_up_scale [experts, 2 width] and down_scale [experts, hidden]. A product takes the numbers
@@ -29,7 +28,7 @@ class MoeFeedForward(nn.Module):
     def __init__(self, hidden_size: int, c: MoeConfig):
         super().__init__()
         self.experts, self.experts_per_token = c.experts, c.experts_per_token
-        self.normalize_weights, self.block_rows = c.normalize_weights, c.block_rows
+        self.normalize_weights, self.static = c.normalize_weights, c.static
         self.router = nn.Linear(hidden_size, c.experts, bias=False)
         gate_up = torch.empty(c.experts, 2 * c.expert_width, hidden_size)
         down = torch.empty(c.experts, hidden_size, c.expert_width)
@@ -48,15 +47,21 @@ class MoeFeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map x [rows, hidden] to the same shape."""
         weights, chosen = self.route(x)
-        if not self.block_rows:
+        if not self.static:
             out = self._by_expert(x, weights, chosen)
-        elif len(x) == 1:
-            out = self._one_row(x, weights, chosen[0])
-        elif len(x) <= FEW_ROWS:
-            out = self._by_every_expert(x, weights, chosen)
+        elif len(x) <= self.few_rows:
+            out = self._by_chosen(x, weights, chosen)
         else:
-            out = self._by_block(x, weights, chosen)
+            out = self._by_every_expert(x, weights, chosen)
         return out if self.shared is None else out + self.shared(x)
+
+    @property
+    def few_rows(self) -> int:
+        """Most rows that a graph of static shapes gathers the chosen experts for.
+
+        What is gathered is read, written and read again; every expert is read once.
+        """
+        return (self.experts - 1) // (3 * self.experts_per_token)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Choose k experts a row: weights [rows, k] in x's dtype, and indices int64 [rows, k].
@@ -80,58 +85,34 @@ class MoeFeedForward(nn.Module):
             out.index_add_(0, rows, given * weights[rows, rank, None])
         return out
 
-    def _one_row(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Apply the chosen experts to one row."""
-        gate_up = self.gate_up.index_select(0, chosen).to(x.dtype)  # [k, 2 width, hidden]
-        product = self._scaled((gate_up @ x.t()).squeeze(2), "gate_up", chosen)
-        hidden = gated(product) * weights.t()  # [k, width]
-        down = self.down.index_select(0, chosen).to(x.dtype)  # [k, hidden, width]
-        product = torch.bmm(down, hidden.unsqueeze(2))
-        return self._scaled(product.squeeze(2), "down", chosen).sum(0, keepdim=True)
+    def _by_chosen(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """Apply to each row its own experts."""
+        rows, k = chosen.shape
+        experts = chosen.int().flatten()
+        gate_up = self.gate_up.index_select(0, experts).to(x.dtype)  # [rows k, 2 width, hidden]
+        copies = x.unsqueeze(1).expand(-1, k, -1).flatten(0, 1).unsqueeze(2)
+        product = self._scaled(torch.bmm(gate_up, copies).squeeze(2), "gate_up", experts)
+        hidden = gated(product) * weights.flatten().unsqueeze(1)  # [rows k, width]
+        down = self.down.index_select(0, experts).to(x.dtype)  # [rows k, hidden, width]
+        product = torch.bmm(down, hidden.unsqueeze(2)).squeeze(2)
+        return self._scaled(product, "down", experts).unflatten(0, (rows, k)).sum(1)
 
     def _by_every_expert(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Apply every expert to every row, with weight 0 where it was not chosen.
 
-        It serves a decode step of several slots: a product with a few rows takes little longer than
-        with one row, because reading the matrix takes most of the time.
+        At the released sizes the products of up to about 200 rows take no longer than reading the
+        experts. With more rows, blocks of those that chose an expert compute less, but rows have to
+        be moved one by one, and more experts gathered than there are.
         """
         gate_up, down = self.gate_up.to(x.dtype), self.down.to(x.dtype)
         product = self._scaled(x @ gate_up.transpose(1, 2), "gate_up")
         hidden = gated(product)  # [experts, rows, width]
-        by_expert = x.new_zeros(len(x), self.experts).scatter(1, chosen, weights)
+        # By comparison: a scatter would write the weights one by one.
+        experts = torch.arange(self.experts, dtype=torch.int32, device=x.device)
+        taken = chosen.unsqueeze(2).int() == experts  # [rows, k, experts]
+        by_expert = torch.where(taken, weights.unsqueeze(2), 0).sum(1)
         hidden = hidden * by_expert.t().unsqueeze(2)
         return self._scaled(torch.bmm(hidden, down.transpose(1, 2)), "down").sum(0)
-
-    def _by_block(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Apply the experts to padded blocks of rows, one expert a block: many rows, static shapes.
-
-        With blocks of 4, experts that 5, 0 and 3 rows chose get 2, 0 and 1 blocks. The number of
-        blocks has an upper bound; the expert of each block is data. Counts are taken in float32
-        (exact up to 2**24) by matrix products: Neuron has neither a running sum nor a product of
-        integers. Integers here are int32, except indices from top-k or for index_copy.
-        """
-        (rows, k), size = chosen.shape, self.block_rows
-        numbers = torch.arange(self.experts, dtype=torch.int32, device=x.device)
-        taken = (chosen.unsqueeze(2).int() == numbers).any(1).float()  # [rows, experts]
-        before = torch.ones(rows, rows, device=x.device).tril(-1)
-        earlier = torch.mm(before, taken)  # how many earlier rows chose the expert too
-        used = torch.ceil(taken.sum(0) / size)  # blocks of each expert
-        ends = torch.mv(torch.ones(self.experts, self.experts, device=x.device).tril(), used)
-        place = ((ends - used) * size + earlier).gather(1, chosen).flatten().long()
-        # A chosen expert's padding is at most size - 1 rows.
-        blocks = (rows * k + min(rows * k, self.experts) * (size - 1)) // size
-        block = torch.arange(blocks, dtype=ends.dtype, device=x.device)
-        expert = (block[:, None] >= ends).sum(1, dtype=torch.int32)
-        expert = expert.clamp(max=self.experts - 1)  # unused blocks
-        copies = x.unsqueeze(1).expand(-1, k, -1).flatten(0, 1)
-        inputs = x.new_zeros(blocks * size, x.shape[1]).index_copy(0, place, copies)
-        gate_up = self.gate_up.index_select(0, expert).to(x.dtype)  # [blocks, 2 width, hidden]
-        product = torch.bmm(inputs.unflatten(0, (blocks, size)), gate_up.transpose(1, 2))
-        hidden = gated(self._scaled(product, "gate_up", expert))
-        down = self.down.index_select(0, expert).to(x.dtype)  # [blocks, hidden, width]
-        out = self._scaled(torch.bmm(hidden, down.transpose(1, 2)), "down", expert).flatten(0, 1)
-        out = out.index_select(0, place).unflatten(0, (rows, k))
-        return (out * weights.unsqueeze(2)).sum(1)
 
     def _scaled(self, product: Tensor, name: str, experts: Tensor | int | None = None) -> Tensor:
         """Multiply a product with int8 matrices by their scales, in float32.

@@ -31,20 +31,18 @@ class ThinkerModel(nn.Module):
         positions: Tensor,
         last: Tensor,
         cache: Appendable,
-        visual: Tensor | None = None,
         deepstack: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Run one prompt, or its rows that follow those in the cache.
 
         rows: [S, hidden], token embeddings, with encoded media at media positions; positions:
         float32 [3, S]; last: int64 [1], index of the prompt's last row, after which rows are
-        padding; cache: cache of one slot; visual: int64 [V], indices of the rows that images and
-        video fill; deepstack: [layers, V, hidden], what the first layers add to them. Returns
-        logits [1, vocab] of the last row and the accept layer's hidden states [S, hidden].
+        padding; cache: cache of one slot; deepstack: [layers, S, hidden], what the first layers
+        add to the rows of images and video, and zeros. Returns logits [1, vocab] of the last row
+        and the accept layer's hidden states [S, hidden].
         """
         rotation = self.rotary.at_axes(positions)
-        added = None if visual is None or deepstack is None else (visual, deepstack)
-        x, accepted = self.decoder(rows, rotation, cache, PROMPT, self.accept_layer, added)
+        x, accepted = self.decoder(rows, rotation, cache, PROMPT, self.accept_layer, deepstack)
         return self.head(self.decoder.norm(x.index_select(0, last))), accepted
 
     def decode(self, token_ids: Tensor, positions: Tensor, cache: Appendable) -> Tensor:

@@ -40,7 +40,7 @@ class PartSpec:
     """Description of one part to be compiled or loaded.
 
     graphs: the graphs of one core (neuron.graphs.all.all_graphs with this tp). Those with a state
-        share it.
+        share it: all of it, or its first tensors.
     tp: number of cores that share the weights.
     lnc: physical cores of a logical core.
     profile: "safe", or "fast" where the target has it.
@@ -65,14 +65,14 @@ class PartSpec:
         assert labels, f"{self.name} has no graph"
         assert len(labels) == len(set(labels)), labels
         assert {graph.part for graph in self.graphs} == {self.name}, labels
-        assert len({graph.state for graph in self.graphs if graph.state}) < 2, (
+        assert all(graph.state == self.state[: len(graph.state)] for graph in self.graphs), (
             f"graphs of {self.name} share one state, and keep several"
         )
 
     @property
     def state(self) -> tuple[TensorSpec, ...]:
         """The state tensors on each core; () where no graph keeps a state."""
-        return next((graph.state for graph in self.graphs if graph.state), ())
+        return max((graph.state for graph in self.graphs), key=len)
 
 
 def part_spec(config: OmniConfig, plan: CompilePlan, name: str) -> PartSpec:

@@ -16,7 +16,7 @@ frames take.
    less than 16 frames of 19 ms. For a small model, whose frames take 0.5 ms, they are not. A
    request without progress for half of its wait_timeout_s is no longer held: a token is progress,
    too, so the rule makes no request late. Mean TTFB with the rule and without it: 720 and 750 ms
-   for one client at the port's latencies, 30 and 46 ms for four at the roofline's.
+   for one client at the port's latencies, 30 and 46 ms for four where a prefill takes 14 ms.
 
 2. **A prompt waits for a listener who would run out of audio during its prefill and can be served
    first**, and for a starter. Where stages share cores nothing else runs during a prefill: the
@@ -31,8 +31,9 @@ frames take.
    (400 + 30) = 538 ms, and gains 50 ms in 30: the prefill begins after 143 ms. Prompts that are
    expected to take at most TOGETHER_S in all are computed one after the other, without a step
    between them: eight small ones that come at once then start as one batch. Mean TTFB with the
-   rule and without it: 4.9 and 7.7 s for eight clients at the port's latencies, 67 and 83 ms at the
-   roofline's; without TOGETHER_S 23.5 ms instead of 15.4 for eight prompts of 2 ms at once.
+   rule and without it: 4.9 and 7.7 s for eight clients at the port's latencies, 67 and 83 ms where
+   a prefill takes 14 ms; without TOGETHER_S 23.5 ms instead of 15.4 for eight prompts of 2 ms at
+   once.
 
 3. **Prefill ahead runs only where nobody waits**, such as that of speech that is still arriving:
    no request waits for its first token or its first chunk, none writes text without speech, and
@@ -48,7 +49,7 @@ frames take.
    requests takes 8 ms and of one 2.5, a chunk of eight frames 7. Without the rule the starter's
    frame waits for a frame of the other seven and is computed together with their next one, and its
    chunk waits for a chunk of theirs. Mean TTFB with the rule and without it: 30 and 35 ms for four
-   clients at the roofline's latencies, 67 and 81 ms for eight.
+   clients where a prefill takes 14 ms, 67 and 81 ms for eight.
 
 5. **Rows are copied out of their slots only where nobody waits for a first sample** (see
    runtime.spill): no request waits for its first token or its first chunk. One copy is about

@@ -330,7 +330,8 @@ class NativeThinkerSlots(NativeSlots):
         if not accepted.any():
             return self.prefill_ids(slot, token_ids, positions, start), self._none_accepted
         with torch.inference_mode():
-            rows, visual = media_rows(self._thinker, torch.from_numpy(token_ids), media)
+            rows = media_rows(self._thinker, torch.from_numpy(token_ids), media)
+            visual = () if media is None else (media.visual, media.deepstack)
             places = torch.from_numpy(positions)
             logits, states = self.prefill(slot, rows, places, *visual, start=start)
             return logits, states[torch.from_numpy(accepted)]

@@ -36,9 +36,9 @@ class GraphSlots(SlotLengths):
         if chunked_prefill:
             sizes = graphs_by_size(part, f"{name}_{CHUNK_KIND}", "window", "rows")
             self._prefill_chunks = [(window, rows) for window, rows in sizes]
-        state = next(iter(self._steps.values())).state[0].lengths
-        super().__init__(state[0])
-        self.context_length = state[2]
+        segments = [spec.lengths for spec in list(self._steps.values())[-1].state]
+        super().__init__(segments[0][0])
+        self.context_length = sum(positions for *_, positions, _ in segments)
         self._dtype = next(iter(self._steps.values())).outputs[0].dtype
 
     def prefill(
@@ -48,14 +48,12 @@ class GraphSlots(SlotLengths):
         positions: Tensor,
         *,
         start: int = 0,
-        visual: Tensor | None = None,
         deepstack: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Append rows after the first `start` rows of a slot; see DecoderSlots.prefill.
 
-        visual: int64 [V], indices of the rows that images and video fill; deepstack: [layers, V,
-        hidden], what is added there. Returns the graph's outputs without padding rows: for the
-        thinker the accept layer's hidden states [S, hidden].
+        deepstack: [layers, S, hidden], what the thinker's first layers add. Returns the graph's
+        outputs without padding rows: for the thinker the accept layer's hidden states [S, hidden].
         Raises BucketError for more rows than a graph takes or than the slot has positions left.
         """
         self._begin(slot, start)
@@ -74,9 +72,10 @@ class GraphSlots(SlotLengths):
             if window:
                 kind, sizes = CHUNK_KIND, f"rows={size},window={window}"
                 inputs.append(torch.tensor([start + begin]))
-            if visual is not None and deepstack is not None:
+            if deepstack is not None:
                 kind += "_visual"
-                inputs += _visual_inputs(visual, deepstack.to(self._dtype), begin, stop, size)
+                padding = (0, 0, 0, size - (stop - begin))
+                inputs.append(F.pad(deepstack[:, begin:stop].to(self._dtype), padding))
             logits, hidden = self._part.call(f"{self._name}_{kind}[{sizes}]", *inputs)
             # A talker graph returns the last row's hidden state, a thinker graph that of every row.
             seen = [hidden] if self._name == "talker" else [*seen, hidden[: stop - begin]]
@@ -162,15 +161,12 @@ class GraphThinkerSlots(GraphSlots):
     ) -> tuple[Tensor, Tensor]:
         """Append tokens to the first `start` rows of a slot; see ThinkerSlots.prefill_tokens."""
         rows = self._embedding.index_select(0, torch.from_numpy(token_ids))
-        visual, deepstack = None, None
+        added = None
         if media is not None:
             rows[media.filled] = media.rows
-            if len(media.visual):
-                visual, deepstack = media.visual, media.deepstack
+            added = media.added()
         places = torch.from_numpy(positions)
-        logits, states = self.prefill(
-            slot, rows, places, start=start, visual=visual, deepstack=deepstack
-        )
+        logits, states = self.prefill(slot, rows, places, start=start, deepstack=added)
         return logits, states[torch.from_numpy(accepted)]
 
     @torch.inference_mode()
@@ -178,13 +174,3 @@ class GraphThinkerSlots(GraphSlots):
         """Append one token to each slot. Returns logits [n, vocab]."""
         (logits,) = self._step(slots, torch.tensor(token_ids))
         return logits
-
-
-def _visual_inputs(
-    visual: Tensor, deepstack: Tensor, begin: int, stop: int, size: int
-) -> tuple[Tensor, Tensor]:
-    """Return the indices and the deepstack rows of the rows from `begin` up to `stop`."""
-    here = (visual >= begin) & (visual < stop)
-    indices = pad_rows(visual[here] - begin, size)
-    added = deepstack[:, here]
-    return indices, F.pad(added, (0, 0, 0, size - added.shape[1]))

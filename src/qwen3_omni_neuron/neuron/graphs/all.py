@@ -27,8 +27,6 @@ from qwen3_omni_neuron.neuron.graphs.parts import (
     vision_graph,
 )
 
-# 128 rows an expert: 2048 prompt rows that choose 8 of 128 experts each give 2048 * 8 / 128.
-EXPERT_BLOCK_ROWS = 128
 PARTS = (
     "audio_encoder",
     "vision_encoder",
@@ -81,8 +79,8 @@ def static_models(
 ) -> Models:
     """Lay out the modules that graphs are traced from, on the meta device.
 
-    They are modules of model/, with the experts of long prompts computed in fixed-shape blocks.
-    int8: see static_config.
+    They are modules of model/, whose experts are computed in static shapes. int8: see
+    static_config.
     """
     models, _ = lay_out(static_config(config, int8))
     for name in PARTS:
@@ -94,21 +92,21 @@ def static_models(
 
 
 def static_config(config: OmniConfig, int8: bool = False) -> OmniConfig:
-    """Return the config whose experts are computed in blocks of fixed shape; see model.moe.
+    """Return the config whose experts are computed in static shapes; see model.moe.
 
     int8: whether the thinker's experts are int8.
     """
-    thinker = replace(config.thinker, text=_in_blocks(config.thinker.text, int8))
+    thinker = replace(config.thinker, text=_static(config.thinker.text, int8))
     if config.talker is None:
         return replace(config, thinker=thinker)
-    talker = replace(config.talker, text=_in_blocks(config.talker.text))
+    talker = replace(config.talker, text=_static(config.talker.text))
     return replace(config, thinker=thinker, talker=talker)
 
 
-def _in_blocks(c: DecoderConfig, int8: bool = False) -> DecoderConfig:
+def _static(c: DecoderConfig, int8: bool = False) -> DecoderConfig:
     if c.moe is None:
         return c
-    return replace(c, moe=replace(c.moe, block_rows=EXPERT_BLOCK_ROWS, int8=int8))
+    return replace(c, moe=replace(c.moe, static=True, int8=int8))
 
 
 def _decoder_graphs(

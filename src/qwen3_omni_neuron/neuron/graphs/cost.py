@@ -49,8 +49,9 @@ TRN2 = Chip("trn2", 8, 96 * 2**30, 2.9e12, 667e12)
 
 
 WEIGHTS, STATE = "weights", "state"
+RENEWALS = frozenset({"where"})  # reads its state whole, and writes it
 GATHERS = frozenset({"index_select", "embedding", "index"})
-SCATTERS = frozenset({"index_put", "index_copy"})
+SCATTERS = frozenset({"index_put", "index_copy", "index_add", "scatter", "scatter_add"})
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,9 @@ class Cost:
 
     flops: operations of matrix products, convolutions and attention, including padding and masked
     positions. weight_bytes: weights read, each matrix as often as it is used; of experts and
-    embeddings only the gathered rows count. state_bytes: state read, and written in place. sums:
-    number of collectives over the ranks; sum_bytes: size of each rank's inputs to them.
+    embeddings only the gathered rows count. state_bytes: state read, and written. sums: number of
+    collectives over the ranks; sum_bytes: size of each rank's inputs to them. scattered: numbers
+    that the compiler writes one by one.
     """
 
     flops: int
@@ -68,6 +70,7 @@ class Cost:
     state_bytes: int
     sums: int = 0
     sum_bytes: int = 0
+    scattered: int = 0
 
 
 class CountingGroup:
@@ -105,37 +108,40 @@ def graph_cost(graph: Graph, owner: nn.Module, group: CountingGroup | None = Non
     after = (group.sums, group.sum_bytes) if group else (0, 0)
     sums, sum_bytes = (now - then for now, then in zip(after, before, strict=True))
     weight_bytes, state_bytes = reads.nbytes[WEIGHTS], reads.nbytes[STATE]
-    return Cost(flops.get_total_flops(), weight_bytes, state_bytes, sums, sum_bytes)
+    return Cost(
+        flops.get_total_flops(), weight_bytes, state_bytes, sums, sum_bytes, reads.scattered
+    )
 
 
 class _Reads(TorchDispatchMode):
     """Counter of the bytes that operations read from some tensors and from views on them.
 
-    kinds: the tensors to watch, by kind.
+    kinds: the tensors to watch, by kind. scattered: see Cost.
     """
 
     def __init__(self, kinds: Mapping[str, Iterable[Tensor]]):
         super().__init__()
-        self.nbytes = dict.fromkeys(kinds, 0)
+        self.nbytes, self.scattered = dict.fromkeys(kinds, 0), 0
         # Keyed by id; the tensors are kept so that no other tensor gets the same id.
         self._watched = {id(t): (kind, t) for kind, tensors in kinds.items() for t in tensors}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::")
         given = tree_leaves((args, kwargs))
+        if name in SCATTERS:
+            self.scattered += max(a.numel() for a in given[1:] if isinstance(a, Tensor))
         read = [self._watched[id(leaf)] for leaf in given if id(leaf) in self._watched]
         if not read:
             return out
-        name = func._schema.name.removeprefix("aten::")
         kind = read[0][0]
         if any(returned.alias_info is not None for returned in func._schema.returns):
             self._watch(kind, out)
-        elif name in SCATTERS:
-            self._watch(kind, out)  # a compiled graph updates it in place
-            self.nbytes[kind] += args[-1].nbytes
+        elif name in RENEWALS and kind == STATE:
+            self._watch(kind, out)
+            self.nbytes[kind] += out.nbytes + sum(tensor.nbytes for _, tensor in read)
         elif name in GATHERS:
-            # At most the size of the whole tensor: blocks of one expert read it once.
-            self.nbytes[kind] += min(out.nbytes, sum(tensor.nbytes for _, tensor in read))
+            self.nbytes[kind] += out.nbytes
         else:
             for kind, tensor in read:
                 self.nbytes[kind] += tensor.nbytes

@@ -1,14 +1,15 @@
 """The graphs of thinker and talker: prefill, chunked prefill, copy and decode of KV cache slots."""
 
 from dataclasses import replace
-from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.compilation.plan import CompilePlan
+from qwen3_omni_neuron.engines.buckets import buckets_within
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
-from qwen3_omni_neuron.model.kv_cache import PromptChunkState, PromptState, StepState
+from qwen3_omni_neuron.model.kv_cache import PromptChunkState, PromptState, StepState, one_hot
 from qwen3_omni_neuron.model.talker import TalkerModel
 from qwen3_omni_neuron.model.thinker import ThinkerModel
 from qwen3_omni_neuron.neuron.graphs.graph import Axis, Graph, Outputs, State, TensorSpec
@@ -40,9 +41,7 @@ def prompt_graph(
     part: "thinker" or "talker". window: None for a whole prompt, from position 0 on ("prefill");
     else the rows are a chunk of a prefill: they follow the first `length` positions of the slot and
     attend to `window` positions (see model.kv_cache.PromptChunkState). visual: whether the graph
-    also takes the indices of the rows that images and video fill, and the deepstack rows to add
-    there. There is one index for each row; unused indices may have any value, and their deepstack
-    rows are zeros.
+    also takes what deepstack adds to each row, zeros where no image or video fills it.
     """
     c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
     inputs = [
@@ -60,29 +59,25 @@ def prompt_graph(
         bucket["window"] = window
     if visual:
         layers = len(config.thinker.vision.deepstack_layers)
-        inputs += [
-            TensorSpec("visual", (rows,), torch.int64, rows),
-            TensorSpec("deepstack", (layers, rows, c.hidden_size), dtype),
-        ]
+        inputs.append(TensorSpec("deepstack", (layers, rows, c.hidden_size), dtype))
     seen = (rows, c.hidden_size) if part == "thinker" else (1, c.hidden_size)
     kind = "prefill" if window is None else CHUNK_KIND
     return Graph(
         f"{part}_{kind}{'_visual' if visual else ''}",
         bucket,
         part,
-        _prefill if window is None else partial(_prefill_chunk, window=window),
+        _prefill if window is None else _prefill_chunk,
         tuple(inputs),
         (TensorSpec("logits", (1, c.vocab_size), dtype), TensorSpec("hidden", seen, dtype)),
-        kv_cache_state(config, part, plan),
+        kv_cache_state(config, part, plan, rows if window is None else window),
     )
 
 
 def copy_graph(config: OmniConfig, part: str, plan: CompilePlan) -> Graph:
     """Describe the copy of a whole slot of the KV cache to another one.
 
-    It reads and writes all positions of a slot, however few are in use. At the released sizes and
-    TP 8 those are 201 MB each way on a core for 8192 positions of the thinker: at least 0.6 ms,
-    less than a decode step, which reads 0.8 GB of weights. So it has one size and no window.
+    It reads and writes all positions of all slots, however few are in use. At the released sizes
+    and TP 8 those are 1.6 GB each way on a core for 8 slots of 8192 positions of the thinker.
     """
     slot = TensorSpec("source", (1,), torch.int64, plan.max_concurrency)
     return Graph(
@@ -114,7 +109,7 @@ def decode_graph(
         f"{part}_decode",
         {"slots": slots, "window": window},
         part,
-        partial(_decode, window=window),
+        _decode,
         (
             row,
             TensorSpec("positions", (slots,), torch.float32, window),
@@ -122,7 +117,7 @@ def decode_graph(
             TensorSpec("lengths", (slots,), torch.int64, window),
         ),
         tuple(outputs),
-        kv_cache_state(config, part, plan),
+        kv_cache_state(config, part, plan, window),
     )
 
 
@@ -134,19 +129,28 @@ def decoder_config(config: OmniConfig, part: str) -> DecoderConfig:
     return config.talker.text
 
 
-def kv_cache_state(config: OmniConfig, part: str, plan: CompilePlan) -> tuple[TensorSpec, ...]:
-    """Describe one core's KV heads of a decoder's KV cache, which all its graphs share.
+def kv_cache_state(
+    config: OmniConfig, part: str, plan: CompilePlan, positions: Axis | None = None
+) -> tuple[TensorSpec, ...]:
+    """Describe one core's KV heads of a decoder's KV cache, in segments that all its graphs share.
 
-    [slots, heads, positions, head_dim] each; see model.kv_cache.
+    The plan's windows end the segments; see model.kv_cache.KvTensors. positions: how many a graph
+    reads, of which it takes the segments; None: all.
     """
-    c = decoder_config(config, part)
-    positions = plan.context_length if part == "thinker" else plan.talker_context_length
-    heads = local_kv_heads(c.heads, c.kv_heads, plan.tp)
-    shape = (plan.max_concurrency, heads, positions, c.head_dim)
+    c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
+    most = plan.context_length if part == "thinker" else plan.talker_context_length
+    heads, needed = local_kv_heads(c.heads, c.kv_heads, plan.tp), most
+    if isinstance(positions, int):
+        needed = min(positions, most)
+    ends = (0, *(buckets_within(most, plan.decode_buckets) or (most,)))
     return tuple(
-        TensorSpec(f"{kind}.{layer}", shape, getattr(torch, plan.arithmetic))
-        for layer in range(c.layers)
-        for kind in ("keys", "values")
+        TensorSpec(
+            f"positions.{begin}",
+            (plan.max_concurrency, 2 * c.layers, heads, end - begin, c.head_dim),
+            dtype,
+        )
+        for begin, end in pairwise(ends)
+        if begin < needed
     )
 
 
@@ -154,31 +158,27 @@ def _prefill(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tupl
     assert isinstance(owner, ThinkerModel | TalkerModel)
     rows, positions, last, slot, *visual = inputs
     cache = PromptState(state, slot)
-    return owner.prefill(rows, positions, last, cache, *visual), tuple(cache.new_state)
+    return owner.prefill(rows, positions, last, cache, *visual), cache.new_state
 
 
 def _prefill_chunk(
-    owner: nn.Module, inputs: tuple[Tensor, ...], state: State, window: Axis
+    owner: nn.Module, inputs: tuple[Tensor, ...], state: State
 ) -> tuple[Outputs, State]:
     assert isinstance(owner, ThinkerModel | TalkerModel)
-    assert isinstance(window, int)
     rows, positions, last, slot, length, *visual = inputs
-    cache = PromptChunkState(state, slot, length, last, len(rows), window)
-    return owner.prefill(rows, positions, last, cache, *visual), tuple(cache.new_state)
+    cache = PromptChunkState(state, slot, length, last, len(rows))
+    return owner.prefill(rows, positions, last, cache, *visual), cache.new_state
 
 
 def _copy(_: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outputs, State]:
     source, target = inputs
-    row = target.long()  # index_copy takes no other type
-    return (), tuple(old.index_copy(0, row, old.index_select(0, source)) for old in state)
+    is_target = one_hot(target, len(state[0]))
+    return (), tuple(torch.where(is_target, old.index_select(0, source), old) for old in state)
 
 
-def _decode(
-    owner: nn.Module, inputs: tuple[Tensor, ...], state: State, window: Axis
-) -> tuple[Outputs, State]:
+def _decode(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outputs, State]:
     assert isinstance(owner, ThinkerModel | TalkerModel)
-    assert isinstance(window, int)
     rows, positions, slots, lengths = inputs
-    cache = StepState(state, slots, lengths, window)
+    cache = StepState(state, slots, lengths)
     outputs = owner.decode(rows, positions, cache)
-    return outputs if isinstance(outputs, tuple) else (outputs,), tuple(cache.new_state)
+    return outputs if isinstance(outputs, tuple) else (outputs,), cache.new_state

@@ -14,6 +14,7 @@ from qwen3_omni_neuron.model.config import (
     TalkerConfig,
     VisionEncoderConfig,
 )
+from qwen3_omni_neuron.model.kv_cache import rows_by_slot
 from qwen3_omni_neuron.neuron.graphs.graph import Axis, Graph, Outputs, State, TensorSpec
 
 
@@ -187,17 +188,12 @@ def _step(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[O
 
 
 def _update_slots(state: State, slots: Tensor, new: State) -> State:
-    """Return `state` with new values for `slots`.
+    """Return `state` with new values for `slots`, except the last, which is idle."""
+    count = len(state[0])
+    row, is_named = rows_by_slot(slots, count, slots < count - 1)
 
-    Several rows may name the last slot, which is idle: it gets the values of any of them, and its
-    position is not changed.
-    """
-    position, *others = state
-    every_slot = torch.arange(len(position), dtype=slots.dtype, device=slots.device)
-    # [streams, slots], made by comparison because the compiler scatters no integers.
-    named = (slots[:, None] == every_slot) & (every_slot < len(position) - 1)
-    given = torch.where(named, new[0][:, None], 0).amax(0)
-    position = torch.where(named.any(0), given, position)
-    rows = slots.long()  # index_copy takes no other type
-    renewed = (old.index_copy(0, rows, n) for old, n in zip(others, new[1:], strict=True))
-    return (position, *renewed)
+    def renewed(old: Tensor, given: Tensor) -> Tensor:
+        named = is_named.view(-1, *[1] * (old.ndim - 1))
+        return torch.where(named, given.index_select(0, row), old)
+
+    return tuple(map(renewed, state, new))

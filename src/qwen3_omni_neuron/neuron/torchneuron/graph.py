@@ -102,7 +102,7 @@ class _Renewing(nn.Module):
         self.traced = graph.module(owner)
         self._outputs = len(graph.outputs)
         self._names = [f"state_{index}" for index in range(len(graph.state))]
-        for name, tensor in zip(self._names, state if graph.state else (), strict=True):
+        for name, tensor in zip(self._names, state[: len(graph.state)], strict=True):
             self.register_buffer(name, tensor, persistent=False)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:

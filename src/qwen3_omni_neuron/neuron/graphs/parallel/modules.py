@@ -172,7 +172,7 @@ def _moe(
         rank_width(width, tp, multiple),
         layer.normalize_weights,
         rank_width(shared, tp),
-        layer.block_rows,
+        layer.static,
         layer.int8,
     )
     return _like(ParallelMoe(hidden, own, group), layer.router.weight), cuts
