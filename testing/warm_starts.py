@@ -50,7 +50,8 @@ class Template:
     """The process that children are forked from, started when the first one is.
 
     imported: modules that it imports. more: its environment variables, beside this process's.
-    connection: to a template that has been started.
+    connection: to a template that has been started. nested: whether its children fork their own, as
+    engines do ranks.
 
     A child is forked twice: the process between ends at once, and the kernel makes this process,
     a subreaper meanwhile, the parent. So it waits for the child as for any other.
@@ -61,9 +62,10 @@ class Template:
         imported: Sequence[str] = (),
         more: Mapping[str, str] = MappingProxyType({}),
         connection: socket.socket | None = None,
+        nested: bool = False,
     ):
         self._imported, self._environment = imported, {**os.environ, **more}
-        self._lock, self._socket = threading.Lock(), connection
+        self._lock, self._socket, self.nested = threading.Lock(), connection, nested
         self._process: subprocess.Popen[bytes] | None = None
         self._prctl = ctypes.CDLL(None).prctl
         self.variables = _read_at_start(self._environment)
@@ -146,7 +148,7 @@ def fork_children(connection: int, imported: Sequence[str]) -> None:
     os.sched_setaffinity(0, order["cores"])
     if order["start_new_session"]:
         os.setsid()
-    if order["starts_children"]:
+    if order["nested"]:
         _become_warm()
     signal.pthread_sigmask(signal.SIG_SETMASK, order["mask"])
     _run(*order["program"])
@@ -159,7 +161,7 @@ def _become_warm() -> None:
         _close_files(keep=[0, 1, 2, theirs.fileno()])
         fork_children(theirs.detach(), ())
     theirs.close()
-    WarmPopen.templates, WarmPopen.starts_children = [Template(connection=ours)], False
+    WarmPopen.templates = [Template(connection=ours)]
     child.subprocess = SimpleNamespace(Popen=WarmPopen)  # type: ignore[assignment]
 
 
@@ -207,7 +209,7 @@ class WarmPopen(_USUAL):
     """Popen whose processes of Python are forked from the template of their variables, if any."""
 
     templates: Sequence[Template] = ()
-    starts_children = True  # engines, which may have ranks
+    nests = True
 
     def _execute_child(self, *arguments: Any) -> None:
         usual = _USUAL._execute_child  # type: ignore[attr-defined]
@@ -232,7 +234,7 @@ class WarmPopen(_USUAL):
             "mask": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
             "pass_fds": tuple(given["pass_fds"]),
             "start_new_session": given["start_new_session"],
-            "starts_children": self.starts_children,
+            "nested": self.nests and template.nested,
         }
         files = [number if file == -1 else file for number, file in own.items()]
         try:
@@ -267,7 +269,7 @@ def warm_starts() -> Iterator[None]:
     if RUNS_ALL or sys.platform != "linux":
         yield
         return
-    WarmPopen.templates = Template(TORCH), Template(CODECS, link.ENVIRONMENT)
+    WarmPopen.templates = Template(TORCH, nested=True), Template(CODECS, link.ENVIRONMENT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(child, "subprocess", SimpleNamespace(Popen=WarmPopen))
         yield
@@ -278,7 +280,7 @@ def warm_starts() -> Iterator[None]:
 class WarmCommand(WarmPopen):
     """Popen of a command, whose own children start as they do for users."""
 
-    starts_children = False
+    nests = False
 
 
 @pytest.fixture
