@@ -79,7 +79,7 @@ def test_the_kernels_padding_is_that_of_nxdis_own_model(
 
     tp, padded = 2, 2 * 256
     thinker = {
-        "text_config": {"hidden_size": 512, "num_hidden_layers": 2},
+        "text_config": {"hidden_size": 512, "num_hidden_layers": 3},
         "audio_config": {"output_dim": 512},
         "vision_config": {"out_hidden_size": 512},
     }
