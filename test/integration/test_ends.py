@@ -45,11 +45,11 @@ VERBS = {
 }
 # Moments: the line of stderr before them, the longest time after it, and how many there are.
 MOMENTS: dict[str, tuple[tuple[str, float, int], ...]] = {
-    "serve": (("begun", 1.0, 1), ("Started server process", 0.3, 1), ('"ready"', 2.0, 1)),
-    "split": (('"ready"', 0.5, 1),),
-    "speak": (("whole model", 0.3, 2),),
-    "compile": (("to be compiled", 1.5, 1),),
-    "talk": (("whole model", 1.0, 1),),
+    "serve": (("begun", 1.0, 1), ("Started server process", 0.3, 1), ('"ready"', 2.0, 2)),
+    "split": (("Started server process", 1.5, 1), ('"ready"', 0.5, 1)),
+    "speak": (("begun", 1.0, 1), ("whole model", 0.3, 2)),
+    "compile": (("begun", 1.0, 1), ("to be compiled", 1.5, 2)),
+    "talk": (("begun", 1.0, 1), ("whole model", 1.0, 1)),
 }
 # A fork does not end as the interpreter does, which aborts while a thread is in torch.
 COLD = ("begun", "Started server process")
