@@ -195,6 +195,12 @@ def test_a_grammar_that_was_tried_is_kept_for_its_owner_alone(pool: GrammarPool)
     other.close()
 
 
+def try_others(pool: GrammarPool, word: str) -> None:
+    """Try a new grammar in every spare child, which forgets those that it tried before."""
+    for number in range(pool_module.TRIES):
+        compiled(pool, {"regex": f"{word}{number}[xy]{{9}}"}).close()
+
+
 def test_the_child_of_the_try_makes_the_first_mask_and_the_shared_one_the_others(
     pool: GrammarPool,
 ) -> None:
@@ -207,13 +213,13 @@ def test_the_child_of_the_try_makes_the_first_mask_and_the_shared_one_the_others
     known = begun(pool, rule)
     assert known.child is pool._shared
     assert masks + follow(pool, new, 8) == follow(pool, known, 9)
-    compiled(pool, {"regex": "second[xy]{9}"}).close()  # forgets what was tried before
+    try_others(pool, "second")
     assert new.grammar.number not in tried.grammars
 
 
 def test_a_grammar_whose_try_was_forgotten_begins_in_the_shared_child(pool: GrammarPool) -> None:
     first = compiled(pool, {"regex": "waits[xy]{9}"})
-    compiled(pool, {"regex": "comes after it[xy]{9}"}).close()
+    try_others(pool, "comes after it")
     matcher = first.matcher(np.zeros(pool.words, np.uint32))
     BEGUN.append(matcher)
     matcher.begin([])
