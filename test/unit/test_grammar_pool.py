@@ -63,6 +63,13 @@ def faulty(make_pool: MakePool) -> GrammarPool:
     return make_pool(grammar_faults.MODULE)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets processes of the lowest priority take their time beside others."""
+    monkeypatch.setattr(pool_module, "TRY_S", LONG_S)
+    monkeypatch.setattr(pool_module, "STUCK_S", LONG_S)
+
+
 def rules_of(rule: dict[str, Any]) -> dict[str, Any]:
     start = {"name": "reply", "lark_grammar": "start: @body"}
     return {"rules": [start, {"name": "body", **rule}], "else": []}
@@ -119,7 +126,7 @@ def follow(pool: GrammarPool, matcher: Matcher, most: int) -> list[bytes]:
             },
             "was ended by SIGSEGV",
         ),
-        (SLOW, "more than (4 s of a processor's time|256 MiB of memory)"),
+        (SLOW, "more than (4 s of a processor's time|256 MiB of memory)|takes longer than 30 s"),
     ],
     ids=["least", "enum", "chain", "multiple"],
 )
@@ -181,6 +188,7 @@ def test_the_bytes_of_a_grammar_are_admitted_or_it_is_refused(pool: GrammarPool)
         compiled(pool, {"regex": "a"}, admit=refuse)
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_grammar_that_was_tried_is_kept_for_its_owner_alone(pool: GrammarPool) -> None:
     rule = {"regex": "kept[xy]{9}"}
     first = begun(pool, rule)
@@ -201,6 +209,7 @@ def try_others(pool: GrammarPool, word: str) -> None:
         compiled(pool, {"regex": f"{word}{number}[xy]{{9}}"}).close()
 
 
+@pytest.mark.usefixtures("patient")
 def test_the_child_of_the_try_makes_the_first_mask_and_the_shared_one_the_others(
     pool: GrammarPool,
 ) -> None:
@@ -217,6 +226,7 @@ def test_the_child_of_the_try_makes_the_first_mask_and_the_shared_one_the_others
     assert new.grammar.number not in tried.grammars
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_grammar_whose_try_was_forgotten_begins_in_the_shared_child(pool: GrammarPool) -> None:
     first = compiled(pool, {"regex": "waits[xy]{9}"})
     try_others(pool, "comes after it")
@@ -227,6 +237,7 @@ def test_a_grammar_whose_try_was_forgotten_begins_in_the_shared_child(pool: Gram
     assert len(follow(pool, matcher, 9)) == 9
 
 
+@pytest.mark.usefixtures("patient")
 def test_the_longest_unused_grammar_is_forgotten_when_its_replies_end(
     pool: GrammarPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +254,7 @@ def test_the_longest_unused_grammar_is_forgotten_when_its_replies_end(
     assert not known
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("what", ["the process", "its fork server"])
 def test_replies_go_on_from_their_tokens_after_a_death(pool: GrammarPool, what: str) -> None:
     """With the masks that they would have had: nobody's grammar was at fault."""
@@ -259,6 +271,7 @@ def test_replies_go_on_from_their_tokens_after_a_death(pool: GrammarPool, what: 
         assert part + follow(pool, matcher, 2) == expected and matcher.failure is None
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
