@@ -96,7 +96,7 @@ def test_no_graph_holds_an_operation_that_is_rejected(tmp_path: Path) -> None:
     for graph, *both in lowered(write_tiny_checkpoint(tmp_path)):
         for found in both:
             assert not found.rejected, graph.label
-            assert sum(found.ops.values()) >= 10, graph.label
+            assert sum(found.ops.values()) > 5, graph.label
         graphs += 1
     assert graphs > 20
 

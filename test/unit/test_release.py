@@ -1,7 +1,9 @@
 """A release: its tag is its version, and its archives are the same from every build."""
 
 import io
+import os
 import re
+import subprocess
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,3 +82,16 @@ def test_the_workflow_publishes_what_was_built_and_tried() -> None:
     assert jobs["test"]["steps"][-1]["run"] == "make test-all test-hlo"
     assert re.search(r"^wheels:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert "secrets." not in text
+
+
+def test_every_test_that_make_names_is_there() -> None:
+    """Where a file is missing, pytest runs none of the others."""
+    plan = ["make", "--dry-run", "check", "test-oracle", "test-import", "test-ray", "test-clients"]
+    own = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    done = subprocess.run(plan, cwd=ROOT, env=own, capture_output=True, text=True, check=True)
+    named = [word.partition("::") for word in done.stdout.split() if word.startswith("test/")]
+    assert len(named) > 30
+    for path, _, function in named:
+        assert (ROOT / path).exists(), path
+        if function:
+            assert f"def {function}(" in (ROOT / path).read_text(encoding="utf-8"), function
