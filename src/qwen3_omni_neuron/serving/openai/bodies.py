@@ -19,7 +19,7 @@ SMALL_BODY_BYTES = 1 << 12  # a smaller body without media is parsed at once, wi
 MOST_MESSAGES = 1 << 13
 MOST_TOOLS = 128  # OpenAI's limit
 Body = TypeVar("Body", bound=BaseModel)
-MOST_VALUES = 1 << 16  # of a JSON text; a chat message has three values or more
+MOST_VALUES = 1 << 16  # most values in a JSON text; a chat message has three or more
 MOST_DEPTH = 64  # nesting of lists and objects
 # A parser takes 40 to 60 ns for each escape. Sound in base64 has at most 1 in 64 characters ("\/"),
 # and a million escapes are more text than a prompt holds.
