@@ -85,7 +85,7 @@ def test_the_workflow_publishes_what_was_built_and_tried() -> None:
 
 
 def test_every_test_that_make_names_is_there() -> None:
-    """Where a file is missing, pytest runs none of the others."""
+    """Pytest runs no test at all where one of the files is missing."""
     plan = ["make", "--dry-run", "check", "test-oracle", "test-import", "test-ray", "test-clients"]
     own = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     done = subprocess.run(plan, cwd=ROOT, env=own, capture_output=True, text=True, check=True)
