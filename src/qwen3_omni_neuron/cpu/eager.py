@@ -99,7 +99,7 @@ class EagerSlots(CpuSlots):
     ) -> tuple[Tensor, Tensor]:
         """Append rows to the first `start` rows of a slot; see DecoderSlots.prefill.
 
-        deepstack: see Thinker.prefill. Returns what the model's `prefill` returns, which may
+        deepstack: see ThinkerModel.prefill. Returns what the model's `prefill` returns, which may
         include padding rows.
         """
         self._begin(slot, start)
