@@ -17,8 +17,9 @@ from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
+from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone
 from qwen3_omni_neuron.neuron.part import part_spec, to_device_type
-from qwen3_omni_neuron.neuron.shards import write_part_shards
+from qwen3_omni_neuron.neuron.shards import PartShare, write_part_shards
 from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations, CompiledGraph
 from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs
 from testing.graph_cases import TINY_PLAN, with_weights
@@ -121,6 +122,37 @@ def test_a_graph_that_is_compiled_after_loading_is_counted(config: OmniConfig) -
     assert compilations.late == ["text_projection[rows=8]"]
 
 
+def seeded(number: int) -> torch.Generator:
+    return torch.Generator().manual_seed(number)
+
+
+def test_a_call_renews_the_state_that_it_is_given(config: OmniConfig) -> None:
+    """One compiled graph serves any tensors of its shapes, and changes no others."""
+    plan = replace(LEAN_PLAN, max_concurrency=1)
+    spec = part_spec(config, plan, "talker")
+    graph = next(graph for graph in spec.graphs if graph.name == "talker_decode")
+    share = PartShare(spec, Alone())
+    share.allocate()
+    with torch.no_grad():
+        for number, parameter in enumerate(share.owner.parameters()):
+            parameter.copy_(torch.randn(parameter.shape, generator=seeded(number)) / 8)
+    compilations = Compilations()
+    compiled = CompiledGraph(graph, share.owner, CPU, compilations)
+    states = [tuple(torch.randn(s.shape, generator=seeded(n)) for s in graph.state) for n in (1, 2)]
+    before = [tuple(held.clone() for held in state) for state in states]
+    for number in (0, 1, 0):
+        given = graph.example(number)[: len(graph.inputs)]
+        named = {s.name: to_device_type(x) for s, x in zip(graph.inputs, given, strict=True)}
+        with torch.no_grad():
+            expected = graph.module(share.owner)(*given, *before[number])
+        outputs = compiled(named, states[number])
+        before[number] = expected[len(graph.outputs) :]
+        torch.testing.assert_close(outputs, expected[: len(graph.outputs)], atol=2e-5, rtol=0)
+        for ours, theirs in zip(states, before, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
+    assert len(compilations.labels) == 1
+
+
 def compiled_like(function: Callable[..., Any], *inputs: Tensor) -> None:
     with torch.no_grad():
         torch.compile(function, backend="neuron", fullgraph=True, dynamic=False)(*inputs)
@@ -185,5 +217,5 @@ def test_types_that_the_device_lacks_are_refused_before_anything_is_compiled(
 ) -> None:
     wide = next(iter(all_graphs(config, replace(TINY_PLAN, dtype="float64"))))
     with pytest.raises(AssertionError, match="float64"):
-        CompiledGraph(wide, torch.nn.Identity(), (), CPU, Compilations())
+        CompiledGraph(wide, torch.nn.Identity(), CPU, Compilations())
     assert isinstance(wide, Graph)

@@ -1,6 +1,6 @@
-"""A graph of neuron/graphs/ through torch.compile, with its state in buffers renewed in place.
+"""A graph of neuron/graphs/ through torch.compile, with its state renewed in place.
 
-At a graph's first call TorchNeuron compiles what Dynamo captures. A buffer that is renewed in place
+At a graph's first call TorchNeuron compiles what Dynamo captures. A tensor that is renewed in place
 is an input of the compiled graph, and aliased by an output, so nothing is copied back. Weights are
 inputs, too, not compiled in, so the graphs of one part share them.
 Source: aws-neuron/torch-neuronx v2.33.0, fx/passes/functionalize_copy_inplace_result.py.
@@ -45,7 +45,7 @@ class Compilations:
 
 
 class CompiledGraph:
-    """A graph over its part's module and state, compiled at its first call.
+    """A graph over its part's module, compiled at its first call.
 
     It has input tensors of its own on the device, into which each call copies what it is given.
     """
@@ -54,7 +54,6 @@ class CompiledGraph:
         self,
         graph: Graph,
         owner: nn.Module,
-        state: Sequence[Tensor],
         device: torch.device,
         compilations: Compilations,
     ):
@@ -69,47 +68,47 @@ class CompiledGraph:
             compilations.add(graph.label)
             return lookup_backend(BACKEND)(module, inputs, **options)
 
-        renewing = _Renewing(graph, owner, state)
+        renewing = _Renewing(graph, owner)
         self._run = torch.compile(
-            _with_own_code(lambda *inputs: renewing(*inputs)),  # noqa: PLW0108, for its code
+            _with_own_code(lambda *tensors: renewing(*tensors)),  # noqa: PLW0108, for its code
             backend=backend,
             fullgraph=True,
             dynamic=False,
         )
 
     def __call__(
-        self, given: Mapping[str, Tensor], entering: Callable[[], None] = lambda: None
+        self,
+        given: Mapping[str, Tensor],
+        state: Sequence[Tensor],
+        entering: Callable[[], None] = lambda: None,
     ) -> tuple[Tensor, ...]:
         """Run the graph and renew the state.
 
-        given: the inputs by name, in the device's types. entering: called when the inputs are on
-        the device, before the graph runs. Returns the outputs on the host.
+        given: the inputs by name, in the device's types. state: the tensors of Graph.state, on the
+        device; each call may have other ones, all of them different tensors. entering: called when
+        the inputs are on the device, before the graph runs. Returns the outputs on the host.
         """
         # Every call uses the same mode, because Dynamo compiles again for another one.
         with torch.inference_mode(False), torch.no_grad():
             for name, buffer in self._inputs.items():
                 buffer.copy_(given[name])
             entering()
-            outputs = self._run(*self._inputs.values())
+            outputs = self._run(*self._inputs.values(), *state)
             return tuple(output.to("cpu", copy=True) for output in outputs)
 
 
 class _Renewing(nn.Module):
-    """Module of a graph that takes its inputs alone, and renews its state in place."""
+    """Module of a graph, (*inputs, *state) -> outputs, that renews its state in place."""
 
-    def __init__(self, graph: Graph, owner: nn.Module, state: Sequence[Tensor]):
+    def __init__(self, graph: Graph, owner: nn.Module):
         super().__init__()
         self.traced = graph.module(owner)
-        self._outputs = len(graph.outputs)
-        self._names = [f"state_{index}" for index in range(len(graph.state))]
-        for name, tensor in zip(self._names, state[: len(graph.state)], strict=True):
-            self.register_buffer(name, tensor, persistent=False)
+        self._inputs, self._outputs = len(graph.inputs), len(graph.outputs)
 
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Run the graph once. Returns its outputs in the device's types."""
-        state = [getattr(self, name) for name in self._names]
-        results = self.traced(*inputs, *state)
-        for old, new in zip(state, results[self._outputs :], strict=True):
+        results = self.traced(*tensors)
+        for old, new in zip(tensors[self._inputs :], results[self._outputs :], strict=True):
             old.copy_(new)
         return tuple(map(to_device_type, results[: self._outputs]))
 

@@ -61,13 +61,13 @@ class PartGraphs:
         else:
             share.load(read_part_shard(folder, rank, share.weights))
         owner = share.owner.to(device)
-        state = [
+        self._state = [
             torch.zeros(tensor.lengths, dtype=device_type(tensor.dtype), device=device)
             for tensor in spec.state
         ]
+        self._taken = {graph.label: len(graph.state) for graph in spec.graphs}
         self._graphs = {
-            graph.label: CompiledGraph(graph, owner, state, device, compilations)
-            for graph in spec.graphs
+            graph.label: CompiledGraph(graph, owner, device, compilations) for graph in spec.graphs
         }
 
     def run(
@@ -77,7 +77,8 @@ class PartGraphs:
         entering: Callable[[], None] = lambda: None,
     ) -> tuple[Tensor, ...]:
         """Run one graph, as neuron.part.Run does. entering: see CompiledGraph."""
-        return self._graphs[label](inputs, entering)
+        state = self._state[: self._taken[label]]
+        return self._graphs[label](inputs, state, entering)
 
     @property
     def labels(self) -> tuple[str, ...]:
