@@ -40,7 +40,7 @@ PATIENCE_S = 60.0  # for a killed run's worker to notice, on a machine that does
 
 @pytest.fixture(scope="module")
 def plan(checkpoint: Path) -> CompilePlan:
-    return plan_of(checkpoint, read_config(checkpoint), prompt_buckets=(16, 32))
+    return plan_of(checkpoint, read_config(checkpoint), patch_buckets=(16, 32))
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +248,7 @@ def test_a_whole_tree_is_left_as_it_is(plan: CompilePlan, tree: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "stale"),
     [
-        ({"prompt_buckets": (16,)}, ("thinker", "talker")),
+        ({"context_length": 32}, ("thinker", "talker")),
         ({"patch_buckets": (64,)}, ("vision",)),
         ({"chunk_frames": (1, 25)}, ("code2wav",)),
         ({"max_concurrency": 2}, ("thinker", "talker", "code_predictor", "code2wav")),

@@ -54,7 +54,7 @@ SHORT = {
     "chunk_frames": [1, 2, 4],
 }
 SETTINGS = ["--dtype", "float32", "--max-concurrency", "2", "--context-length", "256"]
-BUCKETS = ["--buckets", "48,96", "--patch-buckets", "64,128", "--chunk-frames", "1,2,4"]
+BUCKETS = ["--patch-buckets", "64,128", "--chunk-frames", "1,2,4"]
 
 
 @pytest.fixture(scope="module")
@@ -304,7 +304,7 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     "version": (
         edit_manifest(lambda m: m["versions"].update({"qwen3-omni-neuron": "0.0.9"})),
         f"compiled with qwen3-omni-neuron 0.0.9, and here is {PACKAGE_VERSION}. Compile again: "
-        "qwen3-omni-neuron compile --model .* --buckets 48,96,256 --patch-buckets 64,128",
+        "qwen3-omni-neuron compile --model .* --patch-buckets 64,128",
     ),
     "a file": (lambda t: (t / WEIGHTS).unlink(), f"{WEIGHTS} is missing.*Compile again"),
     "its end": (lambda t: os.truncate(t / WEIGHTS, 999), f"{WEIGHTS} has 999 bytes instead of"),
@@ -490,7 +490,7 @@ def test_a_dry_run_prints_its_tables_and_writes_nothing(
     printed = capsys.readouterr().out
     assert "| GB a core, TP 4 | GB a core, TP 8 |" in printed
     assert "| code_predictor_greedy[slots=1] | 4 |" in printed
-    assert "| thinker_prefill[rows=64] | 8 |" in printed
+    assert "| thinker_prefill[rows=16,window=64] | 8 |" in printed
     assert cli.main([*words, "--tp", "2", "--lnc", "1"]) == 0
     printed = capsys.readouterr().out
     assert "| GB | GB a core, TP 2 |\n" in printed
@@ -536,8 +536,8 @@ def test_there_is_a_script_for_every_model() -> None:
         (["--target", "gpu"], "target is one of cpu, neuron, torchneuron, got .gpu."),
         (["--tp", "8"], "tp is 1 for target cpu"),
         (["--lnc", "2"], "lnc is 1 for target cpu"),
-        (["--buckets", "96,48"], "prompt_buckets is a list of ascending sizes.* got 96, 48"),
-        (["--buckets", "48,9999"], "prompt_buckets has 9999, and the KV cache 4096"),
+        (["--buckets", "48,96"], "prompt_buckets is not for target cpu, which takes any size"),
+        (["--patch-buckets", "96,48"], "patch_buckets is a list of ascending sizes.* got 96, 48"),
         (["--patch-buckets", "30"], "patch_buckets has 30; a size is a multiple of 4"),
         (["--chunk-frames", "0,4"], "chunk_frames is a list of ascending sizes"),
         (["--only", "vocoder"], "unknown model 'vocoder'"),
@@ -576,7 +576,7 @@ def test_inspect_prints_the_plan_and_verifies(
 ) -> None:
     assert cli.main(["inspect", str(copy), "--verify"]) == 0
     printed = capsys.readouterr().out
-    for line in ("target: cpu", "prompt_buckets: 48,96,256", "verified: 6 files"):
+    for line in ("target: cpu", "patch_buckets: 64,128", "verified: 6 files"):
         assert line in printed
     raw = bytearray((copy / WEIGHTS).read_bytes())
     raw[-1] ^= 1

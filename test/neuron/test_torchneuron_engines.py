@@ -79,9 +79,9 @@ def called() -> Iterator[set[str]]:
     labels: set[str] = set()
     run = ModelRanks._run
 
-    def watched(ranks: ModelRanks, name: str, label: str, inputs: dict[str, Tensor]) -> Any:
+    def watched(ranks: ModelRanks, name: str, label: str, *given: Any) -> Any:
         labels.add(label)
-        return run(ranks, name, label, inputs)
+        return run(ranks, name, label, *given)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ModelRanks, "_run", watched)
@@ -212,11 +212,11 @@ def thinker(spec: EngineSpec) -> Any:
 
 
 def test_rows_in_any_pieces_are_the_whole(thinker: Any, ours: Qwen3Omni) -> None:
-    """With media, in calls of up to 16 rows: pieces that fit one call and that take several."""
+    """With media, in calls of up to 32 rows: pieces that fit one call and that take several."""
     case = CASES["image-and-audio"]
     prompt = ours.prompt_builder.prompt(case.messages, case.use_audio_in_video)
     logits, accepted = thinker.prefill(0, prompt)
-    for start in (len(prompt) - 1, len(prompt) - 16, len(prompt) - 17, 3):
+    for start in (len(prompt) - 1, len(prompt) - 32, len(prompt) - 33, 3):
         seen = thinker.prefill(0, prompt, start)
         torch.testing.assert_close(seen[0], logits, atol=2e-5, rtol=0)
         rest = accepted[len(accepted) - len(seen[1]) :]
@@ -225,7 +225,7 @@ def test_rows_in_any_pieces_are_the_whole(thinker: Any, ours: Qwen3Omni) -> None
 
 def test_a_slot_that_is_full_is_refused(thinker: Any, ours: Qwen3Omni) -> None:
     prompt = ours.prompt_builder.prompt([user(text("so " * 150))])
-    with pytest.raises(BucketError, match=r"prompt rows, and the longest .* holds 128"):
+    with pytest.raises(BucketError, match=r"rows follow 0 of a slot, and its KV cache has 128"):
         thinker.prefill(0, prompt)
 
 
@@ -238,7 +238,7 @@ def test_every_graph_was_compiled_once_and_none_while_loading(tree: Path) -> Non
         assert len(neffs) == len(record.graphs) - (model == "talker"), model
         for part in MODEL_PARTS[model]:
             assert f"{part}/weights/tp0_sharded_checkpoint.safetensors" in record.files
-    assert {"thinker_extend", "thinker_copy"} < {g.name for g in manifest.models["thinker"].graphs}
+    assert {"thinker_copy"} < {g.name for g in manifest.models["thinker"].graphs}
     verify_files(tree, manifest)
 
 
@@ -290,7 +290,7 @@ def test_without_torchneuron_it_says_what_is_not_there(
     assert cli.main(["inspect", str(tree), "--verify"]) == 0
     shown = capsys.readouterr().out
     assert "target: torchneuron" in shown
-    assert "thinker_extend_visual[rows=16,window=128]" in shown
+    assert "thinker_prefill[rows=32,window=128]" in shown
 
 
 def test_a_tree_without_neffs_is_refused(tmp_path: Path) -> None:

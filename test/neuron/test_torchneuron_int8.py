@@ -51,7 +51,7 @@ def leaner(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def spec(leaner: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
     tree = tmp_path_factory.mktemp("int8") / "tree"
-    return compile_for_stand_in(leaner, tree, exact(chunked_prefill=False), dtype="int8")
+    return compile_for_stand_in(leaner, tree, exact(), dtype="int8")
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def ours(
         spec = request.getfixturevalue("spec")
     else:
         folder = tmp_path_factory.mktemp("int8 weights")
-        spec = weights_for_stand_in(leaner, folder, exact(chunked_prefill=False), dtype="int8")
+        spec = weights_for_stand_in(leaner, folder, exact(), dtype="int8")
     engines = build_engines(spec, runtime=StandIn(captures=request.param))
     with omni_over(Engines.of(engines), spec) as omni:
         yield omni

@@ -197,7 +197,7 @@ def test_two_ranks_find_what_one_process_has_compiled_and_one_that_hangs_is_name
 
     Then one loops before the graph, and the other waits for it in the graph's first collective.
     """
-    target = stand_in_target(chunked_prefill=False)
+    target = stand_in_target()
     compile_tree(two.plan, tmp_path, target, only=("audio",))
     ranks = ModelRanks(replace(two, compiled=tmp_path), StandIn(), hangs_s=1.0)
     part = ranks.part("audio_encoder")

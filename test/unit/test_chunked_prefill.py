@@ -186,15 +186,6 @@ def test_rows_that_a_slot_lacks_are_refused(made: Made, prompts: dict[str, Promp
         made.thinker.prefill(1, prompt, 5)
 
 
-def test_pieces_are_padded_no_further_than_the_slot(
-    checkpoint: Path, prompts: dict[str, Prompt]
-) -> None:
-    prompt = prompts["everything"]
-    made = engines_of(checkpoint, "float64", prompt_buckets=(64, CONTEXT))
-    expected = thought(made.thinker, 0, prompt, [0])
-    made.assert_alike(thought(made.thinker, 1, prompt, [0, 10, 80]), expected)
-
-
 # ---- what is encoded
 
 

@@ -82,7 +82,7 @@ def whole() -> Models:
 
 @pytest.fixture(scope="module")
 def shallow() -> DryRun:
-    few = replace(PLAN, context_length=512, talker_context_length=512, prompt_buckets=(256,))
+    few = replace(PLAN, context_length=512, talker_context_length=512, prompt_buckets=(128,))
     return dry_run(SHALLOW, replace(few, max_concurrency=2, chunked_prefill=True), degrees=(8,))
 
 
@@ -186,15 +186,15 @@ def test_the_cost_table_of_the_document_is_what_is_counted() -> None:
     lines = TRN2_PAGE.split("| MB KV cache | floor ms |\n")[1].splitlines()[1:]
     rows = [line.strip("| ").split(" | ") for line in lines[: lines.index("")]]
     assert [label for label, *_ in rows] == [
-        "thinker_prefill[rows=1536]",
-        "thinker_extend[rows=128,window=2048]",
-        "thinker_extend[rows=128,window=8192]",
-        "thinker_extend[rows=16,window=2048]",
+        "thinker_prefill[rows=128,window=512]",
+        "thinker_prefill[rows=512,window=512]",
+        "thinker_prefill[rows=512,window=2048]",
+        "thinker_prefill[rows=128,window=8192]",
         "thinker_copy",
-        "talker_extend[rows=128,window=2048]",
+        "talker_prefill[rows=128,window=2048]",
     ]
-    plan = replace(PLAN, tp=8, max_concurrency=8, prompt_buckets=(1536,))
-    plan = replace(plan, decode_buckets=(2048, 8192), chunked_prefill=True)
+    plan = replace(PLAN, tp=8, max_concurrency=8, prompt_buckets=(128, 512))
+    plan = replace(plan, decode_buckets=(512, 2048, 8192), chunked_prefill=True)
     counted: list[dict[str, Cost]] = []
     for layers in (2, 3):
         models = static_models(of_depth(layers))
@@ -225,19 +225,17 @@ def test_the_cost_table_of_the_document_is_what_is_counted() -> None:
 
 def test_a_plan_with_chunked_prefill_has_its_graphs_in_the_text(shallow: DryRun) -> None:
     text = dry_run_text(shallow)
-    for name in ("thinker_extend", "thinker_extend_visual", "talker_extend"):
-        assert f"| {name}[rows=16,window=256] | 8 |" in text
+    for name in ("thinker", "talker"):
+        assert f"| {name}_prefill[rows=128,window=256] | 8 |" in text
     assert planned(shallow, "thinker_copy", 8).floor_s > 0
     without = {g.name for g in all_graphs(SHALLOW, replace(shallow.plan, chunked_prefill=False))}
-    assert {graph.graph.name for graph in shallow.graphs} - without == {
-        *("thinker_extend", "thinker_extend_visual", "thinker_copy"),
-        *("talker_extend", "talker_copy"),
-    }
+    names = {graph.graph.name for graph in shallow.graphs}
+    assert names - without == {"thinker_copy", "talker_copy"}
 
 
 # The memory of a core, with 8 slots of 8192 positions, the talker's of 12297: the defaults.
 
-MEMORY_PLAN = replace(PLAN, max_concurrency=8, talker_context_length=12297)
+MEMORY_PLAN = replace(PLAN, max_concurrency=8, batches=(1, 8), talker_context_length=12297)
 FAST_PLAN = replace(MEMORY_PLAN, profile="fast")
 
 
@@ -425,7 +423,7 @@ def test_numbers_that_are_written_one_by_one_are_counted(
 def test_no_graph_writes_numbers_one_by_one() -> None:
     """At the released widths, at a rank of 8: the device would take a moment for each."""
     plan = replace(
-        PLAN, tp=8, max_concurrency=8, prompt_buckets=(512, 1536), batches=(1, 2, 8),
+        PLAN, tp=8, max_concurrency=8, prompt_buckets=(128, 512), batches=(1, 2, 8),
         decode_buckets=(512, 2048, 8192), chunked_prefill=True,
     )  # fmt: skip
     models = static_models(SHALLOW)

@@ -1,6 +1,6 @@
 """The graphs that a compiler traces: static, and equal to the models they are made of."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,16 +12,14 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.model.config import MoeConfig, OmniConfig
 from qwen3_omni_neuron.model.kv_cache import (
+    Bank,
     KvCache,
-    KvTensors,
     PromptCache,
-    PromptState,
     SlotCache,
     StepState,
 )
 from qwen3_omni_neuron.model.moe import MoeFeedForward
 from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
-from qwen3_omni_neuron.neuron.graphs.decoders import PREFILL_CHUNK_ROWS
 from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
 from qwen3_omni_neuron.prompt.positions import rope_positions
 from testing.export import export_graph, open_shapes, rejected_ops
@@ -44,9 +42,14 @@ def graphs(config: OmniConfig) -> dict[str, Graph]:
     return {g.label: g for g in all_graphs(config, TINY_PLAN)}
 
 
-def state_of(segments: KvTensors) -> KvCache:
-    tensors = torch.cat(segments, 3).transpose(0, 1)
+def state_of(banks: Sequence[Bank]) -> KvCache:
+    tensors = torch.cat([torch.cat(bank, 3) for bank in banks]).transpose(0, 1)
     return KvCache(tensors[::2], tensors[1::2])
+
+
+def banks_of(tensors: Sequence[Tensor], banks: int) -> list[Bank]:
+    each = len(tensors) // banks
+    return [tuple(tensors[bank * each : (bank + 1) * each]) for bank in range(banks)]
 
 
 @pytest.fixture(autouse=True)
@@ -56,9 +59,8 @@ def no_gradients() -> Iterator[None]:
 
 
 KINDS = (
-    "audio_encoder", "vision_encoder", "thinker_prefill", "thinker_prefill_visual",
-    "thinker_extend", "thinker_extend_visual", "thinker_copy", "thinker_decode", "text_projection",
-    "hidden_projection", "talker_prefill", "talker_extend", "talker_copy", "talker_decode",
+    "audio_encoder", "vision_encoder", "thinker_prefill", "thinker_copy", "thinker_decode",
+    "text_projection", "hidden_projection", "talker_prefill", "talker_copy", "talker_decode",
     "code_predictor_greedy", "code_predictor_sampled", "code2wav_start", "code2wav_step",
 )  # fmt: skip
 
@@ -68,16 +70,16 @@ def test_every_kind_of_graph_is_there_at_every_bucket(graphs: dict[str, Graph]) 
     counts = {kind: sum(g.name == kind for g in graphs.values()) for kind in KINDS}
     assert sum(counts.values()) == len(graphs)
     assert counts["audio_encoder"] == counts["vision_encoder"] == 2
-    assert counts["thinker_prefill"] == counts["thinker_prefill_visual"] == len(plan.prompt_buckets)
     assert (
         counts["thinker_decode"]
         == counts["talker_decode"]
         == len(plan.batches) * len(plan.decode_buckets)
     )
-    sizes = [(rows, window) for window in plan.decode_buckets for rows in PREFILL_CHUNK_ROWS]
-    chunks = sum(rows < window for rows, window in sizes)
-    assert counts["thinker_extend"] == counts["thinker_extend_visual"] == chunks > 0
-    assert counts["talker_extend"] == chunks
+    assert counts["thinker_prefill"] == counts["talker_prefill"] == 4
+    sizes = [g.bucket for g in graphs.values() if g.name == "talker_prefill"]
+    assert [(size["rows"], size["window"]) for size in sizes] == [
+        (12, 16), (16, 16), (12, 64), (40, 64),
+    ]  # fmt: skip
     assert counts["thinker_copy"] == counts["talker_copy"] == 1
     assert counts["code2wav_step"] == len(plan.batches) * len(plan.chunk_frames)
     assert {g.part for g in graphs.values()} == set(PARTS)
@@ -117,7 +119,8 @@ def test_every_graph_is_static_and_gives_what_its_row_says(
     assert [(tuple(t.shape), t.dtype) for t in given] == said
     for renewed, old in graph.aliases.items():
         assert given[renewed].shape == example[old].shape
-        assert given[renewed].data_ptr() != example[old].data_ptr(), "state is a value"
+        copied = kind.endswith("_copy")  # whose source stays as it is
+        assert copied or given[renewed].data_ptr() != example[old].data_ptr(), "state is a value"
 
 
 def test_the_experts_of_the_cpu_are_no_static_graph(
@@ -125,7 +128,7 @@ def test_the_experts_of_the_cpu_are_no_static_graph(
 ) -> None:
     """The test above sees operations whose sizes follow the data."""
     with pytest.raises(Exception, match=r"(?i)data.dependent|could not|unsupported|script"):
-        program = export_graph(graphs["thinker_prefill[rows=40]"], models.thinker)
+        program = export_graph(graphs["thinker_prefill[rows=40,window=64]"], models.thinker)
         raise RuntimeError(f"unsupported: {open_shapes(program) or rejected_ops(program)[0]}")
 
 
@@ -174,105 +177,104 @@ def test_prefill_and_steps_are_those_of_the_cpu(
     graphs: dict[str, Graph], static: Models, models: Models, config: OmniConfig, part: str,
     rows: int,
 ) -> None:  # fmt: skip
-    """A prompt of bucket + 1 and of exactly a bucket into line 2, then three steps beside an idle
-    row: the CPU's logits, and no other line is touched."""
+    """A prompt of bucket + 1 and of exactly a bucket, then three steps beside idle rows: the CPU's
+    logits, and no other slot is touched."""
     c = config.thinker.text if part == "thinker" else config.talker.text
     model = getattr(static, part)
     torch.manual_seed(rows)
     prompt = torch.randn(rows, c.hidden_size)
-    cache = KvCache.zeros(c, 3, 64, torch.float32)
-    prefill, step = graphs[f"{part}_prefill[rows=40]"], graphs[f"{part}_decode[slots=3,window=64]"]
-    lines = tuple(torch.randn(spec.shape) for spec in prefill.state)
-    before = [line.clone() for line in lines]
+    cache = KvCache.zeros(c, 1, 64, torch.float32)
+    prefill = graphs[f"{part}_prefill[rows=40,window=64]"]
+    step = graphs[f"{part}_decode[slots=3,window=64]"]
+    bank = tuple(torch.randn(spec.shape) for spec in prefill.state)
+    before = [segment.clone() for segment in bank]
     positions, last = rope_positions(rows), torch.tensor([rows - 1])
-    expected = getattr(models, part).prefill(
-        prompt, positions, last, PromptCache(cache.slots(2, 3))
-    )
+    expected = getattr(models, part).prefill(prompt, positions, last, PromptCache(cache))
     padded = torch.full((40, c.hidden_size), 9.0)
     padded[:rows] = prompt
     far = torch.full((3, 40), 55.0)
     far[:, :rows] = positions
-    logits, hidden, *state = prefill.module(model)(padded, far, last, torch.tensor([2]), *lines)
+    added = [torch.zeros(spec.lengths) for spec in prefill.inputs if spec.is_optional]
+    logits, hidden, *state = prefill.module(model)(
+        padded, far, last, torch.tensor([0]), *added, *bank
+    )
     torch.testing.assert_close(logits, expected[0], **CLOSE)
     torch.testing.assert_close(hidden[: len(expected[1])], expected[1], **CLOSE)
-    for old, saved, new in zip(lines, before, state, strict=True):
+    for old, saved in zip(bank, before, strict=True):
         torch.testing.assert_close(old, saved, **EXACT)
-        torch.testing.assert_close(new[:2], saved[:2], **EXACT)
+    others = [torch.randn(spec.shape) for spec in (*prefill.state, *prefill.state)]
+    lines = [*others[:2], *state, *others[2:]]
     for length in range(rows, rows + 3):
         row = torch.tensor([7]) if part == "thinker" else torch.randn(1, c.hidden_size)
         at = torch.tensor([length])
-        one = SlotCache(cache.window(length + 1), torch.tensor([2]), at)
+        one = SlotCache(cache.window(length + 1), torch.tensor([0]), at)
         wanted = getattr(models, part).decode(row, at.float(), one)
         wanted = wanted if isinstance(wanted, tuple) else (wanted,)
         given = step.module(model)(
-            torch.cat((row, row, row)), torch.full((3,), float(length)), torch.tensor([1, 2, 0]),
-            torch.tensor([-1, length, -1]), *state,
+            torch.cat((row, row, row)), torch.full((3,), float(length)),
+            torch.tensor([-1, length, -1]), *lines,
         )  # fmt: skip
         for value, correct in zip(given, wanted, strict=False):
             torch.testing.assert_close(value[1:2], correct, **CLOSE)
             assert value.isfinite().all(), "an idle row is a number"
-        kept, state = state, list(given[len(wanted) :])
-        for old, new in zip(kept, state, strict=True):
-            torch.testing.assert_close(new[:2], old[:2], **EXACT)
-    written = state_of(tuple(state))
+        kept, lines = lines, list(given[len(wanted) :])
+        for index in (0, 1, 4, 5):
+            torch.testing.assert_close(lines[index], kept[index], **EXACT)
+    written = state_of(banks_of(lines, 3)[1:2])
     torch.testing.assert_close(
-        written.keys[:, 2, :, : rows + 3], cache.keys[:, 2, :, : rows + 3], **CLOSE
+        written.keys[:, 0, :, : rows + 3], cache.keys[:, 0, :, : rows + 3], **CLOSE
     )
 
 
 def test_a_step_at_a_smaller_window_is_the_same(graphs: dict[str, Graph], static: Models) -> None:
     wide = graphs["talker_decode[slots=1,window=64]"]
     narrow = graphs["talker_decode[slots=1,window=16]"]
-    rows, positions, _, _, *state = wide.example(5)
+    rows, positions, _, *state = wide.example(5)
     for length in (0, 14, 15):
-        inputs = (rows, positions, torch.tensor([2]), torch.tensor([length]))
+        inputs = (rows, positions, torch.tensor([length]))
         *expected, rest = wide.module(static.talker)(*inputs, *state)
         given = narrow.module(static.talker)(*inputs, state[0])
         torch.testing.assert_close(given, tuple(expected), **CLOSE)
         torch.testing.assert_close(rest, state[1], **EXACT)
 
 
-def test_state_caches_are_the_caches_in_place() -> None:
-    """Bit for bit, where a step reads the same window."""
+@pytest.mark.parametrize("per_bank", [1, 2, 3])
+def test_state_caches_are_the_caches_in_place(per_bank: int) -> None:
+    """Bit for bit, where a step reads the same window; slots in order, or looked up."""
     torch.manual_seed(0)
-    segments = tuple(torch.randn(4, 4, 2, positions, 3) for positions in (5, 3))
-    cache = state_of(segments)
-    slots, lengths = torch.tensor([3, 0]), torch.tensor([7, 2])
-    pure, placed = StepState(segments, slots, lengths), SlotCache(cache, slots, lengths)
+    banks: list[Bank] = [
+        tuple(torch.randn(per_bank, 4, 2, positions, 3) for positions in (5, 3)) for _ in range(2)
+    ]
+    cache = state_of(banks)
+    lengths = torch.tensor([7, 2])
+    named = None if per_bank == 1 else torch.tensor([2 * per_bank - 1, 0])
+    slots = torch.arange(2) if named is None else named
+    pure, placed = StepState(banks, named, lengths), SlotCache(cache, slots, lengths)
     torch.testing.assert_close(pure.mask, placed.mask, **EXACT)
     for layer in range(2):
         new = torch.randn(2, 2, 1, 3), torch.randn(2, 2, 1, 3)
         expected = placed.append(layer, *new)
         torch.testing.assert_close(pure.append(layer, *new), expected, **EXACT)
-    written = state_of(pure.new_state)
+    written = state_of(banks_of(pure.new_state, 2))
     torch.testing.assert_close(written.keys, cache.keys, **EXACT)
     torch.testing.assert_close(written.values, cache.values, **EXACT)
-    prompt = PromptState(segments, torch.tensor([1]))
-    prompts = [(torch.randn(1, 2, 6, 3), torch.randn(1, 2, 6, 3)) for _ in range(2)]
-    for layer, new in enumerate(prompts):
-        prompt.append(layer, *new)
-    written = state_of(prompt.new_state)
-    for layer, (keys, values) in enumerate(prompts):
-        torch.testing.assert_close(written.keys[layer, 1, :, :6], keys[0], **EXACT)
-        torch.testing.assert_close(written.values[layer, 1, :, :6], values[0], **EXACT)
-    assert not written.keys[:, 1, :, 6:].any() and not written.values[:, 1, :, 6:].any()
-    others, before = written.keys[:, [0, 2, 3]], state_of(segments).keys[:, [0, 2, 3]]
-    torch.testing.assert_close(others, before, **EXACT)
 
 
 def test_padded_rows_of_pictures_change_nothing(
     graphs: dict[str, Graph], static: Models, models: Models, config: OmniConfig
 ) -> None:
     """Deepstack adds zeros to the others."""
-    graph = graphs["thinker_prefill_visual[rows=40]"]
-    rows, positions, last, slot, deepstack, *state = graph.example(3)
+    graph = graphs["thinker_prefill[rows=40,window=64]"]
+    rows, positions, last, start, deepstack, *state = graph.example(3)
+    start[:], last[:] = 0, 39
     deepstack[:, [row for row in range(40) if row not in (3, 4, 5, 9)]] = 0
     cache = PromptCache(KvCache.zeros(config.thinker.text, 1, 64, torch.float32))
     expected = models.thinker.prefill(rows, positions, last, cache, deepstack)
-    given = graph.module(static.thinker)(rows, positions, last, slot, deepstack, *state)
+    module = graph.module(static.thinker)
+    given = module(rows, positions, last, start, deepstack, *state)
     torch.testing.assert_close(given[:2], expected, **CLOSE)
-    text = graphs["thinker_prefill[rows=40]"].module(static.thinker)
-    assert not torch.allclose(text(rows, positions, last, slot, *state)[0], expected[0])
+    text = module(rows, positions, last, start, torch.zeros_like(deepstack), *state)
+    assert not torch.allclose(text[0], expected[0])
 
 
 @pytest.mark.parametrize("width", [1, 8, 40, 41, 57, 99, 100])

@@ -28,14 +28,14 @@ from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.specs import compiled_here
 
 CPU = torch.device("cpu")
-# One graph of each kind. 16 rows and fewer than the window follow in one call, more in several.
+# One graph of each kind. A prompt of more than 32 rows takes several calls.
 SETTINGS: dict[str, Any] = {
     "tp": 1,
     "dtype": "float32",
     "max_concurrency": 2,
     "context_length": 128,
     "talker_context_length": 128,
-    "prompt_buckets": (128,),
+    "prompt_buckets": (32,),
     "decode_buckets": (128,),
     "patch_buckets": (256,),
     "audio_windows": (1,),
@@ -98,20 +98,17 @@ def hang_for_ever(*_: Any) -> None:
 
 def stand_in_target(
     runtime: StandIn | None = None,
-    chunked_prefill: bool = True,
     mixed_arithmetic: str = TORCHNEURON.limits.mixed_arithmetic,
 ) -> Target:
     """Return target torchneuron over the stand-in. It can be sent to another process.
 
-    chunked_prefill: False leaves out its graphs, where a test needs few of them. mixed_arithmetic:
-    float32 for int8 experts whose replies are compared with those of their weights.
+    mixed_arithmetic: float32 for int8 experts whose replies are compared with those of their
+    weights.
     """
     runtime = runtime or StandIn()
     return replace(
         TORCHNEURON,
-        limits=replace(
-            TORCHNEURON.limits, chunked_prefill=chunked_prefill, mixed_arithmetic=mixed_arithmetic
-        ),
+        limits=replace(TORCHNEURON.limits, mixed_arithmetic=mixed_arithmetic),
         compile_model=partial(compile_model, runtime=runtime),
         build_engines=partial(build_engines, runtime=runtime),
     )
@@ -134,7 +131,7 @@ def weights_for_stand_in(
     checkpoint: Path, tree: Path, target: Target | None = None, **settings: Any
 ) -> EngineSpec:
     """Write the weights of a tree without NEFFs; see StandIn.caches."""
-    config, target = read_config(checkpoint), target or stand_in_target(chunked_prefill=False)
+    config, target = read_config(checkpoint), target or stand_in_target()
     plan = make_plan(checkpoint, config, target.limits, **(SETTINGS | settings))
     for model, parts in MODEL_PARTS.items():
         (tree / model / NEFF_FOLDER).mkdir(parents=True)

@@ -78,8 +78,8 @@ _DECOMPOSED_LATER = (  # llvm/torch-mlir, lib/Dialect/Torch/Transforms/Decompose
 )
 _LOWERED = (  # llvm/torch-mlir, lib/Conversion/TorchToStablehlo/
     *("add.Tensor", "bitwise_and.Tensor", "cat.default", "clamp.default"),
-    *("constant_pad_nd.default", "cos.default", "div.Tensor", "eq.Tensor", "exp.default"),
-    *("expand.default", "floor.default", "ge.Scalar", "ge.Tensor", "gelu.default", "gt.Tensor"),
+    *("cos.default", "div.Tensor", "eq.Tensor", "exp.default"),
+    *("expand.default", "floor.default", "ge.Tensor", "gelu.default", "gt.Tensor"),
     *("le.Tensor", "logical_not.default", "lt.Scalar", "lt.Tensor"),
     *("maximum.default", "mul.Tensor", "native_layer_norm.default", "neg.default"),
     *("ones.default", "permute.default", "pow.Tensor_Scalar", "rsqrt.default", "rsub.Scalar"),

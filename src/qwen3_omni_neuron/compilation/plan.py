@@ -224,7 +224,9 @@ def make_plan(model: Path, config: OmniConfig, limits: TargetLimits, **given: An
         ("decode_buckets", context_length),
         ("batches", max_concurrency),
     ):
-        chosen[name] = buckets_within(longest, chosen[name])
+        # Chunks of a prefill end nowhere; a prompt that is computed as a whole may be that long.
+        if name != "prompt_buckets" or not limits.chunked_prefill:
+            chosen[name] = buckets_within(longest, chosen[name])
     top_k, any_top_k = given["predictor_top_k"], limits.predictor_top_k == 0
     if any_top_k != (top_k == 0) or top_k < 0:
         raise OptionError(

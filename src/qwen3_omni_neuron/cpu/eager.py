@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,7 +14,6 @@ from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
 from qwen3_omni_neuron.cpu.slots import CpuSlots, media_rows
 from qwen3_omni_neuron.cpu.talker import CpuPredictor, talker_tables
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
-from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.media import MediaEncoders, PromptMedia
 from qwen3_omni_neuron.engines.protocols import DecoderSlots, StageEngines
 from qwen3_omni_neuron.engines.talker import TalkerEngine
@@ -30,15 +28,15 @@ from qwen3_omni_neuron.model.thinker import ThinkerModel
 def eager_engines(models: Models, spec: EngineSpec) -> StageEngines:
     """Build the engines of the stages that `models` has."""
     plan, c, built = spec.plan, spec.config, StageEngines()
-    slots, kept = plan.max_concurrency, (spec.cache_dtype, plan.prompt_buckets)
+    slots, kept = plan.max_concurrency, spec.cache_dtype
     if models.thinker is not None:
         built["encoder"] = encoder = media_encoders(models, spec)
         of_thinker = c.thinker.text, models.thinker, slots, plan.context_length
-        built["thinker"] = ThinkerEngine(c, EagerThinkerSlots(*of_thinker, *kept), encoder)
+        built["thinker"] = ThinkerEngine(c, EagerThinkerSlots(*of_thinker, kept), encoder)
     if models.talker is not None:
         assert c.talker
         of_talker = c.talker.text, models.talker, slots, plan.talker_context_length
-        built["talker"] = talker_engine(models, spec, EagerSlots(*of_talker, *kept))
+        built["talker"] = talker_engine(models, spec, EagerSlots(*of_talker, kept))
     if models.code2wav is not None:
         built["vocoder"] = vocoder_engine(models, spec)
     return built
@@ -70,11 +68,7 @@ def vocoder_engine(models: Models, spec: EngineSpec) -> CpuVocoder:
 
 
 class EagerSlots(CpuSlots):
-    """Slots of a thinker or a talker of model/.
-
-    prompt_buckets: row counts that prompts are padded to, ascending; if empty, nothing is padded.
-    Otherwise as CpuSlots.
-    """
+    """Slots of a thinker or a talker of model/; otherwise as CpuSlots."""
 
     def __init__(
         self,
@@ -83,10 +77,9 @@ class EagerSlots(CpuSlots):
         slots: int,
         context_length: int,
         dtype: torch.dtype,
-        prompt_buckets: Sequence[int] = (),
     ):
         super().__init__(config, slots, context_length, dtype)
-        self._model, self._buckets = model, tuple(prompt_buckets)
+        self._model = model
 
     def prefill(
         self,
@@ -99,22 +92,14 @@ class EagerSlots(CpuSlots):
     ) -> tuple[Tensor, Tensor]:
         """Append rows to the first `start` rows of a slot; see DecoderSlots.prefill.
 
-        deepstack: see ThinkerModel.prefill. Returns what the model's `prefill` returns, which may
-        include padding rows.
+        deepstack: see ThinkerModel.prefill. Returns what the model's `prefill` returns.
         """
         self._begin(slot, start)
-        length, last_position = len(rows), float(positions.max())
-        bucket = bucket_of(length, self._buckets, "prompt rows")
-        padding = min(bucket, self.context_length - start) - length
-        if padding:  # F.pad copies even where there is nothing to pad
-            rows, positions = F.pad(rows, (0, 0, 0, padding)), F.pad(positions, (0, padding))
-            if deepstack is not None:
-                deepstack = F.pad(deepstack, (0, 0, 0, padding))
         window = self._cache.slots(slot, slot + 1).window(start + len(rows))
-        last, cache = torch.tensor([length - 1]), PromptCache(window, start)
+        last, cache = torch.tensor([len(rows) - 1]), PromptCache(window, start)
         extra = {} if deepstack is None else {"deepstack": deepstack}
         outputs = self._model.prefill(rows, positions, last, cache, **extra)
-        self._end(slot, start + length, last_position)
+        self._end(slot, start + len(rows), float(positions.max()))
         return outputs
 
     def step(self, slots: Sequence[int], inputs: Tensor) -> Any:
@@ -152,7 +137,7 @@ class EagerThinkerSlots(EagerSlots):
         added = None if media is None else media.added()
         places = torch.from_numpy(positions)
         logits, states = self.prefill(slot, rows, places, start=start, deepstack=added)
-        return logits, states[: len(rows)][torch.from_numpy(accepted)]
+        return logits, states[torch.from_numpy(accepted)]
 
     @torch.inference_mode()
     def step_tokens(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:

@@ -37,7 +37,7 @@ LIMITS = TargetLimits(
     predictor_top_k=0,
     predictor_dtypes=dict.fromkeys(("int8", "int4", "bfloat16"), ("mixed", "same")),
     chunked_prefill=True,
-    sizes={"prompt_buckets": (), "patch_buckets": (), "chunk_frames": CHUNK_FRAMES},
+    sizes={"patch_buckets": (), "chunk_frames": CHUNK_FRAMES},
 )
 
 

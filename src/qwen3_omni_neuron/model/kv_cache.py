@@ -8,7 +8,6 @@ CPU writes in place, a graph for Neuron takes its state as inputs and returns it
     PromptCache       prefill of one slot          a KvCache, in place     cpu.eager
     SlotCache         a decode step of some slots  a KvCache, in place     cpu.eager
     PromptState       prefill of one slot          inputs and outputs      neuron.graphs.decoders
-    PromptChunkState  chunked prefill of one slot  inputs and outputs      neuron.graphs.decoders
     StepState         a decode step of some slots  inputs and outputs      neuron.graphs.decoders
     FrameCache        a code predictor step        its own, for one frame  model.code_predictor
 """
@@ -16,12 +15,12 @@ CPU writes in place, a graph for Neuron takes its state as inputs and returns it
 import math
 import mmap
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from qwen3_omni_neuron.model.config import DecoderConfig
@@ -137,13 +136,14 @@ class SlotCache:
         return cache.index_select(0, self._slots).to(rows.dtype)
 
 
-KvTensors = tuple[Tensor, ...]
-"""KV cache of a graph, in segments of its positions: the first, or all of them.
+Bank = tuple[Tensor, ...]
+"""Some slots of a graph's KV cache, in segments of their positions: the first, or all of them.
 
 Each is [slots, 2 layers, kv_heads, positions, head_dim]: keys of layer 0, values of layer 0, keys
 of layer 1, ... A graph renews each segment that it takes by one operation that reads and writes it
 whole, since a scatter would write number by number, and the compiler may copy the tensor all the
-same. So a call takes no more segments than the positions that it reads.
+same. So a call takes the banks of its own slots, and no more segments than the positions that it
+reads.
 """
 
 
@@ -166,75 +166,91 @@ def rows_by_slot(named: Tensor, slots: int, valid: Tensor) -> tuple[Tensor, Tens
 
 
 class GraphCache(ABC):
-    """KV cache of a graph: its state as inputs and outputs; see KvTensors."""
+    """KV cache of a graph: banks of slots as inputs and outputs.
+
+    slots: integer [n], the slot of each prompt or row, counted through the banks, or their number
+    for an idle row; None where they are all slots of the banks, in order, so that none has to be
+    looked up.
+    """
 
     mask: Tensor | None = None
 
-    def __init__(self, state: KvTensors):
-        self._state = state
+    def __init__(self, banks: Sequence[Bank], slots: Tensor | None):
+        self._banks = banks
+        self._held = _taken(banks, slots)
         self._new: list[Tensor] = []
 
     @abstractmethod
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """See Appendable.append. Layers append in their order."""
 
-    @property
-    def new_state(self) -> KvTensors:
-        """The KvTensors after the call, when every layer has appended."""
-        renewed: list[Tensor] = []
-        new, begin = torch.stack(self._new, 1), 0
-        for segment in self._state:
-            end = begin + segment.shape[3]
-            renewed.append(self._renewed(segment, new, begin, end))
-            begin = end
-        return tuple(renewed)
-
     @abstractmethod
-    def _renewed(self, segment: Tensor, new: Tensor, begin: int, end: int) -> Tensor:
-        """Return a segment, which has the positions from `begin` up to `end`, after the call.
+    def _renewal(self) -> tuple[Tensor, Tensor]:
+        """Return which positions of each slot are new, and what they are.
 
-        new: what the layers have appended, [n, 2 layers, kv_heads, ..., head_dim].
+        bool [slots or 1, 1, 1, window or 1, 1]; [slots or 1, 2 layers, kv_heads, window or 1,
+        head_dim].
         """
 
-    def _of(self, slots: Tensor) -> Tensor:
-        """Return some slots, [n, 2 layers, kv_heads, positions, head_dim]."""
-        parts = [segment.index_select(0, slots) for segment in self._state]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 3)
+    @property
+    def new_state(self) -> tuple[Tensor, ...]:
+        """The segments of the banks after the call, when every layer has appended."""
+        renewed, first = [], 0
+        is_new, new = self._renewal()
+        for bank in self._banks:
+            last, begin = first + len(bank[0]), 0
+            for segment in bank:
+                end = begin + segment.shape[3]
+                flags, values = (_part(t, first, last, begin, end) for t in (is_new, new))
+                renewed.append(torch.where(flags, values, segment))
+                begin = end
+            first = last
+        return tuple(renewed)
+
+    @property
+    def _slots(self) -> int:
+        return sum(len(bank[0]) for bank in self._banks)
+
+
+def _taken(banks: Sequence[Bank], slots: Tensor | None) -> Tensor:
+    """Return some slots of banks, [n, 2 layers, kv_heads, positions, head_dim]."""
+    segments = [_joined(tensors, 0) for tensors in zip(*banks, strict=True)]
+    if slots is not None:
+        slots = slots.clamp(max=len(segments[0]) - 1)
+        segments = [segment.index_select(0, slots) for segment in segments]
+    return _joined(segments, 3)
+
+
+def _joined(tensors: Sequence[Tensor], axis: int) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors), axis)
+
+
+def _part(x: Tensor, first: int, last: int, begin: int, end: int) -> Tensor:
+    """Return some slots and positions of x [slots or 1, ..., positions or 1, n]."""
+    if len(x) > 1:
+        x = x[first:last]
+    return x[:, :, :, begin:end] if x.shape[3] > 1 else x
 
 
 class PromptState(GraphCache):
-    """Prefill in a graph: the prompt's rows fill one slot from position 0 and see each other.
+    """Prefill in a graph: rows of a prompt fill one slot from position `length` on.
 
-    slot: int64 [1], index of the slot. The positions after its rows become zeros.
-    """
-
-    def __init__(self, state: KvTensors, slot: Tensor):
-        super().__init__(state)
-        self._is_slot = one_hot(slot, len(state[0]))
-
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Fill the slot; see Appendable.append. keys, values: [1, kv_heads, rows, head_dim]."""
-        self._new += [keys, values]
-        return keys, values
-
-    def _renewed(self, segment: Tensor, new: Tensor, begin: int, end: int) -> Tensor:
-        rows = new[:, :, :, begin:end]
-        filled = F.pad(rows, (0, 0, 0, end - begin - rows.shape[3]))
-        return torch.where(self._is_slot, filled, segment)
-
-
-class PromptChunkState(GraphCache):
-    """Chunked prefill in a graph: further rows fill one slot from position `length` on.
-
-    They see the first `length` positions and each other. slot, length, last: int64 [1]; rows after
+    They see the first `length` positions and each other. length, last: integer [1]; rows after
     `last` are padding, which is written nowhere. rows: number of rows with padding. length + last
-    is below the state's number of positions, all of which are read. The slot's entries after the
+    is below the banks' number of positions, all of which are read. The slot's entries after the
     last row are kept, but read as zeros, so that they may have any value.
     """
 
-    def __init__(self, state: KvTensors, slot: Tensor, length: Tensor, last: Tensor, rows: int):
-        super().__init__(state)
-        self._is_slot, self._held = one_hot(slot, len(state[0])), self._of(slot)
+    def __init__(
+        self,
+        banks: Sequence[Bank],
+        slot: Tensor | None,
+        length: Tensor,
+        last: Tensor,
+        rows: int,
+    ):
+        super().__init__(banks, slot)
+        self._slot = slot
         kind, device, window = length.dtype, length.device, self._held.shape[3]
         row, positions = (torch.arange(n, dtype=kind, device=device) for n in (rows, window))
         self._is_row = (row <= last)[:, None]
@@ -255,30 +271,27 @@ class PromptChunkState(GraphCache):
         read = torch.where(self._is_new, placed, self._held[:, index])
         return read.masked_fill(self._is_unused, 0)
 
-    def _renewed(self, segment: Tensor, new: Tensor, begin: int, end: int) -> Tensor:
-        is_new = self._is_slot & self._is_new[begin:end]
-        return torch.where(is_new, new[:, :, :, begin:end], segment)
+    def _renewal(self) -> tuple[Tensor, Tensor]:
+        is_new = self._is_new[None, None, None]
+        if self._slot is not None:
+            is_new = is_new & one_hot(self._slot, self._slots)
+        return is_new, torch.stack(self._new, 1)
 
 
 class StepState(GraphCache):
     """Decode in a graph: one row a slot, written at that slot's own position.
 
-    slots: int64 [n], indices of the slots. lengths: int64 [n], the positions that the new rows are
-    written to, or -1 for an idle row: it leaves its slot unchanged and reads position 0, so that
-    its result is a number, which the caller ignores. Every length is below the state's number of
-    positions, all of which are read.
+    lengths: integer [n], the positions that the new rows are written to, or -1 for an idle row: it
+    leaves its slot unchanged and reads position 0, so that its result is a number, which the caller
+    ignores. Every length is below the banks' number of positions, all of which are read.
     """
 
-    def __init__(self, state: KvTensors, slots: Tensor, lengths: Tensor):
-        super().__init__(state)
-        self._held = self._of(slots)
+    def __init__(self, banks: Sequence[Bank], slots: Tensor | None, lengths: Tensor):
+        super().__init__(banks, slots)
         window = self._held.shape[3]
         positions = torch.arange(window, dtype=lengths.dtype, device=lengths.device)
+        self._named, self._lengths, self._positions = slots, lengths, positions
         self._is_at = (positions == lengths[:, None])[:, None, :, None]  # [n, 1, window, 1]
-        self._row, is_named = rows_by_slot(slots, len(state[0]), lengths >= 0)
-        is_new = positions == lengths.index_select(0, self._row)[:, None]
-        is_new = is_new & is_named[:, None]  # [all slots, window]
-        self._is_new = is_new.unflatten(0, (-1, 1, 1)).unsqueeze(4)
         self.mask = (positions > lengths.clamp(min=0)[:, None])[:, None, None, :]
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -290,9 +303,14 @@ class StepState(GraphCache):
         """Return [n, kv_heads, window, head_dim] of the slots with these rows."""
         return torch.where(self._is_at, rows, self._held[:, index])
 
-    def _renewed(self, segment: Tensor, new: Tensor, begin: int, end: int) -> Tensor:
-        rows = new.index_select(0, self._row)  # [all slots, 2 layers, kv_heads, 1, head_dim]
-        return torch.where(self._is_new[:, :, :, begin:end], rows, segment)
+    def _renewal(self) -> tuple[Tensor, Tensor]:
+        is_new, rows = self._is_at[:, None], torch.stack(self._new, 1)
+        if self._named is None:
+            return is_new, rows
+        row, is_named = rows_by_slot(self._named, self._slots, self._named < self._slots)
+        is_new = self._positions == self._lengths.index_select(0, row)[:, None]
+        is_new = is_new & is_named[:, None]  # [slots, window]
+        return is_new.unflatten(0, (-1, 1, 1)).unsqueeze(4), rows.index_select(0, row)
 
 
 @dataclass

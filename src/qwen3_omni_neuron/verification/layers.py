@@ -185,12 +185,13 @@ def _smaller(plan: CompilePlan, rows: int) -> CompilePlan:
     """Return the plan with one slot, and of its buckets those that prompts of `rows` use."""
     if not plan.is_static:
         return replace(plan, max_concurrency=1)
-    length = bucket_of(rows, plan.prompt_buckets, "prompt rows")
+    longest = plan.decode_buckets if plan.chunked_prefill else plan.prompt_buckets
+    length = bucket_of(rows, longest, "prompt rows")
     return replace(
         plan,
         max_concurrency=1,
         batches=(1,),
         context_length=length,
-        prompt_buckets=tuple(size for size in plan.prompt_buckets if size <= length),
+        prompt_buckets=tuple(sorted({min(size, length) for size in plan.prompt_buckets})),
         decode_buckets=(length,),
     )

@@ -12,7 +12,6 @@ from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, CompilePlan
 from qwen3_omni_neuron.engines.buckets import buckets_within
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.graphs.decoders import (
-    PREFILL_CHUNK_ROWS,
     copy_graph,
     decode_graph,
     prompt_graph,
@@ -112,29 +111,30 @@ def _static(c: DecoderConfig, int8: bool = False) -> DecoderConfig:
 def _decoder_graphs(
     config: OmniConfig, part: str, plan: CompilePlan, context_length: int
 ) -> Iterator[Graph]:
-    kinds = (False, True) if part == "thinker" else (False,)  # without and with visual rows
-    for rows in plan.prompt_buckets or ("rows",):
-        for visual in kinds:
-            yield prompt_graph(config, part, rows, plan, visual=visual)
     windows: tuple[Axis, ...] = buckets_within(context_length, plan.decode_buckets) or ("window",)
-    if plan.chunked_prefill:
-        for rows, window in _prefill_chunk_sizes(windows):
-            for visual in kinds:
-                yield prompt_graph(config, part, rows, plan, window, visual)
-        if plan.max_concurrency > 1:
-            yield copy_graph(config, part, plan)
+    for rows, window in _prefill_sizes(plan, windows):
+        yield prompt_graph(config, part, rows, window, plan)
+    if plan.chunked_prefill and plan.max_concurrency > 1:
+        yield copy_graph(config, part, plan)
     batches: tuple[Axis, ...] = plan.batches or ("slots",)
     for slots, window in product(batches, windows):
         yield decode_graph(config, part, slots, window, plan)
 
 
-def _prefill_chunk_sizes(windows: Sequence[Axis]) -> Iterator[tuple[Axis, Axis]]:
-    """Yield rows and window of each chunked prefill graph; without buckets, of the only one."""
+def _prefill_sizes(plan: CompilePlan, windows: Sequence[Axis]) -> Iterator[tuple[Axis, Axis]]:
+    """Yield rows and window of each prefill graph; without buckets, of the only one.
+
+    Without chunked prefill, a prompt is its own window.
+    """
+    sizes = plan.prompt_buckets
+    if not plan.chunked_prefill:
+        yield from zip(sizes, sizes, strict=True)
+        return
     for window in windows:
-        if isinstance(window, str):
+        if isinstance(window, str) or not sizes:
             yield "rows", window
-        else:  # with as many rows as the window, it would be a whole prompt
-            yield from ((rows, window) for rows in PREFILL_CHUNK_ROWS if rows < window)
+        else:
+            yield from ((rows, window) for rows in sorted({min(s, window) for s in sizes}))
 
 
 def graph_records(config: OmniConfig, plan: CompilePlan, model: str) -> tuple[GraphRecord, ...]:

@@ -1,6 +1,6 @@
-"""The graphs of thinker and talker: prefill, chunked prefill, copy and decode of KV cache slots."""
+"""The graphs of thinker and talker: prefill, copy and decode of KV cache slots."""
 
-from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -9,85 +9,84 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.engines.buckets import buckets_within
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
-from qwen3_omni_neuron.model.kv_cache import PromptChunkState, PromptState, StepState, one_hot
+from qwen3_omni_neuron.model.kv_cache import Bank, PromptState, StepState, one_hot
 from qwen3_omni_neuron.model.talker import TalkerModel
 from qwen3_omni_neuron.model.thinker import ThinkerModel
 from qwen3_omni_neuron.neuron.graphs.graph import Axis, Graph, Outputs, State, TensorSpec
 from qwen3_omni_neuron.neuron.graphs.parallel.cut import local_kv_heads
 
-# A chunked prefill in the names of graphs: compiled trees have "thinker_extend" in their manifests.
-CHUNK_KIND = "extend"
-PREFILL_CHUNK_ROWS = (16, 128, 512)
-"""Row counts that a chunk of a prefill is padded to.
+MOST_BANKS = 8
+"""Most tensors that hold the slots of one segment of a KV cache: see `slots_per_bank`."""
 
-16: the few template rows between a question and its answer, or a short turn of text. 128: a window
-of 8 s of speech (104 rows) with the template around it. 512: a long text or an image. More rows
-take several calls. The windows are those of the decode graphs: a call of up to about 200 rows takes
-as long as reading the weights of all experts (10.5 ms at TP 8, see docs/trn2.md), and renewing 8
-slots adds 1.2 ms to that at a window of 2048 positions, 4.7 ms at 8192.
-"""
+
+def slots_per_bank(plan: CompilePlan) -> int:
+    """Return the number of slots that one tensor of a KV cache holds.
+
+    One for up to 8 slots, so that a call renews its own slots alone. More slots share tensors,
+    because each input costs the host time at every call.
+    """
+    return -(-plan.max_concurrency // MOST_BANKS)
+
+
+def bank_count(plan: CompilePlan) -> int:
+    """Return the number of banks that hold all slots."""
+    return -(-plan.max_concurrency // slots_per_bank(plan))
 
 
 def prompt_graph(
-    config: OmniConfig,
-    part: str,
-    rows: Axis,
-    plan: CompilePlan,
-    window: Axis | None = None,
-    visual: bool = False,
+    config: OmniConfig, part: str, rows: Axis, window: Axis, plan: CompilePlan
 ) -> Graph:
-    """Describe the prefill of a prompt's rows, padded to `rows`, in one slot.
+    """Describe the prefill of a prompt's rows, or of a part of them, padded to `rows`, in one slot.
 
-    part: "thinker" or "talker". window: None for a whole prompt, from position 0 on ("prefill");
-    else the rows are a chunk of a prefill: they follow the first `length` positions of the slot and
-    attend to `window` positions (see model.kv_cache.PromptChunkState). visual: whether the graph
-    also takes what deepstack adds to each row, zeros where no image or video fills it.
+    They follow the first `length` positions of the slot, and attend to `window` positions (see
+    model.kv_cache.PromptState). part: "thinker" or "talker". The thinker's also takes what
+    deepstack adds to each row: zeros, or nothing, where no image or video fills it.
     """
     c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
+    longest = window
+    if isinstance(window, int) and isinstance(rows, int):
+        longest = window - rows + 1
     inputs = [
         TensorSpec("rows", (rows, c.hidden_size), dtype),
-        TensorSpec("positions", (3, rows), torch.float32, rows if window is None else window),
+        TensorSpec("positions", (3, rows), torch.float32, window),
         TensorSpec("last", (1,), torch.int64, rows),
-        TensorSpec("slot", (1,), torch.int64, plan.max_concurrency),
+        TensorSpec("length", (1,), torch.int64, longest),
     ]
-    bucket = {"rows": rows}
-    if window is not None:
-        longest = window
-        if isinstance(window, int) and isinstance(rows, int):
-            longest = window - rows + 1
-        inputs.append(TensorSpec("length", (1,), torch.int64, longest))
-        bucket["window"] = window
-    if visual:
-        layers = len(config.thinker.vision.deepstack_layers)
-        inputs.append(TensorSpec("deepstack", (layers, rows, c.hidden_size), dtype))
-    seen = (rows, c.hidden_size) if part == "thinker" else (1, c.hidden_size)
-    kind = "prefill" if window is None else CHUNK_KIND
+    seen: Axis = 1
+    if part == "thinker":
+        layers, seen = len(config.thinker.vision.deepstack_layers), rows
+        shape = (layers, rows, c.hidden_size)
+        inputs.append(TensorSpec("deepstack", shape, dtype, is_optional=True))
     return Graph(
-        f"{part}_{kind}{'_visual' if visual else ''}",
-        bucket,
+        f"{part}_prefill",
+        {"rows": rows, "window": window},
         part,
-        _prefill if window is None else _prefill_chunk,
-        tuple(inputs),
-        (TensorSpec("logits", (1, c.vocab_size), dtype), TensorSpec("hidden", seen, dtype)),
-        kv_cache_state(config, part, plan, rows if window is None else window),
+        _prefill,
+        (*inputs, *_slots_of(1, 1, plan)),
+        (
+            TensorSpec("logits", (1, c.vocab_size), dtype),
+            TensorSpec("hidden", (seen, c.hidden_size), dtype),
+        ),
+        kv_cache_state(config, part, plan, 1, window),
+        banks=1,
     )
 
 
 def copy_graph(config: OmniConfig, part: str, plan: CompilePlan) -> Graph:
     """Describe the copy of a whole slot of the KV cache to another one.
 
-    It reads and writes all positions of all slots, however few are in use. At the released sizes
-    and TP 8 those are 1.6 GB each way on a core for 8 slots of 8192 positions of the thinker.
+    The source is in the first of two banks, the target in the second or, where a bank has several
+    slots, in either.
     """
-    slot = TensorSpec("source", (1,), torch.int64, plan.max_concurrency)
     return Graph(
         f"{part}_copy",
         {},
         part,
         _copy,
-        (slot, replace(slot, name="target")),
+        () if slots_per_bank(plan) == 1 else _slots_of(2, 2, plan),
         (),
-        kv_cache_state(config, part, plan),
+        kv_cache_state(config, part, plan, 2),
+        banks=2,
     )
 
 
@@ -98,6 +97,9 @@ def decode_graph(
 
     A row whose length is -1 is idle: its slot's KV cache is not changed.
     """
+    banks = bank_count(plan)
+    if isinstance(slots, int):
+        banks = min(slots, banks)
     c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
     row = TensorSpec("rows", (slots, c.hidden_size), dtype)
     outputs = [TensorSpec("logits", (slots, c.vocab_size), dtype)]
@@ -109,16 +111,27 @@ def decode_graph(
         f"{part}_decode",
         {"slots": slots, "window": window},
         part,
-        _decode,
+        partial(_decode, banks=banks),
         (
             row,
             TensorSpec("positions", (slots,), torch.float32, window),
-            TensorSpec("slots", (slots,), torch.int64, plan.max_concurrency),
-            TensorSpec("lengths", (slots,), torch.int64, window),
+            TensorSpec("lengths", (slots,), torch.int64, window, idle=-1),
+            *_slots_of(slots, banks, plan),
         ),
         tuple(outputs),
-        kv_cache_state(config, part, plan, window),
+        kv_cache_state(config, part, plan, banks, window),
+        banks=banks,
     )
+
+
+def _slots_of(rows: Axis, banks: int, plan: CompilePlan) -> tuple[TensorSpec, ...]:
+    """Describe the slots of a call's rows, counted through its banks.
+
+    The number of these slots stands for an idle row. The input is left out where the rows have all
+    slots of the banks, in order.
+    """
+    slots = banks * slots_per_bank(plan)
+    return () if rows == slots else (TensorSpec("slots", (rows,), torch.int64, slots, idle=slots),)
 
 
 def decoder_config(config: OmniConfig, part: str) -> DecoderConfig:
@@ -130,12 +143,16 @@ def decoder_config(config: OmniConfig, part: str) -> DecoderConfig:
 
 
 def kv_cache_state(
-    config: OmniConfig, part: str, plan: CompilePlan, positions: Axis | None = None
+    config: OmniConfig,
+    part: str,
+    plan: CompilePlan,
+    banks: int | None = None,
+    positions: Axis | None = None,
 ) -> tuple[TensorSpec, ...]:
-    """Describe one core's KV heads of a decoder's KV cache, in segments that all its graphs share.
+    """Describe one core's KV heads of a decoder's KV cache, bank by bank, each in segments.
 
-    The plan's windows end the segments; see model.kv_cache.KvTensors. positions: how many a graph
-    reads, of which it takes the segments; None: all.
+    The plan's windows end the segments; see model.kv_cache.Bank. banks: None: those of all slots.
+    positions: how many a graph reads, of which it takes the segments; None: all.
     """
     c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
     most = plan.context_length if part == "thinker" else plan.talker_context_length
@@ -143,42 +160,54 @@ def kv_cache_state(
     if isinstance(positions, int):
         needed = min(positions, most)
     ends = (0, *(buckets_within(most, plan.decode_buckets) or (most,)))
+    each = slots_per_bank(plan)
     return tuple(
         TensorSpec(
-            f"positions.{begin}",
-            (plan.max_concurrency, 2 * c.layers, heads, end - begin, c.head_dim),
+            f"bank{bank}.positions.{begin}",
+            (each, 2 * c.layers, heads, end - begin, c.head_dim),
             dtype,
         )
+        for bank in range(banks or bank_count(plan))
         for begin, end in pairwise(ends)
         if begin < needed
     )
 
 
+def _banks(state: State, banks: int) -> list[Bank]:
+    each = len(state) // banks
+    return [state[bank * each : (bank + 1) * each] for bank in range(banks)]
+
+
 def _prefill(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outputs, State]:
     assert isinstance(owner, ThinkerModel | TalkerModel)
-    rows, positions, last, slot, *visual = inputs
-    cache = PromptState(state, slot)
-    return owner.prefill(rows, positions, last, cache, *visual), cache.new_state
-
-
-def _prefill_chunk(
-    owner: nn.Module, inputs: tuple[Tensor, ...], state: State
-) -> tuple[Outputs, State]:
-    assert isinstance(owner, ThinkerModel | TalkerModel)
-    rows, positions, last, slot, length, *visual = inputs
-    cache = PromptChunkState(state, slot, length, last, len(rows))
-    return owner.prefill(rows, positions, last, cache, *visual), cache.new_state
+    rows, positions, last, length, *more = inputs
+    extra = {"deepstack": more.pop(0)} if isinstance(owner, ThinkerModel) else {}
+    slot = more[0] if more else None
+    cache = PromptState([state], slot, length, last, len(rows))
+    return owner.prefill(rows, positions, last, cache, **extra), cache.new_state
 
 
 def _copy(_: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outputs, State]:
-    source, target = inputs
-    is_target = one_hot(target, len(state[0]))
-    return (), tuple(torch.where(is_target, old.index_select(0, source), old) for old in state)
+    first, second = _banks(state, 2)
+    if not inputs:
+        return (), (*first, *(old.clone() for old in first))
+    (slots,) = inputs
+    each = len(first[0])
+    source = slots[:1].clamp(max=each - 1)
+    copied = [old.index_select(0, source) for old in first]
+    is_target = one_hot(slots[1:], 2 * each)
+    return (), tuple(
+        torch.where(flags, new, old)
+        for bank, flags in ((first, is_target[:each]), (second, is_target[each:]))
+        for new, old in zip(copied, bank, strict=True)
+    )
 
 
-def _decode(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outputs, State]:
+def _decode(
+    owner: nn.Module, inputs: tuple[Tensor, ...], state: State, banks: int
+) -> tuple[Outputs, State]:
     assert isinstance(owner, ThinkerModel | TalkerModel)
-    rows, positions, slots, lengths = inputs
-    cache = StepState(state, slots, lengths)
+    rows, positions, lengths, *slots = inputs
+    cache = StepState(_banks(state, banks), slots[0] if slots else None, lengths)
     outputs = owner.decode(rows, positions, cache)
     return outputs if isinstance(outputs, tuple) else (outputs,), cache.new_state

@@ -23,7 +23,8 @@ class TensorSpec:
     """A tensor of a graph.
 
     below: upper bound, exclusive, of an example's values; 0: none (see `example`). idle: fill value
-    of an input whose call must not change any state (see `idle_input`).
+    of an input whose call must not change any state (see `idle_input`). is_optional: whether an
+    input may be left out of a call, which means zeros.
     """
 
     name: str
@@ -31,6 +32,7 @@ class TensorSpec:
     dtype: torch.dtype
     below: Axis = 0
     idle: float = 0
+    is_optional: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -73,7 +75,8 @@ class Graph:
 
     name: the kind, "thinker_decode". bucket: its sizes by name. part: the attribute of
     checkpoint.modules.Models that it calls. state: tensors that are passed in after the inputs and
-    come out, updated, after the outputs.
+    come out, updated, after the outputs. banks: number of banks that they are, one after the other:
+    a part's state may be several of the same tensors, of which each call takes some.
     """
 
     name: str
@@ -83,6 +86,7 @@ class Graph:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     state: tuple[TensorSpec, ...] = ()
+    banks: int = 1
 
     @property
     def label(self) -> str:

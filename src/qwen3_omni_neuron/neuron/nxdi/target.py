@@ -13,6 +13,11 @@ LIMITS = replace(
     # The kernels of "fast" are written for logical cores of two physical cores.
     profiles={"safe": (2, 1), "fast": (2,)},
     chunked_prefill=False,  # NxDI's context encoding begins at position 0
+    # A spoken question has 100 to 1500 rows: padding to the next of these is cheap.
+    sizes={
+        **neuron_target.LIMITS.sizes,
+        "prompt_buckets": (256, 512, 1024, 1536, 2048, 4096),
+    },
 )
 
 

@@ -140,9 +140,11 @@ class ModelRanks:
         self._group.close()
         self._delete()
 
-    def _run(self, name: str, label: str, inputs: dict[str, Tensor]) -> Sequence[Tensor]:
+    def _run(
+        self, name: str, label: str, inputs: dict[str, Tensor], banks: Sequence[int]
+    ) -> Sequence[Tensor]:
         limit = self._limits[label]
-        outputs, late = self._group.call("run", name, label, inputs, limit=limit)
+        outputs, late = self._group.call("run", name, label, inputs, banks, limit=limit)
         for again in late[self.late_compilations :]:
             self.late_compilations += 1
             logger.error(
@@ -164,7 +166,7 @@ def _thinker(spec: EngineSpec, ranks: ModelRanks) -> ThinkerEngine:
     tables = load_tables(Checkpoint(spec.plan.model), config, dtype)
     assert tables.embedding is not None
     table = tables.embedding.weight.detach()
-    slots = GraphThinkerSlots(ranks.part("thinker"), spec.plan.chunked_prefill, table)
+    slots = GraphThinkerSlots(ranks.part("thinker"), table)
     audio = NeuronAudio(ranks.part("audio_encoder"), config.thinker.audio)
     vision = NeuronVision(ranks.part("vision_encoder"), config.thinker.vision)
     media = MediaEncoders(config, audio, vision, dtype)
@@ -183,7 +185,7 @@ def _talker(spec: EngineSpec, ranks: ModelRanks) -> TalkerEngine:
     ranks.unload("text_projection")
     return TalkerEngine(
         config,
-        GraphSlots(ranks.part("talker"), "talker", spec.plan.chunked_prefill),
+        GraphSlots(ranks.part("talker"), "talker"),
         NeuronPredictor(ranks.part("code_predictor"), config.talker.predictor.vocab_size),
         tables.codec_embedding.weight,
         text_rows,

@@ -59,10 +59,12 @@ class CompiledGraph:
     ):
         kinds = {device_type(s.dtype) for s in (*graph.inputs, *graph.outputs, *graph.state)}
         assert kinds <= set(DEVICE_TYPES), f"{graph.label} has tensors of {kinds}"
+        self.graph = graph
         self._inputs = {
             spec.name: torch.zeros(spec.lengths, dtype=device_type(spec.dtype), device=device)
             for spec in graph.inputs
         }
+        self._zeros = set(self._inputs)  # names of the inputs that are zeros
 
         def backend(module: Any, inputs: list[Tensor], **options: Any) -> Any:
             compilations.add(graph.label)
@@ -84,14 +86,19 @@ class CompiledGraph:
     ) -> tuple[Tensor, ...]:
         """Run the graph and renew the state.
 
-        given: the inputs by name, in the device's types. state: the tensors of Graph.state, on the
+        given: the inputs by name, in the device's types; one that is left out is zeros, and stays
+        on the device until it is given. state: the tensors of Graph.state, on the
         device; each call may have other ones, all of them different tensors. entering: called when
         the inputs are on the device, before the graph runs. Returns the outputs on the host.
         """
         # Every call uses the same mode, because Dynamo compiles again for another one.
         with torch.inference_mode(False), torch.no_grad():
             for name, buffer in self._inputs.items():
-                buffer.copy_(given[name])
+                if name in given:
+                    buffer.copy_(given[name])
+                elif name not in self._zeros:
+                    buffer.zero_()
+            self._zeros = self._inputs.keys() - given.keys()
             entering()
             outputs = self._run(*self._inputs.values(), *state)
             return tuple(output.to("cpu", copy=True) for output in outputs)
@@ -109,7 +116,8 @@ class _Renewing(nn.Module):
         """Run the graph once. Returns its outputs in the device's types."""
         results = self.traced(*tensors)
         for old, new in zip(tensors[self._inputs :], results[self._outputs :], strict=True):
-            old.copy_(new)
+            if new is not old:
+                old.copy_(new)
         return tuple(map(to_device_type, results[: self._outputs]))
 
 
