@@ -163,7 +163,7 @@ def test_text_names_every_part_and_graph(plan: CoreMemory, shallow: DryRun) -> N
     for graph in shallow.graphs:
         assert f"| {graph.graph.label} | {graph.tp} |" in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert all(line.count("|") in (6, 9) for line in rows)
+    assert all(line.count("|") in (6, 10) for line in rows)
 
 
 def test_a_degree_that_does_not_fit_is_refused() -> None:
@@ -397,7 +397,9 @@ def test_a_chunk_of_a_prefill_reads_its_window_and_its_experts(config: OmniConfi
 
 def test_a_copy_reads_and_writes_all_slots(config: OmniConfig) -> None:
     graph, cost = cost_of(config, static_models(config, torch.float32), "thinker_copy")
-    assert cost == Cost(0, 0, renewed(graph))
+    slot_bytes = graph.state_bytes // TINY_PLAN.max_concurrency  # written, and read again
+    inputs = len(graph.inputs) + len(graph.state)
+    assert cost == Cost(0, 0, renewed(graph), gathered_bytes=2 * slot_bytes, inputs=inputs)
 
 
 @pytest.mark.parametrize(

@@ -36,12 +36,16 @@ class PartSize:
 
 @dataclass(frozen=True)
 class PlannedGraph:
-    """A graph on one of `tp` cores. floor_s: least time by published figures, no collectives."""
+    """A graph on one of `tp` cores.
+
+    floor_s: least time by published figures, no collectives. expected_s: see Chip.expected_s.
+    """
 
     graph: Graph
     tp: int
     cost: Cost
     floor_s: float
+    expected_s: float
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ def dry_run(
         for graph in all_graphs(config, replace(plan, tp=tp)):
             cost = graph_cost(graph, getattr(rank, graph.part), group)
             floor = memory.chip.floor_s(cost.flops, cost.weight_bytes + cost.state_bytes)
-            graphs.append(PlannedGraph(graph, tp, cost, floor))
+            graphs.append(PlannedGraph(graph, tp, cost, floor, memory.chip.expected_s(cost)))
     return DryRun(**vars(memory), graphs=graphs)
 
 
@@ -172,10 +176,14 @@ def dry_run_text(run: DryRun) -> str:
         *(f"{advice}\n" for tp in degrees if (advice := does_not_fit(run, tp))),
         f"One call on one core of {run.chip.name} at LNC {run.chip.lnc}. The floor is an estimate: "
         "what is read over the published bandwidth or what is computed over the published peak, "
-        "the longer of the two; sums over the cores are left out.",
+        "the longer of the two; sums over the cores are left out. Expected is a model, too: what a "
+        "lowering moves besides, the latency of products and sums, and the host's part of a call.",
         "",
         *_table(
-            ["graph", "TP", "GFLOP", "MB weights", "MB state", "sums", "KB a sum", "floor ms"],
+            [
+                *("graph", "TP", "GFLOP", "MB weights", "MB state", "sums", "KB a sum"),
+                *("floor ms", "expected ms"),
+            ],
             [
                 [
                     planned.graph.label,
@@ -186,6 +194,7 @@ def dry_run_text(run: DryRun) -> str:
                     str(planned.cost.sums),
                     f"{planned.cost.sum_bytes / max(1, planned.cost.sums) / 1e3:.1f}",
                     f"{planned.floor_s * 1e3:.3f}",
+                    f"{planned.expected_s * 1e3:.3f}",
                 ]
                 for planned in run.graphs
             ],
