@@ -68,9 +68,7 @@ class SimulatedCores:
             part.load(read_part_shard(folder, rank, part.weights))
         self.states = [zero_state(spec) for _ in range(spec.tp)]
 
-    def run(
-        self, label: str, inputs: Mapping[str, Tensor], _: Sequence[int] = (0,)
-    ) -> Sequence[Tensor]:
+    def run(self, label: str, inputs: Mapping[str, Tensor]) -> Sequence[Tensor]:
         """Return rank 0's outputs, as NxD does."""
         calls = [
             partial(run_with_state, part.graphs[label], states, inputs)

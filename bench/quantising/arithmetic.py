@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.model.decoder import Decoder, DecoderLayer, Layout
-from qwen3_omni_neuron.model.kv_cache import Appendable
+from qwen3_omni_neuron.model.kv_cache import Appendable, Parts
 from qwen3_omni_neuron.model.layers import FeedForward, RmsNorm, gated, linear
 from qwen3_omni_neuron.model.rotary import Rotation
 
@@ -83,7 +83,7 @@ class _RoundedRows:
     def __init__(self, cache: Appendable, rows: torch.dtype):
         self._cache, self._rows, self.mask = cache, rows, cache.mask
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> Parts:
         kept = (t.to(self._rows).to(t.dtype) for t in (keys, values))
         return self._cache.append(layer, *kept)
 

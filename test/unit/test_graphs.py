@@ -1,6 +1,6 @@
 """The graphs that a compiler traces: static, and equal to the models they are made of."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,11 +12,12 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.model.config import MoeConfig, OmniConfig
 from qwen3_omni_neuron.model.kv_cache import (
-    Bank,
     KvCache,
     PromptCache,
+    Segments,
     SlotCache,
     StepState,
+    flushed,
 )
 from qwen3_omni_neuron.model.moe import MoeFeedForward
 from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
@@ -42,14 +43,9 @@ def graphs(config: OmniConfig) -> dict[str, Graph]:
     return {g.label: g for g in all_graphs(config, TINY_PLAN)}
 
 
-def state_of(banks: Sequence[Bank]) -> KvCache:
-    tensors = torch.cat([torch.cat(bank, 3) for bank in banks]).transpose(0, 1)
+def state_of(segments: Segments) -> KvCache:
+    tensors = torch.cat(segments, 3).transpose(0, 1)
     return KvCache(tensors[::2], tensors[1::2])
-
-
-def banks_of(tensors: Sequence[Tensor], banks: int) -> list[Bank]:
-    each = len(tensors) // banks
-    return [tuple(tensors[bank * each : (bank + 1) * each]) for bank in range(banks)]
 
 
 @pytest.fixture(autouse=True)
@@ -59,8 +55,8 @@ def no_gradients() -> Iterator[None]:
 
 
 KINDS = (
-    "audio_encoder", "vision_encoder", "thinker_prefill", "thinker_copy", "thinker_decode",
-    "text_projection", "hidden_projection", "talker_prefill", "talker_copy", "talker_decode",
+    "audio_encoder", "vision_encoder", "thinker_prefill", "thinker_flush", "thinker_decode",
+    "text_projection", "hidden_projection", "talker_prefill", "talker_flush", "talker_decode",
     "code_predictor_greedy", "code_predictor_sampled", "code2wav_start", "code2wav_step",
 )  # fmt: skip
 
@@ -80,7 +76,7 @@ def test_every_kind_of_graph_is_there_at_every_bucket(graphs: dict[str, Graph]) 
     assert [(size["rows"], size["window"]) for size in sizes] == [
         (12, 16), (16, 16), (12, 64), (40, 64),
     ]  # fmt: skip
-    assert counts["thinker_copy"] == counts["talker_copy"] == 1
+    assert counts["thinker_flush"] == counts["talker_flush"] == len(plan.decode_buckets)
     assert counts["code2wav_step"] == len(plan.batches) * len(plan.chunk_frames)
     assert {g.part for g in graphs.values()} == set(PARTS)
 
@@ -119,8 +115,8 @@ def test_every_graph_is_static_and_gives_what_its_row_says(
     assert [(tuple(t.shape), t.dtype) for t in given] == said
     for renewed, old in graph.aliases.items():
         assert given[renewed].shape == example[old].shape
-        copied = kind.endswith("_copy")  # whose source stays as it is
-        assert copied or given[renewed].data_ptr() != example[old].data_ptr(), "state is a value"
+        is_read = given[renewed] is example[old]  # and comes out as it is
+        assert is_read or given[renewed].data_ptr() != example[old].data_ptr(), "state is a value"
 
 
 def test_the_experts_of_the_cpu_are_no_static_graph(
@@ -177,8 +173,8 @@ def test_prefill_and_steps_are_those_of_the_cpu(
     graphs: dict[str, Graph], static: Models, models: Models, config: OmniConfig, part: str,
     rows: int,
 ) -> None:  # fmt: skip
-    """A prompt of bucket + 1 and of exactly a bucket, then three steps beside idle rows: the CPU's
-    logits, and no other slot is touched."""
+    """A prompt of bucket + 1 and of exactly a bucket into slot 2, then three steps beside idle
+    rows: the CPU's logits, and no other slot is touched."""
     c = config.thinker.text if part == "thinker" else config.talker.text
     model = getattr(static, part)
     torch.manual_seed(rows)
@@ -186,8 +182,9 @@ def test_prefill_and_steps_are_those_of_the_cpu(
     cache = KvCache.zeros(c, 1, 64, torch.float32)
     prefill = graphs[f"{part}_prefill[rows=40,window=64]"]
     step = graphs[f"{part}_decode[slots=3,window=64]"]
-    bank = tuple(torch.randn(spec.shape) for spec in prefill.state)
-    before = [segment.clone() for segment in bank]
+    flush = graphs[f"{part}_flush[window=64]"]
+    lines = [torch.randn(spec.shape) for spec in prefill.state]
+    before = [line.clone() for line in lines]
     positions, last = rope_positions(rows), torch.tensor([rows - 1])
     expected = getattr(models, part).prefill(prompt, positions, last, PromptCache(cache))
     padded = torch.full((40, c.hidden_size), 9.0)
@@ -196,68 +193,99 @@ def test_prefill_and_steps_are_those_of_the_cpu(
     far[:, :rows] = positions
     added = [torch.zeros(spec.lengths) for spec in prefill.inputs if spec.is_optional]
     logits, hidden, *state = prefill.module(model)(
-        padded, far, last, torch.tensor([0]), *added, *bank
+        padded, far, last, torch.tensor([2]), torch.tensor([0]), *added, *lines
     )
     torch.testing.assert_close(logits, expected[0], **CLOSE)
     torch.testing.assert_close(hidden[: len(expected[1])], expected[1], **CLOSE)
-    for old, saved in zip(bank, before, strict=True):
+    for old, saved, new in zip(lines, before, state, strict=True):
         torch.testing.assert_close(old, saved, **EXACT)
-    others = [torch.randn(spec.shape) for spec in (*prefill.state, *prefill.state)]
-    lines = [*others[:2], *state, *others[2:]]
+        torch.testing.assert_close(new[:2], saved[:2], **EXACT)
+    held = torch.tensor([64, 64, rows])
     for length in range(rows, rows + 3):
+        count = length - int(held[2])
+        if count == 2:
+            source = torch.tensor([0])
+            counts = torch.tensor([0, 0, count])
+            state = [*flush.module(model)(held, counts, source, source, *state)]
+            held[2], count = length, 0
         row = torch.tensor([7]) if part == "thinker" else torch.randn(1, c.hidden_size)
         at = torch.tensor([length])
         one = SlotCache(cache.window(length + 1), torch.tensor([0]), at)
         wanted = getattr(models, part).decode(row, at.float(), one)
         wanted = wanted if isinstance(wanted, tuple) else (wanted,)
         given = step.module(model)(
-            torch.cat((row, row, row)), torch.full((3,), float(length)),
-            torch.tensor([-1, length, -1]), *lines,
+            torch.cat((row, row, row)), torch.full((3,), float(length)), held,
+            torch.tensor([-1, -1, count]), *state,
         )  # fmt: skip
         for value, correct in zip(given, wanted, strict=False):
-            torch.testing.assert_close(value[1:2], correct, **CLOSE)
+            torch.testing.assert_close(value[2:], correct, **CLOSE)
             assert value.isfinite().all(), "an idle row is a number"
-        kept, lines = lines, list(given[len(wanted) :])
-        for index in (0, 1, 4, 5):
-            torch.testing.assert_close(lines[index], kept[index], **EXACT)
-    written = state_of(banks_of(lines, 3)[1:2])
+        kept, state = state, list(given[len(wanted) :])
+        for old, new in zip(kept, state, strict=True):
+            torch.testing.assert_close(new[:2], old[:2], **EXACT)
+    written = state_of(tuple(state[1:]))
     torch.testing.assert_close(
-        written.keys[:, 0, :, : rows + 3], cache.keys[:, 0, :, : rows + 3], **CLOSE
+        written.keys[:, 2, :, : rows + 2], cache.keys[:, 0, :, : rows + 2], **CLOSE
     )
 
 
 def test_a_step_at_a_smaller_window_is_the_same(graphs: dict[str, Graph], static: Models) -> None:
     wide = graphs["talker_decode[slots=1,window=64]"]
     narrow = graphs["talker_decode[slots=1,window=16]"]
-    rows, positions, _, *state = wide.example(5)
-    for length in (0, 14, 15):
-        inputs = (rows, positions, torch.tensor([length]))
+    rows, positions, _, _, _, *state = wide.example(5)
+    for held in (0, 14, 16):
+        inputs = (rows, positions, torch.tensor([held]), torch.tensor([1]), torch.tensor([2]))
         *expected, rest = wide.module(static.talker)(*inputs, *state)
-        given = narrow.module(static.talker)(*inputs, state[0])
+        given = narrow.module(static.talker)(*inputs, *state[:2])
         torch.testing.assert_close(given, tuple(expected), **CLOSE)
-        torch.testing.assert_close(rest, state[1], **EXACT)
+        torch.testing.assert_close(rest, state[2], **EXACT)
 
 
-@pytest.mark.parametrize("per_bank", [1, 2, 3])
-def test_state_caches_are_the_caches_in_place(per_bank: int) -> None:
-    """Bit for bit, where a step reads the same window; slots in order, or looked up."""
+@pytest.mark.parametrize("order", [None, [2, 0, 3]])
+def test_rows_of_a_step_are_seen_and_kept_as_the_cpu_does(order: list[int] | None) -> None:
+    """Bit for bit; slots in order, or named, one of them of an idle row."""
     torch.manual_seed(0)
-    banks: list[Bank] = [
-        tuple(torch.randn(per_bank, 4, 2, positions, 3) for positions in (5, 3)) for _ in range(2)
-    ]
-    cache = state_of(banks)
-    lengths = torch.tensor([7, 2])
-    named = None if per_bank == 1 else torch.tensor([2 * per_bank - 1, 0])
-    slots = torch.arange(2) if named is None else named
-    pure, placed = StepState(banks, named, lengths), SlotCache(cache, slots, lengths)
-    torch.testing.assert_close(pure.mask, placed.mask, **EXACT)
+    segments = tuple(torch.randn(3, 4, 2, positions, 3) for positions in (5, 3))
+    recent = torch.zeros(3, 4, 2, 2, 3)
+    held, counts = torch.tensor([4, 5, 0]), torch.tensor([0, 1, -1])
+    slots = [0, 1] if order is None else order[:2]
+    named = None if order is None else torch.tensor(order)
+    every = flushed(segments, recent, torch.full((3,), 8), torch.zeros(3).long(), *[named_0()] * 2)
+    torch.testing.assert_close(every, segments, **EXACT)
+    cache = state_of(segments)
+    cache = KvCache(cache.keys.clone(), cache.values.clone())
+    for layer in range(2):  # slots[1] has one recent row, behind five
+        recent[slots[1], 2 * layer : 2 * layer + 2, :, 0] = 7.0 + layer
+        cache.keys[layer, slots[1], :, 5] = cache.values[layer, slots[1], :, 5] = 7.0 + layer
+    pure = StepState(recent, segments, named, held, counts)
+    placed = SlotCache(cache, torch.tensor(slots), torch.tensor([4, 6]))
     for layer in range(2):
-        new = torch.randn(2, 2, 1, 3), torch.randn(2, 2, 1, 3)
-        expected = placed.append(layer, *new)
-        torch.testing.assert_close(pure.append(layer, *new), expected, **EXACT)
-    written = state_of(banks_of(pure.new_state, 2))
-    torch.testing.assert_close(written.keys, cache.keys, **EXACT)
-    torch.testing.assert_close(written.values, cache.values, **EXACT)
+        new = torch.randn(3, 2, 1, 3), torch.randn(3, 2, 1, 3)
+        ((keys, values),) = placed.append(layer, new[0][:2], new[1][:2])
+        parts = pure.append(layer, *new)
+        for row in range(2):
+            ours, theirs = pure.mask[row, 0, 0], placed.mask[row, 0, 0]
+            for index, expected in enumerate((keys, values)):
+                seen = torch.cat([part[index] for part in parts], 2)[row, :, ~ours]
+                torch.testing.assert_close(seen, expected[row, :, ~theirs], **EXACT)
+    ends = torch.zeros(3, dtype=torch.int64)
+    for slot, count in zip(slots, (1, 2), strict=True):
+        ends[slot] = count
+    starts = torch.full((3,), 8)
+    starts[slots] = held[:2]
+    written = state_of(flushed(segments, pure.new_recent, starts, ends, *[named_0()] * 2))
+    for slot, length in zip(slots, (5, 7), strict=True):
+        for ours, theirs in ((written.keys, cache.keys), (written.values, cache.values)):
+            torch.testing.assert_close(
+                ours[:, slot, :, :length], theirs[:, slot, :, :length], **EXACT
+            )
+    (other,) = {0, 1, 2} - {*slots}
+    torch.testing.assert_close(written.keys[:, other], cache.keys[:, other], **EXACT)
+    torch.testing.assert_close(pure.new_recent[other], recent[other], **EXACT)
+
+
+def named_0() -> Tensor:
+    return torch.tensor([0])
 
 
 def test_padded_rows_of_pictures_change_nothing(
@@ -265,15 +293,15 @@ def test_padded_rows_of_pictures_change_nothing(
 ) -> None:
     """Deepstack adds zeros to the others."""
     graph = graphs["thinker_prefill[rows=40,window=64]"]
-    rows, positions, last, start, deepstack, *state = graph.example(3)
+    rows, positions, last, slot, start, deepstack, *state = graph.example(3)
     start[:], last[:] = 0, 39
     deepstack[:, [row for row in range(40) if row not in (3, 4, 5, 9)]] = 0
     cache = PromptCache(KvCache.zeros(config.thinker.text, 1, 64, torch.float32))
     expected = models.thinker.prefill(rows, positions, last, cache, deepstack)
     module = graph.module(static.thinker)
-    given = module(rows, positions, last, start, deepstack, *state)
+    given = module(rows, positions, last, slot, start, deepstack, *state)
     torch.testing.assert_close(given[:2], expected, **CLOSE)
-    text = module(rows, positions, last, start, torch.zeros_like(deepstack), *state)
+    text = module(rows, positions, last, slot, start, torch.zeros_like(deepstack), *state)
     assert not torch.allclose(text[0], expected[0])
 
 

@@ -5,7 +5,6 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -153,9 +152,7 @@ def test_on_the_device_an_int64_is_an_int32(
         cores = SimulatedCores(spec, folder)
         seen: list[Tensor] = []
 
-        def run(
-            label: str, inputs: dict[str, Tensor], _: Any, cores=cores, seen=seen
-        ) -> list[Tensor]:
+        def run(label: str, inputs: dict[str, Tensor], cores=cores, seen=seen) -> list[Tensor]:
             outputs = cores.run(label, inputs)
             seen += [*inputs.values(), *outputs]
             return outputs

@@ -9,7 +9,7 @@ graphs' outputs with those of the plain modules. Prints one line a rank when all
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -34,7 +34,7 @@ assert_close = partial(torch.testing.assert_close, atol=1e-9, rtol=1e-9)
 
 
 def run_graph(
-    traced: TracedPart, states: States, label: str, inputs: Mapping[str, Tensor], _: Sequence[int]
+    traced: TracedPart, states: States, label: str, inputs: Mapping[str, Tensor]
 ) -> tuple[Tensor, ...]:
     """Call one of the rank's graphs over the rank's state."""
     return run_with_state(traced.graphs[label], states, inputs)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.model.config import DecoderConfig
-from qwen3_omni_neuron.model.kv_cache import Appendable
+from qwen3_omni_neuron.model.kv_cache import Appendable, Parts
 from qwen3_omni_neuron.model.layers import FeedForward, Linear, RmsNorm, cut, widen
 from qwen3_omni_neuron.model.moe import MoeFeedForward
 from qwen3_omni_neuron.model.rotary import Rotation, apply_rotary
@@ -50,11 +50,11 @@ class Attention(nn.Module):
         q, k = cut(qk, 1, self.heads)
         # [slots * span, heads, head_dim] -> [slots, heads, span, head_dim]
         q, k, v = (t.unflatten(0, layout).transpose(1, 2) for t in (q, k, v))
-        keys, values = cache.append(layer, k, v)
-        if layout == DECODE:
-            mixed = self._decode(q, keys, values, cache.mask)
+        parts = cache.append(layer, k, v)
+        if layout == DECODE or len(parts) > 1:
+            mixed = self._by_products(q, parts, cache.mask)
         else:
-            mixed = self._prompt(q, keys, values, cache.mask)
+            mixed = self._prompt(q, *parts[0], cache.mask)
         return self.out(mixed.transpose(1, 2).flatten(2).flatten(0, 1))
 
     def _prompt(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -68,17 +68,27 @@ class Attention(nn.Module):
             enable_gqa=True,
         )
 
-    def _decode(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Attend from one new row a slot, q [slots, heads, 1, head_dim]. Returns the same shape.
+    def _by_products(self, q: Tensor, parts: Parts, mask: Tensor | None) -> Tensor:
+        """Attend by plain products, q [slots, heads, span, head_dim], to the same shape.
 
         The query heads that share a KV head are rows of one product, so that no keys are repeated.
+        The softmax is in float32, over all parts, none of which is copied.
         """
-        q = q.squeeze(2).unflatten(1, (self.kv_heads, -1))  # [slots, kv_heads, group, head_dim]
-        scores = widen(q @ keys.transpose(2, 3)) * self.scale
+        group, span = self.heads // self.kv_heads, q.shape[2]
+        q = q.unflatten(1, (self.kv_heads, group)).flatten(2, 3)
+        each = [widen(q @ keys.transpose(2, 3)) for keys, _ in parts]
+        scores = (each[0] if len(each) == 1 else torch.cat(each, -1)) * self.scale
         if mask is not None:
-            scores = scores.masked_fill(mask, float("-inf"))
-        mixed = torch.softmax(scores, -1).to(values.dtype) @ values
-        return mixed.flatten(1, 2).unsqueeze(2)
+            by_head = scores.unflatten(2, (group, span))
+            scores = by_head.masked_fill(mask.unsqueeze(1), float("-inf")).flatten(2, 3)
+        weights = torch.softmax(scores, -1).to(parts[0][1].dtype)
+        products, begin = list[Tensor](), 0
+        for _, values in parts:
+            end = begin + values.shape[2]
+            products.append(weights[..., begin:end] @ values)
+            begin = end
+        mixed = sum(products[1:], products[0])
+        return mixed.unflatten(2, (group, span)).flatten(1, 2)
 
 
 class DecoderLayer(nn.Module):

@@ -14,8 +14,6 @@ CPU writes in place, a graph for Neuron takes its state as inputs and returns it
 
 import math
 import mmap
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -25,22 +23,24 @@ from torch import Tensor
 
 from qwen3_omni_neuron.model.config import DecoderConfig
 
+Parts = tuple[tuple[Tensor, Tensor], ...]
+"""Keys and values [slots, kv_heads, positions, head_dim] of some positions, one after the other."""
+
 
 class Appendable(Protocol):
     """KV cache as a decoder layer sees it."""
 
     @property
     def mask(self) -> Tensor | None:
-        """Mask, bool [slots, 1, T, window]: True for keys that the new positions must not see.
+        """Mask, bool [slots, 1, T, keys]: True for keys that the new positions must not see.
 
         None where each new position sees all keys up to its own: T is 1, or no earlier keys exist.
         """
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> Parts:
         """Store the new positions' keys and values; return all that the new positions attend to.
 
-        keys, values: [slots, kv_heads, T, head_dim]. Returns [slots, kv_heads, window, head_dim]
-        each.
+        keys, values: [slots, kv_heads, T, head_dim].
         """
 
 
@@ -97,15 +97,16 @@ class PromptCache:
             positions = torch.arange(cache.keys.shape[3])
             self.mask = (positions > positions[start:, None])[None, None]
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> Parts:
         """Fill the positions from `start` on; see Appendable.append."""
         stop = self._start + keys.shape[2]
         cached_keys, cached_values = self._cache.keys[layer], self._cache.values[layer]
         cached_keys[:, :, self._start : stop] = keys
         cached_values[:, :, self._start : stop] = values
         if not self._start and cached_keys.dtype == keys.dtype:
-            return keys, values
-        return cached_keys[:, :, :stop].to(keys.dtype), cached_values[:, :, :stop].to(keys.dtype)
+            return ((keys, values),)
+        held = cached_keys[:, :, :stop], cached_values[:, :, :stop]
+        return ((held[0].to(keys.dtype), held[1].to(keys.dtype)),)
 
 
 class SlotCache:
@@ -120,12 +121,10 @@ class SlotCache:
         positions = torch.arange(cache.keys.shape[3])
         self.mask = (positions > lengths[:, None])[:, None, None, :]
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> Parts:
         """Write one position a slot; see Appendable.append."""
-        return (
-            self._put(self._cache.keys[layer], keys),
-            self._put(self._cache.values[layer], values),
-        )
+        cached_keys, cached_values = self._cache.keys[layer], self._cache.values[layer]
+        return ((self._put(cached_keys, keys), self._put(cached_values, values)),)
 
     def _put(self, cache: Tensor, rows: Tensor) -> Tensor:
         """Write rows [n, kv_heads, 1, head_dim] into cache [slots, kv_heads, window, head_dim].
@@ -136,181 +135,181 @@ class SlotCache:
         return cache.index_select(0, self._slots).to(rows.dtype)
 
 
-Bank = tuple[Tensor, ...]
-"""Some slots of a graph's KV cache, in segments of their positions: the first, or all of them.
+Segments = tuple[Tensor, ...]
+"""KV cache of a graph, in segments of its positions: the first, or all of them.
 
 Each is [slots, 2 layers, kv_heads, positions, head_dim]: keys of layer 0, values of layer 0, keys
-of layer 1, ... A graph renews each segment that it takes by one operation that reads and writes it
-whole, since a scatter would write number by number, and the compiler may copy the tensor all the
-same. So a call takes the banks of its own slots, and no more segments than the positions that it
-reads.
+of layer 1, ... A graph renews a tensor by one operation that reads and writes it whole: a scatter
+would write number by number, and the compiler may copy the tensor all the same. So a decode step
+writes to a smaller tensor of the same form, the recent rows of each slot, and only reads the
+segments: no more of them than have positions in use. `flushed` moves the recent rows into the
+segments, once in as many steps as there are recent rows.
 """
 
 
-def one_hot(slot: Tensor, slots: int) -> Tensor:
+def rows_by_slot(named: Tensor, slots: int) -> tuple[Tensor, Tensor]:
+    """Return which row each slot gets, integer [slots], and which slots get one, bool [slots].
+
+    named: the slot of each row, integer [n], of one slot at most once; a number that is no slot's
+    for a row that no slot gets.
+    """
+    numbers = torch.arange(slots, dtype=named.dtype, device=named.device)
+    matches = named[:, None] == numbers  # [n, slots]
+    rows = torch.arange(len(named), dtype=named.dtype, device=named.device)
+    return torch.where(matches, rows[:, None], 0).amax(0), matches.any(0)
+
+
+def flushed(
+    segments: Segments,
+    recent: Tensor,
+    held: Tensor,
+    counts: Tensor,
+    source: Tensor,
+    target: Tensor,
+) -> Segments:
+    """Return the segments with recent rows of every slot behind those that they have of it.
+
+    held, counts: integer [slots], the positions that the segments have of a slot, and how many of
+    its recent rows are moved. The positions after these become zeros. source, target: integer [1]:
+    slot `target` becomes as `source` then is, where they are not the same.
+    """
+    kind, device = held.dtype, held.device
+    row = torch.arange(recent.shape[3], dtype=kind, device=device)
+    positions = torch.arange(_positions(segments), dtype=kind, device=device)
+    is_row = row < counts[:, None]  # [slots, recent rows]
+    # Products with ones and zeros: they move the rows together, and exactly.
+    places = positions[:, None] == (held[:, None] + row)[:, None]  # [slots, positions, recent rows]
+    ones = places.to(recent.dtype).unsqueeze(1)
+    rows = torch.where(is_row[:, None, None, :, None], recent, 0)
+    placed = torch.stack([ones @ rows[:, index] for index in range(rows.shape[1])], 1)
+    is_new = (positions >= held[:, None])[:, None, None, :, None]
+    is_copied = (positions >= held.index_select(0, source))[None, None, None, :, None]
+    is_target = _one_hot(target, len(recent)) & (source != target)
+    # One choice for each segment, which is read and written once.
+    segment_of_source = torch.cat([old.index_select(0, source) for old in segments], 3)
+    copied = torch.where(is_copied, placed.index_select(0, source), segment_of_source)
+    return _renewed(segments, is_new | is_target, torch.where(is_target, copied, placed))
+
+
+class PromptState:
+    """Prefill in a graph: rows of a prompt fill one slot from position `length` on.
+
+    They see the first `length` positions, which are in the segments, and each other. slot, length,
+    last: integer [1]; rows after `last` are padding, which is written nowhere. rows: number of rows
+    with padding. length + last is below the segments' number of positions. What the segments have
+    after the first `length` positions may be anything, and becomes zeros after the last row.
+    """
+
+    def __init__(self, segments: Segments, slot: Tensor, length: Tensor, last: Tensor, rows: int):
+        kind, device = length.dtype, length.device
+        row = torch.arange(rows, dtype=kind, device=device)
+        self._positions = torch.arange(_positions(segments), dtype=kind, device=device)
+        self._segments, self._length = segments, length
+        self._is_slot = _one_hot(slot, len(segments[0]))
+        self._held = [segment.index_select(0, slot) for segment in segments]
+        self._is_row = (row <= last)[:, None]
+        self._places = self._positions[:, None] == length + row  # [positions, rows]
+        self._is_held = (self._positions < length)[:, None]
+        self._new: list[Tensor] = []
+        unseen = self._is_held.logical_not().view(1, -1).expand(rows, -1)
+        self.mask = torch.cat((unseen, row > row[:, None]), 1)[None, None]
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> Parts:
+        """Add the rows; see Appendable.append. keys, values: [1, kv_heads, rows, head_dim]."""
+        # A masked value counts, too, times 0: it must be a number.
+        keys, values = (torch.where(self._is_row, rows, 0) for rows in (keys, values))
+        self._new += [keys, values]
+        parts, begin = [], 0
+        for held in self._held:
+            end = begin + held.shape[3]
+            earlier = torch.where(self._is_held[begin:end], held[:, 2 * layer + 1], 0)
+            parts.append((held[:, 2 * layer], earlier))
+            begin = end
+        return (*parts, (keys, values))
+
+    @property
+    def new_state(self) -> Segments:
+        """The segments after the call, when every layer has appended."""
+        # A product with ones and zeros: it moves the rows together, and exactly.
+        ones = self._places.to(self._new[0].dtype)
+        placed = torch.stack([ones @ rows for rows in self._new], 1)
+        is_new = self._is_slot & self._is_held.logical_not()
+        return _renewed(self._segments, is_new, placed)
+
+
+class StepState:
+    """Decode in a graph: one row a slot, written behind the slot's recent rows.
+
+    recent: the recent rows of all slots. slots: integer [n], the slot of each row, or the number of
+    slots for an idle row, which is written nowhere: its result is a number, which the caller
+    ignores; None where the rows are all slots, in order. held, counts: integer [n], the positions
+    that the segments have of a row's slot, and its recent rows so far, -1 for an idle row; there is
+    room for one more.
+    """
+
+    def __init__(
+        self,
+        recent: Tensor,
+        segments: Segments,
+        slots: Tensor | None,
+        held: Tensor,
+        counts: Tensor,
+    ):
+        kind, device = held.dtype, held.device
+        self._recent, self._slots, self._counts = recent, slots, counts
+        self._row = torch.arange(recent.shape[3], dtype=kind, device=device)
+        tensors = [recent, *segments]
+        if slots is not None:
+            named = slots.clamp(max=len(recent) - 1)
+            tensors = [tensor.index_select(0, named) for tensor in tensors]
+        self._own, *self._held = tensors
+        is_recent = self._row < counts[:, None]
+        self._is_recent = is_recent[:, None, :, None]
+        positions = torch.arange(_positions(segments), dtype=kind, device=device)
+        unseen = [positions >= held[:, None], is_recent.logical_not()]
+        seen = torch.zeros_like(is_recent[:, :1])
+        self.mask = torch.cat((*unseen, seen), 1)[:, None, None, :]
+        self._new: list[Tensor] = []
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> Parts:
+        """Add one position a slot; see Appendable.append. keys, values: T is 1."""
+        self._new += [keys, values]
+        # A masked value counts, too, times 0: it must be a number. The segments have zeros there.
+        recent = torch.where(self._is_recent, self._own[:, 2 * layer + 1], 0)
+        parts = [(held[:, 2 * layer], held[:, 2 * layer + 1]) for held in self._held]
+        return (*parts, (self._own[:, 2 * layer], recent), (keys, values))
+
+    @property
+    def new_recent(self) -> Tensor:
+        """The recent rows of all slots after the call, when every layer has appended."""
+        rows, counts = torch.stack(self._new, 1), self._counts
+        if self._slots is not None:
+            row, is_named = rows_by_slot(self._slots, len(self._recent))
+            rows, counts = rows.index_select(0, row), counts.index_select(0, row)
+            counts = torch.where(is_named, counts, -1)
+        is_new = (self._row == counts[:, None])[:, None, None, :, None]
+        return torch.where(is_new, rows, self._recent)
+
+
+def _one_hot(slot: Tensor, slots: int) -> Tensor:
     """Return bool [slots, 1, 1, 1, 1], True for one of them. slot: integer [1]."""
     numbers = torch.arange(slots, dtype=slot.dtype, device=slot.device)
     return (numbers == slot).view(-1, 1, 1, 1, 1)
 
 
-def rows_by_slot(named: Tensor, slots: int, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which row each slot gets, integer [slots], and which slots get one, bool [slots].
-
-    named: the slot of each row, integer [n]. valid: bool [n], rows that are given to their slot; of
-    one slot at most one.
-    """
-    numbers = torch.arange(slots, dtype=named.dtype, device=named.device)
-    matches = (named[:, None] == numbers) & valid[:, None]  # [n, slots]
-    rows = torch.arange(len(named), dtype=named.dtype, device=named.device)
-    return torch.where(matches, rows[:, None], 0).amax(0), matches.any(0)
+def _positions(segments: Segments) -> int:
+    return sum(segment.shape[3] for segment in segments)
 
 
-class GraphCache(ABC):
-    """KV cache of a graph: banks of slots as inputs and outputs.
-
-    slots: integer [n], the slot of each prompt or row, counted through the banks, or their number
-    for an idle row; None where they are all slots of the banks, in order, so that none has to be
-    looked up.
-    """
-
-    mask: Tensor | None = None
-
-    def __init__(self, banks: Sequence[Bank], slots: Tensor | None):
-        self._banks = banks
-        self._held = _taken(banks, slots)
-        self._new: list[Tensor] = []
-
-    @abstractmethod
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """See Appendable.append. Layers append in their order."""
-
-    @abstractmethod
-    def _renewal(self) -> tuple[Tensor, Tensor]:
-        """Return which positions of each slot are new, and what they are.
-
-        bool [slots or 1, 1, 1, window or 1, 1]; [slots or 1, 2 layers, kv_heads, window or 1,
-        head_dim].
-        """
-
-    @property
-    def new_state(self) -> tuple[Tensor, ...]:
-        """The segments of the banks after the call, when every layer has appended."""
-        renewed, first = [], 0
-        is_new, new = self._renewal()
-        for bank in self._banks:
-            last, begin = first + len(bank[0]), 0
-            for segment in bank:
-                end = begin + segment.shape[3]
-                flags, values = (_part(t, first, last, begin, end) for t in (is_new, new))
-                renewed.append(torch.where(flags, values, segment))
-                begin = end
-            first = last
-        return tuple(renewed)
-
-    @property
-    def _slots(self) -> int:
-        return sum(len(bank[0]) for bank in self._banks)
-
-
-def _taken(banks: Sequence[Bank], slots: Tensor | None) -> Tensor:
-    """Return some slots of banks, [n, 2 layers, kv_heads, positions, head_dim]."""
-    segments = [_joined(tensors, 0) for tensors in zip(*banks, strict=True)]
-    if slots is not None:
-        slots = slots.clamp(max=len(segments[0]) - 1)
-        segments = [segment.index_select(0, slots) for segment in segments]
-    return _joined(segments, 3)
-
-
-def _joined(tensors: Sequence[Tensor], axis: int) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors), axis)
-
-
-def _part(x: Tensor, first: int, last: int, begin: int, end: int) -> Tensor:
-    """Return some slots and positions of x [slots or 1, ..., positions or 1, n]."""
-    if len(x) > 1:
-        x = x[first:last]
-    return x[:, :, :, begin:end] if x.shape[3] > 1 else x
-
-
-class PromptState(GraphCache):
-    """Prefill in a graph: rows of a prompt fill one slot from position `length` on.
-
-    They see the first `length` positions and each other. length, last: integer [1]; rows after
-    `last` are padding, which is written nowhere. rows: number of rows with padding. length + last
-    is below the banks' number of positions, all of which are read. The slot's entries after the
-    last row are kept, but read as zeros, so that they may have any value.
-    """
-
-    def __init__(
-        self,
-        banks: Sequence[Bank],
-        slot: Tensor | None,
-        length: Tensor,
-        last: Tensor,
-        rows: int,
-    ):
-        super().__init__(banks, slot)
-        self._slot = slot
-        kind, device, window = length.dtype, length.device, self._held.shape[3]
-        row, positions = (torch.arange(n, dtype=kind, device=device) for n in (rows, window))
-        self._is_row = (row <= last)[:, None]
-        self._places = positions[:, None] == length + row  # [window, rows]
-        self._is_new = ((positions >= length) & (positions <= length + last))[:, None]
-        self._is_unused = (positions > length + last)[:, None]
-        self.mask = (positions > (length + row)[:, None])[None, None]
-
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the rows; see Appendable.append. keys, values: [1, kv_heads, rows, head_dim]."""
-        return self._put(2 * layer, keys), self._put(2 * layer + 1, values)
-
-    def _put(self, index: int, rows: Tensor) -> Tensor:
-        """Return [1, kv_heads, window, head_dim] of the slot with these rows."""
-        # A product with ones and zeros: it moves the rows together, and exactly.
-        placed = self._places.to(rows.dtype) @ torch.where(self._is_row, rows, 0)
-        self._new.append(placed)
-        read = torch.where(self._is_new, placed, self._held[:, index])
-        return read.masked_fill(self._is_unused, 0)
-
-    def _renewal(self) -> tuple[Tensor, Tensor]:
-        is_new = self._is_new[None, None, None]
-        if self._slot is not None:
-            is_new = is_new & one_hot(self._slot, self._slots)
-        return is_new, torch.stack(self._new, 1)
-
-
-class StepState(GraphCache):
-    """Decode in a graph: one row a slot, written at that slot's own position.
-
-    lengths: integer [n], the positions that the new rows are written to, or -1 for an idle row: it
-    leaves its slot unchanged and reads position 0, so that its result is a number, which the caller
-    ignores. Every length is below the banks' number of positions, all of which are read.
-    """
-
-    def __init__(self, banks: Sequence[Bank], slots: Tensor | None, lengths: Tensor):
-        super().__init__(banks, slots)
-        window = self._held.shape[3]
-        positions = torch.arange(window, dtype=lengths.dtype, device=lengths.device)
-        self._named, self._lengths, self._positions = slots, lengths, positions
-        self._is_at = (positions == lengths[:, None])[:, None, :, None]  # [n, 1, window, 1]
-        self.mask = (positions > lengths.clamp(min=0)[:, None])[:, None, None, :]
-
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write one position a slot; see Appendable.append. keys, values: T is 1."""
-        self._new += [keys, values]
-        return self._read(2 * layer, keys), self._read(2 * layer + 1, values)
-
-    def _read(self, index: int, rows: Tensor) -> Tensor:
-        """Return [n, kv_heads, window, head_dim] of the slots with these rows."""
-        return torch.where(self._is_at, rows, self._held[:, index])
-
-    def _renewal(self) -> tuple[Tensor, Tensor]:
-        is_new, rows = self._is_at[:, None], torch.stack(self._new, 1)
-        if self._named is None:
-            return is_new, rows
-        row, is_named = rows_by_slot(self._named, self._slots, self._named < self._slots)
-        is_new = self._positions == self._lengths.index_select(0, row)[:, None]
-        is_new = is_new & is_named[:, None]  # [slots, window]
-        return is_new.unflatten(0, (-1, 1, 1)).unsqueeze(4), rows.index_select(0, row)
+def _renewed(segments: Segments, is_new: Tensor, new: Tensor) -> Segments:
+    """Return the segments with the values of `new` where `is_new`; both have all positions."""
+    renewed, begin = [], 0
+    for segment in segments:
+        end = begin + segment.shape[3]
+        flags = is_new[:, :, :, begin:end]
+        renewed.append(torch.where(flags, new[:, :, :, begin:end], segment))
+        begin = end
+    return tuple(renewed)
 
 
 @dataclass
@@ -320,11 +319,11 @@ class FrameCache:
     mask = None
     _held: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> Parts:
         """Add positions after those that the cache holds; see Appendable.append."""
         if layer in self._held:
             cached_keys, cached_values = self._held[layer]
             keys = torch.cat((cached_keys, keys), 2)
             values = torch.cat((cached_values, values), 2)
         self._held[layer] = keys, values
-        return keys, values
+        return ((keys, values),)

@@ -40,7 +40,7 @@ class PartSpec:
     """Description of one part to be compiled or loaded.
 
     graphs: the graphs of one core (neuron.graphs.all.all_graphs with this tp). Those with a state
-        share it: all of its banks or some, each of them whole or its first tensors.
+        share it: all of it, or its first tensors.
     tp: number of cores that share the weights.
     lnc: physical cores of a logical core.
     profile: "safe", or "fast" where the target has it.
@@ -65,26 +65,14 @@ class PartSpec:
         assert labels, f"{self.name} has no graph"
         assert len(labels) == len(set(labels)), labels
         assert {graph.part for graph in self.graphs} == {self.name}, labels
-        for graph in self.graphs:
-            taken = self.taken(graph, range(graph.banks))
-            assert graph.state == tuple(self.state[index] for index in taken), (
-                f"graphs of {self.name} share one state, and keep several"
-            )
+        assert all(graph.state == self.state[: len(graph.state)] for graph in self.graphs), (
+            f"graphs of {self.name} share one state, and keep several"
+        )
 
     @property
     def state(self) -> tuple[TensorSpec, ...]:
-        """The state tensors on each core, bank by bank; () where no graph keeps a state."""
-        return self._fullest.state
-
-    def taken(self, graph: Graph, banks: Sequence[int]) -> list[int]:
-        """Return the indices in `state` of the tensors that a graph takes from some banks."""
-        each = len(self.state) // self._fullest.banks
-        taken = len(graph.state) // graph.banks
-        return [bank * each + index for bank in banks for index in range(taken)]
-
-    @property
-    def _fullest(self) -> Graph:
-        return max(self.graphs, key=lambda graph: len(graph.state))
+        """The state tensors on each core; () where no graph keeps a state."""
+        return max((graph.state for graph in self.graphs), key=len)
 
 
 def part_spec(config: OmniConfig, plan: CompilePlan, name: str) -> PartSpec:
@@ -117,8 +105,8 @@ def _laid_out(config: OmniConfig, name: str, dtype: torch.dtype) -> tuple[nn.Mod
     return module, parts[name]
 
 
-Run = Callable[[str, dict[str, Tensor], Sequence[int]], Sequence[Tensor]]
-"""(label, inputs by name, banks of the state) -> outputs.
+Run = Callable[[str, dict[str, Tensor]], Sequence[Tensor]]
+"""(label, inputs by name) -> outputs.
 
 Inputs and outputs have the types that they have on the device; an input that is left out is zeros.
 """
@@ -139,14 +127,11 @@ class LoadedPart:
         self._name = next(iter(self.graphs.values())).part
         self._run: Run | None = run
 
-    def call(
-        self, label: str, *inputs: Tensor | None, banks: Sequence[int] = (0,)
-    ) -> tuple[Tensor, ...]:
+    def call(self, label: str, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         """Run one graph and renew the state.
 
         inputs: on the host, in the shapes and types of Graph.inputs; None: zeros, where the input
-        is optional. banks: the Graph.banks of the state that the graph takes, all different.
-        Returns Graph.outputs, on the host.
+        is optional. Returns Graph.outputs, on the host.
         Raises BucketError for a label or a shape that was not compiled, InputError for a wrong
         number or type of inputs, ClosedError after close.
         """
@@ -158,7 +143,6 @@ class LoadedPart:
             raise InputError(
                 f"{label} takes {len(graph.inputs)} inputs ({names}), got {len(inputs)}."
             )
-        assert len(set(banks)) == len(banks) == graph.banks, (label, banks)
         given = {}
         for spec, tensor in zip(graph.inputs, inputs, strict=True):
             if tensor is not None:
@@ -166,7 +150,7 @@ class LoadedPart:
                 given[spec.name] = to_device_type(tensor)
             elif not spec.is_optional:
                 raise InputError(f"{spec.name} of {label} may not be left out. Give it.")
-        outputs = self._run(label, given, banks)
+        outputs = self._run(label, given)
         return tuple(
             tensor.to(spec.dtype) for spec, tensor in zip(graph.outputs, outputs, strict=True)
         )
@@ -179,8 +163,7 @@ class LoadedPart:
         """
         started = time.monotonic()
         for label, graph in self.graphs.items():
-            inputs = [spec.idle_input() for spec in graph.inputs]
-            self.call(label, *inputs, banks=range(graph.banks))
+            self.call(label, *[spec.idle_input() for spec in graph.inputs])
         log_warm_up(self._name, len(self.graphs), started)
 
     def close(self) -> None:

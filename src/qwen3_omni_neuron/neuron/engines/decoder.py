@@ -16,13 +16,13 @@ from qwen3_omni_neuron.neuron.engines.encoders import pad_rows
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
 
-IDLE = -1  # length that a decode graph gets for a row without a slot
-
 
 class GraphSlots(SlotLengths):
     """The slots of a decoder's KV cache (see engines.protocols.DecoderSlots) over a loaded part.
 
-    name: "thinker" or "talker".
+    Steps write recent rows, which are moved into the segments of the cache before they are too
+    many, and before a prompt's rows follow them (see model.kv_cache.Segments). name: "thinker" or
+    "talker".
     """
 
     chunked_prefill = True
@@ -30,14 +30,15 @@ class GraphSlots(SlotLengths):
     def __init__(self, part: LoadedPart, name: str):
         self._part, self._name = part, name
         self._prompts = graphs_by_size(part, f"{name}_prefill", "window", "rows")
+        self._flushes = graphs_by_size(part, f"{name}_flush", "window")
         self._steps = graphs_by_size(part, f"{name}_decode", "slots", "window")
         self._batches = sorted({slots for slots, _ in self._steps})
-        self._windows = sorted({window for _, window in self._steps})
-        super().__init__(self._batches[-1])
+        self._windows = [window for (window,) in self._flushes]
+        recent = next(iter(self._flushes.values())).state[0]
+        super().__init__(recent.lengths[0])
+        self._recent_rows, self._dtype = recent.lengths[3], recent.dtype
+        self._held = [0] * self.slots  # rows of each slot in the segments, not the recent ones
         self.context_length = self._windows[-1]
-        all_slots = self._steps[self._batches[-1], self._windows[-1]]
-        self._banks, self._slots_per_bank = all_slots.banks, all_slots.state[0].lengths[0]
-        self._dtype = all_slots.outputs[0].dtype
 
     def prefill(
         self,
@@ -60,7 +61,10 @@ class GraphSlots(SlotLengths):
                 f"{self.context_length} positions. Shorten the conversation, or compile with a "
                 "longer context."
             )
+        if start > self._held[slot]:
+            self._flush([slot])
         self._begin(slot, start)
+        self._held[slot] = start
         rows, positions = rows.to(self._dtype), positions.float()
         logits, seen, begin = torch.empty(0), list[Tensor](), 0
         while begin < len(rows):
@@ -72,6 +76,7 @@ class GraphSlots(SlotLengths):
                 pad_rows(rows[begin:stop], size),
                 F.pad(positions[:, begin:stop], (0, padding)),
                 torch.tensor([stop - begin - 1]),
+                torch.tensor([slot]),
                 torch.tensor([start + begin]),
             ]
             if self._name == "thinker":
@@ -79,22 +84,25 @@ class GraphSlots(SlotLengths):
                 if deepstack is not None:
                     added = deepstack[:, begin:stop].to(self._dtype)
                     inputs[-1] = F.pad(added, (0, 0, 0, padding))
-            logits, hidden = self._call(graph, [slot], inputs)
+            logits, hidden = self._part.call(graph.label, *inputs)
             # A talker graph returns the last row's hidden state, a thinker graph that of every row.
             seen = [hidden] if self._name == "talker" else [*seen, hidden[: stop - begin]]
             begin = stop
+        self._held[slot] = start + len(rows)
         self._end(slot, start + len(rows), float(positions.max()))
         return logits, torch.cat(seen)
 
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of one slot to another one; see DecoderSlots.copy.
 
-        The graph copies the whole slot. The target needs a prefill before its next step.
+        The graph copies the slot's whole window. The target needs a prefill before its next step.
         """
         length = self._lengths[source]
         assert rows <= length, f"{rows} rows to copy, and slot {source} holds {length}"
         if source != target:
-            self._call(self._part.graphs[f"{self._name}_copy"], [source, target], [])
+            self._flush([source], target)
+            self._held[target] = rows
+        self._held[target] = min(self._held[target], rows)
         self._lengths[target] = rows
 
     def step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,51 +111,59 @@ class GraphSlots(SlotLengths):
         return logits, hidden
 
     def _step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, ...]:
-        lengths = [self._lengths[slot] for slot in slots]
-        longest = max(lengths)
+        longest = max(self._lengths[slot] for slot in slots)
         if longest >= self.context_length:
             raise BucketError(
                 f"a slot holds {longest} positions, as many as its KV cache has. Shorten the "
                 "conversation, or compile with a longer context."
             )
+        if any(self._recent(slot) == self._recent_rows for slot in slots):
+            self._flush(slots)
         batch = bucket_of(len(slots), self._batches, "slots")
-        window = bucket_of(longest + 1, self._windows, "positions of a slot")
-        graph = self._steps[batch, window]
-        banks, order = self._banks_of(graph, slots)
-        names = []
-        if _names_slots(graph):  # else its rows are all slots of the banks, in their order
-            idle = graph.inputs[-1].idle
-            names, order = [pad_rows(torch.tensor(order), batch, idle)], list(range(len(slots)))
-
-        def placed(x: Tensor, idle: float = 0) -> Tensor:
-            padded = torch.full((batch, *x.shape[1:]), idle, dtype=x.dtype)
-            padded[order] = x
-            return padded
-
-        positions = torch.tensor([self._next_positions[slot] for slot in slots])
-        inputs = placed(rows), placed(positions), placed(torch.tensor(lengths), IDLE)
-        outputs = self._part.call(graph.label, *inputs, *names, banks=banks)
+        held = [self._held[slot] for slot in slots]
+        graph = self._steps[batch, bucket_of(max(held), self._windows, "positions of a slot")]
+        named = torch.tensor(slots)
+        inputs = [
+            rows,
+            torch.tensor([self._next_positions[slot] for slot in slots]),
+            torch.tensor(held),
+            torch.tensor([self._recent(slot) for slot in slots]),
+        ]
+        if batch == self.slots:  # each row is in the place of its slot
+            places = named
+        else:
+            inputs.append(named)
+            places = torch.arange(len(slots))
+        padded = [
+            torch.full((batch, *x.shape[1:]), spec.idle, dtype=x.dtype).index_copy_(0, places, x)
+            for spec, x in zip(graph.inputs, inputs, strict=True)
+        ]
+        outputs = self._part.call(graph.label, *padded)
         self._count_step(slots)
-        return tuple(output[order] for output in outputs)
+        return tuple(output[places] for output in outputs)
 
-    def _call(
-        self, graph: Graph, slots: Sequence[int], inputs: Sequence[Tensor | None]
-    ) -> tuple[Tensor, ...]:
-        """Call a graph that takes the numbers of all its slots, or none."""
-        banks, places = self._banks_of(graph, slots)
-        names = [torch.tensor(places)] if _names_slots(graph) else []
-        return self._part.call(graph.label, *inputs, *names, banks=banks)
+    def _recent(self, slot: int) -> int:
+        """Return the number of a slot's recent rows."""
+        return self._lengths[slot] - self._held[slot]
 
-    def _banks_of(self, graph: Graph, slots: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the banks that a graph takes for some slots, and each slot's place in them.
+    def _flush(self, slots: Sequence[int], target: int | None = None) -> None:
+        """Move recent rows into the segments: those of some slots, and others that fit.
 
-        Banks of other slots fill up what the graph takes: no tensor may be given twice.
+        target: slot that becomes as the only one of `slots` is; None: none.
         """
-        each = self._slots_per_bank
-        named = list(dict.fromkeys(slot // each for slot in slots))
-        others = [bank for bank in range(self._banks) if bank not in named]
-        banks = [*named, *others][: graph.banks]
-        return banks, [banks.index(slot // each) * each + slot % each for slot in slots]
+        longest = max(self._lengths[slot] for slot in slots)
+        window = bucket_of(longest, self._windows, "positions of a slot")
+        fit = [length <= window for length in self._lengths]
+        counts = [self._recent(slot) if fits else 0 for slot, fits in enumerate(fit)]
+        source = slots[0]
+        self._part.call(
+            self._flushes[(window,)].label,
+            torch.tensor(self._held),
+            torch.tensor(counts),
+            torch.tensor([source]),
+            torch.tensor([source if target is None else target]),
+        )
+        self._held = [n + count for n, count in zip(self._held, counts, strict=True)]
 
     def _prompt_graph(self, start: int, rows: int) -> Graph:
         """Return the graph for the next rows of a prompt, as many as it takes."""
@@ -158,10 +174,6 @@ class GraphSlots(SlotLengths):
         # One call if a graph takes all rows; else as many rows as the largest graph takes.
         chosen = whole[0] if whole else max(fitting, key=lambda pair: (pair[1], -pair[0]))
         return self._prompts[chosen]
-
-
-def _names_slots(graph: Graph) -> bool:
-    return any(spec.name == "slots" for spec in graph.inputs)
 
 
 class GraphThinkerSlots(GraphSlots):

@@ -9,12 +9,12 @@ import torch
 from qwen3_omni_neuron.checkpoint.modules import Models, cast, lay_out
 from qwen3_omni_neuron.compilation.manifest import GraphRecord, TensorRecord
 from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, CompilePlan
-from qwen3_omni_neuron.engines.buckets import buckets_within
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.graphs.decoders import (
-    copy_graph,
     decode_graph,
+    flush_graph,
     prompt_graph,
+    windows_of,
 )
 from qwen3_omni_neuron.neuron.graphs.graph import Axis, Graph, TensorSpec
 from qwen3_omni_neuron.neuron.graphs.parallel.cut import local_kv_heads
@@ -50,12 +50,12 @@ def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
     vision_frames: Axis = 1 if plan.is_static else "frames"
     for patches in plan.patch_buckets or ("patches",):
         yield vision_graph(c.vision, vision_frames, patches, dtype)
-    yield from _decoder_graphs(config, "thinker", plan, plan.context_length)
+    yield from _decoder_graphs(config, "thinker", plan)
     if config.talker is None or config.code2wav is None:
         return
     for rows in plan.projection_rows or ("rows",):
         yield from projection_graphs(config.talker, rows, dtype)
-    yield from _decoder_graphs(config, "talker", plan, plan.talker_context_length)
+    yield from _decoder_graphs(config, "talker", plan)
     batches: tuple[Axis, ...] = plan.batches or ("slots",)
     top_ks: tuple[Axis, ...] = (0, plan.predictor_top_k or "top_k")
     for slots, top_k in product(batches, top_ks):
@@ -108,14 +108,12 @@ def _static(c: DecoderConfig, int8: bool = False) -> DecoderConfig:
     return replace(c, moe=replace(c.moe, static=True, int8=int8))
 
 
-def _decoder_graphs(
-    config: OmniConfig, part: str, plan: CompilePlan, context_length: int
-) -> Iterator[Graph]:
-    windows: tuple[Axis, ...] = buckets_within(context_length, plan.decode_buckets) or ("window",)
+def _decoder_graphs(config: OmniConfig, part: str, plan: CompilePlan) -> Iterator[Graph]:
+    windows: tuple[Axis, ...] = windows_of(part, plan) or ("window",)
     for rows, window in _prefill_sizes(plan, windows):
         yield prompt_graph(config, part, rows, window, plan)
-    if plan.chunked_prefill and plan.max_concurrency > 1:
-        yield copy_graph(config, part, plan)
+    for window in windows:
+        yield flush_graph(config, part, window, plan)
     batches: tuple[Axis, ...] = plan.batches or ("slots",)
     for slots, window in product(batches, windows):
         yield decode_graph(config, part, slots, window, plan)

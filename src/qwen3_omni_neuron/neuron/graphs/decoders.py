@@ -1,4 +1,4 @@
-"""The graphs of thinker and talker: prefill, copy and decode of KV cache slots."""
+"""The graphs of thinker and talker: prefill, decode and flush of KV cache slots."""
 
 from functools import partial
 from itertools import pairwise
@@ -7,30 +7,39 @@ import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.compilation.plan import CompilePlan
-from qwen3_omni_neuron.engines.buckets import buckets_within
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
-from qwen3_omni_neuron.model.kv_cache import Bank, PromptState, StepState, one_hot
+from qwen3_omni_neuron.model.kv_cache import PromptState, StepState, flushed
 from qwen3_omni_neuron.model.talker import TalkerModel
 from qwen3_omni_neuron.model.thinker import ThinkerModel
 from qwen3_omni_neuron.neuron.graphs.graph import Axis, Graph, Outputs, State, TensorSpec
 from qwen3_omni_neuron.neuron.graphs.parallel.cut import local_kv_heads
 
-MOST_BANKS = 8
-"""Most tensors that hold the slots of one segment of a KV cache: see `slots_per_bank`."""
+MOST_RECENT_ROWS = 64
+"""Most rows of a slot that decode steps write before they are moved into its KV cache.
+
+A step renews all of them, for 8 slots of the thinker at TP 8 12.6 MB; moving them renews 0.2 to 1.6
+GB, once in as many steps (see model.kv_cache.Segments).
+"""
 
 
-def slots_per_bank(plan: CompilePlan) -> int:
-    """Return the number of slots that one tensor of a KV cache holds.
+def recent_rows(plan: CompilePlan) -> int:
+    """Return the number of recent rows of a slot: an eighth of the shortest window, or 64."""
+    return max(1, min(MOST_RECENT_ROWS, *(size // 8 for size in plan.decode_buckets[:1])))
 
-    One for up to 8 slots, so that a call renews its own slots alone. More slots share tensors,
-    because each input costs the host time at every call.
+
+def windows_of(part: str, plan: CompilePlan) -> tuple[int, ...]:
+    """Return the windows of a decoder's graphs; () where the plan has no sizes.
+
+    The talker's longest is in the place of the thinker's: one more would be a third more graphs.
     """
-    return -(-plan.max_concurrency // MOST_BANKS)
+    if not plan.decode_buckets:
+        return ()
+    most = _positions(part, plan)
+    return (*(w for w in plan.decode_buckets if w < min(most, plan.context_length)), most)
 
 
-def bank_count(plan: CompilePlan) -> int:
-    """Return the number of banks that hold all slots."""
-    return -(-plan.max_concurrency // slots_per_bank(plan))
+def _positions(part: str, plan: CompilePlan) -> int:
+    return plan.context_length if part == "thinker" else plan.talker_context_length
 
 
 def prompt_graph(
@@ -50,6 +59,7 @@ def prompt_graph(
         TensorSpec("rows", (rows, c.hidden_size), dtype),
         TensorSpec("positions", (3, rows), torch.float32, window),
         TensorSpec("last", (1,), torch.int64, rows),
+        TensorSpec("slot", (1,), torch.int64, plan.max_concurrency),
         TensorSpec("length", (1,), torch.int64, longest),
     ]
     seen: Axis = 1
@@ -62,31 +72,36 @@ def prompt_graph(
         {"rows": rows, "window": window},
         part,
         _prefill,
-        (*inputs, *_slots_of(1, 1, plan)),
+        tuple(inputs),
         (
             TensorSpec("logits", (1, c.vocab_size), dtype),
             TensorSpec("hidden", (seen, c.hidden_size), dtype),
         ),
-        kv_cache_state(config, part, plan, 1, window),
-        banks=1,
+        kv_cache_state(config, part, plan, window),
     )
 
 
-def copy_graph(config: OmniConfig, part: str, plan: CompilePlan) -> Graph:
-    """Describe the copy of a whole slot of the KV cache to another one.
+def flush_graph(config: OmniConfig, part: str, window: Axis, plan: CompilePlan) -> Graph:
+    """Describe the moving of every slot's recent rows into the first `window` positions.
 
-    The source is in the first of two banks, the target in the second or, where a bank has several
-    slots, in either.
+    Those of all slots are read and written; see model.kv_cache.flushed. A slot may be copied to
+    another one in the same call.
     """
+    every = plan.max_concurrency
+    slot = partial(TensorSpec, shape=(1,), dtype=torch.int64, below=every)
     return Graph(
-        f"{part}_copy",
-        {},
+        f"{part}_flush",
+        {"window": window},
         part,
-        _copy,
-        () if slots_per_bank(plan) == 1 else _slots_of(2, 2, plan),
+        _flush,
+        (
+            TensorSpec("held", (every,), torch.int64, window),
+            TensorSpec("counts", (every,), torch.int64, recent_rows(plan) + 1),
+            slot("source"),
+            slot("target"),
+        ),
         (),
-        kv_cache_state(config, part, plan, 2),
-        banks=2,
+        kv_cache_state(config, part, plan, window),
     )
 
 
@@ -95,11 +110,9 @@ def decode_graph(
 ) -> Graph:
     """Describe the decode step of `slots` slots, each of which reads `window` positions.
 
-    A row whose length is -1 is idle: its slot's KV cache is not changed.
+    See model.kv_cache.StepState. A row whose count is -1 is idle. Where the rows are all slots,
+    each is in the place of its slot, and none is named.
     """
-    banks = bank_count(plan)
-    if isinstance(slots, int):
-        banks = min(slots, banks)
     c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
     row = TensorSpec("rows", (slots, c.hidden_size), dtype)
     outputs = [TensorSpec("logits", (slots, c.vocab_size), dtype)]
@@ -107,31 +120,24 @@ def decode_graph(
         row = TensorSpec("token_ids", (slots,), torch.int64, c.vocab_size)
     else:
         outputs.append(TensorSpec("hidden", (slots, c.hidden_size), dtype))
+    inputs = [
+        row,
+        TensorSpec("positions", (slots,), torch.float32, window),
+        TensorSpec("held", (slots,), torch.int64, window),
+        TensorSpec("counts", (slots,), torch.int64, recent_rows(plan), idle=-1),
+    ]
+    every = plan.max_concurrency
+    if slots != every:
+        inputs.append(TensorSpec("slots", (slots,), torch.int64, every, idle=every))
     return Graph(
         f"{part}_decode",
         {"slots": slots, "window": window},
         part,
-        partial(_decode, banks=banks),
-        (
-            row,
-            TensorSpec("positions", (slots,), torch.float32, window),
-            TensorSpec("lengths", (slots,), torch.int64, window, idle=-1),
-            *_slots_of(slots, banks, plan),
-        ),
+        _decode,
+        tuple(inputs),
         tuple(outputs),
-        kv_cache_state(config, part, plan, banks, window),
-        banks=banks,
+        kv_cache_state(config, part, plan, window),
     )
-
-
-def _slots_of(rows: Axis, banks: int, plan: CompilePlan) -> tuple[TensorSpec, ...]:
-    """Describe the slots of a call's rows, counted through its banks.
-
-    The number of these slots stands for an idle row. The input is left out where the rows have all
-    slots of the banks, in order.
-    """
-    slots = banks * slots_per_bank(plan)
-    return () if rows == slots else (TensorSpec("slots", (rows,), torch.int64, slots, idle=slots),)
 
 
 def decoder_config(config: OmniConfig, part: str) -> DecoderConfig:
@@ -143,71 +149,47 @@ def decoder_config(config: OmniConfig, part: str) -> DecoderConfig:
 
 
 def kv_cache_state(
-    config: OmniConfig,
-    part: str,
-    plan: CompilePlan,
-    banks: int | None = None,
-    positions: Axis | None = None,
+    config: OmniConfig, part: str, plan: CompilePlan, window: Axis | None = None
 ) -> tuple[TensorSpec, ...]:
-    """Describe one core's KV heads of a decoder's KV cache, bank by bank, each in segments.
+    """Describe one core's KV heads of a decoder's KV cache, which all its graphs share.
 
-    The plan's windows end the segments; see model.kv_cache.Bank. banks: None: those of all slots.
-    positions: how many a graph reads, of which it takes the segments; None: all.
+    The recent rows of all slots, then its positions in segments that the plan's windows end; see
+    model.kv_cache.Segments. window: positions that a graph takes the segments of; None: all.
     """
     c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
-    most = plan.context_length if part == "thinker" else plan.talker_context_length
-    heads, needed = local_kv_heads(c.heads, c.kv_heads, plan.tp), most
-    if isinstance(positions, int):
-        needed = min(positions, most)
-    ends = (0, *(buckets_within(most, plan.decode_buckets) or (most,)))
-    each = slots_per_bank(plan)
-    return tuple(
-        TensorSpec(
-            f"bank{bank}.positions.{begin}",
-            (each, 2 * c.layers, heads, end - begin, c.head_dim),
-            dtype,
+    heads = local_kv_heads(c.heads, c.kv_heads, plan.tp)
+    ends = (0, *(windows_of(part, plan) or (_positions(part, plan),)))
+    needed = window if isinstance(window, int) else ends[-1]
+
+    def rows(name: str, count: int) -> TensorSpec:
+        return TensorSpec(
+            name, (plan.max_concurrency, 2 * c.layers, heads, count, c.head_dim), dtype
         )
-        for bank in range(banks or bank_count(plan))
-        for begin, end in pairwise(ends)
-        if begin < needed
-    )
 
-
-def _banks(state: State, banks: int) -> list[Bank]:
-    each = len(state) // banks
-    return [state[bank * each : (bank + 1) * each] for bank in range(banks)]
+    segments = [
+        rows(f"positions.{begin}", end - begin) for begin, end in pairwise(ends) if begin < needed
+    ]
+    return (rows("recent", recent_rows(plan)), *segments)
 
 
 def _prefill(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outputs, State]:
     assert isinstance(owner, ThinkerModel | TalkerModel)
-    rows, positions, last, length, *more = inputs
-    extra = {"deepstack": more.pop(0)} if isinstance(owner, ThinkerModel) else {}
-    slot = more[0] if more else None
-    cache = PromptState([state], slot, length, last, len(rows))
-    return owner.prefill(rows, positions, last, cache, **extra), cache.new_state
+    rows, positions, last, slot, length, *visual = inputs
+    recent, *segments = state
+    cache = PromptState(tuple(segments), slot, length, last, len(rows))
+    return owner.prefill(rows, positions, last, cache, *visual), (recent, *cache.new_state)
 
 
-def _copy(_: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outputs, State]:
-    first, second = _banks(state, 2)
-    if not inputs:
-        return (), (*first, *(old.clone() for old in first))
-    (slots,) = inputs
-    each = len(first[0])
-    source = slots[:1].clamp(max=each - 1)
-    copied = [old.index_select(0, source) for old in first]
-    is_target = one_hot(slots[1:], 2 * each)
-    return (), tuple(
-        torch.where(flags, new, old)
-        for bank, flags in ((first, is_target[:each]), (second, is_target[each:]))
-        for new, old in zip(copied, bank, strict=True)
-    )
+def _flush(_: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outputs, State]:
+    recent, *segments = state
+    return (), (recent, *flushed(tuple(segments), recent, *inputs))
 
 
-def _decode(
-    owner: nn.Module, inputs: tuple[Tensor, ...], state: State, banks: int
-) -> tuple[Outputs, State]:
+def _decode(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outputs, State]:
     assert isinstance(owner, ThinkerModel | TalkerModel)
-    rows, positions, lengths, *slots = inputs
-    cache = StepState(_banks(state, banks), slots[0] if slots else None, lengths)
+    rows, positions, held, counts, *slots = inputs
+    recent, *segments = state
+    cache = StepState(recent, tuple(segments), slots[0] if slots else None, held, counts)
     outputs = owner.decode(rows, positions, cache)
-    return outputs if isinstance(outputs, tuple) else (outputs,), cache.new_state
+    state = (cache.new_recent, *segments)
+    return outputs if isinstance(outputs, tuple) else (outputs,), state

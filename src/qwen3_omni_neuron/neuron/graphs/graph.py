@@ -75,8 +75,7 @@ class Graph:
 
     name: the kind, "thinker_decode". bucket: its sizes by name. part: the attribute of
     checkpoint.modules.Models that it calls. state: tensors that are passed in after the inputs and
-    come out, updated, after the outputs. banks: number of banks that they are, one after the other:
-    a part's state may be several of the same tensors, of which each call takes some.
+    come out, updated, after the outputs; one that the graph only reads comes out as it is.
     """
 
     name: str
@@ -86,7 +85,6 @@ class Graph:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     state: tuple[TensorSpec, ...] = ()
-    banks: int = 1
 
     @property
     def label(self) -> str:

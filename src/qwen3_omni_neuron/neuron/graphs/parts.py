@@ -190,7 +190,7 @@ def _step(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[O
 def _update_slots(state: State, slots: Tensor, new: State) -> State:
     """Return `state` with new values for `slots`, except the last, which is idle."""
     count = len(state[0])
-    row, is_named = rows_by_slot(slots, count, slots < count - 1)
+    row, is_named = rows_by_slot(slots, count)
 
     def renewed(old: Tensor, given: Tensor) -> Tensor:
         named = is_named.view(-1, *[1] * (old.ndim - 1))

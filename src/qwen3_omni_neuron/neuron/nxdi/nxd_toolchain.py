@@ -71,7 +71,7 @@ class NxdToolchain:
         model.set_weights(shards)
         model.to_neuron()
 
-        def run(label: str, inputs: dict[str, Tensor], _: Sequence[int]) -> Sequence[Tensor]:
+        def run(label: str, inputs: dict[str, Tensor]) -> Sequence[Tensor]:
             # Choose the graph by name, since several graphs may take inputs of equal shapes.
             outputs: Sequence[Tensor] = model(model_name=label, **inputs)
             return outputs

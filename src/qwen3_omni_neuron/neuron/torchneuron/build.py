@@ -140,11 +140,9 @@ class ModelRanks:
         self._group.close()
         self._delete()
 
-    def _run(
-        self, name: str, label: str, inputs: dict[str, Tensor], banks: Sequence[int]
-    ) -> Sequence[Tensor]:
+    def _run(self, name: str, label: str, inputs: dict[str, Tensor]) -> Sequence[Tensor]:
         limit = self._limits[label]
-        outputs, late = self._group.call("run", name, label, inputs, banks, limit=limit)
+        outputs, late = self._group.call("run", name, label, inputs, limit=limit)
         for again in late[self.late_compilations :]:
             self.late_compilations += 1
             logger.error(

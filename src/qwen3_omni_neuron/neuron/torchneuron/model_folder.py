@@ -58,7 +58,7 @@ def _compile_part(spec: PartSpec, part: PartGraphs) -> None:
     for graph in spec.graphs:
         inputs = {tensor.name: to_device_type(tensor.idle_input()) for tensor in graph.inputs}
         try:
-            part.run(graph.label, inputs, range(graph.banks))
+            part.run(graph.label, inputs)
         except Exception as error:
             raise CompileError(
                 f"{graph.label} was not compiled: {error}. Set TORCH_NEURONX_DEBUG_DIR and "

@@ -1,6 +1,6 @@
 """One rank's graphs of a part, over its share of the weights and its state."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -65,7 +65,7 @@ class PartGraphs:
             torch.zeros(tensor.lengths, dtype=device_type(tensor.dtype), device=device)
             for tensor in spec.state
         ]
-        self._spec = spec
+        self._taken = {graph.label: len(graph.state) for graph in spec.graphs}
         self._graphs = {
             graph.label: CompiledGraph(graph, owner, device, compilations) for graph in spec.graphs
         }
@@ -74,13 +74,11 @@ class PartGraphs:
         self,
         label: str,
         inputs: Mapping[str, Tensor],
-        banks: Sequence[int] = (0,),
         entering: Callable[[], None] = lambda: None,
     ) -> tuple[Tensor, ...]:
         """Run one graph, as neuron.part.Run does. entering: see CompiledGraph."""
-        compiled = self._graphs[label]
-        state = [self._state[index] for index in self._spec.taken(compiled.graph, banks)]
-        return compiled(inputs, state, entering)
+        state = self._state[: self._taken[label]]
+        return self._graphs[label](inputs, state, entering)
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -81,13 +81,13 @@ class Rank:
         self.compilations.settle(self._parts[name].labels)
 
     def run(
-        self, name: str, label: str, inputs: Mapping[str, Tensor], banks: Sequence[int]
+        self, name: str, label: str, inputs: Mapping[str, Tensor]
     ) -> tuple[Sequence[Tensor], Sequence[str]]:
         """Run a graph of a part, as neuron.part.Run does.
 
         Returns the outputs, at rank 0 only, and the labels of graphs that were compiled too late.
         """
-        outputs = self._parts[name].run(label, inputs, banks, self._progress.step)
+        outputs = self._parts[name].run(label, inputs, self._progress.step)
         return outputs if self._membership.rank == 0 else (), self.compilations.late
 
     def unload(self, name: str) -> None:
