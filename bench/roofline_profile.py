@@ -30,9 +30,9 @@ GRAPH_OF = {
     "thinker_decode": ("thinker_decode", ("slots",), "bucket"),
     "talker_prefill": ("talker_prefill", ("rows",), "bucket"),
     "talker_step": ("talker_decode", ("slots",), "bucket"),
-    "code_predictor": ("code_predictor_sampled", ("slots",), "bucket"),
-    "code2wav_start": ("code2wav_start", ("streams", "frames"), "line"),
-    "code2wav_step": ("code2wav_step", ("streams", "frames"), "line"),
+    "code_predictor": ("code_predictor", ("slots",), "bucket"),
+    "code2wav_start": ("code2wav", ("streams", "frames"), "line"),
+    "code2wav_step": ("code2wav", ("streams", "frames"), "line"),
 }
 
 

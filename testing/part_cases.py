@@ -40,20 +40,20 @@ def calls_of(graphs: Mapping[str, Graph]) -> Iterator[Call]:
         yield from ((label, graph.example(2)) for label, graph in graphs.items())
         return
     order = [
-        ("code2wav_start[streams=3,frames=4]", [2, 0, IDLE]),
-        ("code2wav_step[streams=3,frames=1]", [0, 2, IDLE]),
-        ("code2wav_start[streams=1,frames=4]", [1]),
-        ("code2wav_step[streams=3,frames=4]", [1, 2, 0]),
-        ("code2wav_start[streams=3,frames=1]", [0, 1, IDLE]),
-        ("code2wav_step[streams=1,frames=4]", [0]),
-        ("code2wav_step[streams=1,frames=1]", [0]),
-        ("code2wav_start[streams=1,frames=1]", [2]),
-        ("code2wav_step[streams=3,frames=1]", [2, 1, 0]),
+        ("code2wav[streams=3,frames=4]", [2, 0, IDLE], [0, 0, 0]),
+        ("code2wav[streams=3,frames=1]", [0, 2, IDLE], [4, 4, 0]),
+        ("code2wav[streams=1,frames=4]", [1], [0]),
+        ("code2wav[streams=3,frames=4]", [1, 2, 0], [4, 5, 5]),
+        ("code2wav[streams=3,frames=1]", [0, 1, 2], [0, 0, 9]),
+        ("code2wav[streams=1,frames=4]", [0], [1]),
+        ("code2wav[streams=1,frames=1]", [0], [5]),
+        ("code2wav[streams=1,frames=1]", [2], [0]),
+        ("code2wav[streams=3,frames=1]", [2, 1, 0], [1, 1, 6]),
     ]
-    assert {label for label, _ in order} == graphs.keys()
-    for seed, (label, slots) in enumerate(order):
+    assert {label for label, _, _ in order} == graphs.keys()
+    for seed, (label, slots, position) in enumerate(order):
         codes = graphs[label].example(seed)[0]
-        yield label, (codes, torch.tensor(slots))
+        yield label, (codes, torch.tensor(slots), torch.tensor(position))
 
 
 class PlainPart:

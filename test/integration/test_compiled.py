@@ -489,7 +489,7 @@ def test_a_dry_run_prints_its_tables_and_writes_nothing(
     assert cli.main(words) == 0
     printed = capsys.readouterr().out
     assert "| GB a core, TP 4 | GB a core, TP 8 |" in printed
-    assert "| code_predictor_greedy[slots=1] | 4 |" in printed
+    assert "| code_predictor[slots=1,top_k=50] | 4 |" in printed
     assert "| thinker_prefill[rows=16,window=64] | 8 |" in printed
     assert cli.main([*words, "--tp", "2", "--lnc", "1"]) == 0
     printed = capsys.readouterr().out

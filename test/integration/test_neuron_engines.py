@@ -228,8 +228,8 @@ def test_closing_gives_every_part_back(spec: EngineSpec) -> None:
     ("part", "label"),
     [
         ("audio_encoder", "audio_encoder[windows=4]"),
-        ("code_predictor", "code_predictor_sampled[slots=1,top_k=50]"),
-        ("code2wav", "code2wav_step[streams=3,frames=8]"),
+        ("code_predictor", "code_predictor[slots=3,top_k=50]"),
+        ("code2wav", "code2wav[streams=3,frames=8]"),
     ],
 )
 def test_a_graph_that_fails_at_its_first_call_fails_the_load(
@@ -246,8 +246,8 @@ def test_a_graph_that_fails_at_its_first_call_fails_the_load(
     [
         ("audio_encoder", "audio_encoder[windows=4]"),
         ("hidden_projection", "hidden_projection[rows=32]"),
-        ("code_predictor", "code_predictor_greedy[slots=1]"),
-        ("code2wav", "code2wav_start[streams=1,frames=1]"),
+        ("code_predictor", "code_predictor[slots=3,top_k=50]"),
+        ("code2wav", "code2wav[streams=1,frames=1]"),
     ],
 )
 def test_a_failure_in_a_part_reaches_the_caller_and_ends_nothing_else(
@@ -286,8 +286,8 @@ def test_slots_that_differ_are_refused(spec: EngineSpec) -> None:
 @pytest.mark.parametrize(
     ("missing", "said"),
     [
-        ("code2wav_step[streams=3,frames=4]", "chunks of 4 frames of 3 streams"),
-        ("code2wav_start[streams=1,frames=8]", "chunks of 8 frames of 1 streams"),
+        ("code2wav[streams=3,frames=4]", "chunks of 4 frames of 3 streams"),
+        ("code2wav[streams=1,frames=8]", "chunks of 8 frames of 1 streams"),
     ],
 )
 def test_a_vocoder_without_all_its_graphs_is_refused(

@@ -41,7 +41,7 @@ LEAN_PLAN = replace(
     audio_windows=(2,),
     chunk_frames=(4,),
 )
-LABELS = {"thinker": 4, "talker": 4, "code_predictor": 4, "code2wav": 4, "audio_encoder": 1}
+LABELS = {"thinker": 4, "talker": 4, "code2wav": 2, "audio_encoder": 1}
 # Replies of test_torchneuron_engines.py call every other graph, as it is captured.
 ENCODERS = ("audio_encoder", "vision_encoder")
 CASES = [

@@ -76,8 +76,8 @@ def c_vocoder(single: Code2Wav) -> CpuVocoder:
 def neuron_vocoder(single: Code2Wav, slots: int, chunk_frames: tuple[int, ...]) -> NeuronVocoder:
     c = single.config
     graphs = [
-        code2wav_graph(c, streams, frames, first, slots, torch.float32, c.kv_heads)
-        for streams, frames, first in product((1, slots), chunk_frames, (True, False))
+        code2wav_graph(c, streams, frames, slots, torch.float32, c.kv_heads)
+        for streams, frames in product((1, slots), chunk_frames)
     ]
     return NeuronVocoder(EagerPart(single, graphs), c)
 

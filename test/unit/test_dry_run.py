@@ -112,7 +112,7 @@ def test_what_two_parts_share_is_counted_once(plan: CoreMemory, whole: Models) -
         ("thinker_decode", 1.05),
         ("thinker_prefill", 10.4),
         ("talker_decode", 0.10),
-        ("code_predictor_greedy", 0.40),
+        ("code_predictor", 0.40),
     ],
 )
 def test_floors_on_two_chips(whole: Models, name: str, floor_ms: float) -> None:
@@ -292,7 +292,7 @@ def test_profile_fast_does_not_fit_shared_and_says_what_does(fast: CoreMemory) -
         "TP 4 does not fit: 28.36 of 25.8 GB a core with placement shared. Change one or more of: "
         "placement split (22.82 GB on each core of the thinker); profile safe, which pads no "
         "experts (21.01 GB); tp 8; fewer slots or a shorter context length (the state of 8 slots "
-        "is 2.63 GB)."
+        "is 2.62 GB)."
     )
     assert does_not_fit(fast, 8).startswith("TP 8 does not fit: 27.71 of 25.8 GB a core")
     assert does_not_fit(fast, 4) in dry_run_text(DryRun(**vars(fast), graphs=[])).splitlines()
@@ -310,7 +310,7 @@ def test_a_core_at_lnc_1_has_half_the_memory(safe: CoreMemory) -> None:
     assert does_not_fit(one, 4) == (
         "TP 4 does not fit: 21.01 of 12.9 GB a core with placement shared, 17.98 GB on each core "
         "of the thinker with placement split. Change one or more of: lnc 2 (25.8 GB a core); tp 8; "
-        "fewer slots or a shorter context length (the state of 8 slots is 2.63 GB)."
+        "fewer slots or a shorter context length (the state of 8 slots is 2.62 GB)."
     )
 
 
@@ -344,13 +344,14 @@ def cost_of(
 
 
 def test_the_code_predictors_weights_are_counted_once_a_code(config: OmniConfig) -> None:
-    """Its decoder and one head 15 times, and an embedding for each of 16 codes."""
+    """Its decoder and one head 15 times, and an embedding for each of 16 codes of a slot."""
     models = static_models(config, torch.float32)
-    _, cost = cost_of(config, models, "code_predictor_greedy")
+    _, cost = cost_of(config, models, "code_predictor")
     c = config.talker.predictor
     decoder = sum(p.nbytes for p in models.code_predictor.decoder.parameters())
     head, row = c.vocab_size * c.hidden_size * 4, c.hidden_size * 4
-    assert cost.weight_bytes == 15 * decoder + 15 * head + 16 * row
+    slots = TINY_PLAN.max_concurrency
+    assert cost.weight_bytes == 15 * decoder + 15 * head + 16 * row * slots
 
 
 def test_one_row_reads_the_experts_that_it_chose(config: OmniConfig) -> None:

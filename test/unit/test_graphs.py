@@ -1,5 +1,6 @@
 """The graphs that a compiler traces: static, and equal to the models they are made of."""
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
+from qwen3_omni_neuron.model.code_predictor import sample_top
 from qwen3_omni_neuron.model.config import MoeConfig, OmniConfig
 from qwen3_omni_neuron.model.kv_cache import (
     KvCache,
@@ -31,6 +33,7 @@ from testing.torchneuron.leaner import write_leaner_checkpoint
 
 EXACT = {"atol": 0.0, "rtol": 0.0}
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}  # other orders of the same sums
+LATENCY = 555  # samples
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +60,7 @@ def no_gradients() -> Iterator[None]:
 KINDS = (
     "audio_encoder", "vision_encoder", "thinker_prefill", "thinker_flush", "thinker_decode",
     "text_projection", "hidden_projection", "talker_prefill", "talker_flush", "talker_decode",
-    "code_predictor_greedy", "code_predictor_sampled", "code2wav_start", "code2wav_step",
+    "code_predictor", "code2wav",
 )  # fmt: skip
 
 
@@ -77,7 +80,8 @@ def test_every_kind_of_graph_is_there_at_every_bucket(graphs: dict[str, Graph]) 
         (12, 16), (16, 16), (12, 64), (40, 64),
     ]  # fmt: skip
     assert counts["thinker_flush"] == counts["talker_flush"] == len(plan.decode_buckets)
-    assert counts["code2wav_step"] == len(plan.batches) * len(plan.chunk_frames)
+    assert counts["code2wav"] == len(plan.batches) * len(plan.chunk_frames)
+    assert counts["code_predictor"] == 1
     assert {g.part for g in graphs.values()} == set(PARTS)
 
 
@@ -325,14 +329,12 @@ def garbage_state(graph: Graph) -> list[Tensor]:
     return [*graph.example(7)[len(graph.inputs) :]]
 
 
-def test_code2wav_graphs_share_inputs_and_state(graphs: dict[str, Graph]) -> None:
+def test_code2wav_graphs_share_their_state(graphs: dict[str, Graph]) -> None:
     """A device holds the state once, and any graph updates it."""
     alike = [g for g in graphs.values() if g.part == "code2wav"]
     assert {g.state for g in alike} == {alike[0].state}
-    assert {spec.shape[0] for spec in alike[0].state} == {TINY_PLAN.max_concurrency + 1}
-    for graph in alike:
-        twin = graph.name.replace("start", "step") + graph.label.removeprefix(graph.name)
-        assert graphs[twin].inputs == graph.inputs
+    (state,) = alike[0].state
+    assert state.shape[0] == TINY_PLAN.max_concurrency
 
 
 @pytest.mark.parametrize("slots", [[0, 1, 2], [2, 0, 1]])
@@ -341,55 +343,87 @@ def test_code2wav_graphs_make_streams_in_any_slots(
 ) -> None:
     """Over used slots, each stream at its own position, the others' rows moved or not there."""
     codes = codes_of(3, 9)
-    start = graphs["code2wav_start[streams=3,frames=1]"].module(static.code2wav)
-    step = graphs["code2wav_step[streams=3,frames=4]"].module(static.code2wav)
-    one = graphs["code2wav_step[streams=1,frames=4]"].module(static.code2wav)
-    state = garbage_state(graphs["code2wav_start[streams=3,frames=1]"])
-    first, *state = start(codes[:, :, :1], torch.tensor(slots), *state)
+    short = graphs["code2wav[streams=3,frames=1]"].module(static.code2wav)
+    long = graphs["code2wav[streams=3,frames=4]"].module(static.code2wav)
+    one = graphs["code2wav[streams=1,frames=4]"].module(static.code2wav)
+    (state,) = garbage_state(graphs["code2wav[streams=3,frames=1]"])
+    zero = torch.zeros(3, dtype=torch.int64)
+    first, state = short(codes[:, :, :1], torch.tensor(slots), zero, state)
     turned = [1, 2, 0]
-    second, *state = step(
-        codes[turned, :, 1:5], torch.tensor([slots[stream] for stream in turned]), *state
+    second, state = long(
+        codes[turned, :, 1:5], torch.tensor([slots[stream] for stream in turned]), zero + 1, state
     )
     third = []
     for stream in (2, 0, 1):
-        sound, *state = one(codes[stream, None, :, 5:], torch.tensor([slots[stream]]), *state)
+        slot, at = torch.tensor([slots[stream]]), torch.tensor([5])
+        sound, state = one(codes[stream, None, :, 5:], slot, at, state)
         third.append((stream, sound))
     joined = torch.cat((first, second[[2, 0, 1]], torch.cat([s for _, s in sorted(third)])), 1)
-    torch.testing.assert_close(joined, static.code2wav(codes), **CLOSE)
-    assert state[0][:3].tolist() == [9, 9, 9]
+    torch.testing.assert_close(joined[:, LATENCY:], static.code2wav(codes), **CLOSE)
 
 
-def test_an_idle_row_touches_no_stream(graphs: dict[str, Graph], static: Models) -> None:
-    """Also two of them in one call, which name the same line; the idle line starts anew each time,
-    so its position never runs away."""
+def test_streams_start_beside_others(graphs: dict[str, Graph], static: Models) -> None:
+    """One call has a stream's first chunk, another's second, and a padding row."""
+    codes = codes_of(2, 8)
+    graph = graphs["code2wav[streams=3,frames=4]"].module(static.code2wav)
+    (state,) = garbage_state(graphs["code2wav[streams=3,frames=4]"])
+    idle, sound = TINY_PLAN.max_concurrency, {0: [], 1: []}
+    for slots, positions, chunks in (
+        ([2, idle, idle], [0, 0, 0], {0: 0}),
+        ([0, idle, 2], [0, 0, 4], {1: 0, 0: 2}),
+        ([idle, 0, idle], [0, 4, 0], {1: 1}),
+    ):
+        given = torch.zeros(3, 16, 4, dtype=torch.int64)
+        for stream, row in chunks.items():
+            given[row] = codes[stream, :, positions[row] : positions[row] + 4]
+        samples, state = graph(given, torch.tensor(slots), torch.tensor(positions), state)
+        for stream, row in chunks.items():
+            sound[stream].append(samples[row])
+    joined = torch.stack([torch.cat(sound[stream]) for stream in (0, 1)])
+    torch.testing.assert_close(joined[:, LATENCY:], static.code2wav(codes), **CLOSE)
+
+
+@pytest.mark.parametrize("frames", [1, 2, 4, 8, 25])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_a_start_is_a_step_over_zeros(models: Models, frames: int, dtype: torch.dtype) -> None:
+    """Samples after the latency, and the state that is left."""
+    code2wav = copy.deepcopy(models.code2wav).to(dtype)
+    codes, tolerance = codes_of(2, frames), {torch.float64: 1e-12, torch.float32: 1e-5}[dtype]
+    expected, state = code2wav.start(codes)
+    zeros = tuple(map(torch.zeros_like, state))
+    samples, left = code2wav.step(codes, zeros, torch.tensor([True, True]))
+    torch.testing.assert_close(samples[:, LATENCY:], expected, atol=tolerance, rtol=0)
+    for ours, theirs in zip(left, state, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+    wrong, _ = code2wav.step(codes, zeros)
+    assert (wrong[:, LATENCY:] - expected).abs().max() > 1e-3, "zeros alone are no start"
+
+
+def test_a_row_without_a_slot_touches_no_stream(graphs: dict[str, Graph], static: Models) -> None:
+    """Also two of them in one call, at any position."""
     codes, idle = codes_of(3, 5), TINY_PLAN.max_concurrency
-    start = graphs["code2wav_start[streams=3,frames=1]"]
-    step = graphs["code2wav_step[streams=3,frames=4]"]
-    before = garbage_state(start)
-    before[0][idle] = 0
+    short = graphs["code2wav[streams=3,frames=1]"]
+    long = graphs["code2wav[streams=3,frames=4]"].module(static.code2wav)
+    (before,) = garbage_state(short)
     rows = torch.tensor([idle, 1, idle])
-    first, *state = start.module(static.code2wav)(codes[:, :, :1], rows, *before)
-    second, *after = step.module(static.code2wav)(codes[:, :, 1:], rows, *state)
+    first, state = short.module(static.code2wav)(
+        codes[:, :, :1], rows, torch.tensor([0, 0, 3]), before
+    )
+    second, after = long(codes[:, :, 1:], rows, torch.tensor([0, 1, 3]), state)
     sound = torch.cat((first, second), 1)
-    torch.testing.assert_close(sound[1:2], static.code2wav(codes[1:2]), **CLOSE)
+    torch.testing.assert_close(sound[1:2, LATENCY:], static.code2wav(codes[1:2]), **CLOSE)
     assert sound.isfinite().all()
-    for old, new in zip(before, after, strict=True):
-        torch.testing.assert_close(new[[0, 2]], old[[0, 2]], **EXACT)
-        assert new.isfinite().all()
-    assert after[0].tolist() == [before[0][0], 5, before[0][2], 0]
+    torch.testing.assert_close(after[[0, 2]], before[[0, 2]], **EXACT)
+    assert after.isfinite().all() and not torch.equal(after[1], before[1])
 
 
 def test_a_start_reads_nothing_of_its_slot(graphs: dict[str, Graph], static: Models) -> None:
-    graph = graphs["code2wav_start[streams=1,frames=4]"]
-    state = [
-        s.fill_(float("nan")) if s.is_floating_point() else s.fill_(99)
-        for s in garbage_state(graph)
-    ]
-    codes = codes_of(1, 4)
-    samples, *left = graph.module(static.code2wav)(codes, torch.tensor([2]), *state)
-    torch.testing.assert_close(samples, static.code2wav(codes), **CLOSE)
-    assert left[0][2] == 4
-    assert all(line[2].isfinite().all() for line in left)
+    graph = graphs["code2wav[streams=1,frames=4]"]
+    (state,) = garbage_state(graph)
+    codes, slot, zero = codes_of(1, 4), torch.tensor([2]), torch.tensor([0])
+    samples, left = graph.module(static.code2wav)(codes, slot, zero, state.fill_(float("nan")))
+    torch.testing.assert_close(samples[:, LATENCY:], static.code2wav(codes), **CLOSE)
+    assert left[2].isfinite().all() and left[:2].isnan().all()
 
 
 def test_sampling_by_products_gives_the_same_codes(
@@ -397,7 +431,7 @@ def test_sampling_by_products_gives_the_same_codes(
 ) -> None:
     """One graph for every top_k up to the compiled one, each row with its own. Rounded otherwise,
     so that a random number within the last bit of an edge could differ: none of these 3600 does."""
-    graph = graphs["code_predictor_sampled[slots=3,top_k=50]"]
+    graph = graphs["code_predictor[slots=3,top_k=50]"]
     module = graph.module(static.code_predictor)
     for seed in range(80):
         *inputs, top_k = graph.example(seed)
@@ -413,11 +447,24 @@ def test_sampling_by_products_gives_the_same_codes(
 
 
 def test_a_top_k_of_one_is_greedy(graphs: dict[str, Graph], static: Models) -> None:
-    graph = graphs["code_predictor_sampled[slots=3,top_k=50]"]
+    """Whatever the other inputs, beside sampled frames."""
+    graph = graphs["code_predictor[slots=3,top_k=50]"]
     inputs = graph.example(3)[:-1]
-    codes, feedback = graph.module(static.code_predictor)(*inputs, torch.ones(3).long())
-    greedy = graphs["code_predictor_greedy[slots=3]"].module(static.code_predictor)
-    torch.testing.assert_close((codes, feedback), greedy(*inputs[:2]), **EXACT)
+    codes, feedback = graph.module(static.code_predictor)(*inputs, torch.tensor([1, 50, 1]))
+    greedy = static.code_predictor(*inputs[:2])
+    for given, expected in zip((codes, feedback), greedy, strict=True):
+        torch.testing.assert_close(given[[0, 2]], expected[[0, 2]], **EXACT)
+    assert not torch.equal(codes[1], greedy[0][1])
+
+
+def test_a_top_k_of_one_takes_the_first_of_equal_logits() -> None:
+    """As argmax, and unlike topk."""
+    logits = torch.randint(0, 3, (4, 64), generator=torch.Generator().manual_seed(0)).float()
+    first, any_one = logits.argmax(-1), logits.topk(3).indices[:, 0]
+    assert (first != any_one).all()
+    ones = torch.ones(4)
+    codes = sample_top(logits, 0 * ones, 3, ones, limits=torch.tensor([1, 1, 1, 3]))
+    assert codes.tolist() == [*first[:3].tolist(), any_one[3]]
 
 
 def test_idle_inputs_of_every_graph_give_finite_outputs(

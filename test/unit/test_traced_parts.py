@@ -180,26 +180,30 @@ def test_the_state_lies_at_each_rank_and_is_its_own(
     (label, inputs), *_ = calls_of(part.graphs)
     part.call(label, *inputs)
     first, second = cores.states
-    assert first["state_position"][:IDLE].tolist() == [4, 0, 4]
-    assert torch.equal(first["state_conv_in"], second["state_conv_in"])
-    assert first["state_keys_0"].shape == second["state_keys_0"].shape
-    assert not torch.equal(first["state_keys_0"], second["state_keys_0"])
+    ours, theirs = first["state_state"], second["state_state"]
+    assert len(ours) == len(theirs) == IDLE
+    assert ours[[0, 2]].any(1).all() and not ours[1].any()
+    c = config.code2wav
+    keys_and_values = c.layers * c.kv_heads * (c.sliding_window - 1) * c.head_dim  # half of each
+    same = ours == theirs
+    assert same[:, keys_and_values:].all(), "the convolutions' inputs"
+    assert not same[0, :keys_and_values].all()
 
 
 def test_a_call_that_was_not_compiled_is_refused(vocoder: LoadedPart) -> None:
-    label = "code2wav_step[streams=3,frames=4]"
-    codes, slots = vocoder.graphs[label].example(0)[:2]
-    with pytest.raises(BucketError, match=r"code2wav was compiled with code2wav_start\[.*no 'x'"):
-        vocoder.call("x", codes, slots)
+    label = "code2wav[streams=3,frames=4]"
+    codes, slots, position = vocoder.graphs[label].example(0)[:3]
+    with pytest.raises(BucketError, match=r"code2wav was compiled with code2wav\[.*no 'x'"):
+        vocoder.call("x", codes, slots, position)
     with pytest.raises(BucketError, match=r"codes of .* is \[3, 16, 4\], got \[3, 16, 3\]"):
-        vocoder.call(label, codes[..., :3], slots)
+        vocoder.call(label, codes[..., :3], slots, position)
     with pytest.raises(InputError, match=r"slots of .* is torch.int64, got torch.int32"):
-        vocoder.call(label, codes, slots.int())
-    with pytest.raises(InputError, match=r"takes 2 inputs \(codes, slots\), got 1"):
+        vocoder.call(label, codes, slots.int(), position)
+    with pytest.raises(InputError, match=r"takes 3 inputs \(codes, slots, position\), got 1"):
         vocoder.call(label, codes)
     vocoder.close()
     with pytest.raises(ClosedError, match="code2wav was closed"):
-        vocoder.call(label, codes, slots)
+        vocoder.call(label, codes, slots, position)
 
 
 def test_a_folder_of_something_else_is_refused(

@@ -34,25 +34,41 @@ class History:
     new_state: the parts for the next chunk, complete when every layer was called.
     """
 
-    def __init__(self, past: Iterable[Tensor] | None):
-        """Begin a chunk. past: `new_state` of the chunk before, None for the first of a stream."""
+    def __init__(self, past: Iterable[Tensor] | None, starts: Tensor | None = None):
+        """Begin a chunk. past: `new_state` of the chunk before, None for the first of a stream.
+
+        starts: bool [streams], streams whose first chunk it is and whose past is zeros; None: none.
+        """
         self._past = None if past is None else iter(past)
+        self._starts, self._late = starts, 0
         self.new_state: list[Tensor] = []
 
     def extend(self, x: Tensor, length: int, pad: bool = True) -> Tensor:
         """Return x with the `length` entries before it prepended along axis 2.
 
         x: [streams, rows, T, ...]. At the start of a stream, zeros are prepended; without `pad`, x
-        is returned unchanged.
+        is returned unchanged. With `pad`, what is too early for a stream that starts becomes zeros.
         """
         if self._past is not None:
-            x = torch.cat((next(self._past), x), 2)
+            parts = [next(self._past), x]
+            if self._starts is not None and self._late and pad:
+                early, rest = cut(x, 2, self._late)
+                parts[1:] = early.masked_fill(self._starts[:, None, None], 0), rest
+            x = torch.cat(parts, 2)
         elif pad:
             zeros = x.new_zeros((*x.shape[:2], length, *x.shape[3:]))
             x = torch.cat((zeros, x), 2)
         # A copy: a view would keep the memory of all of x until the next chunk.
         self.new_state.append(x[:, :, -length:].clone())
         return x
+
+    def upsample(self, stride: int, reach: int) -> None:
+        """Note that a layer gives `stride` entries for each of its inputs.
+
+        reach: how many earlier inputs it needs. At the start of a stream the entries between those
+        and its first input are too early: a decoding of the whole stream does not have them.
+        """
+        self._late = stride * (self._late + reach)
 
 
 class Code2Wav(nn.Module):
@@ -100,14 +116,18 @@ class Code2Wav(nn.Module):
         """
         return self._advance(codes, torch.zeros_like(codes[:, 0, 0]), History(None))
 
-    def step(self, codes: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(
+        self, codes: Tensor, state: State, starts: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Decode the next chunk of streams, each at its own position.
 
-        Returns samples [streams, T * frame_samples] and the new state; `state` is not changed. The
-        samples of all chunks, one after the other, are those of one forward over all frames.
+        starts: bool [streams], streams whose first chunk it is and whose state is zeros; None:
+        none. Returns samples [streams, T * frame_samples] and the new state; `state` is not
+        changed. The samples of all chunks, one after the other, are those of one forward over all
+        frames, without the first latency_samples of a stream that starts, which have no meaning.
         """
         position, *past = state
-        return self._advance(codes, position, History(past))
+        return self._advance(codes, position, History(past, starts))
 
     def _advance(self, codes: Tensor, position: Tensor, history: History) -> tuple[Tensor, State]:
         samples = self.wave(self.transform(codes, position, history), history)
@@ -292,6 +312,8 @@ class CausalConv(nn.Conv1d):
 class TransposedConv(nn.ConvTranspose1d):
     """Upsampling by `stride`, kernel - stride samples trimmed on both sides as the reference does.
 
+    It is one product and a sum: as a convolution of its input with zeros in between, a compiler
+    would multiply the zeros, too.
     A sample depends on as many inputs as the kernel has strides, one or two. With two, the samples
     between two inputs need both: the first chunk of a stream gives stride * (T - 1) samples, and
     each later one, after the last input of the chunk before it, stride * T. This look-ahead causes
@@ -306,4 +328,14 @@ class TransposedConv(nn.ConvTranspose1d):
 
     def forward(self, x: Tensor, history: History) -> Tensor:  # type: ignore[override]
         """Upsample x [streams, into, T]; see the class for the length of the result."""
-        return super().forward(history.extend(x, self.reach, pad=False) if self.reach else x)
+        if self.reach:
+            x = history.extend(x, self.reach, pad=False)
+        (stride,) = self.stride
+        history.upsample(stride, self.reach)
+        # [streams, out * kernel, T] -> [streams, out, kernel / stride, stride, T]
+        products = (self.weight.flatten(1).t() @ x).unflatten(1, (self.out_channels, -1, stride))
+        samples = products[:, :, 0]
+        if self.reach:  # each sample is of the input after it, and of the one before it
+            samples = samples[..., 1:] + products[:, :, 1, :, :-1]
+        assert self.bias is not None
+        return samples.transpose(2, 3).flatten(2) + self.bias[:, None]

@@ -44,22 +44,27 @@ def sample_top(
     """Sample one id a row from the top-k, then top-p, part of softmax(logits).
 
     logits: [rows, vocab]; uniforms: float32 [rows] in [0, 1); top_p: float32 [rows], see
-    `top_p_limits`; limits: int64 [rows], each row's own top-k, 1 to `top_k`, or None where it is
-    `top_k` for all.
-    Returns int64 [rows]. The ids that remain and their probabilities are those of transformers'
+    `top_p_limits`; limits: integers [rows], each row's own top-k, 1 to `top_k`, or None where it is
+    `top_k` for all. A limit of 1 is greedy: the first of equal logits is taken.
+    Returns integers [rows]. The ids that remain and their probabilities are those of transformers'
     TopKLogitsWarper and then TopPLogitsWarper, except that only one of several equal logits at the
     k-th place remains.
     """
     k = min(top_k, logits.shape[-1]) if top_k > 0 else logits.shape[-1]
     values, ids = logits.float().topk(k)
+    places = torch.arange(k, dtype=torch.int32, device=logits.device)
     if limits is not None:
-        places = torch.arange(k, dtype=limits.dtype, device=limits.device)
         values = values.masked_fill(places >= limits[:, None], float("-inf"))
     cumulative = running_sum(kept_probabilities(values, top_p, running_sum))
     # The total covers only the kept ids: those that top-p drops add 0.
     below = cumulative <= uniforms[:, None] * cumulative[:, -1:]
-    rank = below.sum(-1, keepdim=True, dtype=torch.int32).long()
-    return ids.gather(1, rank).squeeze(1)
+    rank = below.sum(-1, keepdim=True, dtype=torch.int32)
+    if limits is None:
+        return ids.gather(1, rank.long()).squeeze(1)
+    # A comparison and a sum: a device gathers along the last axis number by number.
+    chosen = torch.where(places == rank, ids.to(limits.dtype), 0).sum(-1, dtype=limits.dtype)
+    # topk gives equal logits in any order.
+    return torch.where(limits < 2, logits.argmax(-1).to(limits.dtype), chosen)
 
 
 def top_p_limits(top_p: Sequence[float]) -> Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES, CompilePlan, TargetLimits
+from qwen3_omni_neuron.compilation.plan import CompilePlan, TargetLimits
 from qwen3_omni_neuron.compilation.target import CoreRequest
 
 LIMITS = TargetLimits(
@@ -22,9 +22,11 @@ LIMITS = TargetLimits(
         "decode_buckets": (512, 2048),
         "patch_buckets": (1024, 4096, 16384),
         "audio_windows": (1, 4),
-        "projection_rows": (512, 2048),
+        # More rows take several calls. The text projection is called at load alone.
+        "projection_rows": (512,),
         "batches": (1,),
-        "chunk_frames": CHUNK_FRAMES,
+        # From 8 frames on a call takes as long as its arithmetic, so a frame costs the same in 25.
+        "chunk_frames": (1, 2, 4, 8, 25),
     },
 )
 

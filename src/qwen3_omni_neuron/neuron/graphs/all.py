@@ -57,13 +57,13 @@ def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
         yield from projection_graphs(config.talker, rows, dtype)
     yield from _decoder_graphs(config, "talker", plan)
     batches: tuple[Axis, ...] = plan.batches or ("slots",)
-    top_ks: tuple[Axis, ...] = (0, plan.predictor_top_k or "top_k")
-    for slots, top_k in product(batches, top_ks):
-        yield predictor_graph(config.talker, slots, top_k, *predictor_types(plan))
+    # For all slots: further rows cost next to nothing beside the reading of the weights.
+    top_k = plan.predictor_top_k or "top_k"
+    yield predictor_graph(config.talker, batches[-1], top_k, *predictor_types(plan))
     wav = config.code2wav
     kv = local_kv_heads(wav.heads, wav.kv_heads, plan.tp)
-    for streams, frames, first in product(batches, plan.chunk_frames, (True, False)):
-        yield code2wav_graph(wav, streams, frames, first, plan.max_concurrency, dtype, kv)
+    for streams, frames in product(batches, plan.chunk_frames):
+        yield code2wav_graph(wav, streams, frames, plan.max_concurrency, dtype, kv)
 
 
 def predictor_types(plan: CompilePlan) -> tuple[torch.dtype, torch.dtype]:

@@ -1,6 +1,7 @@
 """The graphs of the parts beside the decoders: encoders, projections, code predictor, code2wav."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -81,27 +82,23 @@ def predictor_graph(
 ) -> Graph:
     """Describe the code predictor: codes 1 to 15 of a frame for each of `slots` streams.
 
-    top_k: the largest top_k of a stream; each stream has its own, from 1 up to this. 0: greedy.
-    weights: type of the weights. arithmetic: type to compute in; None: the weights' type.
+    top_k: the largest top_k of a stream; each stream has its own, from 1, which is greedy, up to
+    this. weights: type of the weights. arithmetic: type to compute in; None: the weights' type.
     """
     width = c.predictor.hidden_size
-    inputs = [
-        TensorSpec("hidden", (slots, width), arithmetic or weights),
-        TensorSpec("code0", (slots,), torch.int64, c.predictor.vocab_size),
-    ]
-    if top_k:
-        beyond = top_k + 1 if isinstance(top_k, int) else top_k
-        inputs += [
+    beyond = top_k + 1 if isinstance(top_k, int) else top_k
+    return Graph(
+        "code_predictor",
+        {"slots": slots, "top_k": top_k},
+        "code_predictor",
+        partial(_predict, top_k=top_k),
+        (
+            TensorSpec("hidden", (slots, width), arithmetic or weights),
+            TensorSpec("code0", (slots,), torch.int64, c.predictor.vocab_size),
             TensorSpec("uniforms", (slots, c.code_groups - 1), torch.float32, 1),
             TensorSpec("top_p", (slots,), torch.float32, 1, idle=1),
             TensorSpec("top_k", (slots,), torch.int64, beyond, idle=1),
-        ]
-    return Graph(
-        f"code_predictor_{'sampled' if top_k else 'greedy'}",
-        {"slots": slots} | ({"top_k": top_k} if top_k else {}),
-        "code_predictor",
-        partial(_predict, top_k=top_k),
-        tuple(inputs),
+        ),
         (
             TensorSpec("codes", (slots, c.code_groups), torch.int64),
             TensorSpec("feedback", (slots, width), weights),
@@ -110,90 +107,74 @@ def predictor_graph(
 
 
 def code2wav_graph(
-    c: Code2WavConfig,
-    streams: Axis,
-    frames: int,
-    first: bool,
-    slots: int,
-    dtype: torch.dtype,
-    kv_heads: int,
+    c: Code2WavConfig, streams: Axis, frames: int, slots: int, dtype: torch.dtype, kv_heads: int
 ) -> Graph:
     """Describe code2wav over a chunk of `frames` frames for each of `streams` streams.
 
-    Each row names the slot of its stream. first: whether the chunks are the streams' first, which
-    fill their slots without reading them. slots: number of streams; the state has one more, the
-    last, which padding rows name so that they change no stream. kv_heads: KV heads of this core.
+    Each row names the slot of its stream; a padding row names none of the `slots`, and changes
+    none. position: frames of the stream before the chunk. At position 0 the slot is not read, and
+    the first latency_samples of the row have no meaning. kv_heads: KV heads of this core.
     """
-    samples = frames * c.frame_samples - (c.latency_samples if first else 0)
+    shapes = vocoder_state(c, kv_heads)
+    values = sum(map(math.prod, shapes))
     return Graph(
-        f"code2wav_{'start' if first else 'step'}",
+        "code2wav",
         {"streams": streams, "frames": frames},
         "code2wav",
-        _start if first else _step,
+        partial(_decode, shapes=shapes),
         (
             TensorSpec("codes", (streams, c.code_groups, frames), torch.int64, c.codebook_size),
             TensorSpec("slots", (streams,), torch.int64, slots + 1, idle=slots),
+            TensorSpec("position", (streams,), torch.int64, c.sliding_window),
         ),
-        (TensorSpec("samples", (streams, samples), dtype),),
-        vocoder_state(c, slots + 1, dtype, kv_heads),
+        (TensorSpec("samples", (streams, frames * c.frame_samples), dtype),),
+        (TensorSpec("state", (slots, values), dtype),),
     )
 
 
-def vocoder_state(
-    c: Code2WavConfig, slots: int, dtype: torch.dtype, kv_heads: int
-) -> tuple[TensorSpec, ...]:
-    """Describe code2wav's state, in the order of model.code2wav.State, for a number of slots."""
-    specs = [TensorSpec("position", (slots,), torch.int64, c.sliding_window)]
-    reach = (slots, kv_heads, c.sliding_window - 1, c.head_dim)
-    for layer in range(c.layers):
-        specs += [TensorSpec(f"{kind}.{layer}", reach, dtype) for kind in ("keys", "values")]
+def vocoder_state(c: Code2WavConfig, kv_heads: int) -> list[tuple[int, ...]]:
+    """Return the shapes of one stream's state, in the order of model.code2wav.State.
 
-    def conv(name: str, channels: int, inputs: int) -> None:
-        specs.append(TensorSpec(name, (slots, channels, inputs), dtype))
-
-    for stage in range(len(c.upsampling_ratios)):
-        conv(f"upsample.{stage}", c.hidden_size, 6)
-    conv("conv_in", c.hidden_size, 6)
+    They are in one tensor, one after the other, except the position.
+    """
+    reach = kv_heads, c.sliding_window - 1, c.head_dim
+    shapes: list[tuple[int, ...]] = [reach] * (2 * c.layers)
+    shapes += [(c.hidden_size, 6)] * (len(c.upsampling_ratios) + 1)  # their convolutions, conv_in
     for block in range(len(c.upsample_rates)):
-        conv(f"block.{block}", c.decoder_dim // 2**block, 1)
-        for dilation in UNIT_DILATIONS:
-            width = c.decoder_dim // 2 ** (block + 1)
-            conv(f"block.{block}.dilation{dilation}", width, 6 * dilation)
-    conv("conv_out", c.decoder_dim // 2 ** len(c.upsample_rates), 6)
-    return tuple(specs)
+        width = c.decoder_dim // 2**block
+        shapes += [(width, 1), *((width // 2, 6 * dilation) for dilation in UNIT_DILATIONS)]
+    return [*shapes, (c.decoder_dim // 2 ** len(c.upsample_rates), 6)]
 
 
 def _predict(
     owner: nn.Module, inputs: tuple[Tensor, ...], _: State, top_k: Axis
 ) -> tuple[Outputs, State]:
-    if not top_k:
-        return owner(*inputs), ()
     assert isinstance(top_k, int)
     hidden, code0, uniforms, top_p, limits = inputs
     return owner(hidden, code0, uniforms, top_p, top_k, running_sum_by_product, limits), ()
 
 
-def _start(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outputs, State]:
+def _decode(
+    owner: nn.Module,
+    inputs: tuple[Tensor, ...],
+    state: State,
+    shapes: Sequence[tuple[int, ...]],
+) -> tuple[Outputs, State]:
     assert isinstance(owner, Code2Wav)
-    codes, slots = inputs
-    samples, new = owner.start(codes)
-    return (samples,), _update_slots(state, slots, new)
-
-
-def _step(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outputs, State]:
-    assert isinstance(owner, Code2Wav)
-    codes, slots = inputs
-    samples, new = owner.step(codes, tuple(old.index_select(0, slots) for old in state))
-    return (samples,), _update_slots(state, slots, new)
-
-
-def _update_slots(state: State, slots: Tensor, new: State) -> State:
-    """Return `state` with new values for `slots`, except the last, which is idle."""
-    count = len(state[0])
+    codes, slots, position = inputs
+    (held,) = state
+    count, starts = len(held), position < 1
+    rows = held.index_select(0, slots.clamp(0, count - 1)).masked_fill(starts[:, None], 0)
+    samples, (_, *new) = owner.step(codes, (position, *_views(rows, shapes)), starts)
     row, is_named = rows_by_slot(slots, count)
+    given = torch.cat([tensor.flatten(1) for tensor in new], 1).index_select(0, row)
+    return (samples,), (torch.where(is_named[:, None], given, held),)
 
-    def renewed(old: Tensor, given: Tensor) -> Tensor:
-        named = is_named.view(-1, *[1] * (old.ndim - 1))
-        return torch.where(named, given.index_select(0, row), old)
 
-    return tuple(map(renewed, state, new))
+def _views(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> Iterator[Tensor]:
+    """Yield the tensors [n, *shape] that rows [n, values] consist of."""
+    begin = 0
+    for shape in shapes:
+        length = math.prod(shape)
+        yield rows.narrow(1, begin, length).unflatten(1, shape)
+        begin += length
