@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.model.config import AudioEncoderConfig
+from qwen3_omni_neuron.model.layers import Attend
 
 
 class AudioEncoder(nn.Module):
@@ -40,19 +41,26 @@ class AudioEncoder(nn.Module):
         self.fc1 = nn.Linear(c.hidden_size, c.hidden_size)
         self.fc2 = nn.Linear(c.hidden_size, c.output_size)
 
-    def forward(self, mel: Tensor, valid: Tensor, chunk_width: int | Tensor) -> Tensor:
+    def forward(
+        self,
+        mel: Tensor,
+        valid: Tensor,
+        chunk_width: int | Tensor,
+        attend: Attend | None = None,
+    ) -> Tensor:
         """Encode windows independently of each other.
 
         mel: [windows, mel_bins, 100 * chunks], zeros after a window's end; up to 8 chunks.
         valid: bool [windows, 13 * chunks], True for real tokens.
         chunk_width: mel frames that the reference pads a request's chunks to: the longest one's,
         100 unless every clip is shorter than 1 s. int64 [1] in a graph for every width.
+        attend: in place of the layers' own.
         Returns rows [windows, 13 * chunks, output_size]; ignore rows of tokens that are not real.
         """
         c = self.config
         # [windows, mels, 100 * chunks] -> [windows * chunks, mels, 100]
         chunks = mel.unflatten(2, (-1, c.chunk_mel_frames)).transpose(1, 2).flatten(0, 1)
-        return self.transform(self.convolve(chunks, chunk_width), valid)
+        return self.transform(self.convolve(chunks, chunk_width), valid, attend)
 
     def convolve(self, chunks: Tensor, width: int | Tensor) -> Tensor:
         """Apply the convolutions to chunks, independently of each other.
@@ -69,7 +77,12 @@ class AudioEncoder(nn.Module):
             x = _zero_from(x, width)
         return x.permute(0, 3, 1, 2).flatten(2)
 
-    def transform(self, convolved: Tensor, valid: Tensor) -> Tensor:
+    def transform(
+        self,
+        convolved: Tensor,
+        valid: Tensor,
+        attend: Attend | None = None,
+    ) -> Tensor:
         """Apply the transformer to the outputs of `convolve` for the chunks of windows.
 
         convolved: [windows * chunks, 13, channels * mels / 8]. valid: bool [windows, 13 * chunks].
@@ -79,8 +92,9 @@ class AudioEncoder(nn.Module):
         x = x + self.positions[: x.shape[1]].to(x.dtype)
         x = x.unflatten(0, (len(valid), -1)).flatten(1, 2)
         mask = valid[:, None, None, :]
+        others = () if attend is None else (attend,)
         for layer in self.layers:
-            x = layer(x, mask)
+            x = layer(x, mask, *others)
         return self.fc2(F.gelu(self.fc1(self.norm(x))))
 
 
@@ -108,14 +122,16 @@ class AudioEncoderLayer(nn.Module):
         self.fc1 = nn.Linear(c.hidden_size, c.ffn_width)
         self.fc2 = nn.Linear(c.ffn_width, c.hidden_size)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Tensor, attend: Attend = F.scaled_dot_product_attention
+    ) -> Tensor:
         """Apply the layer to x [windows, tokens, hidden].
 
         mask: bool [windows, 1, 1, tokens], True for real tokens.
         """
         qkv = self.qkv(self.attention_norm(x)).unflatten(2, (3, self.heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [windows, heads, tokens, head_dim]
-        mixed = F.scaled_dot_product_attention(q, k, v, mask)
+        mixed = attend(q, k, v, mask)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         return x + self.fc2(F.gelu(self.fc1(self.ffn_norm(x))))
 

@@ -1,8 +1,17 @@
 """Layers that several models share: RMSNorm and the gated feed-forward."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Attention of an encoder: (queries, keys, values, mask) -> result.
+
+The mask is bool [frames or 1, 1, 1, rows], True for the keys that every query sees; the others are
+[frames, heads, rows, head_dim].
+"""
 
 
 def widen(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.model.config import VisionEncoderConfig
-from qwen3_omni_neuron.model.layers import cut, widen
+from qwen3_omni_neuron.model.layers import Attend, cut, widen
 from qwen3_omni_neuron.model.rotary import Rotation, apply_rotary
 
 NORM_EPS = 1e-6
@@ -42,23 +42,31 @@ class VisionEncoder(nn.Module):
             PatchMerger(c, norm_merged=True) for _ in c.deepstack_layers
         )
 
-    def forward(self, patches: Tensor, places: Tensor, grid: Tensor, valid: Tensor) -> Tensor:
+    def forward(
+        self,
+        patches: Tensor,
+        places: Tensor,
+        grid: Tensor,
+        valid: Tensor,
+        attend: Attend | None = None,
+    ) -> Tensor:
         """Encode frames of one grid independently of each other.
 
         patches: [frames, P, patch_values]; places: int64 [2, P], row and column of each patch;
         grid: int64 [2], rows and columns of a frame; valid: bool [P], True for real patches, which
-        come first. P is a multiple of merge_size**2. Returns [1 + deepstack layers, frames,
-        P / merge_size**2, output_size]: the thinker's rows, then the features of each deepstack
-        layer.
+        come first. P is a multiple of merge_size**2. attend: in place of the layers' own. Returns
+        [1 + deepstack layers, frames, P / merge_size**2, output_size]: the thinker's rows, then the
+        features of each deepstack layer.
         """
         position = self._positions(places, grid)
         x = self.patch_embedding(patches)
         x = x + position.to(x.dtype)
         rotation = self._rotation(places)
         mask = valid[None, None, None, :]
+        others = () if attend is None else (attend,)
         stacked = []
         for index, layer in enumerate(self.layers):
-            x = layer(x, rotation, mask)
+            x = layer(x, rotation, mask, *others)
             if index in self.config.deepstack_layers:
                 merger = self.deepstack_mergers[self.config.deepstack_layers.index(index)]
                 stacked.append(merger(x))
@@ -107,15 +115,19 @@ class VisionLayer(nn.Module):
         self.fc1 = nn.Linear(c.hidden_size, c.ffn_width)
         self.fc2 = nn.Linear(c.ffn_width, c.hidden_size)
 
-    def forward(self, x: Tensor, rotation: Rotation, mask: Tensor) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Rotation,
+        mask: Tensor,
+        attend: Attend = F.scaled_dot_product_attention,
+    ) -> Tensor:
         """Apply the layer to x [frames, P, hidden]. mask: bool [1, 1, 1, P], real patches."""
         qkv = self.qkv(self.attention_norm(x)).unflatten(2, (3 * self.heads, -1))
         qk, v = cut(qkv, 2, 2 * self.heads)  # [frames, P, heads, head_dim]
         qk = apply_rotary(widen(qk), rotation).to(x.dtype)
         q, k = cut(qk, 2, self.heads)
-        mixed = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask
-        )
+        mixed = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         hidden = F.gelu(self.fc1(self.ffn_norm(x)), approximate="tanh")
         return x + self.fc2(hidden)

@@ -16,6 +16,7 @@ from qwen3_omni_neuron.model.config import (
     VisionEncoderConfig,
 )
 from qwen3_omni_neuron.model.kv_cache import rows_by_slot
+from qwen3_omni_neuron.neuron.graphs.attention import attend
 from qwen3_omni_neuron.neuron.graphs.graph import Axis, Graph, Outputs, State, TensorSpec
 
 
@@ -26,7 +27,7 @@ def audio_graph(c: AudioEncoderConfig, windows: Axis, dtype: torch.dtype) -> Gra
         "audio_encoder",
         {"windows": windows},
         "audio_encoder",
-        _stateless,
+        _encode,
         (
             TensorSpec("mel", (windows, c.mel_bins, frames), dtype),
             TensorSpec("valid", (windows, tokens), torch.bool, idle=True),
@@ -45,7 +46,7 @@ def vision_graph(c: VisionEncoderConfig, frames: Axis, patches: Axis, dtype: tor
         "vision_encoder",
         {"patches": patches},
         "vision_encoder",
-        _stateless,
+        _encode,
         (
             TensorSpec("patches", (frames, patches, c.patch_values), dtype),
             TensorSpec("places", (2, patches), torch.int64, c.positions_per_side),
@@ -63,13 +64,17 @@ def projection_graphs(c: TalkerConfig, rows: Axis, dtype: torch.dtype) -> Iterat
             name,
             {"rows": rows},
             name,
-            _stateless,
+            _project,
             (TensorSpec("x", (rows, c.thinker_hidden_size), dtype),),
             (TensorSpec("rows", (rows, c.text.hidden_size), dtype),),
         )
 
 
-def _stateless(owner: nn.Module, inputs: tuple[Tensor, ...], _: State) -> tuple[Outputs, State]:
+def _encode(owner: nn.Module, inputs: tuple[Tensor, ...], _: State) -> tuple[Outputs, State]:
+    return (owner(*inputs, attend),), ()
+
+
+def _project(owner: nn.Module, inputs: tuple[Tensor, ...], _: State) -> tuple[Outputs, State]:
     return (owner(*inputs),), ()
 
 
