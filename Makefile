@@ -25,7 +25,8 @@
 #                        environment of its own, which keeps its exports (4 GB of disk)
 # make test-nxdi         target neuron over NxDI's CPU mode: NXDI_SOURCES=.../src:.../src, the src
 #                        folders of aws-neuron/neuronx-distributed-inference and
-#                        aws-neuron/neuronx-distributed
+#                        aws-neuron/neuronx-distributed; with NKILIB_SOURCES=.../src/nkilib_src, of
+#                        aws-neuron/nki-library, also the checks of the kernels that it calls
 # make test-hlo          the graphs lowered to HLO and StableHLO, in an environment with torch_xla (7 GB of disk)
 # make test-import       the graphs of target torchneuron in torch-mlir, in an environment with
 #                        iree-base-compiler, which carries it (0.4 GB of disk)
@@ -168,7 +169,7 @@ test-oracle: $(NXDI_VENV)/installed
 # Without the tests of target torchneuron, which `make test` runs: they need a process in which NxDI's
 # stand-in for torch_neuronx was not imported.
 test-nxdi: nxdi-sources $(NXDI_VENV)/nxdi-imports
-	NXDI_SOURCES="$(NXDI_SOURCES)" $(NXDI_VENV)/bin/python -m pytest \
+	NXDI_SOURCES="$(NXDI_SOURCES)" NKILIB_SOURCES="$(NKILIB_SOURCES)" $(NXDI_VENV)/bin/python -m pytest \
 	    $(filter-out test/neuron/test_torchneuron%,$(wildcard test/neuron/test_*.py))
 
 # torch_xla has wheels for Linux on x86-64 alone. What `lower` needs, too, is made before it is asked

@@ -12,7 +12,6 @@ TINY_PLAN = CompilePlan(
     target="neuron",
     tp=1,
     lnc=2,
-    profile="safe",
     dtype="float32",
     max_concurrency=3,
     context_length=64,

@@ -15,6 +15,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "NxDI's own code in its CPU mode",
         "make test-nxdi NXDI_SOURCES=...",
     ),
+    "no kernel library": (
+        "checks of the kernels that NxDI calls",
+        "make test-nxdi NXDI_SOURCES=... NKILIB_SOURCES=...",
+    ),
     "which packs matrices": ("matrices as other packages pack them", "make test-quantised"),
     "which reads this form": ("quantised checkpoints in transformers", "make test-quantised"),
     "which has a client's packages": ("stock clients of OpenAI's API", "make test-clients"),

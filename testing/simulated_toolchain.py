@@ -36,7 +36,7 @@ class SimulatedToolchain:
 
     def compile_part(self, spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
         write_part_shards(spec, checkpoint, folder)
-        flags = {g.label: compiler_flags(g, spec.lnc, spec.profile) for g in spec.graphs}
+        flags = {g.label: compiler_flags(g, spec.lnc) for g in spec.graphs}
         (folder / DESCRIPTION).write_text(json.dumps(flags))
 
     def load_part(self, spec: PartSpec, folder: Path) -> LoadedPart:

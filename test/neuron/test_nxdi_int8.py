@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.cpu.eager import media_encoders
 from qwen3_omni_neuron.engines.thinker import ThinkerEngine
-from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import decoder_spec
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import decoder_shard_bytes
@@ -96,11 +95,3 @@ def test_the_experts_alone_are_quantised_and_scales_are_float32(
         }
         assert found.keys() == expected
         assert all((kind == torch.int8) == name.endswith("weight") for name, kind in found.items())
-
-
-def test_profile_fast_is_refused(nxdi: None, checkpoint: Path, config: OmniConfig) -> None:
-    from qwen3_omni_neuron.neuron.nxdi.inference_config import inference_config
-
-    plan = nxdi_spec(checkpoint, dtype="int8", profile="fast").plan
-    with pytest.raises(OptionError, match='"fast" takes kernels that have no int8'):
-        inference_config(decoder_spec(config, plan, "thinker"))

@@ -235,22 +235,16 @@ def test_a_plan_with_chunked_prefill_has_its_graphs_in_the_text(shallow: DryRun)
 
 # The memory of a core, with 8 slots of 8192 positions, the talker's of 12297: the defaults.
 
-MEMORY_PLAN = replace(PLAN, max_concurrency=8, batches=(1, 8), talker_context_length=12297)
-FAST_PLAN = replace(MEMORY_PLAN, profile="fast")
+MEMORY_PLAN = replace(PLAN, max_concurrency=8, talker_context_length=12297)
 
 
 @pytest.fixture(scope="module")
-def safe() -> CoreMemory:
+def memory() -> CoreMemory:
     return core_memory(RELEASED, MEMORY_PLAN, (4, 8))
 
 
-@pytest.fixture(scope="module")
-def fast() -> CoreMemory:
-    return core_memory(RELEASED, FAST_PLAN, (4, 8))
-
-
-def test_the_memory_table_of_the_document_is_what_is_counted(safe: CoreMemory) -> None:
-    weights = {part.name: part.shard_bytes for part in safe.parts}
+def test_the_memory_table_of_the_document_is_what_is_counted(memory: CoreMemory) -> None:
+    weights = {part.name: part.shard_bytes for part in memory.parts}
     projections = ("text_projection", "hidden_projection")
     # By row of the table: the parts whose weights, and those whose state, are in it.
     table = {
@@ -263,49 +257,37 @@ def test_the_memory_table_of_the_document_is_what_is_counted(safe: CoreMemory) -
     }
     counted = {
         name: [
-            sum(weights[part][tp] for part in held) + sum(safe.state_bytes[tp][p] for p in kept)
+            sum(weights[part][tp] for part in held) + sum(memory.state_bytes[tp][p] for p in kept)
             for tp in (4, 8)
         ]
         for name, (held, kept) in table.items()
     }
     for tp, nbytes in zip((4, 8), zip(*counted.values(), strict=True), strict=True):
-        assert sum(nbytes) == safe.core_bytes(tp)
+        assert sum(nbytes) == memory.core_bytes(tp)
     for name, (four, eight) in counted.items():
         assert f"| {name} | {four / 1e9:.2f} | {eight / 1e9:.2f} |\n" in TRN2_PAGE
-    all_of_it = " | ".join(f"{safe.core_bytes(tp) / 1e9:.1f}" for tp in (4, 8))
+    all_of_it = " | ".join(f"{memory.core_bytes(tp) / 1e9:.1f}" for tp in (4, 8))
     assert f"| all, as `shared` has it | {all_of_it} |\n" in TRN2_PAGE
 
 
-def test_profile_fast_is_counted_with_its_padding(safe: CoreMemory, fast: CoreMemory) -> None:
-    """54 GiB of the thinker's experts become 72 over 4 cores, 144 over 8."""
-    for tp, thinker_gib, talker_gib in ((4, 72, 15), (8, 144, 30)):
-        padding = (thinker_gib - 54 + talker_gib - 5.625) * 2**30 / tp
-        assert fast.padding_bytes[tp] == padding
-        assert fast.core_bytes(tp) - safe.core_bytes(tp) == padding
-        assert safe.padding_bytes[tp] == 0
-    assert "All parts then take 28.4 GB a core\nat TP 4 and 27.7 at TP 8" in TRN2_PAGE
-    assert [f"{fast.core_bytes(tp) / 1e9:.1f}" for tp in (4, 8)] == ["28.4", "27.7"]
+def test_what_fits_is_not_complained_of(memory: CoreMemory) -> None:
+    assert not does_not_fit(memory, 4) + does_not_fit(memory, 8)
+    assert "does not fit" not in dry_run_text(DryRun(**vars(memory), graphs=[]))
 
 
-def test_profile_fast_does_not_fit_shared_and_says_what_does(fast: CoreMemory) -> None:
-    assert does_not_fit(fast, 4) == (
-        "TP 4 does not fit: 28.36 of 25.8 GB a core with placement shared. Change one or more of: "
-        "placement split (22.82 GB on each core of the thinker); profile safe, which pads no "
-        "experts (21.01 GB); tp 8; fewer slots or a shorter context length (the state of 8 slots "
-        "is 2.62 GB)."
+def test_what_does_not_fit_shared_says_what_does() -> None:
+    slots = core_memory(RELEASED, replace(MEMORY_PLAN, max_concurrency=32), (4,))
+    assert does_not_fit(slots, 4) == (
+        "TP 4 does not fit: 28.89 of 25.8 GB a core with placement shared. Change one or more of: "
+        "placement split (22.82 GB on each core of the thinker); tp 8; fewer slots or a shorter "
+        "context length (the state of 32 slots is 10.50 GB)."
     )
-    assert does_not_fit(fast, 8).startswith("TP 8 does not fit: 27.71 of 25.8 GB a core")
-    assert does_not_fit(fast, 4) in dry_run_text(DryRun(**vars(fast), graphs=[])).splitlines()
+    assert does_not_fit(slots, 4) in dry_run_text(DryRun(**vars(slots), graphs=[])).splitlines()
 
 
-def test_what_fits_is_not_complained_of(safe: CoreMemory) -> None:
-    assert not does_not_fit(safe, 4) + does_not_fit(safe, 8)
-    assert "does not fit" not in dry_run_text(DryRun(**vars(safe), graphs=[]))
-
-
-def test_a_core_at_lnc_1_has_half_the_memory(safe: CoreMemory) -> None:
+def test_a_core_at_lnc_1_has_half_the_memory(memory: CoreMemory) -> None:
     one = core_memory(RELEASED, replace(MEMORY_PLAN, lnc=1), (4,))
-    assert one.core_bytes(4) == safe.core_bytes(4)
+    assert one.core_bytes(4) == memory.core_bytes(4)
     assert (one.chip.cores, one.chip.core_bytes) == (8, 12 * 2**30)
     assert does_not_fit(one, 4) == (
         "TP 4 does not fit: 21.01 of 12.9 GB a core with placement shared, 17.98 GB on each core "
@@ -314,22 +296,14 @@ def test_a_core_at_lnc_1_has_half_the_memory(safe: CoreMemory) -> None:
     )
 
 
-def test_lnc_and_profile_are_in_the_floors(tmp_path: Path) -> None:
-    """Half of the bandwidth and of the peak; and experts of width 256 on each core, read whole."""
+def test_lnc_is_in_the_floors(tmp_path: Path) -> None:
+    """A core of one physical core has half of the bandwidth and of the peak."""
     config = read_config(write_leaner_checkpoint(tmp_path))
     few = replace(PLAN, dtype="float32", context_length=64, talker_context_length=64)
     few = replace(few, prompt_buckets=(16,), decode_buckets=(64,))
-    safe, one, fast = (
-        dry_run(config, changed, degrees=(2,))
-        for changed in (few, replace(few, lnc=1), replace(few, profile="fast"))
-    )
+    two, one = (dry_run(config, plan, degrees=(2,)) for plan in (few, replace(few, lnc=1)))
     for graph in ("thinker_decode", "audio_encoder"):
-        assert planned(one, graph, 2).floor_s == 2 * planned(safe, graph, 2).floor_s
-    reads = [planned(run, "thinker_decode", 2).cost.weight_bytes for run in (safe, fast)]
-    c = config.thinker.text
-    column = 3 * c.hidden_size * 4  # gate, up and down, in float32
-    padding = 256 - c.moe.expert_width // 2
-    assert reads[1] - reads[0] == padding * column * c.moe.experts_per_token * c.layers
+        assert planned(one, graph, 2).floor_s == 2 * planned(two, graph, 2).floor_s
 
 
 def cost_of(

@@ -25,7 +25,7 @@ MODEL = Path("/a/checkpoint")
 
 def test_a_plan_for_neuron_has_these_defaults() -> None:
     plan = plan_of(MODEL, RELEASED, "neuron")
-    assert (plan.tp, plan.lnc, plan.profile, plan.dtype) == (8, 2, "safe", "bfloat16")
+    assert (plan.tp, plan.lnc, plan.dtype) == (8, 2, "bfloat16")
     assert (plan.context_length, plan.talker_context_length) == (8192, 8192 + 9 + 4096)
     assert plan.prompt_buckets[-1] == plan.decode_buckets[-1] == 8192
     assert plan.batches == (1, 8)
@@ -132,9 +132,6 @@ def test_a_checkpoint_that_cannot_speak_has_no_talker_to_plan(config: OmniConfig
         ({"tp": 3}, "tp is 8 or 4 or 2 or 1 for target neuron, got 3"),
         ({"target": "cpu", "tp": 8}, "tp is 1 for target cpu, got 8"),
         ({"lnc": 4}, "lnc is 2 or 1 for target neuron, got 4"),
-        ({"profile": "quick"}, "profile is safe or fast for target neuron, got quick"),
-        ({"profile": "fast", "lnc": 1}, "profile fast uses kernels .* for lnc 2, got lnc 1"),
-        ({"target": "cpu", "profile": "fast"}, "profile is safe for target cpu"),
         ({"dtype": "float64"}, "dtype is auto or one of bfloat16, float32, int8 for target neuron"),
         ({"dtype": "mixed"}, "dtype is auto or one of bfloat16, float32, int8 for target neuron"),
         (

@@ -193,8 +193,8 @@ VERBS = {
     "compile": """
         --audio-windows --batches --buckets --chunk-frames --context-length
         --decode-buckets --dry-run --dtype --help --lnc --max-concurrency --model --only
-        --out --patch-buckets --predictor-dtype --predictor-top-k --profile --projection-rows
-        --resume --talker-context-length --target --tp -h
+        --out --patch-buckets --predictor-dtype --predictor-top-k --projection-rows --resume
+        --talker-context-length --target --tp -h
     """,
     "inspect": """
         --help --verify -h folder
@@ -216,7 +216,6 @@ PLAN = [
     "target",
     "tp",
     "lnc",
-    "profile",
     "dtype",
     "max_concurrency",
     "context_length",

@@ -62,7 +62,7 @@ def main(checkpoint: Path, folder: Path) -> None:
         assert sorted(path.name for path in own.iterdir()) == [EXECUTABLE_FILE, "weights"]
         programs = eager_part_device.PROGRAMS[-len(spec.graphs) :]
         for graph, program in zip(spec.graphs, programs, strict=True):
-            assert program.flags.startswith(compiler_flags(graph, spec.lnc, spec.profile))
+            assert program.flags.startswith(compiler_flags(graph, spec.lnc))
         calls = 0
         # A module reads its group when it is called; a compiled graph would not.
         with NxDParallelState(lnc_size=spec.lnc), eager_part_device.device_memory():

@@ -29,8 +29,6 @@ class CpuModeDecoder(WholeWeights):
     """A decoder whose graphs are NxDI's modules, called on the CPU."""
 
     def __init__(self, spec: DecoderSpec, checkpoint: Checkpoint):
-        if spec.plan.profile == "fast":
-            raise ValueError('no CPU runs the kernels of profile "fast". Choose "safe".')
         if spec.plan.tp > 1 and spec.dtype != torch.float32:
             raise ValueError(
                 f"NxDI's CPU mode over {spec.plan.tp} processes is for float32, got "

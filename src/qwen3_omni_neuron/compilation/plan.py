@@ -30,7 +30,7 @@ MODEL_STAGES = dict.fromkeys(("thinker", "vision", "audio"), "thinker") | {
 }
 MODEL_OF_PART = {part: model for model, parts in MODEL_PARTS.items() for part in parts}
 SAME = "same"  # predictor_dtype of a code predictor that is in the plan's dtype
-_EVERY_MODEL = ("target", "tp", "lnc", "profile", "dtype")
+_EVERY_MODEL = ("target", "tp", "lnc", "dtype")
 _DECODER = ("max_concurrency", "context_length", "prompt_buckets", "decode_buckets", "batches")
 _BY_MODEL = {
     "thinker": _DECODER,
@@ -60,7 +60,6 @@ class CompilePlan:
     target: str = field(metadata={"help": "machine that runs the tree"})
     tp: int = field(metadata={"help": "cores that share a model's weights"})
     lnc: int = field(metadata={"help": "physical cores a logical one"})
-    profile: str = field(metadata={"help": "safe, or fast: NxDI's expert kernels; default: safe"})
     dtype: str = field(metadata={"help": "numbers of weights"})
     max_concurrency: int = field(metadata={"help": "slots, the requests at a time; default: 8"})
     context_length: int = field(metadata={"help": "positions of a slot's KV cache; default: 8192"})
@@ -146,20 +145,20 @@ DEFAULT_CONCURRENCY = 8
 class TargetLimits:
     """The settings that a target allows; the first of each is the default.
 
-    target: its name. degrees: degrees of tensor parallelism. profiles: by name, the allowed numbers
-    of physical cores in a logical core. chunked_prefill: whether its engines can append rows to the
-    rows of a slot (see engines.protocols.Thinker); if not, each prompt is computed anew. auto:
-    dtype that "auto" means for a checkpoint's dtype, if it is another one. auto_quantised: returns
-    the dtype that "auto" means for a checkpoint's folder, or None where its dtype says that.
-    predictor_top_k: the default; 0: any. predictor_dtypes: allowed predictor_dtype by dtype, the
-    default first; "same" alone in a dtype that is not named. sizes: defaults by the name of a list
-    in CompilePlan; lists not named here may have any size. mixed_arithmetic: dtype of activations
-    in the dtypes mixed, int8 and int4.
+    target: its name. degrees: degrees of tensor parallelism. core_sizes: numbers of physical cores
+    in a logical core. chunked_prefill: whether its engines can append rows to the rows of a slot
+    (see engines.protocols.Thinker); if not, each prompt is computed anew. auto: dtype that "auto"
+    means for a checkpoint's dtype, if it is another one. auto_quantised: returns the dtype that
+    "auto" means for a checkpoint's folder, or None where its dtype says that. predictor_top_k: the
+    default; 0: any. predictor_dtypes: allowed predictor_dtype by dtype, the default first; "same"
+    alone in a dtype that is not named. sizes: defaults by the name of a list in CompilePlan; lists
+    not named here may have any size. mixed_arithmetic: dtype of activations in the dtypes mixed,
+    int8 and int4.
     """
 
     target: str
     degrees: tuple[int, ...]
-    profiles: Mapping[str, tuple[int, ...]]
+    core_sizes: tuple[int, ...]
     dtypes: tuple[str, ...]
     predictor_top_k: int
     chunked_prefill: bool
@@ -168,11 +167,6 @@ class TargetLimits:
     predictor_dtypes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     auto_quantised: Callable[[Path, OmniConfig], str | None] = lambda folder, config: None
     mixed_arithmetic: str = "float32"
-
-    @property
-    def core_sizes(self) -> tuple[int, ...]:
-        """Numbers of physical cores in a logical core, over all profiles."""
-        return tuple(dict.fromkeys(lnc for sizes in self.profiles.values() for lnc in sizes))
 
 
 def make_plan(model: Path, config: OmniConfig, limits: TargetLimits, **given: Any) -> CompilePlan:
@@ -192,28 +186,17 @@ def make_plan(model: Path, config: OmniConfig, limits: TargetLimits, **given: An
     usual: dict[str, Any] = {
         "tp": limits.degrees[0],
         "lnc": limits.core_sizes[0],
-        "profile": "safe",
         "dtype": "auto",
         "max_concurrency": DEFAULT_CONCURRENCY,
         "predictor_top_k": limits.predictor_top_k,
         "predictor_dtype": "auto",
     }
     given = usual | {name: value for name, value in given.items() if value is not None}
-    tp, lnc, profile = given["tp"], given["lnc"], given["profile"]
-    for name, value, choices in (
-        ("tp", tp, limits.degrees),
-        ("lnc", lnc, limits.core_sizes),
-        ("profile", profile, tuple(limits.profiles)),
-    ):
+    tp, lnc = given["tp"], given["lnc"]
+    for name, value, choices in (("tp", tp, limits.degrees), ("lnc", lnc, limits.core_sizes)):
         if value not in choices:
             listed = " or ".join(map(str, choices))
             raise OptionError(f"{name} is {listed} for target {limits.target}, got {value}.")
-    if lnc not in limits.profiles[profile]:
-        listed = " or ".join(map(str, limits.profiles[profile]))
-        raise OptionError(
-            f"profile {profile} uses kernels that are written for lnc {listed}, got lnc {lnc}. "
-            f"Take another profile, or lnc {listed}."
-        )
     max_concurrency = given["max_concurrency"]
     if max_concurrency < 1:
         raise OptionError(f"max_concurrency is 1 or more, got {max_concurrency}.")
@@ -239,7 +222,6 @@ def make_plan(model: Path, config: OmniConfig, limits: TargetLimits, **given: An
         target=limits.target,
         tp=tp,
         lnc=lnc,
-        profile=profile,
         dtype=dtype,
         max_concurrency=max_concurrency,
         context_length=context_length,

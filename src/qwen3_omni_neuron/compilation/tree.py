@@ -21,6 +21,8 @@ from qwen3_omni_neuron.model.config import OmniConfig
 _MOST_SIZE, _MOST_SLOTS = 1 << 24, 1 << 12
 # Settings that trees of earlier versions don't have in their manifests, and what they were.
 EARLIER = {name: one.default for name, one in SETTINGS.items() if one.default is not MISSING}
+# Settings that trees of earlier versions have in their manifests, and plans have no more.
+FORMER = frozenset({"profile"})
 
 
 def open_tree(
@@ -105,6 +107,7 @@ def _plan(
     manifest_plan: Mapping[str, Any],
 ) -> CompilePlan:
     """Make the plan of a manifest, with the checks of a caller's settings."""
+    manifest_plan = {name: value for name, value in manifest_plan.items() if name not in FORMER}
     if differing := sorted(SETTINGS.keys() ^ {*EARLIER, *manifest_plan}):
         raise ArtifactError(
             f"{folder} has a plan of another version: {printable(', '.join(differing), 200)} is "

@@ -30,7 +30,7 @@ def auto_quantised(folder: Path, config: OmniConfig) -> str | None:
 LIMITS = TargetLimits(
     target="cpu",
     degrees=(1,),
-    profiles={"safe": (1,)},
+    core_sizes=(1,),
     dtypes=("mixed", "float32", "int8", "int4", "bfloat16", "float64"),
     auto={"bfloat16": "mixed"},
     auto_quantised=auto_quantised,

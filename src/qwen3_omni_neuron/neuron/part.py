@@ -43,7 +43,6 @@ class PartSpec:
         share it: all of it, or its first tensors.
     tp: number of cores that share the weights.
     lnc: physical cores of a logical core.
-    profile: "safe", or "fast" where the target has it.
     dtype: type of the weights, except int8 experts and their scales.
     make: returns a new plain module, its parameters on the meta device; its buffers, which are
         constants, have their values.
@@ -55,7 +54,6 @@ class PartSpec:
     graphs: tuple[Graph, ...]
     tp: int
     lnc: int
-    profile: str
     dtype: torch.dtype
     make: Callable[[], nn.Module]
     weights: Part
@@ -95,7 +93,7 @@ def part_spec(config: OmniConfig, plan: CompilePlan, name: str) -> PartSpec:
     scales = {name + SCALE for name, p in parameters.items() if p.dtype == torch.int8}
     missing = parameters.keys() ^ (dict(weights.pieces).keys() | scales)
     assert not missing, f"{name}: parameters and pieces differ in {sorted(missing)}"
-    return PartSpec(name, graphs, plan.tp, plan.lnc, plan.profile, dtype, make, weights)
+    return PartSpec(name, graphs, plan.tp, plan.lnc, dtype, make, weights)
 
 
 def _laid_out(config: OmniConfig, name: str, dtype: torch.dtype) -> tuple[nn.Module, Part]:

@@ -8,7 +8,7 @@ from qwen3_omni_neuron.compilation.target import CoreRequest
 LIMITS = TargetLimits(
     target="torchneuron",
     degrees=(8, 4, 2, 1),
-    profiles={"safe": (2, 1)},
+    core_sizes=(2, 1),
     dtypes=("bfloat16", "float32", "int8"),
     mixed_arithmetic="bfloat16",
     predictor_top_k=50,

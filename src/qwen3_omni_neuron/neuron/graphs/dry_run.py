@@ -8,7 +8,7 @@ from torch import nn
 
 from qwen3_omni_neuron.checkpoint.modules import Models, cast
 from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART, MODEL_STAGES, CompilePlan
-from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
+from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import (
     PARTS,
     all_graphs,
@@ -17,7 +17,6 @@ from qwen3_omni_neuron.neuron.graphs.all import (
 )
 from qwen3_omni_neuron.neuron.graphs.cost import TRN2, Chip, Cost, CountingGroup, graph_cost
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
-from qwen3_omni_neuron.neuron.graphs.parallel.cut import expert_multiple, expert_widths
 from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
 
 TP_DEGREES = (4, 8)
@@ -53,14 +52,12 @@ class CoreMemory:
     """Memory that a plan takes on each core, by TP degree. Made by `core_memory`.
 
     state_bytes: size of the KV caches and of the vocoder's state for all slots, which the graphs of
-    a part share. padding_bytes: size of the zeros that profile "fast" pads the experts with, part
-    of the shards. chip: the chip, with logical cores as the plan's lnc makes them.
+    a part share. chip: the chip, with logical cores as the plan's lnc makes them.
     """
 
     plan: CompilePlan
     parts: list[PartSize]
     state_bytes: dict[int, dict[str, int]]
-    padding_bytes: dict[int, int]
     chip: Chip
 
     @property
@@ -104,7 +101,7 @@ def core_memory(
 ) -> CoreMemory:
     """Count the weights and the state of a plan on each core, for each TP degree.
 
-    The plan's profile pads the experts; its lnc sets the size of a core. Its tp is not read.
+    The plan's lnc sets the size of a core. Its tp is not read.
     Raises OptionError where a degree and the KV heads don't divide.
     """
     shards: dict[int, dict[str, int]] = {}
@@ -120,8 +117,7 @@ def core_memory(
         PartSize(name, *_size(name, module), {tp: shards[tp][name] for tp in degrees})
         for name, module in _parts(_models(config, plan))
     ]
-    padding = {tp: _padding_bytes(config, plan, tp) for tp in degrees}
-    return CoreMemory(plan, parts, state, padding, replace(chip, lnc=plan.lnc))
+    return CoreMemory(plan, parts, state, replace(chip, lnc=plan.lnc))
 
 
 def dry_run(
@@ -218,9 +214,6 @@ def does_not_fit(run: CoreMemory, tp: int) -> str:
         ways.append(f"placement split ({split})")
     else:
         problem += f" with placement shared, {split} with placement split."
-    if run.padding_bytes[tp]:
-        safe = (shared - run.padding_bytes[tp]) / 1e9
-        ways.append(f"profile safe, which pads no experts ({safe:.2f} GB)")
     if run.chip.lnc == 1:
         ways.append(f"lnc 2 ({replace(run.chip, lnc=2).core_bytes / 1e9:.1f} GB a core)")
     if tp < max(TP_DEGREES):
@@ -230,21 +223,6 @@ def does_not_fit(run: CoreMemory, tp: int) -> str:
         fewer = "fewer slots or a shorter" if plan.max_concurrency > 1 else "a shorter"
         ways.append(f"{fewer} context length (the state of {slots} is {state / 1e9:.2f} GB)")
     return f"{problem} Change one or more of: {'; '.join(ways)}."
-
-
-def _padding_bytes(config: OmniConfig, plan: CompilePlan, tp: int) -> int:
-    """Return the bytes on each core that the plan's profile adds to profile "safe"."""
-    dtype = getattr(torch, plan.arithmetic)
-    decoders = [config.thinker.text, *([] if config.talker is None else [config.talker.text])]
-
-    def expert_bytes(c: DecoderConfig, profile: str) -> int:
-        return expert_widths(c, tp, profile, dtype).padded_nbytes // tp
-
-    return sum(
-        expert_bytes(c, plan.profile) - expert_bytes(c, "safe")
-        for c in decoders
-        if c.moe is not None
-    )
 
 
 def _table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
@@ -272,7 +250,7 @@ def _rank(config: OmniConfig, plan: CompilePlan, group: CountingGroup, tp: int) 
     """Return the modules of one of `tp` cores."""
     models = _models(config, plan)
     for _, module in _parts(models):
-        parallelize(module, tp, group, expert_multiple(plan.profile))
+        parallelize(module, tp, group)
     return models
 
 

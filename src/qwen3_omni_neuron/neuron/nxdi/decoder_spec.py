@@ -1,19 +1,6 @@
-"""Description of the thinker's or the talker's decoder, and the profiles of its experts.
-
-Decode reads only the chosen experts, in both profiles. In prefill, "safe" is NxD's blockwise matmul
-in torch operations. "fast" is its kernel that cuts each expert's width over the two halves of a
-core at LNC=2 (use_shard_on_intermediate_dynamic_while). It takes the rows of an expert in blocks of
-128, the last one padded, so smaller blocks pad less. A core's share of an expert's width has to be
-a multiple of 256: it is padded with zeros, which are read, too:
-
-    released thinker, 128 experts of width 768 in 48 layers    TP 4: 54 -> 72 GiB   TP 8: -> 144 GiB
-    released talker, 128 experts of width 384 in 20 layers     TP 4: 5.6 -> 15 GiB  TP 8: -> 30 GiB
-
-Nothing here was measured on a device.
-"""
+"""Description of the thinker's or the talker's decoder, and the check of its experts' widths."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -85,51 +72,18 @@ def decoder_spec(config: OmniConfig, plan: CompilePlan, part: str) -> DecoderSpe
     return DecoderSpec(part, config, replace(plan, context_length=context, decode_buckets=windows))
 
 
-KERNEL_LNC = 2
-KERNEL_BLOCK_ROWS = 128
-_KERNEL_HIDDEN = (512, 8192)  # least and greatest hidden size; it is a multiple of the least
-
-
 def check_experts(c: DecoderConfig, plan: CompilePlan) -> None:
-    """Check that the plan's profile can compute these experts. Raises OptionError if not."""
+    """Check that the plan's cores can share these experts. Raises OptionError if not."""
     assert c.moe is not None
-    widths = {"the shared expert": c.moe.shared_expert_width}
-    if plan.profile == "safe":
-        widths["a routed expert"] = c.moe.expert_width
-    for owner, width in widths.items():
+    for owner, width in (
+        ("the shared expert", c.moe.shared_expert_width),
+        ("a routed expert", c.moe.expert_width),
+    ):
         if width % plan.tp:
             raise OptionError(
                 f"the width of {owner}, {width}, can't be cut over {plan.tp} cores. Choose another "
                 "TP degree."
             )
-    if plan.profile != "fast":
-        return
-    if plan.dtype == "int8":
-        raise OptionError(
-            'profile "fast" takes kernels that have no int8. Choose profile "safe", or bfloat16.'
-        )
-    if plan.lnc != KERNEL_LNC:
-        raise OptionError(
-            f'profile "fast" takes kernels for LNC={KERNEL_LNC}, and the plan has LNC={plan.lnc}. '
-            f"Compile with --lnc {KERNEL_LNC}, or with --profile safe."
-        )
-    least, most = _KERNEL_HIDDEN
-    if c.hidden_size % least or not least <= c.hidden_size <= most:
-        raise OptionError(
-            f'profile "fast" takes kernels for hidden sizes that are multiples of {least} up to '
-            f'{most}, and this decoder has {c.hidden_size}. Choose profile "safe".'
-        )
-
-
-def blockwise_options(plan: CompilePlan) -> dict[str, Any]:
-    """Return the options of NxD's BlockwiseMatmulConfig."""
-    if plan.profile == "safe":
-        return {"use_torch_block_wise": True, "logical_nc_config": plan.lnc}
-    return {
-        "use_shard_on_intermediate_dynamic_while": True,
-        "block_size": KERNEL_BLOCK_ROWS,
-        "logical_nc_config": plan.lnc,
-    }
 
 
 def decoder_files(tp: int) -> tuple[str, ...]:

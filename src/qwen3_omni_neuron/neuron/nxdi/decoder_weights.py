@@ -50,7 +50,6 @@ from qwen3_omni_neuron.neuron.graphs.parallel.cut import (
     Cut,
     cut_heads,
     cut_width,
-    expert_multiple,
     key_heads,
     query_heads,
     shard,
@@ -175,10 +174,9 @@ class CutParameter:
         return (*before, self.cut.length, *after)
 
 
-def cut_parameters(c: DecoderConfig, tp: int, expert_multiple: int = 1) -> dict[str, CutParameter]:
+def cut_parameters(c: DecoderConfig, tp: int) -> dict[str, CutParameter]:
     """Return how each parameter is cut, by its name in the files without "layers.N.".
 
-    expert_multiple: each core's share of a routed expert's width is padded to a multiple of it.
     Raises OptionError where the cores can't hold the KV heads evenly.
     """
     assert c.moe is not None
@@ -203,8 +201,8 @@ def cut_parameters(c: DecoderConfig, tp: int, expert_multiple: int = 1) -> dict[
         f"{attention}.v_proj.weight": key_cut,
         "self_attn.o_proj.o_proj.weight": CutParameter((hidden, q_rows), q_columns),
         "mlp.router.linear_router.weight": CutParameter((moe.experts, hidden)),
-        _GATE_UP: CutParameter(gate_up, cut_width(2, [width, width], tp, expert_multiple)),
-        _DOWN: CutParameter(down, cut_width(1, [width], tp, expert_multiple)),
+        _GATE_UP: CutParameter(gate_up, cut_width(2, [width, width], tp)),
+        _DOWN: CutParameter(down, cut_width(1, [width], tp)),
     }
     parameters |= {
         _SCALES[_GATE_UP]: CutParameter((moe.experts, 1, 2 * width), parameters[_GATE_UP].cut),
@@ -235,7 +233,7 @@ def _cut_pieces(spec: DecoderSpec) -> list[tuple[str, list[Piece]]]:
 def _layout(spec: DecoderSpec) -> Layout:
     """Return the shape and type of every tensor in a core's file."""
     c = spec.decoder
-    parameters = cut_parameters(c, spec.plan.tp, expert_multiple(spec.plan.profile))
+    parameters = cut_parameters(c, spec.plan.tp)
     layout: dict[str, tuple[Sequence[int], torch.dtype]] = {}
     for target, _ in _cut_pieces(spec):
         name = _file_name(target)
@@ -256,7 +254,7 @@ def _cut_parameters(
     The scales of an int8 stack follow it.
     """
     tp, dtype = spec.plan.tp, spec.dtype
-    parameters = cut_parameters(spec.decoder, tp, expert_multiple(spec.plan.profile))
+    parameters = cut_parameters(spec.decoder, tp)
     for target, parts in pieces:
         name = _file_name(target)
         parameter = parameters[_without_layer(name)]

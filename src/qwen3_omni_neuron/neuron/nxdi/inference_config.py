@@ -10,12 +10,7 @@ from neuronx_distributed_inference.models.config import InferenceConfig, MoENeur
 
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import DecoderConfig
-from qwen3_omni_neuron.neuron.graphs.parallel.cut import expert_widths
-from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
-    DecoderSpec,
-    blockwise_options,
-    check_experts,
-)
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec, check_experts
 
 # NxD replaces the layers of the experts by its own quantised ones, and no others: parts of names
 # that are left out.
@@ -84,7 +79,7 @@ def inference_config(spec: DecoderSpec, **options: Any) -> DecoderInferenceConfi
         max_position_embeddings=c.max_positions,
         rms_norm_eps=c.norm_eps,
         rope_theta=c.rope.theta,
-        intermediate_size=expert_widths(c, plan.tp, plan.profile, spec.dtype).padded,
+        intermediate_size=c.moe.expert_width,
         num_local_experts=c.moe.experts,
         num_experts_per_tok=c.moe.experts_per_token,
         n_shared_experts=0,  # ours have another width: see neuron.nxdi.decoder.GatedSharedExpert
@@ -127,7 +122,9 @@ def _neuron_config(spec: DecoderSpec, options: dict[str, Any]) -> MoENeuronConfi
         "apply_seq_ids_mask": True,
         "padding_side": "right",
         "disable_normalize_top_k_affinities": not c.moe.normalize_weights,
-        "blockwise_matmul_config": blockwise_options(plan),
+        # A prompt's experts in torch operations. The kernels ask more than our widths have: one
+        # that shards the width asserts blocks of a multiple of 256 rows.
+        "blockwise_matmul_config": {"use_torch_block_wise": True, "logical_nc_config": plan.lnc},
         "logical_nc_config": plan.lnc,
         "save_sharded_checkpoint": True,  # else NxDI cuts the whole checkpoint at every load
         "skip_warmup": True,  # hides a graph that fails; neuron.nxdi.build.warm_up_decoder doesn't

@@ -114,7 +114,7 @@ class NxdToolchain:
             for label, module in part.graphs.items():
                 builder.model = module  # a module for each graph, over the same weights
                 builder.trace(kwargs=module.example(), tag=label)
-            flags = {g.label: compiler_flags(g, spec.lnc, spec.profile) for g in spec.graphs}
+            flags = {g.label: compiler_flags(g, spec.lnc) for g in spec.graphs}
             # No priority model: its layout transformer is compiled for --lnc=1, whatever ours is.
             return builder.compile(compiler_workdir=work, compiler_args=flags)
 
@@ -155,14 +155,14 @@ class NxdGroup:
         return mappings.gather_from_tensor_model_parallel_region(x)
 
 
-def compiler_flags(graph: Graph, lnc: int, profile: str) -> str:
+def compiler_flags(graph: Graph, lnc: int) -> str:
     """Return neuronx-cc's flags for one graph of a part.
 
-    lnc: physical cores of a logical core, the runtime's NEURON_LOGICAL_NC_CONFIG. profile: "safe"
-    is -O2 for graphs that run every frame, and -O1, which compiles sooner, for those that run once
-    a request; "fast" is -O2 for all.
+    They have -O2 for graphs that run every frame, and -O1, which compiles sooner, for those that
+    run once a request. lnc: physical cores of a logical core, the runtime's
+    NEURON_LOGICAL_NC_CONFIG.
     """
-    level = 2 if profile == "fast" or graph.part in _EVERY_FRAME else 1
+    level = 2 if graph.part in _EVERY_FRAME else 1
     return f"--auto-cast=none --model-type=transformer -O{level} --lnc={lnc}"
 
 

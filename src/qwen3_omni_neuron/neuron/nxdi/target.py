@@ -10,8 +10,6 @@ from qwen3_omni_neuron.neuron.versions import NEURON_PACKAGES
 LIMITS = replace(
     neuron_target.LIMITS,
     target="neuron",
-    # The kernels of "fast" are written for logical cores of two physical cores.
-    profiles={"safe": (2, 1), "fast": (2,)},
     chunked_prefill=False,  # NxDI's context encoding begins at position 0
     # A spoken question has 100 to 1500 rows: padding to the next of these is cheap.
     sizes={

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.model.config import DecoderConfig
 
 PAD = -1
 """Index that stands for a head of zeros."""
@@ -69,37 +68,6 @@ def _split(units: Units, parts: int) -> list[Units]:
     return [padded[i * each : (i + 1) * each] for i in range(parts)]
 
 
-KERNEL_WIDTH = 256  # a core's part of an expert's width is a multiple of it in profile "fast"
-
-
-@dataclass(frozen=True)
-class ExpertWidths:
-    """Sizes of a decoder's routed experts under a TP degree and a profile.
-
-    width: width of an expert. padded: the same with its zeros, on all cores together. nbytes: size
-    of all experts of all layers without padding; padded_nbytes: their size as the cores hold them.
-    """
-
-    width: int
-    padded: int
-    nbytes: int
-    padded_nbytes: int
-
-
-def expert_multiple(profile: str) -> int:
-    """Return the number that a core's part of an expert's width is a multiple of."""
-    return KERNEL_WIDTH if profile == "fast" else 1
-
-
-def expert_widths(c: DecoderConfig, tp: int, profile: str, dtype: torch.dtype) -> ExpertWidths:
-    """Return the padding that a profile asks for at a TP degree, and its cost over all cores."""
-    assert c.moe is not None
-    width = c.moe.expert_width
-    padded = tp * rank_width(width, tp, expert_multiple(profile))
-    column = 3 * c.hidden_size * c.moe.experts * c.layers * dtype.itemsize
-    return ExpertWidths(width, padded, width * column, padded * column)
-
-
 Span = tuple[int, int]
 """(start, length) along an axis; start PAD: zeros."""
 
@@ -124,21 +92,21 @@ Cuts = Mapping[str, Cut]
 """Cuts by parameter name; a parameter without a cut is whole at every rank."""
 
 
-def rank_width(width: int, tp: int, multiple: int = 1) -> int:
-    """Return the width of each of `tp` equal parts of `width`, rounded up to a multiple."""
-    return -(-width // (tp * multiple)) * multiple
+def rank_width(width: int, tp: int) -> int:
+    """Return the width of each of `tp` equal parts of `width`, rounded up."""
+    return -(-width // tp)
 
 
-def cut_width(axis: int, blocks: Sequence[int], tp: int, multiple: int = 1) -> Cut:
+def cut_width(axis: int, blocks: Sequence[int], tp: int) -> Cut:
     """Cut each of several blocks along an axis into equal parts.
 
     blocks: lengths, one after the other along the axis; gate and up are two blocks of one matrix.
-    A part is a multiple of `multiple`; a block is padded with zeros at its end.
+    A block that `tp` doesn't divide is padded with zeros at its end.
     """
     spans: list[list[Span]] = [[] for _ in range(tp)]
     offset = 0
     for block in blocks:
-        each = rank_width(block, tp, multiple)
+        each = rank_width(block, tp)
         for rank in range(tp):
             start = min(rank * each, block)
             real = min(each, block - start)

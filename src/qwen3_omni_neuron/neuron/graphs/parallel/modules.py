@@ -37,12 +37,9 @@ from qwen3_omni_neuron.neuron.graphs.parallel.layers import (
 M = TypeVar("M", bound=nn.Module)
 
 
-def parallelize(
-    module: nn.Module, tp: int, group: Group, expert_multiple: int = 1
-) -> dict[str, Cut]:
+def parallelize(module: nn.Module, tp: int, group: Group) -> dict[str, Cut]:
     """Replace plain layers by parallel ones in a module that is laid out on the meta device.
 
-    expert_multiple: a rank's part of a routed expert's width is padded to a multiple of it.
     Embeddings, norms, routers, convolutions and the code predictor's heads stay whole at every
     rank. Returns the cuts of the other parameters: a rank's parameters are those of the plain
     module, each cut by `neuron.graphs.parallel.cut.shard`.
@@ -60,7 +57,7 @@ def parallelize(
                 cuts |= {prefix + own: cut for own, cut in rule(layer, tp, group).items()}
             for child_name, child in list(layer.named_children()):
                 if type(child) is MoeFeedForward:
-                    parallel, own_cuts = _moe(child, tp, group, expert_multiple)
+                    parallel, own_cuts = _moe(child, tp, group)
                     setattr(layer, child_name, parallel)
                     experts.append(f"{prefix}{child_name}.")
                     cuts |= {f"{experts[-1]}{own}": cut for own, cut in own_cuts.items()}
@@ -150,14 +147,9 @@ def _gathered(name: str) -> Callable[[Any, int, Group], dict[str, Cut]]:
     return rule
 
 
-def _moe(
-    layer: MoeFeedForward, tp: int, group: Group, multiple: int
-) -> tuple[ParallelMoe, dict[str, Cut]]:
+def _moe(layer: MoeFeedForward, tp: int, group: Group) -> tuple[ParallelMoe, dict[str, Cut]]:
     experts, hidden, width = layer.down.shape
-    cuts = {
-        "gate_up": cut_width(1, [width, width], tp, multiple),
-        "down": cut_width(2, [width], tp, multiple),
-    }
+    cuts = {"gate_up": cut_width(1, [width, width], tp), "down": cut_width(2, [width], tp)}
     if layer.int8:
         # Scales of outputs. A rank has whole outputs of `down`, each a sum over its inputs.
         cuts["gate_up" + SCALE] = cuts["gate_up"]
@@ -169,7 +161,7 @@ def _moe(
     own = MoeConfig(
         experts,
         layer.experts_per_token,
-        rank_width(width, tp, multiple),
+        rank_width(width, tp),
         layer.normalize_weights,
         rank_width(shared, tp),
         layer.static,
