@@ -11,6 +11,8 @@ def unshard(shards: Sequence[Tensor], cut: Cut | None) -> Tensor:
     """Put the ranks' parts together: the inverse of `shard`."""
     if cut is None:
         return shards[0]
+    if cut.transposed:
+        shards = [part.transpose(-1, -2) for part in shards]
     shape = list(shards[0].shape)
     shape[cut.axis] = max(start + length for spans in cut.spans for start, length in spans)
     whole = shards[0].new_full(shape, float("nan"))

@@ -33,6 +33,7 @@ from qwen3_omni_neuron.neuron.shards import (
     PartShare,
     part_shard_bytes,
     read_part_shard,
+    weight_name,
     write_part_shards,
 )
 from testing.export import export_graph, open_shapes, rejected_ops
@@ -49,8 +50,8 @@ PLAN = replace(TINY_PLAN, dtype="int8", mixed_arithmetic="bfloat16")
 EXPERTS = ("ffn.gate_up", "ffn.down")
 # What may be done in a graph to int8 numbers, to these in bfloat16, and to scales; what it makes.
 NEXT = {
-    "torch.int8": {"index_select": "torch.int8", "to": "wide"},
-    "wide": {"transpose": "wide", "bmm": "product", "matmul": "product"},
+    "torch.int8": {"transpose": "torch.int8", "index_select": "torch.int8", "to": "wide"},
+    "wide": {"bmm": "product"},
     "scale": {"index_select": "scale", "unsqueeze": "scale", "mul": "scaled"},
 }
 TYPES = {"product": torch.bfloat16, "scaled": torch.float32}
@@ -144,15 +145,19 @@ def check_products(program: ExportedProgram, config: OmniConfig, label: str) -> 
 def written(
     checkpoint: Path, config: OmniConfig, folder: Path, plan: CompilePlan
 ) -> list[dict[str, Tensor]]:
-    """The tensors of the thinker's files, by rank."""
+    """The tensors of the thinker's files, by rank; matrices [out, in]."""
     folder.mkdir()
     spec = part_spec(config, plan, "thinker")
     write_part_shards(spec, Checkpoint(checkpoint), folder)
     files = sorted((folder / "weights").iterdir())
     assert sum(file.stat().st_size for file in files) - part_shard_bytes(spec) < 100_000
-    layout = PartShare(spec, Alone()).weights
-    shards = [read_part_shard(folder, rank, layout) for rank in range(plan.tp)]
-    return [{name.removeprefix("owner."): t for name, t in s.items()} for s in shards]
+    share = PartShare(spec, Alone())
+    exchanged = {weight_name(name) for name, cut in share.cuts.items() if cut.transposed}
+    shards = [read_part_shard(folder, rank, share.weights) for rank in range(plan.tp)]
+    return [
+        {n.removeprefix("owner."): t.mT if n in exchanged else t for n, t in s.items()}
+        for s in shards
+    ]
 
 
 def experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -190,7 +195,9 @@ def test_a_rank_has_the_scales_of_its_outputs(
     width = config.thinker.text.moe.expert_width
     for name, tensor in experts(whole).items():
         for rank, held in enumerate(ranks):
-            assert torch.equal(held[name], shard(tensor, cuts.get(name), rank)), name
+            cut = cuts.get(name)
+            part = tensor if cut is None else shard(tensor, replace(cut, transposed=False), rank)
+            assert torch.equal(held[name], part), name
         if name.endswith("gate_up" + SCALE):
             assert held[name].shape[1] == 2 * width // tp
         if name.endswith("down" + SCALE):

@@ -1,12 +1,15 @@
 """Tensor parallelism: every graph over several ranks is the graph over one."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
@@ -15,6 +18,7 @@ from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
+from qwen3_omni_neuron.neuron.graphs.cost import CountingGroup
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.graphs.parallel.cut import (
     PAD,
@@ -181,10 +185,10 @@ def test_audio_encoder_of_20_heads_over_8_ranks(config: OmniConfig) -> None:
         fill(module, plain.named_buffers())
         modules.append(module)
     qkv = modules[7].layers[0].qkv.weight
-    assert qkv.shape == (3 * 3 * 4, 80)
+    assert qkv.shape == (80, 3 * 3 * 4)
     assert not qkv.any(), "rank 7 has heads 21, 22 and 23"
     assert (
-        modules[6].layers[0].qkv.weight.unflatten(0, (3, 3, 4)).any(3).any(2).tolist()
+        modules[6].layers[0].qkv.weight.unflatten(1, (3, 3, 4)).any(3).any(0).tolist()
         == [[True, True, False]] * 3
     )
     assert modules[0].layers[0].heads == 3
@@ -237,6 +241,46 @@ def test_what_no_rank_holds_is_seen() -> None:
     matrix = torch.ones(4)
     lossy = Cut(0, (((0, 1),), ((3, 1),)))
     assert unshard([shard(matrix, lossy, r) for r in range(2)], lossy).isnan().sum() == 2
+
+
+class Transposed(TorchDispatchMode):
+    """Counts operations that exchange axes of some tensors, or of views of them.
+
+    names: operations by the tensor's name.
+    """
+
+    def __init__(self, tensors: Iterable[tuple[str, Tensor]]):
+        super().__init__()
+        self.kept = [(name, tensor.untyped_storage()) for name, tensor in tensors]
+        self.names: list[tuple[str, str]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        operation = func._schema.name.removeprefix("aten::")
+        if operation in ("t", "transpose", "permute", "numpy_T", "mT", "as_strided"):
+            storage = args[0].untyped_storage()._cdata
+            self.names += [(n, operation) for n, s in self.kept if s._cdata == storage]
+        return func(*args, **(kwargs or {}))
+
+
+def transposed_parameters(graph: Graph, owner: nn.Module) -> list[tuple[str, str]]:
+    with torch.no_grad(), Transposed(owner.named_parameters()) as transposed:
+        graph.module(owner)(*graph.example(device="meta"))
+    return transposed.names
+
+
+@pytest.mark.parametrize("part", [*PARTS, INT8])
+@pytest.mark.parametrize("tp", [1, again(8)])
+def test_no_graph_transposes_a_parameter(config: OmniConfig, part: str, tp: int) -> None:
+    name, plan = part.partition(" ")[0], replace(TINY_PLAN, tp=tp)
+    module, plain = (
+        getattr(static_models(config, torch.float32, part == INT8), name) for _ in range(2)
+    )
+    parallelize(module, tp, CountingGroup(tp))
+    graphs = [graph for graph in all_graphs(config, plan) if graph.part == name]
+    for graph in graphs:
+        assert transposed_parameters(graph, module) == [], graph.label
+    if tp == 1:
+        assert transposed_parameters(graphs[0], plain), "the plain module does"
 
 
 def test_nothing_is_whole_at_every_rank_but_what_is_said_to_be(

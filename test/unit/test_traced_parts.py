@@ -214,7 +214,7 @@ def test_a_folder_of_something_else_is_refused(
     load = partial(TOOLCHAIN.load_part, folder=tmp_path)
     with pytest.raises(ArtifactError, match=r"is torch.float64 .*, and torch.float32"):
         load(plain_spec(config, "text_projection", 2, torch.float32))
-    with pytest.raises(ArtifactError, match=r"\[48, 64\], and torch.float64 \[24, 64\] was exp"):
+    with pytest.raises(ArtifactError, match=r"\[64, 48\], and torch.float64 \[64, 24\] was exp"):
         load(plain_spec(config, "text_projection", 4))
     with pytest.raises(ArtifactError, match="graphs differ in"):
         load(replace(spec, graphs=spec.graphs[:1]))

@@ -109,6 +109,8 @@ class CodePredictor(nn.Module):
         self.embedding = nn.Parameter(torch.empty(self.steps, p.vocab_size, p.hidden_size))
         self.head = nn.Parameter(torch.empty(self.steps, p.vocab_size, p.hidden_size))
         self.code0_embedding = codec_embedding
+        self.project: Callable[[Tensor, Tensor], Tensor] = linear
+        """Product of rows with a head, as layers.linear; other where heads are [in, out]."""
 
     def forward(
         self,
@@ -160,4 +162,4 @@ class CodePredictor(nn.Module):
         else:
             rotation = self.rotary.span(step + 1, step + 2)
             x, _ = self.decoder(rows, rotation, cache, DECODE)
-        return linear(self.decoder.norm(x), self.head[step])
+        return self.project(self.decoder.norm(x), self.head[step])

@@ -9,6 +9,7 @@ from qwen3_omni_neuron.model.layers import FeedForward, gated, widen
 
 SCALE = "_scale"
 """Ending of the name of an int8 parameter's scale."""
+EXPERT_MATRICES = ("gate_up", "down")
 
 
 class MoeFeedForward(nn.Module):
@@ -85,16 +86,21 @@ class MoeFeedForward(nn.Module):
             out.index_add_(0, rows, given * weights[rows, rank, None])
         return out
 
+    def matrices(self, name: str) -> Tensor:
+        """Return all experts' matrices, [experts, in, out]. name: of EXPERT_MATRICES."""
+        matrices: Tensor = getattr(self, name)
+        return matrices.transpose(1, 2)
+
     def _by_chosen(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Apply to each row its own experts."""
         rows, k = chosen.shape
         experts = chosen.int().flatten()
-        gate_up = self.gate_up.index_select(0, experts).to(x.dtype)  # [rows k, 2 width, hidden]
-        copies = x.unsqueeze(1).expand(-1, k, -1).flatten(0, 1).unsqueeze(2)
-        product = self._scaled(torch.bmm(gate_up, copies).squeeze(2), "gate_up", experts)
+        copies = x.unsqueeze(1).expand(-1, k, -1).flatten(0, 1).unsqueeze(1)
+        gate_up = self.matrices("gate_up").index_select(0, experts).to(x.dtype)
+        product = self._scaled(torch.bmm(copies, gate_up).squeeze(1), "gate_up", experts)
         hidden = gated(product) * weights.flatten().unsqueeze(1)  # [rows k, width]
-        down = self.down.index_select(0, experts).to(x.dtype)  # [rows k, hidden, width]
-        product = torch.bmm(down, hidden.unsqueeze(2)).squeeze(2)
+        down = self.matrices("down").index_select(0, experts).to(x.dtype)
+        product = torch.bmm(hidden.unsqueeze(1), down).squeeze(1)
         return self._scaled(product, "down", experts).unflatten(0, (rows, k)).sum(1)
 
     def _by_every_expert(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
@@ -104,15 +110,19 @@ class MoeFeedForward(nn.Module):
         experts. With more rows, blocks of those that chose an expert compute less, but rows have to
         be moved one by one, and more experts gathered than there are.
         """
-        gate_up, down = self.gate_up.to(x.dtype), self.down.to(x.dtype)
-        product = self._scaled(x @ gate_up.transpose(1, 2), "gate_up")
-        hidden = gated(product)  # [experts, rows, width]
+        gate_up, down = self.matrices("gate_up").to(x.dtype), self.matrices("down").to(x.dtype)
+        # Not by @, which may transpose the matrices and the result.
+        product = torch.bmm(x.expand(self.experts, -1, -1), gate_up)
+        hidden = gated(self._scaled(product, "gate_up"))  # [experts, rows, width]
         # By comparison: a scatter would write the weights one by one.
         experts = torch.arange(self.experts, dtype=torch.int32, device=x.device)
         taken = chosen.unsqueeze(2).int() == experts  # [rows, k, experts]
         by_expert = torch.where(taken, weights.unsqueeze(2), 0).sum(1)
         hidden = hidden * by_expert.t().unsqueeze(2)
-        return self._scaled(torch.bmm(hidden, down.transpose(1, 2)), "down").sum(0)
+        if self.int8:  # each expert's outputs have a scale of their own
+            return self._scaled(torch.bmm(hidden, down), "down").sum(0)
+        # One product, which sums over the experts, too: [rows, experts width] @ [.., hidden].
+        return hidden.transpose(0, 1).flatten(1) @ down.flatten(0, 1)
 
     def _scaled(self, product: Tensor, name: str, experts: Tensor | int | None = None) -> Tensor:
         """Multiply a product with int8 matrices by their scales, in float32.

@@ -77,10 +77,14 @@ class Cut:
     """An axis along which a tensor is cut, and each rank's spans of that axis, in rank order.
 
     Every rank has the same length. Several ranks may have the same span; no span is left out.
+    transposed: whether a rank's tensor has its last two axes exchanged: a matrix [out, in], as
+    checkpoints and the CPU have it, is [in, out] in a graph for the device. The axis is the plain
+    tensor's.
     """
 
     axis: int
     spans: tuple[tuple[Span, ...], ...]
+    transposed: bool = False
 
     @property
     def length(self) -> int:
@@ -89,7 +93,7 @@ class Cut:
 
 
 Cuts = Mapping[str, Cut]
-"""Cuts by parameter name; a parameter without a cut is whole at every rank."""
+"""Cuts by parameter name; a parameter without a cut is the plain one at every rank."""
 
 
 def rank_width(width: int, tp: int) -> int:
@@ -115,6 +119,11 @@ def cut_width(axis: int, blocks: Sequence[int], tp: int) -> Cut:
     return Cut(axis, tuple(map(tuple, spans)))
 
 
+def whole(axis: int, length: int, tp: int) -> Cut:
+    """Leave an axis of some length whole at every rank."""
+    return Cut(axis, (((0, length),),) * tp)
+
+
 def cut_heads(axis: int, head_dim: int, heads: Sequence[Units]) -> Cut:
     """Cut an axis of heads with head_dim entries each. heads: each rank's head indices."""
     return Cut(
@@ -127,7 +136,7 @@ def cut_heads(axis: int, head_dim: int, heads: Sequence[Units]) -> Cut:
 
 
 def shard(tensor: Tensor, cut: Cut | None, rank: int) -> Tensor:
-    """Return a rank's part of a tensor; the whole tensor without a cut."""
+    """Return a rank's part of a tensor, contiguous; the tensor itself without a cut."""
     if cut is None:
         return tensor
     shape = list(tensor.shape)
@@ -137,7 +146,8 @@ def shard(tensor: Tensor, cut: Cut | None, rank: int) -> Tensor:
         parts.append(
             tensor.new_zeros(shape) if start == PAD else tensor.narrow(cut.axis, start, length)
         )
-    return torch.cat(parts, cut.axis)
+    part = torch.cat(parts, cut.axis)
+    return part.transpose(-1, -2).contiguous() if cut.transposed else part
 
 
 def _spans(*spans: Span) -> list[Span]:

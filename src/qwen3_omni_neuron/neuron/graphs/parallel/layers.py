@@ -1,5 +1,6 @@
 """Layers that are cut over several ranks, and the group of ranks that they sum over.
 
+Matrices are [in, out], so that a graph transposes none; elsewhere they are [out, in].
 A column-parallel matrix gives each rank some of its outputs. A row-parallel matrix takes them as
 some of its inputs and sums over the ranks, so that the pair needs one collective.
 """
@@ -10,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.model.config import MoeConfig
-from qwen3_omni_neuron.model.layers import linear
-from qwen3_omni_neuron.model.moe import MoeFeedForward
+from qwen3_omni_neuron.model.moe import EXPERT_MATRICES, MoeFeedForward
 
 
 class Group(Protocol):
@@ -38,8 +38,13 @@ class Alone:
         return x
 
 
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x [..., in] times a matrix [in, out], [..., out], in the type of x."""
+    return x @ weight.to(x.dtype)
+
+
 class ColumnParallel(nn.Module):
-    """Matrix with some of the outputs at each rank.
+    """Matrix with some of the outputs at each rank, or all of them.
 
     group: the group that gathers the outputs; None: each rank keeps its own. whole: number of
     gathered outputs, without padding.
@@ -47,13 +52,15 @@ class ColumnParallel(nn.Module):
 
     def __init__(self, into: int, out: int, bias: bool, group: Group | None = None, whole: int = 0):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(out, into))
+        self.weight = nn.Parameter(torch.empty(into, out))
         self.bias = nn.Parameter(torch.empty(out)) if bias else None
         self._group, self._whole = group, whole
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply. x: [..., in]. Returns [..., out] of this rank, or [..., whole]."""
-        y = linear(x, self.weight, self.bias)
+        y = product(x, self.weight)
+        if self.bias is not None:
+            y = y + self.bias.to(y.dtype)
         return y if self._group is None else self._group.gather(y)[..., : self._whole]
 
 
@@ -62,13 +69,13 @@ class RowParallel(nn.Module):
 
     def __init__(self, into: int, out: int, bias: bool, group: Group):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(out, into))
+        self.weight = nn.Parameter(torch.empty(into, out))
         self.bias = nn.Parameter(torch.empty(out)) if bias else None
         self._group = group
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply and sum. x: [..., in] of this rank. Returns [..., out]."""
-        y = self._group.sum(linear(x, self.weight))
+        y = self._group.sum(product(x, self.weight))
         return y if self.bias is None else y + self.bias
 
 
@@ -76,12 +83,25 @@ class ParallelMoe(MoeFeedForward):
     """Mixture of experts with some columns of every expert at each rank.
 
     The router is whole, and chooses the same experts at every rank. Routed and shared experts are
-    summed in one collective.
+    summed in one collective. The experts' matrices are [experts, in, out].
     """
 
     def __init__(self, hidden_size: int, c: MoeConfig, group: Group):
         super().__init__(hidden_size, c)
         self._group = group
+        for name in EXPERT_MATRICES:
+            plain = self.get_parameter(name)
+            setattr(self, name, nn.Parameter(plain.mT.contiguous(), plain.requires_grad))
+        for layer in list(self.modules()):
+            for name, child in list(layer.named_children()):
+                if isinstance(child, nn.Linear):
+                    into, out = child.in_features, child.out_features
+                    setattr(layer, name, ColumnParallel(into, out, child.bias is not None))
+
+    def matrices(self, name: str) -> Tensor:
+        """Return the parameter; see MoeFeedForward.matrices."""
+        matrices: Tensor = getattr(self, name)
+        return matrices
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [rows, hidden] to the same shape, and sum over ranks."""

@@ -10,6 +10,7 @@ from torch import nn
 from qwen3_omni_neuron.checkpoint.modules import cast
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder, AudioEncoderLayer
 from qwen3_omni_neuron.model.code2wav import Upsample, VocoderLayer
+from qwen3_omni_neuron.model.code_predictor import CodePredictor
 from qwen3_omni_neuron.model.config import MoeConfig
 from qwen3_omni_neuron.model.decoder import Attention
 from qwen3_omni_neuron.model.layers import FeedForward
@@ -26,12 +27,14 @@ from qwen3_omni_neuron.neuron.graphs.parallel.cut import (
     key_heads,
     query_heads,
     rank_width,
+    whole,
 )
 from qwen3_omni_neuron.neuron.graphs.parallel.layers import (
     ColumnParallel,
     Group,
     ParallelMoe,
     RowParallel,
+    product,
 )
 
 M = TypeVar("M", bound=nn.Module)
@@ -41,8 +44,9 @@ def parallelize(module: nn.Module, tp: int, group: Group) -> dict[str, Cut]:
     """Replace plain layers by parallel ones in a module that is laid out on the meta device.
 
     Embeddings, norms, routers, convolutions and the code predictor's heads stay whole at every
-    rank. Returns the cuts of the other parameters: a rank's parameters are those of the plain
-    module, each cut by `neuron.graphs.parallel.cut.shard`.
+    rank. Every matrix of a product becomes [in, out], also where tp is 1. Returns the cuts of the
+    parameters that become others: a rank's parameters are those of the plain module, each cut by
+    `neuron.graphs.parallel.cut.shard`.
     Raises OptionError where the KV heads and `tp` don't divide.
     """
     cuts: dict[str, Cut] = {}
@@ -61,6 +65,10 @@ def parallelize(module: nn.Module, tp: int, group: Group) -> dict[str, Cut]:
                     setattr(layer, child_name, parallel)
                     experts.append(f"{prefix}{child_name}.")
                     cuts |= {f"{experts[-1]}{own}": cut for own, cut in own_cuts.items()}
+                elif isinstance(child, nn.Linear):
+                    cuts |= {
+                        prefix + own: cut for own, cut in _whole(layer, child_name, tp).items()
+                    }
     return cuts
 
 
@@ -72,12 +80,16 @@ def _columns(layer: Any, name: str, cut: Cut) -> dict[str, Cut]:
     return _weight_and_bias(name, cut, bias is not None)
 
 
+def _whole(layer: Any, name: str, tp: int) -> dict[str, Cut]:
+    return _columns(layer, name, whole(0, len(getattr(layer, name).weight), tp))
+
+
 def _rows(layer: Any, name: str, cut: Cut, group: Group) -> dict[str, Cut]:
     plain = getattr(layer, name)
     weight, bias = plain.weight, getattr(plain, "bias", None)
     parallel = RowParallel(cut.length, weight.shape[0], bias is not None, group)
     setattr(layer, name, _like(parallel, weight))
-    return {f"{name}.weight": replace(cut, axis=1)}
+    return {f"{name}.weight": replace(cut, axis=1, transposed=True)}
 
 
 def _mlp(up: str, down: str, blocks: int = 1) -> Callable[[Any, int, Group], dict[str, Cut]]:
@@ -147,17 +159,29 @@ def _gathered(name: str) -> Callable[[Any, int, Group], dict[str, Cut]]:
     return rule
 
 
+def _predictor(layer: CodePredictor, tp: int, group: Group) -> dict[str, Cut]:
+    layer.head, layer.project = nn.Parameter(layer.head.mT.contiguous()), product
+    return {"head": replace(whole(1, layer.head.shape[2], tp), transposed=True)}
+
+
 def _moe(layer: MoeFeedForward, tp: int, group: Group) -> tuple[ParallelMoe, dict[str, Cut]]:
     experts, hidden, width = layer.down.shape
-    cuts = {"gate_up": cut_width(1, [width, width], tp), "down": cut_width(2, [width], tp)}
-    if layer.int8:
-        # Scales of outputs. A rank has whole outputs of `down`, each a sum over its inputs.
-        cuts["gate_up" + SCALE] = cuts["gate_up"]
+    gate_up = cut_width(1, [width, width], tp)
+    cuts = {
+        "router.weight": whole(0, experts, tp),
+        "gate_up": gate_up,
+        "down": cut_width(2, [width], tp),
+    }
     shared = 0
     if layer.shared is not None:
         shared = layer.shared.ffn.down.weight.shape[1]
+        cuts["shared.gate.weight"] = whole(0, 1, tp)
         cuts["shared.ffn.gate_up.weight"] = cut_width(0, [shared, shared], tp)
         cuts["shared.ffn.down.weight"] = cut_width(1, [shared], tp)
+    cuts = {name: replace(cut, transposed=True) for name, cut in cuts.items()}
+    if layer.int8:
+        # Scales of outputs. A rank has whole outputs of `down`, each a sum over its inputs.
+        cuts["gate_up" + SCALE] = gate_up
     own = MoeConfig(
         experts,
         layer.experts_per_token,
@@ -184,6 +208,7 @@ RULES: dict[type[nn.Module], Callable[[Any, int, Group], dict[str, Cut]]] = {
     FeedForward: _feed_forward,
     VocoderLayer: _vocoder_layer,
     Upsample: _mlp("fc1", "fc2"),
+    CodePredictor: _predictor,
     ThinkerModel: _gathered("head"),
     TalkerModel: _gathered("codec_head"),
 }
@@ -194,7 +219,8 @@ def _behind(units: Units, offset: int) -> Units:
 
 
 def _weight_and_bias(name: str, cut: Cut, bias: bool) -> dict[str, Cut]:
-    return {f"{name}.weight": cut} | ({f"{name}.bias": cut} if bias else {})
+    weight = {f"{name}.weight": replace(cut, transposed=True)}
+    return weight | ({f"{name}.bias": cut} if bias else {})
 
 
 def _like(module: M, weight: torch.Tensor) -> M:
