@@ -4,9 +4,14 @@ It reads text; testing/hlo_table.py lowers graphs to HLO.
 Source: aws-neuron-sdk, compiler/error-codes.
 """
 
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+
+import torch
+
+from qwen3_omni_neuron.neuron.graphs.cost import Scatter
 
 INSTRUCTION = re.compile(r"\s*(?:ROOT )?(%[\w.\-]+) = (\(.*?\)|\S+) ([a-z][a-z0-9\-]*)\((.*)")
 INTEGERS = frozenset({"s64", "u64", "s32", "u32", "s16", "u16", "s8", "u8"})
@@ -28,12 +33,14 @@ class Findings:
     """Counts of instructions.
 
     ops: counts of all instructions by name. rejected: instructions that the compiler refuses.
-    noted: instructions that the compiler, or its caller, replaces by another form.
+    noted: instructions that the compiler, or its caller, replaces by another form. scatters: those
+    of a StableHLO module.
     """
 
     ops: Counter[str] = field(default_factory=Counter)
     rejected: Counter[str] = field(default_factory=Counter)
     noted: Counter[str] = field(default_factory=Counter)
+    scatters: list[Scatter] = field(default_factory=list)
 
 
 def lint_hlo(text: str) -> Findings:
@@ -53,6 +60,12 @@ def lint_hlo(text: str) -> Findings:
 
 
 STABLEHLO = re.compile(r"\s*(?:%[^=]+ = )?\"?([a-z]\w*)\.(\w+)\"?(.*)")
+# The last line of a scatter: what it is written into, the indices, and the numbers.
+SCATTER_TYPES = re.compile(r"\}\) : \(tensor<(\S+)>, tensor<\S+>, tensor<(\S+)>\) ->")
+DTYPES = {
+    **{"f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64, "i1": torch.bool},
+    **{"i64": torch.int64, "i32": torch.int32, "i8": torch.int8},
+}
 NOT_FIXED = frozenset({"while", "case", "if", "rng", "rng_bit_generator", "dynamic_reshape"})
 
 
@@ -64,11 +77,16 @@ def lint_stablehlo(text: str) -> Findings:
     error function of a GELU, which StableHLO has in its extension CHLO alone.
     """
     found = Findings()
-    for line in text.splitlines():
+    lines = text.splitlines()
+    for at, line in enumerate(lines):
         match = STABLEHLO.match(line)
         if match is None:
             continue
         dialect, op, rest = match.groups()
+        if op == "scatter":
+            types = next(filter(None, map(SCATTER_TYPES.search, lines[at:])))
+            (target, dtype), (numbers, _) = map(_count, types.groups())
+            found.scatters.append(Scatter(numbers, dtype, target * dtype.itemsize))
         if dialect == "func":
             continue
         found.ops[op] += 1
@@ -81,6 +99,12 @@ def lint_stablehlo(text: str) -> Findings:
         for kind in re.findall(r"tensor<[^>]*(?:\?|complex|\dxf64)[^>]*>", rest):
             found.rejected[kind] += 1
     return found
+
+
+def _count(kind: str) -> tuple[int, torch.dtype]:
+    """Return the count of numbers in a tensor of StableHLO, such as 2x3xf32, and their type."""
+    *sizes, dtype = kind.split("x")
+    return math.prod(map(int, sizes)), DTYPES[dtype]
 
 
 def _check(op: str, result: str, rest: str, operands: list[str], found: Findings) -> None:

@@ -1,5 +1,7 @@
 """The released sizes, Qwen3-Omni-30B-A3B-Instruct, for plans and tests without its config.json."""
 
+from dataclasses import replace
+
 from qwen3_omni_neuron.model.config import (
     AudioEncoderConfig,
     Code2WavConfig,
@@ -71,3 +73,13 @@ RELEASED = OmniConfig(
     tts_bos_id=151672,
     tts_eos_id=151673,
 )
+
+
+def of_depth(layers: int) -> OmniConfig:
+    """Return the released sizes with decoders of so many layers, each of which repeats the last."""
+    thinker, talker = (replace(c.text, layers=layers) for c in (RELEASED.thinker, TALKER))
+    return replace(
+        RELEASED,
+        thinker=replace(RELEASED.thinker, text=thinker),
+        talker=replace(TALKER, text=talker, accept_hidden_layer=1),
+    )

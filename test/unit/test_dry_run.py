@@ -1,6 +1,5 @@
 """The plan of a compile, at the released sizes, against published totals and counts by hand."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from qwen3_omni_neuron.neuron.graphs.dry_run import (
 from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
 from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
 from testing.graph_cases import TINY_PLAN
-from testing.released import RELEASED, TALKER
+from testing.released import RELEASED, TALKER, of_depth
 from testing.torchneuron.leaner import write_leaner_checkpoint
 
 PROMPT = 1300  # rows, of the published estimate
@@ -169,16 +168,6 @@ def test_text_names_every_part_and_graph(plan: CoreMemory, shallow: DryRun) -> N
 def test_a_degree_that_does_not_fit_is_refused() -> None:
     with pytest.raises(OptionError, match="KV heads can't be held by 3 cores"):
         dry_run(RELEASED, PLAN, degrees=(3,))
-
-
-def of_depth(layers: int) -> OmniConfig:
-    """The released sizes with decoders of so many layers."""
-    thinker, talker = (replace(c.text, layers=layers) for c in (RELEASED.thinker, TALKER))
-    return replace(
-        RELEASED,
-        thinker=replace(RELEASED.thinker, text=thinker),
-        talker=replace(TALKER, text=talker, accept_hidden_layer=1),
-    )
 
 
 def test_the_cost_table_of_the_document_is_what_is_counted() -> None:
@@ -375,40 +364,6 @@ def test_a_copy_reads_and_writes_all_slots(config: OmniConfig) -> None:
     slot_bytes = graph.state_bytes // TINY_PLAN.max_concurrency  # written, and read again
     inputs = len(graph.inputs) + len(graph.state)
     assert cost == Cost(0, 0, renewed(graph), gathered_bytes=2 * slot_bytes, inputs=inputs)
-
-
-@pytest.mark.parametrize(
-    ("write", "count"),
-    [
-        (lambda x: x.index_copy(0, torch.tensor([0]), x[:1]), 5),
-        (lambda x: x.index_add(0, torch.tensor([0]), x[:1]), 5),
-        (lambda x: x.index_put((torch.tensor([0]),), x[:1]), 5),
-        (lambda x: x.scatter(1, torch.zeros(3, 2, dtype=torch.long), x[:, :2]), 6),
-        (lambda x: torch.where(x > 0, x, 0), 0),
-    ],
-    ids=["index_copy", "index_add", "index_put", "scatter", "where"],
-)
-def test_numbers_that_are_written_one_by_one_are_counted(
-    write: Callable[[Tensor], Tensor], count: int
-) -> None:
-    graph = Graph("writes", {}, "", lambda _, x, state: ((write(*x),), state),
-                  (TensorSpec("x", (3, 5), torch.float32),), ())  # fmt: skip
-    with torch.device("meta"):
-        assert graph_cost(graph, nn.Identity()).scattered == count
-
-
-def test_no_graph_writes_numbers_one_by_one() -> None:
-    """At the released widths, at a rank of 8: the device would take a moment for each."""
-    plan = replace(
-        PLAN, tp=8, max_concurrency=8, prompt_buckets=(128, 512), batches=(1, 2, 8),
-        decode_buckets=(512, 2048, 8192), chunked_prefill=True,
-    )  # fmt: skip
-    models = static_models(SHALLOW)
-    for part in PARTS:
-        parallelize(getattr(models, part), 8, CountingGroup(8))
-    for graph in all_graphs(SHALLOW, plan):
-        cost = graph_cost(graph, getattr(models, graph.part))
-        assert not cost.scattered, graph.label
 
 
 def test_flops_of_a_matrix_and_of_attention(config: OmniConfig) -> None:

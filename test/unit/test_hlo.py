@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from testing.hlo import lint_hlo, lint_stablehlo
+from qwen3_omni_neuron.neuron.graphs.cost import Cost, Scatter, graph_cost
+from testing.graph_lint import faults
+from testing.hlo import DTYPES, lint_hlo, lint_stablehlo
 
 # One line each, as XLA prints them.
 REJECTED = {
@@ -86,17 +88,41 @@ def test_what_no_compiler_of_static_stablehlo_takes_is_seen(
     assert found.rejected == ({rejected: 1} if rejected else {})
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "i32"])
+def test_scatters_in_stablehlo_are_counted_as_in_torch(dtype: str) -> None:
+    types = f"(tensor<6x5x{dtype}>, tensor<2xi64>, tensor<2x5x{dtype}>) -> tensor<6x5x{dtype}>"
+    lines = [
+        '%0 = "stablehlo.scatter"(%cst, %arg0, %cst_0) <{unique_indices = false}> ({',
+        f"^bb0(%arg1: tensor<{dtype}>, %arg2: tensor<{dtype}>):",
+        f"  stablehlo.return %arg2 : tensor<{dtype}>",
+        f"}}) : {types}",
+    ]
+    found = lint_stablehlo("\n".join(lines))
+    assert found.scatters == [Scatter(10, DTYPES[dtype], 30 * DTYPES[dtype].itemsize)]
+    assert not found.rejected
+
+
 def test_no_graph_holds_an_operation_that_is_rejected(tmp_path: Path) -> None:
-    """In HLO and in StableHLO. testing/hlo_table.py says how to install torch_xla, which lowers."""
+    """In HLO and in StableHLO. testing/hlo_table.py says how to install torch_xla, which lowers.
+
+    Nor has StableHLO more scatters than torch: a converter may make one of another operation.
+    """
     pytest.importorskip("torch_xla", reason="torch_xla is not installed: nothing was lowered")
+    from qwen3_omni_neuron.checkpoint.config_json import read_config
     from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
+    from qwen3_omni_neuron.neuron.graphs.all import static_models
     from testing.hlo_table import lowered
 
+    folder = write_tiny_checkpoint(tmp_path)
+    models = static_models(read_config(folder))
     graphs = 0
-    for graph, *both in lowered(write_tiny_checkpoint(tmp_path)):
+    for graph, *both in lowered(folder):
         for found in both:
             assert not found.rejected, graph.label
             assert sum(found.ops.values()) > 5, graph.label
+            assert faults(Cost(0, 0, 0, scatters=tuple(found.scatters))) == [], graph.label
+            scatters = graph_cost(graph, getattr(models, graph.part)).scatters
+            assert found.ops["scatter"] <= len(scatters), graph.label
         graphs += 1
     assert graphs > 20
 

@@ -41,7 +41,7 @@ from testing.graph_cases import TINY_PLAN
 from testing.int8_experts import int8_models, write_int8_experts
 from testing.models import load_models
 from testing.quantised_checkpoint import fp8, int8_rows
-from testing.released import RELEASED, TALKER
+from testing.released import RELEASED, of_depth
 from testing.repeats import RUNS_ALL
 from testing.specs import plan_of
 from testing.torchneuron.leaner import write_leaner_checkpoint
@@ -283,13 +283,6 @@ def test_the_page_says_what_fits_a_trn2_in_either_dtype() -> None:
     c = RELEASED.thinker.text
     experts = 3 * c.moe.experts * c.moe.expert_width * c.hidden_size * c.layers
     assert f"{2 * experts / 1e9:.1f} of the 70.5 GB" in TRN2_PAGE
-
-
-def of_depth(layers: int) -> OmniConfig:
-    """The released sizes with a thinker of so many layers."""
-    text = replace(RELEASED.thinker.text, layers=layers)
-    talker = replace(TALKER, accept_hidden_layer=1)
-    return replace(RELEASED, thinker=replace(RELEASED.thinker, text=text), talker=talker)
 
 
 @pytest.mark.release

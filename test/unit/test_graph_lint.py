@@ -1,0 +1,125 @@
+"""No graph has what its compiler makes slow: limits on scatters, gathers, operations and inputs."""
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
+from qwen3_omni_neuron.neuron.graphs.cost import (
+    Cost,
+    CountingGroup,
+    Gather,
+    Scatter,
+    graph_cost,
+)
+from qwen3_omni_neuron.neuron.graphs.graph import Graph
+from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
+from testing.graph_cases import TINY_PLAN
+from testing.graph_lint import INPUTS, NOT_YET, NUMBERS, ROWS, TARGET_BYTES, faults
+from testing.released import RELEASED, TALKER, of_depth
+
+PLAN = replace(
+    TINY_PLAN,
+    tp=8,
+    dtype="bfloat16",
+    max_concurrency=32,
+    context_length=8192,
+    talker_context_length=8192,
+    prompt_buckets=(512, 1536),
+    decode_buckets=(512, 2048, 8192),
+    patch_buckets=(256, 16384),
+    audio_windows=(1, 4),
+    projection_rows=(512,),
+    batches=(1, 4, 32),
+    chunk_frames=(1, 25),
+)
+
+
+def counted(layers: int, parts: Collection[str]) -> Iterator[tuple[Graph, Cost]]:
+    """Count the graphs of some parts at a rank of 8, with decoders of so many layers."""
+    config = of_depth(layers)
+    models = static_models(config)
+    for part in parts:
+        parallelize(getattr(models, part), 8, CountingGroup(8))
+    for graph in all_graphs(config, PLAN):
+        if graph.part in parts:
+            yield graph, graph_cost(graph, getattr(models, graph.part))
+
+
+def with_further_layers(two: Cost, three: Cost, count: int) -> Cost:
+    """Return the inputs and scatters of two layers and `count` further ones like the third."""
+    further = Counter(three.scatters) - Counter(two.scatters)
+    return replace(
+        two,
+        inputs=two.inputs + count * (three.inputs - two.inputs),
+        scatters=two.scatters + count * tuple(further.elements()),
+    )
+
+
+def test_no_graph_has_what_its_compiler_makes_slow() -> None:
+    """Every graph at the released sizes. Of a decoder two and three layers are counted, of which
+    the others are repetitions.
+    """
+    layers = {"thinker": RELEASED.thinker.text.layers, "talker": TALKER.text.layers}
+    of_three = {graph.label: cost for graph, cost in counted(3, layers)}
+    graphs = 0
+    for graph, cost in counted(2, PARTS):
+        whole = cost
+        if graph.part in layers:
+            whole = with_further_layers(cost, of_three[graph.label], layers[graph.part] - 2)
+        found = [fault for fault in faults(whole) if not fault.startswith(NOT_YET)]
+        assert found == [], graph.label
+        graphs += 1
+    assert graphs > 50
+
+
+def test_layers_that_are_not_counted_are_added() -> None:
+    scatter = Scatter(7, torch.bfloat16, 8)
+    two = Cost(0, 0, 0, inputs=5, scatters=(scatter,) * 2)
+    three = Cost(0, 0, 0, inputs=6, scatters=(scatter,) * 3)
+    whole = with_further_layers(two, three, 10)
+    assert (whole.inputs, whole.scattered) == (15, 12 * 7)
+
+
+NUMBER, ROW = torch.bfloat16, torch.int64
+EMPTY = Cost(0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("most", "more", "fault"),
+    [
+        (
+            replace(EMPTY, scatters=(Scatter(NUMBERS // 2, NUMBER, 0),) * 2),
+            replace(EMPTY, scatters=(Scatter(NUMBERS // 2 + 1, NUMBER, 0),) * 2),
+            "scatters: 50002 numbers of activations or state, at most 50000",
+        ),
+        (
+            replace(EMPTY, scatters=(Scatter(ROWS, ROW, 0),) * 9),
+            replace(EMPTY, scatters=(Scatter(ROWS + 1, ROW, 0),)),
+            "scatter: 16385 row numbers, at most 16384",
+        ),
+        (
+            replace(EMPTY, scatters=(Scatter(1, NUMBER, TARGET_BYTES),)),
+            replace(EMPTY, scatters=(Scatter(1, ROW, TARGET_BYTES + 1),)),
+            "scatter into 4194305 bytes, at most 4194304",
+        ),
+        (
+            replace(EMPTY, gathers=(Gather(30, 30),)),
+            replace(EMPTY, gathers=(Gather(31, 30),)),
+            "gather: 31 bytes are moved, all matrices are 30",
+        ),
+        (
+            replace(EMPTY, inputs=INPUTS),
+            replace(EMPTY, inputs=INPUTS + 1),
+            "inputs: 65, at most 64",
+        ),
+        (EMPTY, replace(EMPTY, refused=("as_strided: a gather",)), "as_strided: a gather"),
+    ],
+    ids=["numbers", "row numbers", "target", "gather", "inputs", "operation"],
+)
+def test_each_limit_is_held(most: Cost, more: Cost, fault: str) -> None:
+    assert faults(most) == []
+    assert faults(more) == [fault]
