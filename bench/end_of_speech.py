@@ -2,7 +2,7 @@
 
     python -m bench.end_of_speech --size small --json end_of_speech.json
     python -m bench.end_of_speech --size small --conversations 24 --seconds 5 --others 0,4
-    python -m bench.end_of_speech --replay port-167,roofline     # no device, no measurement
+    python -m bench.end_of_speech --replay port-167,expected     # no device, no measurement
 
 Speech arrives through `Qwen3Omni.session`, in pieces, at the speed of speech; the clock starts when
 the last piece is appended. Turn 1 is the first one of a session; the turns between those that are

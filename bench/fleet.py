@@ -1,7 +1,7 @@
 """A fleet of replicas on a virtual clock, with Ray's ring and our autoscaling: no measurement.
 
     python -m bench.fleet                                  # 1 to 1,000 replicas, and a day
-    python -m bench.fleet --profile roofline --placement shared --price-per-hour 12.5
+    python -m bench.fleet --profile expected --placement shared --price-per-hour 12.5
     python -m bench.fleet_compare                          # the same simulation, beside a cluster
 
 One replica is replayed at a few loads (see bench/replay.py), which gives service curves: time to
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Simulate, or compare; print the tables. Returns the exit status."""
     parser = parser_of("fleet", __doc__)
     names = ", ".join(sorted(file.stem for file in PROFILES.glob("*.json")))
-    parser.add_argument("--profile", default="port-167,roofline", help=f"{names}, or files")
+    parser.add_argument("--profile", default="port-167,expected", help=f"{names}, or files")
     parser.add_argument("--placement", choices=(*PLACEMENTS, "both"), default="both")
     parser.add_argument("--replicas", type=sizes, default=[1, 10, 100, 1000], metavar="N,N,...")
     parser.add_argument("--day-replicas", type=natural, default=20, help="at its peak; 0: no day")

@@ -1,10 +1,12 @@
-"""Write testing/profiles/roofline.json: the floor of every stage at the released sizes.
+"""Write testing/profiles/expected.json and roofline.json: a time of every stage, released sizes.
 
     python -m bench.roofline_profile
 
-The floors are those of `compile --dry-run`, TP=8: bytes that a call reads over the published
-bandwidth of a core, or its FLOPs over the published peak, whichever takes longer. Nothing was
-measured; sums over the cores and host time are left out, so no machine is that fast.
+Their times are those of `compile --dry-run`, TP=8. Expected: the time by the cost model, with what
+the compiler makes of a graph, collectives and the host's part of a call; see
+neuron/graphs/cost.py. Roofline: the floor, bytes that a call reads over the published bandwidth of
+a core, or its FLOPs over the published peak, whichever takes longer; no machine is that fast.
+Nothing was measured.
 """
 
 import math
@@ -19,7 +21,6 @@ from testing.released import RELEASED
 from testing.replaying.cases import PROFILES
 from testing.replaying.profiles import StageLatency, StageProfile
 
-OUT = PROFILES / "roofline.json"
 TP = 8
 WINDOW = 2048  # positions that a decode step reads
 SLOTS = (1, 2, 4, 8)
@@ -36,33 +37,40 @@ GRAPH_OF = {
 }
 
 
-def roofline(run: DryRun, tp: int) -> StageProfile:
-    """Return the profile of a dry run at one TP degree.
+# By profile: what its times are, and what they leave out.
+PROFILES_MADE = {
+    "expected": ("expected_s", "expected by neuron/graphs/cost.py"),
+    "roofline": ("floor_s", "floor by published bandwidth and peak, sums over the cores left out"),
+}
+
+
+def profile_of(run: DryRun, tp: int, name: str) -> StageProfile:
+    """Return a profile of a dry run at one TP degree. name: of PROFILES_MADE.
 
     For each number of frames, a table has one time, that of the fewest streams.
     """
+    seconds, meaning = PROFILES_MADE[name]
     stages = {}
-    for stage, (name, sizes, rule) in GRAPH_OF.items():
-        floors: dict[int, float] = {}
+    for stage, (graph_name, sizes, rule) in GRAPH_OF.items():
+        times: dict[int, float] = {}
         for planned in run.graphs:
-            if planned.graph.name != name or planned.tp != tp:
+            if planned.graph.name != graph_name or planned.tp != tp:
                 continue
             size = math.prod(planned.graph.size(axis) for axis in sizes)
-            floors.setdefault(size, planned.floor_s)
-        source = f"floor of {name}, {rule}, TP={tp}, on {run.chip.name}"
-        stages[stage] = StageLatency(stage, rule, tuple(sorted(floors.items())), source)
+            times.setdefault(size, getattr(planned, seconds))
+        source = f"{graph_name}, {rule}, TP={tp}, on {run.chip.name}"
+        stages[stage] = StageLatency(stage, rule, tuple(sorted(times.items())), source)
     for stage in ("preprocessing", "driver_start", "driver_frame"):
-        stages[stage] = StageLatency(stage, "line", ((0, 0.0),), "the host is left out")
-    return StageProfile(
-        "roofline",
-        f"bench/roofline_profile.py: published bandwidth and peak of {run.chip.name} at TP={tp}, "
-        "released sizes in bfloat16, sums over the cores left out. Not measured.",
-        stages,
+        stages[stage] = StageLatency(stage, "line", ((0, 0.0),), "left out")
+    source = (
+        f"bench/roofline_profile.py: {meaning}, {run.chip.name} at TP={tp}, released sizes in "
+        "bfloat16. Not measured."
     )
+    return StageProfile(name, source, stages)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the profile, and print where."""
+    """Write the profiles, and print where."""
     parser_of("roofline_profile", __doc__).parse_args(arguments)
     plan = make_plan(
         Path("Qwen3-Omni"),
@@ -76,8 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         patch_buckets=(1024,),
         batches=SLOTS,
     )
-    roofline(dry_run(RELEASED, plan, degrees=(TP,)), TP).save(OUT)
-    print(OUT)
+    run = dry_run(RELEASED, plan, degrees=(TP,))
+    for name in PROFILES_MADE:
+        out = PROFILES / f"{name}.json"
+        profile_of(run, TP, name).save(out)
+        print(out)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 
 from bench import replay as replay_module
 from bench.replay import PUBLISHED_TTFB_S, ramp
-from bench.roofline_profile import OUT, TP, WINDOW
+from bench.roofline_profile import PROFILES_MADE, TP, WINDOW
 from qwen3_omni_neuron.events import AudioChunk, Event, Finished
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.cost import TRN2, CountingGroup, graph_cost
@@ -151,8 +151,8 @@ def test_rows_behind_others_cost_what_their_number_says(port: StageProfile) -> N
     assert port.prefill_by_rows_s(1294) == port.prefill_by_rows_s(2000) == pytest.approx(0.668)
     assert port.prefill_by_rows_s(111) == pytest.approx(0.668 * 111 / 1294)
     assert port.prefill_by_rows_s(1) == pytest.approx(0.0102)
-    roofline = StageProfile.load(PROFILES / "roofline.json")
-    assert roofline.prefill_by_rows_s(111) == roofline.seconds("thinker_prefill", 111)
+    expected = StageProfile.load(PROFILES / "expected.json")
+    assert expected.prefill_by_rows_s(111) == expected.seconds("thinker_prefill", 111)
 
 
 def test_only_rows_that_are_not_held_are_prefilled(port: StageProfile) -> None:
@@ -324,7 +324,7 @@ def test_a_profile_is_read_as_it_was_written(port: StageProfile, tmp_path: Path)
     assert StageProfile.load(tmp_path / "p.json") == port
 
 
-def test_the_roofline_has_the_floors_of_the_dry_run() -> None:
+def test_profiles_have_the_times_of_the_dry_run() -> None:
     """Two graphs that are counted quickly: a step of the talker, and a frame of code2wav."""
     models, group = static_models(RELEASED), CountingGroup(TP)
     kept = replace(
@@ -332,14 +332,16 @@ def test_the_roofline_has_the_floors_of_the_dry_run() -> None:
         talker_context_length=8192, decode_buckets=(WINDOW,), batches=(1,), chunk_frames=(1,),
     )  # fmt: skip
     graphs = {graph.name: graph for graph in reversed(list(all_graphs(RELEASED, kept)))}
-    written = StageProfile.load(OUT)
+    written = {name: StageProfile.load(PROFILES / f"{name}.json") for name in PROFILES_MADE}
     for stage, name in (("talker_step", "talker_decode"), ("code2wav_step", "code2wav_step")):
         graph = graphs[name]
         owner = getattr(models, graph.part)
         parallelize(owner, TP, group)
         cost = graph_cost(graph, owner, group)
         floor = TRN2.floor_s(cost.flops, cost.weight_bytes + cost.state_bytes)
-        assert written.seconds(stage, 1) == pytest.approx(floor, rel=1e-6)
+        assert written["roofline"].seconds(stage, 1) == pytest.approx(floor, rel=1e-6)
+        expected = TRN2.expected_s(cost)
+        assert written["expected"].seconds(stage, 1) == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_load_is_as_long_as_the_ports_was() -> None:
