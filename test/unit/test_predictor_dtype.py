@@ -27,6 +27,7 @@ from qwen3_omni_neuron.neuron.graphs.dry_run import core_memory
 from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
 from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec, part_spec
 from qwen3_omni_neuron.neuron.shards import write_part_shards
+from qwen3_omni_neuron.neuron.torchneuron import graph
 from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
 from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations
 from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs
@@ -48,7 +49,7 @@ from testing.released import RELEASED, TALKER
 from testing.simulated_toolchain import SimulatedToolchain
 from testing.specs import plan_of
 from testing.torchneuron.leaner import write_leaner_checkpoint
-from testing.torchneuron.runtime import StandIn, omni_over, weights_for_stand_in
+from testing.torchneuron.runtime import StandIn, omni_over, run_eagerly, weights_for_stand_in
 
 MODEL = Path("/a/checkpoint")
 BFLOAT16 = torch.bfloat16
@@ -191,16 +192,22 @@ def neuron_part(target: str, spec: PartSpec, outlier: Path, folder: Path) -> Loa
     ],
 )
 def test_codes_of_the_graphs_for_neuron_are_the_references_unless_in_bfloat16(
-    outlier: Path, reference: Codes, tmp_path: Path, target: str, predictor_dtype: str, keeps: bool
+    outlier: Path,
+    reference: Codes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    target: str,
+    predictor_dtype: str,
+    keeps: bool,
 ) -> None:
     """The talker gives bfloat16 to each of them, and gets bfloat16 back."""
+    # What is captured: test_torchneuron_graphs.py.
+    monkeypatch.setattr(graph, "compile_module", run_eagerly)
     spec = predictor_spec(outlier, target, predictor_dtype)
     weights = torch.float32 if predictor_dtype == "float32" else BFLOAT16
     assert spec.dtype == weights
-    with torch.compiler.set_stance("force_eager"):  # what is captured: test_torchneuron_graphs.py
-        engine = NeuronPredictor(neuron_part(target, spec, outlier, tmp_path), 64)
-        given = frame_inputs(talker_models(outlier))
-        codes = codes_of_engine(engine.predict, given, BFLOAT16)
+    engine = NeuronPredictor(neuron_part(target, spec, outlier, tmp_path), 64)
+    codes = codes_of_engine(engine.predict, frame_inputs(talker_models(outlier)), BFLOAT16)
     found = same_frames(codes, reference)
     assert min(found) >= 0.98 if keeps else max(found) < 0.5, found
 

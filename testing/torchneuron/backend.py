@@ -40,6 +40,8 @@ SEEN: Counter[str] = Counter()
 """Operations of all graphs so far, after the decompositions."""
 FURTHER: list[Callable[[fx.GraphModule], object]] = []
 """Further checks of each graph, after the decompositions."""
+MOST_INPUTS = 64
+"""Inputs, weights and state that a graph may have: a call takes time for each."""
 
 
 class Refused(Exception):  # noqa: N818
@@ -48,6 +50,7 @@ class Refused(Exception):  # noqa: N818
     - symbolic sizes (fx/passes/dynamic_shape_analysis.py), and results whose size is data;
     - float64 and complex numbers; int64 that is computed with. Casts, and indices as top-k, argmax
       have them, are int64 in torch and int32 on the device;
+    - more than MOST_INPUTS inputs;
     - a renewed input that would be copied back, or that is renewed but by one last copy_;
     - an operation that no decomposition removes and no lowering is known for.
     """
@@ -76,6 +79,8 @@ def register() -> None:
 
 def _compile(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
     _check_sizes(inputs)
+    if len(inputs) > MOST_INPUTS:
+        raise Refused(f"{len(inputs)} inputs, more than {MOST_INPUTS}")
     _check_mutations(module)
     _check_operations(module)
     for check in FURTHER:
@@ -98,11 +103,12 @@ def _check_sizes(inputs: Sequence[Any]) -> None:
 
 
 def _check_types(module: fx.GraphModule) -> None:
-    """Check the graph that Dynamo captured, where the arithmetic is still the model's own."""
+    """Check the graph that was captured, where the arithmetic is still the model's own."""
     for node in module.graph.nodes:
         if node.op in ("placeholder", "output", "get_attr"):
             continue
         name = node.target if isinstance(node.target, str) else node.target.__name__
+        name = name.partition(".")[0]  # of an overload such as add.Tensor
         for value in _values(node):
             if isinstance(value, Tensor) and (
                 value.dtype == torch.float64 or value.dtype.is_complex

@@ -65,13 +65,18 @@ WRITTEN_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.scalar_tensor.default: _scalar_tensor,
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
 }
-# Dynamo captures int64 for these results, because torch indexes with no other integers.
+# int64 is captured for these results, because torch indexes with no other integers.
 INDEX_SOURCES = frozenset({"topk", "argmax"})
 # Casts, and operations that move numbers without computing any.
-MOVES = frozenset({"to", "int", "long", "squeeze", "unsqueeze", "getitem", "gather"})
+MOVES = frozenset(
+    {
+        *("to", "_to_copy", "int", "long", "squeeze", "unsqueeze", "getitem", "gather"),
+        *("view", "select", "slice", "expand"),
+    }
+)
 # Operations left after the decompositions above, by where they are lowered.
 _DECOMPOSED_LATER = (  # llvm/torch-mlir, lib/Dialect/Torch/Transforms/DecomposeComplexOps.cpp
-    *("_softmax.default", "_to_copy.default", "_unsafe_view.default", "addmm.default"),
+    *("_softmax.default", "_to_copy.default", "_unsafe_view.default"),
     *("alias.default", "arange.default", "clone.default", "copy.default", "floor_divide.default"),
     *("full.default", "masked_fill.Scalar", "mean.dim", "new_zeros.default"),
     *("repeat.default", "select.int", "stack.default", "t.default", "zeros_like.default"),

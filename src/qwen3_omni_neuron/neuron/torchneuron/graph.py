@@ -1,21 +1,28 @@
-"""A graph of neuron/graphs/ through torch.compile, with its state renewed in place.
+"""A graph of neuron/graphs/ compiled by TorchNeuron, with its state renewed in place.
 
-At a graph's first call TorchNeuron compiles what Dynamo captures. A tensor that is renewed in place
-is an input of the compiled graph, and aliased by an output, so nothing is copied back. Weights are
-inputs, too, not compiled in, so the graphs of one part share them.
+At a graph's first call its operations are captured and given to TorchNeuron's backend of
+torch.compile, as Dynamo would give them. Dynamo itself would take as long again to capture them,
+and at each call would check every weight. Here a call goes straight to the compiled graph: its
+shapes and types never change, and nothing can be compiled after the first call.
+A tensor that is renewed in place is an input of the compiled graph, and aliased by an output, so
+nothing is copied back. Weights are inputs, too, not compiled in, so the graphs of one part share
+them; few, because a call takes time for each (see weights.py).
 Source: aws-neuron/torch-neuronx v2.33.0, fx/passes/functionalize_copy_inplace_result.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._dynamo import lookup_backend
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
+from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.part import device_type, to_device_type
+from qwen3_omni_neuron.neuron.torchneuron.weights import Weights
 
 BACKEND = "neuron"  # TorchNeuron's name in torch.compile's table of backends
 DEVICE_TYPES = (torch.int32, torch.float32, torch.bfloat16, torch.bool)
@@ -25,10 +32,12 @@ class Compilations:
     """Counts of the graphs that were compiled by this process.
 
     labels: labels of all compiled graphs, in order. late: labels of the graphs compiled after
-    `settle`, each a bug, because a request waited for it.
+    `settle`, each a bug, because a request waited for it. begin: called before each compilation,
+    and before the graph is captured, since capturing takes long, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, begin: Callable[[], None] = lambda: None) -> None:
+        self._begin = begin
         self.labels: list[str] = []
         self.late: list[str] = []
         self._settled: set[str] = set()
@@ -38,7 +47,8 @@ class Compilations:
         self._settled |= set(labels)
 
     def add(self, label: str) -> None:
-        """Count a compilation."""
+        """Count a compilation that begins."""
+        self._begin()
         self.labels.append(label)
         if label in self._settled:
             self.late.append(label)
@@ -54,9 +64,11 @@ class CompiledGraph:
         self,
         graph: Graph,
         owner: nn.Module,
+        weights: Weights,
         device: torch.device,
         compilations: Compilations,
     ):
+        """Prepare a graph. owner: its parameters and buffers are not used, those of weights are."""
         kinds = {device_type(s.dtype) for s in (*graph.inputs, *graph.outputs, *graph.state)}
         assert kinds <= set(DEVICE_TYPES), f"{graph.label} has tensors of {kinds}"
         self.graph = graph
@@ -66,17 +78,10 @@ class CompiledGraph:
         }
         self._zeros = set(self._inputs)  # names of the inputs that are zeros
 
-        def backend(module: Any, inputs: list[Tensor], **options: Any) -> Any:
-            compilations.add(graph.label)
-            return lookup_backend(BACKEND)(module, inputs, **options)
-
-        renewing = _Renewing(graph, owner)
-        self._run = torch.compile(
-            _with_own_code(lambda *tensors: renewing(*tensors)),  # noqa: PLW0108, for its code
-            backend=backend,
-            fullgraph=True,
-            dynamic=False,
-        )
+        self._renewing = _Renewing(graph, owner, weights)
+        self._weights = weights.tensors
+        self._compilations, self._label = compilations, graph.label
+        self._compiled: Callable[..., Sequence[Tensor]] | None = None
 
     def __call__(
         self,
@@ -91,7 +96,7 @@ class CompiledGraph:
         device; each call may have other ones, all of them different tensors. entering: called when
         the inputs are on the device, before the graph runs. Returns the outputs on the host.
         """
-        # Every call uses the same mode, because Dynamo compiles again for another one.
+        # Every call uses the mode that the graph was captured in.
         with torch.inference_mode(False), torch.no_grad():
             for name, buffer in self._inputs.items():
                 if name in given:
@@ -100,38 +105,53 @@ class CompiledGraph:
                     buffer.zero_()
             self._zeros = self._inputs.keys() - given.keys()
             entering()
-            outputs = self._run(*self._inputs.values(), *state)
+            tensors = (*self._inputs.values(), *state, *self._weights)
+            if self._compiled is None:
+                self._compilations.add(self._label)
+                self._compiled = compile_module(self._renewing, tensors)
+            outputs = self._compiled(*tensors)
             return tuple(output.to("cpu", copy=True) for output in outputs)
 
 
 class _Renewing(nn.Module):
-    """Module of a graph, (*inputs, *state) -> outputs, that renews its state in place."""
+    """Module of a graph, (*inputs, *state, *weights) -> outputs, that renews its state in place."""
 
-    def __init__(self, graph: Graph, owner: nn.Module):
+    def __init__(self, graph: Graph, owner: nn.Module, weights: Weights):
         super().__init__()
         self.traced = graph.module(owner)
         self._inputs, self._outputs = len(graph.inputs), len(graph.outputs)
+        self._given = self._inputs + len(graph.state)
+        self._views = weights.views
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Run the graph once. Returns its outputs in the device's types."""
-        results = self.traced(*tensors)
-        for old, new in zip(tensors[self._inputs :], results[self._outputs :], strict=True):
+        given, weights = tensors[: self._given], tensors[self._given :]
+        own = {f"owner.{name}": view for name, view in self._views(weights).items()}
+        results = functional_call(self.traced, own, given)
+        for old, new in zip(given[self._inputs :], results[self._outputs :], strict=True):
             if new is not old:
                 old.copy_(new)
         return tuple(map(to_device_type, results[: self._outputs]))
 
 
-def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a copy of a function with a code object of its own.
+def compile_module(module: nn.Module, tensors: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
+    """Capture a module at the shapes of its inputs, and compile it with TorchNeuron.
 
-    Dynamo keeps at most a few compiled graphs for each code object. Graphs that shared one would be
-    searched at every call, and soon refused.
+    Returns a function of the same inputs, of which the compiled graph takes those that it uses.
     """
-    assert isinstance(function, FunctionType)
-    return FunctionType(
-        function.__code__.replace(),
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
+    fake = FakeTensorMode()
+    with fake:
+        inputs = [fake.from_tensor(x, static_shapes=True) for x in tensors]
+        # Before torch's own decompositions: TorchNeuron has others, with results of other strides.
+        captured = make_fx(module, pre_dispatch=True)(*inputs)
+    captured.graph.eliminate_dead_code()  # views of weights that the graph does not use
+    used = []
+    for index, node in enumerate(captured.graph.find_nodes(op="placeholder")):
+        if node.users:
+            used.append(index)
+        else:
+            captured.graph.erase_node(node)
+    captured.recompile()
+    with tracing(TracingContext(fake)):
+        compiled = lookup_backend(BACKEND)(captured, [tensors[index] for index in used])
+    return lambda *tensors: compiled(*[tensors[index] for index in used])

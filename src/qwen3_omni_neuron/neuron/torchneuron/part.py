@@ -11,6 +11,7 @@ from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone, Group
 from qwen3_omni_neuron.neuron.part import PartSpec, device_type
 from qwen3_omni_neuron.neuron.shards import PartShare, read_part_shard
 from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations, CompiledGraph
+from qwen3_omni_neuron.neuron.torchneuron.weights import Weights
 
 
 class Collectives:
@@ -56,18 +57,17 @@ class PartGraphs:
         uninitialized, for a compile. Raises ArtifactError for a file that does not fit the spec.
         """
         share = PartShare(spec, group_of(spec.tp))
-        if folder is None:
-            share.allocate(device)
-        else:
+        if folder is not None:
             share.load(read_part_shard(folder, rank, share.weights))
-        owner = share.owner.to(device)
+        weights, owner = Weights(share.owner, device), share.owner.to("meta")
         self._state = [
             torch.zeros(tensor.lengths, dtype=device_type(tensor.dtype), device=device)
             for tensor in spec.state
         ]
         self._taken = {graph.label: len(graph.state) for graph in spec.graphs}
         self._graphs = {
-            graph.label: CompiledGraph(graph, owner, device, compilations) for graph in spec.graphs
+            graph.label: CompiledGraph(graph, owner, weights, device, compilations)
+            for graph in spec.graphs
         }
 
     def run(

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
-from torch._dynamo.callback import on_compile_start
 
 from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART
 from qwen3_omni_neuron.compilation.target import EngineSpec
@@ -52,10 +51,8 @@ class Rank:
         self._cache = NeffCache(neffs)
         self._device = runtime.start(membership)
         self._parts: dict[str, PartGraphs] = {}
-        self.compilations = Compilations()
         self._progress = rank_progress(work)
-        # Report a compilation before Dynamo captures the graph, since capturing takes long, too.
-        on_compile_start(lambda *_: self._progress.compiles())
+        self.compilations = Compilations(self._progress.compiles)
 
     def load(self, name: str) -> None:
         """Put a part's weights and state on the core, and its NEFFs into the rank's cache folder.
