@@ -71,13 +71,11 @@ class CompiledGraph:
         """Prepare a graph. owner: its parameters and buffers are not used, those of weights are."""
         kinds = {device_type(s.dtype) for s in (*graph.inputs, *graph.outputs, *graph.state)}
         assert kinds <= set(DEVICE_TYPES), f"{graph.label} has tensors of {kinds}"
-        self.graph = graph
         self._inputs = {
             spec.name: torch.zeros(spec.lengths, dtype=device_type(spec.dtype), device=device)
             for spec in graph.inputs
         }
         self._zeros = set(self._inputs)  # names of the inputs that are zeros
-
         self._renewing = _Renewing(graph, owner, weights)
         self._weights = weights.tensors
         self._compilations, self._label = compilations, graph.label
