@@ -1,6 +1,7 @@
 """Every graph passes the stand-in for TorchNeuron's backend, and gives what the module gives."""
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
@@ -21,7 +23,7 @@ from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone
 from qwen3_omni_neuron.neuron.part import part_spec, to_device_type
 from qwen3_omni_neuron.neuron.shards import PartShare, write_part_shards
 from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations, CompiledGraph
-from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs
+from qwen3_omni_neuron.neuron.torchneuron.part import Collectives, PartGraphs
 from qwen3_omni_neuron.neuron.torchneuron.weights import Weights
 from testing.graph_cases import TINY_PLAN, with_weights
 from testing.int8_experts import int8_models
@@ -194,6 +196,19 @@ def test_the_stand_in_refuses(function: Any, inputs: tuple[Tensor, ...], said: s
 def renews(x: Tensor, held: Tensor) -> Tensor:
     held.copy_(x)
     return x + 1
+
+
+def test_ranks_are_gathered_by_the_name_that_torch_keeps() -> None:
+    """From 2.13 on torch warns of all_gather_tensor, the name that 2.9 has."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            x = torch.rand(2, 3)
+            assert torch.equal(Collectives(1).gather(x), x)
+    finally:
+        dist.destroy_process_group()
+    assert not [warning for warning in caught if "all_gather_tensor" in str(warning.message)]
 
 
 def test_the_stand_in_refuses_what_is_copied_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,13 @@ from qwen3_omni_neuron.neuron.shards import PartShare, read_part_shard
 from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations, CompiledGraph
 from qwen3_omni_neuron.neuron.torchneuron.weights import Weights
 
+# torch 2.13 calls it all_gather_single, and warns of the name that torch 2.9 has.
+_all_gather = (
+    collectives.all_gather_single
+    if hasattr(collectives, "all_gather_single")
+    else collectives.all_gather_tensor
+)
+
 
 class Collectives:
     """The ranks as a neuron.graphs.parallel.layers.Group: functional collectives inside the graphs.
@@ -31,7 +38,7 @@ class Collectives:
         """Concatenate the ranks' tensors along the last axis; see Group.gather."""
         # Gather along axis 0, which moves no data. Along another axis torch would split the result,
         # and the device turns a split into a gather of single numbers.
-        ranks = collectives.all_gather_tensor(x, 0, self._ranks).unflatten(0, (-1, len(x)))
+        ranks = _all_gather(x, 0, self._ranks).unflatten(0, (-1, len(x)))
         return ranks.movedim(0, -2).flatten(-2)  # [ranks, ..., n] -> [..., ranks * n]
 
 
