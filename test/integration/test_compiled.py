@@ -611,6 +611,7 @@ def test_doctor_reports_in_markdown(
         "| cpu | reused |",
         "| neuron | none: each prompt is computed anew |",
         "| NEURON_RT_VISIBLE_CORES | 0-7 |",
-        "| NEURON_CC_FLAGS | not set |",
+        "| NEURON_CC_FLAGS | not set | --model-type=transformer --auto-cast=none |",
+        "| NEURON_COMPILER_OPT_LEVEL | not set | -O2 |",
     ):
         assert line in printed.splitlines()

@@ -8,13 +8,20 @@ from types import ModuleType
 
 import pytest
 
-from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.checkpoint.files import fingerprint
+from qwen3_omni_neuron.compilation.manifest import Manifest, write_manifest
+from qwen3_omni_neuron.compilation.plan import make_plan
+from qwen3_omni_neuron.compilation.tree import open_tree
+from qwen3_omni_neuron.errors import ArtifactError, OptionError
+from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.torchneuron.environment import (
+    COMPILER_FLAGS,
     SETTINGS,
     SHOWN,
     set_before_import,
     settings,
 )
+from qwen3_omni_neuron.neuron.torchneuron.target import TORCHNEURON
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +39,7 @@ def test_nothing_may_run_on_the_cpu_in_silence() -> None:
         "TORCH_NEURONX_RETAIN_DEVICE_MODE": "0",
         "TORCH_NEURONX_DISABLE_NEFF_CACHE": "0",
         "TORCH_NEURONX_NEFF_DISABLE_CACHE": "0",
+        **COMPILER_FLAGS,
     }
     variables = settings(Path("/neffs"), Path("/local"))
     assert variables.items() >= SETTINGS.items()
@@ -44,11 +52,33 @@ def test_all_settings_are_put_into_the_environment() -> None:
     assert os.environ.items() >= SETTINGS.items()
 
 
-def test_another_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_NEURONX_RETAIN_DEVICE_MODE", "1")
-    with pytest.raises(OptionError, match=r"RETAIN_DEVICE_MODE is '1', and .* needs '0'. Unset it"):
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [
+        ("TORCH_NEURONX_RETAIN_DEVICE_MODE", "0"),
+        ("NEURON_CC_FLAGS", "--model-type=transformer --auto-cast=none"),
+        ("NEURON_COMPILER_OPT_LEVEL", "-O2"),
+    ],
+)
+def test_another_value_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, needed: str) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(OptionError, match=rf"{name} is '1', and .* needs '{needed}'\. Unset it"):
         set_before_import(SETTINGS)
     assert "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION" not in os.environ
+
+
+def test_a_tree_of_other_compiler_flags_is_refused(
+    checkpoint: Path, config: OmniConfig, tmp_path: Path
+) -> None:
+    """TorchNeuron would find none of its NEFFs: their names have the flags."""
+    versions = TORCHNEURON.versions()
+    assert versions.items() >= COMPILER_FLAGS.items()
+    plan = make_plan(checkpoint, config, TORCHNEURON.limits)
+    other = versions | {"NEURON_CC_FLAGS": "--auto-cast=all"}
+    write_manifest(tmp_path, Manifest(fingerprint(checkpoint), plan.settings, other, {}))
+    said = r"compiled with NEURON_CC_FLAGS --auto-cast=all, and here is --model.*Compile again: "
+    with pytest.raises(ArtifactError, match=said):
+        open_tree(tmp_path, checkpoint, config, {"torchneuron": TORCHNEURON}, {})
 
 
 def test_settings_that_come_after_the_import_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,12 +37,7 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.cpu.call_cost import CallSeconds
     from qwen3_omni_neuron.cpu.rates import MachineRates
 
-NEURON_VARIABLES = (
-    "NEURON_RT_VISIBLE_CORES",
-    "NEURON_RT_NUM_CORES",
-    "NEURON_LOGICAL_NC_CONFIG",
-    "NEURON_CC_FLAGS",
-)
+NEURON_VARIABLES = ("NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES", "NEURON_LOGICAL_NC_CONFIG")
 GB = 1e9
 # The conversation in the table of what fits: positions of the thinker and of the talker.
 POSITIONS, TALKER_POSITIONS = 4096, 4096 + 1024
@@ -96,7 +91,7 @@ def _extras() -> list[str]:
 def _torchneuron() -> list[str]:
     """List the versions for target torchneuron, and its settings."""
     lines = _supported(f"target torchneuron (SDK {TORCHNEURON_SDK})", supported_torchneuron())
-    lines += ["", "| setting | here | in the processes of its ranks |", "| --- | --- | --- |"]
+    lines += ["", "| setting | here | while it compiles, and in its ranks |", "| --- | --- | --- |"]
     for name in SHOWN:
         lines.append(f"| {name} | {os.environ.get(name, 'not set')} | {SETTINGS.get(name, '')} |")
     return lines

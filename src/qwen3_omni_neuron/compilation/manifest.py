@@ -96,8 +96,8 @@ class Manifest:
     """The content of manifest.json.
 
     fingerprint: fingerprint of the checkpoint (see checkpoint.files). plan: CompilePlan.settings
-    (see compilation.plan). versions: package versions in the run that wrote it. models: models by
-    name.
+    (see compilation.plan). versions: Target.versions and further package versions in the run that
+    wrote it. models: models by name.
     """
 
     fingerprint: str

@@ -96,8 +96,8 @@ class Target:
     """One entry of `loading.TARGETS`.
 
     limits: the settings that a plan may have, and their defaults.
-    versions: returns the versions that a compiled model depends on, by package; if one differs,
-        the model is compiled again.
+    versions: returns the versions that a compiled model depends on, by package, and the flags of
+        its compiler, by environment variable; if one differs, the model is compiled again.
     compile_model: compiles one model of a plan.
     expected_bytes: returns the approximate size in bytes of a model's folder, for the progress bar
         and the error about a full disk.

@@ -13,7 +13,14 @@ from pathlib import Path
 
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
 
-# A graph that fails must raise: by default it would run on the CPU, and benchmarks would be wrong.
+# The compiler's flags for every graph. TorchNeuron v2.33.0 has the same by default, and passes
+# these after its own. Its NEFF cache knows a graph by its flags, too, so a load needs those of the
+# compile: they stand in a tree's manifest beside the versions.
+COMPILER_FLAGS: Mapping[str, str] = {
+    "NEURON_CC_FLAGS": "--model-type=transformer --auto-cast=none",
+    "NEURON_COMPILER_OPT_LEVEL": "-O2",
+}
+# A graph that fails must raise: if it ran on the CPU, benchmarks would be wrong.
 SETTINGS: Mapping[str, str] = {
     "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION": "1",
     # A failing operation outside of the graphs raises, and is not repeated on the CPU.
@@ -25,6 +32,7 @@ SETTINGS: Mapping[str, str] = {
     # NEFFs come from the tree.
     "TORCH_NEURONX_DISABLE_NEFF_CACHE": "0",
     "TORCH_NEURONX_NEFF_DISABLE_CACHE": "0",
+    **COMPILER_FLAGS,
 }
 CACHE_FOLDER = "TORCH_NEURONX_NEFF_CACHE_DIR"
 LOCAL_CACHE_FOLDER = "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR"

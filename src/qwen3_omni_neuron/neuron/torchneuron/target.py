@@ -3,12 +3,13 @@
 from qwen3_omni_neuron.compilation.target import LazyFunction, Target
 from qwen3_omni_neuron.compilation.versions import decisive_versions
 from qwen3_omni_neuron.neuron.target import LIMITS, environments
+from qwen3_omni_neuron.neuron.torchneuron.environment import COMPILER_FLAGS
 from qwen3_omni_neuron.neuron.versions import TORCHNEURON_PACKAGES
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of torch, TorchNeuron and the compiler."""
-    return decisive_versions(TORCHNEURON_PACKAGES)
+    """Return the versions of torch, TorchNeuron and the compiler, and the compiler's flags."""
+    return {**decisive_versions(TORCHNEURON_PACKAGES), **COMPILER_FLAGS}
 
 
 TORCHNEURON = Target(
