@@ -8,8 +8,6 @@ NUMBERS = 50_000  # of activations and state that a graph scatters
 ROWS = 16_384  # row numbers that one operation scatters
 TARGET_BYTES = 4 * 2**20  # what a scatter may write into, since it may be copied whole
 INPUTS = 64
-NOT_YET = ("inputs", "transposed convolution")
-"""Beginnings of the faults that graphs still have. A line less here, and none may have it."""
 
 
 def faults(cost: Cost) -> list[str]:

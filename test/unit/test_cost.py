@@ -31,6 +31,7 @@ from qwen3_omni_neuron.neuron.graphs.cost import (
     run_share,
 )
 from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
+from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone, ParallelMoe
 from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
 from testing.graph_cases import TINY_PLAN
 from testing.released import RELEASED, TALKER
@@ -250,7 +251,7 @@ LLAMA_8B = DecoderConfig(4096, 32, 32, 8, 128, 14336, 128256, 131072, 1e-5, THIN
 PUBLISHED = {
     "port #167, thinker, a token": (THINKER, "thinker_decode"),
     "port #167, talker, a step": (THINKER, "talker_decode"),
-    "port #167, code predictor, a frame": (THINKER, "code_predictor_greedy"),
+    "port #167, code predictor, a frame": (THINKER, "code_predictor"),
     "port #167, thinker, a prompt": (THINKER, "thinker_prefill"),
     "Llama-3.1-8B, a token": (LLAMA_8B, "thinker_decode"),
     "Qwen3-30B-A3B on vllm-neuron, a token": (
@@ -306,12 +307,12 @@ def test_an_expected_time_is_within_half_of_a_published_one(label: str) -> None:
 # The way of a mixture of experts.
 
 
-def moe_layer(decoder: DecoderConfig, tp: int) -> MoeFeedForward:
+def moe_layer(decoder: DecoderConfig, tp: int) -> ParallelMoe:
     """Make the experts of one layer at one of `tp` ranks."""
     assert decoder.moe is not None
     moe = replace(decoder.moe, static=True, expert_width=decoder.moe.expert_width // tp)
     with torch.device("meta"):
-        return MoeFeedForward(decoder.hidden_size, moe).to(torch.bfloat16)
+        return ParallelMoe(decoder.hidden_size, moe, Alone()).to(torch.bfloat16)
 
 
 def moe_cost(decoder: DecoderConfig, tp: int, count: int) -> Cost:

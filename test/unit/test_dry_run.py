@@ -1,5 +1,6 @@
 """The plan of a compile, at the released sizes, against published totals and counts by hand."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.cost import TRN2, Cost, CountingGroup, graph_cost
-from qwen3_omni_neuron.neuron.graphs.decoders import prompt_graph
+from qwen3_omni_neuron.neuron.graphs.decoders import decode_graph, flush_graph, prompt_graph
 from qwen3_omni_neuron.neuron.graphs.dry_run import (
     CoreMemory,
     DryRun,
@@ -134,8 +135,9 @@ def test_a_core_of_eight_holds_an_eighth_and_what_is_whole_everywhere(plan: Core
 
 
 def test_state_of_the_thinker(plan: CoreMemory) -> None:
-    """48 layers, keys and values, 8192 positions of 128 in bfloat16: 4 heads, or 1 of 8 cores."""
-    line = 48 * 2 * 8192 * 128 * 2
+    """48 layers, keys and values, 8192 positions and 32 recent rows of 128 in bfloat16: 4 heads, or
+    1 of 8 cores."""
+    line = 48 * 2 * (8192 + 32) * 128 * 2
     assert plan.state_bytes[1]["thinker"] == 4 * line
     assert plan.state_bytes[8]["thinker"] == line
 
@@ -179,7 +181,7 @@ def test_the_cost_table_of_the_document_is_what_is_counted() -> None:
         "thinker_prefill[rows=512,window=512]",
         "thinker_prefill[rows=512,window=2048]",
         "thinker_prefill[rows=128,window=8192]",
-        "thinker_copy",
+        "thinker_flush[window=2048]",
         "talker_prefill[rows=128,window=2048]",
     ]
     plan = replace(PLAN, tp=8, max_concurrency=8, prompt_buckets=(128, 512))
@@ -216,10 +218,7 @@ def test_a_plan_with_chunked_prefill_has_its_graphs_in_the_text(shallow: DryRun)
     text = dry_run_text(shallow)
     for name in ("thinker", "talker"):
         assert f"| {name}_prefill[rows=128,window=256] | 8 |" in text
-    assert planned(shallow, "thinker_copy", 8).floor_s > 0
-    without = {g.name for g in all_graphs(SHALLOW, replace(shallow.plan, chunked_prefill=False))}
-    names = {graph.graph.name for graph in shallow.graphs}
-    assert names - without == {"thinker_copy", "talker_copy"}
+    assert planned(shallow, "thinker_flush", 8).floor_s > 0
 
 
 # The memory of a core, with 8 slots of 8192 positions, the talker's of 12297: the defaults.
@@ -267,9 +266,9 @@ def test_what_fits_is_not_complained_of(memory: CoreMemory) -> None:
 def test_what_does_not_fit_shared_says_what_does() -> None:
     slots = core_memory(RELEASED, replace(MEMORY_PLAN, max_concurrency=32), (4,))
     assert does_not_fit(slots, 4) == (
-        "TP 4 does not fit: 28.89 of 25.8 GB a core with placement shared. Change one or more of: "
-        "placement split (22.82 GB on each core of the thinker); tp 8; fewer slots or a shorter "
-        "context length (the state of 32 slots is 10.50 GB)."
+        "TP 4 does not fit: 28.92 of 25.8 GB a core with placement shared. Change one or more of: "
+        "placement split (22.84 GB on each core of the thinker); tp 8; fewer slots or a shorter "
+        "context length (the state of 32 slots is 10.53 GB)."
     )
     assert does_not_fit(slots, 4) in dry_run_text(DryRun(**vars(slots), graphs=[])).splitlines()
 
@@ -279,9 +278,9 @@ def test_a_core_at_lnc_1_has_half_the_memory(memory: CoreMemory) -> None:
     assert one.core_bytes(4) == memory.core_bytes(4)
     assert (one.chip.cores, one.chip.core_bytes) == (8, 12 * 2**30)
     assert does_not_fit(one, 4) == (
-        "TP 4 does not fit: 21.01 of 12.9 GB a core with placement shared, 17.98 GB on each core "
+        "TP 4 does not fit: 21.02 of 12.9 GB a core with placement shared, 17.99 GB on each core "
         "of the thinker with placement split. Change one or more of: lnc 2 (25.8 GB a core); tp 8; "
-        "fewer slots or a shorter context length (the state of 8 slots is 2.62 GB)."
+        "fewer slots or a shorter context length (the state of 8 slots is 2.63 GB)."
     )
 
 
@@ -329,41 +328,51 @@ def test_one_row_reads_the_experts_that_it_chose(config: OmniConfig) -> None:
     assert cost.weight_bytes == others + chosen
 
 
-def renewed(graph: Graph) -> int:
-    """Bytes of state that a call reads and writes: all slots at its window, and its own to read."""
-    return 2 * graph.state_bytes + graph.state_bytes // TINY_PLAN.max_concurrency
+def state_bytes_of_a_window(config: OmniConfig, graph: Callable[[int], Graph]) -> tuple[int, int]:
+    """Return what a window of 64 positions adds to one of 16, and the same positions of a slot."""
+    talker, c = static_models(config, torch.float32).talker, config.talker.text
+    short, long = (graph_cost(graph(window), talker).state_bytes for window in (16, 64))
+    return long - short, 2 * c.layers * (64 - 16) * c.kv_heads * c.head_dim * 4
 
 
-def test_a_step_reads_and_writes_its_window_alone(config: OmniConfig) -> None:
-    """Those of its window; the rest of the cache is no part of the call."""
-    graph, cost = cost_of(config, static_models(config, torch.float32), "talker_decode")
-    slots, window = TINY_PLAN.max_concurrency, graph.bucket["window"]
-    c = config.talker.text
-    assert window < TINY_PLAN.talker_context_length
-    assert graph.state_bytes == 2 * c.layers * slots * window * c.kv_heads * c.head_dim * 4
-    assert cost.state_bytes == renewed(graph)
+@pytest.mark.parametrize("slots", [1, 3])
+def test_a_step_only_reads_its_window_and_of_its_slots_alone(
+    config: OmniConfig, slots: int
+) -> None:
+    """What it writes are recent rows, whatever the window."""
+    added, of_a_slot = state_bytes_of_a_window(
+        config, lambda window: decode_graph(config, "talker", slots, window, TINY_PLAN)
+    )
+    assert added == slots * of_a_slot
 
 
-def test_a_chunk_of_a_prefill_reads_its_window_and_its_experts(config: OmniConfig) -> None:
-    """Every row attends to the whole window, masked or not."""
-    models = static_models(config, torch.float32)
-    c, rows = config.talker.text, 8
-    costs = {}
-    for window in (16, 64):
-        graph = prompt_graph(config, "talker", rows, TINY_PLAN, window)
-        costs[window] = cost = graph_cost(graph, models.talker)
-        assert cost.state_bytes == renewed(graph)
+def test_a_prefill_renews_its_window(config: OmniConfig) -> None:
+    """That of all slots is read and written, that of its own read by attention."""
+    added, of_a_slot = state_bytes_of_a_window(
+        config, lambda window: prompt_graph(config, "talker", 8, window, TINY_PLAN)
+    )
+    assert added == (2 * TINY_PLAN.max_concurrency + 1) * of_a_slot
+
+
+def test_a_prefill_attends_to_its_window(config: OmniConfig) -> None:
+    """Every row, masked or not."""
+    models, c, rows = static_models(config, torch.float32), config.talker.text, 8
+    costs = {
+        window: graph_cost(prompt_graph(config, "talker", rows, window, TINY_PLAN), models.talker)
+        for window in (16, 64)
+    }
     # scores and mixed values, a product and a sum each; the placing of keys and values
     further = 2 * 2 * c.head_dim * rows * (64 - 16) * (c.heads + c.kv_heads) * c.layers
     assert costs[64].flops - costs[16].flops == further
     assert costs[64].weight_bytes == costs[16].weight_bytes
 
 
-def test_a_copy_reads_and_writes_all_slots(config: OmniConfig) -> None:
-    graph, cost = cost_of(config, static_models(config, torch.float32), "thinker_copy")
-    slot_bytes = graph.state_bytes // TINY_PLAN.max_concurrency  # written, and read again
-    inputs = len(graph.inputs) + len(graph.state)
-    assert cost == Cost(0, 0, renewed(graph), gathered_bytes=2 * slot_bytes, inputs=inputs)
+def test_a_flush_renews_its_window(config: OmniConfig) -> None:
+    """That of all slots is read and written, and that of the slot that is copied read."""
+    added, of_a_slot = state_bytes_of_a_window(
+        config, lambda window: flush_graph(config, "talker", window, TINY_PLAN)
+    )
+    assert added == (2 * TINY_PLAN.max_concurrency + 1) * of_a_slot
 
 
 def test_flops_of_a_matrix_and_of_attention(config: OmniConfig) -> None:

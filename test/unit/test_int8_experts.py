@@ -297,7 +297,7 @@ def test_the_page_says_the_floors_in_either_dtype() -> None:
             config = of_depth(layers)
             plan = plan_of(
                 Path(), config, "torchneuron", tp=tp, dtype=dtype,
-                prompt_buckets=(1536,), batches=(1, 8), decode_buckets=(2048,),
+                batches=(1, 8), decode_buckets=(2048,),
             )  # fmt: skip
             thinker = static_models(config, torch.bfloat16, dtype == "int8").thinker
             parallelize(thinker, tp, CountingGroup(tp))
