@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -93,7 +93,7 @@ class StandIn:
         register()
 
 
-def run_eagerly(module: nn.Module, _: Sequence[Tensor]) -> nn.Module:
+def run_eagerly(module: nn.Module, tensors: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
     """Stand in for neuron.torchneuron.graph.compile_module: nothing is captured."""
     return module
 
