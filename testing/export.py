@@ -6,9 +6,11 @@ from torch.export import ExportedProgram
 
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 
-# neuronx-cc has no sort; counting and searching give shapes that depend on the data.
+# neuronx-cc has no sort; counting and searching give shapes that depend on the data. A transposed
+# convolution becomes one over zeros between the inputs, and as_strided a gather of single numbers.
 REJECTED_OPS = frozenset(
     {"sort", "argsort", "msort", "nonzero", "bincount", "unique", "unique2", "multinomial"}
+    | {"conv_transpose1d", "as_strided"}
 )
 
 
@@ -36,7 +38,7 @@ def open_shapes(program: ExportedProgram) -> list[str]:
 
 
 def rejected_ops(program: ExportedProgram) -> list[str]:
-    """Return the operations of a program that Neuron's compiler rejects on every backend.
+    """Return the operations of a program that Neuron's compiler rejects or makes expensive.
 
     They are REJECTED_OPS, running sums of floats, and complex or float64 values.
     """

@@ -1,8 +1,10 @@
 """The graphs that a compiler traces: static, and equal to the models they are made of."""
 
 import copy
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
+from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.model.code_predictor import sample_top
 from qwen3_omni_neuron.model.config import MoeConfig, OmniConfig
 from qwen3_omni_neuron.model.kv_cache import (
@@ -24,10 +27,12 @@ from qwen3_omni_neuron.model.kv_cache import (
 from qwen3_omni_neuron.model.moe import MoeFeedForward
 from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
+from qwen3_omni_neuron.neuron.torchneuron.target import TORCHNEURON
 from qwen3_omni_neuron.prompt.positions import rope_positions
 from testing.export import export_graph, open_shapes, rejected_ops
 from testing.graph_cases import TINY_PLAN, with_weights
 from testing.models import load_models
+from testing.released import RELEASED
 from testing.repeats import again
 from testing.torchneuron.leaner import write_leaner_checkpoint
 
@@ -85,6 +90,17 @@ def test_every_kind_of_graph_is_there_at_every_bucket(graphs: dict[str, Graph]) 
     assert {g.part for g in graphs.values()} == set(PARTS)
 
 
+def test_the_default_plan_has_few_graphs_beside_the_decoders() -> None:
+    """Each with a handful of inputs, the state included."""
+    plan = make_plan(Path(), RELEASED, TORCHNEURON.limits)
+    graphs = [g for g in all_graphs(RELEASED, plan) if g.part not in ("thinker", "talker")]
+    assert Counter(g.part for g in graphs) == {
+        "audio_encoder": 2, "vision_encoder": 3, "text_projection": 1, "hidden_projection": 1,
+        "code_predictor": 1, "code2wav": 10,
+    }  # fmt: skip
+    assert max(len(g.inputs) + len(g.state) for g in graphs) == 5
+
+
 # The largest of a kind repeats the smallest, but a step of one row takes experts in another way.
 SIZES = [
     *((kind, 0) for kind in KINDS),
@@ -135,12 +151,14 @@ def test_the_experts_of_the_cpu_are_no_static_graph(
 def test_rejected_operations_are_seen() -> None:
     class Bad(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-            return x.cumsum(0), x.sort().values, x.double(), x.long().cumsum(0)
+            more = nn.functional.conv_transpose1d(x.view(1, 1, 4), x.view(1, 1, 4), stride=2)
+            return x.cumsum(0), x.sort().values, x.double(), x.long().cumsum(0), more
 
     spec = (TensorSpec("x", (4,), torch.float32),)
     graph = Graph("bad", {}, "", lambda owner, x, state: (owner(*x), state), spec, ())
     found = rejected_ops(export_graph(graph, Bad()))
-    assert [f.split(": ")[1] for f in found] == ["cumsum of torch.float32", "sort", "torch.float64"]
+    kinds = ["conv_transpose1d", "cumsum of torch.float32", "sort", "torch.float64"]
+    assert [f.split(": ")[1] for f in found] == kinds
 
 
 def test_static_models_hold_no_copy_of_the_weights(static: Models, models: Models) -> None:

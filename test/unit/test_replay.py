@@ -333,7 +333,7 @@ def test_profiles_have_the_times_of_the_dry_run() -> None:
     )  # fmt: skip
     graphs = {graph.name: graph for graph in reversed(list(all_graphs(RELEASED, kept)))}
     written = {name: StageProfile.load(PROFILES / f"{name}.json") for name in PROFILES_MADE}
-    for stage, name in (("talker_step", "talker_decode"), ("code2wav_step", "code2wav_step")):
+    for stage, name in (("talker_step", "talker_decode"), ("code2wav_step", "code2wav")):
         graph = graphs[name]
         owner = getattr(models, graph.part)
         parallelize(owner, TP, group)

@@ -78,8 +78,8 @@ MOVES = frozenset(
 _DECOMPOSED_LATER = (  # llvm/torch-mlir, lib/Dialect/Torch/Transforms/DecomposeComplexOps.cpp
     *("_softmax.default", "_to_copy.default", "_unsafe_view.default"),
     *("alias.default", "arange.default", "clone.default", "copy.default", "floor_divide.default"),
-    *("full.default", "masked_fill.Scalar", "mean.dim", "new_zeros.default"),
-    *("repeat.default", "select.int", "stack.default", "t.default", "zeros_like.default"),
+    *("full.default", "masked_fill.Scalar", "mean.dim"),
+    *("repeat.default", "select.int", "stack.default", "t.default"),
 )
 _LOWERED = (  # llvm/torch-mlir, lib/Conversion/TorchToStablehlo/
     *("add.Tensor", "bitwise_and.Tensor", "cat.default", "clamp.default"),
@@ -90,7 +90,7 @@ _LOWERED = (  # llvm/torch-mlir, lib/Conversion/TorchToStablehlo/
     *("ones.default", "permute.default", "pow.Tensor_Scalar", "rsqrt.default", "rsub.Scalar"),
     *("sigmoid.default", "sin.default", "sub.Tensor", "transpose.int"),
     *("triu.default", "where.self"),
-    *("gather.default", "index.Tensor", "index_select.default"),
+    *("index.Tensor", "index_select.default"),
     *("bmm.default", "convolution.default", "mm.default"),
     *("amax.default", "any.dim", "argmax.default", "sum.dim_IntList"),
     *("slice.Tensor", "squeeze.dim", "unsqueeze.default", "view.default"),

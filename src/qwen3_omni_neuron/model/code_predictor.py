@@ -135,6 +135,8 @@ class CodePredictor(nn.Module):
         codes, embedded = [code0], [row]
         cache = FrameCache()
         rows = torch.stack((hidden, row.to(hidden.dtype)), 1).flatten(0, 1)  # [slots * 2, hidden]
+        # One table, whose rows a device gathers; of a part of it, it might first make a copy.
+        table, vocabulary = self.embedding.flatten(0, 1), self.embedding.shape[1]
         for step in range(self.steps):
             logits = self._logits(rows.to(hidden.dtype), step, cache)
             if uniforms is None or top_p is None:
@@ -143,7 +145,7 @@ class CodePredictor(nn.Module):
                 of_step = uniforms[:, step]
                 code = sample_top(logits, of_step, top_k, top_p, running_sum, top_k_limits)
             code = code.to(code0.dtype)
-            rows = F.embedding(code, self.embedding[step])
+            rows = F.embedding(code + step * vocabulary, table)
             codes.append(code)
             embedded.append(rows)
         # One sum that rounds once, like the reference's, also in bfloat16.

@@ -267,7 +267,7 @@ class StepState:
         self._is_recent = is_recent[:, None, :, None]
         positions = torch.arange(_positions(segments), dtype=kind, device=device)
         unseen = [positions >= held[:, None], is_recent.logical_not()]
-        seen = torch.zeros_like(is_recent[:, :1])
+        seen = (counts < -1)[:, None]  # of none: each row sees itself
         self.mask = torch.cat((*unseen, seen), 1)[:, None, None, :]
         self._new: list[Tensor] = []
 

@@ -172,7 +172,9 @@ def _decode(
     rows = held.index_select(0, slots.clamp(0, count - 1)).masked_fill(starts[:, None], 0)
     samples, (_, *new) = owner.step(codes, (position, *_views(rows, shapes)), starts)
     row, is_named = rows_by_slot(slots, count)
-    given = torch.cat([tensor.flatten(1) for tensor in new], 1).index_select(0, row)
+    given = torch.cat([tensor.flatten(1) for tensor in new], 1)
+    if len(given) > 1:  # else it is every named slot's, without a copy for each slot
+        given = given.index_select(0, row)
     return (samples,), (torch.where(is_named[:, None], given, held),)
 
 
