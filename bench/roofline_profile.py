@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.neuron.graphs.dry_run import DryRun, dry_run
 from qwen3_omni_neuron.neuron.nxdi.target import NEURON
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         patch_buckets=(1024,),
         batches=SLOTS,
     )
-    run = dry_run(RELEASED, plan, degrees=(TP,))
+    run = dry_run(RELEASED, plan, degrees=(Degrees.same(TP),))
     for name in PROFILES_MADE:
         out = PROFILES / f"{name}.json"
         profile_of(run, TP, name).save(out)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
+from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.target import EngineSpec, Target
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
 from qwen3_omni_neuron.model.talker import TalkerModel
@@ -156,7 +157,7 @@ class EagerToolchain:
 
     def __init__(self, spec: EngineSpec, broken: Mapping[str, str] | None = None):
         # The graphs of one core that holds the other cores' shares, too.
-        self._spec, self._plan = spec, replace(spec.plan, tp=1)
+        self._spec, self._plan = spec, replace(spec.plan, tp=Degrees.same(1))
         self._broken = broken or {}
         self.parts: dict[str, EagerPart] = {}
         self.decoders: dict[str, EagerDecoder] = {}

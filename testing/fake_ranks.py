@@ -27,6 +27,9 @@ class FakeRank:
     def total(self, x: Tensor) -> tuple[int, float]:
         return self._number, float(x.sum())
 
+    def count(self) -> None:
+        self._progress.step()
+
     def fail(self, only: int = -1) -> None:
         if only in (-1, self._number):
             raise ValueError(f"no {self._number}")

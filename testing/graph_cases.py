@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from qwen3_omni_neuron.checkpoint.modules import Models, fill
+from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.neuron.graphs.all import PARTS
 
@@ -10,7 +11,7 @@ from qwen3_omni_neuron.neuron.graphs.all import PARTS
 TINY_PLAN = CompilePlan(
     model=Path(),
     target="neuron",
-    tp=1,
+    tp=Degrees.same(1),
     lnc=2,
     dtype="float32",
     max_concurrency=3,

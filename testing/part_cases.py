@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART, CompilePlan
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs
@@ -31,7 +32,7 @@ def plain_graphs(config: OmniConfig, name: str, tp: int, dtype: torch.dtype) -> 
 
 
 def plan_of(tp: int, dtype: torch.dtype) -> CompilePlan:
-    return replace(PLAN, tp=tp, dtype=str(dtype).removeprefix("torch."))
+    return replace(PLAN, tp=Degrees.same(tp), dtype=str(dtype).removeprefix("torch."))
 
 
 def calls_of(graphs: Mapping[str, Graph]) -> Iterator[Call]:

@@ -54,7 +54,7 @@ class SimulatedToolchain:
 
     def load_decoder(self, spec: DecoderSpec, folder: Path) -> EagerDecoder:
         """Run our own module over the checkpoint's weights: only NxDI can join the cores' files."""
-        assert len(list((folder / WEIGHTS_FOLDER).iterdir())) == spec.plan.tp
+        assert len(list((folder / WEIGHTS_FOLDER).iterdir())) == spec.tp
         return eager_decoder(spec, Path(json.loads((folder / DESCRIPTION).read_text())))
 
 

@@ -10,6 +10,7 @@ from unittest import mock
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.compilation import runner
+from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.manifest import ModelRecord
 from qwen3_omni_neuron.compilation.plan import CompilePlan, make_plan
 from qwen3_omni_neuron.compilation.target import EngineSpec, ModelCompiler
@@ -31,7 +32,7 @@ def decoder_plan(tp: int, slots: int, context: int, **changes: Any) -> CompilePl
     sizes = {"max_concurrency": slots, "context_length": context}
     buckets = dict.fromkeys(("prompt_buckets", "decode_buckets"), (context,))
     plan = plan_of(Path(), RELEASED, "neuron", dtype="float32", **sizes, **buckets)
-    return replace(plan, tp=tp, **changes)
+    return replace(plan, tp=Degrees.same(tp), **changes)
 
 
 def engine_spec(checkpoint: Path, target: str = "cpu", **settings: Any) -> EngineSpec:

@@ -85,7 +85,7 @@ def plan_of(
     if tree is not None:
         return open_tree(tree, folder, config, TARGETS, given)
     chosen = find_target(given.pop("target", DEFAULT_TARGET))
-    plan = make_plan(folder, config, chosen.limits, **given)
+    plan = make_plan(folder, config, chosen.limits, options.instance, **given)
     if chosen.needs_tree:
         raise OptionError(
             f"target {plan.target} runs what was compiled for it: give compiled_path. To compile: "

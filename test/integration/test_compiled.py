@@ -293,6 +293,11 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no models": (edit_manifest(lambda m: m.pop("graphs")), "is not a manifest"),
     "a model": (edit_manifest(lambda m: m["graphs"].pop("talker")), "lacks talker. Compile again"),
     "tp": (edit_manifest(lambda m: m["plan"].update(tp=8)), "tp is 1 for target cpu, got 8"),
+    "degrees": (
+        edit_manifest(lambda m: m["plan"].update(tp="thinker=8")),
+        "tp is one number for target cpu",
+    ),
+    "no degrees": (edit_manifest(lambda m: m["plan"].update(tp=[1])), "tp is a number, or thinker"),
     "target": (
         edit_manifest(lambda m: m["plan"].update(target="gpu")),
         "was compiled for target 'gpu', and this version has cpu, neuron",

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.cpu.eager import media_encoders, talker_engine
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.engines.thinker import ThinkerEngine
@@ -107,7 +108,7 @@ def engines(
 def test_a_folder_holds_the_listed_files_and_no_others(compiled: Compiled) -> None:
     for folder in compiled.folders.values():
         held = {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()}
-        assert held == set(decoder_files(PLAN.tp))
+        assert held == set(decoder_files(PLAN.tp.thinker))
 
 
 def test_every_graph_is_compiled_with_the_flags_of_its_kind(compiled: Compiled) -> None:
@@ -177,7 +178,7 @@ def test_a_folder_for_other_cores_is_refused(
     folder = shutil.copytree(compiled.folders["thinker"], tmp_path / "copy")
     spec = DecoderSpec("thinker", config, PLAN)
     with pytest.raises(ArtifactError, match=r"for 2 cores: it lacks weights/tp1_sharded"):
-        NxdToolchain().load_decoder(replace(spec, plan=replace(PLAN, tp=2)), folder)
+        NxdToolchain().load_decoder(replace(spec, plan=replace(PLAN, tp=Degrees.same(2))), folder)
     (folder / "model.pt").unlink()
     with pytest.raises(ArtifactError, match=r"for 1 cores: it lacks model\.pt\. Compile it"):
         NxdToolchain().load_decoder(spec, folder)

@@ -44,7 +44,7 @@ def test_no_plan_asks_for_a_kernel_of_experts(nxdi: None, part: str) -> None:
         with pytest.warns(UserWarning, match="use_torch_block_wise set"):
             assert not can_use_blockwise_matmul_nki(
                 hidden_size=config.hidden_size,
-                intermediate_size_tp=config.intermediate_size // spec.plan.tp,
+                intermediate_size_tp=config.intermediate_size // spec.tp,
                 glu_mlp=True,
                 glu_type=GLUType.GLU,
                 use_torch_block_wise=blockwise.use_torch_block_wise,
@@ -86,7 +86,7 @@ def prefill(spec: DecoderSpec, rows: int) -> None:
 
     from qwen3_omni_neuron.neuron.nxdi.inference_config import inference_config
 
-    c, config, tp = spec.decoder, inference_config(spec).neuron_config, spec.plan.tp
+    c, config, tp = spec.decoder, inference_config(spec).neuron_config, spec.tp
     heads, keys = (len(of(c.heads, c.kv_heads, tp)[0]) for of in (query_heads, key_heads))
     options = ("attn_kernel_enabled", "cp_degree", "logical_nc_config", "padding_side")
     layer = SimpleNamespace(

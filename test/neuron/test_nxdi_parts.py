@@ -11,6 +11,7 @@ import pytest
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.build import build_engines
@@ -33,7 +34,7 @@ class NxdiToolchain(EagerToolchain):
     """Its decoders are NxDI's."""
 
     def load_decoder(self, spec: DecoderSpec, folder: Path) -> DecoderGraphs:
-        alone = replace(spec, plan=replace(spec.plan, tp=1))
+        alone = replace(spec, plan=replace(spec.plan, tp=Degrees.same(1)))
         return decoder_in_cpu_mode(alone, Checkpoint(self._plan.model))
 
 

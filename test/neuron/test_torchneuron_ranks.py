@@ -175,31 +175,62 @@ def test_a_rank_that_dies_in_the_middle_ends_its_stage_alone(split: Split) -> No
     assert not [pid for pid in pids if alive(pid)], "no rank is left"
 
 
-@pytest.mark.repeats  # of two ranks, and of test_torchneuron_int8.py: four ranks
-def test_replies_of_four_ranks_are_transformers(
-    checkpoint: Path, reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """More ranks than KV heads; all stages on the same four. test_parallel.py has their graphs."""
+@pytest.mark.parametrize(
+    ("tp", "placement", "files", "cores"),
+    [
+        # More ranks than KV heads: test_parallel.py has the graphs, test_torchneuron_int8.py all.
+        pytest.param("4", "shared", [4, 4, 4, 4, 4], "0123", marks=pytest.mark.repeats),
+        (
+            "thinker=4,talker=2,predictor=1,vocoder=1,encoders=2",
+            *("shared", [4, 2, 2, 1, 1], "0123"),
+        ),
+        (
+            "thinker=2,talker=1,predictor=2,vocoder=1,encoders=1",
+            *("split", [2, 1, 1, 2, 1], "01234"),
+        ),
+    ],
+)
+def test_replies_are_transformers_at_every_degree_of_a_part(
+    checkpoint: Path, reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    tp: str, placement: str, files: list[int], cores: str,
+) -> None:  # fmt: skip
+    """A part of a lower degree is at the first ranks of its stage, which alone are called."""
     for name in ("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG"):
         monkeypatch.setenv(name, "")  # what a load sets here is gone after this test
         monkeypatch.delenv(name)
-    target = stand_in_target(StandIn(captures=False))
-    spec = weights_for_stand_in(checkpoint, tmp_path, target, tp=4)
-    with omni_over(load_engines(target, spec, LoadOptions(instance="trn2.48xlarge")), spec) as omni:
+    seen, tree = tmp_path / "seen", tmp_path / "tree"
+    seen.mkdir()
+    target = stand_in_target(StandIn(seen, captures=False))
+    spec = weights_for_stand_in(checkpoint, tree, target, tp=tp)
+    written = [
+        len(list((tree / part / "weights").iterdir()))
+        for part in (
+            *("thinker/thinker", "audio/audio_encoder", "talker/talker"),
+            *("code_predictor/code_predictor", "code2wav/code2wav"),
+        )
+    ]
+    assert written == files
+    options = LoadOptions(placement=placement, instance="trn2.48xlarge")
+    with omni_over(load_engines(target, spec, options), spec) as omni:
         for name in ("text", MEDIA):
             assert_replies(omni, reference, name)
+    said = sorted(path.read_text(encoding="utf-8").partition(" ")[0] for path in seen.iterdir())
+    assert "".join(said) == cores
 
 
 def test_two_ranks_find_what_one_process_has_compiled_and_one_that_hangs_is_named(
     two: EngineSpec, tmp_path: Path
 ) -> None:
-    """Compiled at rank 0 of a group that is not there; captured by both over gloo.
+    """Compiled at rank 0 of a group that is not there; captured by both over gloo, two of four.
 
     Then one loops before the graph, and the other waits for it in the graph's first collective.
     """
     target = stand_in_target()
-    compile_tree(two.plan, tmp_path, target, only=("audio",))
-    ranks = ModelRanks(replace(two, compiled=tmp_path), StandIn(), hangs_s=1.0)
+    plan = replace(two.plan, tp=replace(two.plan.tp, thinker=4))
+    compile_tree(plan, tmp_path, target, only=("audio",))
+    spec = replace(two, plan=plan, compiled=tmp_path)
+    ranks = ModelRanks(spec, StandIn(), ("thinker",), hangs_s=1.0)
+    assert len(ranks.pids) == 4
     part = ranks.part("audio_encoder")
     (graph,) = part.graphs.values()
     assert graph.label == "audio_encoder[windows=1]"
@@ -209,7 +240,7 @@ def test_two_ranks_find_what_one_process_has_compiled_and_one_that_hangs_is_name
         part.call(graph.label, *graph.example()[: len(graph.inputs)])
     assert time.monotonic() - started < AT_ONCE_S
     said = str(caught.value)
-    assert re.match(r"The rank 1 of 2 engine .* did not finish 'run audio_encoder audio_enc", said)
+    assert re.match(r"The rank 1 of 4 engine .* did not finish 'run audio_encoder audio_enc", said)
     assert "within 1.0 s (1 of 2 were further or had finished)" in said
     assert "in hang_for_ever" in said
     ranks.close()

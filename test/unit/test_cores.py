@@ -1,14 +1,22 @@
 """The table of cores: who gets which, and what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from qwen3_omni_neuron.compilation.degrees import Degrees
+from qwen3_omni_neuron.compilation.plan import cores_of_stages
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.neuron.cores import instance_type, plan_cores
 
 LARGE, SMALL = "trn2.48xlarge", "trn2.3xlarge"
 STAGES = ("thinker", "talker", "vocoder")
+MIXED = Degrees(thinker=8, talker=4, predictor=8, vocoder=1, encoders=2)
+
+
+def needed(tp: Degrees | int) -> dict[str, int]:
+    return cores_of_stages(Degrees.parse(tp, MIXED), STAGES)
 
 
 def visible(plan: object) -> list[str]:
@@ -22,14 +30,17 @@ def visible(plan: object) -> list[str]:
         (LARGE, "split", 8, ["0-7", "8-15", "16-23"]),
         (LARGE, "split", 4, ["0-3", "4-7", "8-11"]),
         (LARGE, "split", 1, ["0", "1", "2"]),
+        (LARGE, "split", MIXED, ["0-7", "8-15", "16"]),
+        (LARGE, "shared", MIXED, ["0-7", "0-7", "0-7"]),
+        (LARGE, "shared", replace(MIXED, thinker=1, talker=1, predictor=1), ["0-1"] * 3),
         (SMALL, "shared", 4, ["0-3", "0-3", "0-3"]),
         (SMALL, "split", 1, ["0", "1", "2"]),
     ],
 )
 def test_stages_have_these_cores_where_none_are_named(
-    instance: str, placement: str, tp: int, expected: list[str]
+    instance: str, placement: str, tp: Degrees | int, expected: list[str]
 ) -> None:
-    plan = plan_cores(instance, placement, tp)
+    plan = plan_cores(instance, placement, needed(tp))
     assert visible(plan) == expected
     assert plan.environment("talker") == {
         "NEURON_RT_VISIBLE_CORES": expected[1],
@@ -38,26 +49,26 @@ def test_stages_have_these_cores_where_none_are_named(
 
 
 def test_a_checkpoint_that_only_listens_has_one_stage() -> None:
-    plan = plan_cores(SMALL, "split", 4, stages=("thinker",))
+    plan = plan_cores(SMALL, "split", cores_of_stages(Degrees.same(4), ("thinker",)))
     assert plan.ranges == {"thinker": (0, 3)}
 
 
 def test_a_second_model_begins_behind_the_first() -> None:
-    first = plan_cores(LARGE, "split", 8)
-    second = plan_cores(LARGE, "split", 8, first_core=first.next_core)
+    first = plan_cores(LARGE, "split", needed(8))
+    second = plan_cores(LARGE, "split", needed(8), first_core=first.next_core)
     assert visible(second) == ["24-31", "32-39", "40-47"]
     with pytest.raises(OptionError, match="0 to 63, and thinker 48-55, talker 56-63, vocoder 64"):
-        plan_cores(LARGE, "split", 8, first_core=second.next_core)
-    assert visible(plan_cores(LARGE, "shared", 8, first_core=56)) == ["56-63"] * 3
+        plan_cores(LARGE, "split", needed(8), first_core=second.next_core)
+    assert visible(plan_cores(LARGE, "shared", needed(8), first_core=56)) == ["56-63"] * 3
 
 
 def test_stages_have_the_cores_that_are_named() -> None:
     cores = {"thinker": "32-39", "talker": "0-7", "vocoder": "8-15"}
-    assert visible(plan_cores(LARGE, "split", 8, cores=cores)) == ["32-39", "0-7", "8-15"]
+    assert visible(plan_cores(LARGE, "split", needed(8), cores=cores)) == ["32-39", "0-7", "8-15"]
 
 
 def test_twice_as_many_cores_where_none_are_joined() -> None:
-    plan = plan_cores(SMALL, "shared", 8, lnc=1)
+    plan = plan_cores(SMALL, "shared", needed(8), lnc=1)
     assert plan.environment("thinker")["NEURON_LOGICAL_NC_CONFIG"] == "1"
 
 
@@ -74,7 +85,9 @@ def test_twice_as_many_cores_where_none_are_joined() -> None:
         (LARGE, "split", 8, ("0-7", "7-14", "16-23"), "thinker and talker share core 7"),
         (LARGE, "split", 8, ("16-23", "8-15", "16-23"), "thinker and vocoder share core 16"),
         (LARGE, "split", 8, ("0-7", "8-15", "16"), "vocoder has cores 16-16, 1 of them.*for 8"),
+        (LARGE, "split", MIXED, ("0-7", "8-15", "16-23"), "vocoder has cores 16-23, 8 .*for 1"),
         (LARGE, "split", 8, ("0-7", "8-15", "57-64"), "Name cores below 64: 24 of them would do"),
+        (LARGE, "split", MIXED, ("0-7", "8-15", "64"), "Name cores below 64: 17 of them would do"),
         (LARGE, "shared", 8, ("0-7", "0-7", "8-15"), "on the same cores, got .* placement split"),
         (LARGE, "split", 8, ("0-7", "8-15", "x"), 'range like "8-15", or "8", got \'x\''),
         (LARGE, "split", 8, ("0-7", "8-15", "16-"), "got '16-'"),
@@ -83,18 +96,18 @@ def test_twice_as_many_cores_where_none_are_joined() -> None:
     ],
 )  # fmt: skip
 def test_cores_that_a_machine_lacks_or_stages_would_share_are_refused(
-    instance: str, placement: str, tp: int, cores: tuple[str, ...] | None, said: str
+    instance: str, placement: str, tp: Degrees | int, cores: tuple[str, ...] | None, said: str
 ) -> None:
     named = None if cores is None else dict(zip(STAGES, cores, strict=True))
     with pytest.raises(OptionError, match=said):
-        plan_cores(instance, placement, tp, cores=named)
+        plan_cores(instance, placement, needed(tp), cores=named)
 
 
 def test_names_that_are_no_stages_are_refused() -> None:
     with pytest.raises(OptionError, match="cores names thinker; it is for thinker, talker, voc"):
-        plan_cores(LARGE, "split", 8, cores={"thinker": "0-7"})
+        plan_cores(LARGE, "split", needed(8), cores={"thinker": "0-7"})
     with pytest.raises(OptionError, match="lnc is 1 or 2, got 4"):
-        plan_cores(LARGE, "shared", 8, lnc=4)
+        plan_cores(LARGE, "shared", needed(8), lnc=4)
 
 
 def test_the_machine_says_what_it_is(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.model.moe import MoeFeedForward
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
@@ -291,8 +292,9 @@ def test_an_expected_time_is_within_half_of_a_published_one(label: str) -> None:
     """
     thinker, name = PUBLISHED[label]
     plan = replace(
-        TINY_PLAN, tp=8, dtype="bfloat16", max_concurrency=1, batches=(1,), prompt_buckets=(2048,),
-        decode_buckets=(2048,), context_length=2048, talker_context_length=2048,
+        TINY_PLAN, tp=Degrees.same(8), dtype="bfloat16", max_concurrency=1, batches=(1,),
+        prompt_buckets=(2048,), decode_buckets=(2048,),
+        context_length=2048, talker_context_length=2048,
     )  # fmt: skip
     graph = next(g for g in all_graphs(with_thinker(thinker), plan) if g.name == name)
     cost = graph_cost(graph, *shard(thinker, graph.part))

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.compilation.plan import CompilePlan
+from qwen3_omni_neuron.compilation.degrees import Degrees
+from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART, CompilePlan
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
@@ -27,10 +28,12 @@ from qwen3_omni_neuron.neuron.graphs.dry_run import (
 )
 from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
 from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
+from qwen3_omni_neuron.neuron.torchneuron.target import TORCHNEURON
 from testing.graph_cases import TINY_PLAN
 from testing.released import RELEASED, TALKER, of_depth
 from testing.torchneuron.leaner import write_leaner_checkpoint
 
+ONE, FOUR, EIGHT = map(Degrees.same, (1, 4, 8))
 PROMPT = 1300  # rows, of the published estimate
 PLAN = replace(
     TINY_PLAN,
@@ -72,7 +75,7 @@ SHALLOW = replace(
 
 @pytest.fixture(scope="module")
 def plan() -> CoreMemory:
-    return core_memory(RELEASED, PLAN, (1, 8))
+    return core_memory(RELEASED, PLAN, (ONE, EIGHT))
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +86,8 @@ def whole() -> Models:
 @pytest.fixture(scope="module")
 def shallow() -> DryRun:
     few = replace(PLAN, context_length=512, talker_context_length=512, prompt_buckets=(128,))
-    return dry_run(SHALLOW, replace(few, max_concurrency=2, chunked_prefill=True), degrees=(8,))
+    few = replace(few, max_concurrency=2, chunked_prefill=True)
+    return dry_run(SHALLOW, few, degrees=(EIGHT,))
 
 
 def planned(plan: DryRun, name: str, tp: int) -> PlannedGraph:
@@ -123,30 +127,30 @@ def test_floors_on_two_chips(whole: Models, name: str, floor_ms: float) -> None:
 
 def test_a_core_of_eight_holds_an_eighth_and_what_is_whole_everywhere(plan: CoreMemory) -> None:
     for part in plan.parts:
-        assert part.shard_bytes[1] == part.nbytes
-        assert part.nbytes / 8 < part.shard_bytes[8] < part.nbytes
+        assert part.shard_bytes[ONE] == part.nbytes
+        assert part.nbytes / 8 < part.shard_bytes[EIGHT] < part.nbytes
     thinker = next(part for part in plan.parts if part.name == "thinker")
     embedding = 152064 * 2048 * 2
     whole = embedding + 48 * 2 * (128 * 2048 + 2 * 2048) + 2 * 2048  # routers and norms
     qk_norms = 48 * 2 * 128  # bytes of a head's norm, of all layers
     kv = 48 * 2 * 2 * 128 * 2048  # bytes of one head of keys and one of values
     matrices = thinker.nbytes - whole - 4 * kv - 36 * qk_norms
-    assert thinker.shard_bytes[8] == whole + matrices / 8 + kv + 5 * qk_norms
+    assert thinker.shard_bytes[EIGHT] == whole + matrices / 8 + kv + 5 * qk_norms
 
 
 def test_state_of_the_thinker(plan: CoreMemory) -> None:
     """48 layers, keys and values, 8192 positions and 32 recent rows of 128 in bfloat16: 4 heads, or
     1 of 8 cores."""
     line = 48 * 2 * (8192 + 32) * 128 * 2
-    assert plan.state_bytes[1]["thinker"] == 4 * line
-    assert plan.state_bytes[8]["thinker"] == line
+    assert plan.state_bytes[ONE]["thinker"] == 4 * line
+    assert plan.state_bytes[EIGHT]["thinker"] == line
 
 
 def test_collectives_of_a_decode_step() -> None:
     """Two sums a layer, and the logits gathered: 48 * 2 + 1."""
     models, group = static_models(RELEASED), CountingGroup(8)
     parallelize(models.thinker, 8, group)
-    _, cost = cost_of(RELEASED, models, "thinker_decode", replace(PLAN, tp=8), group)
+    _, cost = cost_of(RELEASED, models, "thinker_decode", replace(PLAN, tp=Degrees.same(8)), group)
     assert cost.sums == 97
     assert cost.sum_bytes == 96 * 2048 * 2 + 152064 // 8 * 2
 
@@ -169,7 +173,7 @@ def test_text_names_every_part_and_graph(plan: CoreMemory, shallow: DryRun) -> N
 
 def test_a_degree_that_does_not_fit_is_refused() -> None:
     with pytest.raises(OptionError, match="KV heads can't be held by 3 cores"):
-        dry_run(RELEASED, PLAN, degrees=(3,))
+        dry_run(RELEASED, PLAN, degrees=(Degrees.same(3),))
 
 
 def test_the_cost_table_of_the_document_is_what_is_counted() -> None:
@@ -184,7 +188,7 @@ def test_the_cost_table_of_the_document_is_what_is_counted() -> None:
         "thinker_flush[window=2048]",
         "talker_prefill[rows=128,window=2048]",
     ]
-    plan = replace(PLAN, tp=8, max_concurrency=8, prompt_buckets=(128, 512))
+    plan = replace(PLAN, tp=EIGHT, max_concurrency=8, prompt_buckets=(128, 512))
     plan = replace(plan, decode_buckets=(512, 2048, 8192), chunked_prefill=True)
     counted: list[dict[str, Cost]] = []
     for layers in (2, 3):
@@ -224,15 +228,16 @@ def test_a_plan_with_chunked_prefill_has_its_graphs_in_the_text(shallow: DryRun)
 # The memory of a core, with 8 slots of 8192 positions, the talker's of 12297: the defaults.
 
 MEMORY_PLAN = replace(PLAN, max_concurrency=8, talker_context_length=12297)
+DEFAULTS = [TORCHNEURON.limits.tp[name] for name in ("trn2.3xlarge", "trn2.48xlarge")]
 
 
 @pytest.fixture(scope="module")
 def memory() -> CoreMemory:
-    return core_memory(RELEASED, MEMORY_PLAN, (4, 8))
+    return core_memory(RELEASED, MEMORY_PLAN, (FOUR, EIGHT, *DEFAULTS))
 
 
 def test_the_memory_table_of_the_document_is_what_is_counted(memory: CoreMemory) -> None:
-    weights = {part.name: part.shard_bytes for part in memory.parts}
+    columns, weights = (FOUR, EIGHT, *DEFAULTS), {p.name: p.shard_bytes for p in memory.parts}
     projections = ("text_projection", "hidden_projection")
     # By row of the table: the parts whose weights, and those whose state, are in it.
     table = {
@@ -246,38 +251,55 @@ def test_the_memory_table_of_the_document_is_what_is_counted(memory: CoreMemory)
     counted = {
         name: [
             sum(weights[part][tp] for part in held) + sum(memory.state_bytes[tp][p] for p in kept)
-            for tp in (4, 8)
+            for tp in columns
         ]
         for name, (held, kept) in table.items()
     }
-    for tp, nbytes in zip((4, 8), zip(*counted.values(), strict=True), strict=True):
+    for tp, nbytes in zip(columns, zip(*counted.values(), strict=True), strict=True):
         assert sum(nbytes) == memory.core_bytes(tp)
-    for name, (four, eight) in counted.items():
-        assert f"| {name} | {four / 1e9:.2f} | {eight / 1e9:.2f} |\n" in TRN2_PAGE
-    all_of_it = " | ".join(f"{memory.core_bytes(tp) / 1e9:.1f}" for tp in (4, 8))
+    for name, sizes in counted.items():
+        assert f"| {name} | {' | '.join(f'{size / 1e9:.2f}' for size in sizes)} |\n" in TRN2_PAGE
+    all_of_it = " | ".join(f"{memory.core_bytes(tp) / 1e9:.1f}" for tp in columns)
     assert f"| all, as `shared` has it | {all_of_it} |\n" in TRN2_PAGE
 
 
+def test_the_fullest_core_of_mixed_degrees_is_the_first(memory: CoreMemory) -> None:
+    """It has what a core has of each part at the part's own degree, state included."""
+    small = DEFAULTS[0]
+    for tp, same in zip(DEFAULTS, (FOUR, EIGHT), strict=True):
+        for part in memory.parts:
+            whole = tp.of(MODEL_OF_PART[part.name]) == 1
+            held = part.nbytes if whole else part.shard_bytes[same]
+            assert part.shard_bytes[tp] == held, part.name
+    full = replace(memory.chip, memory_bytes=memory.chip.cores * memory.core_bytes(FOUR))
+    crowded = replace(memory, chip=full)
+    assert not does_not_fit(crowded, FOUR)
+    assert does_not_fit(crowded, small).startswith(
+        "TP thinker=4,talker=4,predictor=1,vocoder=1,encoders=4 does not fit: "
+    )
+    assert "; tp 8; " in does_not_fit(crowded, small)
+
+
 def test_what_fits_is_not_complained_of(memory: CoreMemory) -> None:
-    assert not does_not_fit(memory, 4) + does_not_fit(memory, 8)
+    assert not any(does_not_fit(memory, tp) for tp in (FOUR, EIGHT, *DEFAULTS))
     assert "does not fit" not in dry_run_text(DryRun(**vars(memory), graphs=[]))
 
 
 def test_what_does_not_fit_shared_says_what_does() -> None:
-    slots = core_memory(RELEASED, replace(MEMORY_PLAN, max_concurrency=32), (4,))
-    assert does_not_fit(slots, 4) == (
+    slots = core_memory(RELEASED, replace(MEMORY_PLAN, max_concurrency=32), (FOUR,))
+    assert does_not_fit(slots, FOUR) == (
         "TP 4 does not fit: 28.92 of 25.8 GB a core with placement shared. Change one or more of: "
         "placement split (22.84 GB on each core of the thinker); tp 8; fewer slots or a shorter "
         "context length (the state of 32 slots is 10.53 GB)."
     )
-    assert does_not_fit(slots, 4) in dry_run_text(DryRun(**vars(slots), graphs=[])).splitlines()
+    assert does_not_fit(slots, FOUR) in dry_run_text(DryRun(**vars(slots), graphs=[])).splitlines()
 
 
 def test_a_core_at_lnc_1_has_half_the_memory(memory: CoreMemory) -> None:
-    one = core_memory(RELEASED, replace(MEMORY_PLAN, lnc=1), (4,))
-    assert one.core_bytes(4) == memory.core_bytes(4)
+    one = core_memory(RELEASED, replace(MEMORY_PLAN, lnc=1), (FOUR,))
+    assert one.core_bytes(FOUR) == memory.core_bytes(FOUR)
     assert (one.chip.cores, one.chip.core_bytes) == (8, 12 * 2**30)
-    assert does_not_fit(one, 4) == (
+    assert does_not_fit(one, FOUR) == (
         "TP 4 does not fit: 21.02 of 12.9 GB a core with placement shared, 17.99 GB on each core "
         "of the thinker with placement split. Change one or more of: lnc 2 (25.8 GB a core); tp 8; "
         "fewer slots or a shorter context length (the state of 8 slots is 2.63 GB)."
@@ -289,7 +311,9 @@ def test_lnc_is_in_the_floors(tmp_path: Path) -> None:
     config = read_config(write_leaner_checkpoint(tmp_path))
     few = replace(PLAN, dtype="float32", context_length=64, talker_context_length=64)
     few = replace(few, prompt_buckets=(16,), decode_buckets=(64,))
-    two, one = (dry_run(config, plan, degrees=(2,)) for plan in (few, replace(few, lnc=1)))
+    two, one = (
+        dry_run(config, plan, degrees=(Degrees.same(2),)) for plan in (few, replace(few, lnc=1))
+    )
     for graph in ("thinker_decode", "audio_encoder"):
         assert planned(one, graph, 2).floor_s == 2 * planned(two, graph, 2).floor_s
 

@@ -111,6 +111,19 @@ def test_one_that_hangs_is_named_after_the_limit_with_where_it_is(
     ), caught.value
 
 
+def test_a_call_for_the_first_ones_leaves_the_others_alone(tmp_path: Path) -> None:
+    """Steps that only some have made count for nothing when all are called again."""
+    group = group_of(3, tmp_path)
+    group.wait_ready(300)
+    for _ in range(3):
+        group.call("count", limit=CallLimit(60, 60), members=2)
+    assert [StepCounts(tmp_path / str(number)).steps for number in range(3)] == [3, 3, 0]
+    with pytest.raises(ValueError, match="no 0"):
+        group.call("fail", limit=CallLimit(60, 60), members=1)
+    with pytest.raises(EngineDiedError, match=r"rank 0 of 3 .* \(2 of 3 were further or had fini"):
+        group.call("loop", 0, limit=CallLimit(0.5, 0.5))
+
+
 def test_a_limit_follows_from_the_calls_so_far() -> None:
     limit = CallLimit(first_s=1800, least_s=5)
     assert limit.seconds == 1800

@@ -13,8 +13,10 @@ import yaml
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.modules import STAGES
 from qwen3_omni_neuron.cli import main
+from qwen3_omni_neuron.compilation.manifest import Manifest, write_manifest
+from qwen3_omni_neuron.compilation.tree import needed_cores
 from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.errors import EngineDiedError, OptionError
+from qwen3_omni_neuron.errors import ArtifactError, EngineDiedError, OptionError
 from qwen3_omni_neuron.events import ModelInfo, StageTime, Status
 from qwen3_omni_neuron.serving.edge.gate import Sites
 from qwen3_omni_neuron.serving.fleet.command import IMPORT_PATH, check_config
@@ -125,43 +127,64 @@ def test_the_first_node_with_cores_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "placement", "stages", "cores"),
+    ("given", "placement", "needed", "cores"),
     [
-        (range(8, 16), "shared", STAGES, ("8-15", "8-15", "8-15")),
-        ([26, 25, 24, 27], "shared", STAGES, ("24-27", "24-27", "24-27")),
-        (range(24), "split", STAGES, ("0-7", "8-15", "16-23")),
+        (range(8, 16), "shared", (8, 8, 8), ("8-15", "8-15", "8-15")),
+        (range(8, 16), "shared", (8, 8, 1), ("8-15", "8-15", "8-15")),
+        ([26, 25, 24, 27], "shared", (4, 4, 4), ("24-27", "24-27", "24-27")),
+        (range(24), "split", (8, 8, 8), ("0-7", "8-15", "16-23")),
+        (range(17), "split", (8, 8, 1), ("0-7", "8-15", "16")),
+        # Those that are left over are idle.
+        (range(20, 40), "split", (8, 8, 1), ("20-27", "28-35", "36")),
+        (range(8), "shared", (4, 4, 1), ("0-3", "0-3", "0-3")),
         # A gap between two stages is none in a stage.
-        ([0, 1, 4, 5, 8, 9], "split", STAGES, ("0-1", "4-5", "8-9")),
-        ([7, 3, 5], "split", STAGES, ("3", "5", "7")),
-        (range(8), "split", STAGES[:1], ("0-7",)),
+        ([0, 1, 4, 5, 8, 9], "split", (2, 2, 2), ("0-1", "4-5", "8-9")),
+        ([7, 3, 5], "split", (1, 1, 1), ("3", "5", "7")),
+        (range(8), "split", (8,), ("0-7",)),
     ],
 )
 def test_rays_cores_are_those_of_the_stages(
-    given: Any, placement: str, stages: Any, cores: tuple[str, ...]
+    given: Any, placement: str, needed: Any, cores: tuple[str, ...]
 ) -> None:
-    found = stage_cores(list(given), len(given), placement, stages)
-    assert found == dict(zip(stages, cores, strict=True))
+    found = stage_cores(list(given), len(given), placement, dict(zip(STAGES, needed, strict=False)))
+    assert found == dict(zip(STAGES, cores, strict=False))
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted", "placement", "said"),
+    ("given", "wanted", "placement", "needed", "said"),
     [
-        (range(8), 24, "split", "ask for 24 .* has given 8"),
-        (range(8), 8, "split", "8 neuron_cores can't be divided among 3.*Ask for 6 or 9"),
-        (range(2), 2, "split", "Ask for 3 or 3"),
-        ([0, 1, 2, 8], 4, "shared", "needs 4 neuron_cores in a row.*0, 1, 2, 8"),
-        ([0, 2, 3, 4, 5, 6], 6, "split", "needs 2 neuron_cores in a row.*0, 2"),
+        (range(8), 24, "split", (8, 8, 8), "ask for 24 .* has given 8"),
+        (
+            range(16), 16, "split", (8, 8, 1),
+            "need 17 .thinker 8, talker 8, vocoder 1.*Ask for 17, or take .*shared, which needs 8",
+        ),
+        (range(4), 4, "shared", (8, 8, 1), r"placement shared: .* need 8 .*Ask for 8\.$"),
+        ([0, 1, 2, 8], 4, "shared", (4, 4, 1), "needs 4 neuron_cores in a row.*0, 1, 2, 8"),
+        ([0, 2, 3, 4, 5], 5, "split", (2, 2, 1), "thinker needs 2 neuron_cores in a row.*0, 2"),
     ],
-)
+)  # fmt: skip
 def test_cores_that_do_not_fit_are_refused(
-    given: Any, wanted: int, placement: str, said: str
+    given: Any, wanted: int, placement: str, needed: Any, said: str
 ) -> None:
     with pytest.raises(OptionError, match=f"(?s){said}"):
-        stage_cores(list(given), wanted, placement, STAGES)
+        stage_cores(list(given), wanted, placement, dict(zip(STAGES, needed, strict=True)))
 
 
-def test_a_replica_without_cores_has_none() -> None:
-    assert stage_cores([], 0, "shared", STAGES) is None
+def test_a_replica_without_cores_or_without_a_tree_has_none() -> None:
+    assert stage_cores([], 0, "shared", dict.fromkeys(STAGES, 8)) is None
+    assert stage_cores([1, 2], 2, "shared", {}) is None
+
+
+def test_a_tree_says_how_many_cores_its_stages_need(tmp_path: Path) -> None:
+    for tp, needed in (
+        (8, (8, 8, 8)),
+        ("thinker=4,talker=2,predictor=4,vocoder=1,encoders=8", (8, 4, 1)),
+    ):
+        write_manifest(tmp_path, Manifest("", {"tp": tp}, {}, {}))
+        assert tuple(needed_cores(tmp_path, STAGES).values()) == needed
+    write_manifest(tmp_path, Manifest("", {"tp": "many"}, {}, {}))
+    with pytest.raises(ArtifactError, match="that this version doesn't run: tp is a number, or"):
+        needed_cores(tmp_path, STAGES)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda file: file.name)
@@ -169,8 +192,14 @@ def test_every_yaml_that_ships_can_be_used(config: Path) -> None:
     check_config(config)
     (application,) = yaml.safe_load(config.read_text())["applications"]
     settings = FleetSettings.parse(application["args"])
-    given = list(range(settings.neuron_cores))
-    stage_cores(given, settings.neuron_cores, settings.load.placement, STAGES)
+    given, tree = list(range(settings.neuron_cores)), settings.load.compiled_path
+    if tree is None:
+        assert not given
+        return
+    needed = dict.fromkeys(STAGES, int(Path(tree).name.removeprefix("tp")))  # compiled with --tp N
+    found = stage_cores(given, len(given), settings.load.placement, needed)
+    assert found is not None
+    assert found["vocoder"].endswith(f"-{given[-1]}"), "none is idle"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.cost import (
     Cost,
@@ -23,7 +24,7 @@ from testing.released import RELEASED, TALKER, of_depth
 
 PLAN = replace(
     TINY_PLAN,
-    tp=8,
+    tp=Degrees.same(8),
     dtype="bfloat16",
     max_concurrency=32,
     context_length=8192,

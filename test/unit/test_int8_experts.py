@@ -15,6 +15,7 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.checkpoint.rounding import quantise
+from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models
 from qwen3_omni_neuron.errors import OptionError
@@ -153,7 +154,7 @@ def written(
     assert sum(file.stat().st_size for file in files) - part_shard_bytes(spec) < 100_000
     share = PartShare(spec, Alone())
     exchanged = {weight_name(name) for name, cut in share.cuts.items() if cut.transposed}
-    shards = [read_part_shard(folder, rank, share.weights) for rank in range(plan.tp)]
+    shards = [read_part_shard(folder, rank, share.weights) for rank in range(spec.tp)]
     return [
         {n.removeprefix("owner."): t.mT if n in exchanged else t for n, t in s.items()}
         for s in shards
@@ -190,8 +191,8 @@ def test_a_rank_has_the_scales_of_its_outputs(
 ) -> None:
     """Those of gate and up with their rows; all of `down`, whose outputs each rank adds to."""
     (whole,) = written(checkpoint, config, tmp_path / "whole", PLAN)
-    ranks = written(checkpoint, config, tmp_path / "ranks", replace(PLAN, tp=tp))
-    cuts = PartShare(part_spec(config, replace(PLAN, tp=tp), "thinker"), Alone()).cuts
+    ranks = written(checkpoint, config, tmp_path / "ranks", replace(PLAN, tp=Degrees.same(tp)))
+    cuts = PartShare(part_spec(config, replace(PLAN, tp=Degrees.same(tp)), "thinker"), Alone()).cuts
     width = config.thinker.text.moe.expert_width
     for name, tensor in experts(whole).items():
         for rank, held in enumerate(ranks):
@@ -261,7 +262,7 @@ def table_of_page(head: str) -> dict[str, list[str]]:
 
 def memory(dtype: str, **sizes: int) -> CoreMemory:
     plan = plan_of(Path(), RELEASED, "torchneuron", tp=4, dtype=dtype, **sizes)
-    return core_memory(RELEASED, plan, (4,))
+    return core_memory(RELEASED, plan, (plan.tp,))
 
 
 @pytest.mark.release
@@ -270,15 +271,16 @@ def test_the_page_says_what_fits_a_trn2_in_either_dtype() -> None:
     thinker, whole, slots, positions = table.values()
     for place, dtype in enumerate(DTYPES):
         counted = memory(dtype)
-        shards = {part.name: part.shard_bytes[4] for part in counted.parts}
+        shards = {part.name: part.shard_bytes[counted.plan.tp] for part in counted.parts}
         assert thinker[place] == f"{shards['thinker'] / 1e9:.2f}"
-        assert whole[place] == f"{counted.core_bytes(4) / 1e9:.2f}"
+        assert whole[place] == f"{counted.core_bytes(counted.plan.tp) / 1e9:.2f}"
         for name, most, step in (
             ("max_concurrency", int(slots[place]), 1),
             ("context_length", int(positions[place]), 1024),
         ):
-            assert not does_not_fit(memory(dtype, **{name: most}), 4), name
-            assert does_not_fit(memory(dtype, **{name: most + step}), 4), name
+            fits, does_not = (memory(dtype, **{name: size}) for size in (most, most + step))
+            assert not does_not_fit(fits, fits.plan.tp), name
+            assert does_not_fit(does_not, does_not.plan.tp), name
     assert f"{counted.nbytes / 1e9:.1f} GB in all" in TRN2_PAGE
     c = RELEASED.thinker.text
     experts = 3 * c.moe.experts * c.moe.expert_width * c.hidden_size * c.layers

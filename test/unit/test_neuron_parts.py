@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from qwen3_omni_neuron.checkpoint.modules import Models
+from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
 from qwen3_omni_neuron.cpu.talker import CpuPredictor
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
@@ -31,9 +32,8 @@ GREEDY = PredictorSampling(None, 50, 1.0)
 
 def part_of(checkpoint: Path, config: OmniConfig, name: str) -> EagerPart:
     _, static = eager_models(checkpoint, torch.float32)
-    graphs = [
-        g for g in all_graphs(config, replace(eager_spec(checkpoint).plan, tp=1)) if g.part == name
-    ]
+    plan = replace(eager_spec(checkpoint).plan, tp=Degrees.same(1))
+    graphs = [graph for graph in all_graphs(config, plan) if graph.part == name]
     return EagerPart(getattr(static, name), graphs)
 
 

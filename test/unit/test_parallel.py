@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models, fill
+from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.config import Code2WavConfig, OmniConfig
@@ -148,7 +149,7 @@ def test_every_graph_over_ranks_is_the_graph(
     """Outputs and new state, at every rank."""
     plain, ranks = getattr(int8 if part == INT8 else double, part.partition(" ")[0]), Ranks(tp)
     modules = [rank_module(config, plain, part, tp, rank, ranks.rank(rank)) for rank in range(tp)]
-    own_graphs = {g.label: g for g in all_graphs(config, replace(PLAN, tp=tp))}
+    own_graphs = {g.label: g for g in all_graphs(config, replace(PLAN, tp=Degrees.same(tp)))}
     for graph in (g for g in graphs if g.part == part.partition(" ")[0]):
         example = graph.example(4)
         inputs, state = example[: len(graph.inputs)], list(example[len(graph.inputs) :])

@@ -25,7 +25,7 @@ MODEL = Path("/a/checkpoint")
 
 def test_a_plan_for_neuron_has_these_defaults() -> None:
     plan = plan_of(MODEL, RELEASED, "neuron")
-    assert (plan.tp, plan.lnc, plan.dtype) == (8, 2, "bfloat16")
+    assert (str(plan.tp), plan.lnc, plan.dtype) == ("8", 2, "bfloat16")
     assert (plan.context_length, plan.talker_context_length) == (8192, 8192 + 9 + 4096)
     assert plan.prompt_buckets[-1] == plan.decode_buckets[-1] == 8192
     assert plan.batches == (1, 8)
@@ -57,7 +57,7 @@ def test_a_faster_dtype_threads_or_machine_is_suggested_for_the_cpu(
 
 def test_a_cpu_pads_nothing_by_itself() -> None:
     plan = plan_of(MODEL, RELEASED)
-    assert (plan.tp, plan.lnc, plan.predictor_top_k) == (1, 1, 0)
+    assert (str(plan.tp), plan.lnc, plan.predictor_top_k) == ("1", 1, 0)
     empty = ("prompt_buckets", "decode_buckets", "patch_buckets", "audio_windows", "batches")
     assert not any(getattr(plan, name) for name in empty)
 
@@ -130,6 +130,14 @@ def test_a_checkpoint_that_cannot_speak_has_no_talker_to_plan(config: OmniConfig
     [
         ({"target": "gpu"}, "target is one of cpu, neuron, torchneuron, got 'gpu'"),
         ({"tp": 3}, "tp is 8 or 4 or 2 or 1 for target neuron, got 3"),
+        ({"tp": "thinker=8,predictor=1"}, "tp is one number for target neuron, .* got thinker=8,"),
+        ({"tp": "talker=3", "target": "torchneuron"}, "tp is 8 .* for target torchneuron, got 3"),
+        ({"tp": "eight"}, "tp is a number, or thinker=N,talker=N,.* of these, got 'eight'"),
+        ({"tp": "thinker=8,thinker=4"}, "tp is a number, or .* got 'thinker=8,thinker=4'"),
+        ({"tp": "vision=8"}, "tp is a number, or .* got 'vision=8'"),
+        ({"tp": "thinker="}, "tp is a number, or .* got 'thinker='"),
+        ({"instance": "trn1.2xlarge"}, "instance is one of trn2.48xlarge, .* got 'trn1.2xlarge'"),
+        ({"instance": "trn2.3xlarge", "target": "cpu"}, "instance is for the targets on Neuron"),
         ({"target": "cpu", "tp": 8}, "tp is 1 for target cpu, got 8"),
         ({"lnc": 4}, "lnc is 2 or 1 for target neuron, got 4"),
         ({"dtype": "float64"}, "dtype is auto or one of bfloat16, float32, int8 for target neuron"),

@@ -286,7 +286,7 @@ def test_a_frame_on_neuron_reads_bfloat16_weights_unless_they_are_float32() -> N
         owner = static_models(config, spec.dtype).code_predictor
         assert owner is not None
         read[value] = graph_cost(spec.graphs[0], owner).weight_bytes
-        parts = core_memory(config, plan, (1,)).parts
+        parts = core_memory(config, plan, (plan.tp,)).parts
         (held[value],) = (part.nbytes for part in parts if part.name == "code_predictor")
     assert read[SAME] == pytest.approx(read["mixed"], rel=1e-3)
     assert read["float32"] == pytest.approx(2 * read["mixed"], rel=1e-3)

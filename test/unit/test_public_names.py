@@ -192,7 +192,7 @@ VERBS = {
     """,
     "compile": """
         --audio-windows --batches --buckets --chunk-frames --context-length
-        --decode-buckets --dry-run --dtype --help --lnc --max-concurrency --model --only
+        --decode-buckets --dry-run --dtype --help --instance --lnc --max-concurrency --model --only
         --out --patch-buckets --predictor-dtype --predictor-top-k --projection-rows --resume
         --talker-context-length --target --tp -h
     """,

@@ -10,6 +10,7 @@ import torch
 from torch import distributed, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import PARTS
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
@@ -85,7 +86,7 @@ def test_collectives_of_two_ranks_are_carried_with_fixed_shapes(
     modules: list[tuple[Counter[str], str]], two_ranks: None, part: str, config: OmniConfig
 ) -> None:
     """At one size of each graph."""
-    spec, before = part_spec(config, replace(TINY_PLAN, tp=2), part), len(modules)
+    spec, before = part_spec(config, replace(TINY_PLAN, tp=Degrees.same(2)), part), len(modules)
     run_once(spec, list({graph.name: graph for graph in spec.graphs}.values()))
     carried = re.compile(
         r'torch\.operator "([\w.]+)"\(.*-> !torch\.vtensor<\[[\d,]+\],(?:f32|si32)>'

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.neuron.graphs.all import PARTS
 from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone
 from qwen3_omni_neuron.neuron.part import part_spec
@@ -68,7 +69,7 @@ def test_every_weight_is_a_contiguous_view_of_few_tensors(
 @pytest.mark.parametrize("dtype", ["int8", again("bfloat16")])
 def test_the_released_graphs_have_few_inputs_below_the_devices_limit(dtype: str, tp: int) -> None:
     """Counted with every weight of the part, of which a graph may use some."""
-    plan = replace(plan_of(Path(), RELEASED, "torchneuron", tp=8, dtype=dtype), tp=tp)
+    plan = replace(plan_of(Path(), RELEASED, "torchneuron", tp=8, dtype=dtype), tp=Degrees.same(tp))
     for part in PARTS:
         spec = part_spec(RELEASED, plan, part)
         held = Weights(PartShare(spec, Alone()).owner, torch.device("meta"))

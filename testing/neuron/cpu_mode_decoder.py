@@ -29,9 +29,9 @@ class CpuModeDecoder(WholeWeights):
     """A decoder whose graphs are NxDI's modules, called on the CPU."""
 
     def __init__(self, spec: DecoderSpec, checkpoint: Checkpoint):
-        if spec.plan.tp > 1 and spec.dtype != torch.float32:
+        if spec.tp > 1 and spec.dtype != torch.float32:
             raise ValueError(
-                f"NxDI's CPU mode over {spec.plan.tp} processes is for float32, got "
+                f"NxDI's CPU mode over {spec.tp} processes is for float32, got "
                 f"{spec.dtype}. Choose float32, or one process."
             )
         # For buckets of 256 n NxDI takes its attention kernel on the CPU, too, which has none.
@@ -46,7 +46,7 @@ class CpuModeDecoder(WholeWeights):
         This replaces NxDI's to_cpu, which starts torch.distributed anew for each application, and
         reads the weights anew for each graph.
         """
-        join_ranks(self.spec.plan.tp)
+        join_ranks(self.spec.tp)
         first: DecoderModel | None = None
         for wrapper in self.models:
             instance = wrapper.get_model_instance()
@@ -63,7 +63,7 @@ class CpuModeDecoder(WholeWeights):
     def _filled(self, model: DecoderModel) -> DecoderModel:
         state = self.checkpoint_loader_fn()
         # This call removes the other ranks' shares from `state`.
-        get_sharded_checkpoint(state, model, torch.distributed.get_rank(), self.spec.plan.tp)
+        get_sharded_checkpoint(state, model, torch.distributed.get_rank(), self.spec.tp)
         missing, _ = model.load_state_dict(state, strict=False)
         # The cache starts empty, and shares the rank with the model, where it is filled.
         unfilled = [name for name in missing if not name.startswith("kv_mgr.")]

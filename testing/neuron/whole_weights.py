@@ -31,5 +31,5 @@ def whole_weights(spec: DecoderSpec, checkpoint: Checkpoint) -> State:
             if spec.int8:
                 scale = target.removesuffix("weight") + "scale"
                 state[target], state[scale] = quantise_columns(stack)
-    ranks = torch.arange(spec.plan.tp, dtype=torch.int32)
+    ranks = torch.arange(spec.tp, dtype=torch.int32)
     return state | {name: ranks.clone() for name in rank_names(spec.decoder.layers)}

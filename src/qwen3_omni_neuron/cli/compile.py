@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.cli.inspect import MB, aligned, model_row
 from qwen3_omni_neuron.cli.model_arguments import add_checkpoint_argument, chosen_model, sizes
+from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.plan import (
     MODELS,
     SETTINGS,
@@ -44,11 +45,19 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
         int: (int, "N"),
         str: (str, None),
         tuple[int, ...]: (sizes, "N,N,..."),
+        Degrees: (str, "N|PART=N,..."),
     }
     for name, setting in SETTINGS.items():
         kind, metavar = kinds[setting.type]
         words = "; ".join(filter(None, (setting.metadata["help"], _values(name))))
         parser.add_argument(flag_of(name), type=kind, dest=name, metavar=metavar, help=words)
+    instances = dict.fromkeys(name for t in TARGETS.values() for name in t.limits.tp if name)
+    parser.add_argument(
+        "--instance",
+        metavar="TYPE",
+        help=f"machine whose default degrees --tp has, by the cost model: {', '.join(instances)}; "
+        "default: the first one",
+    )
     parser.add_argument(
         "--only",
         action="append",
@@ -75,7 +84,7 @@ def _values(name: str) -> str:
         return f"auto or {_predictor_dtypes(limits)}; default: the first one"
     defaults = {
         one.target: {
-            "tp": one.degrees[:1],
+            "tp": (next(iter(one.tp.values())),),
             "lnc": one.core_sizes[:1],
             "predictor_top_k": (one.predictor_top_k,),
             **one.sizes,
@@ -104,7 +113,7 @@ def _compile(parsed: argparse.Namespace) -> int:
         plan = _plan(parsed, model, parsed.target or DRY_RUN_TARGETS[0])
         if plan.target not in DRY_RUN_TARGETS:
             return _dry_run_here(plan, parsed.out or Path.cwd())
-        return _dry_run(plan, None if parsed.tp is None else (parsed.tp,))
+        return _dry_run(plan, of_every_instance=parsed.tp is parsed.instance is None)
     if parsed.out is None:
         raise OptionError("no folder for the tree: give --out DIR, or --dry-run.")
     plan = _plan(parsed, model, parsed.target or DEFAULT_TARGET)
@@ -127,18 +136,21 @@ def _plan(parsed: argparse.Namespace, model: Path, target: str) -> "CompilePlan"
     from qwen3_omni_neuron.checkpoint.config_json import read_config
 
     settings = {name: getattr(parsed, name) for name in SETTINGS if name != "target"}
-    return make_plan(model, read_config(model), find_target(target).limits, **settings)
+    limits = find_target(target).limits
+    return make_plan(model, read_config(model), limits, parsed.instance, **settings)
 
 
-def _dry_run(plan: "CompilePlan", degrees: tuple[int, ...] | None) -> int:
+def _dry_run(plan: "CompilePlan", of_every_instance: bool) -> int:
     """Print the sizes and least times of a plan on a trn2.
 
-    degrees: tensor parallelism degrees; None: 4 and 8, for one chip and for two.
+    of_every_instance: with the default degrees of each instance in place of the plan's.
     """
     from qwen3_omni_neuron.checkpoint.config_json import read_config
-    from qwen3_omni_neuron.neuron.graphs.dry_run import TP_DEGREES, dry_run, dry_run_text
+    from qwen3_omni_neuron.neuron.graphs.dry_run import dry_run, dry_run_text
 
-    print(dry_run_text(dry_run(read_config(plan.model), plan, degrees or TP_DEGREES)))
+    defaults = find_target(plan.target).limits.tp.values()
+    degrees = sorted(set(defaults), key=str) if of_every_instance else [plan.tp]
+    print(dry_run_text(dry_run(read_config(plan.model), plan, degrees)))
     return 0
 
 

@@ -1,11 +1,12 @@
 """The compile plan: the settings of a compile, their checks and their defaults."""
 
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.engines.buckets import buckets_within
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS, OmniConfig
@@ -58,7 +59,9 @@ class CompilePlan:
 
     model: Path
     target: str = field(metadata={"help": "machine that runs the tree"})
-    tp: int = field(metadata={"help": "cores that share a model's weights"})
+    tp: Degrees = field(
+        metadata={"help": "cores that share a part's weights; one number is for all parts"}
+    )
     lnc: int = field(metadata={"help": "physical cores a logical one"})
     dtype: str = field(metadata={"help": "numbers of weights"})
     max_concurrency: int = field(metadata={"help": "slots, the requests at a time; default: 8"})
@@ -98,15 +101,17 @@ class CompilePlan:
     @property
     def settings(self) -> dict[str, Any]:
         """Values of SETTINGS, as JSON types."""
-        return {
-            k: list(v) if isinstance(v, tuple) else v
-            for k, v in asdict(self).items()
-            if k in SETTINGS
-        }
+        values = {name: getattr(self, name) for name in SETTINGS} | {"tp": self.tp.setting}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
     def model_settings(self, model: str) -> dict[str, Any]:
         """Return the settings that one model depends on. model: one of MODELS."""
-        return {name: self.settings[name] for name in (*_EVERY_MODEL, *_BY_MODEL[model])}
+        settings = self.settings | {"tp": self.tp.of(model)}
+        return {name: settings[name] for name in (*_EVERY_MODEL, *_BY_MODEL[model])}
+
+    def degree(self, part: str) -> int:
+        """Return the number of cores that share a part's weights. part: see MODEL_PARTS."""
+        return self.tp.of(MODEL_OF_PART[part])
 
     def command(self, out: Path) -> str:
         """Return the command line that compiles this plan into the folder `out`."""
@@ -123,6 +128,14 @@ class CompilePlan:
 SETTINGS = {setting.name: setting for setting in fields(CompilePlan) if setting.metadata}
 """Fields of CompilePlan that `compile` takes and a manifest keeps."""
 SIZES = [name for name, setting in SETTINGS.items() if setting.type == tuple[int, ...]]
+
+
+def cores_of_stages(tp: Degrees, stages: Iterable[str]) -> dict[str, int]:
+    """Return the number of cores that each of some stages needs: its models' largest degree."""
+    return {
+        stage: max(tp.of(model) for model, own in MODEL_STAGES.items() if own == stage)
+        for stage in stages
+    }
 
 
 def models_of(config: OmniConfig) -> tuple[str, ...]:
@@ -145,11 +158,13 @@ DEFAULT_CONCURRENCY = 8
 class TargetLimits:
     """The settings that a target allows; the first of each is the default.
 
-    target: its name. degrees: degrees of tensor parallelism. core_sizes: numbers of physical cores
-    in a logical core. chunked_prefill: whether its engines can append rows to the rows of a slot
-    (see engines.protocols.Thinker); if not, each prompt is computed anew. auto: dtype that "auto"
-    means for a checkpoint's dtype, if it is another one. auto_quantised: returns the dtype that
-    "auto" means for a checkpoint's folder, or None where its dtype says that. predictor_top_k: the
+    target: its name. degrees: degrees of tensor parallelism that a part may have. tp: the default
+    degrees by instance type; the first are those of an instance that is not named. mixed_degrees:
+    whether parts may differ in them. core_sizes: numbers of physical cores in a logical core.
+    chunked_prefill: whether its engines can append rows to the rows of a slot (see
+    engines.protocols.Thinker); if not, each prompt is computed anew. auto: dtype that "auto" means
+    for a checkpoint's dtype, if it is another one. auto_quantised: returns the dtype that "auto"
+    means for a checkpoint's folder, or None where its dtype says that. predictor_top_k: the
     default; 0: any. predictor_dtypes: allowed predictor_dtype by dtype, the default first; "same"
     alone in a dtype that is not named. sizes: defaults by the name of a list in CompilePlan; lists
     not named here may have any size. mixed_arithmetic: dtype of activations in the dtypes mixed,
@@ -158,6 +173,7 @@ class TargetLimits:
 
     target: str
     degrees: tuple[int, ...]
+    tp: Mapping[str, Degrees]
     core_sizes: tuple[int, ...]
     dtypes: tuple[str, ...]
     predictor_top_k: int
@@ -167,24 +183,32 @@ class TargetLimits:
     predictor_dtypes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     auto_quantised: Callable[[Path, OmniConfig], str | None] = lambda folder, config: None
     mixed_arithmetic: str = "float32"
+    mixed_degrees: bool = False
 
 
-def make_plan(model: Path, config: OmniConfig, limits: TargetLimits, **given: Any) -> CompilePlan:
+def make_plan(
+    model: Path,
+    config: OmniConfig,
+    limits: TargetLimits,
+    instance: str | None = None,
+    **given: Any,
+) -> CompilePlan:
     """Make the plan from a caller's settings, a target's limits and a checkpoint's config.
 
-    given: some of SETTINGS but target; None: the target's default. dtype: "auto" (the checkpoint's
-    dtype, or the limits' dtype for the checkpoint), or one of the limits. context_length: by
-    default 8192, or the model's own limit if that is less. talker_context_length: by default
-    context_length, plus the assistant's rows, plus 4096 frames. predictor_dtype: "auto", or one of
-    the limits. Sizes ascend. If there are any, the last prompt bucket and the last decode bucket
-    are the context length, and the last batch is max_concurrency, whether given or not.
+    instance: EC2 instance type whose default degrees the plan has; None: the target's first.
+    given: some of SETTINGS but target; None: the target's default. tp: see Degrees.parse. dtype:
+    "auto" (the checkpoint's dtype, or the limits' dtype for the checkpoint), or one of the limits.
+    context_length: by default 8192, or the model's own limit if that is less.
+    talker_context_length: by default context_length, plus the assistant's rows, plus 4096 frames.
+    predictor_dtype: "auto", or one of the limits. Sizes ascend. If there are any, the last prompt
+    bucket and the last decode bucket are the context length, and the last batch is max_concurrency,
+    whether given or not.
     Raises OptionError with the setting and its allowed values, and CheckpointError for dtype
     "auto" and a quantised checkpoint that can't be read.
     """
     if unknown := sorted(given.keys() - SETTINGS.keys() | given.keys() & {"target"}):
         raise OptionError(f"{unknown[0]} is no setting of a compile. It has {', '.join(SETTINGS)}.")
     usual: dict[str, Any] = {
-        "tp": limits.degrees[0],
         "lnc": limits.core_sizes[0],
         "dtype": "auto",
         "max_concurrency": DEFAULT_CONCURRENCY,
@@ -192,8 +216,11 @@ def make_plan(model: Path, config: OmniConfig, limits: TargetLimits, **given: An
         "predictor_dtype": "auto",
     }
     given = usual | {name: value for name, value in given.items() if value is not None}
-    tp, lnc = given["tp"], given["lnc"]
-    for name, value, choices in (("tp", tp, limits.degrees), ("lnc", lnc, limits.core_sizes)):
+    tp, lnc = _degrees(limits, instance, given.get("tp")), given["lnc"]
+    for name, value, choices in (
+        *(("tp", degree, limits.degrees) for degree in tp.each),
+        ("lnc", lnc, limits.core_sizes),
+    ):
         if value not in choices:
             listed = " or ".join(map(str, choices))
             raise OptionError(f"{name} is {listed} for target {limits.target}, got {value}.")
@@ -234,6 +261,28 @@ def make_plan(model: Path, config: OmniConfig, limits: TargetLimits, **given: An
         mixed_arithmetic=limits.mixed_arithmetic,
         **chosen,
     )
+
+
+def _degrees(
+    limits: TargetLimits, instance: str | None, given: Degrees | int | str | None
+) -> Degrees:
+    """Check or choose the degrees, except that each is one of the target's."""
+    named = [name for name in limits.tp if name]
+    if instance is not None and instance not in named:
+        raise OptionError(
+            f"instance is one of {', '.join(named)} for target {limits.target}, got {instance!r}."
+            if named
+            else f"instance is for the targets on Neuron, and this is for target {limits.target}. "
+            "Leave it out."
+        )
+    usual = limits.tp[instance] if instance else next(iter(limits.tp.values()))
+    tp = usual if given is None else Degrees.parse(given, usual)
+    if len(tp.each) > 1 and not limits.mixed_degrees:
+        raise OptionError(
+            f"tp is one number for target {limits.target}, whose parts all have the same degree, "
+            f"got {tp}."
+        )
+    return tp
 
 
 def _dtype(limits: TargetLimits, model: Path, config: OmniConfig, dtype: str) -> str:

@@ -1,15 +1,17 @@
 """Opening a compiled tree: checks that it fits the checkpoint, the versions and the call."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 from qwen3_omni_neuron.checkpoint.files import fingerprint
+from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.manifest import check_files, read_manifest
 from qwen3_omni_neuron.compilation.plan import (
     SETTINGS,
     CompilePlan,
+    cores_of_stages,
     make_plan,
     models_of,
 )
@@ -71,6 +73,18 @@ def open_tree(
     return plan
 
 
+def needed_cores(folder: Path, stages: Iterable[str]) -> dict[str, int]:
+    """Return how many cores each of some stages needs, by a tree's manifest.
+
+    Raises ArtifactError for a manifest that can't be read.
+    """
+    tp = read_manifest(folder).plan.get("tp")
+    try:
+        return cores_of_stages(Degrees.parse(str(tp), Degrees.same(1)), stages)
+    except OptionError as error:
+        raise ArtifactError(f"{folder} has a plan that this version doesn't run: {error}") from None
+
+
 def _again(plan: CompilePlan, folder: Path) -> str:
     """Return what to do for a tree that can't be used.
 
@@ -89,7 +103,8 @@ def _check_values(folder: Path, plan: Mapping[str, Any]) -> None:
     """Raise ArtifactError for a setting of another type than `compile` writes, or a vast one."""
     kinds = {field.name: field.type for field in fields(CompilePlan)}
     for name, value in plan.items():
-        kind = str if kinds[name] is str else int
+        texts = kinds[name] is str or (kinds[name] is Degrees and isinstance(value, str))
+        kind = str if texts else int
         most = _MOST_SLOTS if name == "max_concurrency" else _MOST_SIZE
         for one in value if isinstance(value, list) and kinds[name] not in (int, str) else [value]:
             if type(one) is not kind or (isinstance(one, int) and one > most):

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from qwen3_omni_neuron.checkpoint.quantised import read_settings
+from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES, SAME, CompilePlan, TargetLimits
 from qwen3_omni_neuron.compilation.target import CoreRequest, LazyFunction, Target
 from qwen3_omni_neuron.compilation.versions import decisive_versions
@@ -30,6 +31,7 @@ def auto_quantised(folder: Path, config: OmniConfig) -> str | None:
 LIMITS = TargetLimits(
     target="cpu",
     degrees=(1,),
+    tp={"": Degrees.same(1)},
     core_sizes=(1,),
     dtypes=("mixed", "float32", "int8", "int4", "bfloat16", "float64"),
     auto={"bfloat16": "mixed"},

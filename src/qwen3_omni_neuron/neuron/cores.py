@@ -1,12 +1,13 @@
 """The logical cores of each stage, and the environment variables that give them to a process.
 
 A core belongs to one process at a time. With placement "shared" one process has all stages on the
-same cores; with "split" each stage has a process and cores of its own. Every stage has `tp` cores,
-because all graphs of a tree are compiled for one tp; the vocoder alone would need only one core.
+same cores; with "split" each stage has a process and cores of its own. A stage has as many cores as
+the largest degree of its parts: with thinker, talker and encoders at 8 (trn2.48xlarge) or 4
+(trn2.3xlarge), predictor and vocoder at 1,
 
-                 instance       logical cores   tp   shared       split: thinker, talker, vocoder
-                 trn2.48xlarge  64 at LNC=2     8    0-7 for all  0-7, 8-15, 16-23
-                 trn2.3xlarge    4 at LNC=2     4    0-3 for all  -
+                 instance       logical cores   shared       split: thinker, talker, vocoder
+                 trn2.48xlarge  64 at LNC=2     0-7 for all  0-7, 8-15, 16
+                 trn2.3xlarge    4 at LNC=2     0-3 for all  -
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from qwen3_omni_neuron.checkpoint.modules import STAGES
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.neuron.graphs.cost import TRN2
 
@@ -50,16 +50,16 @@ class CorePlan:
 def plan_cores(
     instance: str,
     placement: str,
-    tp: int,
+    needed: Mapping[str, int],
     lnc: int = 2,
     cores: Mapping[str, str] | None = None,
-    stages: Sequence[str] = STAGES,
     first_core: int = 0,
 ) -> CorePlan:
     """Plan the cores of every stage, from `first_core` on, or take those that `cores` names.
 
-    instance: an EC2 instance type, see PHYSICAL_CORES. placement: "shared" or "split". cores: the
-    cores of each stage, as in NEURON_RT_VISIBLE_CORES ("8-15", "16"), for all stages or for none.
+    instance: an EC2 instance type, see PHYSICAL_CORES. placement: "shared" or "split". needed: the
+    number of cores that each stage needs, see compilation.plan.cores_of_stages. cores: the cores of
+    each stage, as in NEURON_RT_VISIBLE_CORES ("8-15", "16"), for all stages or for none.
     first_core: for a second model, the `next_core` of the first model's plan.
     Raises OptionError, with the numbers.
     """
@@ -70,15 +70,18 @@ def plan_cores(
         )
     if lnc not in (1, 2):
         raise OptionError(f"lnc is 1 or 2, got {lnc}.")
+    if placement == "shared":
+        needed = dict.fromkeys(needed, max(needed.values()))
     if cores is not None:
-        ranges = _ranges(cores, stages)
+        ranges = _ranges(cores, list(needed))
     else:
-        starts = [first_core + (tp * i if placement == "split" else 0) for i in range(len(stages))]
-        ranges = {
-            stage: (start, start + tp - 1) for stage, start in zip(stages, starts, strict=True)
-        }
+        ranges, start = {}, first_core
+        for stage, count in needed.items():
+            ranges[stage] = (start, start + count - 1)
+            if placement == "split":
+                start += count
     plan = CorePlan(instance, placement, lnc, ranges)
-    _check(plan, tp, PHYSICAL_CORES[instance] // lnc)
+    _check(plan, needed, PHYSICAL_CORES[instance] // lnc)
     return plan
 
 
@@ -118,13 +121,14 @@ def _range(stage: str, text: str) -> tuple[int, int]:
     return found
 
 
-def _check(plan: CorePlan, tp: int, available: int) -> None:
+def _check(plan: CorePlan, needed: Mapping[str, int], available: int) -> None:
     listed = ", ".join(f"{stage} {_format_range(cores)}" for stage, cores in plan.ranges.items())
     for stage, (first, last) in plan.ranges.items():
-        if last - first + 1 != tp:
+        count = needed[stage]
+        if last - first + 1 != count:
             raise OptionError(
                 f"the {stage} has cores {first}-{last}, {last - first + 1} of them, and its graphs "
-                f"were compiled for {tp}. Give it {tp}, or compile with --tp {last - first + 1}."
+                f"were compiled for {count}. Give it {count}, or compile with another --tp."
             )
     if plan.placement == "shared" and len(set(plan.ranges.values())) > 1:
         raise OptionError(
@@ -142,20 +146,21 @@ def _check(plan: CorePlan, tp: int, available: int) -> None:
     if plan.next_core > available:
         raise OptionError(
             f"{plan.instance} has {available} logical cores at LNC={plan.lnc}, 0 to "
-            f"{available - 1}, and {listed} is asked for. {_remedy(plan, tp, available)}"
+            f"{available - 1}, and {listed} is asked for. {_remedy(plan, needed, available)}"
         )
 
 
-def _remedy(plan: CorePlan, tp: int, available: int) -> str:
-    stages = len(set(plan.ranges.values()))
-    if stages * tp <= available:
-        return f"Name cores below {available}: {stages * tp} of them would do."
+def _remedy(plan: CorePlan, needed: Mapping[str, int], available: int) -> str:
+    stages, most = len(set(plan.ranges.values())), max(needed.values())
+    total = most if stages == 1 else sum(needed.values())
+    if total <= available:
+        return f"Name cores below {available}: {total} of them would do."
     if stages == 1:
         return f"Compile with a tp of at most {available}, or take a larger instance."
     fewer = 2 ** ((available // stages).bit_length() - 1)
     core_bytes = replace(TRN2, lnc=plan.lnc).core_bytes
     return (
-        f"Take placement shared, which needs {tp}, or a larger instance. Graphs compiled with tp "
+        f"Take placement shared, which needs {most}, or a larger instance. Graphs compiled with tp "
         f"{fewer} would find room, but 1/{fewer} of the released thinker's 61 GB in bfloat16 has "
         f"to fit the {core_bytes / 1e9:.0f} GB of a core."
     )

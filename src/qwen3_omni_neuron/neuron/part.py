@@ -93,7 +93,7 @@ def part_spec(config: OmniConfig, plan: CompilePlan, name: str) -> PartSpec:
     scales = {name + SCALE for name, p in parameters.items() if p.dtype == torch.int8}
     missing = parameters.keys() ^ (dict(weights.pieces).keys() | scales)
     assert not missing, f"{name}: parameters and pieces differ in {sorted(missing)}"
-    return PartSpec(name, graphs, plan.tp, plan.lnc, dtype, make, weights)
+    return PartSpec(name, graphs, plan.degree(name), plan.lnc, dtype, make, weights)
 
 
 def _laid_out(config: OmniConfig, name: str, dtype: torch.dtype) -> tuple[nn.Module, Part]:

@@ -2,12 +2,21 @@
 
 from collections.abc import Mapping
 
-from qwen3_omni_neuron.compilation.plan import CompilePlan, TargetLimits
+from qwen3_omni_neuron.compilation.degrees import Degrees
+from qwen3_omni_neuron.compilation.plan import CompilePlan, TargetLimits, cores_of_stages
 from qwen3_omni_neuron.compilation.target import CoreRequest
 
+# The cheapest by neuron/graphs/cost.py; see test/unit/test_degrees.py for the rule.
+_TWO_CHIPS = Degrees(thinker=8, talker=8, predictor=1, vocoder=1, encoders=8)
 LIMITS = TargetLimits(
     target="torchneuron",
     degrees=(8, 4, 2, 1),
+    tp={
+        "trn2.48xlarge": _TWO_CHIPS,
+        "trn2u.48xlarge": _TWO_CHIPS,
+        "trn2.3xlarge": Degrees(thinker=4, talker=4, predictor=1, vocoder=1, encoders=4),
+    },
+    mixed_degrees=True,
     core_sizes=(2, 1),
     dtypes=("bfloat16", "float32", "int8"),
     mixed_arithmetic="bfloat16",
@@ -39,7 +48,6 @@ def environments(plan: CompilePlan, request: CoreRequest) -> Mapping[str, Mappin
     from qwen3_omni_neuron.neuron.cores import instance_type, plan_cores
 
     instance = request.instance or instance_type()
-    cores = plan_cores(
-        instance, request.placement, plan.tp, plan.lnc, request.cores, request.stages
-    )
+    needed = cores_of_stages(plan.tp, request.stages)
+    cores = plan_cores(instance, request.placement, needed, plan.lnc, request.cores)
     return {stage: cores.environment(stage) for stage in request.stages}

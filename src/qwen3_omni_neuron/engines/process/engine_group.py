@@ -46,8 +46,8 @@ class CallLimit:
 class StepCounts:
     """Counts of steps and compilations, in a file that one process writes and another one reads.
 
-    Processes that make the same calls make the same steps in the same order, so all others wait for
-    the process with the fewest steps. A compilation may take minutes.
+    Processes make the steps of a call in the same order, so all others wait for the process that
+    has made the fewest of them. A compilation may take minutes.
     """
 
     def __init__(self, path: Path):
@@ -75,12 +75,21 @@ class StepCounts:
         self._counts[1] += 1
 
 
+@dataclass(frozen=True)
+class _Counts:
+    """All processes' counts when a call is sent. steps: by process. compilations: their sum."""
+
+    steps: Sequence[int]
+    compilations: int
+
+
 class EngineGroup:
     """Processes that are sent the same calls in the same order, such as the ranks of a model.
 
-    A call's arguments are in memory that all share. It returns the first process's result when all
-    have answered. If a process ends, is stopped, hangs, or fails where others don't, all are ended:
-    they may be waiting for each other, and none can go on without it.
+    A call is for all of them, or for the first ones alone. Its arguments are in memory that all
+    share. It returns the first process's result when all that it is for have answered. If a process
+    ends, is stopped, hangs, or fails where others don't, all are ended: they may be waiting for
+    each other, and none can go on without it.
 
     _calling guards the processes: a call holds it from its request to the last answer. _error is
     the error that every later call raises, set once.
@@ -96,7 +105,8 @@ class EngineGroup:
     ) -> None:
         """Start the processes. names: used in messages. Other arguments: see EngineProcess.
 
-        progress: step counts of the engines, one for each; they stay equal if engines don't count.
+        progress: step counts of the engines, one for each; they stay as they are if engines don't
+        count.
         """
         self._calling = threading.Lock()
         self._error: Qwen3OmniError | None = None
@@ -123,38 +133,43 @@ class EngineGroup:
         try:
             with self._calling:
                 limit = CallLimit(timeout_s, timeout_s)
-                _, failures = self._collect("starting", limit, self._compilations())
+                every = len(self._processes)
+                _, failures = self._collect("starting", limit, self._counts(), every)
                 for failure in failures.values():
                     raise failure
         except BaseException:
             self.close()
             raise
 
-    def call(self, method: str, *arguments: object, limit: CallLimit) -> Any:
+    def call(
+        self, method: str, *arguments: object, limit: CallLimit, members: int | None = None
+    ) -> Any:
         """Call a method of every engine.
 
-        limit: limit of this kind of call, updated by this call.
-        Raises the error that every engine raised; EngineDiedError that names a process that ended,
-        was stopped, hung, or failed alone; ClosedError after `close`.
+        limit: limit of this kind of call, updated by this call. members: number of the first
+        engines that are called, the others being left alone; None: all.
+        Raises the error that every one of them raised; EngineDiedError that names a process that
+        ended, was stopped, hung, or failed alone; ClosedError after `close`.
         """
         with self._calling:
             if self._error is not None:
                 raise self._error
             packed = self._processes[0].pack(method, *arguments)
             named = " ".join([method, *(word for word in arguments if isinstance(word, str))])
-            started, compilations = time.monotonic(), self._compilations()
+            called = self._processes[:members]
+            started, before = time.monotonic(), self._counts()
             try:
-                for process in self._processes:
+                for process in called:
                     process.post(packed)
-                results, failures = self._collect(named, limit, compilations)
-                if failures and len(failures) < len(self._processes):
+                results, failures = self._collect(named, limit, before, len(called))
+                if failures and len(failures) < len(called):
                     raise self._failed_alone(failures)
             except BaseException as error:
                 self._end(error)
                 raise
             for index in sorted(failures):
                 raise failures[index]
-            compiled = self._compilations() > compilations
+            compiled = self._counts().compilations > before.compilations
             limit.add(0.0 if compiled else time.monotonic() - started)
             return results[0]
 
@@ -186,11 +201,11 @@ class EngineGroup:
             thread.join()
 
     def _collect(
-        self, call: str, limit: CallLimit, compilations: int
+        self, call: str, limit: CallLimit, before: _Counts, members: int
     ) -> tuple[dict[int, Any], dict[int, Exception]]:
-        """Take every process's answer. Returns results and exceptions by the process's index.
+        """Take the first processes' answers. Returns results and exceptions by their indices.
 
-        compilations: their number before the call was sent, because a process may compile at once.
+        before: taken before the call was sent, because a process may compile at once.
         After an exception the other processes have GRACE_S to answer. Raises EngineDiedError for a
         process that ended or was stopped, and, where none failed, for those that take longer than
         the limit.
@@ -199,7 +214,8 @@ class EngineGroup:
         ticks, waited_s, until_s = 0, 0.0, limit.seconds
         results: dict[int, Any] = {}
         failures: dict[int, Exception] = {}
-        waiting = {process.fileno(): index for index, process in enumerate(self._processes)}
+        called = self._processes[:members]
+        waiting = {process.fileno(): index for index, process in enumerate(called)}
         poll = select.poll()
         for descriptor in waiting:
             poll.register(descriptor, select.POLLIN)
@@ -218,25 +234,28 @@ class EngineGroup:
             waited_s = ticks * TICK_S
             for index in waiting.values():
                 self._processes[index].check()
-            if not failures and self._compilations() > compilations:
+            if not failures and self._counts().compilations > before.compilations:
                 until_s = limit.first_s
             if waited_s >= until_s:
                 if failures:
                     break
-                raise self._hung(call, waited_s, list(waiting.values()))
+                raise self._hung(call, waited_s, list(waiting.values()), before, members)
         return results, failures
 
-    def _compilations(self) -> int:
-        return sum(progress.compilations for progress in self._progress)
+    def _counts(self) -> _Counts:
+        steps = [progress.steps for progress in self._progress]
+        return _Counts(steps, sum(progress.compilations for progress in self._progress))
 
-    def _hung(self, call: str, waited_s: float, waiting: Sequence[int]) -> EngineDiedError:
-        """Return the error that names the waiting processes with the fewest steps."""
-        steps = {index: self._progress[index].steps for index in waiting}
+    def _hung(
+        self, call: str, waited_s: float, waiting: Sequence[int], before: _Counts, members: int
+    ) -> EngineDiedError:
+        """Return the error that names the waiting processes with the fewest steps in this call."""
+        now = self._counts().steps
+        steps = {index: now[index] - before.steps[index] for index in waiting}
         last = [index for index in waiting if steps[index] == min(steps.values())]
         processes = [self._processes[index] for index in last]
         named = ", ".join(process.label for process in processes)
-        total = len(self._processes)
-        others = f"{total - len(last)} of {total} were further or had finished"
+        others = f"{members - len(last)} of {members} were further or had finished"
         return EngineDiedError(
             f"{named} did not finish {call!r} within {waited_s:.1f} s ({others}), which ended all. "
             "Load the model again." + "".join(process.stack() for process in processes)

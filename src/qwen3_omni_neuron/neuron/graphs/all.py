@@ -39,7 +39,7 @@ PARTS = (
 
 
 def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
-    """Yield every graph of a plan at every bucket, as one of its `tp` cores runs it.
+    """Yield every graph of a plan at every bucket, as one of its part's cores runs it.
 
     Inputs and outputs are not sharded; a KV cache has one core's heads. An axis of any length has a
     name instead of a number.
@@ -61,7 +61,7 @@ def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
     top_k = plan.predictor_top_k or "top_k"
     yield predictor_graph(config.talker, batches[-1], top_k, *predictor_types(plan))
     wav = config.code2wav
-    kv = local_kv_heads(wav.heads, wav.kv_heads, plan.tp)
+    kv = local_kv_heads(wav.heads, wav.kv_heads, plan.degree("code2wav"))
     for streams, frames in product(batches, plan.chunk_frames):
         yield code2wav_graph(wav, streams, frames, plan.max_concurrency, dtype, kv)
 

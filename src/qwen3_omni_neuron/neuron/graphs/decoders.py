@@ -157,7 +157,7 @@ def kv_cache_state(
     model.kv_cache.Segments. window: positions that a graph takes the segments of; None: all.
     """
     c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
-    heads = local_kv_heads(c.heads, c.kv_heads, plan.tp)
+    heads = local_kv_heads(c.heads, c.kv_heads, plan.degree(part))
     ends = (0, *(windows_of(part, plan) or (_positions(part, plan),)))
     needed = window if isinstance(window, int) else ends[-1]
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from qwen3_omni_neuron.checkpoint.modules import Models, cast
+from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART, MODEL_STAGES, CompilePlan
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import (
@@ -19,18 +20,18 @@ from qwen3_omni_neuron.neuron.graphs.cost import TRN2, Chip, Cost, CountingGroup
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
 
-TP_DEGREES = (4, 8)
+MOST_CORES = 8  # largest degree of a part
 COUNTED_ELSEWHERE = {"code_predictor": "code0_embedding."}  # the talker's table, counted there
 
 
 @dataclass(frozen=True)
 class PartSize:
-    """Size of a part: whole, and each core's bytes by TP degree."""
+    """Size of a part: whole, and the bytes on each of its cores, by the plan's degrees."""
 
     name: str
     parameters: int
     nbytes: int
-    shard_bytes: dict[int, int]
+    shard_bytes: dict[Degrees, int]
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,16 @@ class PlannedGraph:
 
 @dataclass(frozen=True)
 class CoreMemory:
-    """Memory that a plan takes on each core, by TP degree. Made by `core_memory`.
+    """Memory that a plan takes on the fullest core, by degrees. Made by `core_memory`.
 
-    state_bytes: size of the KV caches and of the vocoder's state for all slots, which the graphs of
-    a part share. chip: the chip, with logical cores as the plan's lnc makes them.
+    That is a stage's first core, which has a share of every part. state_bytes: size of the KV
+    caches and of the vocoder's state for all slots, which the graphs of a part share. chip: the
+    chip, with logical cores as the plan's lnc makes them.
     """
 
     plan: CompilePlan
     parts: list[PartSize]
-    state_bytes: dict[int, dict[str, int]]
+    state_bytes: dict[Degrees, dict[str, int]]
     chip: Chip
 
     @property
@@ -70,8 +72,8 @@ class CoreMemory:
         """Size in bytes of all parameters."""
         return sum(part.nbytes for part in self.parts)
 
-    def stage_bytes(self, tp: int) -> dict[str, int]:
-        """Return the bytes of weights and state on each core of a stage, by stage.
+    def stage_bytes(self, tp: Degrees) -> dict[str, int]:
+        """Return the bytes of weights and state on the first core of a stage, by stage.
 
         Placement "split" gives the stages different cores, "shared" the same ones.
         """
@@ -81,8 +83,8 @@ class CoreMemory:
             stages[MODEL_STAGES[MODEL_OF_PART[name]]] += nbytes
         return stages
 
-    def core_bytes(self, tp: int) -> int:
-        """Return weights and state on each core with placement "shared"."""
+    def core_bytes(self, tp: Degrees) -> int:
+        """Return weights and state on the first core with placement "shared"."""
         return sum(self.stage_bytes(tp).values())
 
 
@@ -90,24 +92,25 @@ class CoreMemory:
 class DryRun(CoreMemory):
     """Result of `dry_run`.
 
-    graphs: all graphs of one TP degree after the other, each in the order of neuron.graphs.all.
+    graphs: the graphs of each of the degrees in the order of neuron.graphs.all, without those that
+    earlier degrees have, too.
     """
 
     graphs: list[PlannedGraph]
 
 
 def core_memory(
-    config: OmniConfig, plan: CompilePlan, degrees: Sequence[int], chip: Chip = TRN2
+    config: OmniConfig, plan: CompilePlan, degrees: Sequence[Degrees], chip: Chip = TRN2
 ) -> CoreMemory:
-    """Count the weights and the state of a plan on each core, for each TP degree.
+    """Count the weights and the state of a plan on the fullest core, for each of some degrees.
 
     The plan's lnc sets the size of a core. Its tp is not read.
     Raises OptionError where a degree and the KV heads don't divide.
     """
-    shards: dict[int, dict[str, int]] = {}
-    state: dict[int, dict[str, int]] = {}
+    shards: dict[Degrees, dict[str, int]] = {}
+    state: dict[Degrees, dict[str, int]] = {}
     for tp in degrees:
-        rank = _rank(config, plan, CountingGroup(tp), tp)
+        rank, _ = _rank(config, replace(plan, tp=tp))
         shards[tp] = {name: _size(name, module)[1] for name, module in _parts(rank)}
         state[tp] = {}
         for graph in all_graphs(config, replace(plan, tp=tp)):
@@ -121,22 +124,26 @@ def core_memory(
 
 
 def dry_run(
-    config: OmniConfig, plan: CompilePlan, degrees: Sequence[int], chip: Chip = TRN2
+    config: OmniConfig, plan: CompilePlan, degrees: Sequence[Degrees], chip: Chip = TRN2
 ) -> DryRun:
-    """Lay out every graph of a plan on the meta device, for each TP degree, and count its cost.
+    """Lay out every graph of a plan on the meta device, for each of some degrees, and count it.
 
     Raises OptionError as `core_memory`.
     """
     memory = core_memory(config, plan, degrees, chip)
-    graphs: list[PlannedGraph] = []
+    graphs: dict[tuple[str, int], PlannedGraph] = {}
     for tp in degrees:
-        group = CountingGroup(tp)
-        rank = _rank(config, plan, group, tp)
-        for graph in all_graphs(config, replace(plan, tp=tp)):
-            cost = graph_cost(graph, getattr(rank, graph.part), group)
+        own = replace(plan, tp=tp)
+        rank, groups = _rank(config, own)
+        for graph in all_graphs(config, own):
+            degree = own.degree(graph.part)
+            if (graph.label, degree) in graphs:
+                continue
+            cost = graph_cost(graph, getattr(rank, graph.part), groups[graph.part])
             floor = memory.chip.floor_s(cost.flops, cost.weight_bytes + cost.state_bytes)
-            graphs.append(PlannedGraph(graph, tp, cost, floor, memory.chip.expected_s(cost)))
-    return DryRun(**vars(memory), graphs=graphs)
+            expected = memory.chip.expected_s(cost)
+            graphs[graph.label, degree] = PlannedGraph(graph, degree, cost, floor, expected)
+    return DryRun(**vars(memory), graphs=list(graphs.values()))
 
 
 def dry_run_text(run: DryRun) -> str:
@@ -146,7 +153,8 @@ def dry_run_text(run: DryRun) -> str:
     """
     degrees = list(run.state_bytes)
     lines = [
-        f"{run.parameters / 1e9:.1f} B parameters, {run.nbytes / 1e9:.1f} GB.",
+        f"{run.parameters / 1e9:.1f} B parameters, {run.nbytes / 1e9:.1f} GB. A part is on the "
+        "first cores, as many as its degree (TP), and a core is the first one: it has all parts.",
         "",
         *_table(
             ["part", "parameters", "GB", *(f"GB a core, TP {tp}" for tp in degrees)],
@@ -199,7 +207,7 @@ def dry_run_text(run: DryRun) -> str:
     return "\n".join(lines)
 
 
-def does_not_fit(run: CoreMemory, tp: int) -> str:
+def does_not_fit(run: CoreMemory, tp: Degrees) -> str:
     """Return what is too large for a core and what to change; empty where all parts fit."""
     shared, memory, plan = run.core_bytes(tp), run.chip.core_bytes, run.plan
     if shared <= memory:
@@ -216,8 +224,8 @@ def does_not_fit(run: CoreMemory, tp: int) -> str:
         problem += f" with placement shared, {split} with placement split."
     if run.chip.lnc == 1:
         ways.append(f"lnc 2 ({replace(run.chip, lnc=2).core_bytes / 1e9:.1f} GB a core)")
-    if tp < max(TP_DEGREES):
-        ways.append(f"tp {max(TP_DEGREES)}")
+    if tp.each[0] < MOST_CORES:
+        ways.append(f"tp {MOST_CORES}")
     if state:
         slots = f"{plan.max_concurrency} slot{'s' * (plan.max_concurrency > 1)}"
         fewer = "fewer slots or a shorter" if plan.max_concurrency > 1 else "a shorter"
@@ -246,12 +254,14 @@ def _models(config: OmniConfig, plan: CompilePlan) -> Models:
     return models
 
 
-def _rank(config: OmniConfig, plan: CompilePlan, group: CountingGroup, tp: int) -> Models:
-    """Return the modules of one of `tp` cores."""
-    models = _models(config, plan)
-    for _, module in _parts(models):
-        parallelize(module, tp, group)
-    return models
+def _rank(config: OmniConfig, plan: CompilePlan) -> tuple[Models, dict[str, CountingGroup]]:
+    """Return the modules of the first core, and the groups of their cores by part."""
+    models, groups = _models(config, plan), dict[str, CountingGroup]()
+    for name, module in _parts(models):
+        degree = plan.degree(name)
+        groups[name] = CountingGroup(degree)
+        parallelize(module, degree, groups[name])
+    return models, groups
 
 
 def _size(part: str, module: nn.Module) -> tuple[int, int]:

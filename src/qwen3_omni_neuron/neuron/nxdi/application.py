@@ -76,7 +76,7 @@ class DecoderApplication(NeuronBaseForCausalLM):
         No graph is called; neuron.nxdi.build.warm_up_decoder does it. Raises ArtifactError where a
         file is missing. The manifest checks that the spec is the one that was compiled.
         """
-        tp = self.spec.plan.tp
+        tp = self.spec.tp
         missing = [name for name in decoder_files(tp) if not (folder / name).is_file()]
         if missing:
             raise ArtifactError(

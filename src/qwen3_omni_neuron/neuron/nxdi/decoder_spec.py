@@ -36,6 +36,11 @@ class DecoderSpec:
         return decoder_config(self.config, self.part)
 
     @property
+    def tp(self) -> int:
+        """Number of cores that share the weights."""
+        return self.plan.degree(self.part)
+
+    @property
     def dtype(self) -> torch.dtype:
         """Type of activations and of weights, but for the experts if they are int8."""
         dtype: torch.dtype = getattr(torch, self.plan.arithmetic)
@@ -75,13 +80,14 @@ def decoder_spec(config: OmniConfig, plan: CompilePlan, part: str) -> DecoderSpe
 def check_experts(c: DecoderConfig, plan: CompilePlan) -> None:
     """Check that the plan's cores can share these experts. Raises OptionError if not."""
     assert c.moe is not None
+    tp = plan.tp.thinker  # every part's on this target
     for owner, width in (
         ("the shared expert", c.moe.shared_expert_width),
         ("a routed expert", c.moe.expert_width),
     ):
-        if width % plan.tp:
+        if width % tp:
             raise OptionError(
-                f"the width of {owner}, {width}, can't be cut over {plan.tp} cores. Choose another "
+                f"the width of {owner}, {width}, can't be cut over {tp} cores. Choose another "
                 "TP degree."
             )
 

@@ -99,7 +99,7 @@ def write_decoder_shards(spec: DecoderSpec, checkpoint: Checkpoint, folder: Path
     compare_names(
         {part.name for _, parts in pieces for part in parts}, set(), set(checkpoint.names)
     )
-    layout, tp = _layout(spec), spec.plan.tp
+    layout, tp = _layout(spec), spec.tp
 
     def shards() -> Iterator[tuple[str, Sequence[Tensor]]]:
         yield from _cut_parameters(pieces, checkpoint, spec)
@@ -112,7 +112,7 @@ def write_decoder_shards(spec: DecoderSpec, checkpoint: Checkpoint, folder: Path
 
 def decoder_shard_bytes(spec: DecoderSpec) -> int:
     """Return the size in bytes of all cores' files, without headers."""
-    return spec.plan.tp * layout_bytes(_layout(spec))
+    return spec.tp * layout_bytes(_layout(spec))
 
 
 def nxdi_pieces(config: OmniConfig, part: str) -> Pieces:
@@ -233,7 +233,7 @@ def _cut_pieces(spec: DecoderSpec) -> list[tuple[str, list[Piece]]]:
 def _layout(spec: DecoderSpec) -> Layout:
     """Return the shape and type of every tensor in a core's file."""
     c = spec.decoder
-    parameters = cut_parameters(c, spec.plan.tp)
+    parameters = cut_parameters(c, spec.tp)
     layout: dict[str, tuple[Sequence[int], torch.dtype]] = {}
     for target, _ in _cut_pieces(spec):
         name = _file_name(target)
@@ -253,7 +253,7 @@ def _cut_parameters(
 
     The scales of an int8 stack follow it.
     """
-    tp, dtype = spec.plan.tp, spec.dtype
+    tp, dtype = spec.tp, spec.dtype
     parameters = cut_parameters(spec.decoder, tp)
     for target, parts in pieces:
         name = _file_name(target)

@@ -104,8 +104,8 @@ def _neuron_config(spec: DecoderSpec, options: dict[str, Any]) -> MoENeuronConfi
     c, plan = spec.decoder, spec.plan
     assert c.moe is not None
     ours: dict[str, Any] = {
-        "tp_degree": plan.tp,
-        "moe_tp_degree": plan.tp,  # NxDI's default is 1, whatever tp_degree is
+        "tp_degree": spec.tp,
+        "moe_tp_degree": spec.tp,  # NxDI's default is 1, whatever tp_degree is
         "torch_dtype": spec.dtype,
         "seq_len": plan.context_length,
         "max_context_length": plan.prompt_buckets[-1],

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.target import LazyFunction, Target
 from qwen3_omni_neuron.compilation.versions import decisive_versions
 from qwen3_omni_neuron.neuron import target as neuron_target
@@ -10,6 +11,9 @@ from qwen3_omni_neuron.neuron.versions import NEURON_PACKAGES
 LIMITS = replace(
     neuron_target.LIMITS,
     target="neuron",
+    # NxDI makes one process for all cores, and its decoders have one degree.
+    tp={name: Degrees.same(tp.thinker) for name, tp in neuron_target.LIMITS.tp.items()},
+    mixed_degrees=False,
     chunked_prefill=False,  # NxDI's context encoding begins at position 0
     # A spoken question has 100 to 1500 rows: padding to the next of these is cheap.
     sizes={

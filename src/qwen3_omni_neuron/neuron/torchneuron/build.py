@@ -14,6 +14,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES, load_tables
+from qwen3_omni_neuron.compilation.plan import cores_of_stages
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.media import MediaEncoders
 from qwen3_omni_neuron.engines.process.engine_group import CallLimit, EngineGroup
@@ -51,7 +52,7 @@ def build_engines(
     """
     built, config = StageEngines(), spec.config
     with ExitStack() as loaded:
-        ranks = ModelRanks(spec, runtime or TorchNeuron())
+        ranks = ModelRanks(spec, runtime or TorchNeuron(), stages)
         loaded.callback(ranks.close)
         if "thinker" in stages:
             built["thinker"] = _thinker(spec, ranks)
@@ -67,13 +68,22 @@ def build_engines(
 class ModelRanks:
     """The ranks of a model, each a process. They end with the last engine that is closed.
 
+    There are as many as the largest degree of the parts; a part of degree N is at the first N.
+
     late_compilations: number of compilations after a graph's first call, each logged as a bug.
     """
 
-    def __init__(self, spec: EngineSpec, runtime: Runtime, hangs_s: float = HANGS_S):
+    def __init__(
+        self,
+        spec: EngineSpec,
+        runtime: Runtime,
+        stages: Sequence[str] = STAGES,
+        hangs_s: float = HANGS_S,
+    ):
         """Start the processes and wait for them.
 
-        hangs_s: see HANGS_S. Raises what EngineGroup.wait_ready raises.
+        stages: the stages whose parts will be loaded. hangs_s: see HANGS_S. Raises what
+        EngineGroup.wait_ready raises.
         """
         self._spec, self._engines = spec, 0
         self._limits: dict[str, CallLimit] = defaultdict(lambda: CallLimit(FIRST_CALL_S, hangs_s))
@@ -81,11 +91,12 @@ class ModelRanks:
         self.late_compilations = 0
         folder = Path(tempfile.mkdtemp(prefix="qwen3-omni-neuron-"))
         self._delete = finalize(self, partial(shutil.rmtree, folder, ignore_errors=True))
-        tp = spec.plan.tp
+        count = max(cores_of_stages(spec.plan.tp, stages).values())
+        groups = tuple(degree for degree in spec.plan.tp.each if 1 < degree < count)
         cores = os.environ.get("NEURON_RT_VISIBLE_CORES")
         factories, environments, progress = [], [], []
-        for rank in range(tp):
-            membership = Membership(rank, tp, folder / "store")
+        for rank in range(count):
+            membership = Membership(rank, count, folder / "store", groups)
             work = folder / f"rank{rank}"
             work.mkdir()
             progress.append(rank_progress(work))
@@ -97,7 +108,7 @@ class ModelRanks:
                     "NEURON_LOGICAL_NC_CONFIG": str(spec.plan.lnc),
                 }
             )
-        names = [f"rank {rank} of {tp}" for rank in range(tp)]
+        names = [f"rank {rank} of {count}" for rank in range(count)]
         self._group = EngineGroup(names, factories, environments, progress, threads=1)
         try:
             self._group.wait_ready(READY_TIMEOUT_S)
@@ -111,20 +122,20 @@ class ModelRanks:
         return self._group.pids
 
     def part(self, name: str) -> LoadedPart:
-        """Load a part at every rank, call each graph once, and check that none was compiled.
+        """Load a part at its ranks, call each graph once, and check that none was compiled.
 
         Raises ArtifactError, and the error of a graph that fails.
         """
         spec = part_spec(self._spec.config, self._spec.plan, name)
-        self._group.call("load", name, limit=self._loading)
+        self._load("load", name)
         part = LoadedPart(spec.graphs, partial(self._run, name))
         part.warm_up()
-        self._group.call("settle", name, limit=self._loading)
+        self._load("settle", name)
         return part
 
     def unload(self, name: str) -> None:
-        """Release a part's memory at every rank."""
-        self._group.call("unload", name, limit=self._loading)
+        """Release a part's memory at its ranks."""
+        self._load("unload", name)
 
     def opened(self) -> Callable[[], None]:
         """Count an engine. Returns the function that its `close` calls once."""
@@ -140,9 +151,13 @@ class ModelRanks:
         self._group.close()
         self._delete()
 
+    def _load(self, method: str, name: str) -> None:
+        members = self._spec.plan.degree(name)
+        self._group.call(method, name, limit=self._loading, members=members)
+
     def _run(self, name: str, label: str, inputs: dict[str, Tensor]) -> Sequence[Tensor]:
-        limit = self._limits[label]
-        outputs, late = self._group.call("run", name, label, inputs, limit=limit)
+        limit, members = self._limits[label], self._spec.plan.degree(name)
+        outputs, late = self._group.call("run", name, label, inputs, limit=limit, members=members)
         for again in late[self.late_compilations :]:
             self.late_compilations += 1
             logger.error(

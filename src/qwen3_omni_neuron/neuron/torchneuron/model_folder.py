@@ -34,7 +34,7 @@ def fill_folder(
     config, checkpoint = read_config(plan.model), Checkpoint(plan.model)
     # Check the names before hours of compiling, not after.
     check_names(list(lay_out(config, (MODEL_STAGES[model],))[1].values()), checkpoint)
-    device = (runtime or TorchNeuron()).start_compiling(plan.tp)
+    device = (runtime or TorchNeuron()).start_compiling(plan.tp.of(model))
     for name in MODEL_PARTS[model]:
         spec = part_spec(config, plan, name)
         (folder / name).mkdir()

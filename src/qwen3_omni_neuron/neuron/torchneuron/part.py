@@ -22,9 +22,10 @@ _all_gather = (
 
 
 class Collectives:
-    """The ranks as a neuron.graphs.parallel.layers.Group: functional collectives inside the graphs.
+    """The first ranks as a neuron.graphs.parallel.layers.Group: collectives inside the graphs.
 
-    torch.distributed's default group has to be initialized where a graph is called.
+    They are functional collectives of torch.distributed, whose group of these ranks has to exist
+    where a graph is called.
     """
 
     def __init__(self, ranks: int):

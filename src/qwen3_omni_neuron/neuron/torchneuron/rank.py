@@ -32,7 +32,9 @@ def rank_settings(work: Path) -> dict[str, str]:
 
 
 class Rank:
-    """The parts of a compiled tree at one rank. All ranks get the same calls in the same order.
+    """The parts of a compiled tree at one rank. Ranks get the same calls in the same order.
+
+    A part of degree N is at the first N ranks, and only these get its calls.
 
     work: this rank's own folder, for the NEFFs and its progress. A progress step begins when a
     graph's inputs are on the device; during a step the rank may wait for the other ranks.

@@ -23,11 +23,15 @@ from qwen3_omni_neuron.neuron.versions import (
 
 @dataclass(frozen=True)
 class Membership:
-    """Membership of a process in the group of ranks: its number, theirs, and their store's file."""
+    """Membership of a process in the group of ranks: its number, theirs, and their store's file.
+
+    groups: sizes of the smaller groups that the first ranks make for parts of a lower degree.
+    """
 
     rank: int
     ranks: int
     store: Path
+    groups: tuple[int, ...] = ()
 
     def environment(self, visible_cores: str | None) -> dict[str, str]:
         """Return the variables of the rank's process, including torchrun's.
@@ -47,12 +51,18 @@ class Membership:
         return variables
 
     def join(self, backend: str) -> None:
-        """Make torch.distributed's default group of the ranks, if there are several."""
+        """Make torch.distributed's default group of the ranks if there are several, and `groups`.
+
+        Collectives find a group by its ranks. All ranks make all groups in the same order, as
+        torch.distributed demands.
+        """
         if self.ranks > 1:
             store = distributed.FileStore(str(self.store), self.ranks)
             distributed.init_process_group(
                 backend, store=store, rank=self.rank, world_size=self.ranks
             )
+            for size in self.groups:
+                distributed.new_group(list(range(size)))
 
 
 class Runtime(Protocol):

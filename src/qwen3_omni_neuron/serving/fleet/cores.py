@@ -3,9 +3,12 @@
 Ray counts logical cores, which the operator declares when a node starts
 (`--resources='{"neuron_cores": 64}'`, a trn2.48xlarge at LNC=2), and gives each replica its own.
 
-    neuron_cores   tp   placement   thinker   talker   vocoder      given cores 8, 9, ...
-    8              8    shared      8-15      8-15     8-15
-    24             8    split       8-15      16-23    24-31
+    neuron_cores   needed    placement   thinker   talker   vocoder      given cores 8, 9, ...
+    8              8, 8, 1   shared      8-15      8-15     8-15
+    20             8, 8, 1   split       8-15      16-23    24
+
+A stage needs as many as the largest degree of its parts in the compiled tree. More cores than all
+need are left idle: so a replica can begin on a chip of its own, which has 4.
 """
 
 import time
@@ -46,36 +49,41 @@ def check_nodes(
 
 
 def stage_cores(
-    given: Sequence[int], wanted: int, placement: str, stages: Sequence[str]
+    given: Sequence[int], wanted: int, placement: str, needed: Mapping[str, int]
 ) -> dict[str, str] | None:
     """Return each stage's cores for Qwen3Omni.load; None for no cores.
 
     given: cores that Ray assigned to this replica. wanted: number of cores in the settings.
-    Raises OptionError if they don't divide among the stages, or are not contiguous.
+    needed: number that each stage needs, see compilation.tree.needed_cores; empty without a tree,
+    when the model runs on the CPU.
+    Raises OptionError if they are too few, or those of a stage are not contiguous.
     """
     if len(given) != wanted:
         raise OptionError(
             f"the settings ask for {wanted} {RESOURCE} a replica, and Ray has given {len(given)}. "
             f"Leave {RESOURCE} out of ray_actor_options: the settings put it there."
         )
-    if not given:
+    if not given or not needed:
         return None
-    parts = len(stages) if placement == "split" else 1
-    if len(given) % parts:
+    split, most = placement == "split", max(needed.values())
+    total = sum(needed.values()) if split else most
+    if len(given) < total:
+        listed = ", ".join(f"{stage} {count}" for stage, count in needed.items())
         raise OptionError(
-            f"{len(given)} {RESOURCE} can't be divided among {parts} stages, which have as many "
-            f"each. Ask for {len(given) // parts * parts or parts} or "
-            f"{(len(given) // parts + 1) * parts}, or take placement shared."
+            f"{len(given)} {RESOURCE} are too few with placement {placement}: the compiled graphs "
+            f"need {total} ({listed}). Ask for {total}"
+            + (f", or take placement shared, which needs {most}." if split else ".")
         )
-    each, ordered = len(given) // parts, sorted(given)
-    ranges = []
-    for start in range(0, len(ordered), each):
-        own = ordered[start : start + each]
-        if own[-1] - own[0] != each - 1:
+    ordered, ranges, start = sorted(given), {}, 0
+    for stage, own_count in needed.items():
+        count = own_count if split else most
+        own = ordered[start : start + count]
+        if own[-1] - own[0] != count - 1:
             raise OptionError(
-                f"a stage needs {each} {RESOURCE} in a row, and Ray has given "
+                f"the {stage} needs {count} {RESOURCE} in a row, and Ray has given "
                 f"{', '.join(map(str, own))}. Let all applications of a node ask for the same "
                 "number, or for multiples of one."
             )
-        ranges.append(f"{own[0]}-{own[-1]}" if each > 1 else str(own[0]))
-    return {stage: ranges[number if parts > 1 else 0] for number, stage in enumerate(stages)}
+        ranges[stage] = f"{own[0]}-{own[-1]}" if count > 1 else str(own[0])
+        start += count if split else 0
+    return ranges

@@ -14,6 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES
+from qwen3_omni_neuron.compilation.storage import local_tree
+from qwen3_omni_neuron.compilation.tree import needed_cores
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.app import make_app
 from qwen3_omni_neuron.serving.fleet.cores import RESOURCE, stage_cores
@@ -87,8 +89,9 @@ class Replica:
         os.environ.pop("NEURON_RT_VISIBLE_CORES", None)
         config = read_config(resolve_checkpoint(settings.model))
         stages = STAGES if config.talker is not None else STAGES[:1]
-        cores = [int(core) for core in given]
-        return stage_cores(cores, settings.neuron_cores, settings.load.placement, stages)
+        tree, cores = settings.load.compiled_path, [int(core) for core in given]
+        needed = {} if tree is None else needed_cores(local_tree(tree), stages)
+        return stage_cores(cores, settings.neuron_cores, settings.load.placement, needed)
 
     def _on_change(self, listed: bool) -> None:
         self._loop.call_soon_threadsafe(self._stay if listed else self._leave)

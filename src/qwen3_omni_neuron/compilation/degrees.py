@@ -1,0 +1,77 @@
+"""Degrees of tensor parallelism: for each part of the model how many cores share its weights."""
+
+import re
+from dataclasses import asdict, dataclass, replace
+
+from qwen3_omni_neuron.errors import OptionError, format_value
+
+_NUMBER = re.compile("[0-9]{1,4}")
+_OF_MODEL = {
+    "thinker": "thinker",
+    "vision": "encoders",
+    "audio": "encoders",
+    "talker": "talker",
+    "code_predictor": "predictor",
+    "code2wav": "vocoder",
+}
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """Number of cores that share the weights of each part.
+
+    A part is on the first cores of its stage, so the first core has a share of every part, and
+    takes part in every call. talker: also of its projections. encoders: of vision and audio.
+    """
+
+    thinker: int
+    talker: int
+    predictor: int
+    vocoder: int
+    encoders: int
+
+    @classmethod
+    def same(cls, degree: int) -> "Degrees":
+        """Return one degree for every part."""
+        return cls(degree, degree, degree, degree, degree)
+
+    @classmethod
+    def parse(cls, given: "Degrees | int | str", usual: "Degrees") -> "Degrees":
+        """Read the degrees of a caller or a manifest: 8, "8", or "thinker=8,predictor=1".
+
+        usual: gives the parts that are not named. Raises OptionError for anything else.
+        """
+        if isinstance(given, Degrees):
+            return given
+        if _NUMBER.fullmatch(str(given)):
+            return cls.same(int(given))
+        named: dict[str, int] = {}
+        for word in str(given).split(","):
+            part, _, degree = word.partition("=")
+            if part not in asdict(usual) or part in named or not _NUMBER.fullmatch(degree):
+                raise OptionError(
+                    f"tp is a number, or {','.join(f'{name}=N' for name in asdict(usual))} or some "
+                    f"of these, got {format_value(given)}."
+                )
+            named[part] = int(degree)
+        return replace(usual, **named)
+
+    @property
+    def each(self) -> tuple[int, ...]:
+        """The different degrees, ascending."""
+        return tuple(sorted(set(asdict(self).values())))
+
+    @property
+    def setting(self) -> int | str:
+        """The JSON value that `parse` reads: one number where all parts have the same degree."""
+        return self.each[0] if len(self.each) == 1 else str(self)
+
+    def of(self, model: str) -> int:
+        """Return the degree of a model's parts. model: one of compilation.plan.MODELS."""
+        degree: int = getattr(self, _OF_MODEL[model])
+        return degree
+
+    def __str__(self) -> str:
+        if len(self.each) == 1:
+            return str(self.each[0])
+        return ",".join(f"{part}={degree}" for part, degree in asdict(self).items())
