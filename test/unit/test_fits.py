@@ -10,7 +10,7 @@ import torch
 from qwen3_omni_neuron import cli
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.tiny.sizes import released_config
+from qwen3_omni_neuron.checkpoint.released import released_config
 from qwen3_omni_neuron.compilation.plan import MODELS, make_plan
 from qwen3_omni_neuron.compilation.runner import _check_disk
 from qwen3_omni_neuron.cpu import fits, memory

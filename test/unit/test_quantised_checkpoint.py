@@ -22,7 +22,8 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.headers import StoredTensor
 from qwen3_omni_neuron.checkpoint.modules import STAGES, Models, lay_out
 from qwen3_omni_neuron.checkpoint.quantised import QuantisationSettings, quantised_forms
-from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES, config_dict, released_config
+from qwen3_omni_neuron.checkpoint.released import released_config
+from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES, config_dict
 from qwen3_omni_neuron.checkpoint.tiny.weights import parameter_shapes
 from qwen3_omni_neuron.compilation.plan import MODELS, make_plan
 from qwen3_omni_neuron.cpu.packing import Groups

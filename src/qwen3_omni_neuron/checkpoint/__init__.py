@@ -7,6 +7,7 @@ quantised: the published form of each quantised matrix.
 numbers: read quantised matrices, as numbers or as weights.
 names: the released name of every parameter, and which parameter of a module it goes to.
 parameters: read stored tensors, convert them, and make them the parameters of a module.
+released: config.json of the released checkpoints, without the hub.
 modules: the modules of model/ that a checkpoint fills, for all stages or some.
 tensor_file: write new safetensors files, one tensor at a time.
 """

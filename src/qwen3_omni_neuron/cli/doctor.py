@@ -165,7 +165,7 @@ def _fits() -> list[str]:
         from qwen3_omni_neuron.cpu.memory import memory_bytes
     except (ImportError, OSError) as error:
         return [f"What fits the memory is unknown, as torch can't be imported ({error})."]
-    from qwen3_omni_neuron.checkpoint.tiny.sizes import released_config
+    from qwen3_omni_neuron.checkpoint.released import released_config
 
     fits = fits_of(released_config(), POSITIONS, TALKER_POSITIONS)
     title = "Qwen3-Omni-30B-A3B on this CPU (compile --dry-run --target cpu: for a checkpoint):"

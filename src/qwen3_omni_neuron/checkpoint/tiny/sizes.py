@@ -10,15 +10,11 @@ released sizes. speaking: the checkpoint that ships with the package.
 """
 
 import json
-from collections import defaultdict
 from collections.abc import Mapping
 from importlib import resources
-from itertools import count
 from typing import Any
 
-from qwen3_omni_neuron.checkpoint.config_json import parse_config
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.model.config import OmniConfig
 
 _DATA = resources.files("qwen3_omni_neuron.checkpoint.tiny") / "data"
 
@@ -48,12 +44,6 @@ def config_dict(size: Size, token_ids: Mapping[str, int], dtype: str) -> dict[st
         text["vocab_size"] = -(-len(token_ids) // 64) * 64  # a multiple of 64, as released
     config["dtype"] = config["thinker_config"]["dtype"] = dtype
     return _with_ids(config, token_ids)
-
-
-def released_config() -> OmniConfig:
-    """Return the released settings; ids of tokens are any numbers, each its own."""
-    token_ids: Mapping[str, int] = defaultdict(count().__next__)
-    return parse_config(config_dict(SIZES["released"], token_ids, "bfloat16"))
 
 
 def generation_config_dict(token_ids: Mapping[str, int]) -> dict[str, Any]:
