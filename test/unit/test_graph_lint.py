@@ -19,7 +19,7 @@ from qwen3_omni_neuron.neuron.graphs.cost import (
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
 from testing.graph_cases import TINY_PLAN
-from testing.graph_lint import INPUTS, NOT_YET, NUMBERS, ROWS, TARGET_BYTES, faults
+from testing.graph_lint import INPUTS, NUMBERS, ROWS, TARGET_BYTES, faults
 from testing.released import RELEASED, TALKER, of_depth
 
 PLAN = replace(
@@ -71,10 +71,9 @@ def test_no_graph_has_what_its_compiler_makes_slow() -> None:
         whole = cost
         if graph.part in layers:
             whole = with_further_layers(cost, of_three[graph.label], layers[graph.part] - 2)
-        found = [fault for fault in faults(whole) if not fault.startswith(NOT_YET)]
-        assert found == [], graph.label
+        assert faults(whole) == [], graph.label
         graphs += 1
-    assert graphs > 50
+    assert graphs > 40
 
 
 def test_layers_that_are_not_counted_are_added() -> None:

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
+from qwen3_omni_neuron.neuron.graphs.weights import Weights
 
 # Terms of an expected time. None was measured for this package's graphs. NSDK: aws-neuron-sdk,
 # nki/deep-dives; "traced": a decode step of a GLM model over 64 ranks, published October 2026.
@@ -153,8 +154,8 @@ class Cost:
     gathered is written and read again; transposed_bytes, a matrix whose product sums over its
     contiguous axis is read and written once more; copied_bytes, concatenations of weights or state;
     spilled_bytes, products larger than SBUF. chain: number of products that wait for one another.
-    inputs: number of tensors of a call, weights and state among them. scatters, gathers: see their
-    classes. refused: operations whose lowering is known to be slow.
+    inputs: number of tensors of a call, state and weights (see weights.py) among them. scatters,
+    gathers: see their classes. refused: operations whose lowering is known to be slow.
     """
 
     flops: int
@@ -220,6 +221,8 @@ def graph_cost(graph: Graph, owner: nn.Module, group: CountingGroup | None = Non
     counter = _Counter(kinds, (*owner.parameters(), *owner.buffers()), attention)
     with torch.no_grad(), FlopCounterMode(display=False) as flops, attention, counter:
         graph.module(owner)(*example)
+    held = (*owner.named_parameters(), *owner.named_buffers())
+    used = [name for name, tensor in held if id(tensor) in counter.used]
     after = (group.sums, group.sum_bytes) if group else (0, 0)
     sums, sum_bytes = (now - then for now, then in zip(after, before, strict=True))
     return Cost(
@@ -233,7 +236,7 @@ def graph_cost(graph: Graph, owner: nn.Module, group: CountingGroup | None = Non
         counter.copied_bytes,
         counter.spilled_bytes,
         counter.chain,
-        len(example) + len(counter.used),
+        len(example) + len(Weights(owner, torch.device("meta")).tensors_of(used)),
         tuple(counter.scatters),
         tuple(counter.gathers),
         tuple(counter.refused),

@@ -21,8 +21,8 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
+from qwen3_omni_neuron.neuron.graphs.weights import Weights
 from qwen3_omni_neuron.neuron.part import device_type, to_device_type
-from qwen3_omni_neuron.neuron.torchneuron.weights import Weights
 
 BACKEND = "neuron"  # TorchNeuron's name in torch.compile's table of backends
 DEVICE_TYPES = (torch.int32, torch.float32, torch.bfloat16, torch.bool)

@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.distributed import _functional_collectives as collectives
 
 from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone, Group
+from qwen3_omni_neuron.neuron.graphs.weights import Weights
 from qwen3_omni_neuron.neuron.part import PartSpec, device_type
 from qwen3_omni_neuron.neuron.shards import PartShare, read_part_shard
 from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations, CompiledGraph
-from qwen3_omni_neuron.neuron.torchneuron.weights import Weights
 
 # torch 2.13 calls it all_gather_single, and warns of the name that torch 2.9 has.
 _all_gather = (

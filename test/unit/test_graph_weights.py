@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from qwen3_omni_neuron.compilation.degrees import Degrees
+from qwen3_omni_neuron.neuron.graphs import weights
 from qwen3_omni_neuron.neuron.graphs.all import PARTS
 from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone
+from qwen3_omni_neuron.neuron.graphs.weights import Weights
 from qwen3_omni_neuron.neuron.part import part_spec
 from qwen3_omni_neuron.neuron.shards import PartShare
-from qwen3_omni_neuron.neuron.torchneuron import weights
-from qwen3_omni_neuron.neuron.torchneuron.weights import Weights
 from testing.released import RELEASED
 from testing.repeats import again
 from testing.specs import plan_of

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,6 +60,10 @@ class Weights:
     def views(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return every weight by its name in the module. tensors: as the attribute."""
         return {name: place.view(tensors) for name, place in self._places.items()}
+
+    def tensors_of(self, names: Iterable[str]) -> set[int]:
+        """Return the indices of the tensors that some weights are in."""
+        return {self._places[name].tensor for name in names}
 
     def _join(self, named: Sequence[tuple[str, Tensor]], device: torch.device) -> None:
         (_, first), *_ = named
