@@ -92,19 +92,14 @@ def test_every_graph_of_a_part_is_compiled_once_and_gives_what_its_module_gives(
         models = int8_models(config, weights, torch.float32)
     plain = getattr(models, part)
     state = [torch.zeros(s.lengths, dtype=s.dtype) for s in spec.state]
-    banks = max(graph.banks for graph in spec.graphs)
     for turn in range(2):
         for seed, graph in enumerate(spec.graphs):
             given = graph.example(seed)[: len(graph.inputs)]
-            # Other banks in each turn, and in another order.
-            chosen = [*range(banks)][:: -1 if turn else 1][: graph.banks]
-            taken = spec.taken(graph, chosen)
             with torch.no_grad():
-                expected = graph.module(plain)(*given, *(state[index] for index in taken))
-            for index, new in zip(taken, expected[len(graph.outputs) :], strict=True):
-                state[index] = new
+                expected = graph.module(plain)(*given, *state[: len(graph.state)])
+            state = [*expected[len(graph.outputs) :], *state[len(graph.state) :]]
             named = {s.name: to_device_type(x) for s, x in zip(graph.inputs, given, strict=True)}
-            outputs = compiled.run(graph.label, named, chosen)
+            outputs = compiled.run(graph.label, named)
             for spec_of, ours, theirs in zip(graph.outputs, outputs, expected, strict=False):
                 assert ours.dtype == to_device_type(theirs).dtype, spec_of.name
                 torch.testing.assert_close(
@@ -181,7 +176,7 @@ def compiled_like(function: Callable[..., Any], *inputs: Tensor) -> None:
         (lambda x: x.sort().values, (torch.ones(3),), "aten.sort.default is left"),
         (lambda x: x.as_strided((2,), (2,)) + 1, (torch.ones(4),), "as_strided.default is left"),
         (lambda x: x.split((1, 2))[1] + 1, (torch.ones(3),), "as_strided.default is left"),
-        (lambda x: x[x >= 0], (torch.ones(3),), "nonzero|data"),
+        (lambda x: x[x < 2], (torch.ones(3),), "nonzero|data"),
         (lambda x: x + 1 if x.sum() > 0 else x, (torch.ones(3),), "[Dd]ata-dependent"),
         (lambda x: x.new_zeros(int(x[0])), (torch.ones(3),), "[Dd]ata|[Uu]nbacked|is left"),
         (lambda x: logging.getLogger().handlers.append(x) or x, (torch.ones(3),), "raph break"),

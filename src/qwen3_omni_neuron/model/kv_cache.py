@@ -184,7 +184,7 @@ def flushed(
     placed = torch.stack([ones @ rows[:, index] for index in range(rows.shape[1])], 1)
     is_new = (positions >= held[:, None])[:, None, None, :, None]
     is_copied = (positions >= held.index_select(0, source))[None, None, None, :, None]
-    is_target = _one_hot(target, len(recent)) & (source != target)
+    is_target = _one_hot(target, len(recent)) & (source == target).logical_not()
     # One choice for each segment, which is read and written once.
     segment_of_source = torch.cat([old.index_select(0, source) for old in segments], 3)
     copied = torch.where(is_copied, placed.index_select(0, source), segment_of_source)

@@ -15,7 +15,7 @@ SMALL = 2**18
 
 @dataclass(frozen=True)
 class Place:
-    """Where a weight is: row `row` of tensor `tensor`, or, where it is flat, from `row` on."""
+    """Position of a weight: row `row` of tensor `tensor` or, where that is flat, from `row` on."""
 
     tensor: int
     row: int
