@@ -5,8 +5,8 @@
 Their times are those of `compile --dry-run`, TP=8. Expected: the time by the cost model, with what
 the compiler makes of a graph, collectives and the host's part of a call; see
 neuron/graphs/cost.py. Roofline: the floor, bytes that a call reads over the published bandwidth of
-a core, or its FLOPs over the published peak, whichever takes longer; no machine is that fast.
-Nothing was measured.
+a core, or its FLOPs over the published peak, whichever takes longer; no machine is that fast. A
+prompt is one call of its bucket. Nothing was measured.
 """
 
 import math
