@@ -182,13 +182,14 @@ def flushed(
     ones = places.to(recent.dtype).unsqueeze(1)
     rows = torch.where(is_row[:, None, None, :, None], recent, 0)
     placed = torch.stack([ones @ rows[:, index] for index in range(rows.shape[1])], 1)
-    is_new = (positions >= held[:, None])[:, None, None, :, None]
-    is_copied = (positions >= held.index_select(0, source))[None, None, None, :, None]
+    is_of_source = (positions >= held.index_select(0, source))[None, None, None, :, None]
     is_target = _one_hot(target, len(recent)) & (source == target).logical_not()
     # One choice for each segment, which is read and written once.
-    segment_of_source = torch.cat([old.index_select(0, source) for old in segments], 3)
-    copied = torch.where(is_copied, placed.index_select(0, source), segment_of_source)
-    return _renewed(segments, is_new | is_target, torch.where(is_target, copied, placed))
+    earlier = torch.cat([old.index_select(0, source) for old in segments], 3)
+    copied = torch.where(is_of_source, placed.index_select(0, source), earlier)
+    first_new = torch.where(is_target.flatten(), 0, held)
+    is_new = (positions >= first_new[:, None])[:, None, None, :, None]
+    return _renewed(segments, is_new, torch.where(is_target, copied, placed))
 
 
 class PromptState:
