@@ -493,6 +493,8 @@ def test_a_dry_run_prints_its_tables_and_writes_nothing(
     words = ["compile", "--model", str(leaner), "--dry-run", *few]
     assert cli.main(words) == 0
     printed = capsys.readouterr().out
+    assert printed.startswith("trn2.3xlarge, TP 4: fits, shared. ")
+    assert "\ntrn2.48xlarge, TP 8: fits, split. " in printed
     assert "| GB a core, TP 4 | GB a core, TP 8 |" in printed
     assert "| code_predictor[slots=1,top_k=50] | 4 |" in printed
     assert "| thinker_prefill[rows=16,window=64] | 8 |" in printed

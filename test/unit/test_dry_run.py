@@ -282,7 +282,6 @@ def test_the_fullest_core_of_mixed_degrees_is_the_first(memory: CoreMemory) -> N
 
 def test_what_fits_is_not_complained_of(memory: CoreMemory) -> None:
     assert not any(does_not_fit(memory, tp) for tp in (FOUR, EIGHT, *DEFAULTS))
-    assert "does not fit" not in dry_run_text(DryRun(**vars(memory), graphs=[]))
 
 
 def test_what_does_not_fit_shared_says_what_does() -> None:
@@ -292,7 +291,6 @@ def test_what_does_not_fit_shared_says_what_does() -> None:
         "placement split (22.84 GB on each core of the thinker); tp 8; fewer slots or a shorter "
         "context length (the state of 32 slots is 10.53 GB)."
     )
-    assert does_not_fit(slots, FOUR) in dry_run_text(DryRun(**vars(slots), graphs=[])).splitlines()
 
 
 def test_a_core_at_lnc_1_has_half_the_memory(memory: CoreMemory) -> None:

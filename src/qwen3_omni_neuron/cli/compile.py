@@ -3,7 +3,9 @@
 import argparse
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ from qwen3_omni_neuron.cli.inspect import MB, aligned, model_row
 from qwen3_omni_neuron.cli.model_arguments import add_checkpoint_argument, chosen_model, sizes
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.plan import (
+    MODEL_OF_PART,
     MODELS,
     SETTINGS,
     TargetLimits,
@@ -24,6 +27,7 @@ from qwen3_omni_neuron.loading import DEFAULT_TARGET, TARGETS, find_target
 if TYPE_CHECKING:
     from qwen3_omni_neuron.compilation.manifest import ModelRecord
     from qwen3_omni_neuron.compilation.plan import CompilePlan
+    from qwen3_omni_neuron.neuron.graphs.graph import Graph
 
 DRY_RUN_TARGETS = ("neuron", "torchneuron")  # the first is the default
 REDRAW_S, REDRAW_IN_A_LOG_S = 0.1, 30.0
@@ -37,9 +41,9 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="compile nothing; print what each graph takes on a trn2, whether all of it fits the "
-        "memory of a core, and the least time of a call; with --target cpu what each dtype takes, "
-        "and what fits this machine",
+        help="compile nothing; print whether the plan fits an instance, the times of a spoken "
+        "question that follow from it, and what each graph takes; with --target cpu what each "
+        "dtype takes, and what fits this machine",
     )
     kinds: dict[Any, tuple[Any, str | None]] = {
         int: (int, "N"),
@@ -56,7 +60,8 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
         "--instance",
         metavar="TYPE",
         help=f"machine whose default degrees --tp has, by the cost model: {', '.join(instances)}; "
-        "default: the first one",
+        "default: the first one. A --dry-run judges the plan on it; default: on the smallest with "
+        "the cores that --tp needs, or without --tp on the small and the large one",
     )
     parser.add_argument(
         "--only",
@@ -106,16 +111,13 @@ def _predictor_dtypes(limits: Sequence[TargetLimits]) -> str:
 
 def _compile(parsed: argparse.Namespace) -> int:
     """Compile what is missing. Returns the exit status."""
+    if parsed.dry_run:
+        return _dry_run(parsed)
+    if parsed.out is None:
+        raise OptionError("no folder for the tree: give --out DIR, or --dry-run.")
     from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 
     model = resolve_checkpoint(chosen_model(parsed))
-    if parsed.dry_run:
-        plan = _plan(parsed, model, parsed.target or DRY_RUN_TARGETS[0])
-        if plan.target not in DRY_RUN_TARGETS:
-            return _dry_run_here(plan, parsed.out or Path.cwd())
-        return _dry_run(plan, of_every_instance=parsed.tp is parsed.instance is None)
-    if parsed.out is None:
-        raise OptionError("no folder for the tree: give --out DIR, or --dry-run.")
     plan = _plan(parsed, model, parsed.target or DEFAULT_TARGET)
     bar = _Bar()
     try:
@@ -140,18 +142,53 @@ def _plan(parsed: argparse.Namespace, model: Path, target: str) -> "CompilePlan"
     return make_plan(model, read_config(model), limits, parsed.instance, **settings)
 
 
-def _dry_run(plan: "CompilePlan", of_every_instance: bool) -> int:
-    """Print the sizes and least times of a plan on a trn2.
+def _dry_run(parsed: argparse.Namespace) -> int:
+    """Print what a plan comes to. Of a hub id, the weights are not needed."""
+    from qwen3_omni_neuron.checkpoint.released import open_config
 
-    of_every_instance: with the default degrees of each instance in place of the plan's.
+    with open_config(chosen_model(parsed)) as folder:
+        plan = _plan(parsed, folder, parsed.target or DRY_RUN_TARGETS[0])
+        if plan.target in DRY_RUN_TARGETS:
+            of_each = parsed.tp is parsed.instance is None
+            return _dry_run_on_trn2(plan, parsed.instance, of_each)
+        return _dry_run_here(plan, parsed.out or Path.cwd())
+
+
+def _dry_run_on_trn2(plan: "CompilePlan", instance: str | None, of_each: bool) -> int:
+    """Print the verdict on a plan, and its sizes and times on a trn2.
+
+    instance: see neuron.graphs.verdict.instances_of. of_each: with the default degrees of each
+    instance in place of the plan's.
     """
     from qwen3_omni_neuron.checkpoint.config_json import read_config
     from qwen3_omni_neuron.neuron.graphs.dry_run import dry_run, dry_run_text
+    from qwen3_omni_neuron.neuron.graphs.verdict import instances_of, make_verdict, verdict_lines
 
-    defaults = find_target(plan.target).limits.tp.values()
-    degrees = sorted(set(defaults), key=str) if of_every_instance else [plan.tp]
-    print(dry_run_text(dry_run(read_config(plan.model), plan, degrees)))
+    config = read_config(plan.model)
+    defaults = find_target(plan.target).limits.tp if of_each else None
+    instances = instances_of(plan, instance, defaults)
+    run = dry_run(config, plan, list(instances.values()), show=_shown)
+    verdicts = [make_verdict(run, tp, name, config.code2wav) for name, tp in instances.items()]
+    print("\n".join(verdict_lines(run, verdicts, config.code2wav)))
+    print(dry_run_text(run))
     return 0
+
+
+def _shown(graphs: "Sequence[tuple[int, Graph]]") -> "Iterator[tuple[int, Graph]]":
+    """Yield the graphs of a dry run; on stderr a line for each model, and on a terminal a bar."""
+    from tqdm import tqdm
+
+    with tqdm(total=len(graphs), unit="graph", disable=not sys.stderr.isatty()) as bar:
+        models = groupby(graphs, lambda pair: (pair[0], MODEL_OF_PART[pair[1].part]))
+        for (tp, model), group in models:
+            bar.set_description(f"TP {tp}, {model}")
+            count, start_s = 0, time.monotonic()
+            for pair in group:
+                yield pair
+                count += 1
+                bar.update()
+            took = f"{count} graph{'s' * (count > 1)} in {time.monotonic() - start_s:.1f} s"
+            bar.write(f"TP {tp}, {model}: {took}", file=sys.stderr)
 
 
 def _dry_run_here(plan: "CompilePlan", out: Path) -> int:

@@ -13,6 +13,7 @@ from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.slots import SlotLengths
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.neuron.engines.encoders import pad_rows
+from qwen3_omni_neuron.neuron.graphs.decoders import prompt_size
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
 
@@ -167,13 +168,7 @@ class GraphSlots(SlotLengths):
 
     def _prompt_graph(self, start: int, rows: int) -> Graph:
         """Return the graph for the next rows of a prompt, as many as it takes."""
-        fitting = [
-            (window, size) for window, size in self._prompts if start + min(size, rows) <= window
-        ]
-        whole = [(window, size) for window, size in fitting if size >= rows]
-        # One call if a graph takes all rows; else as many rows as the largest graph takes.
-        chosen = whole[0] if whole else max(fitting, key=lambda pair: (pair[1], -pair[0]))
-        return self._prompts[chosen]
+        return self._prompts[prompt_size(self._prompts, start, rows)]
 
 
 class GraphThinkerSlots(GraphSlots):

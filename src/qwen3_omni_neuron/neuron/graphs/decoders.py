@@ -1,5 +1,6 @@
 """The graphs of thinker and talker: prefill, decode and flush of KV cache slots."""
 
+from collections.abc import Iterable
 from functools import partial
 from itertools import pairwise
 
@@ -79,6 +80,18 @@ def prompt_graph(
         ),
         kv_cache_state(config, part, plan, window),
     )
+
+
+def prompt_size(sizes: Iterable[tuple[int, ...]], start: int, rows: int) -> tuple[int, ...]:
+    """Choose the window and the rows of the prefill graph that takes the next rows of a prompt.
+
+    sizes: windows and rows of all graphs, ascending. start: rows before them. rows: how many are
+    left, of which a graph takes as many as it has rows.
+    """
+    fitting = [(window, size) for window, size in sizes if start + min(size, rows) <= window]
+    whole = [(window, size) for window, size in fitting if size >= rows]
+    # One call if a graph takes all rows; else as many rows as the largest graph takes.
+    return whole[0] if whole else max(fitting, key=lambda pair: (pair[1], -pair[0]))
 
 
 def flush_graph(config: OmniConfig, part: str, window: Axis, plan: CompilePlan) -> Graph:

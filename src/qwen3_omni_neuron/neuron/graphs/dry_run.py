@@ -1,14 +1,21 @@
 """The plan of a compile without weights and without a compiler: sizes, cost and floors."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from qwen3_omni_neuron.checkpoint.modules import Models, cast
 from qwen3_omni_neuron.compilation.degrees import Degrees
-from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART, MODEL_STAGES, CompilePlan
+from qwen3_omni_neuron.compilation.plan import (
+    MODEL_OF_PART,
+    MODEL_STAGES,
+    CompilePlan,
+    cores_of_stages,
+)
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import (
     PARTS,
@@ -16,11 +23,21 @@ from qwen3_omni_neuron.neuron.graphs.all import (
     predictor_types,
     static_models,
 )
-from qwen3_omni_neuron.neuron.graphs.cost import TRN2, Chip, Cost, CountingGroup, graph_cost
+from qwen3_omni_neuron.neuron.graphs.cost import (
+    FULL_RUN,
+    TRN2,
+    Chip,
+    Cost,
+    CountingGroup,
+    graph_cost,
+)
+from qwen3_omni_neuron.neuron.graphs.decoders import decoder_config
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
 
 MOST_CORES = 8  # largest degree of a part
+Show = Callable[[Sequence[tuple[int, Graph]]], Iterable[tuple[int, Graph]]]
+"""Function that yields each graph of a dry run and its TP, and shows how far it has come."""
 COUNTED_ELSEWHERE = {"code_predictor": "code0_embedding."}  # the talker's table, counted there
 
 
@@ -124,39 +141,40 @@ def core_memory(
 
 
 def dry_run(
-    config: OmniConfig, plan: CompilePlan, degrees: Sequence[Degrees], chip: Chip = TRN2
+    config: OmniConfig,
+    plan: CompilePlan,
+    degrees: Sequence[Degrees],
+    chip: Chip = TRN2,
+    show: Show = lambda graphs: graphs,
 ) -> DryRun:
     """Lay out every graph of a plan on the meta device, for each of some degrees, and count it.
 
     Raises OptionError as `core_memory`.
     """
     memory = core_memory(config, plan, degrees, chip)
-    graphs: dict[tuple[str, int], PlannedGraph] = {}
+    listed: dict[tuple[int, str], tuple[Graph, _LayerCounter]] = {}
     for tp in degrees:
         own = replace(plan, tp=tp)
-        rank, groups = _rank(config, own)
+        counter = _LayerCounter(config, own)
         for graph in all_graphs(config, own):
-            degree = own.degree(graph.part)
-            if (graph.label, degree) in graphs:
-                continue
-            cost = graph_cost(graph, getattr(rank, graph.part), groups[graph.part])
-            floor = memory.chip.floor_s(cost.flops, cost.weight_bytes + cost.state_bytes)
-            expected = memory.chip.expected_s(cost)
-            graphs[graph.label, degree] = PlannedGraph(graph, degree, cost, floor, expected)
-    return DryRun(**vars(memory), graphs=list(graphs.values()))
+            listed.setdefault((own.degree(graph.part), graph.label), (graph, counter))
+    graphs: list[PlannedGraph] = []
+    for degree, graph in show([(degree, graph) for (degree, _), (graph, _) in listed.items()]):
+        _, counter = listed[degree, graph.label]
+        cost = counter.cost(graph)
+        floor = memory.chip.floor_s(cost.flops, cost.weight_bytes + cost.state_bytes)
+        graphs.append(PlannedGraph(graph, degree, cost, floor, memory.chip.expected_s(cost)))
+    return DryRun(**vars(memory), graphs=graphs)
 
 
 def dry_run_text(run: DryRun) -> str:
-    """Format a dry run in Markdown: a table of parts and their shards, and one of graphs.
-
-    If a core can't hold its parts, the text between the tables says what to change.
-    """
+    """Format a dry run in Markdown: a table of parts and their shards, and one of graphs."""
     degrees = list(run.state_bytes)
     lines = [
         f"{run.parameters / 1e9:.1f} B parameters, {run.nbytes / 1e9:.1f} GB. A part is on the "
         "first cores, as many as its degree (TP), and a core is the first one: it has all parts.",
         "",
-        *_table(
+        *table(
             ["part", "parameters", "GB", *(f"GB a core, TP {tp}" for tp in degrees)],
             [
                 [part.name, f"{part.parameters / 1e6:,.0f} M", f"{part.nbytes / 1e9:.2f}"]
@@ -177,13 +195,12 @@ def dry_run_text(run: DryRun) -> str:
             ],
         ),
         "",
-        *(f"{advice}\n" for tp in degrees if (advice := does_not_fit(run, tp))),
         f"One call on one core of {run.chip.name} at LNC {run.chip.lnc}. The floor is an estimate: "
         "what is read over the published bandwidth or what is computed over the published peak, "
         "the longer of the two; sums over the cores are left out. Expected is a model, too: what a "
         "lowering moves besides, the latency of products and sums, and the host's part of a call.",
         "",
-        *_table(
+        *table(
             [
                 *("graph", "TP", "GFLOP", "MB weights", "MB state", "sums", "KB a sum"),
                 *("floor ms", "expected ms"),
@@ -207,8 +224,11 @@ def dry_run_text(run: DryRun) -> str:
     return "\n".join(lines)
 
 
-def does_not_fit(run: CoreMemory, tp: Degrees) -> str:
-    """Return what is too large for a core and what to change; empty where all parts fit."""
+def does_not_fit(run: CoreMemory, tp: Degrees, cores: int = 64) -> str:
+    """Return what is too large for a core and what to change; empty where all parts fit.
+
+    cores: logical cores of the instance, for which the changes have to leave enough.
+    """
     shared, memory, plan = run.core_bytes(tp), run.chip.core_bytes, run.plan
     if shared <= memory:
         return ""
@@ -217,15 +237,17 @@ def does_not_fit(run: CoreMemory, tp: Degrees) -> str:
     problem = f"TP {tp} does not fit: {shared / 1e9:.2f} of {memory / 1e9:.1f} GB a core"
     split = f"{stages[fullest] / 1e9:.2f} GB on each core of the {fullest}"
     ways = []
-    if stages[fullest] <= memory:
+    if sum(cores_of_stages(tp, filter(stages.get, stages)).values()) > cores:
+        problem += ", and there are no cores to split the stages over."
+    elif stages[fullest] <= memory:
         problem += " with placement shared."
         ways.append(f"placement split ({split})")
     else:
         problem += f" with placement shared, {split} with placement split."
-    if run.chip.lnc == 1:
+    if run.chip.lnc == 1 and tp.each[-1] <= cores // 2:
         ways.append(f"lnc 2 ({replace(run.chip, lnc=2).core_bytes / 1e9:.1f} GB a core)")
-    if tp.each[0] < MOST_CORES:
-        ways.append(f"tp {MOST_CORES}")
+    if tp.each[0] < (most := min(MOST_CORES, cores)):
+        ways.append(f"tp {most}")
     if state:
         slots = f"{plan.max_concurrency} slot{'s' * (plan.max_concurrency > 1)}"
         fewer = "fewer slots or a shorter" if plan.max_concurrency > 1 else "a shorter"
@@ -233,7 +255,99 @@ def does_not_fit(run: CoreMemory, tp: Degrees) -> str:
     return f"{problem} Change one or more of: {'; '.join(ways)}."
 
 
-def _table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
+class _LayerCounter:
+    """Counter of a plan's graphs on the first core.
+
+    Each part is counted with few layers and with one more, of which its others are repetitions: a
+    graph of the thinker's 48 layers takes 9 layers' time.
+    """
+
+    def __init__(self, config: OmniConfig, plan: CompilePlan):
+        self._layers = _layers(config)
+        # The first layers differ: deepstack's rows are taken or given there.
+        first = max(2, len(config.thinker.vision.deepstack_layers) + 1)
+        self._few = dict.fromkeys(self._layers, 2) | {"thinker": first, "vision_encoder": first}
+        for part in self._layers.keys() & {"thinker", "talker"}:
+            # New keys and values of all layers are moved together, from FULL_RUN bytes on as fast
+            # as more of them.
+            width = decoder_config(config, part).head_dim * getattr(torch, plan.arithmetic).itemsize
+            self._few[part] = max(self._few[part], -(-FULL_RUN // (2 * width)))
+        self._ranks = [self._rank(config, plan, more) for more in (0, 1)]
+
+    def cost(self, graph: Graph) -> Cost:
+        """Return the cost of a graph of the whole depth."""
+        more, part = self._cost(graph, 1), graph.part
+        times = self._layers.get(part, 0) - self._few.get(part, 0) - 1
+        return more if times <= 0 else _repeated(self._cost(graph, 0), more, times)
+
+    def _rank(
+        self, config: OmniConfig, plan: CompilePlan, more: int
+    ) -> tuple[dict[str, Graph], Models, dict[str, CountingGroup]]:
+        few = {p: min(layers, self._few[p] + more) for p, layers in self._layers.items()}
+        shallow = _of_depth(config, few)
+        graphs = {graph.label: graph for graph in all_graphs(shallow, plan)}
+        return graphs, *_rank(shallow, plan)
+
+    def _cost(self, graph: Graph, more: int) -> Cost:
+        graphs, models, groups = self._ranks[more]
+        part = graph.part
+        return graph_cost(graphs[graph.label], getattr(models, part), groups[part])
+
+
+def _layers(config: OmniConfig) -> dict[str, int]:
+    """Return the number of layers of each part that has some."""
+    thinker, talker = config.thinker, config.talker
+    layers = {
+        "audio_encoder": thinker.audio.layers,
+        "vision_encoder": thinker.vision.layers,
+        "thinker": thinker.text.layers,
+    }
+    if talker is not None:
+        layers |= {"talker": talker.text.layers, "code_predictor": talker.predictor.layers}
+    if config.code2wav is not None:
+        layers["code2wav"] = config.code2wav.layers
+    return layers
+
+
+def _of_depth(config: OmniConfig, layers: Mapping[str, int]) -> OmniConfig:
+    """Return a config with so many layers of each part. The first ones have deepstack's rows."""
+    thinker, talker, wav = config.thinker, config.talker, config.code2wav
+    deepstack = tuple(range(len(thinker.vision.deepstack_layers)))
+    vision = replace(thinker.vision, layers=layers["vision_encoder"], deepstack_layers=deepstack)
+    thinker = replace(
+        thinker,
+        text=replace(thinker.text, layers=layers["thinker"]),
+        audio=replace(thinker.audio, layers=layers["audio_encoder"]),
+        vision=vision,
+    )
+    if talker is not None:
+        talker = replace(
+            talker,
+            text=replace(talker.text, layers=layers["talker"]),
+            predictor=replace(talker.predictor, layers=layers["code_predictor"]),
+            accept_hidden_layer=min(talker.accept_hidden_layer, layers["thinker"] - 1),
+        )
+    if wav is not None:
+        wav = replace(wav, layers=layers["code2wav"])
+    return replace(config, thinker=thinker, talker=talker, code2wav=wav)
+
+
+def _repeated(few: Cost, more: Cost, times: int) -> Cost:
+    """Return the cost `more` with what it has beyond `few` added so many times."""
+
+    def value(one: Any, other: Any) -> Any:
+        if isinstance(one, tuple):
+            return other + times * tuple((Counter(other) - Counter(one)).elements())
+        return other + times * (other - one)
+
+    values = {
+        field.name: value(*(getattr(c, field.name) for c in (few, more))) for field in fields(Cost)
+    }
+    return Cost(**values)
+
+
+def table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table whose first column is text and whose others are not."""
     yield f"| {' | '.join(head)} |"
     yield f"| --- |{' ---: |' * (len(head) - 1)}"
     for row in rows:
