@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from qwen3_omni_neuron.compilation.plan import make_plan
-from qwen3_omni_neuron.neuron.graphs import attention
+from qwen3_omni_neuron.neuron.graphs import encoder_attention
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
-from qwen3_omni_neuron.neuron.graphs.attention import SCORES_BYTES, attend, suits_kernel
+from qwen3_omni_neuron.neuron.graphs.encoder_attention import SCORES_BYTES, attend, suits_kernel
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone
 from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
@@ -45,7 +45,7 @@ def test_attention_is_that_with_a_mask(
     torch.testing.assert_close(attend(q, k, v, mask), expected, atol=tolerance, rtol=tolerance)
     hidden = ~mask.transpose(2, 3)
     k, v = k.masked_fill(hidden, 100.0), v.masked_fill(hidden, 1e6)
-    monkeypatch.setattr(attention, "SCORES_BYTES", 4 * shape[0] * shape[1] * shape[2] * 30)
+    monkeypatch.setattr(encoder_attention, "SCORES_BYTES", 4 * shape[0] * shape[1] * shape[2] * 30)
     torch.testing.assert_close(attend(q, k, v, mask), expected, atol=tolerance, rtol=tolerance)
 
 
@@ -101,7 +101,7 @@ class Scores(TorchFunctionMode):
 
 
 def test_a_bfloat16_softmax_is_in_float32() -> None:
-    """Where there is no kernel: 104 x 104 scores of two windows, two heads each."""
+    """Two windows of two heads, for which there is no kernel, have 104 x 104 scores each."""
     q, k, v, mask = case((2, 2, 104, 64), torch.bfloat16)
     with Scores() as scores:
         mixed = attend(q, k, v, mask)
@@ -129,7 +129,7 @@ def encoder_graphs(tp: int, **sizes: Any) -> Iterator[tuple[Graph, Any]]:
 
 @pytest.mark.parametrize("tp", [1, 4, 8])
 def test_scores_are_small_at_the_released_widths(tp: int) -> None:
-    """Of every bucket of the default plan, and of others that do not suit the kernel."""
+    """Every bucket of the default plan is shown, and others that do not suit the kernel."""
     for patches in (None, (4000, 9220)):
         for graph, owner in encoder_graphs(tp, patch_buckets=patches):
             example = graph.example(device="meta")

@@ -476,7 +476,7 @@ def test_a_top_k_of_one_is_greedy(graphs: dict[str, Graph], static: Models) -> N
 
 
 def test_a_top_k_of_one_takes_the_first_of_equal_logits() -> None:
-    """As argmax, and unlike topk."""
+    """It agrees with argmax, and not with topk."""
     logits = torch.randint(0, 3, (4, 64), generator=torch.Generator().manual_seed(0)).float()
     first, any_one = logits.argmax(-1), logits.topk(3).indices[:, 0]
     assert (first != any_one).all()

@@ -1,6 +1,6 @@
 """Vocoder: frames of 16 codes in, 24 kHz samples out."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,18 @@ Shapes and dtypes stay the same from the first chunk on. In the order of the lay
 """
 
 
+Transposed = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
+"""Transposed convolution: (x [streams, into, T], weight [into, out, kernel], bias, stride) ->
+[streams, out, stride * T + stride - kernel], with kernel - stride samples trimmed on both sides.
+"""
+
+
+def transposed_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
+    """Compute a transposed convolution by torch; see Transposed."""
+    trimmed = weight.shape[2] - stride
+    return F.conv_transpose1d(x, weight, bias, stride=stride, padding=trimmed)
+
+
 class History:
     """Earlier inputs of the layers for one chunk, and what they keep for the next chunk.
 
@@ -34,11 +46,18 @@ class History:
     new_state: the parts for the next chunk, complete when every layer was called.
     """
 
-    def __init__(self, past: Iterable[Tensor] | None, starts: Tensor | None = None):
+    def __init__(
+        self,
+        past: Iterable[Tensor] | None,
+        starts: Tensor | None = None,
+        transposed: Transposed = transposed_convolution,
+    ):
         """Begin a chunk. past: `new_state` of the chunk before, None for the first of a stream.
 
         starts: bool [streams], streams whose first chunk it is and whose past is zeros; None: none.
+        transposed: computes the transposed convolutions.
         """
+        self.transposed = transposed
         self._past = None if past is None else iter(past)
         self._starts, self._late = starts, 0
         self.new_state: list[Tensor] = []
@@ -117,17 +136,22 @@ class Code2Wav(nn.Module):
         return self._advance(codes, torch.zeros_like(codes[:, 0, 0]), History(None))
 
     def step(
-        self, codes: Tensor, state: State, starts: Tensor | None = None
+        self,
+        codes: Tensor,
+        state: State,
+        starts: Tensor | None = None,
+        transposed: Transposed = transposed_convolution,
     ) -> tuple[Tensor, State]:
         """Decode the next chunk of streams, each at its own position.
 
         starts: bool [streams], streams whose first chunk it is and whose state is zeros; None:
-        none. Returns samples [streams, T * frame_samples] and the new state; `state` is not
-        changed. The samples of all chunks, one after the other, are those of one forward over all
-        frames, without the first latency_samples of a stream that starts, which have no meaning.
+        none. transposed: computes the transposed convolutions. Returns samples [streams, T *
+        frame_samples] and the new state; `state` is not changed. The samples of all chunks, one
+        after the other, are those of one forward over all frames, without the first latency_samples
+        of a stream that starts, which have no meaning.
         """
         position, *past = state
-        return self._advance(codes, position, History(past, starts))
+        return self._advance(codes, position, History(past, starts, transposed))
 
     def _advance(self, codes: Tensor, position: Tensor, history: History) -> tuple[Tensor, State]:
         samples = self.wave(self.transform(codes, position, history), history)
@@ -312,8 +336,6 @@ class CausalConv(nn.Conv1d):
 class TransposedConv(nn.ConvTranspose1d):
     """Upsampling by `stride`, kernel - stride samples trimmed on both sides as the reference does.
 
-    It is one product and a sum: as a convolution of its input with zeros in between, a compiler
-    would multiply the zeros, too.
     A sample depends on as many inputs as the kernel has strides, one or two. With two, the samples
     between two inputs need both: the first chunk of a stream gives stride * (T - 1) samples, and
     each later one, after the last input of the chunk before it, stride * T. This look-ahead causes
@@ -323,7 +345,7 @@ class TransposedConv(nn.ConvTranspose1d):
     """
 
     def __init__(self, into: int, out: int, kernel: int, stride: int):
-        super().__init__(into, out, kernel, stride=stride, padding=kernel - stride)
+        super().__init__(into, out, kernel, stride=stride)
         self.reach = kernel // stride - 1
 
     def forward(self, x: Tensor, history: History) -> Tensor:  # type: ignore[override]
@@ -332,10 +354,4 @@ class TransposedConv(nn.ConvTranspose1d):
             x = history.extend(x, self.reach, pad=False)
         (stride,) = self.stride
         history.upsample(stride, self.reach)
-        # [streams, out * kernel, T] -> [streams, out, kernel / stride, stride, T]
-        products = (self.weight.flatten(1).t() @ x).unflatten(1, (self.out_channels, -1, stride))
-        samples = products[:, :, 0]
-        if self.reach:  # each sample is of the input after it, and of the one before it
-            samples = samples[..., 1:] + products[:, :, 1, :, :-1]
-        assert self.bias is not None
-        return samples.transpose(2, 3).flatten(2) + self.bias[:, None]
+        return history.transposed(x, self.weight, self.bias, stride)

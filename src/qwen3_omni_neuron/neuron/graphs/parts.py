@@ -16,7 +16,7 @@ from qwen3_omni_neuron.model.config import (
     VisionEncoderConfig,
 )
 from qwen3_omni_neuron.model.kv_cache import rows_by_slot
-from qwen3_omni_neuron.neuron.graphs.attention import attend
+from qwen3_omni_neuron.neuron.graphs.encoder_attention import attend
 from qwen3_omni_neuron.neuron.graphs.graph import Axis, Graph, Outputs, State, TensorSpec
 
 
@@ -170,12 +170,28 @@ def _decode(
     (held,) = state
     count, starts = len(held), position < 1
     rows = held.index_select(0, slots.clamp(0, count - 1)).masked_fill(starts[:, None], 0)
-    samples, (_, *new) = owner.step(codes, (position, *_views(rows, shapes)), starts)
+    held_state = (position, *_views(rows, shapes))
+    samples, (_, *new) = owner.step(codes, held_state, starts, transposed_by_products)
     row, is_named = rows_by_slot(slots, count)
     given = torch.cat([tensor.flatten(1) for tensor in new], 1)
     if len(given) > 1:  # else it is every named slot's, without a copy for each slot
         given = given.index_select(0, row)
     return (samples,), (torch.where(is_named[:, None], given, held),)
+
+
+def transposed_by_products(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
+    """Compute a transposed convolution by one product; see model.code2wav.Transposed.
+
+    As a convolution a compiler would multiply the zeros that it puts between the inputs, too. The
+    kernel is one stride or two.
+    """
+    # [streams, out * kernel, T] -> [streams, out, kernel / stride, stride, T]
+    products = (weight.flatten(1).t() @ x).unflatten(1, (weight.shape[1], -1, stride))
+    samples = products[:, :, 0]
+    if products.shape[2] == 2:  # each sample is of the input after it, and of the one before it
+        samples = samples[..., 1:] + products[:, :, 1, :, :-1]
+    joined = samples.transpose(2, 3).flatten(2)  # [streams, out, stride * T]
+    return joined if bias is None else joined + bias[:, None]
 
 
 def _views(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> Iterator[Tensor]:

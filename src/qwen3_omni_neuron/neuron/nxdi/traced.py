@@ -85,7 +85,7 @@ def _with_named_inputs(names: tuple[str, ...]) -> type[TracedGraph]:
 
 
 def state_name(spec: TensorSpec) -> str:
-    """Return the name of a state's buffer, which can't have dots: state_keys_0 for "keys.0"."""
+    """Return the name of a state's buffer, which can't have dots."""
     return "state_" + spec.name.replace(".", "_")
 
 

@@ -13,8 +13,8 @@ from qwen3_omni_neuron.model.layers import widen
 
 SCORES_BYTES = 64_000_000  # largest tensor of scores
 HIDDEN = -3e4  # score of a hidden key, whose weight is then exactly 0, scaled or not
-# Shapes that suit the kernel: the stricter one of two published rules (torch_neuronx's
-# neuron_dynamo_backend/decompositions.py, and measurements of a later version).
+# Shapes that suit the kernel: the stricter one of two published rules, of TorchNeuron's table of
+# decompositions and of measurements of a later version.
 KERNEL_ROWS, KERNEL_HEAD_DIM, KERNEL_HEADS = 512, 128, 512
 EVEN = 16  # head_dim of the kernel is padded to a multiple of it
 
