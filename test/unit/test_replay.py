@@ -13,6 +13,7 @@ import pytest
 from bench import replay as replay_module
 from bench.replay import PUBLISHED_TTFB_S, ramp
 from bench.roofline_profile import PROFILES_MADE, TP, WINDOW
+from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.events import AudioChunk, Event, Finished
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.cost import TRN2, CountingGroup, graph_cost
@@ -328,7 +329,7 @@ def test_profiles_have_the_times_of_the_dry_run() -> None:
     """Two graphs that are counted quickly: a step of the talker, and a frame of code2wav."""
     models, group = static_models(RELEASED), CountingGroup(TP)
     kept = replace(
-        TINY_PLAN, dtype="bfloat16", tp=TP, max_concurrency=8, context_length=8192,
+        TINY_PLAN, dtype="bfloat16", tp=Degrees.same(TP), max_concurrency=8, context_length=8192,
         talker_context_length=8192, decode_buckets=(WINDOW,), batches=(1,), chunk_frames=(1,),
     )  # fmt: skip
     graphs = {graph.name: graph for graph in reversed(list(all_graphs(RELEASED, kept)))}
