@@ -259,7 +259,9 @@ class _LayerCounter:
     """Counter of a plan's graphs on the first core.
 
     Each part is counted with few layers and with one more, of which its others are repetitions: a
-    graph of the thinker's 48 layers takes 9 layers' time.
+    graph of the thinker's 48 layers takes 9 layers' time. That is exact in all but Cost.inputs: a
+    tensor of joined weights has a largest size, so that of all layers there may be one more, which
+    changes no time as long as the host waits longer for the call.
     """
 
     def __init__(self, config: OmniConfig, plan: CompilePlan):
