@@ -11,6 +11,7 @@ from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.plan import MODELS, CompilePlan
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs import dry_run as dry_run_module
+from qwen3_omni_neuron.neuron.graphs import weights
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs
 from qwen3_omni_neuron.neuron.graphs.cost import TRN2, Cost, CountingGroup, graph_cost
 from qwen3_omni_neuron.neuron.graphs.dry_run import (
@@ -159,6 +160,25 @@ def test_a_question_takes_the_smallest_graphs_that_hold_it() -> None:
     )
 
 
+def test_a_long_prompt_is_several_calls_as_the_engine_makes_them() -> None:
+    """100 rows and 109: a call of 64 rows, and one of the smallest graph with the others."""
+    plan = replace(
+        PLAN, prompt_buckets=(40, 64), decode_buckets=(80, 8192), projection_rows=(8, 60)
+    )
+    graphs = numbered(RELEASED, plan)
+    at = {planned.graph.label: planned.floor_s for planned in graphs}
+    found = calls_of(graphs, plan, RELEASED.code2wav, lambda planned: planned.floor_s)
+    first, then = (f"_prefill[rows={size}]" for size in ("64,window=80", "40,window=8192"))
+    assert found.prefill_s == at[f"thinker{first}"] + at[f"thinker{then}"]
+    assert found.speech is not None
+    assert found.speech.prefill_s == (
+        at["hidden_projection[rows=60]"]
+        + at["hidden_projection[rows=8]"]
+        + at[f"talker{first}"]
+        + at["talker_prefill[rows=64,window=12297]"]
+    )
+
+
 def test_a_checkpoint_without_a_talker_has_the_times_of_its_text() -> None:
     config = replace(RELEASED, talker=None, code2wav=None)
     graphs = numbered(config, PLAN)
@@ -271,6 +291,8 @@ def test_layers_that_repeat_are_counted_once_and_exactly(
         return graph_cost(graph, owner, group)  # type: ignore[arg-type]
 
     monkeypatch.setattr(dry_run_module, "graph_cost", counted)
+    monkeypatch.setattr(weights, "SMALL", 2**8)
+    monkeypatch.setattr(weights, "MOST_ELEMENTS", 2**14)  # so that some layers fill a tensor
     run = dry_run(deep, plan, (tp,))
     assert max(depths) == 5
     for planned in run.graphs:

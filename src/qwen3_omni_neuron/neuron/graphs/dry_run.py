@@ -34,6 +34,7 @@ from qwen3_omni_neuron.neuron.graphs.cost import (
 from qwen3_omni_neuron.neuron.graphs.decoders import decoder_config
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
+from qwen3_omni_neuron.neuron.graphs.weights import Weights
 
 MOST_CORES = 8  # largest degree of a part
 Show = Callable[[Sequence[tuple[int, Graph]]], Iterable[tuple[int, Graph]]]
@@ -259,9 +260,7 @@ class _LayerCounter:
     """Counter of a plan's graphs on the first core.
 
     Each part is counted with few layers and with one more, of which its others are repetitions: a
-    graph of the thinker's 48 layers takes 9 layers' time. That is exact in all but Cost.inputs: a
-    tensor of joined weights has a largest size, so that of all layers there may be one more, which
-    changes no time as long as the host waits longer for the call.
+    graph of the thinker's 48 layers takes 9 layers' time.
     """
 
     def __init__(self, config: OmniConfig, plan: CompilePlan):
@@ -275,12 +274,21 @@ class _LayerCounter:
             width = decoder_config(config, part).head_dim * getattr(torch, plan.arithmetic).itemsize
             self._few[part] = max(self._few[part], -(-FULL_RUN // (2 * width)))
         self._ranks = [self._rank(config, plan, more) for more in (0, 1)]
+        whole, (_, shallow, _) = _rank(config, plan)[0], self._ranks[1]
+        self._joined = {
+            part: _joined_weights(module) - _joined_weights(getattr(shallow, part))
+            for part, module in _parts(whole)
+        }
 
     def cost(self, graph: Graph) -> Cost:
         """Return the cost of a graph of the whole depth."""
         more, part = self._cost(graph, 1), graph.part
         times = self._layers.get(part, 0) - self._few.get(part, 0) - 1
-        return more if times <= 0 else _repeated(self._cost(graph, 0), more, times)
+        if times <= 0:
+            return more
+        # Weights are joined, so that more layers are more inputs only where a tensor is full.
+        inputs = more.inputs + (self._joined[part] if more.weight_bytes else 0)
+        return replace(_repeated(self._cost(graph, 0), more, times), inputs=inputs)
 
     def _rank(
         self, config: OmniConfig, plan: CompilePlan, more: int
@@ -294,6 +302,11 @@ class _LayerCounter:
         graphs, models, groups = self._ranks[more]
         part = graph.part
         return graph_cost(graphs[graph.label], getattr(models, part), groups[part])
+
+
+def _joined_weights(module: nn.Module) -> int:
+    """Return the number of tensors that a part's weights are joined in."""
+    return len(Weights(module, torch.device("meta")).tensors)
 
 
 def _layers(config: OmniConfig) -> dict[str, int]:
