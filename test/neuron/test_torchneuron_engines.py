@@ -238,7 +238,7 @@ def test_every_graph_was_compiled_once_and_none_while_loading(tree: Path) -> Non
         assert len(neffs) == len(record.graphs) - (model == "talker"), model
         for part in MODEL_PARTS[model]:
             assert f"{part}/weights/tp0_sharded_checkpoint.safetensors" in record.files
-    assert {"thinker_copy"} < {g.name for g in manifest.models["thinker"].graphs}
+    assert {"thinker_flush"} < {g.name for g in manifest.models["thinker"].graphs}
     verify_files(tree, manifest)
 
 

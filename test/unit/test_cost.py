@@ -162,7 +162,7 @@ def test_a_matrix_whose_product_sums_over_contiguous_numbers_is_written_once_mor
 
 
 def test_a_concatenation_of_state_is_written_and_read_again() -> None:
-    """Where its parts are gathered, their reading is in the gathered bytes already."""
+    """The reading of gathered parts is in the gathered bytes already."""
     cost = cost_of(lambda x, kept: torch.cat((x, kept)), (3, 5), state=(7, 5))
     assert (cost.state_bytes, cost.copied_bytes) == (7 * 5 * 2, 2 * 7 * 5 * 2)
     cost = cost_of(

@@ -361,7 +361,7 @@ def state_bytes_of_a_window(config: OmniConfig, graph: Callable[[int], Graph]) -
 def test_a_step_only_reads_its_window_and_of_its_slots_alone(
     config: OmniConfig, slots: int
 ) -> None:
-    """What it writes are recent rows, whatever the window."""
+    """It writes recent rows, whatever the window."""
     added, of_a_slot = state_bytes_of_a_window(
         config, lambda window: decode_graph(config, "talker", slots, window, TINY_PLAN)
     )

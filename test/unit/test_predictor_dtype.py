@@ -267,7 +267,12 @@ def test_a_mixed_predictor_is_exported_with_float32_products(tmp_path: Path) -> 
         value = node.meta.get("val")
         if node.op == "call_function" and isinstance(value, torch.Tensor):
             seen.setdefault(value.dtype, set()).add(str(node.target).removesuffix(".default"))
-    of_embeddings = {"aten.embedding", "aten.stack", "aten.sum.dim_IntList"}
+    of_embeddings = {
+        "aten.flatten.using_ints",
+        "aten.embedding",
+        "aten.stack",
+        "aten.sum.dim_IntList",
+    }
     assert seen[BFLOAT16] == {*of_embeddings, "aten.select.int"}, "the last takes a step's head"
     assert {"aten.linear", "aten.scaled_dot_product_attention", "aten.silu"} <= seen[torch.float32]
 

@@ -24,7 +24,7 @@ SUM_BYTES_PER_S = 100e9  # the same trace's fit for larger ones
 # 8: 42): an attention or a feed-forward block has two to four products that wait for one another.
 PRODUCT_S = 20e-6
 # The device idles for 0.437 ms between two calls, each of which the host awaits; or 0.02 ms for the
-# start alone. Source: vllm-neuron, design/framework/async_execution.md.
+# start alone. Source: vllm-neuron, its page on asynchronous execution.
 AWAITED_CALL_S = 0.44e-3
 CALL_START_S = 0.02e-3
 INPUT_S = 1.4e-3 / 489  # host time an input: our own, a backend that computes nothing, on a CPU
@@ -32,7 +32,7 @@ SBUF_BYTES = 54_500_000  # usable, of a core at LNC 2: NSDK, architecture/traini
 # Runs of bytes that DMA moves at the full bandwidth, and at a quarter: nki-dma-bandwidth-guide.rst
 # calls 2 KiB the minimum and less than 256 bytes severely bound. The quarter is assumed.
 FULL_RUN, SHORT_RUN, SHORT_SHARE = 2048, 256, 0.25
-SCATTER_INDEX_BYTES = 8  # torch-neuronx, decompositions.py: an int64 index for each number
+SCATTER_INDEX_BYTES = 8  # torch-neuronx's decompositions: an int64 index for each number
 
 
 @dataclass(frozen=True)
