@@ -12,7 +12,7 @@ graph takes.
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,12 +54,18 @@ class EmptyBackend:
         self.aot_s = time.process_time() - started
         return compiled
 
-    def _empty(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def _empty(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         self.inputs = len(inputs)
         (output,) = (node for node in module.graph.nodes if node.op == "output")
-        values = [node.meta["val"] for node in output.args[0]]
-        given = [torch.empty(tuple(value.shape), dtype=value.dtype) for value in values]
-        return make_boxed_func(lambda *_: list(given))
+        shapes = [(node.meta["val"].shape, node.meta["val"].dtype) for node in output.args[0]]
+        made: list[Tensor] = []
+
+        def outputs(*_: Any) -> list[Tensor]:
+            if not made:  # here, and not above, where they would be fake
+                made.extend(torch.empty(shape, dtype=dtype) for shape, dtype in shapes)
+            return list(made)
+
+        return make_boxed_func(outputs)
 
 
 def narrow(config: OmniConfig, layers: int | None) -> OmniConfig:
