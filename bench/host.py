@@ -3,7 +3,8 @@
     python -m bench.host --json host.json
 
 The backend computes nothing, so what is timed is the host's part. The graphs have the released
-numbers of layers, and small widths, on which the host's part does not depend; one rank, 8 slots.
+numbers of layers, and small widths; one rank, 8 slots. With small widths more weights are joined:
+at the released ones a call has up to 21 tensors.
 
 A row has, in CPU time of this process: call_ms, the least of several rounds of calls; capture_s;
 aot_s, what AOTAutograd takes, which TorchNeuron's backend runs; inputs: tensors that the compiled

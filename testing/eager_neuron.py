@@ -65,7 +65,7 @@ class EagerPart(LoadedPart):
         self.broken = ""
         self._owner = owner
         whole = max((graph.state for graph in self.graphs.values()), key=len)
-        self.state = tuple(torch.zeros(spec.lengths, dtype=spec.dtype) for spec in whole)
+        self.state = tuple(torch.zeros(spec.shape, dtype=spec.dtype) for spec in whole)
 
     @property
     def closed(self) -> bool:

@@ -63,7 +63,7 @@ class PlainPart:
     def __init__(self, graphs: Mapping[str, Graph], module: nn.Module):
         self._graphs, self._module = graphs, module
         kept = next((graph.state for graph in graphs.values() if graph.state), ())
-        self._state = tuple(torch.zeros(spec.lengths, dtype=spec.dtype) for spec in kept)
+        self._state = tuple(torch.zeros(spec.shape, dtype=spec.dtype) for spec in kept)
 
     @torch.no_grad()
     def call(self, label: str, *inputs: Tensor) -> tuple[Tensor, ...]:

@@ -79,7 +79,7 @@ class SimulatedCores:
 
 def zero_state(spec: PartSpec) -> States:
     return {
-        state_name(kept): torch.zeros(kept.lengths, dtype=device_type(kept.dtype))
+        state_name(kept): torch.zeros(kept.shape, dtype=device_type(kept.dtype))
         for kept in spec.state
     }
 

@@ -497,7 +497,7 @@ def test_a_dry_run_prints_its_tables_and_writes_nothing(
     assert "\ntrn2.48xlarge, TP 8: fits, split. " in printed
     assert "| GB a core, TP 4 | GB a core, TP 8 |" in printed
     assert "| code_predictor[slots=1,top_k=50] | 4 |" in printed
-    assert "| thinker_prefill[rows=64,window=64] | 8 |" in printed
+    assert "| thinker_prefill[rows=16,window=64] | 8 |" in printed
     assert cli.main([*words, "--tp", "2", "--lnc", "1"]) == 0
     printed = capsys.readouterr().out
     assert "| GB | GB a core, TP 2 |\n" in printed

@@ -236,8 +236,8 @@ def test_an_expected_time_has_all_terms() -> None:
     nbytes = 1000 + 100 + 1 + 2 + 3 + 4 + 8 * 10 * 4 + 2 * 9
     expected = nbytes / CORE_BYTES_PER_S + 5 * PRODUCT_S + 2 * SUM_S + 30 / SUM_BYTES_PER_S
     assert TRN2.expected_s(cost) == pytest.approx(expected + AWAITED_CALL_S, rel=1e-12)
-    many = replace(cost, inputs=489)
-    host = CALL_START_S + 489 * INPUT_S
+    many = replace(cost, inputs=1000)
+    host = CALL_START_S + 1000 * INPUT_S
     assert TRN2.expected_s(many) == pytest.approx(expected + host, rel=1e-12)
     one_core: Chip = replace(TRN2, lnc=1)
     further = TRN2.expected_s(cost) + nbytes / CORE_BYTES_PER_S

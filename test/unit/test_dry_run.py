@@ -223,6 +223,8 @@ def test_a_plan_with_chunked_prefill_has_its_graphs_in_the_text(shallow: DryRun)
     for name in ("thinker", "talker"):
         assert f"| {name}_prefill[rows=128,window=256] | 8 |" in text
     assert planned(shallow, "thinker_flush", 8).floor_s > 0
+    whole = all_graphs(SHALLOW, replace(shallow.plan, chunked_prefill=False))
+    assert not [graph.name for graph in whole if "flush" in graph.name], "NxDI has none"
 
 
 # The memory of a core, with 8 slots of 8192 positions, the talker's of 12297: the defaults.

@@ -213,7 +213,7 @@ def test_prefill_and_steps_are_those_of_the_cpu(
     padded[:rows] = prompt
     far = torch.full((3, 40), 55.0)
     far[:, :rows] = positions
-    added = [torch.zeros(spec.lengths) for spec in prefill.inputs if spec.is_optional]
+    added = [torch.zeros(spec.shape) for spec in prefill.inputs if spec.is_optional]
     logits, hidden, *state = prefill.module(model)(
         padded, far, last, torch.tensor([2]), torch.tensor([0]), *added, *lines
     )

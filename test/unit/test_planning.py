@@ -91,6 +91,13 @@ def test_settings_make_the_same_plan_again(target: str) -> None:
     assert plan_of(MODEL, RELEASED, **plan.settings) == plan
 
 
+@pytest.mark.parametrize("context_length", [64, 300, 512])
+def test_chunks_of_a_prefill_fit_a_short_context(context_length: int) -> None:
+    plan = plan_of(MODEL, RELEASED, "torchneuron", context_length=context_length)
+    assert plan.prompt_buckets == tuple(sorted({min(128, context_length), context_length}))
+    assert plan_of(MODEL, RELEASED, **plan.settings) == plan
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_command_makes_the_same_plan_again(target: str, parse: Any) -> None:
     sizes = {} if target == "cpu" else {"prompt_buckets": (100,)}

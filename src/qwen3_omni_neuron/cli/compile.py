@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.compilation.plan import CompilePlan
     from qwen3_omni_neuron.neuron.graphs.graph import Graph
 
-DRY_RUN_TARGETS = ("neuron", "torchneuron")  # the first is the default
+DRY_RUN_TARGETS = ("torchneuron", "neuron")  # the first is the default
 REDRAW_S, REDRAW_IN_A_LOG_S = 0.1, 30.0
 
 
@@ -59,9 +59,9 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--instance",
         metavar="TYPE",
-        help=f"machine whose default degrees --tp has, by the cost model: {', '.join(instances)}; "
-        "default: the first one. A --dry-run judges the plan on it; default: on the smallest with "
-        "the cores that --tp needs, or without --tp on the small and the large one",
+        help=f"machine that sets the default of --tp: {', '.join(instances)}; default: the first "
+        "one. With --dry-run: the machine to judge the plan on; default: the smallest with the "
+        "cores that --tp needs, or without --tp a small and a large one",
     )
     parser.add_argument(
         "--only",
@@ -143,21 +143,21 @@ def _plan(parsed: argparse.Namespace, model: Path, target: str) -> "CompilePlan"
 
 
 def _dry_run(parsed: argparse.Namespace) -> int:
-    """Print what a plan comes to. Of a hub id, the weights are not needed."""
+    """Print what a plan takes, and whether it fits. A hub id's weights are not downloaded."""
     from qwen3_omni_neuron.checkpoint.released import open_config
 
     with open_config(chosen_model(parsed)) as folder:
         plan = _plan(parsed, folder, parsed.target or DRY_RUN_TARGETS[0])
         if plan.target in DRY_RUN_TARGETS:
-            of_each = parsed.tp is parsed.instance is None
-            return _dry_run_on_trn2(plan, parsed.instance, of_each)
+            each_default = parsed.tp is None and parsed.instance is None
+            return _dry_run_on_trn2(plan, parsed.instance, each_default)
         return _dry_run_here(plan, parsed.out or Path.cwd())
 
 
-def _dry_run_on_trn2(plan: "CompilePlan", instance: str | None, of_each: bool) -> int:
+def _dry_run_on_trn2(plan: "CompilePlan", instance: str | None, each_default: bool) -> int:
     """Print the verdict on a plan, and its sizes and times on a trn2.
 
-    instance: see neuron.graphs.verdict.instances_of. of_each: with the default degrees of each
+    instance: see neuron.graphs.verdict.instances_of. each_default: with the default degrees of each
     instance in place of the plan's.
     """
     from qwen3_omni_neuron.checkpoint.config_json import read_config
@@ -165,7 +165,7 @@ def _dry_run_on_trn2(plan: "CompilePlan", instance: str | None, of_each: bool) -
     from qwen3_omni_neuron.neuron.graphs.verdict import instances_of, make_verdict, verdict_lines
 
     config = read_config(plan.model)
-    defaults = find_target(plan.target).limits.tp if of_each else None
+    defaults = find_target(plan.target).limits.tp if each_default else None
     instances = instances_of(plan, instance, defaults)
     run = dry_run(config, plan, list(instances.values()), show=_shown)
     verdicts = [make_verdict(run, tp, name, config.code2wav) for name, tp in instances.items()]

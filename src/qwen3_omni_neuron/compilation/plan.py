@@ -200,9 +200,9 @@ def make_plan(
     "auto" (the checkpoint's dtype, or the limits' dtype for the checkpoint), or one of the limits.
     context_length: by default 8192, or the model's own limit if that is less.
     talker_context_length: by default context_length, plus the assistant's rows, plus 4096 frames.
-    predictor_dtype: "auto", or one of the limits. Sizes ascend. If there are any, the last prompt
-    bucket and the last decode bucket are the context length, and the last batch is max_concurrency,
-    whether given or not.
+    predictor_dtype: "auto", or one of the limits. Sizes ascend. If there are any, the last decode
+    bucket is the context length, the last batch is max_concurrency, and where prompts are computed
+    as a whole the last prompt bucket is the context length, whether given or not.
     Raises OptionError with the setting and its allowed values, and CheckpointError for dtype
     "auto" and a quantised checkpoint that can't be read.
     """
@@ -229,14 +229,13 @@ def make_plan(
         raise OptionError(f"max_concurrency is 1 or more, got {max_concurrency}.")
     context_length = _context_length(config, given.get("context_length"))
     chosen = _sizes(limits, given, config, context_length)
-    for name, longest in (
-        ("prompt_buckets", context_length),
-        ("decode_buckets", context_length),
-        ("batches", max_concurrency),
-    ):
-        # Chunks of a prefill end nowhere; a prompt that is computed as a whole may be that long.
-        if name != "prompt_buckets" or not limits.chunked_prefill:
-            chosen[name] = buckets_within(longest, chosen[name])
+    chosen["decode_buckets"] = buckets_within(context_length, chosen["decode_buckets"])
+    chosen["batches"] = buckets_within(max_concurrency, chosen["batches"])
+    prompts = chosen["prompt_buckets"]
+    if limits.chunked_prefill:  # a longer prompt is several chunks
+        chosen["prompt_buckets"] = tuple(sorted({min(rows, context_length) for rows in prompts}))
+    else:
+        chosen["prompt_buckets"] = buckets_within(context_length, prompts)
     top_k, any_top_k = given["predictor_top_k"], limits.predictor_top_k == 0
     if any_top_k != (top_k == 0) or top_k < 0:
         raise OptionError(

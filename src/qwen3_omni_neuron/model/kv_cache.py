@@ -136,7 +136,7 @@ class SlotCache:
 
 
 Segments = tuple[Tensor, ...]
-"""KV cache of a graph, in segments of its positions: the first, or all of them.
+"""KV cache of a graph, its positions cut into segments. A graph takes the first ones or all.
 
 Each is [slots, 2 layers, kv_heads, positions, head_dim]: keys of layer 0, values of layer 0, keys
 of layer 1, ... A graph renews a tensor by one operation that reads and writes it whole: a scatter
@@ -148,10 +148,10 @@ segments, once in as many steps as there are recent rows.
 
 
 def rows_by_slot(named: Tensor, slots: int) -> tuple[Tensor, Tensor]:
-    """Return which row each slot gets, integer [slots], and which slots get one, bool [slots].
+    """Return the index of the row that names each slot, integer [slots], and whether one does.
 
-    named: the slot of each row, integer [n], of one slot at most once; a number that is no slot's
-    for a row that no slot gets.
+    named: the slot of each row, integer [n]; no slot twice, and any other number for a row without
+    a slot. The second result is bool [slots].
     """
     numbers = torch.arange(slots, dtype=named.dtype, device=named.device)
     matches = named[:, None] == numbers  # [n, slots]
@@ -167,11 +167,11 @@ def flushed(
     source: Tensor,
     target: Tensor,
 ) -> Segments:
-    """Return the segments with recent rows of every slot behind those that they have of it.
+    """Return the segments with each slot's recent rows written behind its held positions.
 
-    held, counts: integer [slots], the positions that the segments have of a slot, and how many of
-    its recent rows are moved. The positions after these become zeros. source, target: integer [1]:
-    slot `target` becomes as `source` then is, where they are not the same.
+    held, counts: integer [slots], the positions that the segments hold of a slot, and how many of
+    its recent rows are written. The positions after these become zeros. source, target: integer
+    [1]; where they differ, slot `target` becomes a copy of slot `source` as it then is.
     """
     kind, device = held.dtype, held.device
     row = torch.arange(recent.shape[3], dtype=kind, device=device)
@@ -268,14 +268,15 @@ class StepState:
         self._is_recent = is_recent[:, None, :, None]
         positions = torch.arange(_positions(segments), dtype=kind, device=device)
         unseen = [positions >= held[:, None], is_recent.logical_not()]
-        seen = (counts < -1)[:, None]  # of none: each row sees itself
-        self.mask = torch.cat((*unseen, seen), 1)[:, None, None, :]
+        itself = (counts < -1)[:, None]  # always False: a row sees its own key
+        self.mask = torch.cat((*unseen, itself), 1)[:, None, None, :]
         self._new: list[Tensor] = []
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> Parts:
         """Add one position a slot; see Appendable.append. keys, values: T is 1."""
         self._new += [keys, values]
-        # A masked value counts, too, times 0: it must be a number. The segments have zeros there.
+        # A masked value counts, too, times 0: it must be a number. Recent rows may be anything; the
+        # segments have zeros, or rows of earlier requests.
         recent = torch.where(self._is_recent, self._own[:, 2 * layer + 1], 0)
         parts = [(held[:, 2 * layer], held[:, 2 * layer + 1]) for held in self._held]
         return (*parts, (self._own[:, 2 * layer], recent), (keys, values))

@@ -1,7 +1,7 @@
 """A part of the model that is compiled from model/: its description and its loaded graphs.
 
-The parts are the model's modules except the decoders of thinker and talker: encoders, projections,
-code predictor, code2wav. The graphs of a part share one set of weights and one state.
+The parts are the model's modules; for target neuron those of thinker and talker are NxDI's own (see
+neuron.nxdi). The graphs of a part share one set of weights and one state.
 """
 
 import logging
@@ -74,7 +74,7 @@ class PartSpec:
 
 
 def part_spec(config: OmniConfig, plan: CompilePlan, name: str) -> PartSpec:
-    """Return the spec of one of a plan's parts, except the decoders, by its name."""
+    """Return the spec of one of a plan's parts, by its name."""
     dtype = getattr(torch, plan.arithmetic)
     if name == "code_predictor":
         dtype, _ = predictor_types(plan)

@@ -7,13 +7,13 @@ from qwen3_omni_neuron.compilation.plan import CompilePlan, TargetLimits, cores_
 from qwen3_omni_neuron.compilation.target import CoreRequest
 
 # The cheapest by neuron/graphs/cost.py; see test/unit/test_degrees.py for the rule.
-_TWO_CHIPS = Degrees(thinker=8, talker=8, predictor=1, vocoder=1, encoders=8)
+_EIGHT_CORES = Degrees(thinker=8, talker=8, predictor=1, vocoder=1, encoders=8)
 LIMITS = TargetLimits(
     target="torchneuron",
     degrees=(8, 4, 2, 1),
     tp={
-        "trn2.48xlarge": _TWO_CHIPS,
-        "trn2u.48xlarge": _TWO_CHIPS,
+        "trn2.48xlarge": _EIGHT_CORES,
+        "trn2u.48xlarge": _EIGHT_CORES,
         "trn2.3xlarge": Degrees(thinker=4, talker=4, predictor=1, vocoder=1, encoders=4),
     },
     mixed_degrees=True,

@@ -21,9 +21,9 @@ from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
 class GraphSlots(SlotLengths):
     """The slots of a decoder's KV cache (see engines.protocols.DecoderSlots) over a loaded part.
 
-    Steps write recent rows, which are moved into the segments of the cache before they are too
-    many, and before a prompt's rows follow them (see model.kv_cache.Segments). name: "thinker" or
-    "talker".
+    A step writes recent rows. They are flushed into the segments of the cache when a slot has no
+    room for one more, and before rows of a prompt follow them (see model.kv_cache.Segments). name:
+    "thinker" or "talker".
     """
 
     chunked_prefill = True
@@ -36,8 +36,8 @@ class GraphSlots(SlotLengths):
         self._batches = sorted({slots for slots, _ in self._steps})
         self._windows = [window for (window,) in self._flushes]
         recent = next(iter(self._flushes.values())).state[0]
-        super().__init__(recent.lengths[0])
-        self._recent_rows, self._dtype = recent.lengths[3], recent.dtype
+        super().__init__(recent.shape[0])
+        self._recent_rows, self._dtype = recent.shape[3], recent.dtype
         self._held = [0] * self.slots  # rows of each slot in the segments, not the recent ones
         self.context_length = self._windows[-1]
 
@@ -101,6 +101,7 @@ class GraphSlots(SlotLengths):
         length = self._lengths[source]
         assert rows <= length, f"{rows} rows to copy, and slot {source} holds {length}"
         if source != target:
+            self._lengths[target] = self._held[target] = 0  # no rows, if the call raises
             self._flush([source], target)
             self._held[target] = rows
         self._held[target] = min(self._held[target], rows)

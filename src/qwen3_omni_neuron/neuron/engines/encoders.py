@@ -84,7 +84,7 @@ class NeuronProjection:
         graphs = graphs_by_size(part, name, "rows")
         self._labels = {rows: graph.label for (rows,), graph in graphs.items()}
         first = next(iter(graphs.values()))
-        self._dtype, self._width = first.inputs[0].dtype, first.outputs[0].lengths[1]
+        self._dtype, self._width = first.inputs[0].dtype, first.outputs[0].shape[1]
 
     def __call__(self, x: Tensor) -> Tensor:
         """Project rows. x: [rows, thinker hidden] -> [rows, talker hidden]."""

@@ -10,24 +10,24 @@ from torch import Tensor
 from qwen3_omni_neuron.engines.inputs import sampling_inputs
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.errors import BucketError
-from qwen3_omni_neuron.neuron.engines.encoders import batches, pad_rows
+from qwen3_omni_neuron.neuron.engines.encoders import pad_rows
 from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
 
 
 class NeuronPredictor:
     """An engines.protocols.Predictor over neuron.graphs.parts.predictor_graph.
 
-    Its graphs serve greedy and sampled frames together, of any top_k up to the compiled one.
+    Its graph takes a row for each slot, greedy and sampled together, of any top_k up to the
+    compiled one.
 
     codes: size of the vocabulary that each code is chosen from.
     """
 
     def __init__(self, part: LoadedPart, codes: int):
         self._part, self._codes = part, codes
-        graphs = graphs_by_size(part, "code_predictor", "slots")
-        self._graphs = {slots: graph for (slots,), graph in graphs.items()}
-        self._most = min(graph.size("top_k") for graph in graphs.values())
-        self._uniforms = np.zeros(next(iter(graphs.values())).inputs[2].lengths[1], np.float32)
+        *_, self._graph = graphs_by_size(part, "code_predictor", "slots").values()
+        self._most = self._graph.size("top_k")
+        self._uniforms = np.zeros(self._graph.inputs[2].shape[1], np.float32)
 
     def predict(
         self, hidden: Tensor, code0: Tensor, sampling: Sequence[PredictorSampling]
@@ -56,20 +56,12 @@ class NeuronPredictor:
         return limit
 
     def _run(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Run rows in compiled batches, usually one. Padding rows have each input's idle value."""
-        outputs, talker_type = [], inputs[0].dtype
-        for rows, size in batches(len(inputs[0]), list(self._graphs)):
-            graph = self._graphs[size]
-            padded = [
-                # The hidden state has the type of the talker, and the graph that of its arithmetic.
-                pad_rows(tensor[rows].to(spec.dtype), size, spec.idle)
-                for tensor, spec in zip(inputs, graph.inputs, strict=True)
-            ]
-            outputs.append(
-                [o[: rows.stop - rows.start] for o in self._part.call(graph.label, *padded)]
-            )
-        if len(outputs) == 1:
-            codes, feedback = outputs[0]
-            return codes, feedback.to(talker_type)
-        codes, feedback = (torch.cat(each) for each in zip(*outputs, strict=True))
-        return codes, feedback.to(talker_type)
+        """Run rows. Padding rows have each input's idle value."""
+        count, talker_type = len(inputs[0]), inputs[0].dtype
+        padded = [
+            # The hidden state has the type of the talker, and the graph that of its arithmetic.
+            pad_rows(tensor.to(spec.dtype), self._graph.size("slots"), spec.idle)
+            for tensor, spec in zip(inputs, self._graph.inputs, strict=True)
+        ]
+        codes, feedback = self._part.call(self._graph.label, *padded)
+        return codes[:count], feedback[:count].to(talker_type)

@@ -36,7 +36,7 @@ class NeuronVocoder:
         """
         self._part, self._release, self.fault = part, release, fault
         self._graphs = graphs_by_size(part, "code2wav", "streams", "frames")
-        self.slots = next(iter(self._graphs.values())).state[0].lengths[0]
+        self.slots = next(iter(self._graphs.values())).state[0].shape[0]
         self._batches = sorted({streams for streams, _ in self._graphs})
         self.chunk_frames = tuple(sorted({frames for _, frames in self._graphs}))
         self.frames_at_once = self.slots * self.chunk_frames[-1]

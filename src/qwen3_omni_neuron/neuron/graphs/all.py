@@ -16,7 +16,7 @@ from qwen3_omni_neuron.neuron.graphs.decoders import (
     prompt_graph,
     windows_of,
 )
-from qwen3_omni_neuron.neuron.graphs.graph import Axis, Graph, TensorSpec
+from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
 from qwen3_omni_neuron.neuron.graphs.parallel.cut import local_kv_heads
 from qwen3_omni_neuron.neuron.graphs.parts import (
     audio_graph,
@@ -41,28 +41,26 @@ PARTS = (
 def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
     """Yield every graph of a plan at every bucket, as one of its part's cores runs it.
 
-    Inputs and outputs are not sharded; a KV cache has one core's heads. An axis of any length has a
-    name instead of a number.
+    Inputs and outputs are not sharded; a KV cache has one core's heads. plan: of a target on
+    Neuron, which has sizes for everything.
     """
     c, dtype = config.thinker, getattr(torch, plan.arithmetic)
-    for windows in plan.audio_windows or ("windows",):
+    for windows in plan.audio_windows:
         yield audio_graph(c.audio, windows, dtype)
-    vision_frames: Axis = 1 if plan.is_static else "frames"
-    for patches in plan.patch_buckets or ("patches",):
-        yield vision_graph(c.vision, vision_frames, patches, dtype)
+    for patches in plan.patch_buckets:
+        yield vision_graph(c.vision, patches, dtype)
     yield from _decoder_graphs(config, "thinker", plan)
     if config.talker is None or config.code2wav is None:
         return
-    for rows in plan.projection_rows or ("rows",):
+    for rows in plan.projection_rows:
         yield from projection_graphs(config.talker, rows, dtype)
     yield from _decoder_graphs(config, "talker", plan)
-    batches: tuple[Axis, ...] = plan.batches or ("slots",)
     # For all slots: further rows cost next to nothing beside the reading of the weights.
-    top_k = plan.predictor_top_k or "top_k"
-    yield predictor_graph(config.talker, batches[-1], top_k, *predictor_types(plan))
+    slots, top_k = plan.max_concurrency, plan.predictor_top_k
+    yield predictor_graph(config.talker, slots, top_k, *predictor_types(plan))
     wav = config.code2wav
     kv = local_kv_heads(wav.heads, wav.kv_heads, plan.degree("code2wav"))
-    for streams, frames in product(batches, plan.chunk_frames):
+    for streams, frames in product(plan.batches, plan.chunk_frames):
         yield code2wav_graph(wav, streams, frames, plan.max_concurrency, dtype, kv)
 
 
@@ -109,30 +107,27 @@ def _static(c: DecoderConfig, int8: bool = False) -> DecoderConfig:
 
 
 def _decoder_graphs(config: OmniConfig, part: str, plan: CompilePlan) -> Iterator[Graph]:
-    windows: tuple[Axis, ...] = windows_of(part, plan) or ("window",)
+    windows = windows_of(part, plan)
     for rows, window in _prefill_sizes(plan, windows):
         yield prompt_graph(config, part, rows, window, plan)
-    for window in windows:
+    for window in windows if plan.chunked_prefill else ():
         yield flush_graph(config, part, window, plan)
-    batches: tuple[Axis, ...] = plan.batches or ("slots",)
-    for slots, window in product(batches, windows):
+    for slots, window in product(plan.batches, windows):
         yield decode_graph(config, part, slots, window, plan)
 
 
-def _prefill_sizes(plan: CompilePlan, windows: Sequence[Axis]) -> Iterator[tuple[Axis, Axis]]:
-    """Yield rows and window of each prefill graph; without buckets, of the only one.
+def _prefill_sizes(plan: CompilePlan, windows: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield rows and window of each prefill graph.
 
-    Without chunked prefill, a prompt is its own window.
+    Without chunked prefill, a prompt is its own window, and its decoder no module of model/: what
+    is described stands for NxDI's.
     """
     sizes = plan.prompt_buckets
     if not plan.chunked_prefill:
         yield from zip(sizes, sizes, strict=True)
         return
     for window in windows:
-        if isinstance(window, str) or not sizes:
-            yield "rows", window
-        else:
-            yield from ((rows, window) for rows in sorted({min(s, window) for s in sizes}))
+        yield from ((rows, window) for rows in sorted({min(size, window) for size in sizes}))
 
 
 def graph_records(config: OmniConfig, plan: CompilePlan, model: str) -> tuple[GraphRecord, ...]:

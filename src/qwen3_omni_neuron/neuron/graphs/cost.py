@@ -27,7 +27,7 @@ PRODUCT_S = 20e-6
 # start alone. Source: vllm-neuron, its page on asynchronous execution.
 AWAITED_CALL_S = 0.44e-3
 CALL_START_S = 0.02e-3
-INPUT_S = 1.4e-3 / 489  # host time an input: our own, a backend that computes nothing, on a CPU
+INPUT_S = 0.392e-3 / 489  # host time an input: bench.host, before weights were joined
 SBUF_BYTES = 54_500_000  # usable, of a core at LNC 2: NSDK, architecture/trainium2_arch.rst
 # Runs of bytes that DMA moves at the full bandwidth, and at a quarter: nki-dma-bandwidth-guide.rst
 # calls 2 KiB the minimum and less than 256 bytes severely bound. The quarter is assumed.
@@ -248,7 +248,8 @@ class _Attention(TorchFunctionMode):
 
     itemsize: None outside; else bytes of a score that leaves the core. torch-neuronx computes
     attention with a mask by plain products, in its inputs' type; without one, over lengths that are
-    multiples of 128, a kernel takes it, of which no score leaves the core.
+    multiples of 128, a kernel takes it, of which no score leaves the core. That is the looser of
+    two published rules: neuron.graphs.encoder_attention keeps to the stricter.
     """
 
     def __init__(self) -> None:
@@ -270,7 +271,10 @@ class _Attention(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class _Known:
-    """A tensor of weights or state, or a view or copy of one. The reading of a copy is counted."""
+    """A tensor of weights or state, or a view or a copy of one.
+
+    is_copy: its bytes were counted when it was copied: reading it adds nothing.
+    """
 
     kind: str
     is_copy: bool

@@ -12,40 +12,32 @@ from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.model.kv_cache import PromptState, StepState, flushed
 from qwen3_omni_neuron.model.talker import TalkerModel
 from qwen3_omni_neuron.model.thinker import ThinkerModel
-from qwen3_omni_neuron.neuron.graphs.graph import Axis, Graph, Outputs, State, TensorSpec
+from qwen3_omni_neuron.neuron.graphs.graph import Graph, Outputs, State, TensorSpec
 from qwen3_omni_neuron.neuron.graphs.parallel.cut import local_kv_heads
 
 MOST_RECENT_ROWS = 64
 """Most rows of a slot that decode steps write before they are moved into its KV cache.
 
-A step renews all of them, for 8 slots of the thinker at TP 8 12.6 MB; moving them renews 0.2 to 1.6
-GB, once in as many steps (see model.kv_cache.Segments).
+A step renews all of them: 12.6 MB for 8 slots of the thinker at TP 8. A flush renews 0.1 to 1.6 GB,
+by its window, once in as many steps (see model.kv_cache.Segments).
 """
 
 
 def recent_rows(plan: CompilePlan) -> int:
     """Return the number of recent rows of a slot: an eighth of the shortest window, or 64."""
-    return max(1, min(MOST_RECENT_ROWS, *(size // 8 for size in plan.decode_buckets[:1])))
+    return max(1, min(MOST_RECENT_ROWS, plan.decode_buckets[0] // 8))
 
 
 def windows_of(part: str, plan: CompilePlan) -> tuple[int, ...]:
-    """Return the windows of a decoder's graphs; () where the plan has no sizes.
+    """Return the windows of a decoder's graphs.
 
     The talker's longest is in the place of the thinker's: one more would be a third more graphs.
     """
-    if not plan.decode_buckets:
-        return ()
-    most = _positions(part, plan)
+    most = plan.context_length if part == "thinker" else plan.talker_context_length
     return (*(w for w in plan.decode_buckets if w < min(most, plan.context_length)), most)
 
 
-def _positions(part: str, plan: CompilePlan) -> int:
-    return plan.context_length if part == "thinker" else plan.talker_context_length
-
-
-def prompt_graph(
-    config: OmniConfig, part: str, rows: Axis, window: Axis, plan: CompilePlan
-) -> Graph:
+def prompt_graph(config: OmniConfig, part: str, rows: int, window: int, plan: CompilePlan) -> Graph:
     """Describe the prefill of a prompt's rows, or of a part of them, padded to `rows`, in one slot.
 
     They follow the first `length` positions of the slot, and attend to `window` positions (see
@@ -53,17 +45,14 @@ def prompt_graph(
     deepstack adds to each row: zeros, or nothing, where no image or video fills it.
     """
     c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
-    longest = window
-    if isinstance(window, int) and isinstance(rows, int):
-        longest = window - rows + 1
     inputs = [
         TensorSpec("rows", (rows, c.hidden_size), dtype),
         TensorSpec("positions", (3, rows), torch.float32, window),
         TensorSpec("last", (1,), torch.int64, rows),
         TensorSpec("slot", (1,), torch.int64, plan.max_concurrency),
-        TensorSpec("length", (1,), torch.int64, longest),
+        TensorSpec("length", (1,), torch.int64, window - rows + 1),
     ]
-    seen: Axis = 1
+    seen: int = 1
     if part == "thinker":
         layers, seen = len(config.thinker.vision.deepstack_layers), rows
         shape = (layers, rows, c.hidden_size)
@@ -94,7 +83,7 @@ def prompt_size(sizes: Iterable[tuple[int, ...]], start: int, rows: int) -> tupl
     return whole[0] if whole else max(fitting, key=lambda pair: (pair[1], -pair[0]))
 
 
-def flush_graph(config: OmniConfig, part: str, window: Axis, plan: CompilePlan) -> Graph:
+def flush_graph(config: OmniConfig, part: str, window: int, plan: CompilePlan) -> Graph:
     """Describe the moving of every slot's recent rows into the first `window` positions.
 
     Those of all slots are read and written; see model.kv_cache.flushed. A slot may be copied to
@@ -119,7 +108,7 @@ def flush_graph(config: OmniConfig, part: str, window: Axis, plan: CompilePlan) 
 
 
 def decode_graph(
-    config: OmniConfig, part: str, slots: Axis, window: Axis, plan: CompilePlan
+    config: OmniConfig, part: str, slots: int, window: int, plan: CompilePlan
 ) -> Graph:
     """Describe the decode step of `slots` slots, each of which reads `window` positions.
 
@@ -162,7 +151,7 @@ def decoder_config(config: OmniConfig, part: str) -> DecoderConfig:
 
 
 def kv_cache_state(
-    config: OmniConfig, part: str, plan: CompilePlan, window: Axis | None = None
+    config: OmniConfig, part: str, plan: CompilePlan, window: int | None = None
 ) -> tuple[TensorSpec, ...]:
     """Describe one core's KV heads of a decoder's KV cache, which all its graphs share.
 
@@ -171,8 +160,8 @@ def kv_cache_state(
     """
     c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
     heads = local_kv_heads(c.heads, c.kv_heads, plan.degree(part))
-    ends = (0, *(windows_of(part, plan) or (_positions(part, plan),)))
-    needed = window if isinstance(window, int) else ends[-1]
+    ends = (0, *windows_of(part, plan))
+    needed = ends[-1] if window is None else window
 
     def rows(name: str, count: int) -> TensorSpec:
         return TensorSpec(

@@ -110,8 +110,7 @@ class CoreMemory:
 class DryRun(CoreMemory):
     """Result of `dry_run`.
 
-    graphs: the graphs of each of the degrees in the order of neuron.graphs.all, without those that
-    earlier degrees have, too.
+    graphs: in the order of neuron.graphs.all, each graph and degree once.
     """
 
     graphs: list[PlannedGraph]
@@ -247,7 +246,7 @@ def does_not_fit(run: CoreMemory, tp: Degrees, cores: int = 64) -> str:
         problem += f" with placement shared, {split} with placement split."
     if run.chip.lnc == 1 and tp.each[-1] <= cores // 2:
         ways.append(f"lnc 2 ({replace(run.chip, lnc=2).core_bytes / 1e9:.1f} GB a core)")
-    if tp.each[0] < (most := min(MOST_CORES, cores)):
+    if cores_of_stages(tp, [fullest])[fullest] < (most := min(MOST_CORES, cores)):
         ways.append(f"tp {most}")
     if state:
         slots = f"{plan.max_concurrency} slot{'s' * (plan.max_concurrency > 1)}"

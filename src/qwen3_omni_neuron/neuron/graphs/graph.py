@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 Outputs = tuple[Tensor, ...]
 State = tuple[Tensor, ...]
-Axis = int | str
-"""A length, or the name of an axis of any length, which no compiler takes."""
 Call = Callable[[nn.Module, tuple[Tensor, ...], State], tuple[Outputs, State]]
 """(module, inputs, state) -> (outputs, new state); both states have the same shapes."""
 
@@ -28,21 +26,16 @@ class TensorSpec:
     """
 
     name: str
-    shape: tuple[Axis, ...]
+    shape: tuple[int, ...]
     dtype: torch.dtype
-    below: Axis = 0
+    below: int = 0
     idle: float = 0
     is_optional: bool = False
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes. Raises ValueError where the shape is not fixed."""
-        return math.prod(self.lengths) * self.dtype.itemsize
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """The shape as numbers. Raises ValueError where an axis may be of any length."""
-        return tuple(map(_length, self.shape))
+        """Size in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def example(self, generator: torch.Generator | None, device: str = "cpu") -> Tensor:
         """Make an example of the tensor.
@@ -51,22 +44,21 @@ class TensorSpec:
         distribution; of bools the first of each row is True.
         """
         if device == "meta":
-            return torch.empty(self.lengths, dtype=self.dtype, device=device)
+            return torch.empty(self.shape, dtype=self.dtype, device=device)
         if self.dtype == torch.bool:
-            flags = torch.rand(self.lengths, generator=generator) > 0.3
+            flags = torch.rand(self.shape, generator=generator) > 0.3
             flags[..., 0] = True
             return flags
         if not self.dtype.is_floating_point:
-            below = _length(self.below)
-            return torch.randint(0, below, self.lengths, generator=generator).to(self.dtype)
-        values = torch.randn(self.lengths, generator=generator)
+            return torch.randint(0, self.below, self.shape, generator=generator).to(self.dtype)
+        values = torch.randn(self.shape, generator=generator)
         if self.below:
-            values = torch.rand(self.lengths, generator=generator) * _length(self.below)
+            values = torch.rand(self.shape, generator=generator) * self.below
         return values.to(self.dtype)
 
     def idle_input(self) -> Tensor:
         """Make an input, filled with `idle`, for a call that must not change any state."""
-        return torch.full(self.lengths, self.idle, dtype=self.dtype)
+        return torch.full(self.shape, self.idle, dtype=self.dtype)
 
 
 @dataclass(frozen=True)
@@ -79,7 +71,7 @@ class Graph:
     """
 
     name: str
-    bucket: Mapping[str, Axis]
+    bucket: Mapping[str, int]
     part: str
     call: Call
     inputs: tuple[TensorSpec, ...]
@@ -93,8 +85,8 @@ class Graph:
         return f"{self.name}[{sizes}]" if sizes else self.name
 
     def size(self, axis: str) -> int:
-        """Return the bucket's size along an axis. Raises ValueError where any size is allowed."""
-        return _length(self.bucket[axis])
+        """Return the bucket's size along an axis."""
+        return self.bucket[axis]
 
     @property
     def aliases(self) -> dict[int, int]:
@@ -130,9 +122,3 @@ class GraphModule(nn.Module):
         inputs = len(self._graph.inputs)
         outputs, state = self._graph.call(self.owner, tensors[:inputs], tensors[inputs:])
         return (*outputs, *state)
-
-
-def _length(axis: Axis) -> int:
-    if isinstance(axis, str):
-        raise ValueError(f"{axis} may be of any length here. Give it one in the plan.")
-    return axis

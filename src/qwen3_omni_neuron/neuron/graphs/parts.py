@@ -17,10 +17,10 @@ from qwen3_omni_neuron.model.config import (
 )
 from qwen3_omni_neuron.model.kv_cache import rows_by_slot
 from qwen3_omni_neuron.neuron.graphs.encoder_attention import attend
-from qwen3_omni_neuron.neuron.graphs.graph import Axis, Graph, Outputs, State, TensorSpec
+from qwen3_omni_neuron.neuron.graphs.graph import Graph, Outputs, State, TensorSpec
 
 
-def audio_graph(c: AudioEncoderConfig, windows: Axis, dtype: torch.dtype) -> Graph:
+def audio_graph(c: AudioEncoderConfig, windows: int, dtype: torch.dtype) -> Graph:
     """Describe the audio encoder over a batch of windows of 8 s, of clips of any length."""
     frames, tokens = c.window_mel_frames, c.window_tokens
     return Graph(
@@ -39,25 +39,25 @@ def audio_graph(c: AudioEncoderConfig, windows: Axis, dtype: torch.dtype) -> Gra
     )
 
 
-def vision_graph(c: VisionEncoderConfig, frames: Axis, patches: Axis, dtype: torch.dtype) -> Graph:
-    """Describe the vision encoder over frames of one size, padded to `patches` each."""
-    rows = patches // c.merge_size**2 if isinstance(patches, int) else "merged"
+def vision_graph(c: VisionEncoderConfig, patches: int, dtype: torch.dtype) -> Graph:
+    """Describe the vision encoder over a frame, padded to `patches`."""
+    rows = patches // c.merge_size**2
     return Graph(
         "vision_encoder",
         {"patches": patches},
         "vision_encoder",
         _encode,
         (
-            TensorSpec("patches", (frames, patches, c.patch_values), dtype),
+            TensorSpec("patches", (1, patches, c.patch_values), dtype),
             TensorSpec("places", (2, patches), torch.int64, c.positions_per_side),
             TensorSpec("grid", (2,), torch.int64, 2 * c.positions_per_side),
             TensorSpec("valid", (patches,), torch.bool, idle=True),
         ),
-        (TensorSpec("rows", (1 + len(c.deepstack_layers), frames, rows, c.output_size), dtype),),
+        (TensorSpec("rows", (1 + len(c.deepstack_layers), 1, rows, c.output_size), dtype),),
     )
 
 
-def projection_graphs(c: TalkerConfig, rows: Axis, dtype: torch.dtype) -> Iterator[Graph]:
+def projection_graphs(c: TalkerConfig, rows: int, dtype: torch.dtype) -> Iterator[Graph]:
     """Describe the projections to talker rows: text rows, and the accept layer's media rows."""
     for name in ("text_projection", "hidden_projection"):
         yield Graph(
@@ -80,8 +80,8 @@ def _project(owner: nn.Module, inputs: tuple[Tensor, ...], _: State) -> tuple[Ou
 
 def predictor_graph(
     c: TalkerConfig,
-    slots: Axis,
-    top_k: Axis,
+    slots: int,
+    top_k: int,
     weights: torch.dtype,
     arithmetic: torch.dtype | None = None,
 ) -> Graph:
@@ -91,7 +91,6 @@ def predictor_graph(
     this. weights: type of the weights. arithmetic: type to compute in; None: the weights' type.
     """
     width = c.predictor.hidden_size
-    beyond = top_k + 1 if isinstance(top_k, int) else top_k
     return Graph(
         "code_predictor",
         {"slots": slots, "top_k": top_k},
@@ -102,7 +101,7 @@ def predictor_graph(
             TensorSpec("code0", (slots,), torch.int64, c.predictor.vocab_size),
             TensorSpec("uniforms", (slots, c.code_groups - 1), torch.float32, 1),
             TensorSpec("top_p", (slots,), torch.float32, 1, idle=1),
-            TensorSpec("top_k", (slots,), torch.int64, beyond, idle=1),
+            TensorSpec("top_k", (slots,), torch.int64, top_k + 1, idle=1),
         ),
         (
             TensorSpec("codes", (slots, c.code_groups), torch.int64),
@@ -112,7 +111,7 @@ def predictor_graph(
 
 
 def code2wav_graph(
-    c: Code2WavConfig, streams: Axis, frames: int, slots: int, dtype: torch.dtype, kv_heads: int
+    c: Code2WavConfig, streams: int, frames: int, slots: int, dtype: torch.dtype, kv_heads: int
 ) -> Graph:
     """Describe code2wav over a chunk of `frames` frames for each of `streams` streams.
 
@@ -152,9 +151,8 @@ def vocoder_state(c: Code2WavConfig, kv_heads: int) -> list[tuple[int, ...]]:
 
 
 def _predict(
-    owner: nn.Module, inputs: tuple[Tensor, ...], _: State, top_k: Axis
+    owner: nn.Module, inputs: tuple[Tensor, ...], _: State, top_k: int
 ) -> tuple[Outputs, State]:
-    assert isinstance(top_k, int)
     hidden, code0, uniforms, top_p, limits = inputs
     return owner(hidden, code0, uniforms, top_p, top_k, running_sum_by_product, limits), ()
 

@@ -37,11 +37,11 @@ SECONDS: Mapping[str, Callable[[PlannedGraph], float]] = {
 
 @dataclass(frozen=True)
 class SpeechCalls:
-    """Seconds of the calls that speak. prefill_s: of the talker's prompt, its media projected.
+    """Seconds of the calls that speak.
 
-    step_s, predict_s: of the talker and the code predictor for a frame. chunk_s: of code2wav for a
-    chunk, by its frames. frame_audio_s: audio of a frame; latency_s: audio that the first chunk
-    lacks.
+    prefill_s: of the talker's prompt, its media projected. step_s, predict_s: of the talker and the
+    code predictor for a frame. chunk_s: of code2wav for a chunk, by its frames. frame_audio_s:
+    audio of a frame; latency_s: audio that the first chunk lacks.
     """
 
     prefill_s: float
@@ -60,10 +60,10 @@ class SpeechCalls:
 
 @dataclass(frozen=True)
 class Calls:
-    """Seconds of the calls that answer one spoken question alone. speech: None without a talker.
+    """Seconds of the calls that answer one spoken question alone.
 
-    encode_s: of the audio encoder. prefill_s: of the thinker's prompt, whose logits give the first
-    token. token_s: of a step for each further one.
+    speech: None without a talker. encode_s: of the audio encoder. prefill_s: of the thinker's
+    prompt, whose logits give the first token. token_s: of a step for each further one.
     """
 
     encode_s: float
@@ -74,11 +74,12 @@ class Calls:
 
 @dataclass(frozen=True)
 class ReplyTimes:
-    """Times of a reply. ttfb_s, rtf: None without speech.
+    """Times of a reply.
 
     ttft_s: from the question's end to the first token; ttfb_s: to the first sample. rtf: time to
-    the last sample by the duration of the speech. parts_s: seconds a token or a frame of each part.
-    limit: the part that takes longest over the reply, in the stage that takes longest.
+    the last sample by the duration of the speech; both None without speech. parts_s: seconds a
+    token or a frame of each part. limit: the part that takes longest over the reply, in the stage
+    that takes longest.
     """
 
     ttft_s: float
@@ -90,10 +91,11 @@ class ReplyTimes:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Answer whether a plan fits. placement: "split", or "shared" where only that fits, or None.
+    """Answer whether a plan fits.
 
-    reason: a sentence with the memory of a core, or what is too large and what to change.
-    times: by the kinds of SECONDS; empty where the plan does not fit.
+    placement: "split", or "shared" where only that fits, or None where neither does. reason: a
+    sentence with the memory of a core, or what is too large and what to change. times: by the kinds
+    of SECONDS; empty where the plan does not fit.
     """
 
     instance: str
@@ -145,8 +147,10 @@ def calls_of(
 
     def step_s(part: str, window: int) -> float:
         """Return the time of a step, with its part of moving the recent rows of the KV cache."""
-        flush_s = call(f"{part}_flush", window=window)
-        return call(f"{part}_decode", slots=1, window=window) + flush_s / recent_rows(plan)
+        decode_s = call(f"{part}_decode", slots=1, window=window)
+        if not plan.chunked_prefill:  # NxDI's decoders write to the cache itself
+            return decode_s
+        return decode_s + call(f"{part}_flush", window=window) / recent_rows(plan)
 
     speech = None
     if wav is not None:

@@ -15,10 +15,10 @@ SMALL = 2**18
 
 @dataclass(frozen=True)
 class Place:
-    """Position of a weight: row `row` of tensor `tensor` or, where that is flat, from `row` on."""
+    """Position of a weight: row `start` of a tensor or, where that is flat, from there on."""
 
     tensor: int
-    row: int
+    start: int
     shape: torch.Size
     flat: bool
 
@@ -26,8 +26,8 @@ class Place:
         """Return the weight, a contiguous view of one of the tensors."""
         held = tensors[self.tensor]
         if not self.flat:
-            return held[self.row]
-        piece = held.narrow(0, self.row, self.shape.numel())
+            return held[self.start]
+        piece = held.narrow(0, self.start, self.shape.numel())
         return piece if len(self.shape) == 1 else piece.view(self.shape)
 
 

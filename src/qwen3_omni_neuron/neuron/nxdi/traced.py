@@ -41,7 +41,7 @@ class TracedGraph(nn.Module):
         self.owner = owner
         self._graph = graph
         for spec in graph.state:
-            zeros = torch.zeros(spec.lengths, dtype=device_type(spec.dtype))
+            zeros = torch.zeros(spec.shape, dtype=device_type(spec.dtype))
             self.register_buffer(state_name(spec), zeros, persistent=False)
 
     def example(self, seed: int = 0) -> dict[str, Tensor]:

@@ -72,7 +72,7 @@ class CompiledGraph:
         kinds = {device_type(s.dtype) for s in (*graph.inputs, *graph.outputs, *graph.state)}
         assert kinds <= set(DEVICE_TYPES), f"{graph.label} has tensors of {kinds}"
         self._inputs = {
-            spec.name: torch.zeros(spec.lengths, dtype=device_type(spec.dtype), device=device)
+            spec.name: torch.zeros(spec.shape, dtype=device_type(spec.dtype), device=device)
             for spec in graph.inputs
         }
         self._zeros = set(self._inputs)  # names of the inputs that are zeros

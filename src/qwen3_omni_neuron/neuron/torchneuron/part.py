@@ -69,7 +69,7 @@ class PartGraphs:
             share.load(read_part_shard(folder, rank, share.weights))
         weights, owner = Weights(share.owner, device), share.owner.to("meta")
         self._state = [
-            torch.zeros(tensor.lengths, dtype=device_type(tensor.dtype), device=device)
+            torch.zeros(tensor.shape, dtype=device_type(tensor.dtype), device=device)
             for tensor in spec.state
         ]
         self._taken = {graph.label: len(graph.state) for graph in spec.graphs}
