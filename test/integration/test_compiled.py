@@ -32,6 +32,7 @@ from qwen3_omni_neuron.cpu.target import LIMITS
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models, load_compiled_models
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.torchneuron.target import TORCHNEURON
 from qwen3_omni_neuron.verification import verify as verifying
 from qwen3_omni_neuron.verification.verify import verify
 from testing.media_cases import IMAGE, audio, text, user
@@ -493,10 +494,14 @@ def test_a_dry_run_prints_its_tables_and_writes_nothing(
     words = ["compile", "--model", str(leaner), "--dry-run", *few]
     assert cli.main(words) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("trn2.3xlarge, TP 4: fits, shared. ")
-    assert "\ntrn2.48xlarge, TP 8: fits, split. " in printed
-    assert "| GB a core, TP 4 | GB a core, TP 8 |" in printed
-    assert "| code_predictor[slots=1,top_k=50] | 4 |" in printed
+    of_small, of_large = (
+        TORCHNEURON.limits.tp["trn2.3xlarge"],
+        TORCHNEURON.limits.tp["trn2.48xlarge"],
+    )
+    assert printed.startswith(f"trn2.3xlarge, TP {of_small}: fits, shared. ")
+    assert f"\ntrn2.48xlarge, TP {of_large}: fits, split. " in printed
+    assert f"| GB a core, TP {of_small} | GB a core, TP {of_large} |" in printed
+    assert "| code_predictor[slots=1,top_k=50] | 1 |" in printed
     assert "| thinker_prefill[rows=16,window=64] | 8 |" in printed
     assert cli.main([*words, "--tp", "2", "--lnc", "1"]) == 0
     printed = capsys.readouterr().out

@@ -91,7 +91,7 @@ def test_every_graph_of_a_part_is_compiled_once_and_gives_what_its_module_gives(
     if case == INT8:
         models = int8_models(config, weights, torch.float32)
     plain = getattr(models, part)
-    state = [torch.zeros(s.lengths, dtype=s.dtype) for s in spec.state]
+    state = [torch.zeros(s.shape, dtype=s.dtype) for s in spec.state]
     for turn in range(2):
         for seed, graph in enumerate(spec.graphs):
             given = graph.example(seed)[: len(graph.inputs)]

@@ -404,7 +404,8 @@ def test_a_dry_run_says_its_verdict_first_and_how_far_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_leaner_checkpoint(tmp_path)
-    words = ["compile", "--model", str(folder), "--dry-run", "--instance", SMALL, "--buckets", "64"]
+    words = ["compile", "--model", str(folder), "--dry-run", "--instance", SMALL, "--tp", "4"]
+    words += ["--buckets", "64"]
     words += ["--decode-buckets", "64", "--context-length", "64", "--max-concurrency", "1"]
     words += ["--patch-buckets", "64", "--audio-windows", "1", "--chunk-frames", "1"]
     assert cli.main(words) == 0
