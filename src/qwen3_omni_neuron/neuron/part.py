@@ -1,7 +1,7 @@
 """A part of the model that is compiled from model/: its description and its loaded graphs.
 
-The parts are the model's modules; for target neuron those of thinker and talker are NxDI's own (see
-neuron.nxdi). The graphs of a part share one set of weights and one state.
+The parts are the model's modules; for target neuron those of thinker and talker are NxDI's own. The
+graphs of a part share one set of weights and one state.
 """
 
 import logging
