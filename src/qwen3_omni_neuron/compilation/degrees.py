@@ -21,7 +21,8 @@ class Degrees:
     """Number of cores that share the weights of each part.
 
     A part is on the first cores of its stage, so the first core has a share of every part, and
-    takes part in every call. talker: also of its projections. encoders: of vision and audio.
+    takes part in every call. talker: its projections have that number, too. encoders: vision and
+    audio.
     """
 
     thinker: int

@@ -204,13 +204,13 @@ class PromptState:
     def __init__(self, segments: Segments, slot: Tensor, length: Tensor, last: Tensor, rows: int):
         kind, device = length.dtype, length.device
         row = torch.arange(rows, dtype=kind, device=device)
-        self._positions = torch.arange(_positions(segments), dtype=kind, device=device)
-        self._segments, self._length = segments, length
+        positions = torch.arange(_positions(segments), dtype=kind, device=device)
+        self._segments = segments
         self._is_slot = _one_hot(slot, len(segments[0]))
         self._held = [segment.index_select(0, slot) for segment in segments]
         self._is_row = (row <= last)[:, None]
-        self._places = self._positions[:, None] == length + row  # [positions, rows]
-        self._is_held = (self._positions < length)[:, None]
+        self._places = positions[:, None] == length + row  # [positions, rows]
+        self._is_held = (positions < length)[:, None]
         self._new: list[Tensor] = []
         unseen = self._is_held.logical_not().view(1, -1).expand(rows, -1)
         self.mask = torch.cat((unseen, row > row[:, None]), 1)[None, None]

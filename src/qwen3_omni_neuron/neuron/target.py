@@ -24,9 +24,9 @@ LIMITS = TargetLimits(
     predictor_dtypes=dict.fromkeys(("bfloat16", "int8"), ("mixed", "same", "float32")),
     chunked_prefill=True,
     sizes={
-        # A window of 8 s of speech has 104 rows, with the template around it fewer than 128: a call
-        # of those takes hardly longer than reading the weights of all experts. From about 200 rows
-        # on, products take longer, so that a long prompt gains nothing by larger calls.
+        # A window of 8 s of speech has 104 rows, with the template around it fewer than 128. A call
+        # of 128 rows takes hardly longer than reading the weights of all experts. From about 200
+        # rows on, products take longer, so that a long prompt gains nothing by larger calls.
         "prompt_buckets": (128, 512),
         "decode_buckets": (512, 2048),
         "patch_buckets": (1024, 4096, 16384),

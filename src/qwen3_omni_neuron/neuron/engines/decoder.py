@@ -119,8 +119,9 @@ class GraphSlots(SlotLengths):
                 f"a slot holds {longest} positions, as many as its KV cache has. Shorten the "
                 "conversation, or compile with a longer context."
             )
-        if any(self._recent(slot) == self._recent_rows for slot in slots):
-            self._flush(slots)
+        # Only the full ones: a long slot beside them would ask for a longer window.
+        if full := [slot for slot in slots if self._recent(slot) == self._recent_rows]:
+            self._flush(full)
         batch = bucket_of(len(slots), self._batches, "slots")
         held = [self._held[slot] for slot in slots]
         graph = self._steps[batch, bucket_of(max(held), self._windows, "positions of a slot")]

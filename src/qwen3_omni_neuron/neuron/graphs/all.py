@@ -41,8 +41,8 @@ PARTS = (
 def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
     """Yield every graph of a plan at every bucket, as one of its part's cores runs it.
 
-    Inputs and outputs are not sharded; a KV cache has one core's heads. plan: of a target on
-    Neuron, which has sizes for everything.
+    Inputs and outputs are not sharded; a KV cache has one core's heads. The plan is that of a
+    target on Neuron: it has sizes for everything.
     """
     c, dtype = config.thinker, getattr(torch, plan.arithmetic)
     for windows in plan.audio_windows:

@@ -52,7 +52,7 @@ def prompt_graph(config: OmniConfig, part: str, rows: int, window: int, plan: Co
         TensorSpec("slot", (1,), torch.int64, plan.max_concurrency),
         TensorSpec("length", (1,), torch.int64, window - rows + 1),
     ]
-    seen: int = 1
+    seen = 1
     if part == "thinker":
         layers, seen = len(config.thinker.vision.deepstack_layers), rows
         shape = (layers, rows, c.hidden_size)

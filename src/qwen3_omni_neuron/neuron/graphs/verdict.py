@@ -39,8 +39,8 @@ SECONDS: Mapping[str, Callable[[PlannedGraph], float]] = {
 class SpeechCalls:
     """Seconds of the calls that speak.
 
-    prefill_s: of the talker's prompt, its media projected. step_s, predict_s: of the talker and the
-    code predictor for a frame. chunk_s: of code2wav for a chunk, by its frames. frame_audio_s:
+    prefill_s: the talker's prompt, its media projected. step_s, predict_s: a frame of the talker
+    and of the code predictor. chunk_s: a chunk of code2wav, by its number of frames. frame_audio_s:
     audio of a frame; latency_s: audio that the first chunk lacks.
     """
 
@@ -62,8 +62,8 @@ class SpeechCalls:
 class Calls:
     """Seconds of the calls that answer one spoken question alone.
 
-    speech: None without a talker. encode_s: of the audio encoder. prefill_s: of the thinker's
-    prompt, whose logits give the first token. token_s: of a step for each further one.
+    encode_s: the audio encoder. prefill_s: the thinker's prompt, whose logits give the first token.
+    token_s: a step, which gives each further token. speech: None without a talker.
     """
 
     encode_s: float
@@ -322,7 +322,7 @@ def _prefill_s(
 ) -> float:
     """Return the time of a prompt's calls, as neuron.engines.decoder chooses their graphs.
 
-    rows: of a longer prompt than the longest window, those in it.
+    rows: number of the prompt's rows; those beyond the longest window are not counted.
     """
     named: dict[tuple[int, ...], PlannedGraph] = {
         (p.graph.size("window"), p.graph.size("rows")): p for p in graphs if p.graph.name == name

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-MOST_ELEMENTS = 2**31 - 1  # of one tensor, which the device counts in 32 bits
+MOST_ELEMENTS = 2**31 - 1  # the most of one tensor: the device counts them in 32 bits
 SMALL = 2**18
 """Elements below which a weight is joined with others of its type, whatever their shapes."""
 
