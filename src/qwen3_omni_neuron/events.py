@@ -61,7 +61,8 @@ class SpeechResult:
     what followed was not speech: see runtime.runaway). seed: seed of the request, given or drawn,
     with which the request can be repeated. logprobs: log-probability of each of token_ids, where
     the request asks for them, by the thinker's logits as they are: before penalty, temperature,
-    top_k and top_p.
+    top_k and top_p. warnings: sentences about files of its prompt that were not used whole, or not
+    as they are.
     """
 
     text: str
@@ -74,6 +75,7 @@ class SpeechResult:
     timings: Timings
     seed: int
     logprobs: list[float] = field(default_factory=list)
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -224,6 +224,7 @@ class PromptBuilder:
             tuple(m.visual for m in media if isinstance(m, VideoItem)),
             audio_tokens=sum(run.audio_tokens for run in runs),
             image_tokens=sum(len(run) - run.audio_tokens for run in runs),
+            warnings=tuple(warning for item in media for warning in item.warnings),
         )
 
     def _template_ids(

@@ -36,7 +36,7 @@ class Prompt:
     rope positions over time, height and width. audio_mel: float32 [mel_bins, frames] for each audio
     clip and each video's audio. images, videos: their pixels. Each is in the order of the
     placeholders in token_ids. audio_tokens, image_tokens: number of token_ids of audio, and of
-    images and videos.
+    images and videos. warnings: see prompt.media.fields.Warn.
     """
 
     token_ids: Tensor
@@ -47,6 +47,7 @@ class Prompt:
     videos: tuple[Visual, ...] = ()
     audio_tokens: int = 0
     image_tokens: int = 0
+    warnings: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -315,6 +315,7 @@ class JoinedEvents:
             timings=self._timings(len(audio) / SAMPLE_RATE),
             seed=lives[0].seed,
             logprobs=[logprob for live in lives for logprob in live.logprobs],
+            warnings=lives[0].request.prompt.warnings,
         )
 
     def _timings(self, audio_s: float) -> Timings:

@@ -29,9 +29,12 @@ def decode_inline(job: Job, admit: Admit = admit_all) -> Decoded | None:
     if found is None:
         return None
     samples, rate = found
-    made = work.read_audio(job, {"audio": samples, "sampling_rate": rate}, admit)
+    warnings: list[str] = []
+    given = {"audio": samples, "sampling_rate": rate}
+    made = work.read_audio(job, given, admit, warnings.append)
     item = {"type": "audio", "audio": made, "sampling_rate": job.media.audio_rate}
-    return Decoded(item, Measured(len(made) / job.media.audio_rate, 0, made.nbytes))
+    measured = Measured(len(made) / job.media.audio_rate, 0, made.nbytes)
+    return Decoded(item, measured, tuple(warnings))
 
 
 def _samples(content: bytes) -> tuple[NDArray[np.int16], int] | None:

@@ -64,11 +64,12 @@ def admit_all(measured: Measured) -> None:
 class Decoded:
     """Item of a message for the API. It gives the same prompt as the file itself.
 
-    measured: its sizes after decoding.
+    measured: its sizes after decoding. warnings: see prompt.media.fields.Warn.
     """
 
     item: dict[str, Any] = field(repr=False)
     measured: Measured
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

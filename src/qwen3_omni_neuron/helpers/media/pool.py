@@ -244,7 +244,8 @@ async def _attend(child: _Child, job: Job, admit: Admit) -> Decoded:
         os.ftruncate(child.result.fileno(), holding.size)
         child.go_on()
         await child.end()
-        return Decoded(await _item(job, holding, child.result), made)
+        item = await _item(job, holding, child.result)
+        return Decoded(item, made, holding.warnings)
     except wire.BrokenAnswerError as error:
         logger.warning("a decoder's answer is refused: %s. %s", error, child.output())
         raise _undecodable(job, "its decoder gave no proper answer") from error

@@ -18,7 +18,7 @@ GO = b"g"
 LENGTH = struct.Struct("<I")
 MOST_BYTES = 1 << 16  # limit of an answer
 MOST_JOB_BYTES = 4096  # a connection accepts this many at once on any system
-MOST_CHARACTERS = 2000  # limit of an error's message
+MOST_CHARACTERS = 2000  # limit of an error's message, and of all warnings about an item
 _MOST = 1 << 48  # limit of any number
 _REFUSALS = {e.__name__: e for e in (*ERRORS.values(), PromptTooLongError)}
 
@@ -33,7 +33,7 @@ class Holding:
 
     frames, height, width: 0 without a picture. samples: number of float32 samples, 0 without sound.
     fps: frame rate of a video. fitted: the frames have the size that the checkpoint's processor
-    gives them.
+    gives them. warnings: see prompt.media.fields.Warn.
     """
 
     frames: int = 0
@@ -42,6 +42,7 @@ class Holding:
     samples: int = 0
     fps: float = 0.0
     fitted: bool = True
+    warnings: tuple[str, ...] = ()
 
     @property
     def pixel_bytes(self) -> int:
@@ -105,7 +106,10 @@ def holding_of(value: Any, kind: str) -> Holding:
     sides = {n: _whole(value[n], 0) for n in ("frames", "height", "width", "samples")}
     if type(value["fitted"]) is not bool:
         raise BrokenAnswerError("whether its frames are fitted is not said")
-    holding = Holding(**sides, fps=_real(value["fps"], 0), fitted=value["fitted"])
+    warnings = _warnings_of(value["warnings"])
+    holding = Holding(
+        **sides, fps=_real(value["fps"], 0), fitted=value["fitted"], warnings=warnings
+    )
     seen, heard = kind != "audio", kind == "audio"
     if (holding.pixel_bytes > 0) is not seen or (heard and not holding.samples):
         raise BrokenAnswerError(f"its result is no {kind}")
@@ -124,6 +128,14 @@ def refusal_of(value: Any) -> InputError:
     if name not in _REFUSALS:
         raise BrokenAnswerError("its error is of no known class")
     return _REFUSALS[name](printable(message, MOST_CHARACTERS))
+
+
+def _warnings_of(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or any(type(warning) is not str for warning in value):
+        raise BrokenAnswerError("its warnings are not strings")
+    if sum(map(len, value)) > MOST_CHARACTERS:
+        raise BrokenAnswerError("its warnings are too long")
+    return tuple(printable(warning, MOST_CHARACTERS) for warning in value)
 
 
 def _whole(value: Any, least: int) -> int:

@@ -18,6 +18,7 @@ from qwen3_omni_neuron.errors import InputError
 from qwen3_omni_neuron.helpers.media import wire
 from qwen3_omni_neuron.helpers.media.job import ERRORS, Job, Measured
 from qwen3_omni_neuron.prompt.media.audio import Waveform, load_waveform
+from qwen3_omni_neuron.prompt.media.fields import Warn
 from qwen3_omni_neuron.prompt.media.image import MAX_ASPECT, load_image
 from qwen3_omni_neuron.prompt.media.pixels import resize
 from qwen3_omni_neuron.prompt.media.sizes import SizeLimits
@@ -33,13 +34,14 @@ class Made:
     """Decoded data of an item.
 
     pixels: uint8 [frames, height, width, 3]. samples: float32. fps, fitted: see
-    helpers.media.wire.Holding.
+    helpers.media.wire.Holding. warnings: see prompt.media.fields.Warn.
     """
 
     pixels: NDArray[np.uint8] | None = None
     samples: Waveform | None = None
     fps: float = 0.0
     fitted: bool = True
+    warnings: tuple[str, ...] = ()
 
 
 def run(connection: socket.socket, content: int, result: int) -> None:
@@ -70,7 +72,7 @@ def decode(job: Job, ask: Ask) -> Made:
     return {"audio": _audio, "image": _image, "video": _video}[job.kind](job, ask)
 
 
-def read_audio(job: Job, item: Mapping[str, Any], ask: Ask) -> Waveform:
+def read_audio(job: Job, item: Mapping[str, Any], ask: Ask, warn: Warn) -> Waveform:
     """Read a job's audio, given as a message's item, at the checkpoint's sample rate."""
     rate = job.media.audio_rate
 
@@ -79,7 +81,7 @@ def read_audio(job: Job, item: Mapping[str, Any], ask: Ask) -> Waveform:
         _check_seconds(job, seconds)
 
     holds_s = job.media.longest_audio_s(job.most_tokens)
-    return load_waveform(item, rate, job.where, holds_s, check)
+    return load_waveform(item, rate, job.where, holds_s, check, warn)
 
 
 def measured_picture(job: Job, height: int, width: int) -> Measured:
@@ -89,7 +91,9 @@ def measured_picture(job: Job, height: int, width: int) -> Measured:
 
 
 def _audio(job: Job, ask: Ask) -> Made:
-    return Made(samples=read_audio(job, {"audio": job.content}, ask))
+    warnings: list[str] = []
+    samples = read_audio(job, {"audio": job.content}, ask, warnings.append)
+    return Made(samples=samples, warnings=tuple(warnings))
 
 
 def _image(job: Job, ask: Ask) -> Made:
@@ -98,16 +102,18 @@ def _image(job: Job, ask: Ask) -> Made:
         _check_pixels(job, height, width)
         job.media.sizes.image_grid(height, width, job.where, _asked(job))
 
-    picture = load_image({"image": job.content}, job.where, check)
+    warnings: list[str] = []
+    picture = load_image({"image": job.content}, job.where, check, warnings.append)
     _check_pixels(job, picture.height, picture.width)
     size, fitted = _kept_size(job, picture.height, picture.width)
-    return Made(pixels=resize(picture, size)[None], fitted=fitted)
+    pixels = resize(picture, size)[None]
+    return Made(pixels, fitted=fitted, warnings=tuple(warnings))
 
 
 def _video(job: Job, ask: Ask) -> Made:
     audio_rate = job.media.audio_rate if job.use_audio_in_video else None
     holds_s = job.media.longest_audio_s(job.most_tokens)
-    frames, fitted = 0, True
+    frames, fitted, warnings = 0, True, list[str]()
 
     def check(header: VideoHeader) -> None:
         nonlocal frames
@@ -139,8 +145,9 @@ def _video(job: Job, ask: Ask) -> Made:
         check=check,
         fit=fit,
         threads=THREADS,
+        warn=warnings.append,
     )
-    return Made(video.frames, video.audio, video.fps, fitted)
+    return Made(video.frames, video.audio, video.fps, fitted, tuple(warnings))
 
 
 def _kept_size(job: Job, height: int, width: int) -> tuple[tuple[int, int], bool]:
@@ -184,7 +191,12 @@ def _check_pixels(job: Job, height: int, width: int) -> None:
 def _holding(made: Made) -> wire.Holding:
     frames, height, width, _ = (0, 0, 0, 0) if made.pixels is None else made.pixels.shape
     samples = 0 if made.samples is None else len(made.samples)
-    return wire.Holding(frames, height, width, samples, made.fps, made.fitted)
+    warnings, left = [], wire.MOST_CHARACTERS
+    for warning in made.warnings:
+        warnings.append(warning[:left])
+        left -= len(warnings[-1])
+    sizes = frames, height, width, samples
+    return wire.Holding(*sizes, made.fps, made.fitted, tuple(filter(None, warnings)))
 
 
 def _lacks_memory(error: BaseException | None) -> bool:

@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import AudioError, PromptTooLongError, format_value
 from qwen3_omni_neuron.prompt.media.container import container_format, open_contained
-from qwen3_omni_neuron.prompt.media.fields import Source, name_of, open_media, real_number
+from qwen3_omni_neuron.prompt.media.fields import (
+    Source,
+    Warn,
+    ignore,
+    name_of,
+    open_media,
+    real_number,
+)
 
 Waveform = NDArray[np.float32]
 Check = Callable[[float], object]
@@ -51,6 +58,7 @@ def load_waveform(
     where: str,
     limit_s: float = math.inf,
     check: Check = accept_all,
+    warn: Warn = ignore,
 ) -> Waveform:
     """Read an audio item of a message as mono float32 [samples] at `rate` Hz.
 
@@ -58,8 +66,9 @@ def load_waveform(
     (with item["sampling_rate"]; integers are scaled by their range), (array, rate), or an iterator
     of such arrays with equal channels: audio that is still arriving, read until the iterator ends.
     where: name of the item in errors, e.g. "messages[0].content[1]". check: called with the length
-    of an array, or the length in a file's header, before anything is decoded. Memory use is the
-    result and one block, whatever the length, rate and channels.
+    of an array, or the length in a file's header, before anything is decoded. warn: called for a
+    file that is not used whole, or not as it is. Memory use is the result and one block, whatever
+    the length, rate and channels.
     Raises PromptTooLongError when the audio is longer than limit_s: for a file or an array before
     anything is decoded, for an iterator as soon as it has given more. Raises AudioError when the
     audio can't be read, is empty, too short, or holds NaN or infinity.

@@ -3,6 +3,7 @@
 import io
 import math
 import stat
+from collections.abc import Callable
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -10,7 +11,16 @@ from typing import Any, BinaryIO
 from qwen3_omni_neuron.errors import InputError, printable
 
 Source = str | Path | bytes | bytearray
+Warn = Callable[[str], object]
+"""Function that gets a sentence about a file that is used otherwise than its caller may expect.
+
+It begins with the item's name, and says what was found and what of it is used.
+"""
 _NAME_CHARACTERS = 200  # most that an error shows: the string may be a whole file in base64
+
+
+def ignore(warning: str) -> None:
+    """Drop a warning: the default."""
 
 
 def name_of(source: Source) -> str:

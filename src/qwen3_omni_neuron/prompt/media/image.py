@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import ImageError
-from qwen3_omni_neuron.prompt.media.fields import Source, name_of, open_media
+from qwen3_omni_neuron.prompt.media.fields import Source, Warn, ignore, name_of, open_media
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -34,7 +34,9 @@ def accept_all(height: int, width: int) -> None:
     """Accept every image: the default check."""
 
 
-def load_image(item: Mapping[str, Any], where: str, check: Check = accept_all) -> "Image":
+def load_image(
+    item: Mapping[str, Any], where: str, check: Check = accept_all, warn: Warn = ignore
+) -> "Image":
     """Read an image item of a message, in RGB.
 
     item["image"] is a path, the bytes of an image file, a PIL image, or an array or tensor
@@ -44,7 +46,8 @@ def load_image(item: Mapping[str, Any], where: str, check: Check = accept_all) -
     A file or PIL image is rotated by its EXIF orientation. Transparent pixels become white or a
     mix with white, an animation its first frame, and 16-bit grey its high byte.
     where: name of the item in errors, e.g. "messages[0].content[1]". check: called with the height
-    and width of a file's image before it is decoded and rotated.
+    and width of a file's image before it is decoded and rotated. warn: called for a file that is
+    not used as it is.
     Raises ImageError when it can't be read, has no pixels, has NaN or numbers out of range, or has
     one side more than MAX_ASPECT times the other.
     Source: transformers image_utils.load_image, image_transforms.convert_to_rgb (transformers 5).

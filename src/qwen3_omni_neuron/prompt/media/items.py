@@ -23,9 +23,10 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True)
 class AudioItem:
-    """Audio clip."""
+    """Audio clip. warnings: see prompt.media.fields.Warn."""
 
     clip: Clip
+    warnings: tuple[str, ...] = ()
     kind = "audio"
 
     @property
@@ -36,9 +37,10 @@ class AudioItem:
 
 @dataclass(frozen=True)
 class ImageItem:
-    """Image, resized."""
+    """Image, resized. warnings: see prompt.media.fields.Warn."""
 
     visual: Visual
+    warnings: tuple[str, ...] = ()
     kind = "image"
     clip = None
     seconds_per_frame = 0.0  # it has one frame
@@ -55,11 +57,13 @@ class VideoItem:
     """Video, resized.
 
     fps: rate of its pictures. clip: its audio, None if it has no audio or it isn't wanted.
+    warnings: see prompt.media.fields.Warn.
     """
 
     visual: Visual
     fps: float
     clip: Clip | None
+    warnings: tuple[str, ...] = ()
     kind = "video"
 
     @property
@@ -117,24 +121,32 @@ class MediaLoader:
 
         Raises AudioError, ImageError, VideoError or PromptTooLongError.
         """
+        warnings: list[str] = []
+        warn = warnings.append
         if kind == "audio":
-            waveform = load_waveform(item, self._mel.rate, where, self._limit_s)
-            return AudioItem(Clip(waveform, self._mel))
+            waveform = load_waveform(item, self._mel.rate, where, self._limit_s, warn=warn)
+            return AudioItem(Clip(waveform, self._mel), tuple(warnings))
         asked = SizeLimits(item.get("min_pixels"), item.get("max_pixels"), self._most_tokens)
         if kind == "image":
             check = partial(self._resizer.sizes.image_grid, where=where, asked=asked)
-            return ImageItem(self._resizer.image(load_image(item, where, check), where, asked))
+            picture = load_image(item, where, check, warn)
+            return ImageItem(self._resizer.image(picture, where, asked), tuple(warnings))
 
         def check_video(header: VideoHeader) -> None:
             size = (header.frames, header.height, header.width)
             self._resizer.sizes.video_grid(*size, where, asked)
 
         video = load_video(
-            item, where, audio_rate=self._audio_rate, limit_s=self._limit_s, check=check_video
+            item,
+            where,
+            audio_rate=self._audio_rate,
+            limit_s=self._limit_s,
+            check=check_video,
+            warn=warn,
         )
         visual = self._resizer.video(video.frames, where, asked)
         clip = None if video.audio is None else Clip(video.audio, self._mel)
-        return VideoItem(visual, video.fps, clip)
+        return VideoItem(visual, video.fps, clip, tuple(warnings))
 
     def prepared(self, kind: str, item: Mapping[str, Any], where: str) -> Media:
         """Take an item of a stored turn: its samples and pixels are used as they are.

@@ -9,7 +9,7 @@ import numpy as np
 
 from qwen3_omni_neuron.errors import ImageError, VideoError, format_value
 from qwen3_omni_neuron.prompt.media.audio import Waveform, load_waveform
-from qwen3_omni_neuron.prompt.media.fields import real_number, whole_number
+from qwen3_omni_neuron.prompt.media.fields import Warn, ignore, real_number, whole_number
 from qwen3_omni_neuron.prompt.media.image import load_image
 from qwen3_omni_neuron.prompt.media.video_file import (
     Check,
@@ -39,6 +39,7 @@ def load_video(
     check: Check = accept_all,
     fit: Fit = keep_whole,
     threads: int = 0,
+    warn: Warn = ignore,
 ) -> Video:
     """Read a video item of a message.
 
@@ -48,15 +49,15 @@ def load_video(
     a second (2), at most item["max_frames"] (768) in all; see `read_video_file` for their choice.
     item["audio"], item["sampling_rate"]: audio in place of the file's, in a form of an audio item.
     audio_rate: sampling rate of the result's audio in Hz; None if it isn't wanted.
-    where: name of the item in errors, e.g. "messages[0].content[1]". limit_s, check, fit, threads:
-    see `read_video_file`; the last three are for files alone.
+    where: name of the item in errors, e.g. "messages[0].content[1]". limit_s, check, fit,
+    threads, warn: see `read_video_file`; check, fit and threads are for files alone.
     Raises VideoError, or AudioError and PromptTooLongError for its audio.
     Source: transformers Qwen2VLVideoProcessor (fps, min_frames, max_frames).
     """
     source = item.get("video")
     if source is None:
         raise VideoError(f'{where} has no "video": give a path, bytes, or frames with their fps.')
-    audio = _given_audio(item, where, audio_rate, limit_s)
+    audio = _given_audio(item, where, audio_rate, limit_s, warn)
     if isinstance(source, str | Path | bytes | bytearray):
         return _with_audio(
             read_video_file(
@@ -69,6 +70,7 @@ def load_video(
                 check=check,
                 fit=fit,
                 threads=threads,
+                warn=warn,
             ),
             audio,
         )
@@ -77,11 +79,15 @@ def load_video(
 
 
 def _given_audio(
-    item: Mapping[str, Any], where: str, audio_rate: int | None, limit_s: float
+    item: Mapping[str, Any],
+    where: str,
+    audio_rate: int | None,
+    limit_s: float,
+    warn: Warn,
 ) -> Waveform | None:
     if audio_rate is None or item.get("audio") is None:
         return None
-    return load_waveform(item, audio_rate, where, limit_s)
+    return load_waveform(item, audio_rate, where, limit_s, warn=warn)
 
 
 def _with_audio(video: Video, audio: Waveform | None) -> Video:

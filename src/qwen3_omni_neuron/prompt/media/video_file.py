@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from qwen3_omni_neuron.errors import VideoError
 from qwen3_omni_neuron.prompt.media.audio import Waveform, load_waveform, too_long
 from qwen3_omni_neuron.prompt.media.container import no_decoder, opened
-from qwen3_omni_neuron.prompt.media.fields import Source, name_of
+from qwen3_omni_neuron.prompt.media.fields import Source, Warn, ignore, name_of
 from qwen3_omni_neuron.prompt.media.video_times import Timeline, choose_frames, read_timeline
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def read_video_file(
     check: Check = accept_all,
     fit: Fit = keep_whole,
     threads: int = 0,
+    warn: Warn = ignore,
 ) -> Video:
     """Read a file's frames, evenly spread over its length, and its audio if audio_rate is given.
 
@@ -104,7 +105,7 @@ def read_video_file(
     with the first frame.
     limit_s: longest audio. check: called before anything is decoded. fit: called with each frame,
     to keep a smaller one. threads: number of threads of the video's decoder; 0: as many as there
-    are cores.
+    are cores. warn: called for a file that is not used whole, or not as it is.
     Raises VideoError when the file can't be decoded, AudioError when its audio is too short, and
     PromptTooLongError when it is too long.
     """

@@ -19,7 +19,8 @@ class Context:
     owner: name of the key or address that it comes from. omni: the model, for a POST; it was ready
     when the headers had arrived. account: bytes that it holds. place: its place among the requests
     that the model works on. body: empty once it was released. param: name of the field with the
-    model's input. question, answer: texts, if the log has content.
+    model's input. warnings: sentences about files that are not used whole, or not as they are; in
+    the header `x-warnings`. question, answer: texts, if the log has content.
     """
 
     request_id: str
@@ -35,6 +36,7 @@ class Context:
     started_s: float = field(default_factory=time.perf_counter)
     fields: dict[str, Any] = field(default_factory=dict)
     param: str = "messages"
+    warnings: list[str] = field(default_factory=list)
     question: Any = None
     answer: str | None = None
 
@@ -73,6 +75,7 @@ class Context:
             "error": self.error,
             "seconds": round(time.perf_counter() - self.started_s, 4),
             **self.fields,
+            "warnings": self.warnings or None,
             "question": self.question,
             "answer": self.answer,
         }

@@ -15,6 +15,9 @@ from qwen3_omni_neuron.serving.service import Service
 
 EVENTS = "text/event-stream"
 """Media type of server-sent events."""
+WARNINGS = b"x-warnings"
+"""Header with sentences about files that are not used whole, or not as they are."""
+_MOST_HEADER = 2000  # bytes of this header: clients refuse long ones
 
 
 class AnswerSender:
@@ -36,8 +39,10 @@ class AnswerSender:
         elif message["type"].endswith("http.response.start"):
             self._context.status = message["status"]
             headers: Sequence[tuple[bytes, bytes]] = message.get("headers", ())
-            request_id = (b"x-request-id", self._context.request_id.encode())
-            message = {**message, "headers": [*headers, request_id]}
+            own = [(b"x-request-id", self._context.request_id.encode())]
+            if self._context.warnings:
+                own.append((WARNINGS, _header_of(self._context.warnings)))
+            message = {**message, "headers": [*headers, *own]}
         if message["type"] == "http.response.body":
             await self._send_body(message.get("body", b""), message.get("more_body", False))
         else:
@@ -100,6 +105,11 @@ class PieceStream(Response):
         """Send all pieces."""
         answer: AnswerSender = scope["answer"]
         await answer.stream(self._pieces, self)
+
+
+def _header_of(warnings: Sequence[str]) -> bytes:
+    """Return the warnings as a header's value: ASCII, with other characters escaped."""
+    return " ".join(warnings).encode("ascii", "backslashreplace")[:_MOST_HEADER]
 
 
 def json_event(content: dict[str, Any]) -> bytes:

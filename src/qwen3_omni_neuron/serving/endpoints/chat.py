@@ -132,6 +132,7 @@ def _read(service: Service, context: Context) -> "ChatQuestion":
     options = request_options(wanted, service.settings, context.owner, voices)
     hears_videos = options.get("use_audio_in_video") is True
     media = MediaReader(service, omni, context.owner, hears_videos)
+    context.warnings = media.warnings
     messages = conversation(wanted, media, service.replies, context.owner)
     return ChatQuestion(wanted, messages, options, media, service, context)
 
@@ -298,6 +299,8 @@ class ChatReply:
             "finish_reason": self._finish_reason(),
         }
         answer = self._frame([choice], "chat.completion") | {"usage": self._usage()}
+        if self._context.warnings:
+            answer["warnings"] = self._context.warnings
         return to_json(answer)
 
     def _take(self, event: Event) -> list[ReplyPart]:

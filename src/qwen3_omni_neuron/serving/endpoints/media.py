@@ -48,7 +48,8 @@ class MediaReader:
     """Reader of the media items of one request, or of one realtime item.
 
     `read` takes the items one by one; then `finish_inline` decodes plain PCM, and `finish` all
-    others, each in a process of its own.
+    others, each in a process of its own. warnings: sentences about the files that were decoded; see
+    prompt.media.fields.Warn.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class MediaReader:
         self._hears_videos, self._param = hears_videos, param
         self._omni, self._in_windows = omni, in_windows
         self._count, self._tokens = 0, 0
+        self.warnings: list[str] = []
         self._items: list[_Pending] = []
 
     @property
@@ -177,6 +179,7 @@ class MediaReader:
     def _take(self, decoded: Decoded) -> None:
         """Fill the first pending item."""
         item = decoded.item
+        self.warnings += decoded.warnings
         self._items.pop(0).item.update(item)
         media = self._omni.media_settings
         if item["type"] == "audio":

@@ -141,6 +141,7 @@ def _read(
     media = MediaReader(
         service, context.omni, context.owner, param="file", in_windows=wanted.in_windows
     )
+    context.warnings = media.warnings
     item = media.sound_file(content, "file")
     media.finish_inline(context.account.hold)
     return wanted, media, item
