@@ -61,7 +61,8 @@ class SpeechResult:
     what followed was not speech: see runtime.runaway). seed: seed of the request, given or drawn,
     with which the request can be repeated. logprobs: log-probability of each of token_ids, where
     the request asks for them, by the thinker's logits as they are: before penalty, temperature,
-    top_k and top_p. warnings: sentences about files of its prompt that were not used whole, or not
+    top_k and top_p. top_logprobs: the likeliest ids and their log-probabilities, for each of them.
+    warnings: sentences about files of its prompt that were not used whole, or not
     as they are.
     """
 
@@ -75,6 +76,7 @@ class SpeechResult:
     timings: Timings
     seed: int
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     warnings: tuple[str, ...] = ()
 
 
@@ -82,12 +84,13 @@ class SpeechResult:
 class TextDelta:
     """Next part of the text, in whole characters, and the token ids that it was decoded from.
 
-    logprobs: as in SpeechResult, of these tokens.
+    logprobs, top_logprobs: as in SpeechResult, of these tokens.
     """
 
     text: str
     token_ids: list[int]
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

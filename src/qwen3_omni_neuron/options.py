@@ -121,6 +121,20 @@ _SECONDS = ValueRange(
     lambda value: _is_number(value, 0, _MAX_NUMBER) and value > 0,
     {"exclusiveMinimum": 0, "maximum": _MAX_NUMBER},
 )
+_PENALTY = ValueRange(
+    "a number from -2 to 2",
+    lambda value: _is_number(value, -2, 2),
+    {"minimum": -2, "maximum": 2},
+)
+_PART = ValueRange(
+    "a number from 0 to 1", lambda value: _is_number(value, 0, 1), {"minimum": 0, "maximum": 1}
+)
+_MOST_LIKELIEST = 20
+_LIKELIEST = ValueRange(
+    f"an integer from 0 to {_MOST_LIKELIEST}",
+    lambda value: _is_integer(value, 0) and value <= _MOST_LIKELIEST,
+    {"minimum": 0, "maximum": _MOST_LIKELIEST},
+)
 _PROBABILITY = ValueRange(
     f"a number from {_MIN_FACTOR:g} to 1",
     lambda value: _is_number(value, _MIN_FACTOR, 1),
@@ -356,6 +370,27 @@ class RequestArguments(SpeechArguments, total=False):
         float | None,
         OptionDoc("probability that these tokens add up to", _PROBABILITY, _CHECKPOINT),
     ]
+    thinker_min_p: Annotated[
+        float,
+        OptionDoc("least probability of a token, as a part of the likeliest one's; 0: none", _PART),
+    ]
+    thinker_repetition_penalty: Annotated[
+        float | None,
+        OptionDoc("penalty of a token that prompt or text have; 1: none", _FACTOR, _CHECKPOINT),
+    ]
+    thinker_presence_penalty: Annotated[
+        float, OptionDoc("number taken off the logit of a token that the text has", _PENALTY)
+    ]
+    thinker_frequency_penalty: Annotated[
+        float, OptionDoc("number taken off it for each time that the text has it", _PENALTY)
+    ]
+    thinker_min_new_tokens: Annotated[
+        int, OptionDoc("tokens of text before which no token ends it", _FROM_0)
+    ]
+    ignore_eos: Annotated[
+        bool,
+        OptionDoc("no token ends the text: it goes on to its limit or a stop string", _FLAG),
+    ]
     stop: Annotated[
         Sequence[str],
         OptionDoc("strings that end the text before them; no part of one is spoken", _STRINGS),
@@ -382,6 +417,10 @@ class RequestArguments(SpeechArguments, total=False):
     logprobs: Annotated[
         bool,
         OptionDoc("give the log-probability of each token of the text; not with stop", _FLAG),
+    ]
+    top_logprobs: Annotated[
+        int,
+        OptionDoc("likeliest tokens whose log-probabilities come with each token's", _LIKELIEST),
     ]
     literal_text: Annotated[
         bool,
@@ -529,10 +568,11 @@ class RequestOptions:
     """Options of one request with their defaults; `RequestArguments` documents each.
 
     Names and defaults are the reference's; stop, tools, tool_choice, parallel_tool_calls, grammar,
-    logprobs, literal_text, truncation, chunk_frames, first_chunk, runaway_speech, cache_key, owner
-    and the two timeouts are ours. A field whose default is None takes the checkpoint's value,
-    unless `OptionDoc.default` names another. Limits count tokens, including the one that ends text
-    or speech. As in the reference, the talker token that reaches the limit is never decoded, so N
+    thinker_presence_penalty, thinker_frequency_penalty, ignore_eos, logprobs, top_logprobs,
+    literal_text, truncation, chunk_frames, first_chunk, runaway_speech, cache_key, owner and the
+    two timeouts are ours. A field whose default is None takes the checkpoint's value, unless
+    `OptionDoc.default` names another. Limits count tokens, including the one that ends text or
+    speech. As in the reference, the talker token that reaches the limit is never decoded, so N
     tokens give N - 1 frames.
     Source: transformers Qwen3OmniMoeForConditionalGeneration.generate.
     """
@@ -546,12 +586,19 @@ class RequestOptions:
     thinker_temperature: float | None = None
     thinker_top_k: int | None = None
     thinker_top_p: float | None = None
+    thinker_min_p: float = 0.0
+    thinker_repetition_penalty: float | None = None
+    thinker_presence_penalty: float = 0.0
+    thinker_frequency_penalty: float = 0.0
+    thinker_min_new_tokens: int = 0
+    ignore_eos: bool = False
     stop: Sequence[str] = ()
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str | Mapping[str, Any] = "auto"
     parallel_tool_calls: bool = True
     grammar: Mapping[str, Any] | PreparedGrammar | None = None
     logprobs: bool = False
+    top_logprobs: int = 0
     literal_text: bool = False
     truncation: str | Mapping[str, Any] = "disabled"
     talker_max_new_tokens: int = 4096
@@ -590,7 +637,29 @@ class RequestOptions:
                 "logprobs can't be given with stop: where a stop string begins inside of a token, "
                 "the text has tokens that the model did not write. Leave one of them out."
             )
+        made._check_lengths()
         return made
+
+    def _check_lengths(self) -> None:
+        if self.top_logprobs and not self.logprobs:
+            raise OptionError("top_logprobs needs logprobs. Give logprobs, too.")
+        if not self.goes_on:
+            return
+        if self.thinker_min_new_tokens > self.thinker_max_new_tokens:
+            raise OptionError(
+                f"thinker_min_new_tokens is {self.thinker_min_new_tokens}, more than "
+                f"thinker_max_new_tokens, {self.thinker_max_new_tokens}. Raise the latter."
+            )
+        if self.grammar is not None or (self.tools and self.tool_choice != "none"):
+            raise OptionError(
+                "ignore_eos and thinker_min_new_tokens can't be given with a grammar or tools, "
+                "which say themselves where the text ends. Leave one of them out."
+            )
+
+    @property
+    def goes_on(self) -> bool:
+        """True where some of the text's tokens must not be one that ends it."""
+        return self.ignore_eos or self.thinker_min_new_tokens > 0
 
     @staticmethod
     def stored(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -607,7 +676,12 @@ class RequestOptions:
             temperature=_or_default(self.thinker_temperature, defaults.temperature),
             top_k=_or_default(self.thinker_top_k, defaults.top_k),
             top_p=_or_default(self.thinker_top_p, defaults.top_p),
-            repetition_penalty=defaults.repetition_penalty,
+            repetition_penalty=_or_default(
+                self.thinker_repetition_penalty, defaults.repetition_penalty
+            ),
+            min_p=self.thinker_min_p,
+            presence_penalty=self.thinker_presence_penalty,
+            frequency_penalty=self.thinker_frequency_penalty,
         )
 
     def talker_sampling(self) -> "SamplingParams":

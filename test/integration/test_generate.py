@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.cpu.native.talker import NativeTalker
-from qwen3_omni_neuron.errors import PromptTooLongError
+from qwen3_omni_neuron.errors import OptionError, PromptTooLongError
 from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.verification.oracle import Reference
@@ -55,15 +55,23 @@ def test_log_probabilities_are_by_the_references_logits(both_of_seed: BothMaker)
     omni, reference = both_of_seed(1)
     options: Any = {"thinker_do_sample": True, "thinker_temperature": 3.0, "thinker_top_k": 20}
     options |= {"thinker_max_new_tokens": 12, "seed": 4}
-    *deltas, end = omni.stream_text(SYSTEM + TEXT, logprobs=True, **options)
+    asked: Any = {"logprobs": True, "top_logprobs": 3}
+    *deltas, end = omni.stream_text(SYSTEM + TEXT, **asked, **options)
     assert isinstance(end, Finished)
     prompt, made = omni.prompt_builder.prompt(SYSTEM + TEXT), torch.tensor(end.result.token_ids)
     ids = torch.cat((prompt.token_ids, made))[None]
     logits = reference.model.thinker(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-    expected = logits[0, len(prompt) - 1 : -1].log_softmax(-1)[torch.arange(len(made)), made]
+    by_id = logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    expected = by_id[torch.arange(len(made)), made]
     torch.testing.assert_close(torch.tensor(end.result.logprobs), expected, atol=1e-4, rtol=0)
+    likeliest = by_id.topk(3)
+    given = end.result.top_logprobs
+    assert [[token_id for token_id, _ in each] for each in given] == likeliest.indices.tolist()
+    numbers = torch.tensor([[logprob for _, logprob in each] for each in given])
+    torch.testing.assert_close(numbers, likeliest.values, atol=1e-4, rtol=0)
     told = [x for event in deltas if isinstance(event, TextDelta) for x in event.logprobs]
     assert told == end.result.logprobs
+    assert [x for e in deltas if isinstance(e, TextDelta) for x in e.top_logprobs] == given
     assert omni.generate_text(SYSTEM + TEXT, **options).logprobs == []
 
 
@@ -128,6 +136,54 @@ def test_a_reply_that_ends_by_eos_is_the_references(
     assert ours.token_ids[-1] == eos
     assert ours.thinker_finish_reason == "stop"
     assert_same(ours, theirs, reference)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"thinker_repetition_penalty": 3.0}, {"thinker_min_new_tokens": 6}],
+    ids=["penalty", "min_tokens"],
+)
+def test_penalty_and_least_length_are_the_references(
+    omni: Qwen3Omni, reference: Reference, options: dict[str, Any]
+) -> None:
+    eos = ending_at(omni, TEXT, 3)
+    options = {**options, "thinker_eos_token_id": eos, "talker_max_new_tokens": 4}
+    ours = omni.generate_audio(TEXT, thinker_max_new_tokens=12, **GREEDY, **options)
+    theirs = reference.generate(
+        omni.prompt_builder.prompt(TEXT), thinker_max_new_tokens=12, **options
+    )
+    assert ours.token_ids == theirs.token_ids
+    free = omni.generate_text(TEXT, thinker_max_new_tokens=12, **GREEDY).token_ids
+    assert ours.token_ids != free[: len(ours.token_ids)], "choose another value for this test"
+
+
+def test_no_token_ends_a_text_that_ignores_eos(omni: Qwen3Omni) -> None:
+    eos = ending_at(omni, TEXT, 3)
+    options = {"thinker_eos_token_id": eos, "thinker_max_new_tokens": 9, "ignore_eos": True}
+    result = omni.generate_audio(TEXT, talker_max_new_tokens=12, **options, **GREEDY)
+    assert len(result.token_ids) == 9
+    assert eos not in result.token_ids
+    assert result.thinker_finish_reason == "length"
+    assert result.timings.frames == 11, "the speech follows the text"
+    stop = result.text.strip()[-1]
+    stopped = omni.generate_text(TEXT, stop=[stop], **options, **GREEDY)
+    assert stopped.thinker_finish_reason == "stop"
+    assert stop not in stopped.text
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"ignore_eos": True, "grammar": {"regex": "a+"}}, "with a grammar or tools"),
+        ({"thinker_min_new_tokens": 9, "thinker_max_new_tokens": 8}, "9, more than"),
+        ({"top_logprobs": 2}, "needs logprobs"),
+    ],
+)
+def test_lengths_that_contradict_each_other_are_refused(
+    omni: Qwen3Omni, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(OptionError, match=said):
+        omni.generate_text(TEXT, **options)
 
 
 def test_a_reply_of_eos_alone_is_silence(omni: Qwen3Omni) -> None:

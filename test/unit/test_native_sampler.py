@@ -26,6 +26,8 @@ SAMPLINGS = [
     SamplingParams(True, 0.5, 0, 1.0),
     SamplingParams(False, repetition_penalty=1.3),
     SamplingParams(False),
+    SamplingParams(True, 1.2, 0, 0.95, min_p=0.1, presence_penalty=0.7, frequency_penalty=-0.3),
+    SamplingParams(True, 0.8, 40, 1.0, 1.1, min_p=0.02, frequency_penalty=0.5),
 ]
 
 
@@ -51,6 +53,8 @@ def test_sampled_ids_are_those_of_numpy(
     for one, other in zip(ours, numpys, strict=True):
         assert (one.penalties is None) == (other.penalties is None)
         np.testing.assert_array_equal(one.penalties, other.penalties)
+        assert (one.counts is None) == (other.counts is None)
+        np.testing.assert_array_equal(one.counts, other.counts)
 
 
 @pytest.mark.parametrize("vocab", [5, 200, 3000])

@@ -8,6 +8,7 @@ import torch
 from scipy.stats import chisquare
 from transformers.generation.logits_process import (
     LogitsProcessorList,
+    MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
@@ -110,6 +111,38 @@ def test_the_order_is_penalty_suppression_temperature_top_k_top_p(seed: int) -> 
     actual = ours(scores / params.temperature, 12, 0.7, allowed)
     torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-4)
     assert not actual[0, suppressed].any()
+
+
+@pytest.mark.parametrize(("top_k", "top_p", "min_p"), [(0, 1.0, 0.05), (50, 0.8, 0.2), (9, 1, 1)])
+@pytest.mark.parametrize("seed", range(5))
+def test_min_p_keeps_what_transformers_keep(
+    top_k: int, top_p: float, min_p: float, seed: int
+) -> None:
+    logits = random_logits(seed)
+    warpers = [TopKLogitsWarper(top_k)] if top_k else []
+    warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
+    expected = LogitsProcessorList([*warpers, MinPLogitsWarper(min_p)])(
+        torch.zeros(1, 0).long(), logits.clone()
+    ).softmax(-1)
+    limits = (np.array([limit], np.float32) for limit in (top_p, min_p))
+    places, probabilities = kept(logits.numpy(), top_k, *limits)
+    actual = torch.zeros(1, VOCAB)
+    actual[0, places[0]] = torch.from_numpy(probabilities[0])
+    torch.testing.assert_close(actual / actual.sum(), expected, atol=1e-6, rtol=1e-4)
+    assert (actual > 0).tolist() == (expected > 0).tolist()
+
+
+def test_presence_and_frequency_penalties_are_openais(sample: SampleIds) -> None:
+    """By hand: an id loses 0.5 once it was sampled, and 0.25 for each time."""
+    scores = torch.full((1, VOCAB), -9.0)
+    scores[0, :3] = torch.tensor([3.0, 2.6, 2.0])
+    params = SamplingParams(False, presence_penalty=0.5, frequency_penalty=0.25)
+    sampler = Sampler(params, VOCAB, RequestRandom(0).thinker)
+    # 3.0 -> 2.25 -> 2.0 -> 1.75; 2.6 -> 1.85 -> 1.6; 2.0 -> 1.25; the first of equal ones
+    wanted = [0, 1, 0, 0, 2, 1, 0]
+    assert [sample([sampler], [scores])[0] for _ in wanted] == wanted
+    free = Sampler(SamplingParams(False), VOCAB, RequestRandom(0).thinker)
+    assert sample([free, sampler], [scores, scores])[0] == 0
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(50, 0.8), (8, 1.0), (0, 0.9)])

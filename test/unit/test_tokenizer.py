@@ -95,6 +95,14 @@ def test_tokens_of_the_shipped_checkpoint_are_those_of_transformers(text: str) -
     )
 
 
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_bytes_of_tokens_are_those_of_the_text(ours: Tokenizer, text: str) -> None:
+    token_ids = ours.encode(text)
+    whole = b"".join(map(ours.token_bytes, token_ids)).decode()
+    assert whole == ours._backend.decode(token_ids, skip_special_tokens=False)
+    assert ours.token_bytes(1 << 30) == b""
+
+
 def test_a_tokenizer_saved_by_transformers_is_the_same(
     ours: Tokenizer, theirs: Any, tmp_path: Path
 ) -> None:

@@ -31,7 +31,7 @@ STDIN = STDOUT = "-"
 # Options that need the tokenizer, a list or dicts, serve several callers, or change no output here.
 _FOR_PROGRAMS = (
     *("thinker_eos_token_id", "stop", "tools", "tool_choice", "parallel_tool_calls", "grammar"),
-    *("logprobs", "truncation", "cache_key", "owner"),
+    *("logprobs", "top_logprobs", "truncation", "cache_key", "owner"),
 )
 
 

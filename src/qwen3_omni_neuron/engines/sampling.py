@@ -1,7 +1,8 @@
 """Sampling on the host: text tokens and code 0 of a frame, sampled from a step's logits.
 
 The operations are those of transformers' logits processors in their order: repetition penalty,
-suppression, temperature, top-k, top-p; a grammar's mask comes before the temperature. Each request
+suppression, temperature, top-k, top-p, min-p; a grammar's mask comes before the temperature, and
+OpenAI's penalties after the one of repetition. Each request
 has random numbers of its own.
 Codes 1 to 15 are sampled on the device by model.code_predictor, a part of the code predictor's
 graph, from uniform numbers that `Uniforms` here makes.
@@ -11,7 +12,7 @@ samples between two steps, and would wait for the lock each time. cpu.native.sam
 in one call, wherever the C was compiled.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,13 +28,16 @@ Mask = NDArray[np.uint32]
 SampleIds = Callable[[Sequence["Sampler"], Sequence[Tensor]], list[int]]
 """`sample_ids`, or a function that computes the same."""
 UNIFORMS_AT_ONCE = 256  # random numbers, enough for 16 frames
+_MASK_BITS = 32
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """Parameters of the sampling of one kind of id.
 
-    do_sample: False takes the likeliest id after penalty and suppression. top_k: 0 means no limit.
+    do_sample: False takes the likeliest id after penalties and suppression. top_k: 0 means no
+    limit. min_p: least probability of an id, as a part of the likeliest one's. presence_penalty,
+    frequency_penalty: numbers taken off an id's score once it was sampled, and for each time.
     """
 
     do_sample: bool
@@ -41,6 +45,9 @@ class SamplingParams:
     top_k: int = 50
     top_p: float = 1.0
     repetition_penalty: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
 
 
 class Uniforms:
@@ -89,7 +96,8 @@ class Sampler:
     allowed: the ids that may be sampled, ascending, or None for all of `vocab_size`. history: ids
     that the sequence contains from the start, all of them allowed.
     penalties: float32, one for each allowed id, 1 where the sequence does not contain it. None
-    where repetition is not penalized. prepared: data that a `SampleIds` caches for it.
+    where repetition is not penalized. counts: int32, how often each allowed id was sampled; None
+    without presence_penalty and frequency_penalty. prepared: data that a `SampleIds` caches for it.
     mask: uint32 [vocab_size / 32, rounded up], C-contiguous: the ids that its next id is one of, a
     bit each from the lowest, at least one of them; None: every id. Only where `allowed` is None.
     """
@@ -113,6 +121,9 @@ class Sampler:
                 ids = history.numpy()
                 indices = ids if allowed is None else np.searchsorted(allowed, ids)
                 self.penalties[indices] = params.repetition_penalty
+        self.counts: NDArray[np.int32] | None = None
+        if params.presence_penalty or params.frequency_penalty:
+            self.counts = np.zeros(vocab_size if allowed is None else len(allowed), np.int32)
 
 
 def sample_ids(samplers: Sequence[Sampler], logits: Sequence[Tensor]) -> list[int]:
@@ -131,6 +142,8 @@ def sample_ids(samplers: Sequence[Sampler], logits: Sequence[Tensor]) -> list[in
             ids[row] = index if allowed is None else int(allowed[index])
             if sampler.penalties is not None:
                 sampler.penalties[index] = sampler.params.repetition_penalty
+            if sampler.counts is not None:
+                sampler.counts[index] += 1
     return ids
 
 
@@ -142,8 +155,26 @@ def log_probability(logits: Tensor, token_id: int) -> float:
     return float(scores[token_id] - most - np.log(total))
 
 
+def likeliest(logits: Tensor, count: int) -> list[tuple[int, float]]:
+    """Return the likeliest ids of one sequence and their log-probabilities, likeliest first."""
+    scores = logits.float().numpy().ravel()
+    count = min(count, len(scores))
+    ids = scores.argpartition(len(scores) - count)[len(scores) - count :]
+    ids = ids[(-scores[ids]).argsort(kind="stable")]
+    return [(int(i), log_probability(logits, int(i))) for i in ids]
+
+
+def all_ids_but(vocab_size: int, forbidden: Iterable[int]) -> Mask:
+    """Return the mask of a vocabulary's ids without some; see Sampler.mask."""
+    mask = np.full(-(-vocab_size // _MASK_BITS), 2**_MASK_BITS - 1, np.uint32)
+    for token_id in forbidden:
+        if token_id < vocab_size:
+            mask[token_id // _MASK_BITS] &= ~np.uint32(1 << token_id % _MASK_BITS)
+    return mask
+
+
 def processed(samplers: Sequence[Sampler], logits: Tensor) -> Floats:
-    """Return float32 scores [sequences, allowed ids]: logits after penalty, suppression, mask."""
+    """Return float32 scores [sequences, allowed ids]: logits after penalties, suppression, mask."""
     scores: Floats = logits.float().numpy()
     if samplers[0].allowed is not None:  # first: later operations cost more with more ids
         scores = scores.take(samplers[0].allowed, 1)
@@ -151,6 +182,11 @@ def processed(samplers: Sequence[Sampler], logits: Tensor) -> Floats:
         ones = np.ones(scores.shape[1], dtype=np.float32)
         penalties = np.stack([ones if s.penalties is None else s.penalties for s in samplers])
         scores = np.where(scores < 0, scores * penalties, scores / penalties)
+    if any(sampler.counts is not None for sampler in samplers):
+        scores = scores.copy()
+        for row, sampler in zip(scores, samplers, strict=True):
+            if sampler.counts is not None:
+                _penalize(row, sampler.counts, sampler.params)
     if any(sampler.mask is not None for sampler in samplers):
         scores = scores.copy()
         for row, sampler in zip(scores, samplers, strict=True):
@@ -160,13 +196,23 @@ def processed(samplers: Sequence[Sampler], logits: Tensor) -> Floats:
     return scores
 
 
-def kept(scores: Floats, top_k: int, top_p: Floats) -> tuple[Ids, Floats]:
-    """Return the ids that top-k and then top-p keep from softmax(scores), likeliest first.
+def _penalize(scores: Floats, counts: NDArray[np.int32], params: SamplingParams) -> None:
+    """Take presence and frequency penalty off the scores of the ids that were sampled."""
+    ids = counts.nonzero()[0]
+    frequency, presence = map(np.float32, (params.frequency_penalty, params.presence_penalty))
+    scores[ids] -= frequency * counts[ids].astype(np.float32) + presence
 
-    scores: float32 [sequences, vocab]; top_k: 0 for no limit; top_p: float32 [sequences].
-    Returns indices [sequences, k] into the scores and probabilities [sequences, k], 0 beyond top-p,
-    which do not add up to 1. Kept set and probabilities are those of transformers' TopKLogitsWarper
-    and TopPLogitsWarper, in this order; of equal scores at the k-th rank only one is kept.
+
+def kept(
+    scores: Floats, top_k: int, top_p: Floats, min_p: Floats | None = None
+) -> tuple[Ids, Floats]:
+    """Return the ids that top-k, top-p and min-p keep from softmax(scores), likeliest first.
+
+    scores: float32 [sequences, vocab]; top_k: 0 for no limit; top_p, min_p: float32 [sequences];
+    min_p None: 0. Returns indices [sequences, k] into the scores and probabilities [sequences, k],
+    0 where top-p or min-p drops the id, which do not add up to 1. Kept set and probabilities are
+    those of transformers' TopKLogitsWarper, TopPLogitsWarper and MinPLogitsWarper, in this order;
+    of equal scores at the k-th rank only one is kept.
     """
     vocab, row = scores.shape[1], np.arange(len(scores))[:, None]
     if 0 < top_k < vocab:
@@ -182,6 +228,8 @@ def kept(scores: Floats, top_k: int, top_p: Floats) -> tuple[Ids, Floats]:
         # An id is dropped if the likelier ids add up to top_p already, so the likeliest stays.
         likelier = probabilities.cumsum(-1, dtype=np.float64) - probabilities
         probabilities *= likelier < np.where(top_p < 1, top_p, np.inf)[:, None]
+    if min_p is not None and min_p.any():
+        probabilities *= probabilities >= min_p[:, None] * probabilities[:, :1]
     return indices, probabilities
 
 
@@ -196,10 +244,12 @@ def _rows_by_top_k(samplers: Sequence[Sampler]) -> dict[int | None, list[int]]:
 
 def _sample(samplers: Sequence[Sampler], scores: Floats, top_k: int) -> Ids:
     """Sample one index [sequences] into the scores of each sequence."""
-    inputs = [(s.params.temperature, s.params.top_p, s.uniforms(1)[0]) for s in samplers]
-    temperature, top_p, uniform = np.array(inputs, dtype=np.float32).T
-    indices, probabilities = kept(scores / temperature[:, None], top_k, top_p)
-    # The last sum is that of all kept ids, since those beyond top-p have probability 0.
+    inputs = [
+        (s.params.temperature, s.params.top_p, s.params.min_p, s.uniforms(1)[0]) for s in samplers
+    ]
+    temperature, top_p, min_p, uniform = np.array(inputs, dtype=np.float32).T
+    indices, probabilities = kept(scores / temperature[:, None], top_k, top_p, min_p)
+    # The last sum is that of all kept ids, since those that are dropped have probability 0.
     cumulative = probabilities.cumsum(-1, dtype=np.float64)
     rank = (cumulative <= uniform[:, None] * cumulative[:, -1:]).sum(-1)
     return indices[np.arange(len(indices)), rank]

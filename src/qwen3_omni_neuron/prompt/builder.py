@@ -352,6 +352,10 @@ class PromptBuilder:
         """
         return self._tokenizer.encode_words(text, most)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token spells; see `Tokenizer.token_bytes`."""
+        return self._tokenizer.token_bytes(token_id)
+
     def decode(self, token_ids: list[int]) -> str:
         """Decode generated tokens to text, without special tokens."""
         return self._tokenizer.decode(token_ids)

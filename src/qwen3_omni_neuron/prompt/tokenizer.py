@@ -82,6 +82,7 @@ class Tokenizer:
         self._long = threading.Lock()  # one long text at a time
         self._divides = not any(t.lstrip or t.rstrip or _CUT.search(t.content) for t in added)
         vocabulary = self._backend.get_vocab(with_added_tokens=False)
+        self._bytes_of_symbols = {symbol: byte for byte, symbol in enumerate(_symbols())}
         self.largest_id = max(*vocabulary.values(), *by_id, 0, 0)
         self.least_tokens = LeastTokens(vocabulary, added)
         self.chat_template: Any = config.get("chat_template")
@@ -119,6 +120,13 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
         return self._backend.decode(token_ids, skip_special_tokens=True)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token spells: an added token's name, none for an unused id."""
+        text, values = self._backend.id_to_token(token_id) or "", self._bytes_of_symbols
+        if text in self.added_tokens or any(symbol not in values for symbol in text):
+            return text.encode()
+        return bytes(values[symbol] for symbol in text)
 
     def to_json(self) -> str:
         """Return this tokenizer in the library's own format, that of tokenizer.json."""

@@ -113,7 +113,9 @@ class LiveRequest:
         self.ended = False  # complete, cancelled or failed
         self.error: BaseException | None = None
         self.token_ids: list[int] = []
-        self.logprobs: list[float] = []  # one for each of token_ids, where the request asks
+        # One for each of token_ids, where the request asks: its own, and those of the likeliest.
+        self.logprobs: list[float] = []
+        self.top_logprobs: list[list[tuple[int, float]]] = []
         self.accepted: Tensor | None = None  # hidden states of the accept layer, for the talker
         self.cached_rows = 0  # prompt rows in the prefix cache; an estimate before prefill
         # By stage, rows of its prompt that were cached or computed so far.

@@ -315,6 +315,7 @@ class JoinedEvents:
             timings=self._timings(len(audio) / SAMPLE_RATE),
             seed=lives[0].seed,
             logprobs=[logprob for live in lives for logprob in live.logprobs],
+            top_logprobs=[likeliest for live in lives for likeliest in live.top_logprobs],
             warnings=lives[0].request.prompt.warnings,
         )
 
@@ -373,7 +374,8 @@ class RequestEvents:
         if not token_ids:
             return None
         first, self._told = self._told, self._told + len(token_ids)
-        return TextDelta(text, token_ids, self.live.logprobs[first : self._told])
+        told = slice(first, self._told)
+        return TextDelta(text, token_ids, self.live.logprobs[told], self.live.top_logprobs[told])
 
     def take(self, since_s: float) -> tuple[Item | None, float | None]:
         """Take an item if there is one. The lock is held.

@@ -9,7 +9,14 @@ from torch import Tensor
 
 from qwen3_omni_neuron.engines.inputs import rows_of
 from qwen3_omni_neuron.engines.protocols import Thinker
-from qwen3_omni_neuron.engines.sampling import SampleIds, Sampler, log_probability
+from qwen3_omni_neuron.engines.sampling import (
+    Mask,
+    SampleIds,
+    Sampler,
+    all_ids_but,
+    likeliest,
+    log_probability,
+)
 from qwen3_omni_neuron.errors import Qwen3OmniError
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.runtime.buffers import TextEnd
@@ -35,7 +42,8 @@ class ThinkerTask(PromptTask):
     last: the token that the next step appends, None before the prefill. limit: largest number of
     text tokens. eos_ids: tokens that end the text. begun: whether its prefill has begun.
     next_since_s: when its prompt became the next one to prefill, infinity before. stop, calls,
-    grammar: watches over its tokens; None where it has no stop string, tool or grammar. logits: the
+    grammar: watches over its tokens; None where it has no stop string, tool or grammar. no_end:
+    mask of all tokens but those that end the text; None where any may come at any time. logits: the
     last call's, until a token is sampled from them. full: it has reached its limit, and it is not
     known yet whether its grammar ends there, too.
     """
@@ -61,6 +69,9 @@ class ThinkerTask(PromptTask):
             live.random.thinker,
             prompt.token_ids,
         )
+        self.no_end: Mask | None = None
+        if options.goes_on:
+            self.no_end = all_ids_but(config.thinker.text.vocab_size, self.eos_ids)
         texts = codec.decode, codec.encode_words
         self.stop = StopStrings(options.stop, *texts) if options.stop else None
         self.calls = CallWatch(*texts, request.thinks) if options.shown_tools else None
@@ -71,6 +82,12 @@ class ThinkerTask(PromptTask):
         self.last: int | None = None
         self.begun = False
         self.next_since_s = math.inf
+
+    @property
+    def must_go_on(self) -> bool:
+        """True where the next token must not end the text."""
+        options = self.live.request.options
+        return options.ignore_eos or len(self.live.token_ids) < options.thinker_min_new_tokens
 
     @property
     def is_due(self) -> bool:
@@ -231,6 +248,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         """Give a request's sampler its mask. Ends the request that can't or need not go on."""
         grammar = task.grammar
         if grammar is None:
+            task.sampler.mask = task.no_end if task.must_go_on else None
             return True
         if grammar.error is not None:
             with self._lock:
@@ -291,12 +309,14 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
 
         token_id: None where the text has ended with the token before.
         """
-        live, logprob = task.live, None
+        live, logprob, others = task.live, None, list[tuple[int, float]]()
+        options = live.request.options
         logits, task.logits = task.logits, None
         if token_id is not None:
             task.last = token_id
-            if live.request.options.logprobs and logits is not None:
+            if options.logprobs and logits is not None:
                 logprob = log_probability(logits, token_id)
+                others = likeliest(logits, options.top_logprobs) if options.top_logprobs else []
         with self._lock:
             if live.ended:
                 return
@@ -307,6 +327,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
                 live.token_ids.append(token_id)
             if logprob is not None:
                 live.logprobs.append(logprob)
+                live.top_logprobs.append(others)
             try:
                 ended = self._pass_on(task, token_id)
             except Qwen3OmniError as error:  # a call of a tool has failed

@@ -108,19 +108,21 @@ static const Candidate *largest(const Drawing *d, int64_t k, const float *logits
 }
 
 int64_t draw(const Drawing *d, const float *logits, const uint32_t *mask, int64_t vocab,
-             float temperature, int64_t top_k, float uniform, float top_p)
+             float temperature, int64_t top_k, float uniform, float top_p, float min_p)
 {
     int64_t k = top_k > 0 && top_k < vocab ? top_k : vocab, rank = 0;
     const Candidate *kept = largest(d, k, logits, mask, vocab);
     float most = kept[0].logit / temperature;
     float *probabilities = d->probabilities;
     double total = 0, cumulative = 0, kept_sum = 0;
+    float least;
     for (int64_t i = 0; i < k; i++)
         total += probabilities[i] = expf(kept[i].logit / temperature - most);
+    least = min_p * (probabilities[0] / (float)total);
     for (int64_t i = 0; i < k; i++) {
         float probability = probabilities[i] / (float)total;
         cumulative += probability;
-        if ((float)cumulative - probability < top_p)
+        if ((float)cumulative - probability < top_p && probability >= least)
             kept_sum += probability;
         probabilities[i] = (float)kept_sum;
     }
@@ -130,7 +132,7 @@ int64_t draw(const Drawing *d, const float *logits, const uint32_t *mask, int64_
     return kept[rank].id;
 }
 
-/* Write the scores [count] of one sequence: its logits after suppression and penalty. */
+/* Write the scores [count] of one sequence: its logits after suppression and penalties. */
 static void score(float *scores, const Sampling *s, const float *logits)
 {
     for (int64_t i = 0; i < s->count; i++)
@@ -138,6 +140,10 @@ static void score(float *scores, const Sampling *s, const float *logits)
     if (s->penalties != NULL)
         for (int64_t i = 0; i < s->count; i++)
             scores[i] = scores[i] < 0 ? scores[i] * s->penalties[i] : scores[i] / s->penalties[i];
+    if (s->counts != NULL)
+        for (int64_t i = 0; i < s->count; i++)
+            if (s->counts[i] > 0)
+                scores[i] -= s->frequency * (float)s->counts[i] + s->presence;
 }
 
 int draw_rows(int64_t rows, const float *const *logits, int64_t vocab,
@@ -155,16 +161,18 @@ int draw_rows(int64_t rows, const float *const *logits, int64_t vocab,
         const uint32_t *mask = masks == NULL ? NULL : masks[r];
         const float *given = logits[r];
         int64_t index;
-        if (s->allowed != NULL || s->penalties != NULL) {
+        if (s->allowed != NULL || s->penalties != NULL || s->counts != NULL) {
             score(scores, s, given);
             given = scores;
         }
         /* Where top_p is 1, what its rounding drops is less than a step of uniforms. */
         index = s->top_k == GREEDY ? likeliest(given, mask, s->count)
                                    : draw(&drawing, given, mask, s->count, s->temperature,
-                                          s->top_k, uniforms[r], s->top_p);
+                                          s->top_k, uniforms[r], s->top_p, s->min_p);
         if (s->penalties != NULL)
             s->penalties[index] = s->penalty;
+        if (s->counts != NULL)
+            s->counts[index]++;
         ids[r] = s->allowed == NULL ? index : s->allowed[index];
     }
     free(block);

@@ -20,10 +20,11 @@ typedef struct {
  * each; the others have the logit minus infinity. */
 int64_t likeliest(const float *logits, const uint32_t *mask, int64_t vocab);
 
-/* Draw an index from softmax(logits / temperature), restricted to the top k and then to top p. mask: see
- * likeliest. uniform: a random number in [0, 1). top_k: 0 for all. Rounds like sample_top: torch
- * computes a cumulative sum in float64 and rounds each element to float32. */
+/* Draw an index from softmax(logits / temperature), restricted to the top k, then to top p, then to
+ * those of at least min_p times the greatest probability. mask: see likeliest. uniform: a random
+ * number in [0, 1). top_k: 0 for all. Rounds like sample_top: torch computes a cumulative sum in
+ * float64 and rounds each element to float32. */
 int64_t draw(const Drawing *d, const float *logits, const uint32_t *mask, int64_t vocab,
-             float temperature, int64_t top_k, float uniform, float top_p);
+             float temperature, int64_t top_k, float uniform, float top_p, float min_p);
 
 #endif

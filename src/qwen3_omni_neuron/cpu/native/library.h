@@ -169,11 +169,13 @@ enum { GREEDY = -1 };
 typedef struct {
     const int64_t *allowed; /* [count] ids, ascending; NULL for all of the vocabulary */
     float *penalties;       /* [count], 1 where the sequence lacks the id; NULL where none is */
+    int32_t *counts;        /* [count], how often the id was drawn; NULL where nothing asks for it */
     int64_t count, top_k;   /* top_k: 0 for all, or GREEDY */
-    float penalty, temperature, top_p;
+    float penalty, temperature, top_p, min_p;
+    float frequency, presence; /* taken off the score of an id for each time, and for the first */
 } Sampling;
 
-/* Draw the next id of each sequence, and note it in its penalties: engines.sampling.sample_ids.
+/* Draw the next id of each sequence, and note it in penalties and counts: engines.sampling.sample_ids.
  * logits: [vocab] of each; uniforms [rows] in [0, 1). masks: NULL, or for each sequence NULL or the
  * ids that it may have, a bit each: [vocab / 32] rounded up. Writes ids [rows]. */
 int draw_rows(int64_t rows, const float *const *logits, int64_t vocab,

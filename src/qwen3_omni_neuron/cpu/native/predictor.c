@@ -114,7 +114,7 @@ int predict_frame(const Predictor *p, int64_t slots, const int64_t *rows, const 
                 code = likeliest(of_slot, NULL, vocab);
             else
                 code = draw(&f.drawing, of_slot, NULL, vocab, 1, top_k,
-                            uniforms[r * p->steps + step], top_p[r]);
+                            uniforms[r * p->steps + step], top_p[r], 0);
             codes[r * groups + step + 1] = code;
             look_up(x + r * width, &p->embedding, step * vocab + code);
             for (int64_t i = 0; i < width; i++)

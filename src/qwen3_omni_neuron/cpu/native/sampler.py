@@ -63,14 +63,19 @@ class NativeSampler:
 def _prepare(sampler: Sampler) -> tuple[Any, int]:
     """Make a sampler's struct, which lives as long as the sampler. Returns it and its address."""
     params, allowed, penalties = sampler.params, sampler.allowed, sampler.penalties
+    counts = sampler.counts
     fields = {
         "allowed": ffi.NULL if allowed is None else ffi.from_buffer("int64_t[]", allowed),
         "penalties": ffi.NULL if penalties is None else ffi.from_buffer("float[]", penalties),
+        "counts": ffi.NULL if counts is None else ffi.from_buffer("int32_t[]", counts),
         "count": sampler.vocab_size if allowed is None else len(allowed),
         "top_k": params.top_k if params.do_sample else GREEDY,
         "penalty": params.repetition_penalty,
         "temperature": params.temperature,
         "top_p": params.top_p,
+        "min_p": params.min_p,
+        "frequency": params.frequency_penalty,
+        "presence": params.presence_penalty,
     }
     struct = ffi.new("Sampling *", fields)
     sampler.prepared = prepared = struct, int(ffi.cast(ADDRESS, struct))

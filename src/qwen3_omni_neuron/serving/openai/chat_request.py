@@ -31,6 +31,7 @@ from qwen3_omni_neuron.serving.stored.replies import SpokenReplies
 # OpenAI field and those that the server itself sets.
 CHAT_OPTIONS = frozenset(option.name for option in REQUEST_OPTIONS) - {
     *("seed", "stop", "tools", "tool_choice", "parallel_tool_calls", "logprobs", "literal_text"),
+    "top_logprobs",
     "owner",
 }
 # OpenAI's fields that have no effect here, whatever their value.
