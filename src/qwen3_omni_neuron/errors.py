@@ -26,6 +26,26 @@
 A message says what happened, the numbers, and what to do next.
 """
 
+from enum import IntEnum
+
+
+class ExitStatus(IntEnum):
+    """Exit status of a verb of the command line; docs/options.md has the table for users."""
+
+    OK = 0
+    FAILED = 1
+    """An error, of which a line on stderr says what happened; or `verify` found a difference."""
+    WRONG_COMMAND_LINE = 2
+    """argparse's."""
+    CUT = 3
+    """A limit ended a text or its speech: all up to there is written."""
+    MODEL_DIED = 70
+    """A process or thread of a served model has ended, and a supervisor may start it anew."""
+    INTERRUPTED = 130
+    """Ctrl-C: 128 and the number of SIGINT."""
+    TERMINATED = 143
+    """SIGTERM."""
+
 
 class Qwen3OmniError(Exception):
     """Base of every error of this package."""

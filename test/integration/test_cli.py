@@ -1,6 +1,7 @@
 """The command line, as a person calls it."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +15,9 @@ from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
 from qwen3_omni_neuron.cli import main
 from qwen3_omni_neuron.cli.wav import WavFile
+from qwen3_omni_neuron.errors import ExitStatus
 from qwen3_omni_neuron.serving.server import Server
+from testing.imports import ROOT
 from testing.made_videos import make_video
 from testing.media_cases import QUESTION_WAV, noise_image, text, user
 from testing.scripted_model import ScriptedModel
@@ -221,6 +224,13 @@ def test_an_unknown_flag_is_a_wrong_command_line() -> None:
     with pytest.raises(SystemExit) as caught:
         main(["speak", "Hello", "--colour", "red"])
     assert caught.value.code == 2
+
+
+def test_every_exit_status_stands_in_the_table_of_the_documents() -> None:
+    """And no other: the table is the only list of them."""
+    text = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    table = text.split("| status | meaning |")[1].split("\n\n")[0]
+    assert re.findall(r"^\| (\d+) \|", table, re.MULTILINE) == [str(int(s)) for s in ExitStatus]
 
 
 def test_tiny_checkpoint_writes_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

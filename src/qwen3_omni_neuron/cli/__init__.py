@@ -8,17 +8,13 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from qwen3_omni_neuron.cli.ending import EndBySignal, leave, open_standard_files
-from qwen3_omni_neuron.errors import Qwen3OmniError
+from qwen3_omni_neuron.errors import ExitStatus, Qwen3OmniError
 
 
 def run() -> NoReturn:
-    """Run the verb of this process's command line, and end the process with its exit status.
-
-    After SIGTERM or Ctrl-C the status is 0 for `serve`, and 128 plus the signal's number for the
-    other verbs.
-    """
+    """Run the verb of this process's command line, and end the process with its exit status."""
     ends = EndBySignal(serves=sys.argv[1:2] == ["serve"])
-    status = 1
+    status: int = ExitStatus.FAILED
     try:
         with ends:
             open_standard_files()
@@ -32,7 +28,7 @@ def run() -> NoReturn:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb. Returns the exit status: 0, 1 for a failure, 2 for a wrong command line."""
+    """Run one verb. Returns the exit status. Raises SystemExit for a wrong command line."""
     try:
         parsed = make_parser().parse_args(arguments)
         status = parsed.run(parsed)
@@ -40,15 +36,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     except Qwen3OmniError as error:
         print(f"qwen3-omni-neuron: {error}", file=sys.stderr)
-        return 1
+        return ExitStatus.FAILED
     except BrokenPipeError:
         # The reader is gone. The rest of stdout's buffer must not be flushed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print("qwen3-omni-neuron: nobody reads the output any more.", file=sys.stderr)
-        return 1
+        return ExitStatus.FAILED
     except KeyboardInterrupt:
         print("qwen3-omni-neuron: interrupted.", file=sys.stderr)
-        return 130
+        return ExitStatus.INTERRUPTED
 
 
 def make_parser() -> argparse.ArgumentParser:

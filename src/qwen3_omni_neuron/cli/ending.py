@@ -5,15 +5,20 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from io import TextIOWrapper
 from types import FrameType, TracebackType
 from typing import NoReturn
 
 from qwen3_omni_neuron.engines.process.child import kill_children
+from qwen3_omni_neuron.errors import ExitStatus
 
 END_S = 10.0  # time for the verb to clean up after a signal
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_STATUSES: Mapping[int, ExitStatus] = {
+    signal.SIGTERM: ExitStatus.TERMINATED,
+    signal.SIGINT: ExitStatus.INTERRUPTED,
+}
 
 
 class EndBySignal:
@@ -26,12 +31,12 @@ class EndBySignal:
     """
 
     def __init__(self, serves: bool):
-        """serves: a signal is the usual end of the verb, with status 0, not 128 + its number."""
+        """serves: a signal is the usual end of the verb, with ExitStatus.OK."""
         self.status: int | None = None
         self._serves, self._raises = serves, True
 
     def __enter__(self) -> "EndBySignal":
-        for number in _SIGNALS:
+        for number in _STATUSES:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup or a shell's & sets it
                 signal.signal(number, self._on_signal)
         return self
@@ -47,7 +52,7 @@ class EndBySignal:
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         if self.status is not None:
             return
-        self.status = 0 if self._serves else 128 + number
+        self.status = ExitStatus.OK if self._serves else _STATUSES[number]
         # A destructor or a callback that the exception meets would print it.
         sys.unraisablehook = lambda _: None
         # Not a threading.Thread: the main thread may hold the locks of that module.

@@ -11,7 +11,7 @@ from qwen3_omni_neuron.cli.model_arguments import (
     chosen_model,
     load_arguments,
 )
-from qwen3_omni_neuron.errors import NotInstalledError, OptionError
+from qwen3_omni_neuron.errors import ExitStatus, NotInstalledError, OptionError
 from qwen3_omni_neuron.options import LOAD_OPTIONS
 
 _DTYPES = ("float32", "bfloat16")
@@ -44,7 +44,7 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 
 
 def _verify(parsed: argparse.Namespace) -> int:
-    """Write a reference, or verify a model. Returns the exit status: 1 where it differs."""
+    """Write a reference, or verify a model. Returns the exit status: FAILED where it differs."""
     tell = partial(print, file=sys.stderr)
     if parsed.write is not None:
         return _write(parsed)
@@ -56,7 +56,7 @@ def _verify(parsed: argparse.Namespace) -> int:
         chosen_model(parsed), parsed.against, load, by_layer=parsed.by_layer, progress=tell
     )
     print(page(verdict))
-    return 0 if verdict.holds else 1
+    return ExitStatus.OK if verdict.holds else ExitStatus.FAILED
 
 
 def _write(parsed: argparse.Namespace) -> int:

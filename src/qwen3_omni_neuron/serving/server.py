@@ -17,7 +17,7 @@ import uvicorn
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.engines.process.heap import resident_mb
-from qwen3_omni_neuron.errors import ClosedError, OptionError, OutputError
+from qwen3_omni_neuron.errors import ClosedError, ExitStatus, OptionError, OutputError
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.app import make_app
 from qwen3_omni_neuron.serving.edge.acceptor import Acceptor, listening_sockets
@@ -27,8 +27,6 @@ from qwen3_omni_neuron.serving.model import FAILED_DRAIN_S
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
-EXIT_OK, EXIT_LOAD_FAILED, EXIT_MODEL_DIED = 0, 1, 70
-"""Exit statuses of `Server.run`: after a signal, a failed load, and the death of a model's part."""
 PROGRESS_S = 5.0
 MOST_EVENT_BYTES = 24 << 20  # realtime event: 15 MiB of sound in base64, or a large image
 _TICK_S = 0.05
@@ -41,7 +39,7 @@ class Server:
     It listens before the model is loaded: /ready reports when it is. After the first SIGTERM or
     SIGINT it completes running requests and refuses new ones; the second signal ends all at once.
     If a process or thread of the model dies, it acts as on the first signal and exits with status
-    EXIT_MODEL_DIED, so that a service manager restarts it.
+    ExitStatus.MODEL_DIED, so that a service manager restarts it.
     """
 
     def __init__(
@@ -58,7 +56,7 @@ class Server:
         self.service = Service.of(settings, fetcher)
         self.service.model.on_failure = self._on_failure
         self._gate = make_app(self.service)
-        self._status = EXIT_OK
+        self._status = ExitStatus.OK
         self._drain_until_s: float | None = None
         self._load_error: BaseException | None = None
         config = uvicorn.Config(
@@ -158,7 +156,7 @@ class Server:
                 logs.event("loading", model=name, seconds=seconds, memory_mb=resident_mb())
         seconds = round(time.monotonic() - start_s, 1)
         if isinstance(made[0], BaseException):
-            self._load_error, self._status = made[0], EXIT_LOAD_FAILED
+            self._load_error = made[0]
             logs.event("load_failed", logging.ERROR, seconds=seconds, error=str(made[0]))
             self._uvicorn.should_exit = True
             return
@@ -196,7 +194,7 @@ class Server:
         self._drain(self.settings.drain_timeout_s)
 
     def _on_failure(self) -> None:
-        self._status = EXIT_MODEL_DIED
+        self._status = ExitStatus.MODEL_DIED
         if self._drain_until_s is None:
             self._drain(FAILED_DRAIN_S)
 

@@ -16,6 +16,7 @@ from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES
 from qwen3_omni_neuron.compilation.storage import local_tree
 from qwen3_omni_neuron.compilation.tree import needed_cores
+from qwen3_omni_neuron.errors import ExitStatus
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.app import make_app
 from qwen3_omni_neuron.serving.fleet.cores import RESOURCE, stage_cores
@@ -23,7 +24,6 @@ from qwen3_omni_neuron.serving.fleet.draining import PRESENCE
 from qwen3_omni_neuron.serving.fleet.scaling import ReplicaFigures
 from qwen3_omni_neuron.serving.fleet.settings import FleetSettings
 from qwen3_omni_neuron.serving.model import FAILED_DRAIN_S, load_and_answer
-from qwen3_omni_neuron.serving.server import EXIT_MODEL_DIED
 from qwen3_omni_neuron.serving.service import Service
 
 FIGURES_S = 2.0  # interval between copies of the metrics
@@ -104,7 +104,7 @@ class Replica:
         logs.event("draining", most_s=seconds, fault=model.fault)
         model.end_sessions(seconds)
         if model.fault is not None:  # Ray would wait for requests that nobody answers
-            self._loop.call_later(FAILED_DRAIN_S, os._exit, EXIT_MODEL_DIED)
+            self._loop.call_later(FAILED_DRAIN_S, os._exit, ExitStatus.MODEL_DIED)
 
     async def _copy_metrics(self) -> None:
         ray_metrics = RayMetrics(self._service.metrics.registry)
