@@ -1,5 +1,6 @@
 """The command line, as a person calls it."""
 
+import io
 import os
 import re
 import subprocess
@@ -10,18 +11,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from numpy.typing import NDArray
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
 from qwen3_omni_neuron.cli import main
-from qwen3_omni_neuron.cli.wav import WavFile
+from qwen3_omni_neuron.cli.speech_file import SUFFIXES, SpeechFile
 from qwen3_omni_neuron.errors import ExitStatus
+from qwen3_omni_neuron.prompt.media.fields import Warn
+from qwen3_omni_neuron.serving.endpoints.sound import encode_sound
 from qwen3_omni_neuron.serving.server import Server
 from testing.imports import ROOT
 from testing.made_videos import make_video
 from testing.media_cases import QUESTION_WAV, noise_image, text, user
 from testing.scripted_model import ScriptedModel
 
+NO_FORMAT = f"which is no format that speech is written in. End the name with one of {SUFFIXES}."
 SHORT = [
     *("--thinker-max-new-tokens", "3", "--talker-max-new-tokens", "4", "--seed", "1"),
     *("--thinker-do-sample", "false", "--talker-do-sample", "false"),
@@ -39,7 +44,9 @@ def test_speak_writes_text_and_a_wav(
         ]
     )
     printed = capsys.readouterr()
-    assert status == 0
+    assert status == ExitStatus.CUT
+    for limit in ("text after 3 tokens: --thinker-max", "speech, which has 0.22 s: --talker-max"):
+        assert f"qwen3-omni-neuron: a limit ended the {limit}-new-tokens, or" in printed.err
     assert printed.out.strip()
     for figure in ("TTFT", "TTFB", "RTF", "3 frames", "seed 1"):
         assert figure in printed.err
@@ -72,7 +79,7 @@ def test_speak_takes_media_in_the_order_they_are_named(
         str(tmp_path / "o.wav"),
     ]
     model = ["--model", str(checkpoint)]
-    assert main(["speak", "And this?", *named, *options, *model, *SHORT]) == 0
+    assert main(["speak", "And this?", *named, *options, *model, *SHORT]) == ExitStatus.CUT
     assert capsys.readouterr().out == result.text + "\n"
 
 
@@ -86,10 +93,10 @@ def test_the_speech_goes_to_stdout_as_raw_samples(checkpoint: Path, tmp_path: Pa
         capture_output=True,
         check=False,
     )
-    assert piped.returncode == 0, piped.stderr.decode()
+    assert piped.returncode == ExitStatus.CUT, piped.stderr.decode()
     assert b"TTFB" in piped.stderr
     assert not list(tmp_path.iterdir())
-    assert main([*speak[2:], "--out", str(tmp_path / "o.wav")]) == 0
+    assert main([*speak[2:], "--out", str(tmp_path / "o.wav")]) == ExitStatus.CUT
     samples, _ = soundfile.read(tmp_path / "o.wav", dtype="int16")
     assert np.abs(np.frombuffer(piped.stdout, "<i2") - samples).max() <= 1
 
@@ -113,7 +120,7 @@ def test_a_player_that_leaves_ends_the_command_without_a_traceback(
 def test_the_wav_grows_beside_its_path_while_the_speech_comes(tmp_path: Path) -> None:
     out = tmp_path / "o.wav"
     seen = []
-    with WavFile(out, 24000) as wav:
+    with SpeechFile(out, 24000) as wav:
         for _ in range(3):
             wav.write(np.full(1920, 0.25, np.float32))
             (part,) = tmp_path.iterdir()
@@ -121,6 +128,58 @@ def test_the_wav_grows_beside_its_path_while_the_speech_comes(tmp_path: Path) ->
     assert seen == [44 + 3840 * n for n in (1, 2, 3)]
     assert [f.name for f in tmp_path.iterdir()] == ["o.wav"]
     assert soundfile.info(out).frames == 3 * 1920
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES.split(", "))
+def test_the_name_of_the_output_says_its_format(tmp_path: Path, suffix: str) -> None:
+    """In pieces as speech comes, and whole: what the server sends as a file of this format."""
+    out = tmp_path / f"Speech.{suffix[1:].upper()}"
+    samples = np.sin(np.arange(36_000, dtype=np.float32) / 9) / 2
+    with SpeechFile(out, 24000) as file:
+        for first in range(0, len(samples), 1920):
+            file.write(samples[first : first + 1920])
+    served = {".pcm": "pcm16", ".ogg": "opus"}.get(suffix, suffix[1:])
+    whole = encode_sound(samples, 24000, served)
+    if served in ("wav", "pcm16", "flac"):
+        assert out.read_bytes() == whole
+    if served != "pcm16":
+        info, theirs = soundfile.info(out), soundfile.info(io.BytesIO(whole))
+        kind = {"opus": "OGG"}.get(served, served.upper())
+        assert (info.format, info.subtype) == (kind, theirs.subtype)
+        assert (info.samplerate, info.channels, info.frames) == (24000, 1, len(samples))
+
+
+@pytest.mark.parametrize("verb", ["speak", "say"])
+def test_a_name_without_a_format_is_refused_before_the_model_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setattr(Qwen3Omni, "load", None)
+    assert main([verb, "hello", "--out", "/nowhere/o.aac"]) == ExitStatus.FAILED
+    assert f"o.aac ends with .aac, {NO_FORMAT}" in capsys.readouterr().err
+
+
+def test_the_help_lists_the_formats(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("speak", "say"):
+        with pytest.raises(SystemExit):
+            main([verb, "--help"])
+        assert f" ending: {SUFFIXES};" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_was_found_in_a_file_is_told(
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def read(*_: object, warn: Warn, **__: object) -> NDArray[np.float32]:
+        warn("messages[0].content[0]: the file is cut short.")
+        return np.zeros(8000, np.float32)
+
+    monkeypatch.setattr("qwen3_omni_neuron.prompt.media.items.load_waveform", read)
+    out = ["--out", str(tmp_path / "o.wav"), "--model", str(checkpoint), *SHORT]
+    assert main(["speak", "--audio", "a.wav", *out]) == ExitStatus.CUT
+    told = "qwen3-omni-neuron: messages[0].content[0]: the file is cut short.\n"
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("warm_commands")
@@ -133,7 +192,7 @@ def test_the_model_may_come_from_the_environment(checkpoint: Path, tmp_path: Pat
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == ExitStatus.CUT, done.stderr
     assert (tmp_path / "o.wav").stat().st_size > 44
 
 
@@ -146,6 +205,8 @@ def test_the_model_may_come_from_the_environment(checkpoint: Path, tmp_path: Pat
         (["Hello", "--thinker-max-new-tokens", "0"], "1 or more, got 0"),
         (["Hello", "--out", "/nowhere/at/all.wav"], "can't be written"),
         (["Hello", "--out", "."], "is a folder"),
+        (["Hello", "--out", "o.m4a"], "o.m4a ends with .m4a, which is no format that speech is"),
+        (["Hello", "--out", "speech"], f"speech has no ending, {NO_FORMAT}"),
         (["Hello", "--model", "/nowhere"], "does not exist"),
         (["Hello", "--placement", "here"], "placement must be shared or split"),
         (["Hello", "--chunk-frames", "1,3"], "chunk_frames has 3"),

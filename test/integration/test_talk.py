@@ -26,7 +26,7 @@ from websockets.sync.server import ServerConnection, serve
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.cli import main, make_parser, talk_client, talk_sound
 from qwen3_omni_neuron.cli.talk_sound import Player
-from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.errors import ExitStatus, OptionError
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_server import serving, url_of, wait_until
 from testing.media_cases import QUESTION_WAV
@@ -298,6 +298,36 @@ def test_a_talk_that_can_not_begin_says_why_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_answer_that_a_limit_ended_has_a_status_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And all of it that there is."""
+    out = tmp_path / "answer.flac"
+
+    def converse(socket: ServerConnection) -> None:
+        while json.loads(socket.recv(timeout=10))["type"] != "response.create":
+            pass
+        sound = base64.b64encode(np.full(480, 8192, "<i2").tobytes()).decode()
+        for event in (
+            {"type": "response.created", "response": {"id": "r"}},
+            {"type": "response.output_audio_transcript.delta", "delta": "one"},
+            {"type": "response.output_audio.delta", "delta": sound, "item_id": "i"},
+            {"type": "response.done", "response": {"id": "r", "status": "incomplete"}},
+        ):
+            socket.send(json.dumps(event))
+
+    with serve(converse, "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+        files = ["--from", str(SUM_WAV), "--to", str(out)]
+        assert main(["talk", *files, "--url", url]) == ExitStatus.CUT
+        server.shutdown()
+    printed = capsys.readouterr()
+    assert printed.out == "one\n"
+    assert "[a limit of the server ended the answer: its end is missing]" in printed.err
+    assert soundfile.info(out).frames == 480
+
+
 def test_a_server_that_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its key, or the voice."""
     model: Any = ScriptedModel(["hello"])
@@ -336,7 +366,7 @@ def test_a_missing_microphone_or_loudspeaker_is_named(
     assert main(["talk"]) == 1
     said = capsys.readouterr().err
     assert f"there is no {missing} that can be opened: Error querying device -1" in said
-    assert "--from FILE and --to WAV" in said
+    assert "--from FILE and --to FILE" in said
 
 
 def test_a_loudspeaker_that_dies_ends_the_talk(
@@ -347,7 +377,7 @@ def test_a_loudspeaker_that_dies_ends_the_talk(
     assert main(["talk", "--from", str(SUM_WAV)]) == 1
     said = capsys.readouterr().err
     assert "the loudspeaker has taken no sound for 0.5 s" in said
-    assert "s of the answer were not played. Check the device, or take --to WAV." in said
+    assert "s of the answer were not played. Check the device, or take --to FILE." in said
 
 
 def test_talk_without_sounddevice_names_the_extra_to_install(

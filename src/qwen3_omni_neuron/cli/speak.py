@@ -14,7 +14,7 @@ from qwen3_omni_neuron.cli.model_arguments import (
     load_arguments,
     model_or_shipped,
 )
-from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.errors import ExitStatus, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,8 +74,10 @@ def _add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         default="speech.wav",
-        metavar="WAV",
-        help="where the speech goes; - writes it to stdout as it is made, raw 16-bit PCM of 24 kHz",
+        metavar="FILE",
+        help="where the speech goes, in the format of the name's ending: .wav, .mp3, .flac, .opus, "
+        ".ogg, .pcm; default: %(default)s; - writes it to stdout as it is made, raw 16-bit PCM of "
+        "24 kHz",
     )
 
 
@@ -112,7 +114,7 @@ def _write_speech(
     start: function that starts the stream with the given options. shows_text: also print the text.
     """
     from qwen3_omni_neuron.api import Qwen3Omni
-    from qwen3_omni_neuron.cli.wav import WavFile
+    from qwen3_omni_neuron.cli.speech_file import SpeechFile
     from qwen3_omni_neuron.events import SAMPLE_RATE
     from qwen3_omni_neuron.options import REQUEST_OPTIONS
     from qwen3_omni_neuron.serving.endpoints.sound import pcm16
@@ -132,14 +134,17 @@ def _write_speech(
                 raw.write(pcm16(samples))
                 raw.flush()
         else:
-            write_audio = stack.enter_context(WavFile(Path(parsed.out), SAMPLE_RATE)).write
+            write_audio = stack.enter_context(SpeechFile(Path(parsed.out), SAMPLE_RATE)).write
             text = sys.stdout
         omni = stack.enter_context(Qwen3Omni.load(model, **load))
         introduce(omni.info)
         stream = start(omni, given)
         result = _write_events(stream, write_audio, text if shows_text else None)
+    limits = _limits(result)
+    for line in (*result.warnings, *limits):
+        print(f"qwen3-omni-neuron: {line}", file=sys.stderr)
     print(_summary(result, parsed.out), file=sys.stderr)
-    return 0
+    return ExitStatus.CUT if limits else ExitStatus.OK
 
 
 def _write_events(
@@ -171,6 +176,22 @@ def _messages(parsed: argparse.Namespace) -> list[dict[str, Any]]:
     if parsed.system:
         messages.insert(0, {"role": "system", "content": parsed.system})
     return messages
+
+
+def _limits(result: "SpeechResult") -> list[str]:
+    """Return a sentence for each limit that ended the reply."""
+    t, found = result.timings, []
+    if result.thinker_finish_reason == "length":
+        found.append(
+            f"a limit ended the text after {t.text_tokens} tokens: --thinker-max-new-tokens, or "
+            "the length of the model's context. Its end is missing."
+        )
+    if result.talker_finish_reason == "length":
+        found.append(
+            f"a limit ended the speech, which has {t.audio_s:.2f} s: --talker-max-new-tokens, or "
+            "the length of the talker's context. Words of the text are not spoken."
+        )
+    return found
 
 
 def _summary(result: "SpeechResult", out: str) -> str:

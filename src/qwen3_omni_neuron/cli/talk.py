@@ -22,8 +22,8 @@ def add_talk(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hands-free", action="store_true", help=text)
     text = "speech of one turn, instead of the microphone"
     parser.add_argument("--from", type=Path, dest="source", metavar="FILE", help=text)
-    text = "where the answers go, instead of the loudspeaker"
-    parser.add_argument("--to", type=Path, metavar="WAV", help=text)
+    text = "where the answers go, instead of the loudspeaker: a name such as a.wav or a.mp3"
+    parser.add_argument("--to", type=Path, metavar="FILE", help=text)
     parser.add_argument("--speaker", help="voice; default: that of the model, or of the server")
     add_model_arguments(parser, "the small one that ships with the package")
 

@@ -17,9 +17,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from websockets.sync.client import ClientConnection, connect
 
 from qwen3_omni_neuron.cli.model_arguments import introduce, load_arguments, model_or_shipped
+from qwen3_omni_neuron.cli.speech_file import SpeechFile
 from qwen3_omni_neuron.cli.talk_sound import HEARD_RATE, Player, Samples, device
-from qwen3_omni_neuron.cli.wav import WavFile
-from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.errors import ExitStatus, OptionError
 from qwen3_omni_neuron.events import SAMPLE_RATE
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.serving.endpoints.sound import pcm16, samples_of_pcm16
@@ -34,7 +34,9 @@ def talk(parsed: argparse.Namespace) -> int:
     if parsed.source is not None:
         turn = load_waveform({"audio": parsed.source}, HEARD_RATE, "--from")
     with ExitStack() as stack:
-        file = None if parsed.to is None else stack.enter_context(WavFile(parsed.to, SAMPLE_RATE))
+        file = (
+            None if parsed.to is None else stack.enter_context(SpeechFile(parsed.to, SAMPLE_RATE))
+        )
         player = Player(file)
         if file is None:
             player.latency_s = stack.enter_context(device("loudspeaker", player.fill)).latency
@@ -44,10 +46,12 @@ def talk(parsed: argparse.Namespace) -> int:
         if parsed.source is not None:
             client.answer(turn)
             player.drain()
+            if client.cut:
+                return ExitStatus.CUT
         else:
             stack.enter_context(device("microphone", client.take_sound))
             client.converse(parsed.hands_free)
-    return 0
+    return ExitStatus.OK
 
 
 class _Client:
@@ -55,10 +59,12 @@ class _Client:
 
     _inputs: events of the server, the microphone's sound, lines of stdin and None after them, and
     an error that ends it all. One thread takes them, so that no other field needs a lock.
+    cut: whether a limit has ended an answer.
     """
 
     def __init__(self, socket: ClientConnection, player: Player, parsed: argparse.Namespace):
         self._socket, self._player = socket, player
+        self.cut = False
         self._inputs: queue.Queue[Any] = queue.Queue()
         self._item: str | None = None  # id of the item whose sound came last
         self._response: str | None = None  # id of the response that is made and is not interrupted
@@ -164,14 +170,17 @@ class _Client:
                 if event["response"]["status"] == "failed":
                     self._refused(**event["response"]["status_details"]["error"])
                 else:
-                    self._complete()
+                    self._complete(event["response"]["status"])
             case "error":
                 self._cancels = False
                 self._refused(**event["error"])
 
-    def _complete(self) -> None:
+    def _complete(self, status: str) -> None:
         self._answered = True
         print(flush=True)
+        if status == "incomplete":
+            self.cut = True
+            _say("a limit of the server ended the answer: its end is missing")
         if self._first_sound_s:
             after_ms = 1000 * (self._first_sound_s - self._turn_end_s)
             underruns = f"{self._player.underruns} underruns so far"

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.cli.wav import WavFile
+from qwen3_omni_neuron.cli.speech_file import SpeechFile
 from qwen3_omni_neuron.errors import NotInstalledError, OptionError, OutputError
 from qwen3_omni_neuron.events import SAMPLE_RATE
 
@@ -16,7 +16,7 @@ HEARD_RATE = 16000  # sample rate of the user's sound
 _PIECE_S = 0.02
 _AGAIN_S = 0.12  # seconds of sound to buffer after an underrun before playing again
 _DEAD_S = 2.0  # time limit between calls of the loudspeaker, which come every _PIECE_S
-_FILES = "Without a device, take --from FILE and --to WAV."
+_FILES = "Without a device, take --from FILE and --to FILE."
 
 
 class Player:
@@ -26,7 +26,7 @@ class Player:
     its samples are heard.
     """
 
-    def __init__(self, file: WavFile | None = None):
+    def __init__(self, file: SpeechFile | None = None):
         self.latency_s, self.underruns, self._file = 0.0, 0, file
         self._lock = threading.Condition()
         self._left = np.empty(0, np.float32)  # samples still to play
@@ -65,7 +65,7 @@ class Player:
                     left_s = len(self._left) / SAMPLE_RATE
                     raise OutputError(
                         f"the loudspeaker has taken no sound for {_DEAD_S:g} s, and {left_s:.1f} s "
-                        "of the answer were not played. Check the device, or take --to WAV."
+                        "of the answer were not played. Check the device, or take --to FILE."
                     )
 
     def fill(self, out: Samples, *_: object) -> None:

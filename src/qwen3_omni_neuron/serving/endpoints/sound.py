@@ -4,12 +4,13 @@ import io
 import struct
 from fractions import Fraction
 from importlib.util import find_spec
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 SOUND_FORMATS = ("wav", "mp3", "flac", "opus", "pcm16")
-"""Formats of `encode_sound`."""
+"""Formats of `SoundWriter`."""
 STREAMED_FORMATS = ("pcm16", "wav")
 """Formats that can be streamed while the reply is generated, without an encoder's delay."""
 MEDIA_TYPES = {
@@ -20,9 +21,11 @@ MEDIA_TYPES = {
     "pcm16": "audio/pcm",
 }
 _LIBSNDFILE = {
-    "mp3": ("MP3", "MPEG_LAYER_III"),
-    "flac": ("FLAC", "PCM_16"),
-    "opus": ("OGG", "OPUS"),
+    "wav": {"format": "WAV", "subtype": "PCM_16"},
+    "mp3": {"format": "MP3", "subtype": "MPEG_LAYER_III"},
+    "flac": {"format": "FLAC", "subtype": "PCM_16"},
+    "opus": {"format": "OGG", "subtype": "OPUS"},
+    "pcm16": {"format": "RAW", "subtype": "PCM_16", "endian": "LITTLE"},
 }
 _UNKNOWN_SIZE = 0xFFFFFFFF  # players read it as "until the end"
 _HEADER_BYTES = 44
@@ -60,23 +63,37 @@ def wav_header(sample_rate: int, data_bytes: int | None = None) -> bytes:
     )
 
 
-def encode_sound(samples: NDArray[np.float32], sample_rate: int, sound_format: str) -> bytes:
-    """Encode a whole reply in one of SOUND_FORMATS, in mono, and in 16 bits if the format is PCM.
+class SoundWriter:
+    """Encoder of samples into a file, in mono, and in 16 bits if the format is lossless.
 
     Opus comes in an Ogg container, MP3 at libsndfile's own variable bit rate.
     """
-    data = pcm16(samples)
-    if sound_format == "pcm16":
-        return data
-    if sound_format == "wav":
-        return wav_header(sample_rate, len(data)) + data
-    import soundfile
 
-    container, subtype = _LIBSNDFILE[sound_format]
+    def __init__(self, file: bytes | BinaryIO, sample_rate: int, sound_format: str):
+        """file: its path, or an open file. sound_format: one of SOUND_FORMATS.
+
+        Raises soundfile.SoundFileError, as do the methods.
+        """
+        import soundfile
+
+        form = _LIBSNDFILE[sound_format]
+        self._file = soundfile.SoundFile(file, "w", sample_rate, 1, **form)
+
+    def write(self, samples: NDArray[np.float32]) -> None:
+        """Append float32 [samples] in [-1, 1]."""
+        self._file.write(np.frombuffer(pcm16(samples), "<i2"))
+
+    def close(self) -> None:
+        """Complete the file."""
+        self._file.close()
+
+
+def encode_sound(samples: NDArray[np.float32], sample_rate: int, sound_format: str) -> bytes:
+    """Encode a whole reply in one of SOUND_FORMATS."""
     file = io.BytesIO()
-    soundfile.write(
-        file, np.frombuffer(data, "<i2"), sample_rate, format=container, subtype=subtype
-    )
+    writer = SoundWriter(file, sample_rate, sound_format)
+    writer.write(samples)
+    writer.close()
     return file.getvalue()
 
 

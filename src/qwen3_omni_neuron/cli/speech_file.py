@@ -1,4 +1,4 @@
-"""WAV output that appears at its path only when it is complete."""
+"""Output file of speech, which appears at its path only when it is complete."""
 
 import os
 import tempfile
@@ -12,24 +12,41 @@ import soundfile
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import OutputError
+from qwen3_omni_neuron.serving.endpoints.sound import SoundWriter
+
+_FORMATS = {
+    **{".wav": "wav", ".mp3": "mp3", ".flac": "flac"},
+    **{".opus": "opus", ".ogg": "opus", ".pcm": "pcm16"},
+}
+SUFFIXES = ", ".join(_FORMATS)
+"""Ends of the names that a SpeechFile may have, for messages."""
 
 
-class WavFile:
-    """WAV file that is written under a temporary name and renamed when it is complete.
+class SpeechFile:
+    """Sound file that is written under a temporary name and renamed when it is complete.
 
-    Used in a `with` block, which checks at its start that the folder can be written. An error in
-    the block leaves an earlier file at the path unchanged. 16-bit PCM, mono.
+    The end of its name says the format: see SUFFIXES. Used in a `with` block, which checks at its
+    start that the folder can be written. An error in the block leaves an earlier file at the path
+    unchanged.
     """
 
     def __init__(self, path: Path, sample_rate: int):
-        self._path, self._sample_rate = path, sample_rate
+        """Raises OutputError when the name is of no format, or of a folder."""
+        if path.is_dir():
+            raise OutputError(f"{path} is a folder; name a file, such as speech.wav.")
+        found = _FORMATS.get(path.suffix.lower())
+        if found is None:
+            kind = f"ends with {path.suffix}" if path.suffix else "has no ending"
+            raise OutputError(
+                f"{path} {kind}, which is no format that speech is written in. End the name with "
+                f"one of {SUFFIXES}."
+            )
+        self._path, self._sample_rate, self._format = path, sample_rate, found
         self._temporary = Path()
-        self._file: soundfile.SoundFile | None = None
+        self._writer: SoundWriter | None = None
 
-    def __enter__(self) -> "WavFile":
+    def __enter__(self) -> "SpeechFile":
         """Raises OutputError when the path can't be written."""
-        if self._path.is_dir():
-            raise OutputError(f"{self._path} is a folder; name a file, such as speech.wav.")
         try:
             handle, name = tempfile.mkstemp(
                 prefix=f".{self._path.name}.", suffix=".part", dir=self._path.parent
@@ -43,17 +60,14 @@ class WavFile:
         self._temporary = Path(name)
         with self._output_errors():
             encoded = os.fsencode(self._temporary)  # soundfile takes no name that is not UTF-8
-            self._file = soundfile.SoundFile(
-                encoded, "w", self._sample_rate, 1, "PCM_16", format="WAV"
-            )
+            self._writer = SoundWriter(encoded, self._sample_rate, self._format)
         return self
 
     def write(self, samples: NDArray[np.float32]) -> None:
         """Append float32 [samples] in [-1, 1]."""
-        assert self._file is not None, "within a `with` block"
+        assert self._writer is not None, "within a `with` block"
         with self._output_errors():
-            self._file.write(samples)
-            self._file.flush()
+            self._writer.write(samples)
 
     def __exit__(
         self,
@@ -63,8 +77,8 @@ class WavFile:
     ) -> None:
         try:
             with self._output_errors():
-                if self._file is not None:
-                    self._file.close()
+                if self._writer is not None:
+                    self._writer.close()
                 if kind is None:
                     self._rename()
         finally:
