@@ -127,6 +127,7 @@ WRONG: list[tuple[Any, str | None, str]] = [
     (an_item(role="tool"), "item.role", "invalid_value"),
     ({**an_item(), "previous_item_id": "none"}, "previous_item_id", "item_not_found"),
     (an_item(content=[{"type": "input_image", "image_url": "/etc/passwd"}]), None, "*"),
+    (an_item(content=[{"type": "input_image", "image_url": "file:///etc/passwd"}]), None, "*"),
     ({"type": "conversation.item.create", "item": {"type": "mcp_call"}}, "item", ""),
     ({"type": "conversation.item.retrieve", "item_id": "none"}, "item_id", RETRIEVED),
     ({"type": "conversation.item.delete", "item_id": ""}, "item_id", "invalid_value"),

@@ -8,7 +8,6 @@ a clip that is still being recorded.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from qwen3_omni_neuron.prompt.media.fields import (
     name_of,
     open_media,
     real_number,
+    source_of,
 )
 
 Waveform = NDArray[np.float32]
@@ -198,8 +198,8 @@ def open_audio(item: Mapping[str, Any], where: str) -> AudioSource:
         source, rate = source
     if source is None:
         raise AudioError(f'{where} has no "audio": give a path, bytes, or an array.')
-    if isinstance(source, str | Path | bytes | bytearray):
-        return _open_file(source, where)
+    if (file := source_of(source, where, AudioError)) is not None:
+        return _open_file(file, where)
     if isinstance(source, Iterator):
         return AudioSource(_checked_rate(rate, where), None, _arriving_blocks(source, where))
     samples = _channels_last(_numbers(source, where), where)

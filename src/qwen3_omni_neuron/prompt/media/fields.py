@@ -1,12 +1,15 @@
 """Fields of a media item: the file or bytes that it names, and its numbers."""
 
+import base64
 import io
 import math
+import re
 import stat
 from collections.abc import Callable
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import unquote
 
 from qwen3_omni_neuron.errors import InputError, printable
 
@@ -16,11 +19,54 @@ Warn = Callable[[str], object]
 
 It begins with the item's name, and says what was found and what of it is used.
 """
+_SCHEME = re.compile(r"(data):|([a-z][a-z0-9+.-]*)://", re.ASCII | re.IGNORECASE)
 _NAME_CHARACTERS = 200  # most that an error shows: the string may be a whole file in base64
 
 
 def ignore(warning: str) -> None:
     """Drop a warning: the default."""
+
+
+def source_of(value: Any, where: str, error: type[InputError]) -> Source | None:
+    """Return the file or the bytes that the value of a media item names; None if it names neither.
+
+    A string is a path, or a URL: file:// of this machine, with percent escapes, or data: in base64,
+    of which the bytes are returned. Nothing is fetched. where: name of the item in errors.
+    Raises `error` for any other URL.
+    """
+    if not isinstance(value, str):
+        return value if isinstance(value, Path | bytes | bytearray) else None
+    found = _SCHEME.match(value)
+    if found is None:
+        return value
+    scheme = (found[1] or found[2]).lower()
+    if scheme == "data":
+        return _of_data_url(value, where, error)
+    if scheme != "file":
+        raise error(
+            f"{where}: {name_of(value)} is a URL, and nothing is fetched here. Download it and "
+            "give its path or its bytes; or ask a server that was started with --allow-media-host."
+        )
+    host, _, path = value[found.end() :].partition("/")
+    if host.lower() not in ("", "localhost"):
+        raise error(
+            f"{where}: {name_of(value)} is of the host {printable(host, _NAME_CHARACTERS)}. A file "
+            "of this machine is file:///PATH with the whole path, or a path without file://."
+        )
+    return "/" + unquote(path, errors="surrogateescape")
+
+
+def _of_data_url(url: str, where: str, error: type[InputError]) -> bytes:
+    head, comma, content = url.partition(",")
+    if not comma or not head.lower().endswith(";base64"):
+        raise error(f"{where} has a data URL that is not of the form data:TYPE;base64,CONTENT.")
+    try:
+        return base64.b64decode(content, validate=True)
+    except ValueError as reason:  # a binascii.Error is one
+        raise error(
+            f"{where} has a data URL whose content is not base64 ({reason}). Encode the file's "
+            "bytes in one piece."
+        ) from reason
 
 
 def name_of(source: Source) -> str:

@@ -3,14 +3,20 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import ImageError
-from qwen3_omni_neuron.prompt.media.fields import Source, Warn, ignore, name_of, open_media
+from qwen3_omni_neuron.prompt.media.fields import (
+    Source,
+    Warn,
+    ignore,
+    name_of,
+    open_media,
+    source_of,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -57,8 +63,8 @@ def load_image(
     source = item.get("image")
     if source is None:
         raise ImageError(f'{where} has no "image": give a path, bytes, a PIL image or an array.')
-    if isinstance(source, str | Path | bytes | bytearray):
-        picture = _read_file(source, where, check)
+    if (file := source_of(source, where, ImageError)) is not None:
+        picture = _read_file(file, where, check)
     elif isinstance(source, Image):
         picture = _from_pil(source, where)
     else:

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from qwen3_omni_neuron.errors import ImageError, VideoError, format_value
 from qwen3_omni_neuron.prompt.media.audio import Waveform, load_waveform
-from qwen3_omni_neuron.prompt.media.fields import Warn, ignore, real_number, whole_number
+from qwen3_omni_neuron.prompt.media.fields import Warn, ignore, real_number, source_of, whole_number
 from qwen3_omni_neuron.prompt.media.image import load_image
 from qwen3_omni_neuron.prompt.media.video_file import (
     Check,
@@ -58,10 +57,10 @@ def load_video(
     if source is None:
         raise VideoError(f'{where} has no "video": give a path, bytes, or frames with their fps.')
     audio = _given_audio(item, where, audio_rate, limit_s, warn)
-    if isinstance(source, str | Path | bytes | bytearray):
+    if (file := source_of(source, where, VideoError)) is not None:
         return _with_audio(
             read_video_file(
-                source,
+                file,
                 where,
                 fps=frame_rate(item.get("fps"), _FPS, where),
                 max_frames=_max_frames(item.get("max_frames"), where),
