@@ -27,7 +27,7 @@ from typing import Any
 from bench.common.manifests import SHIPPED, Conversation, read_conversations
 from bench.common.models import add_model_arguments, chosen_checkpoint, load_chosen
 from qwen3_omni_neuron import Qwen3Omni, Qwen3OmniError, SpeechResult
-from qwen3_omni_neuron.cli.wav import WavFile
+from qwen3_omni_neuron.cli.speech_file import SpeechFile
 from qwen3_omni_neuron.options import RequestOptions
 from testing.command_line import Figures, Row, natural, parser_of, positive, run, sizes
 from testing.metrics import request_metrics, summarize
@@ -186,7 +186,7 @@ def timeline_of(observed: Observed, recorder: Recorder) -> list[dict[str, Any]]:
 
 def save(path: Path, result: SpeechResult) -> None:
     """Write the audio as a WAV file, an empty one for a reply without speech."""
-    with WavFile(path, result.sample_rate) as file:
+    with SpeechFile(path, result.sample_rate) as file:
         file.write(result.audio)
 
 
