@@ -1,5 +1,6 @@
 """Files read in the caller's process, without a codec: plain PCM WAV, and a picture's header."""
 
+import io
 import struct
 
 import numpy as np
@@ -7,6 +8,7 @@ from numpy.typing import NDArray
 
 from qwen3_omni_neuron.helpers.media import work
 from qwen3_omni_neuron.helpers.media.job import MIB, Admit, Decoded, Job, Measured, admit_all
+from qwen3_omni_neuron.prompt.media.joined import find_parts
 
 MOST_BYTES = 4 * MIB  # 131 s of 16 kHz; at the lowest rate it becomes 16 MiB
 _LEAST_RATE, _MOST_RATE = 8000, 192_000  # Hz; a lower one would become many more samples
@@ -30,7 +32,7 @@ def decode_inline(job: Job, admit: Admit = admit_all) -> Decoded | None:
         return None
     samples, rate = found
     warnings: list[str] = []
-    given = {"audio": samples, "sampling_rate": rate}
+    given = {**job.options, "audio": samples, "sampling_rate": rate}
     made = work.read_audio(job, given, admit, warnings.append)
     item = {"type": "audio", "audio": made, "sampling_rate": job.media.audio_rate}
     measured = Measured(len(made) / job.media.audio_rate, 0, made.nbytes)
@@ -50,7 +52,9 @@ def _samples(content: bytes) -> tuple[NDArray[np.int16], int] | None:
         if name == b"fmt " and form is None and size >= _FORMAT.size:
             form = _FORMAT.unpack_from(content, at)
         elif name == b"data":
-            return None if form is None else _plain(content, at, size, *form)
+            if form is None or len(find_parts(io.BytesIO(content), "")) > 1:
+                return None
+            return _plain(content, at, size, *form)
         at += size + size % 2
     return None
 

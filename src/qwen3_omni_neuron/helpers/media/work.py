@@ -75,9 +75,13 @@ def decode(job: Job, ask: Ask) -> Made:
 def read_audio(job: Job, item: Mapping[str, Any], ask: Ask, warn: Warn) -> Waveform:
     """Read a job's audio, given as a message's item, at the checkpoint's sample rate."""
     rate = job.media.audio_rate
+    asked = False
 
     def check(seconds: float) -> None:
-        ask(Measured(seconds, 0, 4 * round(seconds * rate)))
+        nonlocal asked
+        if not asked:  # where a file turns out longer, its result is admitted once more
+            asked = True
+            ask(Measured(seconds, 0, 4 * round(seconds * rate)))
         _check_seconds(job, seconds)
 
     holds_s = job.media.longest_audio_s(job.most_tokens)
@@ -92,7 +96,7 @@ def measured_picture(job: Job, height: int, width: int) -> Measured:
 
 def _audio(job: Job, ask: Ask) -> Made:
     warnings: list[str] = []
-    samples = read_audio(job, {"audio": job.content}, ask, warnings.append)
+    samples = read_audio(job, {**job.options, "audio": job.content}, ask, warnings.append)
     return Made(samples=samples, warnings=tuple(warnings))
 
 

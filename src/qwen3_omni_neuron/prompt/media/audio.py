@@ -14,25 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import AudioError, PromptTooLongError, format_value
-from qwen3_omni_neuron.prompt.media.container import container_format, open_contained
+from qwen3_omni_neuron.prompt.media.container import Section
 from qwen3_omni_neuron.prompt.media.fields import (
     Source,
     Warn,
     ignore,
-    name_of,
-    open_media,
     real_number,
     source_of,
 )
+from qwen3_omni_neuron.prompt.media.sound_file import BLOCK_NUMBERS, open_sound
 
 Waveform = NDArray[np.float32]
 Check = Callable[[float], object]
 """Function of the length in seconds of a file's or an array's audio; may raise."""
-BLOCK_NUMBERS = 1 << 20  # numbers of all channels in one block: 11 s of 48 kHz stereo, 4 MiB
 MIN_RATE, MAX_RATE = 1_000, 1_000_000  # Hz; a file of 1 Hz would become days of audio at 16 kHz
 MOST_SAMPLE = 2.0**31  # unscaled 32-bit integers; the mel spectrum of 1e17 is infinite
 MIN_SECONDS = 0.03  # 3 mel frames; less has nothing to recognise
-_UNKNOWN_LENGTH = 2**63 - 1  # number of samples that libsndfile gives if the header has none
 
 
 @dataclass(frozen=True)
@@ -65,23 +62,30 @@ def load_waveform(
     item["audio"] is a path, the bytes of an audio file, an array [samples] or [samples, channels]
     (with item["sampling_rate"]; integers are scaled by their range), (array, rate), or an iterator
     of such arrays with equal channels: audio that is still arriving, read until the iterator ends.
+    item["audio_start"], item["audio_end"]: only the audio between them is used, in seconds from its
+    beginning; an end beyond the audio is the audio's. Nothing after it is read.
     where: name of the item in errors, e.g. "messages[0].content[1]". check: called with the length
-    of an array, or the length in a file's header, before anything is decoded. warn: called for a
-    file that is not used whole, or not as it is. Memory use is the result and one block, whatever
-    the length, rate and channels.
+    of an array, or the length in a file's header, before anything is decoded, and again, as it
+    grows, if a file turns out longer. warn: called for a file that is not used whole, or not as it
+    is. Memory use is the result and one block, whatever the length, rate and channels.
     Raises PromptTooLongError when the audio is longer than limit_s: for a file or an array before
     anything is decoded, for an iterator as soon as it has given more. Raises AudioError when the
     audio can't be read, is empty, too short, or holds NaN or infinity.
+    Source: qwen-omni-utils process_audio_info (audio_start, audio_end).
     """
-    source = open_audio(item, where)
+    source = open_audio(item, where, warn)
     if source.seconds is not None:
         check(source.seconds)
         if source.seconds > limit_s:
             raise too_long(where, f"lasts {source.seconds:.3f} s", limit_s)
+    checked_s = math.inf if source.seconds is None else source.seconds
     stream = _Resampled(source.rate, rate, where, limit_s)
     collected = bytearray()  # grows in place; joining a list of blocks would take the memory twice
     for block in source.blocks:
         collected += stream.push(block).tobytes()
+        if stream.seconds > checked_s:
+            checked_s = stream.seconds
+            check(checked_s)
     collected += stream.finish().tobytes()
     return np.frombuffer(collected, np.float32)
 
@@ -137,6 +141,11 @@ class _Resampled:
         self._samples = 0  # number of samples taken so far
         self._stream = None if from_rate == to_rate else _resampler(from_rate, to_rate)
 
+    @property
+    def seconds(self) -> float:
+        """Length of what was taken so far."""
+        return self._samples / self._rate
+
     def push(self, block: Waveform) -> Waveform:
         """Take a block; return the samples that it completes.
 
@@ -188,18 +197,24 @@ def too_long(where: str, lasts: str, limit_s: float) -> PromptTooLongError:
     )
 
 
-def open_audio(item: Mapping[str, Any], where: str) -> AudioSource:
+def open_audio(item: Mapping[str, Any], where: str, warn: Warn = ignore) -> AudioSource:
     """Open the audio of a message item, in any of the forms that `load_waveform` describes.
 
-    Raises AudioError, which begins with `where`, for any other form.
+    Only what is from audio_start to audio_end is in it. Raises AudioError, which begins with
+    `where`, for any other form.
     """
-    source, rate = item.get("audio"), item.get("sampling_rate")
+    start_s, end_s = _stretch(item, where)
+    source = _open(item.get("audio"), item.get("sampling_rate"), where, warn)
+    return _only(source, start_s, end_s, where)
+
+
+def _open(source: Any, rate: Any, where: str, warn: Warn) -> AudioSource:
     if isinstance(source, tuple) and len(source) == 2:
         source, rate = source
     if source is None:
         raise AudioError(f'{where} has no "audio": give a path, bytes, or an array.')
     if (file := source_of(source, where, AudioError)) is not None:
-        return _open_file(file, where)
+        return _open_file(file, where, warn)
     if isinstance(source, Iterator):
         return AudioSource(_checked_rate(rate, where), None, _arriving_blocks(source, where))
     samples = _channels_last(_numbers(source, where), where)
@@ -207,44 +222,102 @@ def open_audio(item: Mapping[str, Any], where: str) -> AudioSource:
     return AudioSource(rate, len(samples) / rate, _mono_blocks(samples))
 
 
-def _open_file(source: Source, where: str) -> AudioSource:
-    import soundfile
-
-    form = container_format(source, where)
-    if form is not None:
-        found = open_contained(source, where, form)
-        blocks = (mono for block in found.blocks for mono in _mono_blocks(block))
-        return AudioSource(_checked_rate(found.rate, where), found.seconds, blocks)
-    try:
-        with open_media(source, where, AudioError) as file:
-            info = soundfile.info(file)
-    except (soundfile.SoundFileError, OSError, TypeError) as error:
-        raise _unreadable(where, source, error) from error
-    if info.frames == _UNKNOWN_LENGTH:  # libsndfile would fail at the end of this file
-        raise _unreadable(where, source, "its header has no length, as in a FLAC written to a pipe")
-    rate = _checked_rate(info.samplerate, where)
-    return AudioSource(rate, info.frames / rate, _file_blocks(source, where))
+def _open_file(source: Source, where: str, warn: Warn) -> AudioSource:
+    sound = open_sound(source, where, warn)
+    rate = _checked_rate(sound.rate, where)
+    return AudioSource(rate, sound.seconds, _at_one_rate(sound.sections, rate, where, warn))
 
 
-def _file_blocks(source: Source, where: str) -> Iterator[Waveform]:
-    import soundfile
+def _at_one_rate(
+    sections: Iterator[Section], rate: float, where: str, warn: Warn
+) -> Iterator[Waveform]:
+    """Yield a file's samples as mono blocks at `rate`, that of its first ones.
 
-    try:
-        with open_media(source, where, AudioError) as file, soundfile.SoundFile(file) as audio:
-            # Not SoundFile.blocks(): it trusts the header's length, and repeats the last block's
-            # samples if the file ends earlier.
-            at_once = max(1, BLOCK_NUMBERS // audio.channels)
-            while len(block := audio.read(at_once, dtype="float32", always_2d=True)):
-                yield from _mono_blocks(block)
-    except (soundfile.SoundFileError, OSError) as error:
-        raise _unreadable(where, source, error) from error
+    Samples of another rate are resampled for themselves, from one change of rate to the next.
+    """
+    first: tuple[int, int] | None = None  # rate and number of channels
+    now, stream, warned, count = rate, None, False, 0
+    for hertz, samples in sections:
+        kind = (hertz, samples.shape[1])
+        first = first or kind
+        if kind != first and not warned:
+            warned = True
+            warn(
+                f"{where}: the file changes from {first[0]} Hz and {first[1]} channels to "
+                f"{kind[0]} Hz and {kind[1]} channels at {count / rate:.2f} s. All of it is used, "
+                f"at {first[0]} Hz."
+            )
+        if hertz != now:
+            yield from _rest(stream)
+            now = _checked_rate(hertz, where)
+            stream = None if now == rate else _resampler(now, rate)
+        # A block must not become many times as long.
+        at_once = max(1, int(BLOCK_NUMBERS * min(1.0, now / rate)))
+        for start in range(0, len(samples), at_once):
+            for block in _mono_blocks(samples[start : start + at_once]):
+                made = block if stream is None else stream.resample_chunk(block)
+                count += len(made)
+                yield made
+    yield from _rest(stream)
 
 
-def _unreadable(where: str, source: Source, error: object) -> AudioError:
-    reason = getattr(error, "error_string", error)  # its str has the file object's address
+def _rest(stream: Any) -> Iterator[Waveform]:
+    if stream is not None:
+        yield stream.resample_chunk(np.empty(0, np.float32), last=True)
+
+
+def _stretch(item: Mapping[str, Any], where: str) -> tuple[float, float]:
+    """Return an item's audio_start and audio_end in seconds. Raises AudioError."""
+    given = []
+    for name, usual in (("audio_start", 0.0), ("audio_end", math.inf)):
+        value = item.get(name)
+        seconds = usual if value is None else real_number(value)
+        if seconds is None or seconds < 0:
+            raise AudioError(
+                f"{where} has {name} {format_value(value)}; it is a number of seconds from the "
+                "audio's beginning, 0 or more."
+            )
+        given.append(seconds)
+    start, end = given
+    if end <= start:
+        raise AudioError(
+            f"{where} has audio_end {end:g} s, and begins at audio_start {start:g} s. Give a later "
+            "audio_end."
+        )
+    return start, end
+
+
+def _only(source: AudioSource, start_s: float, end_s: float, where: str) -> AudioSource:
+    """Return the source from start_s to end_s. Raises AudioError."""
+    if (start_s, end_s) == (0.0, math.inf):
+        return source
+    seconds = source.seconds
+    if seconds is not None:
+        if start_s >= seconds:
+            raise _begins_late(where, start_s, seconds)
+        seconds = min(end_s, seconds) - start_s
+    return AudioSource(source.rate, seconds, _only_blocks(source, start_s, end_s, where))
+
+
+def _only_blocks(
+    source: AudioSource, start_s: float, end_s: float, where: str
+) -> Iterator[Waveform]:
+    start, at = round(start_s * source.rate), 0
+    end = math.inf if end_s == math.inf else round(end_s * source.rate)
+    for block in source.blocks:
+        first, last = max(0, start - at), min(len(block), end - at)
+        at += len(block)
+        if first < last:
+            yield block[first : int(last)]
+        if at >= end:
+            return
+    if at <= start:
+        raise _begins_late(where, start_s, at / source.rate)
+
+
+def _begins_late(where: str, start_s: float, seconds: float) -> AudioError:
     return AudioError(
-        f"{where}: {name_of(source)} can't be read as audio ({reason}). WAV, FLAC, OGG, MP3, WebM, "
-        "MP4 and M4A can."
+        f"{where} has audio_start {start_s:g} s, and lasts {seconds:.3f} s. Give an earlier one."
     )
 
 

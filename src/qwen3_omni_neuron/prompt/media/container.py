@@ -1,74 +1,96 @@
 """Files with streams, decoded by PyAV without access to anything else; their audio.
 
-Audio is in a WebM, Matroska, MP4 or M4A file, as browsers and phones record it. A file is read
-twice: first its packets, without decoding, for the length, which the header of a recording that was
-streamed does not have; then its samples.
+A file is read twice: first its packets, without decoding, for the length, which many headers don't
+have; then its samples. What can't be decoded of it is left out, with a warning.
 """
 
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import AudioError, InputError
-from qwen3_omni_neuron.prompt.media.fields import Source, name_of, open_media
+from qwen3_omni_neuron.prompt.media.fields import Source, Warn, name_of, open_media
+from qwen3_omni_neuron.prompt.media.joined import FileView, Part, whole
 
 if TYPE_CHECKING:
+    from av.audio.frame import AudioFrame
     from av.audio.stream import AudioStream
     from av.container import InputContainer
+    from av.packet import Packet
 
-_COMPLETE = Fraction(9, 10)  # part of an MP4 header's length, which is not exact to a packet
-_MORE = 1.01  # decoded length over that of the packets, where the file is right, and
-_MORE_S = 1.0  # seconds: a codec's first and last samples
-
-
-class _Nameless:
-    """File object without a name, so that FFmpeg finds the format from the content alone."""
-
-    def __init__(self, file: BinaryIO):
-        self.read, self.seek, self.tell = file.read, file.seek, file.tell
+Section = tuple[int, NDArray[Any]]
+"""Sampling rate in Hz, and samples [samples, channels] of the range of their type."""
+FORMATS = (
+    "WAV, AIFF, AU, CAF, FLAC, Ogg (Vorbis, Opus, FLAC, Speex), MP3, AAC, AC-3, AMR, WMA, WebM, "
+    "Matroska, MP4, M4A, AVI and MPEG-TS"
+)
+WITHOUT_PYAV = "WAV, AIFF, AU, CAF, FLAC, or Ogg (Vorbis, Opus)"
+# FFmpeg's formats whose header has the length of a stream, or else of the file. FFmpeg guesses the
+# length of other files from their size and bit rate, or reads it from their end.
+_SAY_STREAM = frozenset(
+    ("mov", "flac", "w64", "asf", "caf", "aiff", "au", "tta", "wv", "ape", "nistsphere")
+)
+_SAY_FILE = frozenset(("matroska", "flv"))
+UNKNOWN_SIZE = 0x7FFF0000  # bytes: this and more is what writers to a pipe say, that can't know it
+_BY_SIZE = frozenset(("avi", "wav"))  # formats that begin with their size in bytes
+_BARE = frozenset(("mp3", "aac", "ac3", "eac3"))  # frames, one after another, without a header
+# Names in an MP3's first frame, and how far behind them it has the number of frames.
+_XING = 8
+_MPEG_HEADS = ((b"Xing", _XING), (b"Info", _XING), (b"VBRI", 14))
+_MPEG_FRAME = 2000  # bytes: the first frame is smaller
+_MISSING_S = 0.1  # less than this may be a codec's first and last samples
+_PICTURES = ("_pipe", "image2", "gif", "ico")  # ends of the names of FFmpeg's formats of pictures
+_BATCH = 1 << 16  # numbers joined to one block; a frame of MP3 has 1,152
 
 
 @contextmanager
 def opened(
-    source: Source, where: str, kind: str, error: type[InputError], form: str | None = None
+    source: Source, where: str, kind: str, error: type[InputError], part: Part | None = None
 ) -> "Iterator[InputContainer]":
     """Open a file with PyAV, and close it afterwards.
 
-    kind: what is wanted of it, "audio" or "video". form: FFmpeg's name of the format; None: found
-    from the content. Raises `error`, which begins with `where`, when PyAV is not installed or the
-    file can't be opened, and for PyAV's errors inside the context.
+    kind: what is wanted of it, "audio" or "video". part: the file in a joined one; None: the whole.
+    Raises `error`, which begins with `where`, when PyAV is not installed or the file can't be
+    opened, and for PyAV's errors inside the context.
     """
     try:
         import av
     except ImportError as reason:
-        instead = {"audio": "send WAV, FLAC, OGG or MP3", "video": "give frames, with their fps"}
+        what, instead = {
+            "audio": ("sound that only PyAV decodes, if it is sound", f"send {WITHOUT_PYAV}"),
+            "video": ("video in a file that PyAV decodes", "give frames, with their fps"),
+        }[kind]
         raise error(
-            f"{where} is {kind} in a file that PyAV decodes, and it isn't installed. "
-            f"Run: pip install 'qwen3-omni-neuron[video]'; or {instead[kind]}."
+            f"{where} is {what}, and it isn't installed. "
+            f"Run: pip install 'qwen3-omni-neuron[video]'; or {instead}."
         ) from reason
     # FFmpeg also reads playlists, which name other files, on this machine or another. With no
     # protocol allowed it can't open those; the file object that we opened needs none.
     options = {"protocol_whitelist": ""}
     with open_media(source, where, error) as file:
+        view = FileView(file, part or whole(file))
         try:
-            with av.open(
-                _Nameless(file), "r", form, options=options, metadata_errors="replace"
-            ) as container:
+            with av.open(view, "r", options=options, metadata_errors="replace") as container:
                 yield container
         except InputError:
             raise
         # ValueError and ArithmeticError come from PyAV, and from arithmetic with the file's
         # numbers.
         except (av.FFmpegError, ValueError, ArithmeticError) as reason:
+            why = getattr(reason, "strerror", None) or reason  # its str names a file "<none>"
+            read, instead = {
+                "audio": ("read as audio", f"Export it again. {FORMATS} can be read."),
+                "video": ("decoded as video", "Export it again."),
+            }[kind]
             raise error(
-                f"{where}: {name_of(source)} can't be decoded as {kind}; it is something else, "
-                f"broken or cut short ({reason}). Export it again."
+                f"{where}: {name_of(source)} can't be {read}; it is something else, broken or cut "
+                f"short ({why}). {instead}"
             ) from reason
 
 
@@ -80,60 +102,66 @@ def no_decoder(where: str, source: Source, kind: str, error: type[InputError]) -
     )
 
 
+def cut_short(where: str, promised: float | None, found: float) -> str:
+    """Return the warning about a file that is cut short. promised, found: lengths in seconds."""
+    if promised is None:
+        return (
+            f"{where}: the file is cut short: its last packet is not whole. The {found:.2f} s that "
+            "can be decoded are used."
+        )
+    return (
+        f"{where}: the file is cut short: of {promised:.2f} s that its header promises {found:.2f} "
+        "s are there. They are used."
+    )
+
+
 @dataclass(frozen=True)
 class ContainedAudio:
     """First audio stream of a file, not yet decoded.
 
-    rate: sampling rate in Hz. seconds: length of its packets, which may have some samples that the
-    file says to leave out. blocks: float32 [samples, channels]; can be iterated once, and raises
-    AudioError.
+    rate: sampling rate of its first samples in Hz. seconds: length of its packets, which may have
+    some samples that the file says to leave out, and need not tell the truth. sections: its
+    samples; can be iterated once, and raises AudioError.
     """
 
     rate: int
     seconds: float
-    blocks: Iterator[NDArray[np.float32]]
+    sections: Iterator[Section]
 
 
-def container_format(source: Source, where: str) -> str | None:
-    """Return FFmpeg's name of a file's format, by its first bytes; None if it is not a container.
+def open_contained(source: Source, where: str, part: Part, warn: Warn) -> ContainedAudio:
+    """Open a file's first audio stream. part: the file in a joined one.
 
-    Raises AudioError if the file can't be opened.
+    warn: called at the end of the samples if the file is cut short or damaged.
+    Raises AudioError when it can't be opened, or has no audio that can be decoded.
     """
-    with open_media(source, where, AudioError) as file:
-        first = file.read(8)
-    if first[:4] == b"\x1aE\xdf\xa3":  # EBML
-        return "matroska"  # and WebM
-    return "mp4" if first[4:] == b"ftyp" else None  # and M4A, MOV, 3GP
-
-
-def open_contained(source: Source, where: str, form: str) -> ContainedAudio:
-    """Open a file's first audio stream. form: of `container_format`.
-
-    Raises AudioError when it can't be opened, has no audio that can be decoded, or is an MP4 that
-    is cut short. Of a WebM that is cut short, what is there is read.
-    """
-    with opened(source, where, "audio", AudioError, form) as container:
+    with opened(source, where, "audio", AudioError, part) as container:
         stream = _audio_stream(container, source, where)
-        rate, ticks = _measure(container, stream)
-        tick = stream.time_base or Fraction(1)
-        seconds = ticks * tick
-        if rate is None:
-            raise AudioError(f"{where}: {name_of(source)} has no sound that can be decoded.")
-        promised = (stream.duration or 0) * tick if form == "mp4" else 0
-        if seconds < _COMPLETE * promised:
+        found = _measure(container, stream)
+        if not found.packets and not stream.duration and stream.rate:  # as a WAV without samples
+            return ContainedAudio(stream.rate, 0.0, iter(()))
+        if found.rate is None:
             raise AudioError(
-                f"{where}: {name_of(source)} is cut short: of {float(promised):.2f} s of audio "
-                f"{float(seconds):.2f} s are there. Copy or export it again."
+                f"{where}: {name_of(source)} has no sound that can be decoded. Export it again."
             )
-    blocks = _blocks(source, where, form, rate, float(seconds))
-    return ContainedAudio(rate, float(seconds), blocks)
+        promised = _promised_s(container, stream, found)
+        name = container.format.name
+        with open_media(source, where, AudioError) as file:
+            view = FileView(file, part)
+            if name in _BY_SIZE:
+                promised = _promised_by_size(view, part, found)
+            elif name in _BARE:
+                promised = _promised_by_frames(view, found)
+                part = replace(part, cut=found.ends_short)
+    sections = _sections(source, where, part, warn, promised)
+    return ContainedAudio(found.rate, found.seconds, sections)
 
 
 def _audio_stream(container: "InputContainer", source: Source, where: str) -> "AudioStream":
     if not container.streams.audio:
-        others = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
         raise AudioError(
-            f"{where}: {name_of(source)} has no audio, only {others}. Send a recording with sound."
+            f"{where}: {name_of(source)} can't be read as audio: it has {_others(container)}. Send "
+            "a recording with sound."
         )
     stream = container.streams.audio[0]
     if stream.codec_context is None:
@@ -141,50 +169,188 @@ def _audio_stream(container: "InputContainer", source: Source, where: str) -> "A
     return stream
 
 
-def _measure(container: "InputContainer", stream: "AudioStream") -> tuple[int | None, int]:
-    """Return the sampling rate of the first samples, and the length in ticks of the stream.
+def _others(container: "InputContainer") -> str:
+    """Return what a file without audio has."""
+    from av.stream import Disposition
 
-    The rate is None if no packet can be decoded. A header may have half of it, as HE-AAC's.
+    if container.format.name.endswith(_PICTURES):
+        return "a picture alone"
+    cover = Disposition.attached_pic
+    kinds = {"a cover" if s.disposition & cover else s.type for s in container.streams}
+    return f"{' and '.join(sorted(kinds))} alone" if kinds else "no streams"
+
+
+@dataclass(frozen=True)
+class _Packets:
+    """What a file's packets say.
+
+    rate: sampling rate of the first samples, None if no packet can be decoded; a header may have
+    half of it, as HE-AAC's. seconds: length of the stream. end: that of the last packet of all
+    streams, in seconds. packets: number of the stream's. first: position of its first in the file.
+    ends_short: the last one is smaller than the others, which have one size, but for a byte.
     """
+
+    rate: int | None
+    seconds: float
+    end: float
+    packets: int
+    first: int
+    ends_short: bool
+
+
+def _measure(container: "InputContainer", stream: "AudioStream") -> _Packets:
     rate: int | None = None
+    tick = stream.time_base or Fraction(1)
     ticks, untimed, bounds = 0, False, (math.inf, -math.inf)
-    for packet in container.demux(stream):
+    count, first, last, end = 0, 0, 0, 0.0
+    least, most = math.inf, 0.0
+    for packet in _packets(container, None):
         if not packet.size:
             continue
+        if packet.pts is not None and packet.time_base:
+            end = max(end, float((packet.pts + (packet.duration or 0)) * packet.time_base))
+        if packet.stream_index != stream.index:
+            continue
+        if count:
+            least, most = min(least, last), max(most, last)
+        else:
+            first = packet.pos or 0
+        count, last = count + 1, packet.size
         if rate is None:
-            rate = next((frame.sample_rate for frame in packet.decode()), None)
-        ticks += packet.duration or 0
+            rate = next((frame.sample_rate for frame in _decoded(packet) or ()), None)
+        ticks += max(0, packet.duration or 0)
         untimed |= not packet.duration
         if packet.pts is not None:
             bounds = min(bounds[0], packet.pts), max(bounds[1], packet.pts)
-    return rate, max(ticks, int(bounds[1] - bounds[0])) if untimed else ticks
+    if untimed and count:
+        ticks = max(ticks, int(max(0, bounds[1] - bounds[0])))
+    short = most <= least + 1 and last < least
+    return _Packets(rate, float(ticks * tick), end, count, first, short and count > 1)
 
 
-def _blocks(
-    source: Source, where: str, form: str, rate: int, seconds: float
-) -> Iterator[NDArray[np.float32]]:
-    """Decode the samples of a file whose packets last `seconds`."""
+def _packets(container: "InputContainer", stream: "AudioStream | None") -> "Iterator[Packet]":
+    """Yield the packets of a stream, or of all, as far as they can be read."""
     import av
 
-    with opened(source, where, "audio", AudioError, form) as container:
+    count = 0
+    try:
+        for packet in container.demux(stream) if stream else container.demux():
+            yield packet
+            count += 1
+    except av.FFmpegError as error:
+        if isinstance(error, MemoryError) or not count:
+            raise
+
+
+def _decoded(packet: "Packet") -> "list[AudioFrame] | None":
+    """Return the packet's frames, or None if it can't be decoded."""
+    import av
+
+    try:
+        return packet.decode()  # type: ignore[return-value]  # the stream is of audio
+    except av.FFmpegError as error:
+        if isinstance(error, MemoryError):
+            raise
+        return None
+
+
+def _promised_s(
+    container: "InputContainer", stream: "AudioStream", found: _Packets
+) -> float | None:
+    """Return the length that the header promises; None if it has none, or the file keeps it."""
+    name = container.format.name.split(",")[0]
+    promised, there = 0.0, found.seconds
+    if name in _SAY_STREAM and stream.duration and stream.time_base:
+        promised = float(stream.duration * stream.time_base)
+    elif name in _SAY_FILE and container.duration:
+        promised, there = container.duration / 1e6, found.end
+    return promised if there < promised - _MISSING_S else None
+
+
+def _promised_by_size(view: FileView, part: Part, found: _Packets) -> float | None:
+    """Return the length that an AVI or WAV promises by its size, or None if all is there."""
+    said, there = 8 + int.from_bytes(view.read(8)[4:], "little"), part.end - part.start
+    return found.seconds * said / there if there < said < UNKNOWN_SIZE else None
+
+
+def _promised_by_frames(view: FileView, found: _Packets) -> float | None:
+    """Return the length that an MP3's first frame promises, or None if all is there."""
+    view.seek(max(0, found.first - _MPEG_FRAME))
+    head = view.read(min(found.first, _MPEG_FRAME))
+    for name, place in _MPEG_HEADS:
+        at = head.find(name)
+        if at >= 0 and (place != _XING or head[at + 7] & 1):  # the flag of this number
+            frames = int.from_bytes(head[at + place : at + place + 4], "big")
+            promised = frames * found.seconds / found.packets
+            return promised if found.seconds < promised - _MISSING_S else None
+    return None
+
+
+def _sections(
+    source: Source, where: str, part: Part, warn: Warn, promised: float | None
+) -> Iterator[Section]:
+    """Decode a file's samples. promised: length in seconds, if it is known to be cut short."""
+    count = broken = 0
+    ends_broken, found, batch = part.cut, 0.0, _Batch()
+    with opened(source, where, "audio", AudioError, part) as container:
         stream = _audio_stream(container, source, where)
-        resampler = av.AudioResampler(format="fltp")  # rate and channels stay as they are
-        channels, count = None, 0
-        for frame in container.decode(stream):
-            now = frame.layout.nb_channels
-            if (frame.sample_rate, now) != (rate, channels or now):
-                raise AudioError(
-                    f"{where}: {name_of(source)} changes from {rate} Hz and {channels or now} "
-                    f"channels to {frame.sample_rate} Hz and {now} channels at "
-                    f"{count / rate:.3f} s. Export it with one of them."
-                )
-            channels = now
-            count += frame.samples
-            if count > (_MORE * seconds + _MORE_S) * rate:
-                raise AudioError(
-                    f"{where}: {name_of(source)} has more audio than its packets say, which last "
-                    f"{seconds:.3f} s. Export it again."
-                )
-            for part in resampler.resample(frame):
-                samples: NDArray[Any] = part.to_ndarray()  # [channels, samples]
-                yield samples.T
+        # A WAV without its size ends in such a packet, too.
+        trusted = container.format.name != "wav"
+        for packet in _packets(container, stream):
+            frames = _decoded(packet)
+            if packet.size:
+                failed = frames is None
+                count, broken = count + 1, broken + failed
+                ends_broken = part.cut or failed or (trusted and packet.is_corrupt)
+            for frame in frames or ():
+                found += frame.samples / frame.sample_rate
+                yield from batch.add(frame)
+        yield from batch.take()
+    if promised is not None or ends_broken:
+        warn(cut_short(where, promised, found))
+    elif broken:
+        warn(
+            f"{where}: {broken} of {count} packets of the file can't be decoded. They are left "
+            f"out, and the other {found:.2f} s are used."
+        )
+
+
+class _Batch:
+    """Samples of frames of one rate, type and number of channels, joined to one block."""
+
+    def __init__(self) -> None:
+        self._parts: list[NDArray[Any]] = []
+        self._rate = self._numbers = 0
+
+    def add(self, frame: "AudioFrame") -> Iterator[Section]:
+        """Take a frame; yield the blocks that are ready."""
+        samples = _frame_samples(frame)
+        if self._parts and (frame.sample_rate, samples.shape[1], samples.dtype) != (
+            *(self._rate, self._parts[0].shape[1], self._parts[0].dtype),
+        ):
+            yield from self.take()
+        self._rate = frame.sample_rate
+        self._parts.append(samples)
+        self._numbers += samples.size
+        if self._numbers >= _BATCH:
+            yield from self.take()
+
+    def take(self) -> Iterator[Section]:
+        """Yield what is left."""
+        if self._parts:
+            block = np.concatenate(self._parts)
+            self._parts, self._numbers = [], 0
+            yield self._rate, block
+
+
+def _frame_samples(frame: "AudioFrame") -> NDArray[Any]:
+    """Return a frame's samples, [samples, channels], of the type that they have."""
+    import av
+
+    channels, planar = frame.layout.nb_channels, frame.format.is_planar
+    # 64-bit integers have no way to numpy, and of 8 planes PyAV 18 reads a ninth, and crashes.
+    if frame.format.name.startswith("s64") or (planar and channels >= 8):
+        (frame,) = av.AudioResampler(format="dbl").resample(frame)
+        planar = False
+    array: NDArray[Any] = frame.to_ndarray()
+    return array.T if planar else array.reshape(-1, channels)

@@ -1,0 +1,155 @@
+"""Sound file -> blocks of samples, all of them, at the rates that the file has.
+
+libsndfile reads what it reads exactly: WAV, AIFF, FLAC, Ogg and others by their first bytes. PyAV
+decodes everything else, packet by packet, and what libsndfile can't: a FLAC without its length, a
+WAV whose size is 0, Ogg FLAC. Not libsndfile's MP3: it stops at an estimated length.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from qwen3_omni_neuron.errors import AudioError
+from qwen3_omni_neuron.prompt.media.container import (
+    UNKNOWN_SIZE,
+    Section,
+    cut_short,
+    open_contained,
+)
+from qwen3_omni_neuron.prompt.media.fields import Source, Warn, open_media
+from qwen3_omni_neuron.prompt.media.joined import FileView, Part, find_parts
+
+BLOCK_NUMBERS = 1 << 20  # numbers of all channels in one block: 11 s of 48 kHz stereo, 4 MiB
+# First bytes of the files that are given to libsndfile.
+_LIBSNDFILE = (
+    *(b"RIFF", b"RIFX", b"RF64", b"riff", b"FORM", b".snd", b"caff", b"fLaC", b"OggS"),
+    *(b"Creative Voice File", b"NIST_1A", b"PVF1", b"2BIT", b" paf", b"fap ", b"MATLAB 5.0"),
+)
+_UNKNOWN_LENGTH = 2**63 - 1  # number of samples that libsndfile gives if the header has none
+# Line of libsndfile's log about a chunk of sound that is shorter than it says.
+_SHORTER = re.compile(
+    r"^\s*(?:data|SSND|BODY|Data Size|riff|Riff size)\s*: (\d+) \(should be (\d+)\)", re.MULTILINE
+)
+_MOST_WARNINGS = 4  # of one file
+
+
+@dataclass(frozen=True)
+class SoundFile:
+    """Opened sound file.
+
+    rate: sampling rate of its first samples in Hz. seconds: length by its headers or packets, which
+    need not tell the truth. sections: its samples; can be iterated once, and raises AudioError.
+    """
+
+    rate: int
+    seconds: float
+    sections: Iterator[Section]
+
+
+def open_sound(source: Source, where: str, warn: Warn) -> SoundFile:
+    """Open a file of sound, or of several joined to one.
+
+    warn: called, while the samples are read, for a file that is cut short or damaged.
+    Raises AudioError, which begins with `where`, if nothing in it can be read.
+    """
+    warn = _few(warn)
+    with open_media(source, where, AudioError) as file:
+        parts = find_parts(file, where)
+    opened: list[SoundFile] = []
+    error: AudioError | None = None
+    for number, part in enumerate(parts, 1):
+        try:
+            opened.append(_open_part(source, where, part, warn))
+        except AudioError as reason:
+            error = error or reason
+            if len(parts) > 1:
+                warn(
+                    f"{where}: of the {len(parts)} files that it is joined of, file {number} can't "
+                    "be read. It is left out."
+                )
+    if not opened:
+        assert error is not None
+        raise error
+    sections = (section for sound in opened for section in sound.sections)
+    return SoundFile(opened[0].rate, sum(sound.seconds for sound in opened), sections)
+
+
+def _few(warn: Warn) -> Warn:
+    """Return a function that passes on the first few warnings: many files may be joined."""
+    left = _MOST_WARNINGS
+
+    def warn_first(warning: str) -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            warn(warning)
+
+    return warn_first
+
+
+def _open_part(source: Source, where: str, part: Part, warn: Warn) -> SoundFile:
+    found = _open_by_libsndfile(source, where, part, warn)
+    if found is not None:
+        return found
+    made = open_contained(source, where, part, warn)
+    return SoundFile(made.rate, made.seconds, made.sections)
+
+
+def _open_by_libsndfile(source: Source, where: str, part: Part, warn: Warn) -> SoundFile | None:
+    """Open a file; return None if libsndfile can't read it, or not exactly."""
+    import soundfile
+
+    with open_media(source, where, AudioError) as file:
+        view: Any = FileView(file, part)
+        if not view.read(32).startswith(_LIBSNDFILE):
+            return None
+        view.seek(0)
+        try:
+            with soundfile.SoundFile(view) as audio:
+                frames, rate, log = audio.frames, audio.samplerate, audio.extra_info
+                estimated = audio.subtype.startswith("MPEG")
+        except (soundfile.SoundFileError, TypeError):
+            return None
+    if estimated or frames in (0, _UNKNOWN_LENGTH):
+        return None
+    promised = frames / rate * _promised(log)
+    return SoundFile(rate, frames / rate, _read(source, where, part, warn, promised))
+
+
+def _promised(log: str) -> float:
+    """Return how much longer than it is a file promises to be, by libsndfile's log."""
+    said = [(int(size), int(there)) for size, there in _SHORTER.findall(log)]
+    return max((size / there for size, there in said if 0 < there < size < UNKNOWN_SIZE), default=1)
+
+
+def _read(source: Source, where: str, part: Part, warn: Warn, promised: float) -> Iterator[Section]:
+    import soundfile
+
+    count = 0
+    with open_media(source, where, AudioError) as file:
+        view: Any = FileView(file, part)
+        try:
+            with soundfile.SoundFile(view) as audio:
+                rate = audio.samplerate
+                # Not SoundFile.blocks(): it trusts the header's length, and repeats the last
+                # block's samples if the file ends earlier.
+                at_once = max(1, BLOCK_NUMBERS // audio.channels)
+                while len(block := audio.read(at_once, dtype="float32", always_2d=True)):
+                    count += len(block)
+                    yield rate, block
+        except soundfile.SoundFileError:
+            # Broken here, as a FLAC that is cut short. PyAV decodes what is left of it.
+            yield from _skip(open_contained(source, where, part, warn).sections, count)
+            return
+    if count < promised * rate - 1:
+        warn(cut_short(where, promised, count / rate))
+    elif part.cut:
+        warn(cut_short(where, None, count / rate))
+
+
+def _skip(sections: Iterator[Section], count: int) -> Iterator[Section]:
+    """Leave out the first `count` samples."""
+    for rate, block in sections:
+        yield rate, block[count:]
+        count = max(0, count - len(block))

@@ -1,0 +1,468 @@
+"""Sound files are read to their end, whatever their headers say; what can't be is said."""
+
+import io
+import re
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import soundfile
+
+from qwen3_omni_neuron.errors import AudioError
+from qwen3_omni_neuron.prompt.media import joined
+from qwen3_omni_neuron.prompt.media.audio import load_waveform
+from qwen3_omni_neuron.prompt.media.container import FORMATS, WITHOUT_PYAV
+from testing.made_recordings import FRAGMENTS, make_matroska, make_recording
+from testing.made_videos import make_video
+
+RATE = 16000
+Make = Callable[[], bytes]
+
+
+def chirp(rate: int, seconds: float, channels: int = 1, hertz: float = 200.0) -> np.ndarray:
+    """Return float32 [samples, channels]: a tone that rises, so that no two parts are alike."""
+    t = np.arange(round(rate * seconds)) / rate
+    wave = np.sin(2 * np.pi * hertz * (t + t * t)) / 3
+    return np.stack([wave / (i + 1) for i in range(channels)], axis=1).astype(np.float32)
+
+
+def written(kind: str, rate: int = RATE, seconds: float = 1.0, channels: int = 1, **more: Any):
+    file = io.BytesIO()
+    soundfile.write(file, chirp(rate, seconds, channels), rate, format=kind, **more)
+    return file.getvalue()
+
+
+def mpeg(rate: int = 44100, bits: int = 128_000, channels: int = 1, xing: bool = False) -> bytes:
+    """Return an MP3 of 1.5 s; without its header of the length, as written to a pipe."""
+    target = io.BytesIO()
+    layout = "mono" if channels == 1 else "stereo"
+    with av.open(target, "w", format="mp3", options={"write_xing": str(int(xing))}) as out:
+        stream: Any = out.add_stream("mp3", rate=rate, layout=layout)
+        stream.codec_context.bit_rate = bits
+        samples = np.ascontiguousarray(chirp(rate, 1.5, channels).T)
+        frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout=layout)
+        frame.sample_rate, frame.pts = rate, 0
+        out.mux(stream.encode(frame))
+        out.mux(stream.encode(None))
+    return target.getvalue()
+
+
+def wma() -> bytes:
+    target = io.BytesIO()
+    with av.open(target, "w", format="asf") as out:
+        stream: Any = out.add_stream("wmav2", rate=44100, layout="mono")
+        stream.codec_context.bit_rate = 64_000
+        samples = np.ascontiguousarray(chirp(44100, 1.5).T)
+        frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout="mono")
+        frame.sample_rate, frame.pts = 44100, 0
+        out.mux(stream.encode(frame))
+        out.mux(stream.encode(None))
+    return target.getvalue()
+
+
+def surround() -> bytes:
+    """Return an MP4 with AAC of 7.1 channels."""
+    target = io.BytesIO()
+    with av.open(target, "w", format="mp4") as out:
+        stream: Any = out.add_stream("aac", rate=48000, layout="7.1")
+        samples = np.ascontiguousarray(chirp(48000, 1.0, 8).reshape(1, -1))
+        frame = av.AudioFrame.from_ndarray(samples, format="flt", layout="7.1")
+        frame.sample_rate, frame.pts = 48000, 0
+        for part in av.AudioResampler(format="fltp", frame_size=1024).resample(frame):
+            out.mux(stream.encode(part))
+        out.mux(stream.encode(None))
+    return target.getvalue()
+
+
+def with_data_size(content: bytes, size: int) -> bytes:
+    at = content.index(b"data") + 4
+    return content[:at] + struct.pack("<I", size) + content[at + 4 :]
+
+
+def by_packets(content: bytes) -> tuple[np.ndarray, int]:
+    """Return the mono samples of PyAV's decoder, packet by packet, and their rate."""
+    parts, rate = [], 0
+    with av.open(io.BytesIO(content)) as container:
+        for packet in container.demux(audio=0):
+            try:
+                frames = packet.decode()
+            except av.FFmpegError:
+                continue
+            for frame in frames:
+                # Not "fltp": PyAV crashes over 8 planes.
+                (packed,) = av.AudioResampler(format="flt").resample(frame)
+                rate = rate or packed.sample_rate
+                samples = packed.to_ndarray().reshape(-1, packed.layout.nb_channels)
+                parts.append(samples.mean(axis=1))
+    return np.concatenate(parts), rate
+
+
+def read(content: bytes, rate: int = RATE, **more: Any) -> tuple[np.ndarray, list[str]]:
+    """Return the samples and the warnings."""
+    warnings: list[str] = []
+    heard = load_waveform({"audio": content, **more}, rate, "here", warn=warnings.append)
+    return heard, warnings
+
+
+def assert_alike(heard: np.ndarray, expected: np.ndarray) -> None:
+    assert abs(len(heard) - len(expected)) <= 2
+    count = min(len(heard), len(expected))
+    assert np.corrcoef(heard[:count], expected[:count])[0, 1] > 0.999
+
+
+WHOLE: dict[str, Make] = {
+    "mp3": lambda: mpeg(xing=True),
+    "mp3-joined-of-two-bit-rates": lambda: mpeg(bits=320_000) + mpeg(bits=32_000),
+    "mp3-joined-with-headers": lambda: mpeg(xing=True) + mpeg(bits=64_000, xing=True),
+    "mp3-after-zeros": lambda: bytes(3000) + mpeg(),
+    "mp3-after-a-tag": lambda: b"ID3\4\0\0\0\0\1\0" + bytes(128) + mpeg(),
+    "mp3-of-22-khz": lambda: mpeg(22050, 48_000),
+    "aac": lambda: make_recording("adts", "aac"),
+    "ac3": lambda: make_recording("ac3", "ac3"),
+    "amr": lambda: make_recording("amr", "amr_nb", rate=8000),
+    "wma": wma,
+    "flac-piped": lambda: make_recording("flac", "flac", streamed=True),
+    "flac-in-ogg": lambda: make_recording("ogg", "flac", channels=2),
+    "alac-in-caf": lambda: make_recording("caf", "alac"),
+    "wav-of-size-0": lambda: with_data_size(written("WAV"), 0),
+    "wav-of-size-of-all-ones": lambda: with_data_size(written("WAV"), 2**32 - 1),
+    "wav-of-64-bit-integers": lambda: make_recording("wav", "pcm_s64le"),
+    "wav-of-mp3": lambda: make_recording("wav", "mp3", rate=44100),
+    "mpeg-ts": lambda: make_recording("mpegts", "aac"),
+    "avi": lambda: make_recording("avi", "mp3", rate=44100),
+    "flac": lambda: written("FLAC", 44100, channels=2),
+    "aiff": lambda: written("AIFF", 22050),
+    "au": lambda: written("AU", 8000, subtype="ULAW"),
+    "w64": lambda: written("W64", 96000, subtype="PCM_24"),
+    "aac-of-8-channels": surround,
+    "rf64": lambda: written("RF64", channels=8),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_samples_are_those_of_pyav_packet_by_packet(
+    name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    content = WHOLE[name]()
+    expected, rate = by_packets(content)
+    heard, warnings = read(content, rate)
+    assert_alike(heard, expected)
+    assert warnings == ([] if "joined" not in name else warnings)
+    assert capfd.readouterr() == ("", ""), "a decoder prints nothing"
+
+
+NAMED: dict[str, Make] = {
+    "WAV": lambda: written("WAV"),
+    "AIFF": lambda: written("AIFF"),
+    "AU": lambda: written("AU"),
+    "CAF": lambda: written("CAF"),
+    "FLAC": lambda: written("FLAC"),
+    "Ogg (Vorbis": lambda: written("OGG", subtype="VORBIS"),
+    "Opus": lambda: written("OGG", 48000, subtype="OPUS"),
+    "FLAC in Ogg": WHOLE["flac-in-ogg"],
+    "MP3": WHOLE["mp3"],
+    "AAC": WHOLE["aac"],
+    "AC-3": WHOLE["ac3"],
+    "AMR": WHOLE["amr"],
+    "WMA": WHOLE["wma"],
+    "WebM": lambda: make_recording("webm", "libopus"),
+    "Matroska": lambda: make_recording("matroska", "aac"),
+    "MP4": lambda: make_recording("mp4", "aac"),
+    "M4A": lambda: make_recording("ipod", "aac"),
+    "AVI": WHOLE["avi"],
+    "MPEG-TS": WHOLE["mpeg-ts"],
+}
+
+
+def test_each_format_that_errors_name_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = re.split(r", | and ", FORMATS.replace(" and ", ", ").replace(")", ""))
+    # No encoder of Speex is here.
+    assert {*named, "FLAC in Ogg"} == {*NAMED, "Speex"}
+    for name, make in NAMED.items():
+        assert len(read(make())[0]) > 0.9 * RATE, name
+    monkeypatch.setitem(__import__("sys").modules, "av", None)
+    for name in re.findall(r"\w+(?: \(\w+)?", WITHOUT_PYAV.replace("or ", "")):
+        assert len(read(NAMED[name]())[0]) == RATE, name
+
+
+JOINED: dict[str, tuple[Make, ...]] = {
+    "wav": (lambda: written("WAV"), lambda: written("WAV", seconds=0.6)),
+    "wav-of-two-rates": (lambda: written("WAV"), lambda: written("WAV", 48000, channels=2)),
+    "aiff": (lambda: written("AIFF", seconds=0.503), lambda: written("AIFF")),
+    "flac": (lambda: written("FLAC"),) * 3,
+    "flac-of-two-rates": (lambda: written("FLAC", 44100, channels=2), lambda: written("FLAC")),
+    "vorbis": (lambda: written("OGG", subtype="VORBIS"),) * 2,
+    "vorbis-of-two-rates": (
+        lambda: written("OGG", 22050, subtype="VORBIS"),
+        lambda: written("OGG", 44100, channels=2, subtype="VORBIS"),
+        lambda: written("OGG", 22050, subtype="VORBIS"),
+    ),
+    "opus": (lambda: written("OGG", 48000, subtype="OPUS"),) * 2,
+    "opus-of-two-layouts": (
+        lambda: written("OGG", 48000, subtype="OPUS"),
+        lambda: written("OGG", 48000, channels=2, subtype="OPUS"),
+    ),
+    "opus-after-vorbis": (
+        lambda: written("OGG", subtype="VORBIS"),
+        lambda: written("OGG", 48000, subtype="OPUS"),
+    ),
+    "flac-in-ogg": (lambda: make_recording("ogg", "flac"),) * 2,
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_joined_files_are_each_read_whole(name: str) -> None:
+    contents = [make() for make in JOINED[name]]
+    infos = [av.open(io.BytesIO(content)).streams.audio[0] for content in contents]
+    rate = infos[0].rate
+    heard, warnings = read(b"".join(contents), rate)
+    expected = np.concatenate([read(content, rate)[0] for content in contents])
+    assert np.array_equal(heard, expected)
+    if len({(info.rate, info.channels) for info in infos}) == 1:
+        assert warnings == []
+    else:
+        (warning,) = warnings
+        assert warning.startswith(f"here: the file changes from {rate} Hz and {infos[0].channels} ")
+        assert warning.endswith(f"All of it is used, at {rate} Hz.")
+
+
+def test_frames_of_another_rate_are_resampled() -> None:
+    """In one stream, as where MP3 files are joined; the lengths are those of its packets."""
+    content = mpeg(44100) + mpeg(32000, channels=2)
+    heard, warnings = read(content, 44100)
+    assert len(heard) == pytest.approx(2 * 1.55 * 44100, rel=0.02)
+    assert "changes from 44100 Hz and 1 channels to " in warnings[0]
+    second = chirp(44100, 1.5)[:, 0] * 0.75  # the mean of its channels
+    part = second[20_000:60_000]
+    lags = [np.corrcoef(heard[n : n + 40_000], part)[0, 1] for n in range(87_000, 92_000)]
+    assert max(lags) > 0.999
+
+
+def test_what_can_not_be_read_of_a_joined_file_is_left_out() -> None:
+    good = written("FLAC")
+    heard, warnings = read(good + joined._FLAC + bytes(500) + good)
+    assert len(heard) == 2 * RATE
+    assert warnings == [
+        "here: of the 3 files that it is joined of, file 2 can't be read. It is left out."
+    ]
+
+
+def test_a_file_of_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joined, "MOST_JOINED", 3)
+    good = written("WAV", seconds=0.1)
+    assert len(read(good * 3)[0]) == 0.3 * RATE
+    for content in (good * 4, written("FLAC") * 4, written("OGG", subtype="VORBIS") * 4):
+        with pytest.raises(AudioError, match="here is joined of more than 3 files"):
+            read(content)
+
+
+def test_many_pages_without_sound_are_refused_soon() -> None:
+    page = b"OggS\0\0" + bytes(20) + b"\0"
+    began_s = time.process_time()
+    with pytest.raises(AudioError, match="can't be read as audio"):
+        read(b"OggS\0\2" + bytes(20) + b"\0" + page * 100_000)
+    assert time.process_time() - began_s < 20
+
+
+CUT: dict[str, tuple[Make, str]] = {
+    "wav": (lambda: written("WAV", seconds=3.0), "of 3.00 s that its header promises 1.50 s"),
+    "wav-of-floats": (
+        lambda: written("WAV", seconds=3.0, subtype="DOUBLE"),
+        "of 3.00 s that its header promises 1.50 s",
+    ),
+    "wav-of-64-bit-integers": (
+        lambda: make_recording("wav", "pcm_s64le", seconds=3.0),
+        "of 3.00 s that its header promises 1.50 s",
+    ),
+    "aiff": (lambda: written("AIFF", seconds=3.0), "of 3.00 s that its header promises 1.50 s"),
+    "au": (lambda: written("AU", seconds=3.0), "of 3.00 s that its header promises 1.50 s"),
+    "w64": (lambda: written("W64", seconds=3.0), "of 3.00 s that its header promises 1.50 s"),
+    "rf64": (lambda: written("RF64", seconds=3.0), "of 3.00 s that its header promises 1.50 s"),
+    "caf": (lambda: written("CAF", seconds=3.0), "its last packet is not whole"),
+    "flac": (lambda: written("FLAC", seconds=3.0), "of 3.00 s that its header promises"),
+    "flac-piped": (
+        lambda: make_recording("flac", "flac", seconds=3.0, streamed=True),
+        "its last packet is not whole",
+    ),
+    "mp3": (lambda: mpeg(xing=True), r"of 1.5\d s that its header promises 0\.\d\d s"),
+    "mp3-without-a-header": (mpeg, "its last packet is not whole"),
+    "aac": (lambda: make_recording("adts", "aac"), "its last packet is not whole"),
+    "opus": (
+        lambda: written("OGG", 48000, 3.0, subtype="OPUS"),
+        "its last packet is not whole",
+    ),
+    "flac-in-ogg": (
+        lambda: make_recording("ogg", "flac", seconds=3.0),
+        "its last packet is not whole",
+    ),
+    "mp4": (
+        lambda: make_recording("mp4", "aac", seconds=3.0, options={"moov_size": "9000"}),
+        r"of 3.0\d s that its header promises [01]\.\d\d s",
+    ),
+    "mp4-fragmented": (
+        lambda: make_recording("mp4", "aac", seconds=3.0, options=FRAGMENTS, streamed=True),
+        r"of 3.0\d s that its header promises 1\.\d\d s",
+    ),
+    "webm": (
+        lambda: make_recording("webm", "libopus", seconds=3.0),
+        r"of 3.0\d s that its header promises 1\.\d\d s",
+    ),
+    "avi": (
+        lambda: make_recording("avi", "mp3", rate=44100, seconds=3.0),
+        r"of 2\.\d\d s that its header promises 1\.\d\d s",
+    ),
+    "mpeg-ts": (lambda: make_recording("mpegts", "aac", seconds=3.0), "its last packet is not"),
+    "wma": (wma, "its last packet is not whole"),
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_of_a_file_cut_short_what_is_there_is_used_and_said(
+    name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make, said = CUT[name]
+    content = make()
+    rate = by_packets(content)[1]
+    (whole, nothing), (part, warnings) = (
+        read(data, rate) for data in (content, content[: len(content) // 2 + 3])
+    )
+    assert nothing == []
+    (warning,) = warnings
+    assert re.match(f"here: the file is cut short: {said}", warning)
+    found = float(re.findall(r"([\d.]+)\s+s (?:are there|that can)", warning)[0])
+    assert found == pytest.approx(len(part) / rate, abs=0.01)
+    assert 0.25 * len(whole) < len(part) < 0.8 * len(whole)
+    sure = len(part) - rate // 10  # the last frame may lack its half
+    assert np.abs(part[:sure] - whole[:sure]).max() < 1e-6
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_vorbis_file_cut_short_is_used() -> None:
+    """Of several pages: libsndfile refuses one whose only page of sound is cut."""
+    content = written("OGG", seconds=20.0, subtype="VORBIS")
+    part, (warning,) = read(content[: len(content) // 2])
+    assert re.match(r"here: the file is cut short: .* are used\.$", warning)
+    whole = read(content)[0]
+    assert 2 * RATE < len(part) < 15 * RATE
+    assert np.abs(part[:-RATE] - whole[: len(part) - RATE]).max() < 1e-6
+
+
+def test_of_a_flac_file_cut_before_its_first_frame_nothing_is_used() -> None:
+    content = written("FLAC")
+    for cut in (10, 50, 100):
+        with pytest.raises(AudioError, match=r"here: .*(can't be read as|no sound that can be)"):
+            read(content[:cut])
+
+
+def test_packets_that_can_not_be_decoded_are_left_out_and_counted() -> None:
+    content = bytearray(make_recording("adts", "aac", seconds=2.0))
+    starts = [m.start() for m in re.finditer(rb"\xff\xf1", bytes(content))]
+    for at in starts[20:23]:
+        content[at + 7 : at + 60] = b"\xff" * 53
+    heard, (warning,) = read(bytes(content))
+    assert re.search(r"\d of 9\d packets of the file can't be decoded. They are left out", warning)
+    assert 1.7 * RATE < len(heard) < 2.05 * RATE
+
+
+class TestStretch:
+    """audio_start and audio_end, in seconds, by the file's own samples."""
+
+    @pytest.mark.parametrize("rate", [RATE, 44100])
+    @pytest.mark.parametrize(
+        "kind", ["array", "pair", "arriving", "WAV", "FLAC", "OGG", "MP3", "joined"]
+    )
+    def test_only_what_is_between_is_used(self, kind: str, rate: int) -> None:
+        samples = chirp(rate, 2.0)[:, 0]
+        given: Any = {
+            "array": samples,
+            "pair": (samples, rate),
+            "arriving": iter(np.split(samples, 10)),
+        }.get(kind)
+        if given is None:
+            one = written("WAV" if kind == "joined" else kind, rate, 2.0)
+            given = one * 2 if kind == "joined" else one
+        again = chirp(rate, 2.0)[:, 0] if kind == "arriving" else given
+        whole = read(again, rate, sampling_rate=rate)[0] if kind != "arriving" else again
+        for start, end in ((0.25, 1.5), (0, 0.5), (1.25, None), (0.5, 99), (None, 1)):
+            if kind == "arriving":
+                given = iter(np.split(samples, 10))
+            more = {"audio_start": start, "audio_end": end, "sampling_rate": rate}
+            heard, warnings = read(given, rate, **more)
+            first = round((start or 0) * rate)
+            expected = whole[first : None if end is None else round(end * rate)]
+            assert np.array_equal(heard, expected)
+            assert warnings == []
+
+    def test_nothing_after_the_end_is_read(self) -> None:
+        taken = []
+
+        def microphone() -> Iterator[np.ndarray]:
+            for index in range(100):
+                taken.append(index)
+                yield np.zeros(1600, np.float32)
+
+        assert len(read(microphone(), sampling_rate=RATE, audio_end=0.45)[0]) == 0.45 * RATE
+        assert taken == [0, 1, 2, 3, 4]
+        whole = written("FLAC", seconds=3.0)
+        for content in (whole[: len(whole) // 2], make_recording("adts", "aac", seconds=3.0)[:-7]):
+            assert read(content)[1]
+            assert read(content, audio_end=1.0)[1] == []
+
+    def test_limits_count_the_part_alone(self) -> None:
+        content, checked = written("WAV", seconds=3.0), []
+        item = {"audio": content, "audio_start": 1.0, "audio_end": 1.5}
+        heard = load_waveform(item, RATE, "here", limit_s=0.5, check=checked.append)
+        assert len(heard) == RATE // 2
+        assert checked == [0.5]
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            ({"audio_start": -1}, "has audio_start -1; it is a number of seconds"),
+            ({"audio_start": "1"}, "has audio_start '1'; it is a number of seconds"),
+            ({"audio_start": True}, "has audio_start True; it is a number of seconds"),
+            ({"audio_end": float("nan")}, "has audio_end nan; it is a number of seconds"),
+            ({"audio_end": [2]}, r"has audio_end \[2\]; it is a number of seconds"),
+            ({"audio_start": 1, "audio_end": 1}, "audio_end 1 s, and begins at audio_start 1 s"),
+            ({"audio_end": 0}, "audio_end 0 s, and begins at audio_start 0 s"),
+            ({"audio_start": 2.0}, r"has audio_start 2 s, and lasts 1\.000 s. Give an earlier"),
+            ({"audio_start": 0.99}, r"lasts 0\.010 s"),
+        ],
+    )
+    def test_what_is_no_part_is_refused(self, given: dict[str, Any], said: str) -> None:
+        pieces = [chirp(RATE, 0.5)[:, 0]] * 2
+        for audio in (written("WAV"), np.concatenate(pieces), iter(pieces)):
+            with pytest.raises(AudioError, match=f"^here.*{said}"):
+                read(audio, sampling_rate=RATE, **given)
+
+
+def test_without_pyav_only_files_that_need_it_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = {name: make() for name, make in WHOLE.items()}
+    monkeypatch.setitem(__import__("sys").modules, "av", None)
+    for name, content in contents.items():
+        if name in ("flac", "aiff", "au", "w64", "rf64", "wav-of-size-of-all-ones"):
+            assert len(read(content)[0]) == RATE
+        else:
+            with pytest.raises(AudioError, match=r"PyAV.*pip install 'qwen3-omni-neuron\[video\]'"):
+                read(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (make_video, "it has video alone. Send a recording with sound"),
+        (lambda: b"\x89PNG\r\n\x1a\n" + bytes(40), "can't be read as audio"),
+        (lambda: make_matroska([])[:60], "can't be read as audio"),
+        (lambda: b"\xff\xfb" * 900, "can't be read as audio"),
+    ],
+)
+def test_errors_name_the_cause(content: Make, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(AudioError, match=f"^here: .*{said}") as refused:
+        read(content())
+    for words in ("Unspecified", "only nothing", " at 0x", "<none>", "Errno"):
+        assert words not in str(refused.value)
+    assert capfd.readouterr() == ("", "")
