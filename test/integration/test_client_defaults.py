@@ -355,16 +355,16 @@ def test_tools_of_type_mcp_are_refused_by_name_and_the_rest_is_taken(caller: Cal
     assert "10 tools are of type mcp ('label 0', " in refused.error.message
     assert "label 8" not in refused.error.message
     caller.send("response.create", response={"tools": remote[:1]})
-    assert caller.until("error")[-1].error.param == "response.tools.0.type"
+    assert caller.until("error")[-1].error.param == "response.tools[0].type"
 
 
 @pytest.mark.parametrize(
     ("given", "param"),
     [
         ({"tool_choice": "always"}, "session.tool_choice"),
-        ({"tool_choice": {"type": "mcp", "server_label": "a"}}, "session.tool_choice"),
+        ({"tool_choice": {"type": "mcp", "server_label": "a"}}, "session.tool_choice.type"),
         ({"truncation": {"type": "retention_ratio"}}, "session.truncation"),
-        ({"include": ["item.other"]}, "session.include.0"),
+        ({"include": ["item.other"]}, "session.include[0]"),
         ({"prompt": {"version": "2"}}, "session.prompt.id"),
         ({"audio": {"output": {"voice": {"name": "x"}}}}, "session.audio.output.voice"),
         ({"audio": {"output": {"speed": 1.51}}}, "session.audio.output.speed"),
@@ -521,7 +521,7 @@ def test_a_chat_with_names_and_fields_of_openai(server: Server, client: OpenAI) 
     assert whole.choices[0].message.audio is not None
     assert whole.choices[0].message.audio.to_dict()["voice"] == OPENAI_VOICES["nova"]
     found = {f for (p, f), n in counted(server).items() if p == path and n > before.get((p, f), 0)}
-    assert found == set(FIELDS[path])
+    assert found == {name for name in FIELDS[path] if "." not in name}
     voice = {"voice": {"id": "onyx"}, "format": "pcm16"}
     first = next(iter(client.chat.completions.create(**asked, audio=voice, stream=True)))
     assert first.model == server.settings.model_name

@@ -14,11 +14,13 @@ from typing import Any
 import openai
 import pytest
 import soundfile
+from PIL import Image
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.endpoints.sound import wav_header
 from qwen3_omni_neuron.serving.server import Server
-from testing.http_server import client_of, serving, url_of
+from testing.http_client import HttpClient
+from testing.http_server import client_of, serving, url_of, wait_until
 from testing.media_cases import QUESTION_WAV
 from testing.raw_http import (
     ASKED,
@@ -96,8 +98,9 @@ BAD_MEDIA: list[tuple[dict[str, Any], int, str]] = [
     (part_of("audio", WAV[:30], "audio/wav"), 400, "invalid_media"),
     (part_of("audio", wav_header(16000, 0), "audio/wav"), 400, "invalid_media"),
     (part_of("audio", silence(30), "audio/flac"), 400, "media_too_long"),
-    (part_of("audio", WAV, "text/html"), 400, "invalid_media_type"),
-    (part_of("audio", WAV, "image/png"), 400, "invalid_media_type"),
+    (part_of("audio", png_of(10, 10), "audio/wav"), 400, "invalid_media_type"),
+    (part_of("image", WAV, "image/png"), 400, "invalid_media_type"),
+    (part_of("video", b"<!DOCTYPE html><p>Sign in.", "video/mp4"), 400, "invalid_media_type"),
     (part_of("image", b"GIF89a", "image/gif"), 400, "invalid_media"),
     (part_of("image", png_of(1000, 1000), "image/png"), 400, "media_too_large"),
     (part_of("image", png_of(60_000, 60_000), "image/png"), 400, "media_too_large"),
@@ -126,7 +129,8 @@ BAD_MEDIA: list[tuple[dict[str, Any], int, str]] = [
             "ftp://here/a",
             "data:audio/wav,abc",
             "data:,",
-            "DATA:audio/wav;base64,AAAA",
+            "data:audio/wav;base64" + "x" * 600 + ",AAAA",
+            "data:audio/wav;base64;x=y,AAAA",
             "",
         )
     ),
@@ -148,11 +152,129 @@ def test_bad_media_are_refused_each_in_its_way(server: Server) -> None:
             shown = str(part)[:200]
             assert refused.value.status_code == status, (shown, refused.value)
             assert not code or refused.value.code == code, (shown, refused.value)
+            assert str(refused.value.param).startswith("messages[0].content[0]"), refused.value
             assert not re.search("root:| at 0x|/usr/|/home/", str(refused.value))
         four = [{"role": "user", "content": [part_of("audio", WAV[:20_044], "audio/wav")] * 4}]
         with pytest.raises(openai.BadRequestError, match="more than 3 media"):
             client.post("/chat/completions", body={**ASKED, "messages": four}, cast_to=object)
     still_answers(url_of(server))
+
+
+HEADS = (
+    "data:;base64,",
+    "data:audio/wav;base64,",
+    "DATA:audio/WAV;codecs=opus;Base64,",
+    "data:text/html;charset=utf-8;base64,",
+    'data:image/png;name="a b";base64,',
+    "data:;base64,",
+    "Data: ; base64,",
+)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_content_of_a_data_url_decides_not_its_type(server: Server, head: str) -> None:
+    picture = io.BytesIO()
+    Image.new("RGB", (40, 40)).save(picture, "PNG")
+    sound, seen = (head + base64.b64encode(c).decode() for c in (WAV[:20_044], picture.getvalue()))
+    parts = [
+        {"type": "input_audio", "input_audio": {"data": sound, "format": "audio/mpeg"}},
+        part_of("audio", sound, ""),
+        part_of("image", seen, ""),
+    ]
+    with HttpClient(f"{url_of(server)}/v1") as client:
+        body = {**ASKED, "messages": [{"role": "user", "content": parts}]}
+        answer = client.ask("/chat/completions", body)
+    assert answer.status == 200, answer.body
+
+
+# What is wrong, and the path and the words of the answer.
+WRONG_FIELDS: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": "Hi"}, "messages", "list"),
+    ({"messages": ["Hi"]}, "messages[0]", "an object"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "string or a list"),
+    ({"messages": [{"role": "user", "content": [5]}]}, "messages[0].content[0]", "type: text,"),
+    (
+        {"messages": [{"role": "user", "contnt": "", "content": ""}]},
+        "messages[0].contnt",
+        "content",
+    ),
+    (
+        {"messages": [{"role": "user", "content": "a", "audio": {"id": "a"}}]},
+        "messages[0].audio",
+        "",
+    ),
+    (
+        {"messages": [{"role": "user", "content": "a"}, {"role": "user"}]},
+        "messages[1].content",
+        "no content",
+    ),
+    (
+        {
+            "messages": [
+                {"role": "assistant", "content": None, "function_call": {"name": "f"}},
+                {"role": "user", "content": "a"},
+            ]
+        },
+        "messages[0].function_call",
+        "tool_calls",
+    ),
+    ({"tool_choice": "must"}, "tool_choice", "'auto', 'none' or 'required'"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice.function", "required"),
+    ({"tool_choice": {"type": "x"}}, "tool_choice.type", "function or allowed_tools"),
+    ({"response_format": "json"}, "response_format", "json_object"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schma": {}}}},
+        "response_format.json_schema.schma",
+        "unknown",
+    ),
+    ({"stop": [1]}, "stop[0]", "string"),
+    ({"stream_options": {"include_usag": True}}, "stream_options.include_usag", "include_usage"),
+    ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "required"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "paramters": {}}}]},
+        "tools[0].function.paramters",
+        "parameters",
+    ),
+]
+PART = "messages[0].content[1]"
+PNG = base64.b64encode(png_of(10, 10)).decode()
+WRONG_PARTS: list[tuple[dict[str, Any], str, str]] = [
+    ({"type": "text"}, f"{PART}.text", "required"),
+    ({"type": "text", "text": "a", "txt": "b"}, f"{PART}.txt", "Did you mean text?"),
+    ({"type": "picture"}, f"{PART}.type", "image_url"),
+    ({"type": "image_url"}, f"{PART}.image_url", "required"),
+    ({"type": "image_url", "image_url": "x"}, f"{PART}.image_url", "object"),
+    ({"type": "image_url", "image_url": {"url": 1}}, f"{PART}.image_url.url", "string"),
+    ({"type": "image_url", "image_url": {"url": "x"}}, f"{PART}.image_url.url", "refused"),
+    ({"type": "image_url", "image_url": {"url": "data:,"}}, f"{PART}.image_url.url", "data URL"),
+    ({"type": "input_audio", "input_audio": {"data": "!"}}, f"{PART}.input_audio.data", "base64"),
+    ({"type": "input_audio", "input_audio": {"data": "", "format": 1}}, f"{PART}.input_audio", ""),
+]
+
+
+@pytest.mark.parametrize("index", range(len(WRONG_FIELDS) + len(WRONG_PARTS)))
+def test_a_refusal_names_the_part_and_its_field(
+    server: Server, index: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the answer's message and `param`, and in the log."""
+    if index < len(WRONG_FIELDS):
+        change, param, words = WRONG_FIELDS[index]
+    else:
+        part, param, words = WRONG_PARTS[index - len(WRONG_FIELDS)]
+        content = [{"type": "text", "text": "a"}, part]
+        change = {"messages": [{"role": "user", "content": content}]}
+    with caplog.at_level("INFO", "qwen3_omni_neuron.serving"):
+        with HttpClient(f"{url_of(server)}/v1") as client:
+            answer = client.ask("/chat/completions", {**ASKED, **change})
+        wait_until(lambda: any(r.getMessage() == "request" for r in caplog.records))
+    error = answer.json()["error"]
+    assert answer.status == 400, error
+    assert error["param"].startswith(param), error
+    assert words in error["message"], error
+    assert error["message"].startswith(param), error
+    (line,) = [vars(record) for record in caplog.records if record.getMessage() == "request"]
+    assert (line["param"], line["reason"]) == (error["param"], error["message"])
 
 
 def test_no_file_is_opened_and_no_name_looked_up_for_a_request(server: Server) -> None:

@@ -318,7 +318,6 @@ def test_a_chat_answers_in_the_json_of_its_format(client: OpenAI, server: Server
     assert json.dumps(json.loads(content.content or ""), ensure_ascii=False) == content.content
     pieces = client.chat.completions.create(**asked, response_format=form, stream=True)
     assert "".join(p.choices[0].delta.content or "" for p in pieces) == content.content
-    asked["messages"] = [{"role": "user", "content": "Answer in JSON."}]
     asked["extra_body"] = {**BODY, "thinker_max_new_tokens": 12}
     made = client.chat.completions.create(**asked, response_format={"type": "json_object"})
     assert (made.choices[0].message.content or "").startswith("{")
@@ -327,7 +326,6 @@ def test_a_chat_answers_in_the_json_of_its_format(client: OpenAI, server: Server
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"response_format": {"type": "json_object"}}, "no message has the word JSON"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "json_schema"),
         (

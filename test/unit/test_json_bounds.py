@@ -161,7 +161,7 @@ def test_a_body_at_every_limit_is_read() -> None:
     body = json.dumps({"model": "m", "messages": messages, "tools": tools}).encode()
     assert len(parse_json(ChatRequest, body).messages) == MOST_MESSAGES
     check_json(b"")
-    with pytest.raises(ApiError, match="Invalid JSON"):
+    with pytest.raises(ApiError, match="the body is not JSON"):
         parse_json(ChatRequest, b"]")
 
 
@@ -180,7 +180,7 @@ FUNCTION: Any = {"type": "function", "function": {"name": "f", "arguments": ""}}
                     {"role": "assistant", "tool_calls": [FUNCTION | {"id": "a"}] * (MOST_TOOLS + 1)}
                 ],
             },
-            "messages.0.tool_calls",
+            "messages[0].tool_calls",
         ),
     ],
 )

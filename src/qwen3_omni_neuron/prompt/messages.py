@@ -2,12 +2,27 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from qwen3_omni_neuron.errors import MessageError, format_value, printable
+from qwen3_omni_neuron.errors import (
+    AudioError,
+    ImageError,
+    InputError,
+    MessageError,
+    VideoError,
+    format_value,
+    printable,
+)
+from qwen3_omni_neuron.prompt.media.item_fields import fields_of, read_fields, unknown_name
 
 ROLES = ("system", "user", "assistant", "tool")
 MEDIA_KINDS = ("audio", "image", "video")
+_ERRORS: Mapping[str, type[InputError]] = {
+    "audio": AudioError,
+    "image": ImageError,
+    "video": VideoError,
+}
 Messages = Sequence[Mapping[str, Any]]
 Media = TypeVar("Media")
 Loader = Callable[[str, Mapping[str, Any], str], Media]
@@ -150,6 +165,9 @@ class MessageReader:
         if kind == "text":
             if not isinstance(item.get("text"), str):
                 raise MessageError(f'{where} is text without a "text" string.')
+            for name in item:
+                if name not in ("type", "text"):
+                    raise MessageError(f"{where} has {unknown_name(name, ['type', 'text'])}")
             return {"type": "text", "text": self._text(item["text"], role, where)}
         if kind is None:
             raise MessageError(
@@ -158,7 +176,7 @@ class MessageReader:
             )
         if role != "user":
             raise MessageError(f"{where} is {kind} of role {role}; only user messages may hold it.")
-        self.media.append(self._load(kind, item, where))
+        self.media.append(self._load(kind, _checked_item(kind, item, where), where))
         return {"type": kind}
 
     def _text(self, text: str, role: str, where: str) -> str:
@@ -172,6 +190,36 @@ class MessageReader:
                 )
         check_characters(text, f"{where} ({role})")
         return text
+
+
+def _checked_item(kind: str, item: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return an item of media with its fields checked, and without those that are None.
+
+    Raises AudioError, ImageError or VideoError, by the kind.
+    """
+
+    def refusal(message: str, name: str | None) -> InputError:
+        return _ERRORS[kind](message)
+
+    medium = item.get(kind)
+    given = {name: item[name] for name in item if name not in ("type", kind)}
+    made = read_fields(kind, given, where, refusal)
+    if not _is_file(medium):
+        for field in fields_of(kind).values():
+            if field.of_files and field.name in made:
+                raise _ERRORS[kind](
+                    f"{where} has {field.name}, which is for files, and frames. Leave out "
+                    "those frames that are not wanted."
+                )
+    if "sampling_rate" in made and _is_file(item.get("audio")):
+        raise _ERRORS[kind](
+            f"{where} has a sampling_rate beside a sound file, which says its own. Leave it out."
+        )
+    return {"type": kind, kind: medium, **made}
+
+
+def _is_file(medium: object) -> bool:
+    return isinstance(medium, str | Path | bytes | bytearray)
 
 
 def _is_list(value: object) -> bool:

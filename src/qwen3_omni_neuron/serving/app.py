@@ -56,5 +56,5 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
         headers |= error.headers or {}
         error = ApiError(error.status_code, message, "unknown_url")
     refusal = service.failed(error, context)
-    context.error = refusal.code
+    context.refused(refusal)
     return JSONResponse(refusal.body, refusal.status, {**headers, **refusal.headers})

@@ -7,7 +7,10 @@ from typing import Any
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.events import SpeechResult
 from qwen3_omni_neuron.serving.edge.quotas import Account, Place
+from qwen3_omni_neuron.serving.openai.errors import ApiError
 
+SERVER_ERRORS = 500  # from this status on an error is not the client's
+MOST_REASON = 500  # characters of a refusal's message in the log
 BODY_COPIES = 3
 """A body, the strings parsed from it, and its media's bytes are in memory at the same time."""
 
@@ -37,8 +40,13 @@ class Context:
     fields: dict[str, Any] = field(default_factory=dict)
     param: str = "messages"
     warnings: list[str] = field(default_factory=list)
+    refusal: ApiError | None = None
     question: Any = None
     answer: str | None = None
+
+    def refused(self, refusal: ApiError) -> None:
+        """Record the error that the client gets."""
+        self.error, self.refusal = refusal.code, refusal
 
     def release_body(self) -> None:
         """Drop the body, which has been parsed."""
@@ -73,9 +81,16 @@ class Context:
             "owner": self.owner,
             "status": self.status,
             "error": self.error,
+            **self._reason(),
             "seconds": round(time.perf_counter() - self.started_s, 4),
             **self.fields,
             "warnings": self.warnings or None,
             "question": self.question,
             "answer": self.answer,
         }
+
+    def _reason(self) -> dict[str, Any]:
+        """Return why the client's request was refused: the field, and the answer's message."""
+        if self.refusal is None or self.refusal.status >= SERVER_ERRORS:
+            return {}
+        return {"param": self.refusal.param, "reason": self.refusal.message[:MOST_REASON]}

@@ -104,14 +104,14 @@ class Fetcher:
         self._resolve, self._connect = resolver, connector
         self._places = threading.Semaphore(MOST_FETCHES)
 
-    async def fetch(self, url: str, where: str) -> tuple[bytes, str]:
-        """Return the content of a URL and its media type. Raises ApiError 400.
+    async def fetch(self, url: str, where: str) -> bytes:
+        """Return the content of a URL. Raises ApiError 400.
 
         Each fetch has a thread of its own, which a silent name server may block beyond the
         deadline: this delays neither the caller nor the end of the process.
         """
         self.check(url, where)
-        done: Future[tuple[bytes, str]] = Future()
+        done: Future[bytes] = Future()
 
         done.set_running_or_notify_cancel()  # the thread continues if the caller stops waiting
 
@@ -135,14 +135,14 @@ class Fetcher:
     def _late(self, where: str) -> ApiError:
         return _refused(where, f"its URL could not be read within {self._timeout_s:g} s")
 
-    def _read(self, url: str, where: str) -> tuple[bytes, str]:
+    def _read(self, url: str, where: str) -> bytes:
         """Read a URL, and follow its redirects."""
         end_s = time.monotonic() + self._timeout_s
         for _ in range(self._redirects + 1):
             parts = self._allowed(url, where)
-            content, media_type, next_url = self._get(parts, where, end_s)
+            content, next_url = self._get(parts, where, end_s)
             if next_url is None:
-                return content, media_type
+                return content
             url = urljoin(url, next_url)
         raise _refused(where, f"its URL redirects more than {self._redirects} times")
 
@@ -164,8 +164,8 @@ class Fetcher:
             raise _refused(where, "its URL has blanks or characters that are not ASCII")
         return parts
 
-    def _get(self, parts: SplitResult, where: str, end_s: float) -> tuple[bytes, str, str | None]:
-        """Return content, media type, and the target of a redirect or None."""
+    def _get(self, parts: SplitResult, where: str, end_s: float) -> tuple[bytes, str | None]:
+        """Return the content, and the target of a redirect or None."""
         host, port = parts.hostname or "", _PORTS[parts.scheme]
         try:
             addresses = list(self._resolve(host, port))
@@ -185,14 +185,14 @@ class Fetcher:
 
     def _exchange(
         self, sock: socket.socket, parts: SplitResult, where: str, end_s: float
-    ) -> tuple[bytes, str, str | None]:
+    ) -> tuple[bytes, str | None]:
         connection = http.client.HTTPConnection(parts.hostname or "")
         connection.sock = sock
         path = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
         connection.request("GET", path, headers={"Accept": "*/*", "Connection": "close"})
         with connection.getresponse() as response:
             if response.status in _REDIRECTS:
-                return b"", "", response.headers.get("location", "")
+                return b"", response.headers.get("location", "")
             if response.status != http.client.OK:
                 raise _refused(where, f"its URL answered with status {response.status}")
             content = bytearray()
@@ -206,7 +206,7 @@ class Fetcher:
                 raise _refused(where, "its content is cut short")
             if time.monotonic() >= end_s:
                 raise TimeoutError
-            return bytes(content), response.headers.get_content_type(), None
+            return bytes(content), None
 
 
 def _left(end_s: float) -> float:
@@ -247,5 +247,5 @@ def _refused(where: str, why: str, code: str = "invalid_media_url") -> ApiError:
         f"{where} is refused: {why}. Send the content itself, as a data URL: "
         "data:TYPE;base64,CONTENT.",
         code,
-        "messages",
+        where,
     )

@@ -76,7 +76,7 @@ class Gate:
             releases.close()
             if context.error is None:  # otherwise the application has answered it
                 refusal = self._service.failed(error, context)
-                context.error = refusal.code
+                context.refused(refusal)
                 await answer.refuse(refusal)
         finally:
             del scope["answer"]  # breaks its reference cycle with the connection

@@ -65,7 +65,7 @@ class AnswerSender:
                     await self._send_body(piece, True)
             except Exception as error:
                 refusal = self._service.failed(error, self._context)
-                self._context.error = refusal.code
+                self._context.refused(refusal)
                 if answer.media_type != EVENTS:
                     return
                 last = error_event(refusal)

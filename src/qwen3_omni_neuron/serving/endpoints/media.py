@@ -18,13 +18,35 @@ from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.helpers.media.inline import decode_inline, picture_size
 from qwen3_omni_neuron.helpers.media.job import Admit, Decoded, Job, Kind, Measured
 from qwen3_omni_neuron.helpers.media.work import measured_picture
+from qwen3_omni_neuron.prompt.media.item_fields import read_fields
+from qwen3_omni_neuron.serving.openai.bodies import wrong_value
 from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.without_effect import CHAT, names_in
 from qwen3_omni_neuron.serving.service import Service
 
-_DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)((?:;[\w.+-]+=[\w.+-]+)*);base64,", re.ASCII)
+_URL = re.compile(r"data:|https?://", re.IGNORECASE)
+_BASE64 = re.compile(r";\s*base64\s*\Z", re.IGNORECASE)
+_MOST_HEAD = 512  # characters of a data URL before its content
+# Beginnings of files that can't be of another kind. An Ogg file may be sound or video, as may an
+# MP4 file without a picture; GIF, WebP and AVIF may move.
+_KINDS: Mapping[str, re.Pattern[bytes]] = {
+    "image": re.compile(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff"),
+    "audio": re.compile(rb"RIFF....WAVE|fLaC|ID3", re.DOTALL),
+    "video": re.compile(rb"RIFF....AVI |\x1a\x45\xdf\xa3|....ftyp(?:isom|mp4|M4V|qt)", re.DOTALL),
+    "a web page": re.compile(rb"\s*<(?:!doctype html|html)", re.IGNORECASE),
+}
 Json = dict[str, Any]
 Hold = Callable[[int], None]
 """Function that counts bytes before they are held, or raises ApiError."""
+# By a part's type: the field with the medium, and its kind.
+_HOLDERS: Mapping[str, tuple[str, Kind]] = {
+    "input_audio": ("input_audio", "audio"),
+    "audio_url": ("audio_url", "audio"),
+    "image_url": ("image_url", "image"),
+    "input_image": ("image_url", "image"),
+    "video_url": ("video_url", "video"),
+}
+_PART = "messages[].content[]"  # where the table of fields without effect has those of parts
 # The decoded data, the prompt's data, and computed inputs such as mel features.
 _COPIES = 3
 
@@ -36,12 +58,13 @@ def sound_bytes(samples: NDArray[np.float32]) -> int:
 
 @dataclass
 class _Pending:
-    """Item that is not decoded yet. content: the file's bytes, or its URL."""
+    """Item that is not decoded yet. content: the file's bytes, or its URL. options: see `Job`."""
 
     item: Json
     kind: Kind
     content: bytes | str
     where: str
+    options: Json
 
 
 class MediaReader:
@@ -80,18 +103,54 @@ class MediaReader:
     def read(self, part: Mapping[str, Any], where: str) -> Json:
         """Return a content part as an item of the API, which decoding fills later.
 
-        part: a part of type input_audio, audio_url, image_url or video_url. Raises ApiError.
+        part: a part of type input_audio, audio_url, image_url or video_url, or of input_image with
+        the URL itself as its image_url. Its fields may be beside its object or inside. Raises
+        ApiError, also for a field that is not in the table (prompt.media.item_fields).
         """
-        kind: Kind = part["type"].removeprefix("input_").removesuffix("_url")
-        if part["type"] == "input_audio":
-            content: bytes | str = self._decoded(part["input_audio"]["data"], where)
+        holder, kind = _HOLDERS[part["type"]]
+        held, place = part[holder], f"{where}.{holder}"
+        if isinstance(held, str):
+            held = {"url": held}
         else:
-            content = self._of_url(part[part["type"]]["url"], kind, where)
-        return self._add(kind, content, where)
+            place += ".data" if holder == "input_audio" else ".url"
+        options = self._options(kind, part, held, holder, where)
+        if holder == "input_audio" and not _URL.match(held["data"]):
+            content: bytes | str = self._decoded(held["data"], place)
+        else:
+            content = self._of_url(held["data" if holder == "input_audio" else "url"], place)
+        return self._add(kind, content, where, options)
+
+    def _options(
+        self, kind: Kind, part: Mapping[str, Any], held: Mapping[str, Any], holder: str, where: str
+    ) -> Json:
+        """Return the checked fields of a part, and of the object `held` in it.
+
+        holder: name of the object in the part. Raises ApiError.
+        """
+        given: Json = {}
+        paths: dict[str, str] = {}
+        for fields, path, place, own in (
+            (part, where, _PART, ("type", holder)),
+            (held, f"{where}.{holder}", f"{_PART}.{holder}", ("url", "data")),
+        ):
+            for name, value in fields.items():
+                if value is None or name in own or name in names_in(CHAT, place):
+                    continue
+                if name in given and given[name] != value:
+                    raise wrong_value(
+                        f"{path}.{name} is another value than {paths[name]}. Give one of them.",
+                        f"{path}.{name}"[:200],
+                    )
+                given[name], paths[name] = value, f"{path}.{name}"
+
+        def refusal(message: str, name: str | None) -> ApiError:
+            return wrong_value(message, paths.get(name or "", where)[:200])
+
+        return read_fields(kind, given, where, refusal, over_http=True)
 
     def sound_file(self, content: bytes, where: str) -> Json:
         """Return a sound file as an audio item of the API; see `read`."""
-        return self._add("audio", content, where)
+        return self._add("audio", content, where, {})
 
     def finish_inline(self, hold: Hold) -> bool:
         """Decode the items that need no codec and little time. Returns whether none are left.
@@ -121,8 +180,8 @@ class MediaReader:
             found = self._items[0]
             content = found.content
             if isinstance(content, str):
-                content, media_type = await self._service.fetcher.fetch(content, found.where)
-                self._check_type(media_type, found.kind, found.where)
+                content = await self._service.fetcher.fetch(content, found.where)
+                _check_content(content, found.kind, found.where)
                 hold(len(content))
             job = self._job(found, content)
             decode = self._service.decoder.decode
@@ -145,6 +204,7 @@ class MediaReader:
             self._omni.media_settings,
             most_tokens=None if self._in_windows else left,
             use_audio_in_video=self._hears_videos,
+            options=found.options,
         )
 
     def _admit(self, found: _Pending, hold: Hold) -> Admit:
@@ -160,7 +220,7 @@ class MediaReader:
                     f"{found.where} lasts {measured.seconds:.1f} s, and {most_s:g} s is the most. "
                     "Send a part of it.",
                     "media_too_long",
-                    self._param,
+                    found.where,
                 )
             if measured.pixels > most_pixels:
                 raise ApiError(
@@ -168,7 +228,7 @@ class MediaReader:
                     f"{found.where} has {measured.pixels} pixels, and {most_pixels} is the most. "
                     "Shrink it.",
                     "media_too_large",
-                    self._param,
+                    found.where,
                 )
             more = max(0, _COPIES * measured.size - held)
             hold(more)
@@ -191,7 +251,7 @@ class MediaReader:
             area = (sizes.patch_size * sizes.merge_size) ** 2
             self._tokens += frames * math.prod(shape[-3:-1]) // area
 
-    def _add(self, kind: Kind, content: bytes | str, where: str) -> Json:
+    def _add(self, kind: Kind, content: bytes | str, where: str, options: Json) -> Json:
         self._count += 1
         if self._count > self._settings.max_media:
             raise ApiError(
@@ -201,40 +261,28 @@ class MediaReader:
                 "too_many_media",
                 self._param,
             )
-        if isinstance(content, bytes) and len(content) > self._settings.max_media_bytes:
-            raise self._too_large(where)
+        if isinstance(content, bytes):
+            if len(content) > self._settings.max_media_bytes:
+                raise self._too_large(where)
+            _check_content(content, kind, where)
         item: Json = {"type": kind}
-        self._items.append(_Pending(item, kind, content, where))
+        self._items.append(_Pending(item, kind, content, where, options))
         return item
 
-    def _of_url(self, url: str, kind: str, where: str) -> bytes | str:
-        """Return the content of a data URL, or any other URL unchanged."""
+    def _of_url(self, url: str, where: str) -> bytes | str:
+        """Return the content of a data URL, whatever its type says, or any other URL unchanged."""
         if url[:5].lower() != "data:":
             self._service.fetcher.check(url, where)
             return url
-        head = _DATA_URL.match(url)
-        if head is None:
+        end = url.find(",", 0, _MOST_HEAD)
+        if end < 0 or not _BASE64.search(url[:end]):
             raise ApiError(
                 400,
-                f"{where} has a data URL that is not of the form data:TYPE;base64,CONTENT.",
+                f"{where} is a data URL that is not of the form data:TYPE;base64,CONTENT.",
                 "invalid_media_url",
-                self._param,
+                where,
             )
-        self._check_type(head[1].lower(), kind, where)
-        return self._decoded(url[head.end() :], where)
-
-    def _check_type(self, media_type: str, kind: str, where: str) -> None:
-        allowed = [f"{kind}/", "application/octet-stream", "application/ogg"]
-        if kind == "audio":  # what browsers and systems call such a file by its name alone
-            allowed += ["video/webm", "video/mp4"]
-        if not media_type.startswith(tuple(allowed)):
-            raise ApiError(
-                400,
-                f"{where} is {kind}, and its content says that it is {media_type[:80]}. Give it "
-                f"the type {kind}/..., or send it as what it is.",
-                "invalid_media_type",
-                self._param,
-            )
+        return self._decoded(url[end + 1 :], where)
 
     def _decoded(self, text: str, where: str) -> bytes:
         """Decode base64."""
@@ -248,7 +296,7 @@ class MediaReader:
                 400,
                 f"{where} is not base64 ({error}). Encode the file's bytes in one piece.",
                 "invalid_base64",
-                self._param,
+                where,
             ) from error
 
     def _too_large(self, where: str) -> ApiError:
@@ -257,5 +305,19 @@ class MediaReader:
             f"{where} has more than {self._settings.max_media_bytes} bytes, the most for one item. "
             "Send less.",
             "media_too_large",
-            self._param,
+            where,
+        )
+
+
+def _check_content(content: bytes, kind: Kind, where: str) -> None:
+    """Refuse a file that is plainly of another kind, by its first bytes. Raises ApiError."""
+    found = next((name for name, begin in _KINDS.items() if begin.match(content)), kind)
+    # Of a video file that is sent as sound, the sound is heard.
+    if found != kind and not (kind == "audio" and found == "video"):
+        raise ApiError(
+            400,
+            f"{where} is sent as {kind}, and the content of its file is {found}. Send it as what "
+            "it is.",
+            "invalid_media_type",
+            where,
         )

@@ -1,9 +1,11 @@
 """Parsing of request bodies: limits of the JSON, fields, the model's name, a request's options."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, ValidationError
+from pydantic_core import from_json
 
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.service import Service
@@ -25,6 +27,12 @@ MOST_DEPTH = 64  # nesting of lists and objects
 # and a million escapes are more text than a prompt holds.
 MOST_ESCAPES = 1 << 20
 _STEP_BYTES = 1 << 16
+_UNION = "union"  # type of the error of a union that no member fits
+# By pydantic's type of an error.
+_MESSAGES = {
+    "extra_forbidden": "this field is unknown here",
+    "model_type": "Input should be an object",
+}
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
@@ -40,26 +48,99 @@ class LenientObject(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
+class OpenObject(BaseModel):
+    """Base of objects whose further fields are kept, and checked by `check_further`."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+def by_type(*types: str) -> Discriminator:
+    """Return the discriminator of a union of objects by their `type`.
+
+    types: all types. The members' tags are the types in angle brackets, which paths leave out.
+    """
+
+    def tag(value: Any) -> str | None:
+        found = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
+        return f"<{found}>" if isinstance(found, str) and found in types else None
+
+    return _discriminator(tag, f"Input should be an object with a type: {_listed(types)}")
+
+
+def by_form(**forms: str) -> Discriminator:
+    """Return the discriminator of a union by the kind of JSON value.
+
+    forms: what a value is, by the member's tag without brackets: text, list or object.
+    """
+
+    def tag(value: Any) -> str | None:
+        if isinstance(value, str):
+            return "<text>"
+        return "<list>" if isinstance(value, list) else "<object>"
+
+    return _discriminator(tag, f"Input should be {_listed(list(forms.values()))}")
+
+
+def _discriminator(tag: Callable[[Any], str | None], message: str) -> Discriminator:
+    return Discriminator(tag, custom_error_type=_UNION, custom_error_message=message)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
 def parse_json(kind: type[Body], body: bytes) -> Body:
     """Parse a JSON body. Raises ApiError, which names the first wrong field."""
     check_json(body)
     try:
-        return kind.model_validate_json(body)
+        # Not model_validate_json: it would copy a union's values for the union's discriminator.
+        return kind.model_validate(from_json(body))
     except ValidationError as error:
         raise refused_field(error) from error
+    except ValueError as error:
+        message = f"the body is not JSON: {str(error)[:200]}."
+        raise ApiError(400, message, "invalid_json") from error
 
 
 def refused_field(error: ValidationError) -> ApiError:
     """Return the error for the first wrong field of a body."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    path = ".".join(map(str, first["loc"]))[:200]
-    return ApiError(
-        400,
-        f"{path + ': ' if path else 'the body: '}{first['msg'][:300]}. See the table of fields "
-        "in docs/serving.md.",
-        "invalid_json" if first["type"] == "json_invalid" else "invalid_value",
-        path or None,
-    )
+    path, message = first_wrong(error)
+    message = f"{path or 'the body'}: {message}. See the table of fields in docs/serving.md."
+    return ApiError(400, message, "invalid_value", path or None)
+
+
+def first_wrong(error: ValidationError, before: str = "") -> tuple[str, str]:
+    """Return the path of the first wrong field, and what is wrong with it.
+
+    before: path of the value that was validated. A path is such as messages[0].content[2].type.
+    """
+    first = error.errors(include_url=False)[0]
+    loc, unknown = first["loc"], first["type"] == "extra_forbidden"
+    path = before
+    for place, name in enumerate(loc):
+        if isinstance(name, int):
+            path += f"[{name}]"
+        # A tag of a union, unless it is an unknown field's name.
+        elif not (name[:1] == "<" and name[-1:] == ">") or (unknown and place == len(loc) - 1):
+            path += f".{name}" if path else name
+    if first["type"] == _UNION and isinstance(first["input"], Mapping):
+        path += ".type"
+    message = _MESSAGES.get(first["type"], first["msg"])
+    return path[:200], message[:300]
+
+
+def check_further(given: BaseModel, where: str, taken: Collection[str]) -> None:
+    """Refuse the further fields of an object, except null and those without effect.
+
+    where: path of the object. taken: names of those without effect. Raises ApiError.
+    """
+    for name, value in (given.model_extra or {}).items():
+        if value is not None and name not in taken and "*" not in taken:
+            near = get_close_matches(name[:40], [*type(given).model_fields, *taken], 1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            path = f"{where}.{name}"[:200]
+            message = f"{path}: this field is unknown here.{hint} See docs/serving.md."
+            raise wrong_value(message, path)
 
 
 def wrong_value(message: str, param: str) -> ApiError:

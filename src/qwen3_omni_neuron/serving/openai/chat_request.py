@@ -1,9 +1,9 @@
 """Body of a chat request: its fields, and the messages and options that they become."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, Tag
 
 from qwen3_omni_neuron.options import REQUEST_OPTIONS
 from qwen3_omni_neuron.serving.endpoints.media import MediaReader
@@ -11,19 +11,22 @@ from qwen3_omni_neuron.serving.endpoints.sound import SOUND_FORMATS, STREAMED_FO
 from qwen3_omni_neuron.serving.openai.bodies import (
     MOST_MESSAGES,
     MOST_TOOLS,
-    LenientObject,
+    OpenObject,
     Seed,
     StrictObject,
     bounded_options,
+    by_form,
+    by_type,
+    check_further,
     seed_of,
     unknown_field,
     wrong_value,
 )
 from qwen3_omni_neuron.serving.openai.errors import ApiError
-from qwen3_omni_neuron.serving.openai.openapi import schema_of_option
+from qwen3_omni_neuron.serving.openai.openapi import schema_of_option, with_item_fields
 from qwen3_omni_neuron.serving.openai.vllm_omni import VLLM_OMNI_FIELDS, vllm_omni_options
 from qwen3_omni_neuron.serving.openai.voices import VoiceName, Voices
-from qwen3_omni_neuron.serving.openai.without_effect import CHAT, FIELDS
+from qwen3_omni_neuron.serving.openai.without_effect import CHAT, FIELDS, names_in
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.serving.stored.replies import SpokenReplies
 
@@ -35,7 +38,7 @@ CHAT_OPTIONS = frozenset(option.name for option in REQUEST_OPTIONS) - {
     "owner",
 }
 # OpenAI's fields that have no effect here, whatever their value.
-_WITHOUT_EFFECT = frozenset(FIELDS[CHAT]) - {"model"}
+_WITHOUT_EFFECT = frozenset(name for name in FIELDS[CHAT] if "." not in name) - {"model"}
 # OpenAI's fields that are accepted with these values alone.
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -55,81 +58,98 @@ FURTHER_FIELDS: Mapping[str, Any] = {
 """Schemas of the fields that a request may have beside those of `ChatRequest`."""
 
 
-class TextPart(LenientObject):
+class TextPart(OpenObject):
     """Text of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class RefusalPart(LenientObject):
+class RefusalPart(OpenObject):
     """Text of an assistant's message that refused an answer."""
 
     type: Literal["refusal"]
     refusal: str
 
 
-class SoundData(LenientObject):
-    """A sound file in base64; its format is found in its content."""
+class SoundData(OpenObject):
+    """A sound file in base64, or its URL; its format is found in its content."""
 
     data: str
-    format: Literal["wav", "mp3", "flac", "ogg", "opus", "webm", "mp4", "m4a"] | None = None
+    format: str | None = Field(None, max_length=80)
 
 
-class InputAudioPart(LenientObject):
+class InputAudioPart(OpenObject):
     """Sound, as OpenAI's clients send it."""
+
+    model_config = ConfigDict(json_schema_extra=with_item_fields("audio"))
 
     type: Literal["input_audio"]
     input_audio: SoundData
 
 
-class MediaUrl(LenientObject):
-    """A data URL, or one of a host that the server was told."""
+class MediaUrl(OpenObject):
+    """A data URL, or one of a host that the server was told. It may have the part's fields."""
 
     url: str
 
 
-class AudioUrlPart(LenientObject):
+class AudioUrlPart(OpenObject):
     """Sound by its URL."""
+
+    model_config = ConfigDict(json_schema_extra=with_item_fields("audio"))
 
     type: Literal["audio_url"]
     audio_url: MediaUrl
 
 
-class ImageUrlPart(LenientObject):
+class ImageUrlPart(OpenObject):
     """An image by its URL."""
+
+    model_config = ConfigDict(json_schema_extra=with_item_fields("image"))
 
     type: Literal["image_url"]
     image_url: MediaUrl
 
 
-class VideoUrlPart(LenientObject):
+class VideoUrlPart(OpenObject):
     """A video by its URL."""
+
+    model_config = ConfigDict(json_schema_extra=with_item_fields("video"))
 
     type: Literal["video_url"]
     video_url: MediaUrl
 
 
 MessagePart = Annotated[
-    TextPart | RefusalPart | InputAudioPart | AudioUrlPart | ImageUrlPart | VideoUrlPart,
-    Field(discriminator="type"),
+    Annotated[TextPart, Tag("<text>")]
+    | Annotated[RefusalPart, Tag("<refusal>")]
+    | Annotated[InputAudioPart, Tag("<input_audio>")]
+    | Annotated[AudioUrlPart, Tag("<audio_url>")]
+    | Annotated[ImageUrlPart, Tag("<image_url>")]
+    | Annotated[VideoUrlPart, Tag("<video_url>")],
+    by_type("text", "refusal", "input_audio", "audio_url", "image_url", "video_url"),
+]
+Content = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[MessagePart], Tag("<list>")],
+    by_form(text="a string", list="a list of parts"),
 ]
 
 
-class EarlierAudio(LenientObject):
+class EarlierAudio(OpenObject):
     """Id of the speech of an earlier reply."""
 
     id: str
 
 
-class CalledFunction(LenientObject):
+class CalledFunction(OpenObject):
     """Name of a function and its arguments, in JSON."""
 
     name: str
     arguments: str
 
 
-class ToolCall(LenientObject):
+class ToolCall(OpenObject):
     """Call of a tool in an assistant's message."""
 
     id: str
@@ -137,17 +157,18 @@ class ToolCall(LenientObject):
     function: CalledFunction
 
 
-class Message(LenientObject):
+class Message(OpenObject):
     """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[MessagePart] | None = None
+    content: Content | None = None
+    refusal: str | None = None
     audio: EarlierAudio | None = None
     tool_calls: list[ToolCall] | None = Field(None, max_length=MOST_TOOLS)
     tool_call_id: str | None = None
 
 
-class Function(LenientObject):
+class Function(OpenObject):
     """Description of a function."""
 
     name: str
@@ -156,41 +177,55 @@ class Function(LenientObject):
     strict: bool | None = None
 
 
-class Tool(LenientObject):
+class Tool(OpenObject):
     """A tool that the reply may call."""
 
     type: Literal["function"]
     function: Function
 
 
-class FunctionName(LenientObject):
+class FunctionName(StrictObject):
     """Name of a function."""
 
     name: str
 
 
-class NamedTool(LenientObject):
+class NamedTool(StrictObject):
     """The function that the reply must call."""
 
     type: Literal["function"]
     function: FunctionName
 
 
-class AllowedNames(LenientObject):
+class AllowedNames(StrictObject):
     """The functions that the reply may call, or must call one of."""
 
     mode: Literal["auto", "required"]
     tools: list[NamedTool] = Field(min_length=1, max_length=MOST_TOOLS)
 
 
-class AllowedTools(LenientObject):
+class AllowedTools(StrictObject):
     """Some of the tools: the others are shown to the model, and not called."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedNames
 
 
-ToolChoice = Annotated[NamedTool | AllowedTools, Field(discriminator="type")]
+ToolChoice = Annotated[
+    Annotated[NamedTool, Tag("<function>")] | Annotated[AllowedTools, Tag("<allowed_tools>")],
+    by_type("function", "allowed_tools"),
+]
+
+
+ChosenTool = Annotated[
+    Annotated[Literal["auto", "none", "required"], Tag("<text>")]
+    | Annotated[ToolChoice, Tag("<object>")],
+    by_form(text="auto, none, required", object="an object"),
+]
+Stop = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[str], Tag("<list>")],
+    by_form(text="a string", list="a list of strings"),
+]
 
 
 class TextFormat(StrictObject):
@@ -222,7 +257,10 @@ class JsonSchemaFormat(StrictObject):
 
 
 ResponseFormat = Annotated[
-    TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
+    Annotated[TextFormat, Tag("<text>")]
+    | Annotated[JsonObjectFormat, Tag("<json_object>")]
+    | Annotated[JsonSchemaFormat, Tag("<json_schema>")],
+    by_type("text", "json_object", "json_schema"),
 ]
 
 
@@ -233,7 +271,7 @@ class AudioOutput(StrictObject):
     format: Literal["wav", "mp3", "flac", "opus", "pcm16"] = "wav"
 
 
-class StreamOptions(LenientObject):
+class StreamOptions(OpenObject):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
@@ -257,11 +295,11 @@ class ChatRequest(BaseModel):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     seed: Seed | None = None
-    stop: str | list[str] | None = None
+    stop: Stop | None = None
     max_completion_tokens: int | None = Field(None, ge=1)
     max_tokens: int | None = Field(None, ge=1)
     tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
-    tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
+    tool_choice: ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
 
@@ -283,6 +321,11 @@ class ChatRequest(BaseModel):
 
 def check_request(wanted: ChatRequest) -> None:
     """Refuse unsupported fields and combinations. Raises ApiError."""
+    if wanted.stream_options is not None:
+        _check_further(wanted.stream_options, "stream_options", "stream_options")
+    for i, tool in enumerate(wanted.tools or ()):
+        _check_further(tool, "tools[]", f"tools[{i}]")
+        _check_further(tool.function, "tools[].function", f"tools[{i}].function")
     if wanted.modalities == []:
         raise wrong_value("modalities is empty. Give text, or text and audio.", "modalities")
     if wanted.stream and wanted.speaks and wanted.sound_format not in STREAMED_FORMATS:
@@ -301,6 +344,12 @@ def check_request(wanted: ChatRequest) -> None:
         if value not in _ONLY[name]:
             allowed = " or ".join(map(str, _ONLY[name]))
             raise wrong_value(f"{name} can only be {allowed} here. Leave it out.", name)
+
+
+def _check_further(given: BaseModel, place: str, where: str) -> None:
+    """Refuse an object's unknown fields. place: its name in the table of fields without effect."""
+    if given.model_extra:
+        check_further(given, where, names_in(CHAT, place))
 
 
 def request_options(
@@ -327,7 +376,9 @@ def request_options(
     if wanted.stop:
         options["stop"] = [wanted.stop] if isinstance(wanted.stop, str) else wanted.stop
     if wanted.tools and wanted.tool_choice != "none":
-        options["tools"] = [tool.model_dump(exclude_none=True) for tool in wanted.tools]
+        options["tools"] = [
+            {"type": tool.type, "function": _declared(tool.function)} for tool in wanted.tools
+        ]
     choice = wanted.tool_choice
     if choice not in (None, "none"):
         options["tool_choice"] = choice if isinstance(choice, str) else choice.model_dump()
@@ -348,25 +399,13 @@ def _grammar(wanted: ChatRequest) -> dict[str, Any] | None:
         schema = form.json_schema.schema_
         strict = form.json_schema.strict is True
         return {"json": {"type": "object"} if schema is None else schema, "strict": strict}
-    if not isinstance(form, JsonObjectFormat):
-        return None
-    if not any("json" in text.lower() for text in _written(wanted.messages)):
-        raise wrong_value(
-            "response_format is json_object, and no message has the word JSON. Ask for JSON in a "
-            "message too, or take json_schema.",
-            "response_format",
-        )
-    return {"json": {"type": "object"}}
+    return {"json": {"type": "object"}} if isinstance(form, JsonObjectFormat) else None
 
 
-def _written(messages: list[Message]) -> Iterator[str]:
-    """Yield the texts of messages."""
-    for message in messages:
-        if isinstance(message.content, str):
-            yield message.content
-        for part in message.content if isinstance(message.content, list) else ():
-            if isinstance(part, TextPart):
-                yield part.text
+def _declared(given: BaseModel) -> dict[str, Any]:
+    """Return the fields that an object's class has, without those that are None."""
+    values = {name: getattr(given, name) for name in type(given).model_fields}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def conversation(
@@ -383,26 +422,24 @@ def _message(
     message: Message, where: str, media: MediaReader, replies: SpokenReplies, owner: str
 ) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
+    _check_message(message, where)
     made: dict[str, Any] = {"role": role}
-    content = message.content
+    content = message.content or message.refusal or message.content
     if content is None and message.audio is not None:
-        if role != "assistant":
-            raise wrong_value(
-                f"{where} has audio of an earlier reply, and is of role {role}.", "messages"
-            )
         content = replies.transcript(message.audio.id, owner)
         if content is None:
             raise ApiError(
                 400,
-                f"{where} names audio that has expired or never was. Send the reply's text.",
+                f"{where}.audio.id names audio that has expired or never was. Send its text.",
                 "audio_not_found",
-                "messages",
+                f"{where}.audio.id",
             )
     if message.tool_calls and role == "assistant":
-        calls = [call.model_dump(include={"type", "function"}) for call in message.tool_calls]
-        made["tool_calls"] = calls
+        made["tool_calls"] = [
+            {"type": call.type, "function": _declared(call.function)} for call in message.tool_calls
+        ]
     elif content is None:
-        raise wrong_value(f"{where} has no content.", "messages")
+        raise wrong_value(f"{where}.content: the message has no content.", f"{where}.content")
     if isinstance(content, str) or content is None:
         return {**made, "content": content or ""}
     items = [_item(part, f"{where}.content[{i}]", media) for i, part in enumerate(content)]
@@ -411,9 +448,33 @@ def _message(
     return {**made, "content": items}
 
 
+def _check_message(message: Message, where: str) -> None:
+    """Refuse a message's unknown fields, but for those of a reply that is sent back."""
+    extra = message.model_extra or {}
+    if message.role != "assistant":
+        if extra:
+            check_further(message, where, names_in(CHAT, "messages[]") - {"*"})
+        for name in ("refusal", "tool_calls", "audio"):
+            if getattr(message, name):
+                raise wrong_value(
+                    f"{where}.{name}: only messages of role assistant have it, and this is one of "
+                    f"role {message.role}.",
+                    f"{where}.{name}",
+                )
+    elif message.content and message.refusal:
+        raise wrong_value(
+            f"{where}.refusal: the message has content, too. Give one of them.", f"{where}.refusal"
+        )
+    elif extra.get("function_call") is not None:
+        raise wrong_value(
+            f"{where}.function_call: tool_calls have replaced it. Send the call as one of them.",
+            f"{where}.function_call",
+        )
+
+
 def _item(part: MessagePart, where: str, media: MediaReader) -> dict[str, Any]:
-    if isinstance(part, TextPart):
-        return {"type": "text", "text": part.text}
-    if isinstance(part, RefusalPart):
-        return {"type": "text", "text": part.refusal}
+    if isinstance(part, TextPart | RefusalPart):
+        _check_further(part, "messages[].content[]", where)
+        text = part.text if isinstance(part, TextPart) else part.refusal
+        return {"type": "text", "text": text}
     return media.read(part.model_dump(), where)

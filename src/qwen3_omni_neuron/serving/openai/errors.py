@@ -1,6 +1,7 @@
 """Errors in the format of OpenAI's API: a status, and a body that says what to do."""
 
 import json
+import re
 from typing import Any
 
 from qwen3_omni_neuron.errors import (
@@ -65,10 +66,13 @@ class ApiError(Exception):
 def api_error_of(error: BaseException, param: str = "messages") -> ApiError:
     """Return the error that a client gets for one of the package's errors.
 
-    param: name of the request's field with the model's input.
+    param: name of the request's field with the model's input. A message that begins with a path in
+    it, such as messages[0].content[1], is about that path.
     """
     if isinstance(error, ApiError):
         return error
+    if found := re.match(rf"{re.escape(param)}(?:\[\d+\]|\.[a-z]\w*)+", str(error)):
+        param = found[0][:200]
     if isinstance(error, PromptTooLongError):
         return ApiError(400, str(error), "context_length_exceeded", param)
     if isinstance(error, AudioError | ImageError | VideoError):

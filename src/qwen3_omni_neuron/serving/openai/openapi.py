@@ -1,11 +1,12 @@
 """Parts of the OpenAPI document: bodies that endpoints parse themselves, and errors."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, get_origin
 
 from pydantic import BaseModel
 
 from qwen3_omni_neuron.options import Option
+from qwen3_omni_neuron.prompt.media.item_fields import fields_of
 
 _STATUSES = {
     400: "The body is not JSON, a field has a value that is not taken, a medium can't be read, or "
@@ -71,6 +72,16 @@ def schema_of_option(option: Option) -> dict[str, Any]:
     phrase = "" if values is None else f"; {values.phrase}"
     description = f"{option.doc.help}{phrase}; default: {option.default_text}"
     return {**schema, **(values.limits if values else {}), "description": description}
+
+
+def with_item_fields(kind: str) -> Callable[[dict[str, Any]], None]:
+    """Return the function that adds the fields of a kind of item to the schema of its part."""
+
+    def add(schema: dict[str, Any]) -> None:
+        for name, field in fields_of(kind, over_http=True).items():
+            schema["properties"][name] = {**field.schema, "description": field.help}
+
+    return add
 
 
 def schemas_of(model: type[BaseModel]) -> dict[str, Any]:

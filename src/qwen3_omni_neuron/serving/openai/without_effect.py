@@ -3,17 +3,24 @@
 They change how an answer is made or kept, not what it says, so that a client that sends them by
 default is answered. Each use is counted: `Metrics.without_effect`. A field that would
 change the answer's meaning is not in the table: it is refused by its name.
+
+A name has dots where a field is inside of others, `[]` after a list, and `*` for all further fields
+of an object that clients send back as they got it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+from pydantic import BaseModel
 
 from qwen3_omni_neuron.serving.endpoints.sound import can_stretch
 
 _EMPTY: Sequence[Any] = (None, "", [], {})
 CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
 TRANSCRIPTIONS, REALTIME = "/v1/audio/transcriptions", "/v1/realtime"
+ITEM = "conversation.item.create"  # an event of the socket
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,9 @@ _KEYWORDS = "the model takes no list of words to expect"
 _KEPT = WithoutEffect("nothing is stored beyond the request", False)
 _OWNER = WithoutEffect("callers are told apart by their API key")
 _CACHE = WithoutEffect("what prompts share is reused in any case; `cache_key` keeps it apart")
+_SENT_BACK = WithoutEffect("a reply may be sent back as it came")
+_LABEL = WithoutEffect("the prompt has no place for it")
+_FORMAT = WithoutEffect("the content says which format it has")
 
 FIELDS: Mapping[str, Mapping[str, WithoutEffect]] = {
     CHAT: {
@@ -50,6 +60,32 @@ FIELDS: Mapping[str, Mapping[str, WithoutEffect]] = {
         "service_tier": WithoutEffect("there is one tier", "auto"),
         "verbosity": WithoutEffect("the model has no such setting", "medium"),
         "reasoning_effort": WithoutEffect("the checkpoint thinks, or it does not"),
+        "stream_options.include_obfuscation": WithoutEffect("pieces are not padded"),
+        "stream_options.continuous_usage_stats": WithoutEffect("the usage comes at the end"),
+        "tools[].cache_control": _CACHE,
+        "tools[].function.cache_control": _CACHE,
+        "messages[].name": _LABEL,
+        "messages[].id": _LABEL,
+        "messages[].index": _LABEL,
+        "messages[].metadata": _LABEL,
+        "messages[].cache_control": _CACHE,
+        "messages[].tool_call_id": WithoutEffect("results are read in the order of the calls"),
+        "messages[].*": WithoutEffect("an assistant's message may be sent back as it came"),
+        "messages[].audio.*": _SENT_BACK,
+        "messages[].tool_calls[].id": WithoutEffect("results are read in the order of the calls"),
+        "messages[].tool_calls[].*": _SENT_BACK,
+        "messages[].tool_calls[].function.*": _SENT_BACK,
+        "messages[].content[].id": _LABEL,
+        "messages[].content[].index": _LABEL,
+        "messages[].content[].uuid": _LABEL,
+        "messages[].content[].annotations": _SENT_BACK,
+        "messages[].content[].logprobs": _SENT_BACK,
+        "messages[].content[].cache_control": _CACHE,
+        "messages[].content[].prompt_cache_breakpoint": _CACHE,
+        "messages[].content[].input_audio.format": _FORMAT,
+        "messages[].content[].audio_url.format": _FORMAT,
+        "messages[].content[].image_url.format": _FORMAT,
+        "messages[].content[].video_url.format": _FORMAT,
     },
     SPEECH: {
         "model": _MODEL,
@@ -82,8 +118,29 @@ FIELDS: Mapping[str, Mapping[str, WithoutEffect]] = {
         "reasoning": WithoutEffect("the checkpoint thinks, or it does not"),
         "tracing": WithoutEffect("no traces are written"),
     },
+    ITEM: {
+        "object": _SENT_BACK,
+        "status": _SENT_BACK,
+        "*": WithoutEffect("an assistant's item may be sent back as it came"),
+        "content[].id": _LABEL,
+        "content[].index": _LABEL,
+        "content[].format": _FORMAT,
+        "content[].annotations": _SENT_BACK,
+        "content[].logprobs": _SENT_BACK,
+    },
 }
-"""By path of the endpoint, and by the field's name, with dots where it is inside of others."""
+"""By path of the endpoint or kind of the event, and by the field's name."""
+
+
+@cache
+def names_in(path: str, where: str) -> frozenset[str]:
+    """Return the names of the fields without effect directly in an object, such as messages[].
+
+    where: "" for the request or item itself.
+    """
+    before = f"{where}." if where else ""
+    found = [name.removeprefix(before) for name in FIELDS[path] if name.startswith(before)]
+    return frozenset(name for name in found if "." not in name)
 
 
 def sent_without_effect(path: str, given: Any, model: str) -> Iterator[str]:
@@ -96,20 +153,28 @@ def sent_without_effect(path: str, given: Any, model: str) -> Iterator[str]:
         if field.honoured is not None and field.honoured():
             continue
         default = model if name == "model" else field.default
-        values = _values(given, name.split("."))
+        *outer, last = name.replace("[]", "").split(".")
+        named = names_in(path, name.removesuffix("*").removesuffix("."))
+        values = _values(given, [*outer, last], named)
         if any(value not in _EMPTY and value != default for value in values):
             yield name
 
 
-def _values(given: Any, names: Sequence[str]) -> Iterator[Any]:
-    """Yield the values of a field, one for each item of a list on the way to it."""
+def _values(given: Any, names: Sequence[str], named: frozenset[str]) -> Iterator[Any]:
+    """Yield the values of a field, one for each item of a list on the way to it.
+
+    named: fields that are not among those of the name "*".
+    """
     if not names:
         yield given
     elif isinstance(given, list):
         for item in given:
-            yield from _values(item, names)
-    else:
+            yield from _values(item, names, named)
+    elif names[0] == "*":
+        extra = getattr(given, "model_extra", None) or {}
+        yield from (value for name, value in extra.items() if name not in named)
+    elif isinstance(given, Mapping | BaseModel):
         get = given.get if isinstance(given, Mapping) else lambda name: getattr(given, name, None)
         inner = get(names[0])
         if inner is not None:
-            yield from _values(inner, names[1:])
+            yield from _values(inner, names[1:], named)

@@ -9,8 +9,10 @@ import numpy as np
 from qwen3_omni_neuron.prompt.turns import Turn
 from qwen3_omni_neuron.serving.edge.quotas import Account
 from qwen3_omni_neuron.serving.endpoints.media import Hold, MediaReader, sound_bytes
+from qwen3_omni_neuron.serving.openai.bodies import check_further
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.ids import new_id
+from qwen3_omni_neuron.serving.openai.without_effect import ITEM, names_in
 from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     TURN_RATE,
     Codec,
@@ -41,6 +43,7 @@ def read_item(item: Item, account: Account, media: MediaReader, codec: Codec) ->
     codec: format of its sound. Returns a draft: `Session.read` has to read its message. The account
     holds its size. Raises ApiError.
     """
+    check_further(item, "item", _taken(item))
     draft = draft_of(item)
     account.hold(draft.size)
     try:
@@ -90,14 +93,23 @@ def _read_content(
     draft: Turn, item: MessageItem, hold: Hold, media: MediaReader, codec: Codec
 ) -> None:
     """Read a message's parts into its draft. Raises ApiError."""
+    taken = names_in(ITEM, "content[]")
     for index, part in enumerate(item.content):
-        read, shown = _read_part(part, item.role, f"item.content.{index}", media, codec)
+        if part.type != "input_image":
+            check_further(part, f"item.content[{index}]", taken)
+        read, shown = _read_part(part, item.role, f"item.content[{index}]", media, codec)
         if read["type"] == "audio":
             hold(sound_bytes(read["audio"]))
         draft.given.append(read)
         draft.shown["content"].append(shown)
     if item.role != "user":
         draft.given = "".join(part["text"] for part in draft.given)
+
+
+def _taken(item: Item) -> frozenset[str]:
+    """Return an item's fields without effect: any, where it is an assistant's."""
+    names = names_in(ITEM, "")
+    return names if getattr(item, "role", "") == "assistant" else names - {"*"}
 
 
 def _read_part(
@@ -122,7 +134,7 @@ def _read_part(
         shown = {"type": "input_audio", "transcript": part.transcript}
         return {"type": "audio", "audio": samples, "sampling_rate": TURN_RATE}, shown
     url = _required(part.image_url, where, "image_url")
-    read = media.read({"type": "image_url", "image_url": {"url": url}}, f"{where}.image_url")
+    read = media.read({**(part.model_extra or {}), "type": "input_image", "image_url": url}, where)
     # As an array: it can be longer than all text that a stored session may have.
     return read, {"type": "input_image", "image_url": np.frombuffer(url.encode(), np.uint8)}
 

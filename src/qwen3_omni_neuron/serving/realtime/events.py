@@ -4,14 +4,22 @@ Names and fields are those of OpenAI's Realtime API in its generally available v
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, Tag, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from qwen3_omni_neuron.serving.openai.bodies import LenientObject, StrictObject, check_json
+from qwen3_omni_neuron.serving.openai.bodies import (
+    LenientObject,
+    OpenObject,
+    StrictObject,
+    by_type,
+    check_json,
+    first_wrong,
+)
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.ids import new_id
 
@@ -20,8 +28,8 @@ EventId = Annotated[str, Field(max_length=512)]
 Id = Annotated[str, Field(min_length=1, max_length=128)]
 
 
-class ContentPart(LenientObject):
-    """Part of a message's content: text, sound or an image, by its type."""
+class ContentPart(OpenObject):
+    """Part of a message's content: text, sound or an image with its fields, by its type."""
 
     type: Literal["input_text", "input_audio", "input_image", "output_text", "output_audio"]
     text: str | None = None
@@ -30,7 +38,7 @@ class ContentPart(LenientObject):
     image_url: str | None = None
 
 
-class MessageItem(LenientObject):
+class MessageItem(OpenObject):
     """Message with a role."""
 
     type: Literal["message"]
@@ -39,7 +47,7 @@ class MessageItem(LenientObject):
     content: list[ContentPart]
 
 
-class CallItem(LenientObject):
+class CallItem(OpenObject):
     """Call of a function."""
 
     type: Literal["function_call"]
@@ -49,7 +57,7 @@ class CallItem(LenientObject):
     arguments: str
 
 
-class OutputItem(LenientObject):
+class OutputItem(OpenObject):
     """Output of a function."""
 
     type: Literal["function_call_output"]
@@ -58,7 +66,12 @@ class OutputItem(LenientObject):
     output: str
 
 
-Item = Annotated[MessageItem | CallItem | OutputItem, Field(discriminator="type")]
+Item = Annotated[
+    Annotated[MessageItem, Tag("<message>")]
+    | Annotated[CallItem, Tag("<function_call>")]
+    | Annotated[OutputItem, Tag("<function_call_output>")],
+    by_type("message", "function_call", "function_call_output"),
+]
 
 
 class ItemReference(LenientObject):
@@ -170,17 +183,22 @@ ClientEvent = (
     | ResponseCreate
     | ResponseCancel
 )
-_EVENTS: TypeAdapter[ClientEvent] = TypeAdapter(Annotated[ClientEvent, Field(discriminator="type")])
 _ITEMS: TypeAdapter[list[Item | ItemReference]] = TypeAdapter(
     list[
-        Annotated[MessageItem | CallItem | OutputItem | ItemReference, Field(discriminator="type")],
+        Annotated[
+            Annotated[MessageItem, Tag("<message>")]
+            | Annotated[CallItem, Tag("<function_call>")]
+            | Annotated[OutputItem, Tag("<function_call_output>")]
+            | Annotated[ItemReference, Tag("<item_reference>")],
+            by_type("message", "function_call", "function_call_output", "item_reference"),
+        ]
     ]
 )
 _LARGE = 1 << 18  # characters in strings
 _VALUE = 1 << 6  # characters that take as long to write as one value of a list or object
-_KINDS = frozenset(
-    get_args(kind.model_fields["type"].annotation)[0] for kind in get_args(ClientEvent)
-)
+_EVENTS: Mapping[str, type[ClientEvent]] = {
+    get_args(kind.model_fields["type"].annotation)[0]: kind for kind in get_args(ClientEvent)
+}
 
 
 class ClientGoneError(Exception):
@@ -211,15 +229,15 @@ def read_event(text: str) -> ClientEvent:
     event_id = given.get("event_id")
     event_id = event_id[:512] if isinstance(event_id, str) else None
     kind = given.get("type")
-    if not isinstance(kind, str) or kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _EVENTS:
         message = f"there is no client event {str(kind)[:80]!r}. There are: " + ", ".join(
-            sorted(_KINDS)
+            sorted(_EVENTS)
         )
         raise EventError(ApiError(400, f"{message}.", "unknown_event", "type"), event_id)
     try:
-        return _EVENTS.validate_python(given)
+        return _EVENTS[kind].model_validate(given)
     except ValidationError as error:
-        raise EventError(wrong_field(error, drop=1), event_id) from error
+        raise EventError(wrong_field(error), event_id) from error
 
 
 def read_items(given: Any) -> list[Item | ItemReference]:
@@ -230,32 +248,11 @@ def read_items(given: Any) -> list[Item | ItemReference]:
         raise wrong_field(error, before="response.input") from error
 
 
-def wrong_field(error: ValidationError, before: str = "", drop: int = 0) -> ApiError:
-    """Return the error that names the first wrong field.
-
-    before: path of the value that was read. drop: number of parts of pydantic's path that name a
-    kind, not a field.
-    """
-    first = error.errors(include_url=False, include_input=False)[0]
-    names = [str(name) for name in first["loc"][drop:] if str(name) not in _TAGS]
-    path = ".".join([*([before] if before else []), *names])[:200]
-    message = f"{path or 'the event'}: {first['msg'][:300]}. See docs/realtime.md."
+def wrong_field(error: ValidationError, before: str = "") -> ApiError:
+    """Return the error that names the first wrong field. before: path of the value."""
+    path, message = first_wrong(error, before)
+    message = f"{path or 'the event'}: {message}. See docs/realtime.md."
     return ApiError(400, message, "invalid_value", path or None)
-
-
-_TAGS = frozenset(
-    (
-        "message",
-        "function_call",
-        "function_call_output",
-        "item_reference",
-        "server_vad",
-        "semantic_vad",
-        "constrained-int",
-        "literal['inf']",
-        "literal['auto','none','required']",
-    )
-)
 
 
 @dataclass(frozen=True)

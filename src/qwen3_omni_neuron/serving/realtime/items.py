@@ -12,6 +12,7 @@ from qwen3_omni_neuron.serving.edge.quotas import Account
 from qwen3_omni_neuron.serving.endpoints.media import MediaReader
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.ids import new_id
+from qwen3_omni_neuron.serving.openai.without_effect import ITEM
 from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     TURN_RATE,
     Codec,
@@ -98,6 +99,7 @@ class ConversationItems:
     async def draft(self, item: Item, codec: Codec) -> Turn:
         """Read a client's item with its media; see `read_item`. Raises the API's errors, too."""
         service, owner = self._connection.service, self._connection.context.owner
+        service.count_without_effect(ITEM, item)
         media = MediaReader(service, self._omni, owner)
         draft = await self._connection.in_thread(self._read, item, media, codec)
         try:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, Tag, ValidationError
 
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, RequestOptions
@@ -12,6 +12,8 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     MOST_MESSAGES,
     MOST_TOOLS,
     StrictObject,
+    by_form,
+    by_type,
     is_model,
     seed_of,
 )
@@ -40,7 +42,11 @@ _NESTED = ("audio", "input", "output")
 Modalities = Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=1)]
 MetadataName = Annotated[str, Field(max_length=64)]  # both lengths are OpenAI's limits
 MetadataValue = Annotated[str, Field(max_length=512)]
-MostTokens = Annotated[int, Field(ge=1, le=4096)] | Literal["inf"]
+MostTokens = Annotated[
+    Annotated[int, Field(ge=1, le=4096), Tag("<object>")]
+    | Annotated[Literal["inf"], Tag("<text>")],
+    by_form(object="an integer from 1 to 4096", text="inf"),
+]
 
 
 class SoundFormat(StrictObject):
@@ -93,6 +99,12 @@ class SemanticVad(StrictObject):
         )
 
 
+TurnDetection = Annotated[
+    Annotated[ServerVad, Tag("<server_vad>")] | Annotated[SemanticVad, Tag("<semantic_vad>")],
+    by_type("server_vad", "semantic_vad"),
+]
+
+
 class TranscriptionConfig(StrictObject):
     """Transcription of the user's speech, always by the model that answers; fields are ignored."""
 
@@ -125,7 +137,7 @@ class AudioInput(StrictObject):
     format: SoundFormat = SoundFormat()
     noise_reduction: NoiseReduction | None = None
     transcription: TranscriptionConfig | None = None
-    turn_detection: Annotated[ServerVad | SemanticVad, Field(discriminator="type")] | None = None
+    turn_detection: TurnDetection | None = None
 
 
 class SessionAudioOutput(StrictObject):
@@ -160,6 +172,13 @@ class NamedFunction(StrictObject):
     name: str
 
 
+ChosenFunction = Annotated[
+    Annotated[Literal["auto", "none", "required"], Tag("<text>")]
+    | Annotated[NamedFunction, Tag("<object>")],
+    by_form(text="auto, none, required", object="a function by its name"),
+]
+
+
 class _CommonConfig(BaseModel):
     """Common fields of a session and a response. Further fields are options of a request."""
 
@@ -169,10 +188,16 @@ class _CommonConfig(BaseModel):
     output_modalities: Modalities | None = None
     max_output_tokens: MostTokens | None = None
     tools: list[FunctionTool] | None = Field(None, max_length=MOST_TOOLS)
-    tool_choice: Literal["auto", "none", "required"] | NamedFunction | None = None
+    tool_choice: ChosenFunction | None = None
     parallel_tool_calls: bool | None = None
     prompt: StoredPrompt | None = None
     reasoning: Any = None
+
+
+Truncation = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")],
+    by_form(text="auto, disabled", object="an object of type retention_ratio"),
+]
 
 
 class SessionConfig(_CommonConfig):
@@ -186,7 +211,7 @@ class SessionConfig(_CommonConfig):
     audio: SessionAudio = SessionAudio()
     include: list[Literal["item.input_audio_transcription.logprobs"]] | None = None
     tracing: Any = None
-    truncation: str | dict[str, Any] = "auto"
+    truncation: Truncation = "auto"
 
     @property
     def logprobs(self) -> bool:
