@@ -45,8 +45,9 @@ from qwen3_omni_neuron.options import (
     check_defaults,
 )
 from qwen3_omni_neuron.prompt.builder import Messages, PromptBuilder
+from qwen3_omni_neuron.prompt.media.fitting import Room
 from qwen3_omni_neuron.prompt.media.sizes import MediaSettings
-from qwen3_omni_neuron.prompt.messages import check_characters
+from qwen3_omni_neuron.prompt.messages import check_characters, read_messages, read_tools
 from qwen3_omni_neuron.prompt.pieces import cut
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.row_keys import NO_KEYS, prompt_keys
@@ -261,6 +262,27 @@ class Qwen3Omni:
         """Settings for decoding media in a process without a model: see helpers.media.pool."""
         return self.prompt_builder.media_settings
 
+    def media_room(self, messages: Messages, **options: "Unpack[RequestArguments]") -> Room:
+        """Return the tokens that a conversation's text leaves for its media.
+
+        The media need not be read yet: an item may have its type alone. Raises an InputError (see
+        errors).
+        """
+        parsed = RequestOptions.parse(options)
+        builder, most_tokens = self.prompt_builder, self._context_length - 1
+        reserved = () if parsed.literal_text else builder.reserved
+        check, reply_tokens = builder.text_check(most_tokens), parsed.thinker_max_new_tokens
+        checked, _ = read_messages(messages, reserved, lambda kind, item, where: None, check)
+        return builder.room(
+            checked,
+            (),
+            most_tokens,
+            reply_tokens,
+            tools=read_tools(parsed.shown_tools, reserved, check),
+            literal_text=parsed.literal_text,
+            truncation=Truncation.of(parsed.truncation, self._context_length, reply_tokens),
+        )
+
     @property
     def info(self) -> ModelInfo:
         """Abilities and sizes of this model."""
@@ -352,6 +374,7 @@ class Qwen3Omni:
                 Truncation.of(
                     options.truncation, self._context_length, options.thinker_max_new_tokens
                 ),
+                options.thinker_max_new_tokens,
             )
         request = self._request(prompt, options, speak, arrived_s)
         return SpeechStream(self._pipeline, request, owner=self)

@@ -32,7 +32,8 @@ from qwen3_omni_neuron.options import RequestArguments, RequestOptions
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.media.clip import GrowingClip
 from qwen3_omni_neuron.prompt.media.fields import real_number
-from qwen3_omni_neuron.prompt.media.items import AudioItem
+from qwen3_omni_neuron.prompt.media.fitting import Room
+from qwen3_omni_neuron.prompt.media.items import AudioItem, Media, Unread
 from qwen3_omni_neuron.prompt.messages import MessageReader, Messages, read_tools
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.stored import pack
@@ -246,9 +247,10 @@ class Session:
             self._check_open()
             reader = self._reader()
             checked = reader.content(content, "user", "content")
+            media = self._media({"role": "user", "content": checked}, reader.media)
             self._end_clip()
             self._turn = self._turn or Turn("user")
-            self._turn.add(kept_content(content, reader.media), checked, reader.media)
+            self._turn.add(kept_content(content, media), checked, media)
 
     def append_audio(self, samples: Any, sampling_rate: float) -> None:
         """Append the next piece of the user's speech, of any length.
@@ -488,7 +490,7 @@ class Session:
         return self._reply is not None and not self._reply.ended
 
     def _reader(self) -> MessageReader:
-        return MessageReader(self._reserved, self._load, self._check)
+        return MessageReader(self._reserved, self._load.begin, self._check)
 
     def _tools(self, tools: Sequence[Any]) -> list[dict[str, Any]]:
         return read_tools(tools, self._reserved, self._check)
@@ -505,9 +507,49 @@ class Session:
     ) -> Turn:
         reader = reader or self._reader()
         checked = reader.message(message, where)
-        given = kept_content(message.get("content") or "", reader.media)
+        media = self._media(checked, reader.media)
+        given = kept_content(message.get("content") or "", media)
         calls = checked.get("tool_calls", [])
-        return Turn(checked["role"], given, checked["content"], reader.media, calls)
+        return Turn(checked["role"], given, checked["content"], media, calls)
+
+    def media_room(self, message: Mapping[str, Any]) -> Room:
+        """Return the tokens that the conversation leaves for the images and videos of a message.
+
+        They are shrunk to half of them, if they need more: a later turn may have others. message:
+        as `read` takes it; its media need not be read yet.
+        """
+        with self._lock, one_torch_thread():
+            reader = MessageReader(self._reserved, lambda kind, item, where: None, self._check)
+            return self._room(reader.message(message, "message"))
+
+    def _media(self, message: Mapping[str, Any], found: Sequence[Media | Unread]) -> list[Media]:
+        """Read the images and videos of a new message. message, found: see `MessageReader`."""
+        room = None
+        if any(isinstance(item, Unread) for item in found):
+            clips = [item for item in found if isinstance(item, AudioItem)]
+            room = self._room(message, clips)
+        return self._load.finish(found, room)
+
+    def _room(self, message: Mapping[str, Any], clips: Sequence[Media] = ()) -> Room:
+        """Return the room for a new message's images and videos. message: as it was checked.
+
+        What can be dropped for it takes no room.
+        """
+        model, options = self._model, self._options
+        reply_tokens, context = options.thinker_max_new_tokens, model.most_tokens + 1
+        truncation = Truncation.of(options.truncation, context, reply_tokens)
+        before = self._conversation() if truncation is None else joined_turns([self._system])
+        media = [medium for turn in before for medium in turn.media]
+        return model.prompt_builder.room(
+            [*(turn.read for turn in before), message],
+            [*media, *clips],
+            model.most_tokens,
+            reply_tokens,
+            tools=self._tools(options.shown_tools),
+            literal_text=self._literal_text,
+            said=[index for index, turn in enumerate(before) if turn.said],
+            truncation=truncation,
+        ).half
 
     def _system_turn(self, content: str | Sequence[Mapping[str, Any]] | None) -> Turn | None:
         if content is None:

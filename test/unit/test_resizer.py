@@ -218,15 +218,16 @@ def test_too_many_tokens_are_refused_before_any_pixel_is_touched(
     with pytest.raises(
         PromptTooLongError,
         match=r"^here is an image of 640 x 320 pixels, which makes 200 vision tokens; 199 is the "
-        r"most. Lower its max_pixels \(now 12845056\)",
+        r"most. Leave its detail out, so that it is shrunk to what fits, lower its max_pixels "
+        r"\(now 12845056\), shorten the conversation, or load with a larger context_length\.$",
     ):
-        resizer.image(picture, "here", SizeLimits(most_tokens=199))
+        resizer.image(picture, "here", SizeLimits(detail="high", most_tokens=199))
     with pytest.raises(
         PromptTooLongError,
         match=r"^here is a video of 5 frames of 640 x 320 pixels, which makes 600 vision tokens; "
-        r"599 is the most. Lower its max_pixels \(now 786432 a frame\), or its fps",
+        r"599 is the most. Leave its detail out, .*, lower its max_pixels \(now 786432 a frame\)",
     ):
-        resizer.video(frames, "here", SizeLimits(most_tokens=599))
+        resizer.video(frames, "here", SizeLimits(detail="high", most_tokens=599))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ item's encoder returns.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,13 @@ from qwen3_omni_neuron.model.talker import user_positions
 from qwen3_omni_neuron.prompt.chat_template import ChatTemplate
 from qwen3_omni_neuron.prompt.literal_text import LiteralText, SpecialNames
 from qwen3_omni_neuron.prompt.media.clip import GrowingClip, features
+from qwen3_omni_neuron.prompt.media.fitting import Room
 from qwen3_omni_neuron.prompt.media.items import (
     AudioItem,
     ImageItem,
     Media,
     MediaLoader,
+    Unread,
     VideoItem,
 )
 from qwen3_omni_neuron.prompt.media.log_mel import MelSettings
@@ -103,6 +106,7 @@ class PromptBuilder:
         tools: Sequence[Mapping[str, Any]] = (),
         literal_text: bool = False,
         truncation: Truncation | None = None,
+        reply_tokens: int = 0,
     ) -> Prompt:
         """Make the prompt of a conversation, up to the beginning of the assistant's answer.
 
@@ -111,9 +115,11 @@ class PromptBuilder:
         {"type": "audio", "audio": ...}, "image" and "video"; see
         prompt.media.audio.load_waveform, prompt.media.image.load_image and
         prompt.media.video.load_video for their forms. use_audio_in_video: also take the audio of
-        videos. most_tokens: longest prompt. An item that alone has more tokens is refused before it
-        is decoded, text that must have more before it is read, and a long prompt that has more
-        before all of it is tokenised. None: nothing is refused for its length.
+        videos. most_tokens: longest prompt. Images and videos are shrunk so that all of it fits
+        beside a reply of reply_tokens (see prompt.media.fitting). An item that alone has more
+        tokens is refused before it is decoded, text that must have more before it is read, and a
+        long prompt that has more before all of it is tokenised. None: nothing is shrunk, or refused
+        for its length.
         tools: descriptions of functions in the form of OpenAI's API; an assistant's message may
         have its "tool_calls". literal_text: names of special tokens in the messages' text are
         words, as they must be in text from strangers; otherwise they become these tokens, as in the
@@ -124,15 +130,59 @@ class PromptBuilder:
         load = self.loader(use_audio_in_video, most_tokens)
         reserved = () if literal_text else self.reserved
         check = self.text_check(most_tokens)
-        checked, media = read_messages(messages, reserved, load, check)
+        checked, found = read_messages(messages, reserved, load.begin, check)
+        checked_tools = read_tools(tools, reserved, check)
+        room = None
+        if most_tokens is not None and any(isinstance(item, Unread) for item in found):
+            clips = [item for item in found if isinstance(item, AudioItem)]
+            room = self.room(
+                checked,
+                clips,
+                most_tokens,
+                reply_tokens,
+                tools=checked_tools,
+                literal_text=literal_text,
+                truncation=truncation,
+            )
         return self.assemble(
             checked,
-            media,
-            tools=read_tools(tools, reserved, check),
+            load.finish(found, room),
+            tools=checked_tools,
             literal_text=literal_text,
             most_tokens=most_tokens,
             truncation=truncation,
         )
+
+    def room(
+        self,
+        messages: Messages,
+        media: Sequence[Media],
+        most_tokens: int,
+        reply_tokens: int,
+        tools: Sequence[Mapping[str, Any]] = (),
+        literal_text: bool = False,
+        said: Collection[int] = (),
+        truncation: Truncation | None = None,
+    ) -> Room:
+        """Return the tokens that a conversation leaves for images and videos.
+
+        messages, tools, said: see `assemble`. media: those whose tokens are known. Where old turns
+        can be dropped, of the text that of the instructions and of the last turn counts. For other
+        arguments and errors see `prompt`.
+        """
+        self._check_tools(messages, tools)
+        if truncation is not None:
+            (_, first), *_ = split(messages)
+            last = max(index for index, m in enumerate(messages) if m["role"] == "user")
+            messages, said = [*messages[:first], *messages[last:]], ()
+        ids = self._template_ids(messages, tools, literal_text, said, most_tokens)
+        room = Room.beside(len(ids), most_tokens, reply_tokens)
+        room = room.without(sum(1 + self._media_tokens(item) for item in media))
+        return room if truncation is None else replace(room, most=math.inf)
+
+    def audio_tokens(self, samples: int) -> int:
+        """Return the tokens of so many samples at the checkpoint's rate."""
+        return self._config.thinker.audio.tokens(math.ceil(samples / self._mel.hop))
 
     @property
     def reserved(self) -> tuple[str, ...]:
@@ -188,11 +238,7 @@ class PromptBuilder:
         spelled.
         Raises PromptTooLongError for a prompt that is not tokenised because it can't fit.
         """
-        if not self.takes_tools and (tools or any(m["role"] == "tool" for m in messages)):
-            raise MessageError(
-                "this checkpoint's chat template takes no tools: leave tools, and messages of role "
-                "tool, out; or take a checkpoint whose template does."
-            )
+        self._check_tools(messages, tools)
         ids = None
         try:
             ids = self._template_ids(messages, tools, literal_text, said, most_tokens)
@@ -226,6 +272,13 @@ class PromptBuilder:
             image_tokens=sum(len(run) - run.audio_tokens for run in runs),
             warnings=tuple(warning for item in media for warning in item.warnings),
         )
+
+    def _check_tools(self, messages: Messages, tools: Sequence[Mapping[str, Any]]) -> None:
+        if not self.takes_tools and (tools or any(m["role"] == "tool" for m in messages)):
+            raise MessageError(
+                "this checkpoint's chat template takes no tools: leave tools, and messages of role "
+                "tool, out; or take a checkpoint whose template does."
+            )
 
     def _template_ids(
         self,

@@ -8,6 +8,11 @@ from typing import Any
 REPLY_SHARE = 8  # at most 1/8 of the context is kept free for the reply, as at OpenAI
 
 
+def reply_room(context: int, reply_tokens: int) -> int:
+    """Return the positions of a KV cache that are kept free for a reply of so many tokens."""
+    return min(reply_tokens, context // REPLY_SHARE)
+
+
 @dataclass(frozen=True)
 class Truncation:
     """Limits of a conversation whose oldest turns may be dropped.
@@ -30,7 +35,7 @@ class Truncation:
         """
         if option == "disabled":
             return None
-        most = context - min(reply_tokens, context // REPLY_SHARE)
+        most = context - reply_room(context, reply_tokens)
         if isinstance(option, str):
             return Truncation(most)
         limits = option.get("token_limits") or {}

@@ -22,10 +22,11 @@ class Job:
     """One media file to decode.
 
     content: the file. where: names the item in errors, e.g. "messages[0].content[1]". media: the
-    checkpoint's settings (Qwen3Omni.media_settings). most_tokens, most_s, most_pixels: maximum
-    number of tokens, duration, and pixels of an image or frame; None: no maximum.
+    checkpoint's settings (Qwen3Omni.media_settings). most_tokens: maximum number of tokens of
+    sound. vision_tokens: tokens to which an image or video is shrunk, if it may be. most_s,
+    most_pixels: maximum duration, and pixels of an image or frame. None: no maximum.
     use_audio_in_video: whether a video's audio is wanted. options: other fields of the message's
-    item, for files: fps, max_frames, min_pixels, max_pixels; JSON values.
+    item, for files, such as fps and max_pixels; JSON values.
     """
 
     kind: Kind
@@ -33,6 +34,7 @@ class Job:
     where: str
     media: MediaSettings
     most_tokens: int | None = None
+    vision_tokens: int | None = None
     most_s: float | None = None
     most_pixels: int | None = None
     use_audio_in_video: bool = False

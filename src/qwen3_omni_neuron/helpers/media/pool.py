@@ -9,7 +9,8 @@ import mmap
 import os
 import signal
 import socket
-from typing import Any, BinaryIO
+from collections.abc import Callable, Coroutine
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +32,10 @@ from qwen3_omni_neuron.helpers.media.job import (
     admit_all,
 )
 from qwen3_omni_neuron.helpers.media.line import Line
+from qwen3_omni_neuron.prompt.media.sizes import SIZE_FIELDS, VisualSize
 
 logger = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 FORK_SERVER = "qwen3_omni_neuron.helpers.media.server"
 ATTEMPTS = 2  # attempts at a job if the fork server ended, perhaps for another reason
 PIECE_BYTES = 1 << 20  # bytes copied at a time: half a millisecond of the event loop
@@ -77,11 +80,14 @@ class DecodingPool:
         or crashes. Raises BusyError where no process can be had, OptionError for options of more
         than 4 KiB, ClosedError after `close`.
         """
-        for _ in range(ATTEMPTS):
-            with contextlib.suppress(_ServerEndedError):
-                return await self._decode(owner, job, admit)
-        self._refuse_where_closed()
-        raise _undecodable(job, "the process that starts decoders was ended")
+        return await self._work(owner, job, lambda child: _attend(child, job, admit))
+
+    async def measure(self, owner: str, job: Job) -> VisualSize:
+        """Read the size of an image or video in a process of its own, without decoding it.
+
+        Raises the errors of `decode`.
+        """
+        return await self._work(owner, job, lambda child: _attend_size(child, job), True)
 
     async def close(self) -> None:
         """End every job with a ClosedError, and the processes."""
@@ -90,27 +96,48 @@ class DecodingPool:
         if self._server is not None:
             await self._server.close()
 
-    async def _decode(self, owner: str, job: Job, admit: Admit) -> Decoded:
+    async def _work(
+        self,
+        owner: str,
+        job: Job,
+        attend: "Callable[[_Child], Coroutine[Any, Any, _Result]]",
+        size_alone: bool = False,
+    ) -> "_Result":
+        """Run a job once a place is free. attend: exchanges messages with its process."""
+        for _ in range(ATTEMPTS):
+            with contextlib.suppress(_ServerEndedError):
+                return await self._attempt(owner, job, attend, size_alone)
+        self._refuse_where_closed()
+        raise _undecodable(job, "the process that starts decoders was ended")
+
+    async def _attempt(
+        self,
+        owner: str,
+        job: Job,
+        attend: "Callable[[_Child], Coroutine[Any, Any, _Result]]",
+        size_alone: bool,
+    ) -> "_Result":
         self._refuse_where_closed()
         await self._places.take(owner)
         child = None
         try:
-            child = await self._start(job)
+            child = await self._start(job, size_alone)
             # The place is free when the process has ended, even if the caller stopped waiting.
             child.exited.add_done_callback(lambda _: self._places.give_back(owner))
-            return await _attend(child, job, admit)
+            return await _checked(child, job, attend)
         finally:
             if child is None:
                 self._places.give_back(owner)
             else:
                 child.give_up()
 
-    async def _start(self, job: Job) -> "_Child":
+    async def _start(self, job: Job, size_alone: bool) -> "_Child":
         try:
             with nameless_file() as content:
                 await _write(content, job.content)
+                message = wire.job_message(job, size_alone)
                 server = self._running_server()
-                return _Child(server, next(self._numbers), self._settings, job, content)
+                return _Child(server, next(self._numbers), self._settings, message, content)
         except OSError as error:
             raise _no_process(job, str(error)) from error
 
@@ -137,12 +164,16 @@ class _Child:
     """
 
     def __init__(
-        self, server: ForkServer, number: int, settings: PoolSettings, job: Job, content: BinaryIO
+        self,
+        server: ForkServer,
+        number: int,
+        settings: PoolSettings,
+        message: bytes,
+        content: BinaryIO,
     ):
         self.settings, self.late = settings, False
         self._server, self._number = server, number
         self._loop = asyncio.get_running_loop()
-        message = wire.job_message(job)
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -229,28 +260,42 @@ class _EndedError(Exception):
         self.status = status
 
 
-async def _attend(child: _Child, job: Job, admit: Admit) -> Decoded:
-    """Run a child's job: admit its sizes, and read its result."""
+async def _checked(
+    child: _Child, job: Job, attend: "Callable[[_Child], Coroutine[Any, Any, _Result]]"
+) -> "_Result":
+    """Attend to a child. Raises the job's errors for a child that breaks off."""
     try:
-        measured = wire.measured_of(await child.answer("measured"))
-        admit(measured)
-        child.go_on()
-        holding = wire.holding_of(await child.answer("holds"), job.kind)
-        if holding.size > child.settings.memory_bytes:
-            raise wire.BrokenAnswerError("its result is larger than its memory")
-        made = _measured(job, holding, measured.pixels)
-        if made.size > measured.size:
-            admit(made)
-        os.ftruncate(child.result.fileno(), holding.size)
-        child.go_on()
-        await child.end()
-        item = await _item(job, holding, child.result)
-        return Decoded(item, made, holding.warnings)
+        return await attend(child)
     except wire.BrokenAnswerError as error:
         logger.warning("a decoder's answer is refused: %s. %s", error, child.output())
         raise _undecodable(job, "its decoder gave no proper answer") from error
     except _EndedError as error:
         raise _failure(child, job, error.status) from error
+
+
+async def _attend(child: _Child, job: Job, admit: Admit) -> Decoded:
+    """Run a child's job: admit its sizes, and read its result."""
+    measured = wire.measured_of(await child.answer("measured"))
+    admit(measured)
+    child.go_on()
+    holding = wire.holding_of(await child.answer("holds"), job.kind)
+    if holding.size > child.settings.memory_bytes:
+        raise wire.BrokenAnswerError("its result is larger than its memory")
+    made = _measured(job, holding, measured.pixels)
+    if made.size > measured.size:
+        admit(made)
+    os.ftruncate(child.result.fileno(), holding.size)
+    child.go_on()
+    await child.end()
+    item = await _item(job, holding, child.result)
+    return Decoded(item, made, holding.warnings)
+
+
+async def _attend_size(child: _Child, job: Job) -> VisualSize:
+    """Read the size that a child has found."""
+    size = wire.size_of(await child.answer("shape"), job)
+    await child.end()
+    return size
 
 
 def _measured(job: Job, holding: wire.Holding, pixels: int) -> Measured:
@@ -271,7 +316,7 @@ async def _item(job: Job, holding: wire.Holding, result: BinaryIO) -> dict[str, 
     if holding.fitted:  # these limits keep the API from resizing it again
         limits = dict.fromkeys(("min_pixels", "max_pixels"), holding.height * holding.width)
     else:
-        limits = {n: job.options[n] for n in ("min_pixels", "max_pixels") if n in job.options}
+        limits = {n: job.options[n] for n in SIZE_FIELDS if n in job.options}
     if job.kind == "image":
         return {"type": "image", "image": pixels[0], **limits}
     return {"type": "video", "video": pixels, "fps": holding.fps, **limits, **sound}

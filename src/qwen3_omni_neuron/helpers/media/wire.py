@@ -12,7 +12,7 @@ from typing import Any
 
 from qwen3_omni_neuron.errors import InputError, OptionError, PromptTooLongError, printable
 from qwen3_omni_neuron.helpers.media.job import ERRORS, Job, Measured
-from qwen3_omni_neuron.prompt.media.sizes import MediaSettings, Sizes
+from qwen3_omni_neuron.prompt.media.sizes import MediaSettings, SizeLimits, Sizes, VisualSize
 
 GO = b"g"
 LENGTH = struct.Struct("<I")
@@ -72,10 +72,14 @@ def unpacked(data: bytes) -> dict[str, Any]:
     return message
 
 
-def job_message(job: Job) -> bytes:
-    """Return a job's message, without its content. Raises OptionError for long options."""
+def job_message(job: Job, size_alone: bool) -> bytes:
+    """Return a job's message, without its content. Raises OptionError for long options.
+
+    size_alone: nothing is decoded, the size is read.
+    """
     fields = {n: getattr(job, n) for n in job.__dataclass_fields__ if n not in ("content", "media")}
-    message = packed(fields | {"options": dict(job.options), "media": asdict(job.media)})
+    fields |= {"options": dict(job.options), "media": asdict(job.media)}
+    message = packed(fields | {"size_alone": size_alone})
     if len(message) > MOST_JOB_BYTES:
         raise OptionError(
             f"{printable(job.where, 100)} has options of {len(message)} bytes; {MOST_JOB_BYTES} "
@@ -89,6 +93,21 @@ def job_of(message: dict[str, Any], content: bytes) -> Job:
     media = message.pop("media")
     media = MediaSettings(**media | {"sizes": Sizes(**media["sizes"])})
     return Job(**message, media=media, content=content)
+
+
+def shape_of(size: VisualSize) -> list[int]:
+    """Return the numbers of an image or video for `size_of`."""
+    return [size.height, size.width, size.frames or 0, size.sound_tokens]
+
+
+def size_of(value: Any, job: Job) -> VisualSize:
+    """Return the size that a child sends as `shape_of` has it. Raises BrokenAnswerError."""
+    if not isinstance(value, list) or len(value) != 4:
+        raise BrokenAnswerError("its shape is not four numbers")
+    height, width = _whole(value[0], 1), _whole(value[1], 1)
+    frames = None if job.kind == "image" else _whole(value[2], 1)
+    asked = SizeLimits.of(job.options)
+    return VisualSize(job.where, height, width, frames, asked, _whole(value[3], 0))
 
 
 def measured_of(value: Any) -> Measured:

@@ -19,10 +19,11 @@ from qwen3_omni_neuron.helpers.media import wire
 from qwen3_omni_neuron.helpers.media.job import ERRORS, Job, Measured
 from qwen3_omni_neuron.prompt.media.audio import Waveform, load_waveform
 from qwen3_omni_neuron.prompt.media.fields import Warn
-from qwen3_omni_neuron.prompt.media.image import MAX_ASPECT, load_image
+from qwen3_omni_neuron.prompt.media.image import MAX_ASPECT
 from qwen3_omni_neuron.prompt.media.pixels import resize
-from qwen3_omni_neuron.prompt.media.sizes import SizeLimits
+from qwen3_omni_neuron.prompt.media.sizes import SizeLimits, VisualSize
 from qwen3_omni_neuron.prompt.media.video import VideoHeader, load_video
+from qwen3_omni_neuron.prompt.media.visual_size import read_image, visual_size
 
 Ask = Callable[[Measured], object]
 """Function that reports the sizes of the item, and returns when it may be decoded."""
@@ -45,14 +46,19 @@ class Made:
 
 
 def run(connection: socket.socket, content: int, result: int) -> None:
-    """Decode one item.
+    """Decode one item, or read its size alone.
 
     content, result: descriptors of the files with the item and for the decoded data.
     Raises MemoryError.
     """
     line = _Line(connection)
-    job = wire.job_of(line.receive(), os.pread(content, os.fstat(content).st_size, 0))
+    message = line.receive()
+    size_alone = message.pop("size_alone")
+    job = wire.job_of(message, os.pread(content, os.fstat(content).st_size, 0))
     try:
+        if size_alone:
+            line.send({"shape": wire.shape_of(measure(job))})
+            return
         made = decode(job, line.ask)
     except InputError as error:
         if _lacks_memory(error):
@@ -90,8 +96,15 @@ def read_audio(job: Job, item: Mapping[str, Any], ask: Ask, warn: Warn) -> Wavef
 
 def measured_picture(job: Job, height: int, width: int) -> Measured:
     """Return the sizes of a picture of so many pixels. Raises the API's errors."""
-    size, _ = _kept_size(job, height, width)
+    size, _ = _kept_size(job, _visual(job, height, width))
     return Measured(0.0, height * width, 3 * math.prod(size))
+
+
+def measure(job: Job) -> VisualSize:
+    """Read the size of an image or video, without decoding it. Raises the API's errors."""
+    size = visual_size(job.kind, _item(job), job.where, job.media, job.use_audio_in_video)
+    job.media.sizes.exact_grid(size)
+    return size
 
 
 def _audio(job: Job, ask: Ask) -> Made:
@@ -104,14 +117,15 @@ def _image(job: Job, ask: Ask) -> Made:
     def check(height: int, width: int) -> None:
         ask(measured_picture(job, height, width))
         _check_pixels(job, height, width)
-        job.media.sizes.image_grid(height, width, job.where, _asked(job))
 
     warnings: list[str] = []
-    picture = load_image({"image": job.content}, job.where, check, warnings.append)
+    sizes, asked = job.media.sizes, _asked(job)
+    picture, grid = read_image(_item(job), job.where, sizes, asked, check, warnings.append)
     _check_pixels(job, picture.height, picture.width)
-    size, fitted = _kept_size(job, picture.height, picture.width)
-    pixels = resize(picture, size)[None]
-    return Made(pixels, fitted=fitted, warnings=tuple(warnings))
+    size = sizes.pixels(grid)
+    fitted = _passes(size)
+    pixels = resize(picture, size) if fitted else np.asarray(picture)
+    return Made(pixels[None], fitted=fitted, warnings=tuple(warnings))
 
 
 def _video(job: Job, ask: Ask) -> Made:
@@ -122,27 +136,23 @@ def _video(job: Job, ask: Ask) -> Made:
     def check(header: VideoHeader) -> None:
         nonlocal frames
         frames = header.frames
-        size, _ = _kept_size(job, header.height, header.width)
+        size, _ = _kept_size(job, _visual(job, header.height, header.width, frames))
         audio = round(header.audio_s * job.media.audio_rate)
         kept = 3 * frames * math.prod(size) + 4 * audio
         seconds = max(header.seconds, header.audio_s)
         ask(Measured(seconds, header.height * header.width, kept))
         _check_seconds(job, seconds)
-        check_frame(header.height, header.width)
-
-    def check_frame(height: int, width: int) -> None:
-        _check_pixels(job, height, width)
-        job.media.sizes.video_grid(frames, height, width, job.where, _asked(job))
+        _check_pixels(job, header.height, header.width)
 
     def fit(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
         nonlocal fitted
         height, width, _ = frame.shape
-        check_frame(height, width)  # the size may differ from the header's
-        size, fitted = _kept_size(job, height, width)
+        _check_pixels(job, height, width)  # the size may differ from the header's
+        size, fitted = _kept_size(job, _visual(job, height, width, frames))
         return resize(Image.fromarray(frame), size)
 
     video = load_video(
-        {**job.options, "video": job.content},
+        _item(job),
         job.where,
         audio_rate=audio_rate,
         limit_s=holds_s if job.most_s is None else min(holds_s, job.most_s),
@@ -154,26 +164,35 @@ def _video(job: Job, ask: Ask) -> Made:
     return Made(video.frames, video.audio, video.fps, fitted, tuple(warnings))
 
 
-def _kept_size(job: Job, height: int, width: int) -> tuple[tuple[int, int], bool]:
+def _item(job: Job) -> dict[str, Any]:
+    """Return the job's file as an item of a message."""
+    return {**job.options, job.kind: job.content}
+
+
+def _visual(job: Job, height: int, width: int, frames: int | None = None) -> VisualSize:
+    """Return a size for an image or a video of which no frame is left out any more."""
+    asked = replace(_asked(job), least_frames=frames or 1)
+    return VisualSize(job.where, height, width, frames, asked)
+
+
+def _kept_size(job: Job, size: VisualSize) -> tuple[tuple[int, int], bool]:
     """Return the height and width to keep of a picture, and whether they are fitted.
 
     They are fitted unless the API would refuse the fitted size as too long and narrow: rounding
     sides to whole tokens can make an allowed picture so. Raises the API's errors.
     """
-    asked = replace(_asked(job), most_tokens=None)
-    sizes = job.media.sizes
-    if job.kind == "image":
-        grid = sizes.image_grid(height, width, job.where, asked)
-    else:
-        grid = sizes.video_grid(1, height, width, job.where, asked)
-    size = sizes.pixels(grid)
-    fits = max(size) <= MAX_ASPECT * min(size)
-    return (size if fits else (height, width)), fits
+    made = job.media.sizes.pixels(job.media.sizes.grid(size))
+    fits = _passes(made)
+    return (made if fits else (size.height, size.width)), fits
+
+
+def _passes(size: tuple[int, int]) -> bool:
+    """Return whether the API takes an image of this size."""
+    return max(size) <= MAX_ASPECT * min(size)
 
 
 def _asked(job: Job) -> SizeLimits:
-    low, high = job.options.get("min_pixels"), job.options.get("max_pixels")
-    return SizeLimits(low, high, job.most_tokens)
+    return SizeLimits.of(job.options, job.vision_tokens)
 
 
 def _check_seconds(job: Job, seconds: float) -> None:

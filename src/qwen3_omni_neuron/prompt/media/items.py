@@ -1,8 +1,7 @@
 """Media items of a conversation after reading: audio, images and videos for the models."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,13 @@ from numpy.typing import NDArray
 from qwen3_omni_neuron.errors import AudioError
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.clip import Clip, GrowingClip
-from qwen3_omni_neuron.prompt.media.image import load_image
+from qwen3_omni_neuron.prompt.media.fitting import Room, shares
 from qwen3_omni_neuron.prompt.media.log_mel import MelSettings
 from qwen3_omni_neuron.prompt.media.pixels import Visual
 from qwen3_omni_neuron.prompt.media.resizer import Resizer
-from qwen3_omni_neuron.prompt.media.sizes import MediaSettings, SizeLimits
+from qwen3_omni_neuron.prompt.media.sizes import MediaSettings, VisualSize
 from qwen3_omni_neuron.prompt.media.video import VideoHeader, frame_rate, load_video
+from qwen3_omni_neuron.prompt.media.visual_size import evenly, read_image, visual_size
 
 Item = dict[str, Any]
 
@@ -96,12 +96,21 @@ def _size(picture: NDArray[np.uint8]) -> Item:
     return {"min_pixels": pixels, "max_pixels": pixels}
 
 
+@dataclass(frozen=True)
+class Unread:
+    """Image or video that is read when its share of the context is known."""
+
+    kind: str
+    item: Mapping[str, Any]
+    size: VisualSize
+
+
 class MediaLoader:
-    """Reader of a conversation's media items.
+    """Reader of a conversation's media items: `begin` for each of them, then `finish` for all.
 
     mel: settings of the audio features. settings: the checkpoint's settings. use_audio_in_video:
-    whether a video's audio is wanted. most_tokens: maximum number of tokens of one item; a longer
-    item is refused before it is decoded.
+    whether a video's audio is wanted. most_tokens: maximum number of tokens of one clip; a longer
+    one is refused before it is decoded.
     """
 
     def __init__(
@@ -112,41 +121,71 @@ class MediaLoader:
         use_audio_in_video: bool,
         most_tokens: int | None,
     ):
-        self._resizer, self._mel, self._most_tokens = resizer, mel, most_tokens
+        self._resizer, self._mel, self._settings = resizer, mel, settings
         self._audio_rate = mel.rate if use_audio_in_video else None
         self._limit_s = settings.longest_audio_s(most_tokens)
 
-    def __call__(self, kind: str, item: Mapping[str, Any], where: str) -> Media:
-        """Read an item of `kind`: "audio", "image" or "video". where: its name in errors.
+    def begin(self, kind: str, item: Mapping[str, Any], where: str) -> AudioItem | Unread:
+        """Read audio, and of an image or a video its size.
 
-        Raises AudioError, ImageError, VideoError or PromptTooLongError.
+        kind: "audio", "image" or "video". where: name of the item in errors. Raises AudioError,
+        ImageError, VideoError or PromptTooLongError.
         """
-        warnings: list[str] = []
-        warn = warnings.append
         if kind == "audio":
-            waveform = load_waveform(item, self._mel.rate, where, self._limit_s, warn=warn)
+            warnings: list[str] = []
+            rate, limit_s = self._mel.rate, self._limit_s
+            waveform = load_waveform(item, rate, where, limit_s, warn=warnings.append)
             return AudioItem(Clip(waveform, self._mel), tuple(warnings))
-        asked = SizeLimits(item.get("min_pixels"), item.get("max_pixels"), self._most_tokens)
-        if kind == "image":
-            check = partial(self._resizer.sizes.image_grid, where=where, asked=asked)
-            picture = load_image(item, where, check, warn)
-            return ImageItem(self._resizer.image(picture, where, asked), tuple(warnings))
+        hears = self._audio_rate is not None
+        size = visual_size(kind, item, where, self._settings, hears)
+        self._resizer.sizes.exact_grid(size)
+        return Unread(kind, item, size)
 
-        def check_video(header: VideoHeader) -> None:
-            size = (header.frames, header.height, header.width)
-            self._resizer.sizes.video_grid(*size, where, asked)
+    def finish(self, found: "Sequence[Media | Unread]", room: Room | None) -> list[Media]:
+        """Read the images and videos among a conversation's items.
+
+        room: tokens for them, None: any number. Raises ImageError, VideoError, AudioError or
+        PromptTooLongError.
+        """
+        sizes = [item.size for item in found if isinstance(item, Unread)]
+        most: list[int | None] = [None] * len(sizes)
+        if room is not None:
+            most[:] = shares(self._resizer.sizes, sizes, room)
+        given = iter(most)
+        return [
+            self._read(item, next(given)) if isinstance(item, Unread) else item for item in found
+        ]
+
+    def _read(self, unread: Unread, most_tokens: int | None) -> Media:
+        warnings: list[str] = []
+        warn, item, sizes = warnings.append, unread.item, self._resizer.sizes
+        asked = replace(unread.size.asked, most_tokens=most_tokens)
+        size = replace(unread.size, asked=asked)
+        if unread.kind == "image":
+            picture, grid = read_image(item, size.where, sizes, asked, warn=warn)
+            return ImageItem(self._resizer.in_grid(picture, grid), tuple(warnings))
+        grid = sizes.grid(size)
+        frames = sizes.frames_of(grid, size.frames or 0)
+        if frames < (size.frames or 0):
+            item = {**item, "max_frames": frames}
+
+        def check(header: VideoHeader) -> None:
+            sizes.video_grid(header.frames, header.height, header.width, size.where, asked)
 
         video = load_video(
             item,
-            where,
+            size.where,
             audio_rate=self._audio_rate,
             limit_s=self._limit_s,
-            check=check_video,
+            check=check,
             warn=warn,
         )
-        visual = self._resizer.video(video.frames, where, asked)
+        chosen = evenly(video, frames)
+        visual = self._resizer.video(chosen.frames, size.where, asked)
+        height, width = video.frames.shape[1:3]
+        sizes.warn_of_shrinking(replace(size, height=height, width=width), visual.grid, warn)
         clip = None if video.audio is None else Clip(video.audio, self._mel)
-        return VideoItem(visual, video.fps, clip, tuple(warnings))
+        return VideoItem(visual, chosen.fps, clip, tuple(warnings))
 
     def prepared(self, kind: str, item: Mapping[str, Any], where: str) -> Media:
         """Take an item of a stored turn: its samples and pixels are used as they are.

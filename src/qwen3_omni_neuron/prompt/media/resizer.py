@@ -40,7 +40,10 @@ class Resizer:
         Raises the errors of Sizes.image_grid.
         """
         width, height = picture.size
-        grid = self.sizes.image_grid(height, width, where, asked)
+        return self.in_grid(picture, self.sizes.image_grid(height, width, where, asked))
+
+    def in_grid(self, picture: "Image", grid: Grid) -> Visual:
+        """Resize an RGB image to a grid of patches."""
         return Visual(resize(picture, self.sizes.pixels(grid))[None], self._pixels)
 
     def video(self, frames: NDArray[np.uint8], where: str, asked: SizeLimits = USUAL) -> Visual:

@@ -4,7 +4,8 @@ Nothing here needs torch, because a process that only decodes uses it, too.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from qwen3_omni_neuron.errors import (
@@ -15,33 +16,101 @@ from qwen3_omni_neuron.errors import (
     VideoError,
     format_value,
 )
-from qwen3_omni_neuron.prompt.media.fields import whole_number
+from qwen3_omni_neuron.prompt.media.fields import Warn, whole_number
 from qwen3_omni_neuron.prompt.media.image import MAX_ASPECT
 from qwen3_omni_neuron.prompt.preprocessor import whole_setting
 
 Grid = tuple[int, int, int]
 """Frames, and rows and columns of patches in a frame."""
-PixelLimits = tuple[int, int]  # minimum and maximum number of pixels after resizing
+PixelLimits = tuple[int, float]  # minimum and maximum number of pixels after resizing
+DETAILS = ("auto", "low", "high", "original")
+"""Values of an item's `detail`; "original" is "high"."""
+LOW_TOKENS = 256
+"""Most tokens of an image of `detail` "low"."""
+LOW_FRAME_TOKENS = 128
+"""Most tokens of a frame of a video of `detail` "low"."""
+LEAST_TOKENS = 64
+"""Tokens to which an image is shrunk at most."""
+LEAST_FRAMES = 4
+"""Frames that a video keeps at least."""
 _MOST_SIDE = 1024  # a patch's side: 16 pixels
+_MOST_RESIZED = 1 << 20  # resized_height and resized_width in pixels
 _MAX_PIXELS = 2**62  # larger limits are reduced to this, which fits a float and 64 bits
 # Limits per video frame. Not in the checkpoint: transformers Qwen3OmniMoeProcessor sets them.
 _VIDEO_LIMITS = (128 * 32 * 32, 768 * 32 * 32)
+_TOGETHER = 2  # qwen-omni-utils' FRAME_FACTOR, by which total_pixels is divided
+# Tokens within which qwen-omni-utils keeps resized_height and resized_width.
+_RESIZED_TOKENS = (4, 16384)
 
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """Limits that an item sets for its size.
+    """What an item says of its size, as the caller gave it: `Sizes` checks it.
 
     min_pixels, max_pixels: number of pixels after resizing; None: the default of its kind.
-    most_tokens: maximum number of its tokens; None: no maximum.
+    total_pixels: most pixels of a video's frames / 2. resized_height, resized_width: the size
+    itself, which is rounded to whole tokens. detail: one of DETAILS, None: "auto".
+    least_frames: frames that a video keeps at least. most_tokens: maximum number of its tokens;
+    None: no maximum.
     """
 
-    min_pixels: int | None = None
-    max_pixels: int | None = None
+    min_pixels: Any = None
+    max_pixels: Any = None
+    total_pixels: Any = None
+    resized_height: Any = None
+    resized_width: Any = None
+    detail: Any = None
+    least_frames: int = LEAST_FRAMES
     most_tokens: int | None = None
 
+    @classmethod
+    def of(cls, item: Mapping[str, Any], most_tokens: int | None = None) -> "SizeLimits":
+        """Return the limits in the fields of a message's item."""
+        named = {name: item.get(name) for name in SIZE_FIELDS}
+        least = LEAST_FRAMES
+        for name in ("min_frames", "nframes"):  # frames that the caller asks for are kept
+            asked = whole_number(item.get(name))
+            least = least if asked is None else max(least, asked)
+        return cls(**named, least_frames=least, most_tokens=most_tokens)
 
+    @property
+    def shrinks(self) -> bool:
+        """True where the item may be shrunk to fit."""
+        return self.detail not in ("high", "original") and self.resized_height is None
+
+
+SIZE_FIELDS = (
+    *("min_pixels", "max_pixels", "total_pixels", "resized_height", "resized_width"),
+    "detail",
+)
+"""Fields of an image or video item that set its size in tokens."""
 USUAL = SizeLimits()
+
+
+@dataclass(frozen=True)
+class VisualSize:
+    """Size of an image or video before it is decoded.
+
+    height, width: in pixels, before rotation. frames: of a video, None for an image. where: name of
+    the item in errors. sound_tokens: tokens of a video's audio, as far as its header says.
+    """
+
+    where: str
+    height: int
+    width: int
+    frames: int | None = None
+    asked: SizeLimits = USUAL
+    sound_tokens: int = 0
+
+    @property
+    def error(self) -> type[InputError]:
+        """Class of errors about it."""
+        return ImageError if self.frames is None else VideoError
+
+    def __str__(self) -> str:
+        size = f"{self.width} x {self.height} pixels"
+        frames = f"a video of {self.frames} frames of {size}"
+        return f"an image of {size}" if self.frames is None else frames
 
 
 @dataclass(frozen=True)
@@ -85,30 +154,91 @@ class Sizes:
     def image_grid(self, height: int, width: int, where: str, asked: SizeLimits = USUAL) -> Grid:
         """Return the grid of patches of an image; its first number is 1.
 
+        An image of more than asked.most_tokens is shrunk to them, down to LEAST_TOKENS, unless its
+        `detail` or resized_height forbids it.
         where: name of the item in errors. Raises ImageError for a side more than MAX_ASPECT times
         the other or for impossible limits, and PromptTooLongError for more than asked.most_tokens.
         """
-        limits = _limits((self.min_pixels, self.max_pixels), asked, where, ImageError)
-        grid = self._grid(1, height, width, limits, where, ImageError)
-        what = f"{where} is an image of {width} x {height} pixels, which"
-        advice = f"Lower its max_pixels (now {limits[1]})."
-        self._check_tokens(grid, asked.most_tokens, what, advice)
-        return grid
+        return self.grid(VisualSize(where, height, width, None, asked))
 
     def video_grid(
         self, frames: int, height: int, width: int, where: str, asked: SizeLimits = USUAL
     ) -> Grid:
         """Return the grid of patches of a video; its first number counts groups of frames.
 
-        The limits count the pixels of a frame. Raises VideoError where `image_grid` raises
-        ImageError, and PromptTooLongError.
+        The limits count the pixels of a frame. A video of more than asked.most_tokens is shrunk as
+        an image is: first its frames, down to their least pixels, then their number; see
+        `frames_of`. Raises VideoError where `image_grid` raises ImageError, and PromptTooLongError.
         """
-        limits = _limits(_VIDEO_LIMITS, asked, where, VideoError)
-        grid = self._grid(frames, height, width, limits, where, VideoError)
-        what = f"{where} is a video of {frames} frames of {width} x {height} pixels, which"
-        advice = f"Lower its max_pixels (now {limits[1]} a frame), or its fps."
-        self._check_tokens(grid, asked.most_tokens, what, advice)
-        return grid
+        return self.grid(VisualSize(where, height, width, frames, asked))
+
+    def grid(self, size: VisualSize) -> Grid:
+        """Return the grid of an image or video; see `image_grid` and `video_grid`."""
+        exact, most, asked = self.exact_grid(size), size.asked.most_tokens, size.asked
+        if most is None or self.tokens(exact) <= most:
+            return exact
+        grid = exact
+        if asked.shrinks:
+            limits, groups = self._limits(size), exact[0]
+            pixels = max(self._least_pixels(size, limits), most // groups * self._token_pixels)
+            grid = self._shrunk(size, exact, limits, pixels)
+            fitting = most // (self.tokens(grid) // groups)
+            grid = (min(groups, max(fitting, self._least_groups(exact, asked))), *grid[1:])
+            if self.tokens(grid) <= most:
+                return grid
+        least = "" if grid == exact else " when it is shrunk as far as it may be"
+        raise PromptTooLongError(
+            f"{size.where} is {size}, which makes {self.tokens(grid)} vision tokens{least}; {most} "
+            f"is the most. {self.advice(size)}"
+        )
+
+    def exact_grid(self, size: VisualSize) -> Grid:
+        """Return the grid of an item that is not shrunk to fit; see `image_grid`."""
+        height, width = size.height, size.width
+        if height < 1 or width < 1:
+            raise size.error(f"{size.where} is {width} x {height} pixels: there is nothing to see.")
+        made = self._asked_size(size) or self._resized(size, height, width, self._limits(size))
+        groups = 1 if size.frames is None else -(-size.frames // self.temporal_patch_size)
+        return groups, made[0] // self.patch_size, made[1] // self.patch_size
+
+    def least_tokens(self, size: VisualSize) -> int:
+        """Return the tokens of an item that is shrunk as far as it may be."""
+        exact = self.exact_grid(size)
+        if not size.asked.shrinks:
+            return self.tokens(exact)
+        limits = self._limits(size)
+        _, *sides = self._shrunk(size, exact, limits, self._least_pixels(size, limits))
+        return self.tokens((self._least_groups(exact, size.asked), sides[0], sides[1]))
+
+    def frames_of(self, grid: Grid, frames: int) -> int:
+        """Return how many of a video's frames its grid shows."""
+        return min(frames, grid[0] * self.temporal_patch_size)
+
+    def least_size(self, size: VisualSize, grid: Grid) -> tuple[int, int] | None:
+        """Return the height and width that an image's file must be decoded with at least.
+
+        None: with its own size, so that its pixels are those of transformers' processor: it is
+        shrunk by its max_pixels or the checkpoint's, or not at all.
+        """
+        usual = replace(size, asked=replace(size.asked, detail=None))
+        made = self.pixels(grid)
+        exact = grid == self.exact_grid(usual) or max(made) > MAX_ASPECT * min(made)
+        return None if exact else made
+
+    def warn_of_shrinking(self, size: VisualSize, grid: Grid, warn: Warn) -> None:
+        """Warn of an item that is shrunk to fit. grid: its grid."""
+        exact = self.exact_grid(size)
+        if grid == exact:
+            return
+        height, width = self.pixels(grid)
+        shown = f"{width} x {height}"
+        if size.frames is not None:
+            shown = f"{self.frames_of(grid, size.frames)} frames of {shown}"
+        warn(
+            f"{size.where} is {size} ({self.tokens(exact)} tokens); it is shown to the model with "
+            f"{shown} ({self.tokens(grid)} tokens), so that the conversation fits into the context."
+            " To show more of it, load with a larger context_length or send less beside it."
+        )
 
     def tokens(self, grid: Grid) -> int:
         """Count the tokens that a grid of patches becomes in a prompt."""
@@ -145,30 +275,100 @@ class Sizes:
             sides = [round(side / unit) for side in (height, width)]
         return sides[0] * unit, sides[1] * unit
 
-    def _grid(
-        self,
-        frames: int,
-        height: int,
-        width: int,
-        limits: PixelLimits,
-        where: str,
-        error: type[InputError],
-    ) -> Grid:
-        if height < 1 or width < 1:
-            raise error(f"{where} is {width} x {height} pixels: there is nothing to see.")
-        try:
-            resized = self.resized(height, width, limits)
-        except ValueError as reason:
-            raise error(f"{where} is {width} x {height} pixels: {reason}.") from reason
-        times = -(-frames // self.temporal_patch_size)
-        return times, resized[0] // self.patch_size, resized[1] // self.patch_size
+    def advice(self, size: VisualSize, several: bool = False) -> str:
+        """Return what makes an item fit that does not. several: it has others beside it."""
+        asked, a_frame, ways = size.asked, "" if size.frames is None else " a frame", list[str]()
+        low, high = self._limits(size)
+        if asked.resized_height is not None:
+            ways.append("lower its resized_height and resized_width")
+        elif not asked.shrinks:
+            ways += ["leave its detail out, so that it is shrunk to what fits"]
+            ways += [f"lower its max_pixels (now {high:.0f}{a_frame})"]
+        elif asked.min_pixels is not None:
+            ways.append(f"lower its min_pixels (now {low}{a_frame})")
+        if asked.least_frames > LEAST_FRAMES:
+            ways.append("ask for fewer frames of it")
+        if several:
+            ways.append("send fewer at a time")
+        ways += ["shorten the conversation", "load with a larger context_length"]
+        advice = f"{', '.join(ways[:-1])}, or {ways[-1]}."
+        return advice[0].upper() + advice[1:]
 
-    def _check_tokens(self, grid: Grid, most: int | None, what: str, advice: str) -> None:
-        tokens = self.tokens(grid)
-        if most is not None and tokens > most:
-            raise PromptTooLongError(
-                f"{what} makes {tokens} vision tokens; {most} is the most. {advice}"
+    @property
+    def _token_pixels(self) -> int:
+        """Pixels of a token."""
+        return (self.patch_size * self.merge_size) ** 2
+
+    def _shrunk(self, size: VisualSize, exact: Grid, limits: PixelLimits, pixels: float) -> Grid:
+        """Return the grid of at most so many pixels a frame, or the exact one if it is smaller."""
+        # A side has one token at least. Beside it the other may have as many tokens as fit.
+        short, long = sorted((size.height, size.width))
+        flat = short / long * (pixels // self._token_pixels) ** 2 * self._token_pixels
+        high = min(limits[1], pixels, max(flat, self._token_pixels))
+        made = self.resized(size.height, size.width, (min(limits[0], int(high)), high))
+        grid = exact[0], made[0] // self.patch_size, made[1] // self.patch_size
+        return min(exact, grid, key=self.tokens)
+
+    def _least_pixels(self, size: VisualSize, limits: PixelLimits) -> float:
+        """Return the pixels to which an image or a frame is shrunk at most."""
+        if size.asked.min_pixels is not None:
+            return limits[0]
+        image = LEAST_TOKENS * self._token_pixels
+        return min(image if size.frames is None else _VIDEO_LIMITS[0], limits[1])
+
+    def _least_groups(self, exact: Grid, asked: SizeLimits) -> int:
+        return min(exact[0], -(-asked.least_frames // self.temporal_patch_size))
+
+    def _resized(
+        self, size: VisualSize, height: int, width: int, limits: PixelLimits
+    ) -> tuple[int, int]:
+        try:
+            return self.resized(height, width, limits)
+        except ValueError as reason:
+            raise size.error(f"{size.where} is {width} x {height} pixels: {reason}.") from reason
+
+    def _asked_size(self, size: VisualSize) -> tuple[int, int] | None:
+        """Return the height and width of resized_height and resized_width, None without them.
+
+        Raises the item's error. Source: qwen_omni_utils fetch_image and fetch_video.
+        """
+        height = _count(size, "resized_height", _MOST_RESIZED)
+        width = _count(size, "resized_width", _MOST_RESIZED)
+        if (height is None) is not (width is None):
+            raise size.error(
+                f"{size.where} has resized_height or resized_width alone: give both, or none."
             )
+        if height is None or width is None:
+            return None
+        low, high = (tokens * self._token_pixels for tokens in _RESIZED_TOKENS)
+        made = self._resized(size, height, width, (low, high))
+        unit = self.patch_size * self.merge_size
+        # There a side is rounded to one token at least; transformers rounds it to 0, then enlarges.
+        nearest = max(1, round(height / unit)) * unit, max(1, round(width / unit)) * unit
+        return nearest if low <= nearest[0] * nearest[1] <= high else made
+
+    def _limits(self, size: VisualSize) -> PixelLimits:
+        """Return the least and most pixels of an image or a frame. Raises the item's error."""
+        usual = (self.min_pixels, self.max_pixels) if size.frames is None else _VIDEO_LIMITS
+        low: int
+        high: float
+        low, high = _limits(usual, size)
+        detail, total = size.asked.detail, _count(size, "total_pixels")
+        if size.frames is not None and total is not None:
+            frames = -(-size.frames // self.temporal_patch_size) * self.temporal_patch_size
+            each = max(min(usual[1], total / frames * _TOGETHER), int(low * 1.05))
+            high = each if size.asked.max_pixels is None else min(high, each)
+        if detail is not None and not (isinstance(detail, str) and detail in DETAILS):
+            raise size.error(
+                f"{size.where} has detail {format_value(detail)}; it is one of "
+                f"{', '.join(DETAILS)}."
+            )
+        if detail == "low":
+            most = LOW_TOKENS if size.frames is None else LOW_FRAME_TOKENS
+            high = min(high, most * self._token_pixels)
+            # What is smaller than the minimum is enlarged and rounded up: leave room for that.
+            low = min(low, int(high) // (2 if size.asked.min_pixels is None else 1))
+        return low, high
 
 
 @dataclass(frozen=True)
@@ -188,13 +388,12 @@ class MediaSettings:
         return float("inf") if most_tokens is None else most_tokens / self.audio_tokens_per_s
 
 
-def _limits(
-    usual: PixelLimits, asked: SizeLimits, where: str, error: type[InputError]
-) -> PixelLimits:
-    min_pixels = _pixels(asked.min_pixels, "min_pixels", where, error)
-    max_pixels = _pixels(asked.max_pixels, "max_pixels", where, error)
+def _limits(usual: tuple[int, int], size: VisualSize) -> tuple[int, int]:
+    min_pixels, max_pixels = _count(size, "min_pixels"), _count(size, "max_pixels")
     if min_pixels is not None and max_pixels is not None and min_pixels > max_pixels:
-        raise error(f"{where} has min_pixels {min_pixels}, above its max_pixels {max_pixels}.")
+        raise size.error(
+            f"{size.where} has min_pixels {min_pixels}, above its max_pixels {max_pixels}."
+        )
     low = usual[0] if min_pixels is None else min_pixels
     high = usual[1] if max_pixels is None else max_pixels
     if low <= high:
@@ -204,11 +403,15 @@ def _limits(
     return (low, low) if max_pixels is None else (1, high)
 
 
-def _pixels(value: Any, name: str, where: str, error: type[InputError]) -> int | None:
-    """Return an item's limit, None if it has none. Raises `error`."""
+def _count(size: VisualSize, name: str, most: int | None = None) -> int | None:
+    """Return an item's number of pixels, None if it has none. Raises the item's error."""
+    value = getattr(size.asked, name)
     if value is None:
         return None
     pixels = whole_number(value)
-    if pixels is None or pixels < 1:
-        raise error(f"{where} has {name} {format_value(value)}; it is a whole number, 1 or more.")
+    if pixels is None or pixels < 1 or (most is not None and pixels > most):
+        allowed = "1 or more" if most is None else f"1 to {most}"
+        raise size.error(
+            f"{size.where} has {name} {format_value(value)}; it is a whole number, {allowed}."
+        )
     return min(pixels, _MAX_PIXELS)

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from qwen3_omni_neuron.events import (
     TextDelta,
 )
 from qwen3_omni_neuron.options import RequestOptions
+from qwen3_omni_neuron.prompt.media.fitting import Room
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints.answer import PieceStream, json_event
@@ -174,10 +176,15 @@ class ChatQuestion:
         try:
             if self.compiling is not None:
                 self.options["grammar"] = await asyncio.wrap_future(self.compiling)
-            await self.media.finish(self.context.account.hold)
+            await self.media.finish(self.context.account.hold, self._room)
         except BaseException:
             self.close()
             raise
+
+    async def _room(self) -> Room:
+        """Return the tokens that the conversation leaves for its media."""
+        find = partial(self.context.omni.media_room, self.messages, **self.options)
+        return await self.service.model.in_thread(find)
 
     def answer(self) -> "ChatReply":
         """Start the request. Raises the API's errors."""

@@ -4,10 +4,9 @@ The model gets arrays only, never a file, nor a string that could be a path or a
 """
 
 import binascii
-import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,9 @@ from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.helpers.media.inline import decode_inline, picture_size
 from qwen3_omni_neuron.helpers.media.job import Admit, Decoded, Job, Kind, Measured
 from qwen3_omni_neuron.helpers.media.work import measured_picture
+from qwen3_omni_neuron.prompt.media.fitting import Room, shares
 from qwen3_omni_neuron.prompt.media.item_fields import read_fields
+from qwen3_omni_neuron.prompt.media.sizes import SizeLimits, VisualSize
 from qwen3_omni_neuron.serving.openai.bodies import wrong_value
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.without_effect import CHAT, names_in
@@ -38,6 +39,8 @@ _KINDS: Mapping[str, re.Pattern[bytes]] = {
 Json = dict[str, Any]
 Hold = Callable[[int], None]
 """Function that counts bytes before they are held, or raises ApiError."""
+FindRoom = Callable[[], Awaitable[Room]]
+"""Function that finds the tokens that a conversation leaves for images and videos."""
 # By a part's type: the field with the medium, and its kind.
 _HOLDERS: Mapping[str, tuple[str, Kind]] = {
     "input_audio": ("input_audio", "audio"),
@@ -56,15 +59,21 @@ def sound_bytes(samples: NDArray[np.float32]) -> int:
     return _COPIES * samples.nbytes
 
 
-@dataclass
+@dataclass(eq=False)
 class _Pending:
-    """Item that is not decoded yet. content: the file's bytes, or its URL. options: see `Job`."""
+    """Item that is not decoded yet.
+
+    content: the file's bytes, or its URL. options: see `Job`. size: of an
+    image or video, once it is known. vision_tokens: its share of the context.
+    """
 
     item: Json
     kind: Kind
     content: bytes | str
     where: str
     options: Json
+    size: VisualSize | None = None
+    vision_tokens: int | None = None
 
 
 class MediaReader:
@@ -161,48 +170,84 @@ class MediaReader:
             found = self._items[0]
             if isinstance(found.content, str):
                 return False
-            decoded = decode_inline(self._job(found, found.content), self._admit(found, hold))
+            decoded = decode_inline(self._job(found), self._admit(found, hold))
             if decoded is None:
                 return False
-            self._take(decoded)
+            self._take(found, decoded)
         return True
 
-    async def finish(self, hold: Hold) -> None:
-        """Fetch and decode the remaining items, in their order; see `finish_inline`.
+    async def finish(self, hold: Hold, room: FindRoom | None = None) -> None:
+        """Fetch and decode the remaining items; see `finish_inline`.
 
-        Pictures are counted before the first item waits for a decoder, so that a request that does
-        not fit is refused at once.
+        room: finds the tokens for images and videos beside the text, for items of a conversation;
+        those are shrunk to fit. Images are counted before the first item waits for a decoder, so
+        that a request that does not fit is refused at once. Sound is decoded first: what it leaves
+        is known then.
         """
-        admits = [self._admit(found, hold) for found in self._items]
-        for found, admit in zip(self._items, admits, strict=True):
-            self._admit_by_header(found, admit)
-        for admit in admits:
-            found = self._items[0]
-            content = found.content
-            if isinstance(content, str):
-                content = await self._service.fetcher.fetch(content, found.where)
+        for found in self._items:
+            if isinstance(found.content, str):
+                content = await self._service.fetcher.fetch(found.content, found.where)
                 _check_content(content, found.kind, found.where)
                 hold(len(content))
-            job = self._job(found, content)
-            decode = self._service.decoder.decode
-            self._take(await decode(self._owner, job, admit))
+                found.content = content
+        visual = [found for found in self._items if found.kind != "audio"]
+        for found in visual:
+            self._measure_by_header(found)
+        left = await room() if visual and room is not None else None
+        self._share(visual, left)
+        admits = {id(found): self._admit(found, hold) for found in self._items}
+        for found in visual:
+            if found.size is not None and found.kind == "image":
+                sides = found.size.height, found.size.width
+                admits[id(found)](measured_picture(self._job(found), *sides))
+        decoder = self._service.decoder
+        for found in [found for found in self._items if found.kind == "audio"]:
+            self._take(
+                found, await decoder.decode(self._owner, self._job(found), admits[id(found)])
+            )
+        for found in visual:
+            if left is not None and found.size is None:
+                found.size = await decoder.measure(self._owner, self._job(found))
+        self._share(visual, None if left is None else left.without(self._tokens))
+        for found in visual:
+            self._take(
+                found, await decoder.decode(self._owner, self._job(found), admits[id(found)])
+            )
 
-    def _admit_by_header(self, found: _Pending, admit: Admit) -> None:
-        """Admit a picture whose header gives its size. Raises ApiError and the API's errors."""
+    def _measure_by_header(self, found: _Pending) -> None:
+        """Set the size of an image whose header gives it without a decoder."""
         if found.kind == "image" and isinstance(found.content, bytes):
             size = picture_size(found.content)
             if size is not None:
-                admit(measured_picture(self._job(found, found.content), *size))
+                found.size = VisualSize(found.where, *size, None, SizeLimits.of(found.options))
 
-    def _job(self, found: _Pending, content: bytes) -> Job:
+    def _share(self, visual: list[_Pending], room: Room | None) -> None:
+        """Set the shares of images and videos of known size. Raises the API's errors."""
+        sizes, known = self._omni.media_settings.sizes, [f for f in visual if f.size is not None]
+        if room is None:
+            return
+        given = shares(sizes, [found.size for found in known if found.size is not None], room)
+        for found, share in zip(known, given, strict=True):
+            assert found.size is not None
+            found.vision_tokens = share
+            if found.size.frames is not None:
+                asked = replace(found.size.asked, most_tokens=share)
+                grid = sizes.grid(replace(found.size, asked=asked))
+                frames = sizes.frames_of(grid, found.size.frames)
+                if frames < found.size.frames:
+                    found.options = {**found.options, "max_frames": frames}
+
+    def _job(self, found: _Pending) -> Job:
+        assert isinstance(found.content, bytes)
         # The items before this one take their share of the context.
         left = max(0, self._omni.info.context_length - 1 - self._tokens)
         return Job(
             found.kind,
-            content,
+            found.content,
             found.where,
             self._omni.media_settings,
             most_tokens=None if self._in_windows else left,
+            vision_tokens=found.vision_tokens,
             use_audio_in_video=self._hears_videos,
             options=found.options,
         )
@@ -236,20 +281,14 @@ class MediaReader:
 
         return admit
 
-    def _take(self, decoded: Decoded) -> None:
-        """Fill the first pending item."""
-        item = decoded.item
+    def _take(self, found: _Pending, decoded: Decoded) -> None:
+        """Fill a pending item."""
         self.warnings += decoded.warnings
-        self._items.pop(0).item.update(item)
-        media = self._omni.media_settings
-        if item["type"] == "audio":
-            seconds = len(item["audio"]) / media.audio_rate
-            self._tokens += int(seconds * media.audio_tokens_per_s)
-        else:
-            sizes, shape = media.sizes, item[item["type"]].shape
-            frames = 1 if item["type"] == "image" else shape[0] // sizes.temporal_patch_size
-            area = (sizes.patch_size * sizes.merge_size) ** 2
-            self._tokens += frames * math.prod(shape[-3:-1]) // area
+        self._items.remove(found)
+        found.item.update(decoded.item)
+        if found.kind == "audio":
+            samples = len(decoded.item["audio"])
+            self._tokens += self._omni.prompt_builder.audio_tokens(samples)
 
     def _add(self, kind: Kind, content: bytes | str, where: str, options: Json) -> Json:
         self._count += 1
