@@ -20,6 +20,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "make test-nxdi NXDI_SOURCES=... NKILIB_SOURCES=...",
     ),
     "which packs matrices": ("matrices as other packages pack them", "make test-quantised"),
+    "pillow-heif is not installed": (
+        "HEIC pictures by pillow-heif itself",
+        "pip install 'qwen3-omni-neuron[heic]' into an environment of its own, pytest",
+    ),
     "which reads this form": ("quantised checkpoints in transformers", "make test-quantised"),
     "which has a client's packages": ("stock clients of OpenAI's API", "make test-clients"),
     "train/ trains transformers 5's modules": (

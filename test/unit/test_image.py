@@ -13,7 +13,7 @@ import torch
 from PIL import Image, ImageFile
 
 from qwen3_omni_neuron.errors import ImageError, PromptTooLongError
-from qwen3_omni_neuron.prompt.media.image import FORMATS, load_image
+from qwen3_omni_neuron.prompt.media.image import FORMATS, load_image, readable_formats
 
 ORIENTATION = 0x0112  # the EXIF tag
 
@@ -157,7 +157,11 @@ JPEG = file_of(Image.fromarray(colours(64, 64)), "JPEG")
         ("a\0b", "can't be opened"),
         (b"", "0 bytes"),
         (b"hello", "5 bytes is not an image"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "is not an image"),
+        (
+            b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+            "is EPS or PostScript, which is not",
+        ),
+        (PNG[:12], "begins as PNG, but its header is broken or cut short"),
         (PNG[: len(PNG) // 2], "broken or cut short"),
         (JPEG[: len(JPEG) // 2], "broken or cut short"),
         (np.zeros((0, 5, 3), np.uint8), r"shape \[0, 5, 3\], which holds no pixels"),
@@ -182,7 +186,7 @@ def test_what_cannot_be_seen_is_refused(image: Any, said: str) -> None:
         load(image)
 
 
-@pytest.mark.parametrize("kind", [name for name in FORMATS if name != "DIB"])
+@pytest.mark.parametrize("kind", [name for name in FORMATS if name not in ("DIB", "HEIF")])
 def test_a_file_is_looked_at_before_it_is_decoded(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -200,15 +204,116 @@ def test_a_file_is_looked_at_before_it_is_decoded(
     assert told == [(50, 70)]
 
 
-@pytest.mark.parametrize("kind", ["ICO", "ICNS", "EPS", "PSD"])
-def test_formats_that_decode_what_is_in_them_are_not_opened(
-    monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    picture = Image.fromarray(colours(64, 64))
-    data = file_of(picture, kind) if kind != "PSD" else b"8BPS" + bytes(100)
+OTHERS = {
+    "ICO": file_of(Image.fromarray(colours(64, 64)), "ICO"),
+    "CUR": b"\0\0\2\0\1\0\x20\x20" + bytes(100),
+    "ICNS": file_of(Image.fromarray(colours(64, 64)), "ICNS"),
+    "EPS or PostScript": file_of(Image.fromarray(colours(64, 64)), "EPS"),
+    "PDF": file_of(Image.fromarray(colours(64, 64)), "PDF"),
+    "PSD": b"8BPS" + bytes(100),
+    "JPEG XL": b"\0\0\0\x0cJXL \r\n\x87\n" + bytes(100),
+    "SVG": b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>',
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_formats_are_named_and_not_opened(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Pillow decodes what is inside an icon to open it, and would take one for a TGA."""
     monkeypatch.setattr(ImageFile.ImageFile, "load", never)
-    with pytest.raises(ImageError, match=r"^here: \d+ bytes is not an image\. JPEG, PNG"):
+    said = rf"^here: \d+ bytes is {kind}, which is not read as an image. Save it as PNG or JPEG."
+    with pytest.raises(ImageError, match=said):
+        load(OTHERS[kind])
+
+
+def test_a_tga_whose_header_could_be_a_cursors_is_read() -> None:
+    data = file_of(Image.fromarray(colours(9, 7)), "TGA")
+    assert data.startswith(b"\0\0\2\0")
+    assert np.array_equal(load(data), colours(9, 7))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\0\0\0\x20ftypisom" + bytes(99), r'a video \(MP4\).*item of type "video" \(video_url'),
+        (b"\x1aE\xdf\xa3" + bytes(99), r"a video \(WebM or Matroska\)"),
+        (b"RIFF\0\0\0\0AVI LIST" + bytes(99), r"a video \(AVI\)"),
+        ((b"G" + bytes(187)) * 3, r"a video \(MPEG-TS\)"),
+        (b"OggS" + bytes(24) + b"\x80theora", r"a video \(Ogg\)"),
+        (b"OggS" + bytes(24) + b"OpusHead", r'sound \(Ogg\).*item of type "audio" \(input_audio'),
+        (b"RIFF\0\0\0\0WAVEfmt " + bytes(99), r"sound \(WAV\)"),
+        (b"\0\0\0\x20ftypM4A " + bytes(99), r"sound \(M4A\)"),
+    ],
+)
+def test_videos_and_sound_are_sent_where_they_belong(data: bytes, said: str) -> None:
+    with pytest.raises(ImageError, match=f"^here: {len(data)} bytes is {said}"):
         load(data)
+
+
+def test_the_formats_in_a_message_are_those_that_are_read() -> None:
+    with pytest.raises(ImageError, match=r"^here: 5 bytes is not an image\.") as raised:
+        load(b"hello")
+    for name, usual in FORMATS.items():
+        assert (usual in str(raised.value)) is (usual in readable_formats().values()), name
+
+
+class FakeHeif(ImageFile.ImageFile):
+    """A plugin's reader: the file says its size, and load gives one colour."""
+
+    format = "HEIF"
+
+    def _open(self) -> None:
+        assert self.fp is not None
+        head = self.fp.read(64)
+        if head[4:12] != b"ftypheic":
+            raise SyntaxError("not HEIC")
+        self._size, self._mode = (head[12], head[13]), "RGB"
+        self.tile = []
+
+    def load(self) -> Any:
+        self._im = Image.new("RGB", self.size, (1, 2, 3)).im
+        return super().load()
+
+
+HEIC = b"\0\0\0\x20ftypheic" + bytes([7, 5]) + bytes(99)
+
+
+def test_heic_is_named_where_its_plugin_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    monkeypatch.delitem(Image.OPEN, "HEIF", raising=False)
+    with pytest.raises(ImageError, match=r"is HEIC, .*pip install 'qwen3-omni-neuron\[heic\]'"):
+        load(HEIC)
+
+
+def test_heic_is_read_by_a_plugin_that_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(Image.OPEN, "HEIF", (FakeHeif, None))
+    assert load(HEIC).tolist() == np.broadcast_to([1, 2, 3], (5, 7, 3)).tolist()
+    told = []
+
+    def refuse(height: int, width: int) -> None:
+        told.append((height, width))
+        raise PromptTooLongError("too long")
+
+    monkeypatch.setattr(FakeHeif, "load", never)
+    with pytest.raises(PromptTooLongError):
+        load_image({"image": HEIC}, "here", refuse)
+    assert told == [(5, 7)]
+
+
+def test_heic_is_read_by_pillow_heif_where_it_is_installed() -> None:
+    """Upright, with its size known before it is decoded."""
+    heif = pytest.importorskip("pillow_heif", reason="pillow-heif is not installed")
+    heif.register_heif_opener()
+    upright = np.zeros((64, 128, 3), np.uint8)
+    upright[:32, :32] = 255
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    data = file_of(
+        Image.fromarray(np.ascontiguousarray(np.rot90(upright))), "HEIF", exif=exif.tobytes()
+    )
+    told: list[tuple[int, int]] = []
+    shown = load_image({"image": data}, "here", lambda *size: told.append(size))
+    assert np.abs(np.asarray(shown).astype(int) - upright).mean() < 4
+    assert sorted(told[0]) == [64, 128]
 
 
 def test_a_picture_whose_file_was_closed_is_refused(tmp_path: Path) -> None:

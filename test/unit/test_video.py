@@ -16,7 +16,7 @@ from PIL import Image
 
 from qwen3_omni_neuron.errors import AudioError, PromptTooLongError, VideoError
 from qwen3_omni_neuron.prompt.media.video import Video, VideoHeader, load_video
-from qwen3_omni_neuron.prompt.media.video_times import frames_to_sample
+from qwen3_omni_neuron.prompt.media.video_times import Sampling, frames_to_sample
 from testing.made_videos import SIZE, STEP, frame_numbers, make_video
 
 RATE = 16000
@@ -99,7 +99,8 @@ def test_a_path_is_seen_as_its_bytes_are(tmp_path: Path) -> None:
 def test_how_many_frames_are_seen(
     total: int, seconds: Fraction, fps: float, most: int, n: int
 ) -> None:
-    assert frames_to_sample(total, Fraction(seconds), fps, most) == n
+    sampling = Sampling(fps=fps, max_frames=most)
+    assert frames_to_sample(total, Fraction(seconds), sampling) == n
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
@@ -261,7 +262,7 @@ VIDEO = make_video(audio="aac")
         (b"", {}, "0 bytes"),
         (b"not a video at all" * 9, {}, "162 bytes can't be decoded as video"),
         (VIDEO[: len(VIDEO) // 2], {}, "broken or cut short"),
-        (make_video(video=False, audio="aac"), {}, "no video stream .* only audio"),
+        (make_video(video=False, audio="aac"), {}, 'only sound, no video stream.*of type "audio"'),
         (make_video()[:-300] + bytes(300), {}, "without any frame"),  # its index is gone
         (VIDEO, {"fps": 0}, "fps 0;"),
         (VIDEO, {"fps": -1.0}, "fps -1.0;"),
@@ -289,15 +290,6 @@ def test_what_cannot_be_seen_is_refused(video: Any, item: Any, said: str) -> Non
         load(video, audio_rate=RATE, **item)
 
 
-def test_a_file_cut_short_after_its_index_is_refused(tmp_path: Path) -> None:
-    options = {"movflags": "faststart"}
-    data = make_video(file=tmp_path / "whole.mp4", options=options)
-    assert len(load(data).frames) == 4
-    for part in (0.5, 0.6, 0.7, 0.8):
-        with pytest.raises(VideoError, match="cut short"):
-            load(data[: int(len(data) * part)])
-
-
 def test_what_is_too_long_is_refused_before_it_is_decoded() -> None:
     """The check is told of the frames that there would be, and none of them is made."""
     told = []
@@ -322,7 +314,7 @@ def test_a_codec_without_a_decoder_is_refused(codec: bytes, kind: str) -> None:
 
 def test_sound_that_is_too_long_is_not_decoded_to_its_end() -> None:
     item = {"video": make_video(audio="aac", audio_s=9.0)}
-    with pytest.raises(PromptTooLongError, match=r"^here \(its audio\) lasts longer, and 2\.000 s"):
+    with pytest.raises(PromptTooLongError, match=r"^here \(its audio\) lasts 2.* and 2\.000 s"):
         load_video(item, "here", audio_rate=16000, limit_s=2.0)
 
 
@@ -367,7 +359,7 @@ def test_the_cover_of_a_song_is_no_video(tmp_path: Path) -> None:
             if packet.dts is not None:
                 packet.stream = track
                 out.mux(packet)
-    with pytest.raises(VideoError, match="no video stream"):
+    with pytest.raises(VideoError, match="only sound, no video stream"):
         load(path)
 
 

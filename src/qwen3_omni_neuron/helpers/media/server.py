@@ -4,8 +4,11 @@ import contextlib
 import importlib
 from typing import Any
 
+from PIL import Image
+
 from qwen3_omni_neuron.helpers.fork_server import Run, serve
 from qwen3_omni_neuron.helpers.media import work
+from qwen3_omni_neuron.prompt.media.image import readable_formats
 
 NICENESS = 5
 
@@ -23,14 +26,15 @@ def prepare() -> Run:
 
 def load_codecs() -> None:
     """Import the codecs, so that no child has to."""
-    from PIL import Image
-
-    Image.init()
+    readable_formats()
     for name in ("soundfile", "soxr", "av"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     Image.MAX_IMAGE_PIXELS = None  # each job has its own limit
+    # By default a thread a core: on a large machine their stacks exceed a child's memory.
     with contextlib.suppress(ImportError):  # Pillow before 11.3
         avif: Any = importlib.import_module("PIL.AvifImagePlugin")
-        # By default a thread a core: on a large machine their stacks exceed a child's memory.
         avif.DEFAULT_MAX_THREADS = work.THREADS
+    with contextlib.suppress(ImportError):  # not installed
+        heif: Any = importlib.import_module("pillow_heif")
+        heif.options.DECODE_THREADS = work.THREADS

@@ -225,10 +225,10 @@ def _open(source: Any, rate: Any, where: str, warn: Warn) -> AudioSource:
 def _open_file(source: Source, where: str, warn: Warn) -> AudioSource:
     sound = open_sound(source, where, warn)
     rate = _checked_rate(sound.rate, where)
-    return AudioSource(rate, sound.seconds, _at_one_rate(sound.sections, rate, where, warn))
+    return AudioSource(rate, sound.seconds, at_one_rate(sound.sections, rate, where, warn))
 
 
-def _at_one_rate(
+def at_one_rate(
     sections: Iterator[Section], rate: float, where: str, warn: Warn
 ) -> Iterator[Waveform]:
     """Yield a file's samples as mono blocks at `rate`, that of its first ones.

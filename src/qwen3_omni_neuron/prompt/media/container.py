@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from av.audio.stream import AudioStream
     from av.container import InputContainer
     from av.packet import Packet
+    from av.video.stream import VideoStream
 
 Section = tuple[int, NDArray[Any]]
 """Sampling rate in Hz, and samples [samples, channels] of the range of their type."""
@@ -204,7 +205,7 @@ def _measure(container: "InputContainer", stream: "AudioStream") -> _Packets:
     ticks, untimed, bounds = 0, False, (math.inf, -math.inf)
     count, first, last, end = 0, 0, 0, 0.0
     least, most = math.inf, 0.0
-    for packet in _packets(container, None):
+    for packet in packets(container, None):
         if not packet.size:
             continue
         if packet.pts is not None and packet.time_base:
@@ -217,7 +218,7 @@ def _measure(container: "InputContainer", stream: "AudioStream") -> _Packets:
             first = packet.pos or 0
         count, last = count + 1, packet.size
         if rate is None:
-            rate = next((frame.sample_rate for frame in _decoded(packet) or ()), None)
+            rate = next((frame.sample_rate for frame in decoded(packet) or ()), None)
         ticks += max(0, packet.duration or 0)
         untimed |= not packet.duration
         if packet.pts is not None:
@@ -228,7 +229,9 @@ def _measure(container: "InputContainer", stream: "AudioStream") -> _Packets:
     return _Packets(rate, float(ticks * tick), end, count, first, short and count > 1)
 
 
-def _packets(container: "InputContainer", stream: "AudioStream | None") -> "Iterator[Packet]":
+def packets(
+    container: "InputContainer", stream: "AudioStream | VideoStream | None"
+) -> "Iterator[Packet]":
     """Yield the packets of a stream, or of all, as far as they can be read."""
     import av
 
@@ -242,12 +245,12 @@ def _packets(container: "InputContainer", stream: "AudioStream | None") -> "Iter
             raise
 
 
-def _decoded(packet: "Packet") -> "list[AudioFrame] | None":
-    """Return the packet's frames, or None if it can't be decoded."""
+def decoded(packet: "Packet") -> list[Any] | None:
+    """Return the frames of a packet of audio or video, or None if it can't be decoded."""
     import av
 
     try:
-        return packet.decode()  # type: ignore[return-value]  # the stream is of audio
+        return packet.decode()
     except av.FFmpegError as error:
         if isinstance(error, MemoryError):
             raise
@@ -296,8 +299,8 @@ def _sections(
         stream = _audio_stream(container, source, where)
         # A WAV without its size ends in such a packet, too.
         trusted = container.format.name != "wav"
-        for packet in _packets(container, stream):
-            frames = _decoded(packet)
+        for packet in packets(container, stream):
+            frames = decoded(packet)
             if packet.size:
                 failed = frames is None
                 count, broken = count + 1, broken + failed
@@ -324,7 +327,7 @@ class _Batch:
 
     def add(self, frame: "AudioFrame") -> Iterator[Section]:
         """Take a frame; yield the blocks that are ready."""
-        samples = _frame_samples(frame)
+        samples = frame_samples(frame)
         if self._parts and (frame.sample_rate, samples.shape[1], samples.dtype) != (
             *(self._rate, self._parts[0].shape[1], self._parts[0].dtype),
         ):
@@ -343,7 +346,7 @@ class _Batch:
             yield self._rate, block
 
 
-def _frame_samples(frame: "AudioFrame") -> NDArray[Any]:
+def frame_samples(frame: "AudioFrame") -> NDArray[Any]:
     """Return a frame's samples, [samples, channels], of the type that they have."""
     import av
 

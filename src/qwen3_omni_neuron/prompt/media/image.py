@@ -1,6 +1,7 @@
 """Image of a message item -> an upright RGB image, checked."""
 
 import contextlib
+import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,19 +18,21 @@ from qwen3_omni_neuron.prompt.media.fields import (
     open_media,
     source_of,
 )
+from qwen3_omni_neuron.prompt.media.magic import HEAD_BYTES, FileFormat, file_format
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_ASPECT = 200  # longer side / shorter side; transformers' smart_resize takes no more
-FORMATS = (
-    *("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF"),
-    *("AVIF", "JPEG2000", "PCX", "PPM", "TGA"),
-)
-"""Pillow's formats that are read: those for which `open` reads the header alone.
+FORMATS = {
+    **{"JPEG": "JPEG", "PNG": "PNG", "WEBP": "WebP", "GIF": "GIF", "BMP": "BMP", "DIB": "BMP"},
+    **{"TIFF": "TIFF", "AVIF": "AVIF", "HEIF": "HEIC", "JPEG2000": "JPEG 2000", "PCX": "PCX"},
+    **{"PPM": "PPM", "TGA": "TGA"},
+}
+"""Formats that are read, Pillow's name: usual name. `open` reads their header alone.
 
-ICO and ICNS decode the image inside before its size is known, EPS is a program that Ghostscript
-would run, and IPTC holds an image of any format.
+HEIF is pillow-heif's. ICO and ICNS decode the image inside before its size is known, EPS is a
+program that Ghostscript would run, and IPTC holds an image of any format.
 """
 Check = Callable[[int, int], "tuple[int, int] | None"]
 """Function of the height and width of a file's image; may raise.
@@ -79,29 +82,73 @@ def load_image(
 def _read_file(source: Source, where: str, check: Check) -> "Image":
     from PIL import Image
 
-    Image.init()
-    formats = [name for name in FORMATS if name in Image.OPEN]  # an older Pillow has no AVIF
+    readable = readable_formats()
     name = name_of(source)
     with open_media(source, where, ImageError) as file:
-        with _image_errors(where, name):
-            opened = Image.open(file, formats=formats)
+        found = file_format(file.read(HEAD_BYTES))
+        file.seek(0)
+        if found is not None and found.name not in readable.values():  # TGA would take an ICO
+            raise ImageError(f"{where}: {name} is {_other_format(found)}")
+        with _image_errors(where, name, found):
+            opened = Image.open(file, formats=list(readable))
         with opened as picture:
             least = check(picture.height, picture.width)
             if least is not None:
                 picture.draft(None, least[::-1])
-            with _image_errors(where, name):
+            with _image_errors(where, name, found):
                 return _upright_rgb(picture)
 
 
+def readable_formats() -> dict[str, str]:
+    """Return those of FORMATS that the installed Pillow reads.
+
+    Registers pillow-heif where it is installed.
+    """
+    from PIL import Image
+
+    Image.init()
+    if "HEIF" not in Image.OPEN:
+        with contextlib.suppress(ImportError):
+            heif: Any = importlib.import_module("pillow_heif")
+            heif.register_heif_opener()
+    return {name: usual for name, usual in FORMATS.items() if name in Image.OPEN}
+
+
+def _other_format(found: FileFormat) -> str:
+    """Return what a file is that can't be read as an image, and what to do."""
+    if found.name == "HEIC":
+        return (
+            "HEIC, for which pillow-heif isn't installed. Run: pip install "
+            "'qwen3-omni-neuron[heic]'; or save it as JPEG."
+        )
+    if found.kind == "video":
+        return (
+            f'a video ({found.name}), not an image. Send it as an item of type "video" (video_url '
+            "over HTTP)."
+        )
+    if found.kind == "audio":
+        return (
+            f'sound ({found.name}), not an image. Send it as an item of type "audio" (input_audio '
+            "over HTTP)."
+        )
+    return f"{found.name}, which is not read as an image. Save it as PNG or JPEG."
+
+
 @contextlib.contextmanager
-def _image_errors(where: str, name: str) -> Iterator[None]:
+def _image_errors(where: str, name: str, found: FileFormat | None) -> Iterator[None]:
     from PIL import Image
 
     try:
         yield
     except Image.UnidentifiedImageError as error:
+        if found is not None:
+            raise ImageError(
+                f"{where}: {name} begins as {found.name}, but its header is broken or cut short. "
+                "Save it again."
+            ) from error
+        *others, last = dict.fromkeys(readable_formats().values())
         raise ImageError(
-            f"{where}: {name} is not an image. JPEG, PNG, WebP, GIF, BMP and TIFF can be read."
+            f"{where}: {name} is not an image. {', '.join(others)} and {last} can be read."
         ) from error
     # The second is a warning: raised only if Python runs with warnings as errors.
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:

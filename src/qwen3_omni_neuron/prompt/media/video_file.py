@@ -1,23 +1,40 @@
 """Video file -> the frames that the model sees, their rate, and the audio.
 
 PyAV decodes. A file is read twice: first its packets, without decoding, for the frames' timestamps;
-then its frames, of which the chosen ones are kept. Its audio is read in a third pass.
+then its frames, of which the chosen ones are kept. Its audio is read in a third pass. Of a file
+that is cut short or damaged, what can be decoded is used.
 """
 
+import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import VideoError
-from qwen3_omni_neuron.prompt.media.audio import Waveform, load_waveform, too_long
-from qwen3_omni_neuron.prompt.media.container import no_decoder, opened
-from qwen3_omni_neuron.prompt.media.fields import Source, Warn, ignore, name_of
-from qwen3_omni_neuron.prompt.media.video_times import Timeline, choose_frames, read_timeline
+from qwen3_omni_neuron.prompt.media.animated_webp import animated_webp
+from qwen3_omni_neuron.prompt.media.audio import Waveform, at_one_rate, load_waveform
+from qwen3_omni_neuron.prompt.media.container import (
+    cut_short,
+    decoded,
+    frame_samples,
+    no_decoder,
+    opened,
+    packets,
+)
+from qwen3_omni_neuron.prompt.media.fields import Source, Warn, ignore, name_of, open_media
+from qwen3_omni_neuron.prompt.media.magic import HEAD_BYTES, TS_PACKET, FileFormat, file_format
+from qwen3_omni_neuron.prompt.media.video_times import (
+    Sampling,
+    Timeline,
+    choose_frames,
+    read_timeline,
+)
 
 if TYPE_CHECKING:
     from av import VideoFrame
@@ -28,7 +45,10 @@ if TYPE_CHECKING:
 Frames = NDArray[np.uint8]
 Fit = Callable[[NDArray[np.uint8]], NDArray[np.uint8]]
 """Function of an upright frame, [height, width, 3], that returns the frame to keep; may raise."""
-_COMPLETE = Fraction(9, 10)  # part of the header's length, which is not exact to a frame
+# A header promises more than is there where both are exceeded.
+_LESS_S, _LESS = Fraction(1, 10), Fraction(1, 50)
+_TAIL_BYTES = 1 << 17  # an Ogg page has 64 KiB at most
+_HOLE = 1.5  # mean distances between frames
 
 
 @dataclass(frozen=True)
@@ -85,8 +105,7 @@ def read_video_file(
     source: Source,
     where: str,
     *,
-    fps: float,
-    max_frames: int,
+    sampling: Sampling,
     audio_rate: int | None,
     limit_s: float = math.inf,
     check: Check = accept_all,
@@ -99,47 +118,158 @@ def read_video_file(
     The k-th of n frames is frame floor(k * total / n) of the file, as in the reference. In a file
     of variable frame rate it is the frame shown at k / n of the length, by the presentation
     timestamps. In both cases frame k of the result is shown at k / Video.fps seconds, with
-    Video.fps = n / length, which is near `fps`, not equal. Frames are rotated by the file's
-    rotation.
+    Video.fps = n / length, which is near sampling.fps, not equal. Frames are rotated by the file's
+    rotation. sampling: also says which part of the file is meant; the audio is that part's, too.
     Video.audio is None if the file has no audio. It is delayed, or cut at its beginning, to begin
     with the first frame.
+    An animated WebP is a video without audio.
     limit_s: longest audio. check: called before anything is decoded. fit: called with each frame,
     to keep a smaller one. threads: number of threads of the video's decoder; 0: as many as there
     are cores. warn: called for a file that is not used whole, or not as it is.
-    Raises VideoError when the file can't be decoded, AudioError when its audio is too short, and
-    PromptTooLongError when it is too long.
+    Raises VideoError when nothing of the file can be decoded, or it has not the frames or the part
+    that sampling asks for; AudioError when its audio is too short, and PromptTooLongError when it
+    is too long.
     """
+    with open_media(source, where, VideoError) as file:
+        found = file_format(file.read(HEAD_BYTES))
+    place = f"{where}: {name_of(source)}"
+    if found is not None and found.name == "WebP":
+        return _read_webp(source, where, sampling, check, fit, warn)
+    if found is not None and found.kind == "document":
+        raise VideoError(f"{place} is {found.name}, not a video. Give a video, or frames.")
     with opened(source, where, "video", VideoError) as container:
         stream = _video_stream(container, source, where, threads)
-        timeline = read_timeline(container, stream, fps)
-        if not len(timeline.ticks):
-            raise VideoError(
-                f"{where}: {name_of(source)} has a video stream without any frame. Export it again."
+        whole = read_timeline(container, stream, sampling.fps)
+        total = len(whole.ticks)
+        if not total:
+            raise VideoError(f"{place} has a video stream without any frame. Export it again.")
+        still = container.format.name.endswith("_pipe") or (found and found.kind == "image")
+        if still and total == 1:
+            kind = found.name if found else container.format.name.removesuffix("_pipe").upper()
+            raise _still_picture(place, kind)
+        shortage = _shortage(source, where, container, stream, whole, found)
+        if shortage is not None:
+            warn(shortage)
+        if whole.joined:
+            warn(
+                f"{place} is joined of {whole.joined + 1} files: its timestamps begin anew. Their "
+                f"{float(whole.seconds):.2f} s are used, one file after the other."
             )
-        # MP4 stores the length of each stream; in other formats FFmpeg guesses it, sometimes wrong.
-        if "mp4" in container.format.name and stream.duration and stream.time_base:
-            promised = stream.duration * stream.time_base
-            if timeline.seconds < _COMPLETE * promised:
-                raise VideoError(
-                    f"{where}: {name_of(source)} is cut short: of {float(promised):.2f} s of video "
-                    f"{float(timeline.seconds):.2f} s are there. Copy or export it again."
-                )
-        chosen = choose_frames(timeline, fps, max_frames)
-        audio_s = 0.0 if audio_rate is None else _audio_seconds(container, timeline)
+        timeline = _part_of(whole, sampling, where)
+        chosen = choose_frames(timeline, sampling)
+        audio_s = 0.0 if audio_rate is None else _audio_seconds(container, timeline, sampling)
         seconds = float(timeline.seconds)
         check(VideoHeader(len(chosen), stream.height, stream.width, seconds, audio_s))
     try:
-        frames = _read_frames(source, where, timeline, chosen, fit, threads)
+        kept = _read_frames(source, where, timeline, chosen, fit, threads)
     except _DisorderError:
-        timeline = timeline.by_count()
-        chosen = choose_frames(timeline, fps, max_frames)
-        frames = _read_frames(source, where, timeline, chosen, fit, threads)
-    if frames is None:
-        raise VideoError(f"{where}: no frame of {name_of(source)} can be decoded. Export it again.")
+        timeline = _part_of(whole.by_count(), sampling, where)
+        chosen = choose_frames(timeline, sampling)
+        kept = _read_frames(source, where, timeline, chosen, fit, threads)
+    if kept.frames is None:
+        raise VideoError(f"{place}: no frame of it can be decoded. Export it again.")
+    kept.report(place, warn)
     audio = None
     if audio_rate is not None:
-        audio = _read_audio(source, where, audio_rate, timeline, limit_s)
-    return Video(frames, float(len(frames) / timeline.seconds), audio)
+        audio = _read_audio(source, where, audio_rate, timeline, sampling, limit_s, warn)
+    return Video(kept.frames, float(len(kept.frames) / timeline.seconds), audio)
+
+
+def _read_webp(
+    source: Source, where: str, sampling: Sampling, check: Check, fit: Fit, warn: Warn
+) -> Video:
+    place = f"{where}: {name_of(source)}"
+    with open_media(source, where, VideoError) as file:
+        found = animated_webp(file.read())
+    if found is None:
+        raise _still_picture(place, "WebP")
+    whole = found.timeline()
+    timeline = _part_of(whole, sampling, where)
+    if not found.complete:
+        warn(cut_short(where, None, float(whole.seconds)))
+    chosen = choose_frames(timeline, sampling)
+    check(VideoHeader(len(chosen), found.height, found.width, float(timeline.seconds), 0.0))
+    pictures = found.frames(chosen, where)
+    kept: Frames | None = None
+    for index in range(len(chosen)):
+        try:
+            picture = next(pictures)
+        except Exception as error:  # the decoder's exceptions have no common class
+            raise VideoError(f"{place} is an animation that is broken ({error}).") from error
+        fitted = fit(picture)
+        if kept is None:
+            kept = np.empty((len(chosen), *fitted.shape), np.uint8)
+        kept[index] = fitted
+    assert kept is not None
+    return Video(kept, float(len(kept) / timeline.seconds))
+
+
+def _part_of(whole: Timeline, sampling: Sampling, where: str) -> Timeline:
+    """Return the part of a file that is asked for.
+
+    Raises VideoError for a part that begins after the file's end, or has fewer frames than nframes.
+    """
+    if sampling.start_s >= whole.seconds:
+        raise VideoError(
+            f"{where} has video_start {float(sampling.start_s):g}, and the video lasts "
+            f"{float(whole.seconds):.2f} s. Give an earlier one."
+        )
+    part = whole.part(sampling.start_s, sampling.end_s)
+    if sampling.nframes is not None and sampling.nframes > len(part.ticks):
+        raise VideoError(
+            f"{where} has nframes {sampling.nframes}, and there are {len(part.ticks)} frames. "
+            "Give fewer, or fps."
+        )
+    return part
+
+
+def _still_picture(place: str, kind: str) -> VideoError:
+    return VideoError(
+        f'{place} is a picture ({kind}), not a video. Send it as an item of type "image" '
+        "(image_url over HTTP)."
+    )
+
+
+def _shortage(
+    source: Source,
+    where: str,
+    container: "InputContainer",
+    stream: "VideoStream",
+    timeline: Timeline,
+    found: FileFormat | None,
+) -> str | None:
+    """Return the warning about a file that is cut short; None if it is complete."""
+    promised, there = Fraction(0), timeline.seconds
+    name = container.format.name
+    if "mp4" in name and stream.duration and stream.time_base:
+        promised = stream.duration * stream.time_base
+    elif name == "avi" and stream.average_rate:
+        promised = stream.frames / stream.average_rate
+    elif container.duration and name.startswith(("matroska", "flv", "asf")):
+        promised, there = Fraction(container.duration, 10**6), timeline.there_s
+    if promised - there > max(_LESS_S, promised * _LESS):
+        return cut_short(where, float(promised), float(there))
+    if timeline.broken or (found is not None and _torn(source, where, found.name)):
+        return cut_short(where, None, float(timeline.seconds))
+    return None
+
+
+def _torn(source: Source, where: str, name: str) -> bool:
+    """Return whether a file of a format without a length in its header lacks its end."""
+    with open_media(source, where, VideoError) as file:
+        size = file.seek(0, io.SEEK_END)
+        file.seek(max(0, size - _TAIL_BYTES))
+        tail = file.read()
+    if name == "MPEG-TS":
+        return size % TS_PACKET != 0
+    if name == "GIF":
+        return b";" not in tail[-2:]  # some have a zero after it
+    if name == "PNG":
+        return b"IEND" not in tail[-12:]
+    if name == "Ogg":
+        page = tail.rfind(b"OggS")
+        return page < 0 or not tail[page + 5 : page + 6] > b"\x03"  # bit 2: the last page
+    return False
 
 
 def _video_stream(
@@ -149,124 +279,216 @@ def _video_stream(
 
     # A song's cover image is a video stream of one frame, but not a video.
     videos = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
-    for stream in videos:
-        if stream.codec_context is not None:
-            stream.thread_type, stream.codec_context.thread_count = "AUTO", threads
-            return stream
+    decodable = [stream for stream in videos if stream.codec_context is not None]
+    if decodable:
+        # The first one, but for a still one: an animated AVIF begins with a picture of its own.
+        stream = next((s for s in decodable if s.frames != 1), decodable[0])
+        # FFmpeg's threads of frames race with each other in Theora: some frames come out wrong.
+        raced = stream.codec_context.name in ("theora", "vp3", "vp4")
+        stream.thread_type, stream.codec_context.thread_count = (
+            ("NONE", 1) if raced else ("AUTO", threads)
+        )
+        return stream
     if videos:
         raise no_decoder(where, source, "video", VideoError)
-    others = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
+    place = f"{where}: {name_of(source)}"
+    if container.streams.audio:
+        raise VideoError(
+            f'{place} has only sound, no video stream. Send it as an item of type "audio" '
+            "(input_audio over HTTP)."
+        )
+    others = ", ".join(sorted({stream.type for stream in container.streams}))
+    if others:
+        raise VideoError(f"{place} has no video stream, only {others}. Give a video, or frames.")
     raise VideoError(
-        f"{where}: {name_of(source)} has no video stream that can be decoded, only {others}. Give "
-        "a video, or frames."
+        f"{place} ({container.format.name}) has no streams: it is broken, or cut short near its "
+        "beginning. Export it again."
     )
 
 
-def _audio_seconds(container: "InputContainer", timeline: Timeline) -> float:
+def _audio_seconds(container: "InputContainer", timeline: Timeline, sampling: Sampling) -> float:
     """Return the length of the audio by the file's header, or else the length of the video."""
     if not container.streams.audio:
         return 0.0
     stream = container.streams.audio[0]
-    if stream.duration and stream.time_base:
-        return max(0.0, float(stream.duration * stream.time_base))
+    if stream.duration and stream.time_base and sampling.end_s is None:
+        return max(0.0, float(stream.duration * stream.time_base - sampling.start_s))
     return float(timeline.seconds)
 
 
 def _read_frames(
     source: Source, where: str, timeline: Timeline, chosen: list[int], fit: Fit, threads: int
-) -> Frames | None:
+) -> "_KeptFrames":
+    """Decode the frame shown at each chosen tick, without keeping others in memory."""
     with opened(source, where, "video", VideoError) as container:
         stream = _video_stream(container, source, where, threads)
-        return _decode(container, stream, chosen, timeline.counted, fit)
+        kept = _KeptFrames(chosen, timeline, fit)
+        previous: tuple[int, VideoFrame] | None = None
+        latest: int | None = None
+        decoder = _Decoder(container, stream, timeline.packet_before(chosen[0]))
+        for index, frame in enumerate(decoder.frames()):
+            now = index if timeline.counted else frame.pts
+            if now is None:
+                continue
+            if latest is not None and now < latest:
+                raise _DisorderError
+            latest = now
+            while kept.next is not None and now > kept.next:
+                kept.add(*(previous or (now, frame)))
+            if kept.next is None:
+                break
+            previous = now, frame
+        while previous is not None and kept.next is not None:
+            kept.add(*previous)
+        kept.failed = decoder.failed
+    return kept
 
 
-def _decode(
-    container: "InputContainer",
-    stream: "VideoStream",
-    chosen: list[int],
-    counted: bool,
-    fit: Fit,
-) -> Frames | None:
-    """Decode the frame shown at each chosen tick, without keeping others in memory."""
-    kept = _KeptFrames(len(chosen), fit)
-    previous: VideoFrame | None = None
-    latest: int | None = None
-    for index, frame in enumerate(container.decode(stream)):
-        now = index if counted else frame.pts
-        if now is not None and latest is not None and now < latest:
-            raise _DisorderError
-        latest = latest if now is None else now
-        while now is not None and kept.count < len(chosen) and now > chosen[kept.count]:
-            kept.add(previous or frame)
-        if kept.count == len(chosen):
-            return kept.frames
-        previous = frame
-    while previous is not None and kept.count < len(chosen):
-        kept.add(previous)
-    return kept.frames
+class _Decoder:
+    """Decoder of one stream, from packet `first` on.
+
+    failed: number of packets so far that could not be decoded.
+    """
+
+    def __init__(self, container: "InputContainer", stream: Any, first: int = 0):
+        self._container, self._stream, self._first = container, stream, first
+        self.failed = 0
+
+    def frames(self) -> Iterator[Any]:
+        """Yield the frames. A packet that can't be decoded is counted and left out."""
+        for number, packet in enumerate(packets(self._container, self._stream)):
+            # An empty packet shows the frame before it again. To FFmpeg it would be the end, which
+            # is a packet without a timestamp here.
+            if number >= self._first and (packet.size or packet.pts is None):
+                frames = decoded(packet)
+                self.failed += frames is None
+                yield from frames or ()
 
 
 class _KeptFrames:
     """Chosen frames: upright, fitted, and of one size.
 
-    n: final number of frames. count: number of frames so far. frames: None while there are none.
+    frames: None while there are none. failed: number of packets that could not be decoded.
     """
 
-    def __init__(self, n: int, fit: Fit):
-        self._n, self._fit = n, fit
+    def __init__(self, chosen: list[int], timeline: Timeline, fit: Fit):
+        self._chosen, self._fit = chosen, fit
+        steps = np.diff(timeline.shown)
+        self._hole = _HOLE * float(steps.mean()) if len(steps) else math.inf
         self._size: tuple[int, ...] | None = None  # the first frame's, upright, not yet fitted
-        self.count = 0
+        self._other: tuple[int, ...] | None = None  # a later frame's that has another one
+        self._count = self._missing = self.failed = 0
         self.frames: Frames | None = None
 
-    def add(self, frame: "VideoFrame") -> None:
-        """Add the next frame."""
+    @property
+    def next(self) -> int | None:
+        """The chosen frame that is kept next, of Timeline.shown; None after the last one."""
+        return self._chosen[self._count] if self._count < len(self._chosen) else None
+
+    def add(self, now: int, frame: "VideoFrame") -> None:
+        """Keep the frame `now`, of Timeline.shown, as the next one."""
         pixels: NDArray[Any]
         quarters = round(frame.rotation / 90)  # counterclockwise
-        if self._size is None:
+        size = (frame.height, frame.width) if quarters % 2 == 0 else (frame.width, frame.height)
+        self._size = self._size or size
+        if size == self._size:
             pixels = np.rot90(frame.to_ndarray(format="rgb24"), quarters)
-            self._size = pixels.shape[:2]
-        else:  # a stream may change its size: later frames are scaled to the size of the first
+        else:
+            self._other = size
             height, width = self._size if quarters % 2 == 0 else self._size[::-1]
             scaled = frame.to_ndarray(format="rgb24", width=width, height=height)
             pixels = np.rot90(scaled, quarters)
         fitted = self._fit(pixels)
         if self.frames is None:
-            self.frames = np.empty((self._n, *fitted.shape), np.uint8)
-        self.frames[self.count] = fitted
-        self.count += 1
+            self.frames = np.empty((len(self._chosen), *fitted.shape), np.uint8)
+        self.frames[self._count] = fitted
+        self._missing += abs(now - self._chosen[self._count]) > self._hole
+        self._count += 1
+
+    def report(self, place: str, warn: Warn) -> None:
+        """Warn if frames could not be decoded or are not of one size."""
+        if self.failed or self._missing:
+            warn(
+                f"{place} is damaged: parts of its video can't be decoded. Of the "
+                f"{len(self._chosen)} frames used, {self._missing} stand for others nearby."
+            )
+        if self._size and self._other:
+            first, other = (f"{width} x {height}" for height, width in (self._size, self._other))
+            warn(
+                f"{place} changes from {first} to {other} pixels. All frames are scaled to the "
+                "first size."
+            )
 
 
 def _read_audio(
-    source: Source, where: str, rate: int, timeline: Timeline, limit_s: float
+    source: Source,
+    where: str,
+    rate: int,
+    timeline: Timeline,
+    sampling: Sampling,
+    limit_s: float,
+    warn: Warn,
 ) -> Waveform | None:
-    """Read the first audio stream, mono at `rate` Hz, from the first frame on.
+    """Read the first audio stream, mono at `rate` Hz, of the time that timeline spans.
 
-    Returns None if the file has no audio.
+    It ends with the audio, or with a part's end. Returns None if there is no audio in this time.
     """
-    import av
-
-    pieces: list[NDArray[Any]] = []
-    begins, count, place = timeline.start, 0, f"{where} (its audio)"
+    place = f"{where} (its audio)"
     with opened(source, where, "video", VideoError) as container:
         if not container.streams.audio:
             return None
         stream: AudioStream = container.streams.audio[0]
         if stream.codec_context is None:
             raise no_decoder(where, source, "audio", VideoError)
-        resampler = av.AudioResampler(format="fltp")  # rate and channels stay as they are
-        for frame in container.decode(stream):
-            if not pieces and frame.pts is not None and frame.time_base is not None:
-                begins = frame.pts * frame.time_base
-            file_rate = frame.sample_rate
-            # [channels, samples] -> [samples]
-            parts = [part.to_ndarray().mean(axis=0) for part in resampler.resample(frame)]
-            pieces += parts
-            count += sum(map(len, parts))
-            late = round((begins - timeline.start) * file_rate)
-            silence = min(max(late, 0), round(timeline.seconds * file_rate))
-            if silence - max(-late, 0) + count > limit_s * file_rate:
-                raise too_long(place, "lasts longer", limit_s)
-    if not pieces:
-        return None
-    samples = np.concatenate([np.zeros(silence, np.float32), *pieces])[max(-late, 0) :]
-    return load_waveform({"audio": samples, "sampling_rate": file_rate}, rate, place, limit_s)
+        decoder = _Decoder(container, stream)
+        frames = decoder.frames()
+        first, second = next(frames, None), next(frames, None)
+        if first is None:
+            return None
+        if second is not None:  # in joined files FFmpeg gives the first frame the last file's rate
+            first.sample_rate = second.sample_rate
+        begins = timeline.start - sampling.start_s
+        if first.pts is not None and first.time_base is not None:
+            begins = first.pts * first.time_base
+        file_rate = first.sample_rate
+        late = round((begins - timeline.start) * file_rate)
+        silence = min(max(late, 0), round(timeline.seconds * file_rate))
+        most = None if sampling.end_s is None else round(timeline.seconds * file_rate)
+        heard = chain(filter(None, (first, second)), frames)
+        sections = ((frame.sample_rate, frame_samples(frame)) for frame in heard)
+        mono = at_one_rate(sections, file_rate, place, warn)
+        blocks = _within(mono, max(-late, 0), silence, most)
+        start = next(blocks, None)
+        if start is None and sampling.start_s:
+            warn(
+                f"{place} has ended before {float(sampling.start_s):.2f} s. The part of the video "
+                "is without."
+            )
+            return None
+        made = load_waveform(
+            {"audio": chain([] if start is None else [start], blocks), "sampling_rate": file_rate},
+            rate,
+            place,
+            limit_s,
+        )
+        if decoder.failed:
+            warn(
+                f"{place} is damaged: {decoder.failed} packets of it can't be decoded. The others "
+                "are used."
+            )
+    return made
+
+
+def _within(
+    blocks: Iterable[Waveform], cut: int, silence: int, most: int | None
+) -> Iterator[Waveform]:
+    """Yield samples without the first `cut`, after so much silence, `most` of them in all."""
+    left = math.inf if most is None else most
+    for block in chain([np.zeros(silence, np.float32)] if silence else [], blocks):
+        if left <= 0:
+            return
+        kept = block[cut:][: None if left == math.inf else int(left)]
+        cut = max(0, cut - len(block))
+        left -= len(kept)
+        if len(kept):
+            yield kept

@@ -1,7 +1,7 @@
 """Timestamps of a video file's frames, and the choice of those that the model sees."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -10,89 +10,222 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from av.container import InputContainer
+    from av.packet import Packet
     from av.video.stream import VideoStream
 
-MIN_FRAMES = 4
-_FRAMES_A_PATCH = 2  # temporal_patch_size: the encoder takes frames in pairs
+FRAMES_A_PATCH = 2  # temporal_patch_size: the encoder takes frames in pairs
+_BACK_S = Fraction(1, 10)  # decoding times of one file never go back, but for errors of a muxer
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Which frames of a file the model sees.
+
+    nframes: their number, even; None: fps a second, at least min_frames and at most max_frames.
+    start_s, end_s: part of the file, in seconds from its first frame; end_s None: to its end.
+    """
+
+    fps: float = 2.0
+    nframes: int | None = None
+    min_frames: int = 4
+    max_frames: int = 768
+    start_s: Fraction = Fraction(0)
+    end_s: Fraction | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """Timestamps of a file's frames.
+    """Timestamps of a file's frames, or of those of a part of it.
 
     ticks: int64 [frames], ascending; the frames' presentation timestamps.
+    shown: int64 [frames]; what the decoder tells of the frame on the screen: its timestamp, or if
+    `counted` its number. An empty packet shows the frame before it once more.
     tick: seconds of one tick.
     seconds: length of the video, from the start of the first frame to the end of the last.
     constant: every frame is shown equally long, apart from the rounding of timestamps.
-    counted: ticks are 0, 1, 2 ... because the file has no usable timestamps.
-    start: timestamp of the first frame, in seconds of the file's clock.
+    counted: frames are told by their number, because the decoder's timestamps are of no use.
+    start: beginning of the first frame, in seconds of the file's clock.
+    joined: number of files that were joined to the first: timestamps begin anew.
+    there_s: seconds from the first to the last packet of any stream.
+    broken: an error ended the file before its end.
+    keys: int64 [keyframes, 2]; numbers of the packets with keyframes, and their timestamps.
     """
 
     ticks: NDArray[np.int64]
+    shown: NDArray[np.int64]
     tick: Fraction
     seconds: Fraction
     constant: bool
     counted: bool
     start: Fraction
+    joined: int = 0
+    there_s: Fraction = Fraction(0)
+    broken: bool = False
+    keys: NDArray[np.int64] | None = None
 
     def by_count(self) -> "Timeline":
         """Return the same length with equally long frames, numbered in display order."""
         total = len(self.ticks)
+        pictures = np.concatenate(([0], np.cumsum(np.diff(self.shown) > 0)))
         tick = self.seconds / total
-        return Timeline(np.arange(total), tick, self.seconds, True, True, self.start)
+        ticks = np.arange(total)
+        return replace(self, ticks=ticks, shown=pictures, tick=tick, constant=True, counted=True)
+
+    def part(self, start_s: Fraction, end_s: Fraction | None) -> "Timeline":
+        """Return the part from start_s, below `seconds`, to end_s.
+
+        At a constant rate these are the frames that begin from start_s to end_s, both included, as
+        in qwen-vl-utils calculate_video_frame_range; else also the frame on the screen at start_s.
+        """
+        if not start_s and end_s is None:
+            return self
+        total = len(self.ticks)
+        until = self.seconds if end_s is None else min(end_s, self.seconds)
+        if self.constant:
+            a_second = total / self.seconds
+            last = min(math.floor(until * a_second), total - 1)
+            first = min(math.ceil(start_s * a_second), last)
+            begin = first / a_second
+            seconds = (last - first + 1) / a_second
+        else:
+            ticks = [self.ticks[0] + math.floor(s / self.tick) for s in (start_s, until)]
+            first, last = (int(i) - 1 for i in np.searchsorted(self.ticks, ticks, side="right"))
+            begin, seconds = start_s, until - start_s
+        kept = slice(first, last + 1)
+        ticks = self.ticks[kept].copy()
+        if not self.constant:  # the first frame may have begun earlier
+            ticks[0] = self.ticks[0] + math.floor(begin / self.tick)
+        start = self.start + begin
+        return replace(self, ticks=ticks, shown=self.shown[kept], seconds=seconds, start=start)
+
+    def packet_before(self, tick: int) -> int:
+        """Return the number of the packet from which on packets are decoded to see a frame."""
+        if self.counted or self.keys is None:
+            return 0
+        before = self.keys[self.keys[:, 1] <= tick, 0]
+        return int(before[-1]) if len(before) else 0
+
+
+class _Packets:
+    """Packets of one stream as they are read, with timestamps that go on where files are joined.
+
+    times: timestamp or None, duration, and size of each packet. keys: see Timeline. joined: number
+    of times that the timestamps began anew.
+    """
+
+    def __init__(self, tick: Fraction):
+        self.times: list[tuple[int | None, int, int]] = []
+        self.keys: list[tuple[int, int]] = []
+        self.joined = 0
+        self._back = max(1, math.ceil(_BACK_S / tick))
+        self._offset, self._next = 0, 0  # next: decoding time after the packet before
+
+    def add(self, packet: "Packet") -> None:
+        """Take the next packet."""
+        pts, dts = packet.pts, packet.dts if packet.dts is not None else packet.pts
+        duration = packet.duration or 0
+        if dts is not None:
+            if self.times and dts + self._offset < self._next - duration - self._back:
+                self.joined += 1
+                self._offset = self._next - dts
+            self._next = dts + self._offset + duration
+        if pts is not None:
+            pts += self._offset
+            if packet.is_keyframe:
+                self.keys.append((len(self.times), pts))
+        self.times.append((pts, duration, packet.size))
 
 
 def read_timeline(container: "InputContainer", stream: "VideoStream", fps: float) -> Timeline:
     """Read a stream's timestamps from its packets, undecoded. fps: rate if the file gives none."""
-    packets = [
-        (packet.pts, packet.duration or 0)
-        for packet in container.demux(stream)
-        if packet.size and not packet.is_discard
-    ]
-    times = sorted((pts, duration) for pts, duration in packets if pts is not None)
-    rate = stream.average_rate or stream.guessed_rate or Fraction(fps)
+    import av
+
     tick = stream.time_base or Fraction(1)
-    total = len(packets)
-    ticks = np.array([pts for pts, _ in times], np.int64)
+    packets, broken = _Packets(tick), False
+    bounds: dict[int, tuple[Fraction, int, int]] = {}  # of each stream: tick, first and last one
+    try:
+        for packet in container.demux():
+            if packet.pts is not None:
+                ends = packet.pts + (packet.duration or 0)
+                base, low, high = bounds.get(
+                    packet.stream_index, (packet.time_base, packet.pts, ends)
+                )
+                bounds[packet.stream_index] = base, min(low, packet.pts), max(high, ends)
+            if packet.stream_index == stream.index and (packet.size or packet.pts is not None):
+                packets.add(packet)
+    except av.FFmpegError as error:
+        if isinstance(error, MemoryError) or not packets.times:
+            raise
+        broken = True
+    there_s = Fraction(0)
+    if bounds:
+        first = min(base * low for base, low, _ in bounds.values())
+        there_s = max(base * high for base, _, high in bounds.values()) - first
+    timeline = _timeline(packets, stream, tick, fps)
+    return replace(timeline, joined=packets.joined, there_s=there_s, broken=broken)
+
+
+def _timeline(packets: _Packets, stream: "VideoStream", tick: Fraction, fps: float) -> Timeline:
+    times = sorted((pts, *rest) for pts, *rest in packets.times if pts is not None)
+    rate = stream.average_rate or stream.guessed_rate or Fraction(fps)
+    total = len(packets.times)
+    ticks = np.array([pts for pts, *_ in times], np.int64)
     if len(times) < total or (total > 1 and ticks[0] == ticks[-1]):
         # In a raw stream average_rate is FFmpeg's default of 25, guessed_rate is from the content.
         rate = stream.guessed_rate or rate
         start = Fraction(stream.start_time or 0) * tick
-        return Timeline(np.arange(total), 1 / rate, total / rate, True, True, start)
+        numbers = np.arange(total)
+        return Timeline(numbers, numbers, 1 / rate, total / rate, True, True, start)
+    sizes = np.array([size for *_, size in times], np.int64)
+    # Of an empty packet, the one before it that is not empty.
+    held = np.maximum.accumulate(np.where(sizes > 0, np.arange(total), 0))
+    shown = np.cumsum(sizes > 0) - 1 if packets.joined else ticks[held]
+    seconds, constant = _length(ticks, times[-1][1] if total else 0, tick, rate)
+    start = int(ticks[0]) * tick if total else Fraction(0)
+    keys = np.array(packets.keys, np.int64).reshape(-1, 2)
+    counted = packets.joined > 0
+    return Timeline(ticks, shown, tick, seconds, constant, counted, start, keys=keys)
+
+
+def _length(
+    ticks: NDArray[np.int64], last_duration: int, tick: Fraction, rate: Fraction
+) -> tuple[Fraction, bool]:
+    """Return the length in seconds, and whether every frame is shown equally long."""
+    total = len(ticks)
     if total < 2:
-        seconds = times[0][1] * tick if total and times[0][1] else 1 / rate
-        return Timeline(ticks, tick, seconds, True, False, int(ticks.sum()) * tick)
+        return (last_duration * tick if last_duration else 1 / rate), True
     first, last = int(ticks[0]), int(ticks[-1])
     between = Fraction(last - first, total - 1)  # ticks, on average
     # Timestamps are whole ticks, e.g. 0, 33, 67, 100 of a millisecond at 30 frames a second.
     off = np.abs(ticks - first - np.arange(total) * float(between)).max()
-    constant = bool(off <= min(1, between / 8))
-    seconds = (last - first + (times[-1][1] or between)) * tick
-    if constant:
-        seconds = total * between * tick
-        # If the header's rate agrees with the timestamps, it is the value without rounding.
-        if abs(total / rate - seconds) <= 2 * tick:
-            seconds = total / rate
-    return Timeline(ticks, tick, seconds, constant, False, first * tick)
+    if off > min(1, between / 8):
+        return (last - first + (last_duration or between)) * tick, False
+    seconds = total * between * tick
+    # If the header's rate agrees with the timestamps, it is the value without rounding.
+    return (total / rate if abs(total / rate - seconds) <= 2 * tick else seconds), True
 
 
-def choose_frames(timeline: Timeline, fps: float, max_frames: int) -> list[int]:
-    """Return the ticks of the frames to keep, ascending; the tick of a long frame may repeat."""
-    ticks, total = timeline.ticks, len(timeline.ticks)
-    n = frames_to_sample(total, timeline.seconds, fps, max_frames)
+def choose_frames(timeline: Timeline, sampling: Sampling) -> list[int]:
+    """Return the frames to keep, of Timeline.shown, ascending; a long frame may repeat."""
+    total = len(timeline.ticks)
+    n = frames_to_sample(total, timeline.seconds, sampling)
     if timeline.constant:
-        return [int(ticks[k * total // n]) for k in range(n)]
+        return [int(timeline.shown[k * total // n]) for k in range(n)]
     length = timeline.seconds / timeline.tick
-    moments = [int(ticks[0]) + int(k * length / n) for k in range(n)]
-    shown = np.searchsorted(ticks, moments, side="right") - 1
-    return [int(ticks[i]) for i in shown]
+    moments = [int(timeline.ticks[0]) + int(k * length / n) for k in range(n)]
+    shown = np.searchsorted(timeline.ticks, moments, side="right") - 1
+    return [int(timeline.shown[i]) for i in shown]
 
 
-def frames_to_sample(total: int, seconds: Fraction, fps: float, max_frames: int) -> int:
-    """Return how many of a file's `total` frames the model sees.
+def frames_to_sample(total: int, seconds: Fraction, sampling: Sampling) -> int:
+    """Return how many of `total` frames the model sees: an even number, or 1.
 
-    `fps` a second, but at least MIN_FRAMES, at most max_frames and `total`; an even number, or 1.
-    Source: transformers Qwen2VLVideoProcessor.sample_frames.
+    Source: transformers Qwen2VLVideoProcessor.sample_frames, qwen-omni-utils smart_nframes.
     """
-    wanted = max(math.floor(seconds * Fraction(fps)), MIN_FRAMES)
-    return max(1, min(wanted, max_frames, total) // _FRAMES_A_PATCH * _FRAMES_A_PATCH)
+    pair = FRAMES_A_PATCH
+    if sampling.nframes is not None:
+        wanted = sampling.nframes
+    else:
+        least = math.ceil(sampling.min_frames / pair) * pair
+        wanted = min(max(math.floor(seconds * Fraction(sampling.fps)), least), sampling.max_frames)
+    return max(1, min(wanted, total) // pair * pair)

@@ -1,0 +1,242 @@
+"""Fields of a video item that choose frames: number, rate, and part of the file."""
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qwen3_omni_neuron.errors import AudioError, VideoError
+from qwen3_omni_neuron.prompt.media.video import Video, VideoHeader, load_video
+from testing.made_videos import frame_numbers, make_video
+
+RATE = 16000
+VIDEO = make_video(40)  # 1.33 s at 30 frames a second
+TIMES_MS = [0, 10, 20, 30, 40, 50, 1000, 1100, 3000, 3900]
+VARIABLE = make_video(10, times_ms=TIMES_MS, container="matroska")
+
+
+def load(
+    video: Any = VIDEO, warnings: list[str] | None = None, rate: int | None = None, **item: Any
+) -> Video:
+    warn = pytest.fail if warnings is None else warnings.append
+    return load_video({"type": "video", "video": video, **item}, "here", audio_rate=rate, warn=warn)
+
+
+def smart_nframes(total: int, video_fps: float, **given: Any) -> int:
+    """Number of frames as qwen-omni-utils 0.0.9 counts them, without its refusals."""
+    if "nframes" in given:
+        return round(given["nframes"] / 2) * 2
+    least = math.ceil(given.get("min_frames", 4) / 2) * 2
+    most = given.get("max_frames", min(768, total)) // 2 * 2
+    wanted = min(max(total / video_fps * given.get("fps", 2.0), least), most, total)
+    return math.floor(wanted / 2) * 2
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({"fps": fps} for fps in (0.5, 1, 3, 7.5, 10.4, 29, 30, 100)),
+        *({"min_frames": least} for least in (2, 3, 4, 5, 6, 39, 40, 41, 200)),
+        *({"max_frames": most, "fps": 30} for most in (2, 3, 4, 9, 39, 40, 1000)),
+        {"min_frames": 5, "max_frames": 8, "fps": 1},
+        *({"nframes": n} for n in (2, 3, 4, 5, 7, 8, 11, 13, 39, 40)),
+    ],
+    ids=str,
+)
+def test_frames_are_as_many_as_qwen_omni_utils_takes(given: dict[str, float]) -> None:
+    """And they are spread as transformers' processor spreads them, floor(k * total / n).
+
+    qwen-omni-utils spreads them from the first frame to the last, round(k * (total - 1) / (n - 1)),
+    which is not at the times that the positions of the prompt say.
+    """
+    video = load(**given)
+    n = smart_nframes(40, 30, **given)
+    assert frame_numbers(video.frames) == [k * 40 // n for k in range(n)]
+    assert video.fps == pytest.approx(n / (40 / 30))  # its sample_fps
+
+
+@pytest.mark.parametrize("n", [2, 4, 6])
+def test_nframes_are_spread_over_a_variable_rate_by_time(n: int) -> None:
+    video = load(VARIABLE, nframes=n)
+    shown = [
+        max(i for i, start in enumerate(TIMES_MS) if start <= 1000 * k / video.fps)
+        for k in range(n)
+    ]
+    assert frame_numbers(video.frames) == shown
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [(None, 1), (0, 0.5), (0.1, 1.1), (0.5, None), (0.7, 0.8), (1, 99), (0.31, 0.39), (1.3, None)],
+)
+@pytest.mark.parametrize("container", ["mp4", "matroska", "avi", "mpegts"])
+def test_of_a_part_the_frames_are_seen_that_begin_in_it(
+    container: str, start: float | None, end: float | None
+) -> None:
+    """As in qwen-vl-utils calculate_video_frame_range, in which both ends belong to the part."""
+    codec = "mpeg2video" if container == "mpegts" else "mpeg4"
+    data = make_video(40, container=container, codec=codec, b_frames=2)
+    given = {"video_start": start, "video_end": end}
+    video = load(data, nframes=2, **given) if start == 0.7 else load(data, fps=30, **given)
+    first = math.ceil(Fraction(str(start or 0)) * 30)
+    last = 39 if end is None else min(39, math.floor(Fraction(str(end)) * 30))
+    total = last - first + 1
+    n = 2 if start == 0.7 else max(1, total // 2 * 2)
+    assert frame_numbers(video.frames) == [first + k * total // n for k in range(n)]
+    assert video.fps == pytest.approx(n / total * 30)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "shown"),
+    [
+        (0.5, 1.05, [5, 5]),  # the frame on the screen at 0.5 s has begun before
+        (0.02, 1.1, [2, 5, 5, 5]),
+        (1.05, 3.95, [6, 7, 7, 8]),
+        (2.0, None, [7, 7]),
+        (0.055, 0.5, [5]),
+    ],
+)
+def test_of_a_part_at_a_variable_rate_the_frame_on_the_screen_is_seen(
+    start: float, end: float | None, shown: list[int]
+) -> None:
+    video = load(VARIABLE, fps=0.1, video_start=start, video_end=end)
+    assert frame_numbers(video.frames) == shown
+    length = min(end or 9, 3.933) - start
+    assert video.fps == pytest.approx(len(shown) / length, abs=1e-3)
+
+
+def test_a_part_between_two_frames_is_the_one_on_the_screen() -> None:
+    assert frame_numbers(load(video_start=0.34, video_end=0.36).frames) == [10]
+
+
+def test_a_part_is_decoded_from_the_keyframe_before_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from qwen3_omni_neuron.prompt.media import video_file
+
+    data = make_video(40)
+    decoded = []
+    frames = video_file._Decoder.frames
+
+    def counted(self: Any) -> Any:
+        for frame in frames(self):
+            decoded.append(frame.pts)
+            yield frame
+
+    monkeypatch.setattr(video_file._Decoder, "frames", counted)
+    assert frame_numbers(load(data, video_start=1.0, nframes=4).frames) == [30, 32, 35, 37]
+    whole = len(decoded)
+    assert whole <= 28  # keyframes of mpeg4 are 12 frames apart
+    decoded.clear()
+    load(data)
+    assert len(decoded) > whole
+
+
+def tone_at(audio: np.ndarray, at_s: float) -> float:
+    """Return the loudness near a moment."""
+    at = round(at_s * RATE)
+    return float(np.abs(audio[max(0, at - 400) : at + 400]).max())
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "seconds"),
+    [(0.5, None, 0.5), (0.2, 0.6, 13 / 30), (None, 0.5, 16 / 30), (0.5, 99, 0.5)],
+)
+def test_the_sound_is_that_of_the_part(
+    start: float | None, end: float | None, seconds: float
+) -> None:
+    data = make_video(30, container="matroska", audio="pcm_s16le")
+    whole = load(data, rate=RATE).audio
+    audio = load(data, rate=RATE, video_start=start, video_end=end).audio
+    assert whole is not None
+    assert audio is not None
+    assert len(audio) / RATE == pytest.approx(seconds, abs=0.03)
+    begin = round((start or 0) * RATE)
+    there = whole[begin : begin + len(audio)]
+    middle = slice(500, min(len(audio), len(there)) - 500)  # the resampler's ends differ
+    assert np.abs(audio[middle] - there[middle]).max() < 2e-3
+
+
+def test_sound_that_begins_late_in_a_part_stays_late() -> None:
+    data = make_video(container="matroska", audio="pcm_s16le", audio_late_s=0.5)
+    audio = load(data, rate=RATE, video_start=0.2, video_end=0.9).audio
+    assert audio is not None
+    assert tone_at(audio, 0.1) < 1e-3
+    assert tone_at(audio, 0.5) == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_part_after_the_end_of_the_sound_has_none_and_says_so() -> None:
+    data = make_video(40, container="matroska", audio="pcm_s16le", audio_s=0.5)
+    warnings: list[str] = []
+    video = load(data, warnings, RATE, video_start=0.8)
+    assert video.audio is None
+    assert warnings == [
+        "here (its audio) has ended before 0.80 s. The part of the video is without."
+    ]
+
+
+def test_the_header_that_is_checked_is_the_parts() -> None:
+    told: list[VideoHeader] = []
+    item = {"video": VIDEO, "video_start": 0.5, "video_end": 1.0, "fps": 4}
+    load_video(item, "here", audio_rate=RATE, check=told.append)
+    assert told == [VideoHeader(4, 48, 64, pytest.approx(16 / 30), 0.0)]
+
+
+FRAMES = np.zeros((4, 8, 8, 3), np.uint8)
+
+
+def test_frames_have_their_rate_by_either_name() -> None:
+    assert load(FRAMES, fps=3).fps == load(FRAMES, sample_fps=3).fps == 3
+    assert load(FRAMES, fps=3, sample_fps=3).fps == 3
+
+
+def test_null_is_no_value() -> None:
+    names = ("fps", "nframes", "min_frames", "max_frames", "video_start", "video_end")
+    assert load(**dict.fromkeys(names)).fps == load().fps
+
+
+@pytest.mark.parametrize(
+    ("video", "item", "said"),
+    [
+        (VIDEO, {"fps": 2, "nframes": 4}, "has fps and nframes. Give one of them."),
+        *((VIDEO, {"nframes": n}, rf"nframes {n!r}; it is an integer of 2") for n in (1, 0, 2.5)),
+        (VIDEO, {"nframes": True}, "nframes True;"),
+        (VIDEO, {"nframes": "4"}, "nframes '4';"),
+        (VIDEO, {"nframes": 42}, r"nframes 42, and there are 40 frames\. Give fewer, or fps"),
+        (VIDEO, {"nframes": 20, "video_end": 0.5}, "nframes 20, and there are 16 frames"),
+        (VIDEO, {"min_frames": 1}, "min_frames 1; it is an integer of 2"),
+        (VIDEO, {"min_frames": 8, "max_frames": 6}, "min_frames 8, and max_frames is 6"),
+        (VIDEO, {"min_frames": 1000}, "min_frames 1000, and max_frames is 768"),
+        (VIDEO, {"video_start": -1}, "video_start -1; it is a number of seconds from 0"),
+        (VIDEO, {"video_start": math.nan}, "video_start nan;"),
+        (VIDEO, {"video_start": "1"}, "video_start '1';"),
+        (VIDEO, {"video_end": math.inf}, "video_end inf;"),
+        (VIDEO, {"video_end": 0}, "video_end 0 and video_start 0"),
+        (VIDEO, {"video_start": 1, "video_end": 1}, "video_end 1 and video_start 1"),
+        (VIDEO, {"video_start": 1.5}, "video_start 1.5, and the video lasts 1.33 s"),
+        *(
+            (FRAMES, {"fps": 2, name: 2}, f"has {name}, which is for a file")
+            for name in ("nframes", "min_frames", "max_frames", "video_start", "video_end")
+        ),
+        (VIDEO, {"audio_start": 0.5}, "has audio_start, .* Give video_start, video_end"),
+        (FRAMES, {"fps": 2, "audio_end": 0.5}, "has audio_end"),
+        (FRAMES, {"fps": 2, "sample_fps": 3}, "fps 2 and sample_fps 3"),
+        (FRAMES, {"sample_fps": -3}, "fps -3;"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused(video: Any, item: dict[str, Any], said: str) -> None:
+    with pytest.raises(VideoError, match=f"^here.*{said}"):
+        load(video, **item)
+
+
+def test_bounds_beside_nframes_are_said_to_have_no_effect() -> None:
+    warnings: list[str] = []
+    assert len(load(VIDEO, warnings, nframes=6, max_frames=4).frames) == 6
+    assert warnings == ["here has nframes, so that min_frames and max_frames have no effect."]
+
+
+def test_sound_of_a_part_that_is_too_short_is_refused() -> None:
+    data = make_video(30, container="matroska", audio="pcm_s16le", audio_s=0.97)
+    with pytest.raises(AudioError, match=r"^here \(its audio\) lasts 0\.0"):
+        load(data, rate=RATE, video_start=0.99)
