@@ -341,8 +341,8 @@ def test_the_frames_of_a_file_are_those_of_a_file_with_fewer_frames(
 def test_a_long_video_of_which_all_frames_are_asked_for_is_refused_for_its_tokens(
     prompt_builder: PromptBuilder,
 ) -> None:
-    item = {"type": "video", "video": noise_frames(16, 64, 64), "fps": 4.0, "nframes": 16}
-    with pytest.raises(PromptTooLongError, match=r"1152 vision tokens .* Ask for fewer frames"):
+    item = {"type": "video", "video": make_video(16, rate=4), "nframes": 16}
+    with pytest.raises(PromptTooLongError, match=r"1120 vision tokens .* Ask for fewer frames"):
         prompt_builder.prompt([user(item)], most_tokens=1023)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -166,8 +167,9 @@ class MediaLoader:
             return ImageItem(self._resizer.in_grid(picture, grid), tuple(warnings))
         grid = sizes.grid(size)
         frames = sizes.frames_of(grid, size.frames or 0)
-        if frames < (size.frames or 0):
-            item = {**item, "max_frames": frames}
+        is_file = isinstance(item["video"], str | Path | bytes | bytearray)
+        if is_file and frames < (size.frames or 0):
+            item = {**item, "max_frames": frames}  # `evenly` chooses of frames that are given
 
         def check(header: VideoHeader) -> None:
             sizes.video_grid(header.frames, header.height, header.width, size.where, asked)
