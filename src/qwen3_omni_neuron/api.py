@@ -189,6 +189,21 @@ class Qwen3Omni:
         """Answer a conversation in text alone, event by event; see `stream`."""
         return self._start(messages, options, speak=False)
 
+    def stream_continuation(
+        self, prompt: str | Sequence[int], **options: "Unpack[RequestArguments]"
+    ) -> SpeechStream:
+        """Continue a text or token ids as they are, without a chat template; see `stream_text`.
+
+        prompt: names of special tokens in a text become these tokens. It has no media.
+        """
+        check_not_forked()
+        arrived_s = self._pipeline.clock.now()
+        parsed = RequestOptions.parse(options)
+        made = self.prompt_builder.raw(prompt, self._context_length - 1)
+        return SpeechStream(
+            self._pipeline, self._request(made, parsed, False, arrived_s), owner=self
+        )
+
     def say(self, text: str, **options: "Unpack[SpeechArguments]") -> SpeechResult:
         """Speak a given text: the collected `stream_speech`."""
         return _collect(self.stream_speech(text, **options))

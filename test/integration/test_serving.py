@@ -504,7 +504,7 @@ def test_the_openapi_document_names_every_endpoint(server: Server) -> None:
     document = ask(f"{url_of(server)}/openapi.json").json()
     assert set(document["paths"]) == {
         *("/v1/chat/completions", "/v1/chat/completions/{completion_id}"),
-        *("/v1/audio/speech", "/v1/audio/transcriptions"),
+        *("/v1/completions", "/v1/audio/speech", "/v1/audio/transcriptions"),
         *("/v1/models", "/v1/models/{name}", "/v1/audio/voices"),
         *("/health", "/ready", "/metrics"),
     }

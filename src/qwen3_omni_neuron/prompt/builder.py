@@ -35,7 +35,13 @@ from qwen3_omni_neuron.prompt.media.log_mel import MelSettings
 from qwen3_omni_neuron.prompt.media.pixels import CHANNELS
 from qwen3_omni_neuron.prompt.media.resizer import Resizer
 from qwen3_omni_neuron.prompt.media.sizes import MediaSettings
-from qwen3_omni_neuron.prompt.messages import Check, Messages, read_messages, read_tools
+from qwen3_omni_neuron.prompt.messages import (
+    Check,
+    Messages,
+    check_characters,
+    read_messages,
+    read_tools,
+)
 from qwen3_omni_neuron.prompt.positions import (
     MediaRun,
     Placed,
@@ -258,6 +264,39 @@ class PromptBuilder:
         token_ids, placed = self._expand(ids, media, runs, growing)
         if growing and not len(runs[-1]):
             placed, mel = placed[:-1], mel[:-1]
+        return self._prompt_of(token_ids, media, runs, placed, mel)
+
+    def raw(self, given: str | Sequence[int], most_tokens: int) -> Prompt:
+        """Make a prompt of text or token ids as they are, without the chat template.
+
+        Names of special tokens in a text become these tokens, but for those of media.
+        Raises MessageError for media and ids that the vocabulary lacks, PromptTooLongError.
+        """
+        if isinstance(given, str):
+            check_characters(given, "the prompt")
+            self._check_text(most_tokens, given, "the prompt")
+            given = self._tokenizer.encode(given, most_tokens)
+        c = self._config.thinker
+        for token_id in given:
+            if not 0 <= token_id < c.text.vocab_size or token_id in c.media_token_ids:
+                raise MessageError(
+                    f"the prompt has token {token_id}, which stands for media or is not one of the "
+                    f"{c.text.vocab_size} of the vocabulary. Leave it out."
+                )
+        if not len(given):
+            raise MessageError("the prompt is empty: give at least one token.")
+        token_ids = torch.tensor(list(given), dtype=torch.int64)
+        return self._prompt_of(token_ids, (), (), (), ())
+
+    def _prompt_of(
+        self,
+        token_ids: Tensor,
+        media: Sequence[Media],
+        runs: Sequence[MediaRun],
+        placed: Sequence[Placed],
+        mel: Sequence[Tensor],
+    ) -> Prompt:
+        """Return the prompt of tokens, int64 [S], and their media. Arguments: see `assemble`."""
         user_tokens = user_positions(token_ids, self._config)
         user_ids = torch.from_numpy(token_ids.numpy()[user_tokens.numpy()])  # numpy: see positions
         rows = len(user_tokens) + ASSISTANT_ROWS

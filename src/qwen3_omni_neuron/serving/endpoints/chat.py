@@ -131,7 +131,7 @@ def _read(service: Service, context: Context) -> "ChatQuestion":
             "modalities",
         )
     voices = service.voices_of(omni)
-    options = request_options(wanted, service.settings, context.owner, voices)
+    options = request_options(wanted, service.settings, context.owner, voices, omni.info.thinks)
     hears_videos = options.get("use_audio_in_video") is True
     media = MediaReader(service, omni, context.owner, hears_videos)
     context.warnings = media.warnings

@@ -1,7 +1,7 @@
 """Body of a chat request: its fields, and the messages and options that they become."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, Tag
 
@@ -22,6 +22,7 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     unknown_field,
     wrong_value,
 )
+from qwen3_omni_neuron.serving.openai.engine_fields import ENGINE_FIELDS, engine_options
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.openapi import schema_of_option, with_item_fields
 from qwen3_omni_neuron.serving.openai.vllm_omni import VLLM_OMNI_FIELDS, vllm_omni_options
@@ -39,20 +40,11 @@ CHAT_OPTIONS = frozenset(option.name for option in REQUEST_OPTIONS) - {
 }
 # OpenAI's fields that have no effect here, whatever their value.
 _WITHOUT_EFFECT = frozenset(name for name in FIELDS[CHAT] if "." not in name) - {"model"}
-# OpenAI's fields that are accepted with these values alone.
-_ONLY: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-}
 
 FURTHER_FIELDS: Mapping[str, Any] = {
     **{o.name: schema_of_option(o) for o in REQUEST_OPTIONS if o.name in CHAT_OPTIONS},
     **{name: {"description": "has no effect"} for name in sorted(_WITHOUT_EFFECT)},
-    **{name: {"enum": [*values, None]} for name, values in _ONLY.items()},
+    **ENGINE_FIELDS,
     **{name: {"description": "as vllm-omni's clients send it"} for name in VLLM_OMNI_FIELDS},
 }
 """Schemas of the fields that a request may have beside those of `ChatRequest`."""
@@ -296,6 +288,8 @@ class ChatRequest(BaseModel):
     top_p: float | None = Field(None, ge=0, le=1)
     seed: Seed | None = None
     stop: Stop | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
     max_completion_tokens: int | None = Field(None, ge=1)
     max_tokens: int | None = Field(None, ge=1)
     tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
@@ -334,16 +328,11 @@ def check_request(wanted: ChatRequest) -> None:
             f"{' or '.join(STREAMED_FORMATS)}, or stream: false for {', '.join(SOUND_FORMATS)}.",
             "audio.format",
         )
+    if wanted.logprobs or wanted.top_logprobs:
+        raise wrong_value("logprobs can only be False here. Leave it out.", "logprobs")
     for name, value in (wanted.model_extra or {}).items():
-        if name in CHAT_OPTIONS or name in _WITHOUT_EFFECT or value is None:
-            continue
-        if name in VLLM_OMNI_FIELDS:
-            continue
-        if name not in _ONLY:
+        if value is not None and name not in FURTHER_FIELDS:
             raise unknown_field(name, CHAT_OPTIONS)
-        if value not in _ONLY[name]:
-            allowed = " or ".join(map(str, _ONLY[name]))
-            raise wrong_value(f"{name} can only be {allowed} here. Leave it out.", name)
 
 
 def _check_further(given: BaseModel, place: str, where: str) -> None:
@@ -353,28 +342,26 @@ def _check_further(given: BaseModel, place: str, where: str) -> None:
 
 
 def request_options(
-    wanted: ChatRequest, settings: ServerSettings, owner: str, voices: Voices
+    wanted: ChatRequest, settings: ServerSettings, owner: str, voices: Voices, thinks: bool
 ) -> dict[str, Any]:
-    """Return the Python API's options for a request's fields. Raises ApiError."""
+    """Return the Python API's options for a request's fields. Raises ApiError.
+
+    thinks: whether the checkpoint's template lets a reply begin with reasoning.
+    """
     extra = wanted.model_extra or {}
-    options = vllm_omni_options(extra)
-    options |= {name: extra[name] for name in CHAT_OPTIONS & extra.keys()}
+    options = vllm_omni_options(extra) | engine_options(extra, thinks)
+    for name in CHAT_OPTIONS & extra.keys() - options.keys():
+        if extra[name] is not None:
+            options[name] = extra[name]
     options = bounded_options(options, settings, owner) | {"literal_text": True}
     if wanted.audio is not None and wanted.audio.voice is not None:
         options["speaker"] = voices.speaker(wanted.audio.voice, "audio.voice")
-    if wanted.seed is not None:
-        options["seed"] = seed_of(wanted.seed)
-    if wanted.temperature is not None:
-        options["thinker_do_sample"] = wanted.temperature > 0
-        if wanted.temperature > 0:
-            options["thinker_temperature"] = max(wanted.temperature, 1e-6)
-    if wanted.top_p is not None:
-        options["thinker_top_p"] = max(wanted.top_p, 1e-6)
+    if wanted.logprobs:
+        options |= {"logprobs": True, "top_logprobs": wanted.top_logprobs or 0}
+    options |= sampling_options(wanted)
     most = wanted.max_completion_tokens or wanted.max_tokens
     if most is not None:
         options["thinker_max_new_tokens"] = most
-    if wanted.stop:
-        options["stop"] = [wanted.stop] if isinstance(wanted.stop, str) else wanted.stop
     if wanted.tools and wanted.tool_choice != "none":
         options["tools"] = [
             {"type": tool.type, "function": _declared(tool.function)} for tool in wanted.tools
@@ -389,6 +376,31 @@ def request_options(
         if "grammar" in options:
             raise wrong_value("give response_format or grammar, not both.", "response_format")
         options["grammar"] = grammar
+    return options
+
+
+class Sampled(Protocol):
+    """Body with OpenAI's fields of sampling."""
+
+    temperature: float | None
+    top_p: float | None
+    seed: int | None
+    stop: str | list[str] | None
+
+
+def sampling_options(wanted: Sampled) -> dict[str, Any]:
+    """Return the options for the fields of sampling that all endpoints of text have alike."""
+    options: dict[str, Any] = {}
+    if wanted.seed is not None:
+        options["seed"] = seed_of(wanted.seed)
+    if wanted.temperature is not None:
+        options["thinker_do_sample"] = wanted.temperature > 0
+        if wanted.temperature > 0:
+            options["thinker_temperature"] = max(wanted.temperature, 1e-6)
+    if wanted.top_p is not None:
+        options["thinker_top_p"] = max(wanted.top_p, 1e-6)
+    if wanted.stop:
+        options["stop"] = [wanted.stop] if isinstance(wanted.stop, str) else wanted.stop
     return options
 
 

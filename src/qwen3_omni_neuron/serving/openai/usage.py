@@ -26,6 +26,16 @@ def chat_usage(timings: Timings, reasoning_tokens: int) -> Json:
     }
 
 
+def completion_usage(timings: Timings) -> Json:
+    """Return the usage of the continuation of a raw prompt."""
+    return {
+        "prompt_tokens": timings.prompt_tokens,
+        "completion_tokens": timings.text_tokens,
+        "total_tokens": timings.prompt_tokens + timings.text_tokens,
+        "prompt_tokens_details": {"cached_tokens": timings.reused_tokens},
+    }
+
+
 def realtime_usage(timings: Timings) -> Json:
     """Return the usage of a realtime response."""
     made = timings.text_tokens + timings.frames

@@ -20,6 +20,7 @@ from qwen3_omni_neuron.serving.endpoints.sound import can_stretch
 _EMPTY: Sequence[Any] = (None, "", [], {})
 CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
 TRANSCRIPTIONS, REALTIME = "/v1/audio/transcriptions", "/v1/realtime"
+COMPLETIONS = "/v1/completions"
 ITEM = "conversation.item.create"  # an event of the socket
 
 
@@ -46,6 +47,13 @@ _SENT_BACK = WithoutEffect("a reply may be sent back as it came")
 _LABEL = WithoutEffect("the prompt has no place for it")
 _FORMAT = WithoutEffect("the content says which format it has")
 
+# Fields that engines' clients send, in chat and completions.
+_ENGINES = {
+    "request_id": WithoutEffect("an answer's `x-request-id` is the server's"),
+    "rid": WithoutEffect("an answer's `x-request-id` is the server's"),
+    "return_stage_metrics": WithoutEffect("/metrics has the stages' times", False),
+}
+
 FIELDS: Mapping[str, Mapping[str, WithoutEffect]] = {
     CHAT: {
         "model": _MODEL,
@@ -61,7 +69,7 @@ FIELDS: Mapping[str, Mapping[str, WithoutEffect]] = {
         "verbosity": WithoutEffect("the model has no such setting", "medium"),
         "reasoning_effort": WithoutEffect("the checkpoint thinks, or it does not"),
         "stream_options.include_obfuscation": WithoutEffect("pieces are not padded"),
-        "stream_options.continuous_usage_stats": WithoutEffect("the usage comes at the end"),
+        **_ENGINES,
         "tools[].cache_control": _CACHE,
         "tools[].function.cache_control": _CACHE,
         "messages[].name": _LABEL,
@@ -86,6 +94,12 @@ FIELDS: Mapping[str, Mapping[str, WithoutEffect]] = {
         "messages[].content[].audio_url.format": _FORMAT,
         "messages[].content[].image_url.format": _FORMAT,
         "messages[].content[].video_url.format": _FORMAT,
+    },
+    COMPLETIONS: {
+        "model": _MODEL,
+        "user": _OWNER,
+        "stream_options.include_obfuscation": WithoutEffect("pieces are not padded"),
+        **_ENGINES,
     },
     SPEECH: {
         "model": _MODEL,

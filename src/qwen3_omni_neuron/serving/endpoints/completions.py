@@ -1,0 +1,185 @@
+"""POST /v1/completions: a raw prompt in, its continuation out, in text."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import closing
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field, Tag
+from pydantic_core import to_json
+
+from qwen3_omni_neuron import __version__
+from qwen3_omni_neuron.events import Event, Finished, SpeechResult, TextDelta
+from qwen3_omni_neuron.runtime.stream import SpeechStream
+from qwen3_omni_neuron.serving.edge.context import Context
+from qwen3_omni_neuron.serving.endpoints.answer import PieceStream, json_event
+from qwen3_omni_neuron.serving.endpoints.served_stream import ServedStream
+from qwen3_omni_neuron.serving.openai.bodies import (
+    Seed,
+    bounded_options,
+    by_form,
+    check_model,
+    parse_json,
+    unknown_field,
+    wrong_value,
+)
+from qwen3_omni_neuron.serving.openai.chat_request import Stop, StreamOptions, sampling_options
+from qwen3_omni_neuron.serving.openai.engine_fields import ENGINE_FIELDS, engine_options
+from qwen3_omni_neuron.serving.openai.ids import new_id
+from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of
+from qwen3_omni_neuron.serving.openai.usage import completion_usage
+from qwen3_omni_neuron.serving.openai.without_effect import COMPLETIONS, FIELDS
+from qwen3_omni_neuron.serving.service import Service
+
+router = APIRouter()
+Json = dict[str, Any]
+_MOST_PROMPT_TOKENS = 1 << 20  # of one body; the context has fewer
+_WITHOUT_EFFECT = frozenset(name for name in FIELDS[COMPLETIONS] if "." not in name)
+FURTHER_FIELDS = {
+    **{name: {"description": "has no effect"} for name in sorted(_WITHOUT_EFFECT - {"model"})},
+    **ENGINE_FIELDS,
+}
+"""Schemas of the fields that a request may have beside those of `CompletionRequest`."""
+RawPrompt = Annotated[
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[str] | list[int], Field(max_length=_MOST_PROMPT_TOKENS), Tag("<list>")],
+    by_form(text="a string", list="a list of one string, or of token ids"),
+]
+
+
+class CompletionRequest(BaseModel):
+    """Body of POST /v1/completions.
+
+    prompt: a text, a list of one text, or token ids. Further fields are those of engines.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str
+    prompt: RawPrompt
+    max_tokens: int | None = Field(16, ge=1)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    seed: Seed | None = None
+    stop: Stop | None = None
+    logprobs: int | None = Field(None, ge=0, le=0)
+
+
+@router.post(
+    "/v1/completions",
+    openapi_extra=body_of(CompletionRequest, FURTHER_FIELDS),
+    responses=errors_of(with_body=True),
+)
+async def completions(request: Request) -> Response:
+    """Continue a prompt, without a chat template."""
+    service: Service = request.app.state.service
+    context: Context = request.scope["context"]
+    context.param = "prompt"
+    reply = await service.model.start(_start, service, context)
+    context.release_body()
+    if reply.wanted.stream:
+        return PieceStream(reply.pieces())
+    return Response(await reply.whole(), media_type="application/json")
+
+
+def _start(service: Service, context: Context) -> "Completion":
+    """Read a request's body, and start it. Raises ApiError and the API's errors."""
+    wanted = parse_json(CompletionRequest, context.body)
+    check_model(service, wanted.model)
+    extra = wanted.model_extra or {}
+    for name, value in extra.items():
+        if value is not None and name not in FURTHER_FIELDS:
+            raise unknown_field(name, ENGINE_FIELDS)
+    prompt = wanted.prompt
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
+        prompt = prompt[0]
+    if not prompt or (isinstance(prompt, list) and isinstance(prompt[0], str)):
+        count = len(prompt)
+        raise wrong_value(f"prompt has {count} texts, and one is answered at a time.", "prompt")
+    service.count_without_effect(COMPLETIONS, wanted)
+    if service.settings.log_content:
+        context.question = prompt
+    options = engine_options(extra, context.omni.info.thinks) | sampling_options(wanted)
+    options = bounded_options(options, service.settings, context.owner)
+    if wanted.max_tokens is not None:
+        options["thinker_max_new_tokens"] = wanted.max_tokens
+    context.wanted(bool(wanted.stream), False)
+    stream = context.omni.stream_continuation(prompt, **options)
+    return Completion(wanted, stream, service, context)
+
+
+class Completion:
+    """One answer, sent as a stream of server-sent events or as one JSON object at the end."""
+
+    def __init__(
+        self, wanted: CompletionRequest, stream: SpeechStream, service: Service, context: Context
+    ):
+        self.wanted, self._service, self._context = wanted, service, context
+        self._served = ServedStream(stream, service, context, bursts=bool(wanted.stream))
+        self._id, self._created = new_id("cmpl-"), int(time.time())
+        self._texts: list[str] = []
+        self._result: SpeechResult | None = None
+
+    def close(self) -> None:
+        """Cancel the request."""
+        self._served.close()
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """Yield the text as it is written, then the finish reason, and [DONE]."""
+        options = self.wanted.stream_options
+        with closing(self._served) as served:
+            async for events in served:
+                text = self._take(events)
+                if text:
+                    yield json_event(self._frame(text))
+        pieces = [json_event(self._frame("", self._finish()))]
+        if options is not None and options.include_usage:
+            pieces.append(json_event(self._frame() | {"usage": self._usage()}))
+        yield b"".join((*pieces, b"data: [DONE]\n\n"))
+
+    async def whole(self) -> bytes:
+        """Return the answer as one object, in JSON."""
+        with closing(self._served) as served:
+            async for events in served:
+                self._take(events)
+        reason = self._finish()
+        answer = self._frame("".join(self._texts), reason) | {"usage": self._usage()}
+        return await self._service.model.in_thread(partial(to_json, answer))
+
+    def _take(self, events: list[Event]) -> str:
+        """Process events; return the text that they have."""
+        before = len(self._texts)
+        for event in events:
+            if isinstance(event, TextDelta):
+                self._texts.append(event.text)
+            elif isinstance(event, Finished):
+                self._result = event.result
+        return "".join(self._texts[before:])
+
+    def _finish(self) -> str:
+        """Record the complete text for the log; return its finish reason."""
+        assert self._result is not None, "an answer that has ended"
+        if self._service.settings.log_content:
+            self._context.answer = "".join(self._texts)
+        return self._result.thinker_finish_reason
+
+    def _usage(self) -> Json:
+        assert self._result is not None, "an answer that has ended"
+        return completion_usage(self._result.timings)
+
+    def _frame(self, text: str | None = None, finish_reason: str | None = None) -> Json:
+        """Return an object of this answer. text: None where it has no choice."""
+        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+        return {
+            "id": self._id,
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._service.model.name,
+            "system_fingerprint": f"qwen3-omni-neuron-{__version__}",
+            "choices": [] if text is None else [choice],
+        }

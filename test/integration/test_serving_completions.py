@@ -1,0 +1,166 @@
+"""Raw prompts, and the fields of engines that load tools send, by OpenAI's client."""
+
+from typing import Any
+
+import openai
+import pytest
+import torch
+from openai import OpenAI
+
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.errors import MessageError, PromptTooLongError
+from qwen3_omni_neuron.serving.openai.engine_fields import ENGINE_FIELDS, engine_options
+from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.verification.oracle import Reference
+
+MODEL = "qwen3-omni"
+RAW = "<|im_start|>user\nThe sky is<|im_end|>\n<|im_start|>assistant\n"
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 9}
+
+
+@torch.no_grad()
+def test_a_raw_prompt_is_continued_as_by_the_reference(
+    omni: Qwen3Omni, reference: Reference
+) -> None:
+    token_ids = omni.prompt_builder.raw(RAW, 500).token_ids
+    assert omni.prompt_builder.decode(token_ids.tolist()) == "user\nThe sky is\nassistant\n"
+    ids = token_ids[None]
+    theirs = reference.model.thinker.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=9,
+        eos_token_id=None,
+    )
+    for prompt in (RAW, token_ids.tolist()):
+        with omni.stream_continuation(
+            prompt, thinker_do_sample=False, thinker_max_new_tokens=9, ignore_eos=True
+        ) as stream:
+            *_, end = stream
+        assert end.result.token_ids == theirs[0, len(token_ids) :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "said"),
+    [
+        ("", MessageError, "is empty"),
+        ([], MessageError, "is empty"),
+        ([1, 1 << 40], MessageError, "token 1099511627776, which"),
+        ([-1], MessageError, "token -1"),
+        ("a <|audio_pad|>", MessageError, "stands for media"),
+        ("half \ud800", MessageError, "surrogate"),
+        ("word " * 5000, PromptTooLongError, "KV cache"),
+    ],
+)
+def test_prompts_that_cannot_be_continued_are_refused(
+    omni: Qwen3Omni, prompt: Any, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        omni.stream_continuation(prompt)
+
+
+def test_completions_have_openais_shape(omni: Qwen3Omni, client: OpenAI) -> None:
+    options: Any = {"thinker_do_sample": False, "thinker_max_new_tokens": 9}
+    with omni.stream_continuation(RAW, **options) as stream:
+        *_, end = stream
+    asked: Any = {"model": MODEL, "prompt": RAW, **GREEDY}
+    whole = client.completions.create(**asked)
+    assert whole.object == "text_completion" and whole.id.startswith("cmpl-")
+    assert whole.choices[0].text == end.result.text
+    assert whole.choices[0].finish_reason == end.result.thinker_finish_reason
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == end.result.timings.text_tokens
+    pieces = list(
+        client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    )
+    assert "".join(p.choices[0].text for p in pieces if p.choices) == end.result.text
+    assert [p.choices[0].finish_reason for p in pieces if p.choices][-1] == "length"
+    assert pieces[-1].choices == [] and pieces[-1].usage == whole.usage
+    assert {p.id for p in pieces} == {pieces[0].id}
+    listed = client.completions.create(**{**asked, "prompt": [RAW]})
+    assert listed.choices[0].text == end.result.text
+    short = client.completions.create(model=MODEL, prompt=RAW, temperature=0)
+    assert short.usage is not None and short.usage.completion_tokens <= 16
+
+
+def test_tools_of_load_get_texts_of_the_length_they_ask_for(client: OpenAI) -> None:
+    """The fields are those of vllm bench, guidellm and the bench of sglang."""
+    bench = {"ignore_eos": True, "repetition_penalty": 1.0, "top_k": -1, "min_p": 0.0}
+    bench |= {"n": 1, "best_of": 1, "logit_bias": {}, "use_beam_search": False, "echo": False}
+    bench |= {"skip_special_tokens": True, "stop_token_ids": None, "request_id": "r1"}
+    whole = client.completions.create(
+        model=MODEL, prompt=RAW, max_tokens=40, logprobs=None, extra_body=bench
+    )
+    assert whole.usage is not None and whole.usage.completion_tokens == 40
+    chat = client.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        max_completion_tokens=30,
+        extra_body={"ignore_eos": True, "min_tokens": 30, "return_stage_metrics": True},
+    )
+    assert chat.usage is not None and chat.usage.completion_tokens == 30
+    assert chat.choices[0].finish_reason == "length"
+
+
+def test_penalties_are_the_options_of_the_api(omni: Qwen3Omni, client: OpenAI) -> None:
+    sent = {"presence_penalty": 1.5, "frequency_penalty": 1.0, "repetition_penalty": 2.0}
+    own: Any = {f"thinker_{name}": value for name, value in sent.items()}
+    limits: Any = {"thinker_do_sample": False, "thinker_max_new_tokens": 12, "literal_text": True}
+    answer = client.chat.completions.create(
+        model=MODEL, messages=HELLO, temperature=0, max_tokens=12, extra_body=sent
+    )
+    assert answer.choices[0].message.content == omni.generate_text(HELLO, **own, **limits).text
+    assert answer.choices[0].message.content != omni.generate_text(HELLO, **limits).text
+
+
+@pytest.mark.parametrize("name", sorted(ENGINE_FIELDS))
+def test_null_is_neutral_for_every_field(name: str) -> None:
+    assert engine_options({name: None}, False) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"n": 2}, "n can only be 1 here. Send several"),
+        ({"n": True}, "n can only be 1"),
+        ({"echo": True}, "before the reply yourself"),
+        ({"logit_bias": {"1": 5}}, "logit_bias can only be"),
+        ({"stop_token_ids": [3]}, "thinker_eos_token_id"),
+        ({"skip_special_tokens": False}, "can only be True"),
+        ({"guided_json": {}}, "response_format"),
+        ({"top_k": -2}, "top_k must be"),
+        ({"min_p": 2}, "min_p must be a number from 0 to 1, got 2"),
+        ({"presence_penalty": "a"}, "presence_penalty must be"),
+        ({"top_k": 3, "thinker_top_k": 4}, "are the same"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "never thinks"),
+        ({"chat_template_kwargs": {"colour": 1}}, "can only have enable_thinking"),
+    ],
+)
+def test_fields_that_would_change_the_answer_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ApiError, match=said):
+        engine_options(given, False)
+
+
+def test_neutral_values_of_another_spelling_change_nothing() -> None:
+    given = {"length_penalty": 1.0, "n": 1, "chat_template_kwargs": {"enable_thinking": False}}
+    assert engine_options({**given, "priority": 0, "suffix": ""}, False) == {}
+    assert engine_options({"top_k": -1}, False) == {"thinker_top_k": 0}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"prompt": ["a", "b"]}, "2 texts"),
+        ({"prompt": []}, "0 texts"),
+        ({"prompt": {"text": "a"}}, "a string or a list"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"temprature": 1}, "unknown field 'temprature'"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)
+def test_a_wrong_completion_is_refused_by_name(
+    client: OpenAI, change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=said):
+        client.post("/completions", body={"model": MODEL, "prompt": "a", **change}, cast_to=object)
