@@ -206,6 +206,7 @@ REFUSED: dict[str, tuple[str, Callable[[], bytes], dict[str, Any]]] = {
     "no-sound": ("audio", lambda: b"hello", {}),
     "empty": ("audio", lambda: b"", {}),
     "short-sound": ("audio", lambda: sound("FLAC", "PCM_16", s=0.01), {}),
+    "head-of-a-flac": ("audio", lambda: sound("FLAC", "PCM_16")[:60], {}),
     "infinite": ("audio", wav_of_infinity, {}),
     "unheard": ("audio", make_video, {}),
     "cut-m4a": ("audio", lambda: make_recording("ipod", "aac")[:-500], {}),

@@ -71,7 +71,7 @@ def load_waveform(
     Raises PromptTooLongError when the audio is longer than limit_s: for a file or an array before
     anything is decoded, for an iterator as soon as it has given more. Raises AudioError when the
     audio can't be read, is empty, too short, or holds NaN or infinity.
-    Source: qwen-omni-utils process_audio_info (audio_start, audio_end).
+    Source: qwen-omni-utils (audio_start, audio_end).
     """
     source = open_audio(item, where, warn)
     if source.seconds is not None:

@@ -35,11 +35,13 @@ WITHOUT_PYAV = "WAV, AIFF, AU, CAF, FLAC, or Ogg (Vorbis, Opus)"
 # FFmpeg's formats whose header has the length of a stream, or else of the file. FFmpeg guesses the
 # length of other files from their size and bit rate, or reads it from their end.
 _SAY_STREAM = frozenset(
-    ("mov", "flac", "w64", "asf", "caf", "aiff", "au", "tta", "wv", "ape", "nistsphere")
+    ("mov", "flac", "w64", "caf", "aiff", "au", "tta", "wv", "ape", "nistsphere")
 )
 _SAY_FILE = frozenset(("matroska", "flv"))
 UNKNOWN_SIZE = 0x7FFF0000  # bytes: this and more is what writers to a pipe say, that can't know it
-_BY_SIZE = frozenset(("avi", "wav"))  # formats that begin with their size in bytes
+_BY_SIZE = frozenset(("avi", "wav", "asf"))  # formats whose header has the file's size in bytes
+_ASF_SIZE = bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")  # name of the object that has it
+_ASF_HEAD = 1 << 16  # bytes: the object comes early
 _BARE = frozenset(("mp3", "aac", "ac3", "eac3"))  # frames, one after another, without a header
 # Names in an MP3's first frame, and how far behind them it has the number of frames.
 _XING = 8
@@ -183,7 +185,7 @@ def _others(container: "InputContainer") -> str:
 
 @dataclass(frozen=True)
 class _Packets:
-    """What a file's packets say.
+    """Sizes and times of a file's packets.
 
     rate: sampling rate of the first samples, None if no packet can be decoded; a header may have
     half of it, as HE-AAC's. seconds: length of the stream. end: that of the last packet of all
@@ -271,8 +273,12 @@ def _promised_s(
 
 
 def _promised_by_size(view: FileView, part: Part, found: _Packets) -> float | None:
-    """Return the length that an AVI or WAV promises by its size, or None if all is there."""
-    said, there = 8 + int.from_bytes(view.read(8)[4:], "little"), part.end - part.start
+    """Return the length that a file promises by its size, or None if all is there."""
+    head, there = view.read(_ASF_HEAD), part.end - part.start
+    said = 8 + int.from_bytes(head[4:8], "little")
+    if not head.startswith(b"RIFF"):
+        at = head.find(_ASF_SIZE) + 40
+        said = int.from_bytes(head[at : at + 8], "little")
     return found.seconds * said / there if there < said < UNKNOWN_SIZE else None
 
 

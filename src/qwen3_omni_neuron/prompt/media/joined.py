@@ -1,4 +1,4 @@
-"""Files of sound joined to one: WAV, AIFF, FLAC, and the links of a chained Ogg file.
+"""Files of sound joined to one: WAV, FLAC, MP4 and others, and the links of a chained Ogg file.
 
 A decoder reads the first of them alone, or loses samples where the next begins, so that each is
 opened as a file of its own. MP3 and AAC need no such thing: they are frames, one after another.
@@ -14,10 +14,16 @@ from typing import BinaryIO
 from qwen3_omni_neuron.errors import AudioError
 
 MOST_JOINED = 1000  # files in one: 58 hours of radio, of songs of 3.5 minutes
-_FLAC = b"fLaC\0\0\0\x22"  # and the head of the first block, which always has this size
+# What files of one kind begin with, by its first four bytes.
+_HEADS = {
+    b"fLaC": b"fLaC\0\0\0\x22",  # and the head of the first block, which always has this size
+    b"caff": b"caff\0\1\0\0",
+    b"riff": b"riff.\x91\xcf\x11\xa5\xd6(\xdb\x04\xc1\0\0",  # W64
+    b"Crea": b"Creative Voice File\x1a",
+}
 # Head of a page of Ogg: magic, version, flags, position, serial, number, CRC, segments.
 _PAGE = struct.Struct("<4sBBqIIIB")
-_CHUNKED = {b"RIFF": (b"WAVE",), b"RIFX": (b"WAVE",), b"FORM": (b"AIFF", b"AIFC")}
+_CHUNKED = {b"RIFF": (b"WAVE", b"AVI "), b"RIFX": (b"WAVE",), b"FORM": (b"AIFF", b"AIFC", b"8SVX", b"16SV")}
 _ORDERS = {b"RIFF": "<", b"RIFX": ">", b"FORM": ">"}
 _BEGINS = 2  # flag of the first page of a logical stream of Ogg
 _AT_ONCE = 1 << 16  # bytes read at a time
@@ -82,10 +88,12 @@ def find_parts(file: BinaryIO, where: str) -> list[Part]:
             starts += [at] if begins else []
             if len(starts) > MOST_JOINED:
                 break
-    elif magic == b"fLaC":
-        starts += islice(_find(file, _FLAC, start), MOST_JOINED + 1)
+    elif magic in _HEADS:
+        starts += islice(_find(file, _HEADS[magic], start), MOST_JOINED + 1)
     elif magic in _CHUNKED and form in _CHUNKED[magic]:
         starts += islice(_chunked(file, start), MOST_JOINED + 1)
+    elif _read(file, start + 4, 4) == b"ftyp":
+        starts += islice(_mp4(file, start), MOST_JOINED + 1)
     if len(starts) > MOST_JOINED:
         raise AudioError(
             f"{where} is joined of more than {MOST_JOINED} files. Send them one by one."
@@ -129,7 +137,7 @@ def _ogg_pages(file: BinaryIO, at: int) -> Iterator[tuple[int, bool, int]]:
 
 
 def _chunked(file: BinaryIO, at: int) -> Iterator[int]:
-    """Yield where each of the joined WAV or AIFF files begins, by their sizes."""
+    """Yield where each of the joined WAV, AVI or AIFF files begins, by their sizes."""
     while True:
         head = _read(file, at, 12)
         order = _ORDERS.get(head[:4])
@@ -138,6 +146,19 @@ def _chunked(file: BinaryIO, at: int) -> Iterator[int]:
         yield at
         (size,) = struct.unpack_from(order + "I", head, 4)
         at += 8 + size + size % 2
+
+
+def _mp4(file: BinaryIO, at: int) -> Iterator[int]:
+    """Yield where each of the joined MP4 files begins, by the sizes of their boxes."""
+    while len(head := _read(file, at, 16)) > 8:
+        if head[4:8] == b"ftyp":
+            yield at
+        size = int.from_bytes(head[:4], "big")
+        if size == 1:  # too large for 32 bits
+            size = int.from_bytes(head[8:], "big")
+        if size < 8:  # 0: to the end of the file
+            return
+        at += size
 
 
 def _find(file: BinaryIO, wanted: bytes, at: int) -> Iterator[int]:

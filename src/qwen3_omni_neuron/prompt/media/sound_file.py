@@ -35,7 +35,7 @@ _MOST_WARNINGS = 4  # of one file
 
 
 @dataclass(frozen=True)
-class SoundFile:
+class OpenedSound:
     """Opened sound file.
 
     rate: sampling rate of its first samples in Hz. seconds: length by its headers or packets, which
@@ -47,7 +47,7 @@ class SoundFile:
     sections: Iterator[Section]
 
 
-def open_sound(source: Source, where: str, warn: Warn) -> SoundFile:
+def open_sound(source: Source, where: str, warn: Warn) -> OpenedSound:
     """Open a file of sound, or of several joined to one.
 
     warn: called, while the samples are read, for a file that is cut short or damaged.
@@ -56,7 +56,7 @@ def open_sound(source: Source, where: str, warn: Warn) -> SoundFile:
     warn = _few(warn)
     with open_media(source, where, AudioError) as file:
         parts = find_parts(file, where)
-    opened: list[SoundFile] = []
+    opened: list[OpenedSound] = []
     error: AudioError | None = None
     for number, part in enumerate(parts, 1):
         try:
@@ -72,7 +72,7 @@ def open_sound(source: Source, where: str, warn: Warn) -> SoundFile:
         assert error is not None
         raise error
     sections = (section for sound in opened for section in sound.sections)
-    return SoundFile(opened[0].rate, sum(sound.seconds for sound in opened), sections)
+    return OpenedSound(opened[0].rate, sum(sound.seconds for sound in opened), sections)
 
 
 def _few(warn: Warn) -> Warn:
@@ -88,15 +88,15 @@ def _few(warn: Warn) -> Warn:
     return warn_first
 
 
-def _open_part(source: Source, where: str, part: Part, warn: Warn) -> SoundFile:
+def _open_part(source: Source, where: str, part: Part, warn: Warn) -> OpenedSound:
     found = _open_by_libsndfile(source, where, part, warn)
     if found is not None:
         return found
     made = open_contained(source, where, part, warn)
-    return SoundFile(made.rate, made.seconds, made.sections)
+    return OpenedSound(made.rate, made.seconds, made.sections)
 
 
-def _open_by_libsndfile(source: Source, where: str, part: Part, warn: Warn) -> SoundFile | None:
+def _open_by_libsndfile(source: Source, where: str, part: Part, warn: Warn) -> OpenedSound | None:
     """Open a file; return None if libsndfile can't read it, or not exactly."""
     import soundfile
 
@@ -114,7 +114,7 @@ def _open_by_libsndfile(source: Source, where: str, part: Part, warn: Warn) -> S
     if estimated or frames in (0, _UNKNOWN_LENGTH):
         return None
     promised = frames / rate * _promised(log)
-    return SoundFile(rate, frames / rate, _read(source, where, part, warn, promised))
+    return OpenedSound(rate, frames / rate, _read(source, where, part, warn, promised))
 
 
 def _promised(log: str) -> float:
