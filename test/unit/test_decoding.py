@@ -26,6 +26,7 @@ from qwen3_omni_neuron.helpers.media.job import Job, Measured, PoolSettings
 from qwen3_omni_neuron.helpers.media.job import admit_all as admitted
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
+from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.fitting import Room
 from qwen3_omni_neuron.prompt.media.items import Media, MediaLoader
 from qwen3_omni_neuron.prompt.media.video import VideoHeader
@@ -451,3 +452,22 @@ def test_options_of_a_job_are_short(shared: SharedPool) -> None:
 def test_settings_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=next(iter(wrong))):
         PoolSettings(**wrong)
+
+
+@pytest.mark.parametrize("kind", ["WAV", "FLAC"])
+def test_a_part_of_a_sound_is_that_of_the_api(shared: SharedPool, kind: str) -> None:
+    content, part = sound(kind, "PCM_16", s=2), {"audio_start": 0.5, "audio_end": 1.25}
+    job = job_of("audio", content, options=part)
+    sizes: list[Measured] = []
+    at_once = decode_inline(job, sizes.append)
+    assert (at_once is None) == (kind == "FLAC")
+    decoded = at_once or shared.decode(job, sizes.append)
+    expected = load_waveform({"audio": content, **part}, 16000, "here")
+    assert np.array_equal(decoded.item["audio"], expected)
+    assert [size.seconds for size in sizes] == [0.75]
+
+
+def test_a_joined_wav_file_is_left_to_the_pool(shared: SharedPool) -> None:
+    job = job_of("audio", sound("WAV", "PCM_16", s=1) * 2)
+    assert decode_inline(job) is None
+    assert shared.decode(job).measured.seconds == 2.0

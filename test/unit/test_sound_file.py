@@ -214,6 +214,7 @@ JOINED: dict[str, tuple[Make, ...]] = {
     "caf": (lambda: written("CAF"), lambda: written("CAF", 44100)),
     "w64": (lambda: written("W64"),) * 3,
     "voc": (lambda: written("VOC"),) * 2,
+    "wma": (wma,) * 2,
     "m4a": (lambda: make_recording("ipod", "aac"),) * 2,
     "mp4-of-two-rates": (
         lambda: make_recording("mp4", "aac", rate=44100),

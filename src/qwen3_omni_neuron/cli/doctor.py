@@ -50,7 +50,7 @@ EXTRAS = {
     "realtime": "turns that `/v1/realtime` finds by itself",
     "smart-turn": "`semantic_vad`",
     "talk": "`talk`",
-    "video": "video files; sound in WebM, MP4 and M4A",
+    "video": "video files; sound in MP3, AAC, WMA, WebM, MP4, M4A and others",
     "ray": "`serve --ray`",
 }
 

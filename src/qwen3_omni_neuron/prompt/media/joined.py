@@ -19,11 +19,16 @@ _HEADS = {
     b"fLaC": b"fLaC\0\0\0\x22",  # and the head of the first block, which always has this size
     b"caff": b"caff\0\1\0\0",
     b"riff": b"riff.\x91\xcf\x11\xa5\xd6(\xdb\x04\xc1\0\0",  # W64
+    b"0&\xb2u": bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c"),  # ASF, of WMA
     b"Crea": b"Creative Voice File\x1a",
 }
 # Head of a page of Ogg: magic, version, flags, position, serial, number, CRC, segments.
 _PAGE = struct.Struct("<4sBBqIIIB")
-_CHUNKED = {b"RIFF": (b"WAVE", b"AVI "), b"RIFX": (b"WAVE",), b"FORM": (b"AIFF", b"AIFC", b"8SVX", b"16SV")}
+_CHUNKED = {
+    b"RIFF": (b"WAVE", b"AVI "),
+    b"RIFX": (b"WAVE",),
+    b"FORM": (b"AIFF", b"AIFC", b"8SVX", b"16SV"),
+}
 _ORDERS = {b"RIFF": "<", b"RIFX": ">", b"FORM": ">"}
 _BEGINS = 2  # flag of the first page of a logical stream of Ogg
 _AT_ONCE = 1 << 16  # bytes read at a time
