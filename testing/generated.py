@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from qwen3_omni_neuron.options import LOAD_OPTIONS, REQUEST_OPTIONS, Option
+from qwen3_omni_neuron.prompt.media.item_fields import ITEM_FIELDS
 from qwen3_omni_neuron.serving.openai.voices import OPENAI_VOICES
 from qwen3_omni_neuron.serving.openai.without_effect import FIELDS
 from qwen3_omni_neuron.serving.settings import Flag, ServerSettings
@@ -87,6 +88,16 @@ def without_effect_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def item_field_table() -> str:
+    """Write the fields of media items."""
+    lines = ["| field | of | value | meaning |", "| --- | --- | --- | --- |"]
+    for field in ITEM_FIELDS:
+        kinds = ", ".join(field.kinds) + (": files alone" if field.of_files else "")
+        kinds += "" if field.over_http else ", in Python alone"
+        lines.append(f"| `{field.name}` | {kinds} | {field.phrase} | {field.help} |")
+    return "\n".join(lines) + "\n"
+
+
 def agent_block(name: str) -> str:
     """Write a file of examples/agents, which `make test-clients` runs, as a block."""
     code = (ROOT / "examples" / "agents" / name).read_text(encoding="utf-8")
@@ -122,6 +133,7 @@ BLOCKS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/options.md": {
         "request options": request_option_table,
         "load options": load_option_table,
+        "fields of media items": item_field_table,
     },
     "docs/agent.md": {name: partial(agent_block, name) for name in AGENTS},
     "docs/how-it-works.md": {"imports": layers_table},

@@ -31,7 +31,6 @@ ELSEWHERE = {
     "malloc.h": "a header of glibc",
     "speak_lib.h": "a header of espeak-ng",
     "to_cpu": "a method of NxDI's applications",
-    "min_frames": "an argument of transformers' video processor",
     "--extra-index-url": "an option of pip",
     "--build-arg": "an option of docker",
     "--entrypoint": "an option of docker",

@@ -14,7 +14,7 @@ from qwen3_omni_neuron.errors import (
     format_value,
     printable,
 )
-from qwen3_omni_neuron.prompt.media.item_fields import fields_of, read_fields, unknown_name
+from qwen3_omni_neuron.prompt.media.item_fields import read_fields, unknown_name
 
 ROLES = ("system", "user", "assistant", "tool")
 MEDIA_KINDS = ("audio", "image", "video")
@@ -201,25 +201,14 @@ def _checked_item(kind: str, item: Mapping[str, Any], where: str) -> dict[str, A
     def refusal(message: str, name: str | None) -> InputError:
         return _ERRORS[kind](message)
 
-    medium = item.get(kind)
     given = {name: item[name] for name in item if name not in ("type", kind)}
     made = read_fields(kind, given, where, refusal)
-    if not _is_file(medium):
-        for field in fields_of(kind).values():
-            if field.of_files and field.name in made:
-                raise _ERRORS[kind](
-                    f"{where} has {field.name}, which is for files, and frames. Leave out "
-                    "those frames that are not wanted."
-                )
-    if "sampling_rate" in made and _is_file(item.get("audio")):
+    sound = item.get("audio")
+    if "sampling_rate" in made and isinstance(sound, str | Path | bytes | bytearray):
         raise _ERRORS[kind](
             f"{where} has a sampling_rate beside a sound file, which says its own. Leave it out."
         )
-    return {"type": kind, kind: medium, **made}
-
-
-def _is_file(medium: object) -> bool:
-    return isinstance(medium, str | Path | bytes | bytearray)
+    return {"type": kind, kind: item.get(kind), **made}
 
 
 def _is_list(value: object) -> bool:

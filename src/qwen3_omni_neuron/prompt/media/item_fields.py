@@ -123,7 +123,7 @@ ITEM_FIELDS = (
     ItemField(
         "total_pixels",
         ("video",),
-        "most pixels of all frames together, after resizing",
+        "most pixels of all pairs of frames together, after resizing",
         "a number, 1 or more",
         _pixels,
         {"type": "number", "minimum": 1},
@@ -151,6 +151,14 @@ ITEM_FIELDS = (
         f"a number of frames a second, above 0: {LEAST_FPS:g} to {MOST_FPS:g}",
         _real(LEAST_FPS, MOST_FPS),
         {"type": "number", "minimum": LEAST_FPS, "maximum": MOST_FPS},
+    ),
+    ItemField(
+        "sample_fps",
+        ("video",),
+        "the rate of frames, as fps",
+        f"a number of frames a second, above 0: {LEAST_FPS:g} to {MOST_FPS:g}",
+        _real(LEAST_FPS, MOST_FPS),
+        over_http=False,
     ),
     ItemField(
         "nframes",
@@ -292,9 +300,6 @@ def _contradictions(made: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with several fields together, and the field to change."""
     if "fps" in made and "nframes" in made:
         yield "fps and nframes. Give one of them.", "nframes"
-    for name in ("min_frames", "max_frames"):
-        if "nframes" in made and name in made:
-            yield f"nframes and {name}, which goes with fps. Give one of them.", name
     for low, high in (("min_pixels", "max_pixels"), ("min_frames", "max_frames")):
         if low in made and high in made and made[low] > made[high]:
             yield f"{low} {made[low]}, above its {high} {made[high]}.", low
@@ -305,4 +310,4 @@ def _contradictions(made: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     sides = "resized_height", "resized_width"
     for name, other in (sides, sides[::-1]):
         if name in made and other not in made:
-            yield f"{name} without {other}. Give both.", other
+            yield f"{name} without {other}. Give both.", name

@@ -8,9 +8,10 @@ A name has dots where a field is inside of others, `[]` after a list, and `*` fo
 of an object that clients send back as they got it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import Any
 
 from pydantic import BaseModel
@@ -45,6 +46,7 @@ _OWNER = WithoutEffect("callers are told apart by their API key")
 _CACHE = WithoutEffect("what prompts share is reused in any case; `cache_key` keeps it apart")
 _SENT_BACK = WithoutEffect("a reply may be sent back as it came")
 _LABEL = WithoutEffect("the prompt has no place for it")
+_SCHEMA = WithoutEffect("text is held to the schema, of which the model reads nothing")
 _FORMAT = WithoutEffect("the content says which format it has")
 
 # Fields that engines' clients send, in chat and completions.
@@ -70,6 +72,9 @@ FIELDS: Mapping[str, Mapping[str, WithoutEffect]] = {
         "reasoning_effort": WithoutEffect("the checkpoint thinks, or it does not"),
         "stream_options.include_obfuscation": WithoutEffect("pieces are not padded"),
         **_ENGINES,
+        "stream_options.continuous_usage_stats": WithoutEffect("the usage comes at the end"),
+        "response_format.json_schema.name": _SCHEMA,
+        "response_format.json_schema.description": _SCHEMA,
         "tools[].cache_control": _CACHE,
         "tools[].function.cache_control": _CACHE,
         "messages[].name": _LABEL,
@@ -157,38 +162,46 @@ def names_in(path: str, where: str) -> frozenset[str]:
     return frozenset(name for name in found if "." not in name)
 
 
-def sent_without_effect(path: str, given: Any, model: str) -> Iterator[str]:
-    """Yield the names of the fields without effect that a client has sent.
+def sent_without_effect(path: str, given: Any, model: str) -> list[str]:
+    """Return the names of the fields without effect that a client has sent.
 
     given: the fields of its request or session, as a mapping or a pydantic model. model: name of
     the server's model, which asks for nothing.
     """
-    for name, field in FIELDS[path].items():
-        if field.honoured is not None and field.honoured():
-            continue
-        default = model if name == "model" else field.default
+    found: list[str] = []
+    _find(path, given, _tree(path), model, found)
+    return found
+
+
+@cache
+def _tree(path: str) -> Mapping[str, Any]:
+    """Return the names of the table by their parts: a name, or the names inside of an object."""
+    tree: dict[str, Any] = {}
+    for name in FIELDS[path]:
         *outer, last = name.replace("[]", "").split(".")
-        named = names_in(path, name.removesuffix("*").removesuffix("."))
-        values = _values(given, [*outer, last], named)
-        if any(value not in _EMPTY and value != default for value in values):
-            yield name
+        inner = tree
+        for part in outer:
+            inner = inner.setdefault(part, {})
+        inner[last] = name
+    return tree
 
 
-def _values(given: Any, names: Sequence[str], named: frozenset[str]) -> Iterator[Any]:
-    """Yield the values of a field, one for each item of a list on the way to it.
-
-    named: fields that are not among those of the name "*".
-    """
-    if not names:
-        yield given
-    elif isinstance(given, list):
+def _find(path: str, given: Any, tree: Mapping[str, Any], model: str, found: list[str]) -> None:
+    """Add the names of the fields in `given` that ask for something."""
+    if isinstance(given, list):
         for item in given:
-            yield from _values(item, names, named)
-    elif names[0] == "*":
-        extra = getattr(given, "model_extra", None) or {}
-        yield from (value for name, value in extra.items() if name not in named)
-    elif isinstance(given, Mapping | BaseModel):
-        get = given.get if isinstance(given, Mapping) else lambda name: getattr(given, name, None)
-        inner = get(names[0])
-        if inner is not None:
-            yield from _values(inner, names[1:], named)
+            _find(path, item, tree, model, found)
+        return
+    if not isinstance(given, Mapping | BaseModel):
+        return
+    declared = given if isinstance(given, Mapping) else given.__dict__
+    extra = (given.model_extra or {}) if isinstance(given, BaseModel) else {}
+    for name, value in chain(declared.items(), extra.items()):
+        node = tree.get(name) or (tree.get("*") if name in extra else None)
+        if isinstance(node, Mapping):
+            _find(path, value, node, model, found)
+        elif node is not None and node not in found and value not in _EMPTY:
+            field = FIELDS[path][node]
+            default = model if node == "model" else field.default
+            if value != default and not (field.honoured is not None and field.honoured()):
+                found.append(node)

@@ -1,0 +1,494 @@
+"""Every field that a client knows is honoured, without effect and listed, or refused by name."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args, get_origin
+
+import numpy as np
+import pytest
+from openai.types.audio import speech_create_params, transcription_create_params
+from openai.types.chat import completion_create_params
+from openai.types.realtime import realtime_session_create_request_param as realtime_session
+from typing_extensions import get_type_hints, is_typeddict
+
+from qwen3_omni_neuron.errors import InputError
+from qwen3_omni_neuron.prompt.media.item_fields import DETAILS, ITEM_FIELDS, fields_of
+from qwen3_omni_neuron.prompt.messages import MEDIA_KINDS, MessageReader
+from qwen3_omni_neuron.serving.endpoints import speech, transcriptions
+from qwen3_omni_neuron.serving.endpoints.media import MediaReader
+from qwen3_omni_neuron.serving.openai.bodies import parse_json
+from qwen3_omni_neuron.serving.openai.chat_request import (
+    ChatRequest,
+    check_request,
+    conversation,
+    request_options,
+)
+from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.voices import Voices
+from qwen3_omni_neuron.serving.openai.without_effect import (
+    CHAT,
+    FIELDS,
+    REALTIME,
+    SPEECH,
+    TRANSCRIPTIONS,
+    sent_without_effect,
+)
+from qwen3_omni_neuron.serving.realtime.session_config import SessionConfig
+from qwen3_omni_neuron.serving.settings import ServerSettings
+
+Json = dict[str, Any]
+URL = "data:;base64,AAAA"
+TEXT: Json = {"type": "text", "text": "a"}
+TOOL: Json = {"type": "function", "function": {"name": "f"}}
+CALL: Json = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+SCHEMA: Json = {"type": "json_schema", "json_schema": {"name": "a"}}
+ALLOWED: Json = {
+    "type": "allowed_tools",
+    "allowed_tools": {"mode": "auto", "tools": [TOOL]},
+}
+
+
+class Replies:
+    """Spoken replies, of which each has a transcript."""
+
+    def transcript(self, audio_id: str, owner: str) -> str:
+        return f"said {audio_id}"
+
+
+class Service:
+    """Part of the server that a MediaReader uses before anything is decoded."""
+
+    settings = ServerSettings()
+
+
+def user(*parts: Any, **fields: Any) -> Json:
+    return {"messages": [{"role": "user", "content": list(parts) or "Hi", **fields}]}
+
+
+def assistant(**fields: Any) -> Json:
+    reply = {"role": "assistant", "content": "Hello.", **fields}
+    return {"messages": [{"role": "user", "content": "Hi"}, reply]}
+
+
+def after(message: Json) -> Json:
+    return {"messages": [{"role": "user", "content": "Hi"}, message]}
+
+
+def part(kind: str, inner: Json | None = None, **fields: Any) -> Json:
+    return {"type": f"{kind}_url", f"{kind}_url": {"url": URL, **(inner or {})}, **fields}
+
+
+def sound(inner: Json | None = None, **fields: Any) -> Json:
+    held = {"data": "AAAA", "format": "wav", **(inner or {})}
+    return {"type": "input_audio", "input_audio": held, **fields}
+
+
+def read(body: Json) -> tuple[Any, list[str]]:
+    """Return what a request asks the model for, and its fields without effect.
+
+    Raises ApiError for a field that is refused.
+    """
+    full = {"model": "own", **user(), **body}
+    wanted = parse_json(ChatRequest, json.dumps(full).encode())
+    check_request(wanted)
+    media: Any = MediaReader(Service(), None, "me")  # type: ignore[arg-type]
+    options = request_options(wanted, ServerSettings(), "me", Voices(("Ethan", "Chelsie")))
+    messages = conversation(wanted, media, Replies(), "me")  # type: ignore[arg-type]
+    items = [(found.kind, found.content, found.options) for found in media._items]
+    shape = (wanted.speaks, wanted.sound_format, wanted.stream, wanted.stream_options)
+    shape += (wanted.model,)
+    return (options, messages, items, shape), sent_without_effect(CHAT, wanted, "own")
+
+
+# By path: a body with the field, and one that differs in nothing else. What the second lacks has an
+# effect, which is seen in what the model is asked for.
+SPOKEN: Json = {"modalities": ["text", "audio"]}
+IN_JSON: Json = {"response_format": SCHEMA}
+HONOURED: Mapping[str, tuple[Json, Json]] = {
+    "messages": (user(), user(TEXT)),
+    "model": ({"model": "own"}, {"model": "gpt-4o"}),
+    "audio": ({**SPOKEN, "audio": {"voice": "Chelsie", "format": "mp3"}}, SPOKEN),
+    "audio.voice": ({**SPOKEN, "audio": {"voice": "Chelsie"}}, {**SPOKEN, "audio": {}}),
+    "audio.voice.id": ({**SPOKEN, "audio": {"voice": {"id": "Chelsie"}}}, {**SPOKEN, "audio": {}}),
+    "audio.format": ({**SPOKEN, "audio": {"format": "mp3"}}, {**SPOKEN, "audio": {}}),
+    "max_completion_tokens": ({"max_completion_tokens": 5}, {}),
+    "max_tokens": ({"max_tokens": 5}, {}),
+    "modalities": (SPOKEN, {}),
+    "parallel_tool_calls": ({"parallel_tool_calls": False}, {}),
+    "response_format": (IN_JSON, {}),
+    "response_format.type": ({"response_format": {"type": "json_object"}}, {}),
+    "response_format.json_schema": (IN_JSON, {}),
+    "response_format.json_schema.schema": (
+        {"response_format": {**SCHEMA, "json_schema": {"name": "a", "schema": {"type": "string"}}}},
+        IN_JSON,
+    ),
+    "response_format.json_schema.strict": (
+        {"response_format": {**SCHEMA, "json_schema": {"name": "a", "strict": True}}},
+        IN_JSON,
+    ),
+    "seed": ({"seed": 5}, {}),
+    "stop": ({"stop": "x"}, {}),
+    "stream": ({"stream": True}, {}),
+    "stream_options": ({"stream_options": {"include_usage": True}}, {}),
+    "stream_options.include_usage": ({"stream_options": {"include_usage": True}}, {}),
+    "temperature": ({"temperature": 0.5}, {}),
+    "top_p": ({"top_p": 0.5}, {}),
+    "tools": ({"tools": [TOOL]}, {}),
+    "tools[].type": ({"tools": [TOOL]}, {}),
+    "tools[].function": ({"tools": [TOOL]}, {}),
+    **{
+        f"tools[].function.{name}": (
+            {"tools": [{**TOOL, "function": {"name": "f", name: value}}]},
+            {"tools": [{**TOOL, "function": {"name": "g" if name == "name" else "f"}}]},
+        )
+        for name, value in {
+            **{"name": "f", "description": "d", "parameters": {"type": "object"}},
+            "strict": True,
+        }.items()
+    },
+    "tool_choice": ({"tool_choice": "required"}, {}),
+    "tool_choice.type": ({"tool_choice": TOOL}, {}),
+    "tool_choice.function": ({"tool_choice": TOOL}, {}),
+    "tool_choice.function.name": ({"tool_choice": TOOL}, {}),
+    "tool_choice.allowed_tools": ({"tool_choice": ALLOWED}, {}),
+    "tool_choice.allowed_tools.mode": ({"tool_choice": ALLOWED}, {}),
+    "tool_choice.allowed_tools.tools": ({"tool_choice": ALLOWED}, {}),
+    "messages[].role": (after({"role": "system", "content": "a"}), assistant(content="a")),
+    "messages[].content": (user(), {"messages": [{"role": "user", "content": "Ho"}]}),
+    "messages[].refusal": (assistant(content=None, refusal="No."), assistant()),
+    "messages[].audio": (assistant(content=None, audio={"id": "a"}), assistant()),
+    "messages[].audio.id": (assistant(content=None, audio={"id": "a"}), assistant()),
+    "messages[].tool_calls": (assistant(tool_calls=[CALL]), assistant()),
+    "messages[].tool_calls[].type": (assistant(tool_calls=[CALL]), assistant()),
+    "messages[].tool_calls[].function": (assistant(tool_calls=[CALL]), assistant()),
+    "messages[].tool_calls[].function.name": (assistant(tool_calls=[CALL]), assistant()),
+    "messages[].tool_calls[].function.arguments": (assistant(tool_calls=[CALL]), assistant()),
+    "messages[].content[].type": (user(TEXT), user()),
+    "messages[].content[].text": (user(TEXT), user()),
+    "messages[].content[].refusal": (
+        assistant(content=[{"type": "refusal", "refusal": "No."}]),
+        assistant(),
+    ),
+    "messages[].content[].image_url": (user(part("image")), user()),
+    "messages[].content[].image_url.url": (user(part("image")), user()),
+    "messages[].content[].image_url.detail": (
+        user(part("image", {"detail": "low"})),
+        user(part("image")),
+    ),
+    "messages[].content[].input_audio": (user(sound()), user()),
+    "messages[].content[].input_audio.data": (user(sound()), user()),
+}
+CACHED: Json = {"type": "ephemeral"}
+BACK: Json = {"reasoning_content": "because", "annotations": [1], "parsed": {"a": 1}}
+# By path: a body in which the field asks for something.
+WITHOUT_EFFECT: Mapping[str, Json] = {
+    "model": {"model": "gpt-4o"},
+    **{
+        name: {name: "x"}
+        for name in FIELDS[CHAT]
+        if "." not in name and name not in ("model", "store", "metadata")
+    },
+    "store": {"store": True},
+    "metadata": {"metadata": {"a": "b"}},
+    "stream_options.include_obfuscation": {"stream_options": {"include_obfuscation": True}},
+    "stream_options.continuous_usage_stats": {"stream_options": {"continuous_usage_stats": True}},
+    "response_format.json_schema.name": IN_JSON,
+    "response_format.json_schema.description": {
+        "response_format": {**SCHEMA, "json_schema": {"name": "a", "description": "b"}}
+    },
+    "tools[].cache_control": {"tools": [{**TOOL, "cache_control": CACHED}]},
+    "tools[].function.cache_control": {
+        "tools": [{**TOOL, "function": {"name": "f", "cache_control": CACHED}}]
+    },
+    "messages[].name": user(name="Ann"),
+    "messages[].id": user(id="m1"),
+    "messages[].index": user(index=1),
+    "messages[].metadata": user(metadata={"a": 1}),
+    "messages[].cache_control": user(cache_control=CACHED),
+    "messages[].tool_call_id": after({"role": "tool", "tool_call_id": "c", "content": "5"}),
+    "messages[].*": assistant(**BACK),
+    "messages[].audio.*": assistant(audio={"id": "a", "data": "AAAA", "expires_at": 5}),
+    "messages[].tool_calls[].id": assistant(tool_calls=[CALL]),
+    "messages[].tool_calls[].*": assistant(tool_calls=[{**CALL, "index": 1}]),
+    "messages[].tool_calls[].function.*": assistant(
+        tool_calls=[{**CALL, "function": {**CALL["function"], "parsed_arguments": {"a": 1}}}]
+    ),
+    **{
+        f"messages[].content[].{name}": user({**TEXT, name: "x"})
+        for name in ("id", "index", "uuid", "annotations", "logprobs", "cache_control")
+    },
+    "messages[].content[].prompt_cache_breakpoint": user(
+        {**TEXT, "prompt_cache_breakpoint": {"mode": "explicit"}}
+    ),
+    "messages[].content[].input_audio.format": user(sound({"format": "audio/mpeg"})),
+    **{
+        f"messages[].content[].{kind}_url.format": user(part(kind, {"format": "x"}))
+        for kind in MEDIA_KINDS
+    },
+}
+FILE: Json = {"type": "file", "file": {"file_id": "f", "file_data": "a", "filename": "b"}}
+CUSTOM: Json = {"type": "custom", "custom": {"name": "f"}}
+# By path: a body that is refused, and the end of the error's param where it is not the path's.
+REFUSED: Mapping[str, tuple[Json, str]] = {
+    "function_call": ({"function_call": "auto"}, ""),
+    "functions": ({"functions": [{"name": "f"}]}, ""),
+    "frequency_penalty": ({"frequency_penalty": 1}, ""),
+    "presence_penalty": ({"presence_penalty": 1}, ""),
+    "logit_bias": ({"logit_bias": {"5": 1}}, ""),
+    "logprobs": ({"logprobs": True}, ""),
+    "top_logprobs": ({"top_logprobs": 2}, ""),
+    "n": ({"n": 2}, ""),
+    "moderation": ({"moderation": {"model": "m"}}, ""),
+    "web_search_options": ({"web_search_options": {"search_context_size": "low"}}, ""),
+    "tools[].custom": ({"tools": [CUSTOM]}, "tools[0].type"),
+    "tool_choice.custom": ({"tool_choice": CUSTOM}, "tool_choice.type"),
+    "messages[].function_call": (assistant(function_call={"name": "f"}), "[1].function_call"),
+    "messages[].tool_calls[].custom": (assistant(tool_calls=[{**CUSTOM, "id": "c"}]), "[0].type"),
+    "messages[].content[].file": (user(FILE), "content[0].type"),
+}
+# Objects that are refused as a whole, and those whose content no one reads.
+CLOSED = (
+    *("functions", "function_call", "moderation", "web_search_options", "prediction"),
+    *("prompt_cache_options", "metadata", "logit_bias", "tools[].function.parameters"),
+    *("tools[].custom", "tool_choice.custom", "messages[].tool_calls[].custom"),
+    *("messages[].function_call", "messages[].content[].file"),
+    *("messages[].content[].prompt_cache_breakpoint", "response_format.json_schema.schema"),
+    "tool_choice.allowed_tools.tools",
+)
+
+
+def published(kind: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths of all fields of a TypedDict of openai-python, and of those inside."""
+    if get_origin(kind) is not None:
+        listed = getattr(get_origin(kind), "__name__", "") in ("Iterable", "list", "List")
+        for inner in get_args(kind):
+            yield from published(inner, f"{path}[]" if listed and path else path)
+    elif is_typeddict(kind):
+        for name, inner in get_type_hints(kind).items():
+            place = f"{path}.{name}" if path else name
+            yield place
+            if place not in CLOSED:
+                yield from published(inner, place)
+
+
+PUBLISHED = {
+    name
+    for kind in (
+        completion_create_params.CompletionCreateParamsNonStreaming,
+        completion_create_params.CompletionCreateParamsStreaming,
+    )
+    for name in published(kind)
+}
+
+
+def test_every_field_of_openais_chat_is_one_of_the_three() -> None:
+    known = {*HONOURED, *WITHOUT_EFFECT, *REFUSED}
+    assert len(PUBLISHED) > 60
+    assert PUBLISHED - known == set()
+
+
+@pytest.mark.parametrize("path", HONOURED)
+def test_a_field_that_is_honoured_is_seen_in_what_the_model_is_asked(path: str) -> None:
+    body, other = HONOURED[path]
+    assert read(body)[0] != read(other)[0]
+
+
+@pytest.mark.parametrize("path", FIELDS[CHAT])
+def test_a_field_without_effect_is_taken_and_counted(path: str) -> None:
+    assert path in read(WITHOUT_EFFECT[path])[1]
+    assert path not in read({})[1]
+
+
+@pytest.mark.parametrize("path", REFUSED)
+def test_any_other_field_is_refused_by_name(path: str) -> None:
+    body, end = REFUSED[path]
+    with pytest.raises(ApiError) as refused:
+        read(body)
+    assert refused.value.status == 400
+    assert str(refused.value.param).endswith(end or path)
+
+
+@pytest.mark.parametrize("place", ["", "messages[0]", "messages[0].content[0]", "tools[0]"])
+def test_a_field_that_nobody_knows_is_refused_at_every_place(place: str) -> None:
+    body: Json = {**user(dict(TEXT)), "tools": [dict(TOOL)]}
+    at = {
+        "": body,
+        "messages[0]": body["messages"][0],
+        "messages[0].content[0]": body["messages"][0]["content"][0],
+        "tools[0]": body["tools"][0],
+    }
+    at[place]["colour"] = None  # asks for nothing
+    read(body)
+    at[place]["colour"] = "red"
+    with pytest.raises(ApiError, match="colour") as refused:
+        read(body)
+    assert refused.value.param == (f"{place}.colour" if place else "colour")
+
+
+# Fields of parts. What qwen-omni-utils 0.0.9 reads of an element, by its kind.
+QWENS = {
+    "audio": "audio_start audio_end",
+    "image": "min_pixels max_pixels resized_height resized_width",
+    "video": "min_pixels max_pixels total_pixels resized_height resized_width fps nframes "
+    "min_frames max_frames video_start video_end",
+}
+# A right value by a field's name, wrong ones, and what goes with it.
+RIGHT: Mapping[str, Any] = {
+    **{"detail": "low", "fps": 0.5, "nframes": 6, "min_frames": 3, "max_frames": 8},
+    **{"min_pixels": 4096, "max_pixels": 8192, "total_pixels": 1e6, "resized_height": 280},
+    **{"resized_width": 420, "video_start": 1, "video_end": 2.5, "audio_start": 0, "audio_end": 1},
+}
+WRONG: Mapping[str, tuple[Any, ...]] = {
+    "detail": ("LOW", 1, ["low"]),
+    "fps": (0, -1, "2", True, 1e9),
+    "nframes": (1, 2.5, "6", True),
+    "min_frames": (0, 2.5, True),
+    "max_frames": (1, "8"),
+    "min_pixels": (0, 1.5, "a", True, [1]),
+    "max_pixels": (0, -5, 1.5),
+    "total_pixels": (0, "a", True),
+    "resized_height": (0, 1.5, 2**21),
+    "resized_width": (0, "a"),
+    **dict.fromkeys(("video_start", "audio_start"), (-1, "a", True, 1e12)),
+    **dict.fromkeys(("video_end", "audio_end"), (-1, 0, "a", {})),
+}
+WITH: Mapping[str, Json] = {
+    "resized_height": {"resized_width": 420},
+    "resized_width": {"resized_height": 280},
+}
+OF_KINDS = [(kind, name) for kind in MEDIA_KINDS for name in fields_of(kind, over_http=True)]
+MEDIA: Mapping[str, Any] = {"audio": b"a", "image": b"a", "video": b"a"}
+
+
+def read_item(item: Json) -> Json:
+    """Return what the reader of an item's medium gets in Python. Raises InputError."""
+    reader = MessageReader([], lambda kind, item, where: dict(item))
+    reader.message({"role": "user", "content": [item]}, "messages[0]")
+    (got,) = reader.media
+    return got
+
+
+def options_of(*parts: Json) -> Json:
+    """Return the options of the first part's job over HTTP. Raises ApiError."""
+    options: Json = read(user(*parts))[0][2][0][2]
+    return options
+
+
+def test_every_field_of_qwens_and_openais_parts_is_in_the_table() -> None:
+    for kind, names in QWENS.items():
+        detail = [] if kind == "audio" else ["detail"]
+        assert set(fields_of(kind, over_http=True)) == {*names.split(), *detail}
+    assert set(RIGHT) == set(WRONG) == {f.name for f in ITEM_FIELDS if f.over_http}
+
+
+@pytest.mark.parametrize(("kind", "name"), OF_KINDS)
+def test_a_field_of_a_part_reaches_the_reader_of_its_medium(kind: str, name: str) -> None:
+    """Beside the part's object, inside it, and in Python."""
+    given = {name: RIGHT[name], **WITH.get(name, {})}
+    assert options_of(part(kind, None, **given)) == given
+    assert options_of(part(kind, given)) == given
+    assert options_of(part(kind, given, **given)) == given
+    if kind == "audio":
+        assert options_of(sound(given)) == options_of(sound(None, **given)) == given
+    assert read_item({"type": kind, kind: MEDIA[kind], **given}) == {
+        "type": kind,
+        kind: MEDIA[kind],
+        **given,
+    }
+    none = dict.fromkeys(given)
+    assert options_of(part(kind, none, **none)) == {}
+    assert read_item({"type": kind, kind: MEDIA[kind], **none}) == {"type": kind, kind: MEDIA[kind]}
+
+
+@pytest.mark.parametrize(("kind", "name"), OF_KINDS)
+def test_a_wrong_value_is_refused_with_its_field(kind: str, name: str) -> None:
+    for value in WRONG[name]:
+        given = {**WITH.get(name, {}), name: value}
+        for inner, beside, at in ((given, {}, f".{kind}_url"), ({}, given, "")):
+            with pytest.raises(ApiError, match=name) as refused:
+                options_of(part(kind, inner, **beside))
+            assert refused.value.param == f"messages[0].content[0]{at}.{name}"
+        with pytest.raises(InputError, match=rf"^messages\[0\]\.content\[0\] has {name} ") as wrong:
+            read_item({"type": kind, kind: MEDIA[kind], **given})
+        assert str(wrong.value) == refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "words"),
+    [
+        ("video", {"fps": 1, "nframes": 4}, "fps and nframes. Give one"),
+        ("video", {"min_frames": 9, "max_frames": 8}, "min_frames 9, above its max_frames 8"),
+        ("image", {"min_pixels": 9, "max_pixels": 8}, "min_pixels 9, above its max_pixels 8"),
+        ("video", {"video_start": 2, "video_end": 2}, "video_end 2, which is not after"),
+        ("audio", {"audio_start": 2, "audio_end": 1.5}, "audio_end 1.5, which is not after"),
+        ("image", {"resized_height": 28}, "resized_height without resized_width"),
+        ("video", {"resized_width": 28}, "resized_width without resized_height"),
+        ("image", {"fps": 1}, "unknown field 'fps'. It is a field of video items"),
+        ("audio", {"detail": "low"}, "It is a field of image and video items"),
+        ("video", {"nframe": 4}, r"Did you mean nframes\?"),
+        ("video", {"use_audio_in_video": True}, "an option of the request"),
+        ("video", {"raw_fps": 2.0}, "The rate of frames is fps"),
+    ],
+)
+def test_fields_that_do_not_fit_are_refused_alike_over_http_and_in_python(
+    kind: str, given: Json, words: str
+) -> None:
+    with pytest.raises(ApiError, match=words) as refused:
+        options_of(part(kind, None, **given))
+    assert str(refused.value.param).startswith("messages[0].content[0].")
+    with pytest.raises(InputError, match=words):
+        read_item({"type": kind, kind: MEDIA[kind], **given})
+
+
+def test_two_values_of_a_field_are_refused() -> None:
+    with pytest.raises(ApiError, match=r"image_url\.detail is another value than messages") as no:
+        options_of(part("image", {"detail": "low"}, detail="high"))
+    assert no.value.param == "messages[0].content[0].image_url.detail"
+
+
+def test_fields_that_are_for_python_or_for_samples_alone() -> None:
+    with pytest.raises(InputError, match="sampling_rate beside a sound file"):
+        read_item({"type": "audio", "audio": "a.wav", "sampling_rate": 16000})
+    with pytest.raises(ApiError, match="unknown field 'sampling_rate'"):
+        options_of(part("audio", None, sampling_rate=16000))
+    frames = {"type": "video", "video": np.zeros((4, 28, 28, 3), np.uint8), "sample_fps": 2.0}
+    assert read_item(frames) == frames
+    with pytest.raises(ApiError, match=r"unknown field 'sample_fps'\. The rate of frames is fps"):
+        options_of(part("video", None, sample_fps=2.0))
+
+
+def test_numbers_that_are_too_large_to_matter_become_ones_that_fit_a_job() -> None:
+    huge = 10**4000
+    assert options_of(part("image", None, max_pixels=huge)) == {"max_pixels": 2**62}
+    assert options_of(part("video", None, max_frames=huge)) == {"max_frames": 2**31 - 1}
+    assert DETAILS == ("auto", "low", "high", "original")
+
+
+# The other endpoints: a field is one of the request's class, or refused as unknown.
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "model", "refused"),
+    [
+        (SPEECH, speech_create_params.SpeechCreateParams, speech.SpeechRequest, set[str]()),
+        (
+            TRANSCRIPTIONS,
+            transcription_create_params.TranscriptionCreateParamsBase,
+            transcriptions.TranscriptionRequest,
+            {"known_speaker_names", "known_speaker_references"},
+        ),
+        (
+            REALTIME,
+            realtime_session.RealtimeSessionCreateRequestParam,
+            SessionConfig,
+            set[str](),
+        ),
+    ],
+)
+def test_every_field_of_openais_other_requests_is_one_of_the_three(
+    path: str, kind: Any, model: Any, refused: set[str]
+) -> None:
+    names = set(get_type_hints(kind)) - {"file"}
+    known = set(model.model_fields)
+    assert names - known == refused
+    assert {name for name in FIELDS[path] if "." not in name} <= known
