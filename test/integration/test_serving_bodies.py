@@ -187,6 +187,32 @@ def test_the_content_of_a_data_url_decides_not_its_type(server: Server, head: st
     assert answer.status == 200, answer.body
 
 
+def test_fields_of_parts_change_what_the_model_gets(server: Server) -> None:
+    """Sound that is decoded here and in another process, and an image."""
+    picture, flac = io.BytesIO(), io.BytesIO()
+    Image.new("RGB", (640, 640)).save(picture, "PNG")
+    soundfile.write(flac, [0.0] * 32_000, 16_000, format="FLAC")
+
+    def tokens(part: dict[str, Any]) -> int:
+        body = {**ASKED, "messages": [{"role": "user", "content": [part]}]}
+        with HttpClient(f"{url_of(server)}/v1") as client:
+            answer = client.ask("/chat/completions", body)
+        assert answer.status == 200, answer.body
+        count: int = answer.json()["usage"]["prompt_tokens"]
+        return count
+
+    for part, field, value in (
+        (part_of("audio", WAV[:32_044], "audio/wav"), "audio_end", 0.3),
+        (part_of("audio", WAV[:32_044], "audio/wav"), "audio_start", 0.7),
+        (part_of("audio", flac.getvalue(), ""), "audio_end", 0.5),
+        (part_of("image", picture.getvalue(), ""), "max_pixels", 100_000),
+    ):
+        whole = tokens(part)
+        assert tokens({**part, field: value}) < whole
+        held = part["type"]
+        assert tokens({**part, held: {**part[held], field: value}}) < whole
+
+
 # What is wrong, and the path and the words of the answer.
 WRONG_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": "Hi"}, "messages", "list"),
