@@ -229,6 +229,52 @@ def test_media_are_the_same_as_in_the_api(omni: Qwen3Omni, client: OpenAI) -> No
         assert answer.usage.prompt_tokens == result.timings.prompt_tokens
 
 
+def test_images_and_videos_are_shrunk_as_in_the_api(omni: Qwen3Omni, client: OpenAI) -> None:
+    """TIFF and video are measured by a decoder, the others by the server."""
+    wav, video = QUESTION_WAV.read_bytes(), make_video(40, rate=4, audio="aac")
+    files: dict[str, bytes] = {}
+    for kind, height in (("PNG", 900), ("TIFF", 640), ("JPEG", 1600), ("WEBP", 64)):
+        file = io.BytesIO()
+        noise_image(1200, height).save(file, kind)
+        files[kind.lower()] = file.getvalue()
+    text = {"type": "text", "text": "What is it?"}
+    sent: list[Any] = [
+        text,
+        {"type": "audio_url", "audio_url": {"url": data_url("audio/wav", wav)}},
+    ]
+    items: list[Any] = [text, {"type": "audio", "audio": wav}]
+    for kind, content in files.items():
+        url = data_url(f"image/{kind}", content)
+        sent.append({"type": "image_url", "image_url": {"url": url}})
+        items.append({"type": "image", "image": content})
+    sent.append({"type": "video_url", "video_url": {"url": data_url("video/mp4", video)}})
+    items.append({"type": "video", "video": video})
+    for parts, same in ((sent, items), ([sent[-1]], [items[-1]]), ([sent[4]] * 6, [items[4]] * 6)):
+        answer = client.chat.completions.with_raw_response.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": parts}],
+            seed=3,
+            max_completion_tokens=600,
+            extra_body={"mm_processor_kwargs": {"use_audio_in_video": True}, "stop": ["a"]},
+        )
+        result = omni.generate_text(
+            [{"role": "user", "content": same}],
+            seed=3,
+            thinker_max_new_tokens=600,
+            use_audio_in_video=True,
+            stop=["a"],
+        )
+        usage = answer.parse().usage
+        assert usage and usage.prompt_tokens_details
+        assert usage.prompt_tokens_details.image_tokens == result.timings.prompt_image_tokens
+        assert usage.prompt_tokens == result.timings.prompt_tokens
+        assert answer.parse().choices[0].message.content == result.text
+        body = json.loads(answer.content)
+        assert body.get("warnings", []) == list(result.warnings)
+        if len(parts) > 1:
+            assert "so that the conversation fits" in result.warnings[0]
+
+
 def test_an_earlier_turn_may_be_named_by_its_audio(client: OpenAI) -> None:
     first = client.chat.completions.create(**SPOKEN, audio=AUDIO).choices[0].message
     assert first.audio is not None

@@ -221,7 +221,7 @@ def test_numbers_of_any_size_give_a_size_or_an_error_of_ours(value: int) -> None
 
 def fitted(items: list[VisualSize], wanted: int, most: int = 10**9) -> list[int]:
     """Return the tokens of items that share a room."""
-    given = shares(SIZES, items, Room(most, wanted))
+    given = shares(SIZES, items, Room(most, wanted, wanted))
     return [SIZES.tokens(shown(item, share)) for item, share in zip(items, given, strict=True)]
 
 
@@ -256,10 +256,10 @@ def test_what_is_shrunk_as_far_as_it_may_be_takes_the_replys_room() -> None:
 
 def test_the_room_is_that_beside_the_text_and_the_reply() -> None:
     # Text counts in steps of 512 tokens, and a reply of 1,024 or more with an eighth of 8,192.
-    assert Room.beside(1, CONTEXT - 1, 2000) == Room(8190, 8191 - 512 - 1024)
-    assert Room.beside(512, CONTEXT - 1, 1024) == Room(7679, 8191 - 512 - 1024)
-    assert Room.beside(513, CONTEXT - 1, 100) == Room(7678, 8191 - 1024 - 100)
-    assert Room.beside(9000, CONTEXT - 1, 100) == Room(0, 0)
+    assert Room.beside(1, CONTEXT - 1, 2000) == Room(8190, *[8191 - 512 - 1024] * 2)
+    assert Room.beside(512, CONTEXT - 1, 1024) == Room(7679, *[8191 - 512 - 1024] * 2)
+    assert Room.beside(513, CONTEXT - 1, 100) == Room(7678, *[8191 - 1024 - 100] * 2)
+    assert Room.beside(9000, CONTEXT - 1, 100) == Room(0, 0, 0)
 
 
 def jpeg(height: int, width: int, **options: Any) -> bytes:

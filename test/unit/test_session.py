@@ -1,6 +1,7 @@
 """Sessions: turns, barge-ins, what was heard, and what is refused."""
 
 import gc
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from qwen3_omni_neuron.errors import (
 from qwen3_omni_neuron.events import AudioChunk, Finished, SpeechResult, TextDelta, Timings
 from qwen3_omni_neuron.prompt.turns import BYTES_PER_S, RATE_WEIGHT_S, Reply, mean_pace
 from qwen3_omni_neuron.session import Session
-from testing.media_cases import IMAGE, text, tone, user
+from testing.media_cases import IMAGE, noise_image, text, tone, user
 from testing.replies import GREEDY, last
 from testing.sessions import assert_same_prompt, prompt_of
 
@@ -55,6 +56,37 @@ def test_turns_and_the_messages_that_they_make(omni: Qwen3Omni) -> None:
             omni.prompt_builder.prompt([*other.messages, user(text("Go on."))]),
             omni.prompt_builder.prompt([*messages, user(text("Go on."))]),
         )
+
+
+def grids_of(session: Session) -> list[tuple[int, int, int]]:
+    return [image.grid for image in prompt_of(session).images]
+
+
+def test_a_turns_images_keep_their_size_and_later_ones_take_half_of_what_is_left(
+    checkpoint: Path,
+) -> None:
+    photo = {"type": "image", "image": noise_image(1024, 768)}  # 768 tokens
+    with Qwen3Omni.load(checkpoint, dtype="float32", context_length=1024) as omni:
+        with omni.session("Be brief.", **SHORT) as session:
+            session.append([photo])
+            # 1,023 tokens without 64 for the text and 4 for the reply: 955. 768 fit.
+            assert grids_of(session) == [(1, 48, 64)]
+            session.append("And this?")
+            session.append([photo])
+            # 187 tokens are left: half of them are 93, and 88 fit.
+            assert grids_of(session) == [(1, 48, 64), (1, 16, 22)]
+            (warning,) = prompt_of(session).warnings
+            assert warning.startswith("content.content[0] is an image of 1024 x 768 pixels (768 tokens)")
+            kept = session.messages
+        with omni.session("Be brief.", kept[1:], **SHORT) as again:
+            assert sum(map(math.prod, grids_of(again))) // 4 <= 955
+        with omni.session(**SHORT, truncation="auto") as session:
+            for _ in range(3):
+                session.append([photo])
+                session.commit()
+                session.insert(session.read({"role": "assistant", "content": "Yes."}))
+            sizes = [turn.media[0].visual.grid for turn in session.turns if turn.media]
+            assert sizes == [(1, 48, 64)] * 3
 
 
 def test_options_of_a_session_are_defaults_of_its_replies(omni: Qwen3Omni) -> None:

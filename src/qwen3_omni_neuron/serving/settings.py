@@ -201,7 +201,7 @@ class Limits(Settings):
     max_media: int = setting(32, "media items of a request", "400")
     max_media_bytes: Count = setting(24 * MIB, "bytes of one media item", "413")
     max_media_s: Seconds = setting(1800.0, "duration of one media item", "400")
-    max_pixels: Count = setting(4096 * 4096, "pixels of an image or a frame", "400")
+    max_pixels: Count = setting(8192 * 6144, "pixels of an image or a frame", "400")
     decoders: Count = setting(2, "processes that decode media at a time")
     decoder_bytes: int = setting(
         GIB, "memory of one process that decodes media", "400", ge=64 * MIB

@@ -16,12 +16,14 @@ _VIDEO_SHARES = 4  # a video is shrunk to four times an image's tokens
 class Room:
     """Tokens that a conversation leaves for its images and videos.
 
-    most: as many as the context has, infinity where turns can be dropped. wanted: as many as leave
-    room for the reply, too. Items are shrunk so that all of them take no more, if they may be.
+    most: as many as the context has, infinity where turns can be dropped. whole: as many as leave
+    room for the reply, too; if all items take no more, none is shrunk. shared: number to which they
+    are shrunk otherwise, as far as they may be.
     """
 
     most: float
-    wanted: int
+    whole: int
+    shared: int
 
     @staticmethod
     def beside(text_tokens: int, most_tokens: int, reply_tokens: int) -> "Room":
@@ -35,17 +37,18 @@ class Room:
         context = most_tokens + 1
         step = max(1, context // _STEPS)
         text = math.ceil(text_tokens / step) * step
-        kept = reply_room(context, reply_tokens)
-        return Room(max(0, most_tokens - text_tokens), max(0, most_tokens - text - kept))
+        whole = max(0, most_tokens - text - reply_room(context, reply_tokens))
+        return Room(max(0, most_tokens - text_tokens), whole, whole)
 
     def without(self, tokens: int) -> "Room":
         """Return the room beside other media."""
-        return Room(max(0, self.most - tokens), max(0, self.wanted - tokens))
+        left = max(0, self.whole - tokens), max(0, self.shared - tokens)
+        return Room(max(0, self.most - tokens), *left)
 
     @property
     def half(self) -> "Room":
-        """Room for the images of one turn, where later turns may have others."""
-        return replace(self, wanted=self.wanted // 2)
+        """Room for the items of one turn, where later turns may have others."""
+        return replace(self, shared=self.shared // 2)
 
 
 def shares(sizes: Sizes, items: Sequence[VisualSize], room: Room) -> list[int]:
@@ -61,7 +64,7 @@ def shares(sizes: Sizes, items: Sequence[VisualSize], room: Room) -> list[int]:
     sound = sum(item.sound_tokens for item in items)
     room = room.without(sound)
     own = [sizes.tokens(sizes.exact_grid(item)) for item in items]
-    if sum(own) <= room.wanted:
+    if sum(own) <= room.whole:
         return own
     least = [sizes.least_tokens(item) for item in items]
     if sum(least) > room.most:
@@ -85,7 +88,7 @@ def shares(sizes: Sizes, items: Sequence[VisualSize], room: Room) -> list[int]:
     low, high = 0, max(own) + 1  # `low` fits, or is the least; `high` does not fit
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if taken(middle) <= room.wanted else (low, middle)
+        low, high = (middle, high) if taken(middle) <= room.shared else (low, middle)
     return shared(low)
 
 
