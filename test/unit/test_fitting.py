@@ -67,7 +67,7 @@ def shown(item: VisualSize, share: int) -> tuple[int, int, int]:
 def test_a_size_that_is_asked_for_is_qwen_omni_utils(
     asked: tuple[int, int], size: tuple[int, int]
 ) -> None:
-    """Computed by qwen_omni_utils 0.0.9 with patches of 16 pixels."""
+    """Computed by qwen-omni-utils 0.0.9 with patches of 16 pixels."""
     fields = dict(zip(("resized_height", "resized_width"), asked, strict=True))
     for item in (image(70, 90, **fields), video(4, 70, 90, **fields)):
         assert SIZES.pixels(SIZES.grid(item)) == size
@@ -89,7 +89,7 @@ def test_a_size_that_is_asked_for_is_qwen_omni_utils(
 def test_all_pixels_of_a_video_are_limited_as_in_qwen_omni_utils(
     frames: int, sides: tuple[int, int], fields: dict[str, int], size: tuple[int, int]
 ) -> None:
-    """Computed by qwen_omni_utils 0.0.9 with patches of 16 pixels."""
+    """Computed by qwen-omni-utils 0.0.9 with patches of 16 pixels."""
     assert SIZES.pixels(SIZES.grid(video(frames, *sides, **fields))) == size
 
 

@@ -39,12 +39,22 @@ METHODS = [
         "info",
         "load",
     ),
-    *("media_settings", "restore_session", "say", "session", "status", "stream", "stream_speech"),
+    *(
+        "media_room",
+        "media_settings",
+        "restore_session",
+        "say",
+        "session",
+        "status",
+        "stream",
+        "stream_speech",
+    ),
     *("stream_text", "transcription_instruction", "turns_by_silence"),
 ]
 SESSION = [
     *("append", "append_audio", "clear", "close", "commit", "document", "heard", "insert"),
-    *("messages", "prepare", "read", "remove", "respond", "restore", "save", "set_options"),
+    *("media_room", "messages", "prepare", "read", "remove", "respond", "restore", "save"),
+    "set_options",
     *("system", "turns"),
 ]
 LOAD = [

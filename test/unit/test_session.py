@@ -76,7 +76,9 @@ def test_a_turns_images_keep_their_size_and_later_ones_take_half_of_what_is_left
             # 187 tokens are left: half of them are 93, and 88 fit.
             assert grids_of(session) == [(1, 48, 64), (1, 16, 22)]
             (warning,) = prompt_of(session).warnings
-            assert warning.startswith("content.content[0] is an image of 1024 x 768 pixels (768 tokens)")
+            assert warning.startswith(
+                "content.content[0] is an image of 1024 x 768 pixels (768 tokens)"
+            )
             kept = session.messages
         with omni.session("Be brief.", kept[1:], **SHORT) as again:
             assert sum(map(math.prod, grids_of(again))) // 4 <= 955

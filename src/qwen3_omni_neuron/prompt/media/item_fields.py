@@ -14,7 +14,7 @@ from qwen3_omni_neuron.prompt.media.fields import real_number, whole_number
 
 DETAILS = ("auto", "low", "high", "original")
 MOST_PIXELS = 2**62  # larger limits are reduced to this, which fits a float and 64 bits
-_MOST_SIDE = 1 << 20
+MOST_SIDE = 1 << 20
 _MOST_FRAMES = 2**31 - 1
 _MOST_SECONDS = 1e9
 # One frame in 11 days is slower than any time lapse, and its positions still fit float32.
@@ -65,7 +65,7 @@ def _real(least: float, most: float) -> Callable[[Any], float | None]:
 
 def _side(value: Any) -> int | None:
     number = whole_number(value)
-    return number if number is not None and 1 <= number <= _MOST_SIDE else None
+    return number if number is not None and 1 <= number <= MOST_SIDE else None
 
 
 def _detail(value: Any) -> str | None:
@@ -89,9 +89,9 @@ def _as_it_is(value: Any) -> Any:
 
 _SEEN = ("image", "video")
 _PIXELS: Mapping[str, Any] = {"type": "integer", "minimum": 1}
-_SIDE: Mapping[str, Any] = {"type": "integer", "minimum": 1, "maximum": _MOST_SIDE}
+_SIDE: Mapping[str, Any] = {"type": "integer", "minimum": 1, "maximum": MOST_SIDE}
 _SECONDS: Mapping[str, Any] = {"type": "number", "minimum": 0, "maximum": _MOST_SECONDS}
-_SIDE_PHRASE = f"a whole number from 1 to {_MOST_SIDE}"
+_SIDE_PHRASE = f"a whole number from 1 to {MOST_SIDE}"
 _SECONDS_PHRASE = f"a number of seconds from 0 to {_MOST_SECONDS:g}"
 _read_seconds = _real(0, _MOST_SECONDS)
 

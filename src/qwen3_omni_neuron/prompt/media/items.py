@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from qwen3_omni_neuron.prompt.media.pixels import Visual
 from qwen3_omni_neuron.prompt.media.resizer import Resizer
 from qwen3_omni_neuron.prompt.media.sizes import MediaSettings, VisualSize
 from qwen3_omni_neuron.prompt.media.video import VideoHeader, frame_rate, load_video
-from qwen3_omni_neuron.prompt.media.visual_size import evenly, read_image, visual_size
+from qwen3_omni_neuron.prompt.media.visual_size import FILES, evenly, read_image, visual_size
 
 Item = dict[str, Any]
 
@@ -167,8 +166,7 @@ class MediaLoader:
             return ImageItem(self._resizer.in_grid(picture, grid), tuple(warnings))
         grid = sizes.grid(size)
         frames = sizes.frames_of(grid, size.frames or 0)
-        is_file = isinstance(item["video"], str | Path | bytes | bytearray)
-        if is_file and frames < (size.frames or 0):
+        if frames < (size.frames or 0) and isinstance(item["video"], FILES):
             item = {**item, "max_frames": frames}  # `evenly` chooses of frames that are given
 
         def check(header: VideoHeader) -> None:

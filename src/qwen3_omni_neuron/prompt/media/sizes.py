@@ -18,13 +18,12 @@ from qwen3_omni_neuron.errors import (
 )
 from qwen3_omni_neuron.prompt.media.fields import Warn, whole_number
 from qwen3_omni_neuron.prompt.media.image import MAX_ASPECT
+from qwen3_omni_neuron.prompt.media.item_fields import DETAILS, MOST_PIXELS, MOST_SIDE
 from qwen3_omni_neuron.prompt.preprocessor import whole_setting
 
 Grid = tuple[int, int, int]
 """Frames, and rows and columns of patches in a frame."""
 PixelLimits = tuple[int, float]  # minimum and maximum number of pixels after resizing
-DETAILS = ("auto", "low", "high", "original")
-"""Values of an item's `detail`; "original" is "high"."""
 LOW_TOKENS = 256
 """Most tokens of an image of `detail` "low"."""
 LOW_FRAME_TOKENS = 128
@@ -33,9 +32,7 @@ LEAST_TOKENS = 64
 """Tokens to which an image is shrunk at most."""
 LEAST_FRAMES = 4
 """Frames that a video keeps at least."""
-_MOST_SIDE = 1024  # a patch's side: 16 pixels
-_MOST_RESIZED = 1 << 20  # resized_height and resized_width in pixels
-_MAX_PIXELS = 2**62  # larger limits are reduced to this, which fits a float and 64 bits
+_MOST_PATCH = 1024  # a patch's side: 16 pixels
 # Limits per video frame. Not in the checkpoint: transformers Qwen3OmniMoeProcessor sets them.
 _VIDEO_LIMITS = (128 * 32 * 32, 768 * 32 * 32)
 _TOGETHER = 2  # qwen-omni-utils' FRAME_FACTOR, by which total_pixels is divided
@@ -45,7 +42,7 @@ _RESIZED_TOKENS = (4, 16384)
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """What an item says of its size, as the caller gave it: `Sizes` checks it.
+    """Limits of an item's size, as the caller gave them; `Sizes` checks them.
 
     min_pixels, max_pixels: number of pixels after resizing; None: the default of its kind.
     total_pixels: most pixels of a video's frames / 2. resized_height, resized_width: the size
@@ -144,11 +141,11 @@ class Sizes:
             "max_pixels": size.get("longest_edge", 28 * 28 * 1280),
         } | {n: settings[n] for n in ("min_pixels", "max_pixels") if settings.get(n) is not None}
         return cls(
-            whole_setting(settings, "patch_size", 14, _MOST_SIDE),
-            whole_setting(settings, "merge_size", 2, _MOST_SIDE),
-            whole_setting(settings, "temporal_patch_size", 2, _MOST_SIDE),
-            whole_setting(limits, "min_pixels", 0, _MAX_PIXELS),
-            whole_setting(limits, "max_pixels", 0, _MAX_PIXELS),
+            whole_setting(settings, "patch_size", 14, _MOST_PATCH),
+            whole_setting(settings, "merge_size", 2, _MOST_PATCH),
+            whole_setting(settings, "temporal_patch_size", 2, _MOST_PATCH),
+            whole_setting(limits, "min_pixels", 0, MOST_PIXELS),
+            whole_setting(limits, "max_pixels", 0, MOST_PIXELS),
         )
 
     def image_grid(self, height: int, width: int, where: str, asked: SizeLimits = USUAL) -> Grid:
@@ -330,10 +327,10 @@ class Sizes:
     def _asked_size(self, size: VisualSize) -> tuple[int, int] | None:
         """Return the height and width of resized_height and resized_width, None without them.
 
-        Raises the item's error. Source: qwen_omni_utils fetch_image and fetch_video.
+        Raises the item's error. Source: qwen-omni-utils.
         """
-        height = _count(size, "resized_height", _MOST_RESIZED)
-        width = _count(size, "resized_width", _MOST_RESIZED)
+        height = _count(size, "resized_height", MOST_SIDE)
+        width = _count(size, "resized_width", MOST_SIDE)
         if (height is None) is not (width is None):
             raise size.error(
                 f"{size.where} has resized_height or resized_width alone: give both, or none."
@@ -414,4 +411,4 @@ def _count(size: VisualSize, name: str, most: int | None = None) -> int | None:
         raise size.error(
             f"{size.where} has {name} {format_value(value)}; it is a whole number, {allowed}."
         )
-    return min(pixels, _MAX_PIXELS)
+    return min(pixels, MOST_PIXELS)

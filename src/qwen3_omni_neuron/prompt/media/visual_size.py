@@ -23,6 +23,9 @@ from qwen3_omni_neuron.prompt.media.video import Video, VideoHeader, load_video
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+FILES = (str, Path, bytes, bytearray)
+"""Types of a file in an item, as opposed to pixels."""
+
 
 def visual_size(
     kind: str, item: Mapping[str, Any], where: str, settings: MediaSettings, hears_videos: bool
@@ -35,7 +38,7 @@ def visual_size(
     """
     asked = SizeLimits.of(item)
     source = item.get(kind)
-    if not isinstance(source, str | Path | bytes | bytearray):
+    if not isinstance(source, FILES):
         return VisualSize(where, *_shape(kind, item, where), asked)
 
     def image(height: int, width: int) -> NoReturn:
