@@ -51,6 +51,7 @@ EXTRAS = {
     "smart-turn": "`semantic_vad`",
     "talk": "`talk`",
     "video": "video files; sound in MP3, AAC, WMA, WebM, MP4, M4A and others",
+    "heic": "HEIC pictures",
     "ray": "`serve --ray`",
 }
 
