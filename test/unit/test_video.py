@@ -270,8 +270,6 @@ VIDEO = make_video(audio="aac")
         (VIDEO, {"fps": math.inf}, "fps inf;"),
         (VIDEO, {"fps": "2"}, "fps '2';"),
         (VIDEO, {"fps": True}, "fps True;"),
-        (VIDEO, {"max_frames": 1}, "max_frames 1;"),
-        (VIDEO, {"max_frames": 2.5}, "max_frames 2.5;"),
         (grey_frames(), {}, "frames without their rate"),
         (grey_frames(), {"fps": math.nan}, "fps nan;"),
         (grey_frames()[0], {"fps": 1}, r"shape \[48, 64, 3\]. Give frames"),

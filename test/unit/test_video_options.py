@@ -75,7 +75,7 @@ def test_nframes_are_spread_over_a_variable_rate_by_time(n: int) -> None:
 def test_of_a_part_the_frames_are_seen_that_begin_in_it(
     container: str, start: float | None, end: float | None
 ) -> None:
-    """As in qwen-vl-utils calculate_video_frame_range, in which both ends belong to the part."""
+    """As in qwen-vl-utils, in which both ends belong to the part."""
     codec = "mpeg2video" if container == "mpegts" else "mpeg4"
     data = make_video(40, container=container, codec=codec, b_frames=2)
     given = {"video_start": start, "video_end": end}
@@ -182,58 +182,25 @@ def test_the_header_that_is_checked_is_the_parts() -> None:
     assert told == [VideoHeader(4, 48, 64, pytest.approx(16 / 30), 0.0)]
 
 
-FRAMES = np.zeros((4, 8, 8, 3), np.uint8)
-
-
-def test_frames_have_their_rate_by_either_name() -> None:
-    assert load(FRAMES, fps=3).fps == load(FRAMES, sample_fps=3).fps == 3
-    assert load(FRAMES, fps=3, sample_fps=3).fps == 3
-
-
 def test_null_is_no_value() -> None:
     names = ("fps", "nframes", "min_frames", "max_frames", "video_start", "video_end")
     assert load(**dict.fromkeys(names)).fps == load().fps
 
 
 @pytest.mark.parametrize(
-    ("video", "item", "said"),
+    ("item", "said"),
     [
-        (VIDEO, {"fps": 2, "nframes": 4}, "has fps and nframes. Give one of them."),
-        *((VIDEO, {"nframes": n}, rf"nframes {n!r}; it is an integer of 2") for n in (1, 0, 2.5)),
-        (VIDEO, {"nframes": True}, "nframes True;"),
-        (VIDEO, {"nframes": "4"}, "nframes '4';"),
-        (VIDEO, {"nframes": 42}, r"nframes 42, and there are 40 frames\. Give fewer, or fps"),
-        (VIDEO, {"nframes": 20, "video_end": 0.5}, "nframes 20, and there are 16 frames"),
-        (VIDEO, {"min_frames": 1}, "min_frames 1; it is an integer of 2"),
-        (VIDEO, {"min_frames": 8, "max_frames": 6}, "min_frames 8, and max_frames is 6"),
-        (VIDEO, {"min_frames": 1000}, "min_frames 1000, and max_frames is 768"),
-        (VIDEO, {"video_start": -1}, "video_start -1; it is a number of seconds from 0"),
-        (VIDEO, {"video_start": math.nan}, "video_start nan;"),
-        (VIDEO, {"video_start": "1"}, "video_start '1';"),
-        (VIDEO, {"video_end": math.inf}, "video_end inf;"),
-        (VIDEO, {"video_end": 0}, "video_end 0 and video_start 0"),
-        (VIDEO, {"video_start": 1, "video_end": 1}, "video_end 1 and video_start 1"),
-        (VIDEO, {"video_start": 1.5}, "video_start 1.5, and the video lasts 1.33 s"),
-        *(
-            (FRAMES, {"fps": 2, name: 2}, f"has {name}, which is for a file")
-            for name in ("nframes", "min_frames", "max_frames", "video_start", "video_end")
-        ),
-        (VIDEO, {"audio_start": 0.5}, "has audio_start, .* Give video_start, video_end"),
-        (FRAMES, {"fps": 2, "audio_end": 0.5}, "has audio_end"),
-        (FRAMES, {"fps": 2, "sample_fps": 3}, "fps 2 and sample_fps 3"),
-        (FRAMES, {"sample_fps": -3}, "fps -3;"),
+        ({"nframes": 42}, r"nframes 42, and there are 40 frames\. Give fewer, or fps"),
+        ({"nframes": 20, "video_end": 0.5}, "nframes 20, and there are 16 frames"),
+        ({"min_frames": 1000}, "min_frames 1000, and max_frames is 768"),
+        ({"video_start": 1.5}, "video_start 1.5, and the video lasts 1.33 s"),
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(video: Any, item: dict[str, Any], said: str) -> None:
+def test_what_the_file_does_not_have_is_refused(item: dict[str, Any], said: str) -> None:
+    """What is wrong with any file is refused before: see prompt.media.item_fields."""
     with pytest.raises(VideoError, match=f"^here.*{said}"):
-        load(video, **item)
-
-
-def test_bounds_beside_nframes_are_said_to_have_no_effect() -> None:
-    warnings: list[str] = []
-    assert len(load(VIDEO, warnings, nframes=6, max_frames=4).frames) == 6
-    assert warnings == ["here has nframes, so that min_frames and max_frames have no effect."]
+        load(**item)
 
 
 def test_sound_of_a_part_that_is_too_short_is_refused() -> None:

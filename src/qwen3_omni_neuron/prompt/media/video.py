@@ -9,7 +9,7 @@ import numpy as np
 
 from qwen3_omni_neuron.errors import ImageError, VideoError, format_value
 from qwen3_omni_neuron.prompt.media.audio import Waveform, load_waveform
-from qwen3_omni_neuron.prompt.media.fields import Warn, ignore, real_number, source_of, whole_number
+from qwen3_omni_neuron.prompt.media.fields import Warn, ignore, real_number, source_of
 from qwen3_omni_neuron.prompt.media.image import load_image
 from qwen3_omni_neuron.prompt.media.video_file import (
     Check,
@@ -25,9 +25,6 @@ from qwen3_omni_neuron.prompt.media.video_times import FRAMES_A_PATCH, Sampling
 
 __all__ = ["Video", "VideoHeader", "frame_rate", "load_video"]
 
-# Fields of an item that choose frames of a file.
-_FILE_FIELDS = ("nframes", "min_frames", "max_frames", "video_start", "video_end")
-_MOST_S = 1e9
 # One frame in 11 days is slower than any time lapse, and its positions still fit float32.
 _LEAST_FPS, _MOST_FPS = 1e-6, 1e6
 
@@ -47,9 +44,10 @@ def load_video(
 
     item["video"] is a path or the bytes of a video file, or frames of one size: an array or tensor
     [n, height, width, channels], or a list of images in the forms of an image item.
-    item["fps"]: for frames their rate, which is required; also as item["sample_fps"]. For a file,
-    the number of frames sampled a second (2), at least item["min_frames"] (4) and at most
-    item["max_frames"] (768) in all; or item["nframes"], their number, rounded to an even one.
+    Its other fields are checked (prompt.media.item_fields).
+    item["fps"]: for frames their rate, which is required. For a file, the number of frames sampled
+    a second (2), at least item["min_frames"] (4) and at most item["max_frames"] (768) in all; or
+    item["nframes"], their number, rounded to an even one.
     item["video_start"], item["video_end"]: part of a file, in seconds from its first frame. See
     `read_video_file` for the choice of frames.
     item["audio"], item["sampling_rate"]: audio in place of the file's, in a form of an audio item.
@@ -58,24 +56,18 @@ def load_video(
     threads, warn: see `read_video_file`; check, fit and threads are for files alone.
     Raises VideoError, or AudioError and PromptTooLongError for its audio.
     Source: transformers Qwen2VLVideoProcessor (fps, min_frames, max_frames), qwen-omni-utils
-    smart_nframes (nframes), qwen-vl-utils fetch_video (sample_fps, video_start, video_end).
+    smart_nframes (nframes), qwen-vl-utils (video_start, video_end).
     """
     source = item.get("video")
     if source is None:
         raise VideoError(f'{where} has no "video": give a path, bytes, or frames with their fps.')
-    for name in ("audio_start", "audio_end"):
-        if item.get(name) is not None and item.get("audio") is None:
-            raise VideoError(
-                f"{where} has {name}, which is for an audio item. Give video_start, video_end, "
-                "which choose the sound, too."
-            )
     audio = _given_audio(item, where, audio_rate, limit_s, warn)
     if (file := source_of(source, where, VideoError)) is not None:
         return _with_audio(
             read_video_file(
                 file,
                 where,
-                sampling=_sampling(item, where, warn),
+                sampling=_sampling(item, where),
                 audio_rate=audio_rate if audio is None else None,
                 limit_s=limit_s,
                 check=check,
@@ -85,13 +77,7 @@ def load_video(
             ),
             audio,
         )
-    for name in _FILE_FIELDS:
-        if item.get(name) is not None:
-            raise VideoError(
-                f"{where} has {name}, which is for a file, and the video is frames. Give only "
-                "those to be seen, and their fps."
-            )
-    fps = frame_rate(_given_rate(item, where), None, where)
+    fps = frame_rate(item.get("fps"), None, where)
     return Video(_frames(source, where), fps, audio)
 
 
@@ -128,73 +114,30 @@ def frame_rate(fps: Any, usual: float | None, where: str) -> float:
     return rate
 
 
-def _given_rate(item: Mapping[str, Any], where: str) -> Any:
-    fps, sample_fps = item.get("fps"), item.get("sample_fps")
-    if fps is not None and sample_fps is not None and fps != sample_fps:
-        raise VideoError(
-            f"{where} has fps {format_value(fps)} and sample_fps {format_value(sample_fps)}, which "
-            "both are the rate of its frames. Give one of them."
-        )
-    return sample_fps if fps is None else fps
-
-
-def _sampling(item: Mapping[str, Any], where: str, warn: Warn) -> Sampling:
+def _sampling(item: Mapping[str, Any], where: str) -> Sampling:
     """Return which frames of a file are asked for. Raises VideoError."""
     usual = Sampling()
-    nframes = _whole(item, "nframes", where)
-    bounds = [_whole(item, name, where) for name in ("min_frames", "max_frames")]
-    if nframes is not None and item.get("fps") is not None:
-        raise VideoError(f"{where} has fps and nframes. Give one of them.")
-    if nframes is not None and bounds != [None, None]:
-        warn(f"{where} has nframes, so that min_frames and max_frames have no effect.")
-    low, high = bounds
+    nframes, low, high = (item.get(name) for name in ("nframes", "min_frames", "max_frames"))
     most = usual.max_frames if high is None else high
     least = min(usual.min_frames, most) if low is None else low
     if least > most:
         raise VideoError(
             f"{where} has min_frames {least}, and max_frames is {most}. Give a larger max_frames."
         )
-    start, end = (_second(item, name, where) for name in ("video_start", "video_end"))
-    if end is not None and end <= (start or 0):
-        raise VideoError(
-            f"{where} has video_end {float(end):g} and video_start {float(start or 0):g}. Give an "
-            "end after the start."
-        )
+    end = item.get("video_end")
     return Sampling(
         fps=frame_rate(item.get("fps"), usual.fps, where),
         nframes=None if nframes is None else round(nframes / FRAMES_A_PATCH) * FRAMES_A_PATCH,
         min_frames=least,
         max_frames=most,
-        start_s=start or Fraction(0),
-        end_s=end,
+        start_s=_exact(item.get("video_start") or 0),
+        end_s=None if end is None else _exact(end),
     )
 
 
-def _whole(item: Mapping[str, Any], name: str, where: str) -> int | None:
-    value = item.get(name)
-    if value is None:
-        return None
-    frames = whole_number(value)
-    if frames is None or frames < FRAMES_A_PATCH:
-        raise VideoError(
-            f"{where} has {name} {format_value(value)}; it is an integer of {FRAMES_A_PATCH} or "
-            "more, since frames are taken in pairs."
-        )
-    return frames
-
-
-def _second(item: Mapping[str, Any], name: str, where: str) -> Fraction | None:
+def _exact(seconds: float) -> Fraction:
     """Return a moment of a file in seconds. 0.1 is a tenth, not the float next to it."""
-    value = item.get(name)
-    if value is None:
-        return None
-    seconds = real_number(value)
-    if seconds is None or not 0 <= seconds <= _MOST_S:
-        raise VideoError(
-            f"{where} has {name} {format_value(value)}; it is a number of seconds from 0 to "
-            f"{_MOST_S:g}."
-        )
-    return Fraction(str(seconds))
+    return Fraction(str(float(seconds)))
 
 
 def _frames(source: Any, where: str) -> Frames:

@@ -75,7 +75,7 @@ class Timeline:
         """Return the part from start_s, below `seconds`, to end_s.
 
         At a constant rate these are the frames that begin from start_s to end_s, both included, as
-        in qwen-vl-utils calculate_video_frame_range; else also the frame on the screen at start_s.
+        in qwen-vl-utils; else also the frame on the screen at start_s.
         """
         if not start_s and end_s is None:
             return self
