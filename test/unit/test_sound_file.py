@@ -13,7 +13,7 @@ import pytest
 import soundfile
 
 from qwen3_omni_neuron.errors import AudioError
-from qwen3_omni_neuron.prompt.media import joined
+from qwen3_omni_neuron.prompt.media import joined, sound_file
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.container import FORMATS, WITHOUT_PYAV
 from testing.made_recordings import FRAGMENTS, make_matroska, make_recording
@@ -359,6 +359,16 @@ def test_a_vorbis_file_cut_short_is_used() -> None:
     whole = read(content)[0]
     assert 2 * RATE < len(part) < 15 * RATE
     assert np.abs(part[:-RATE] - whole[: len(part) - RATE]).max() < 1e-6
+
+
+def test_what_libsndfile_read_of_a_flac_file_cut_short_is_not_read_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sound_file, "BLOCK_NUMBERS", 5000)  # many blocks before the cut
+    content = written("FLAC", seconds=4.0)
+    whole, part = read(content)[0], read(content[: len(content) // 2])[0]
+    assert RATE < len(part) < 3 * RATE
+    assert np.array_equal(part, whole[: len(part)])
 
 
 def test_of_a_flac_file_cut_before_its_first_frame_nothing_is_used() -> None:
