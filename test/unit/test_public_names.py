@@ -47,6 +47,7 @@ METHODS = [
         "session",
         "status",
         "stream",
+        "stream_continuation",
         "stream_speech",
     ),
     *("stream_text", "transcription_instruction", "turns_by_silence"),
@@ -87,12 +88,19 @@ OPTIONS = [
     "thinker_temperature",
     "thinker_top_k",
     "thinker_top_p",
+    "thinker_min_p",
+    "thinker_repetition_penalty",
+    "thinker_presence_penalty",
+    "thinker_frequency_penalty",
+    "thinker_min_new_tokens",
+    "ignore_eos",
     "stop",
     "tools",
     "tool_choice",
     "parallel_tool_calls",
     "grammar",
     "logprobs",
+    "top_logprobs",
     "literal_text",
     "truncation",
     "talker_max_new_tokens",
@@ -114,11 +122,11 @@ OPTIONS = [
 ]
 RESULTS = {
     "SpeechResult": "text token_ids codes audio sample_rate thinker_finish_reason "
-    "talker_finish_reason timings seed logprobs",
+    "talker_finish_reason timings seed logprobs top_logprobs warnings",
     "Timings": "queued_s ttft_s ttfb_s total_s audio_s rtf prompt_tokens reused_tokens text_tokens "
     "frames prompt_audio_tokens prompt_image_tokens speech_s "
     "slow_stage slow_speech",
-    "TextDelta": "text token_ids logprobs",
+    "TextDelta": "text token_ids logprobs top_logprobs",
     "AudioChunk": "samples first_sample frames",
     "Finished": "result",
 }
@@ -160,12 +168,15 @@ VERBS = {
     """,
     "speak": """
         --audio --chunk-frames --compiled --cores --dtype --first-chunk
-        --first-token-timeout-s --help --image --instance --kv-cache-dtype --literal-text
+        --first-token-timeout-s --help --ignore-eos --image --instance --kv-cache-dtype
+        --literal-text
         --model --out --placement --predictor-do-sample --predictor-dtype
         --predictor-top-k --predictor-top-p --runaway-speech --seed --speaker --system
         --talker-do-sample
         --talker-max-new-tokens --talker-repetition-penalty --talker-temperature
-        --talker-top-k --talker-top-p --thinker-do-sample --thinker-max-new-tokens
+        --talker-top-k --talker-top-p --thinker-do-sample --thinker-frequency-penalty
+        --thinker-max-new-tokens --thinker-min-new-tokens --thinker-min-p
+        --thinker-presence-penalty --thinker-repetition-penalty
         --thinker-temperature --thinker-top-k --thinker-top-p --threads --use-audio-in-video
         --video --wait-timeout-s -h text
     """,

@@ -75,7 +75,7 @@ def test_nframes_are_spread_over_a_variable_rate_by_time(n: int) -> None:
 def test_of_a_part_the_frames_are_seen_that_begin_in_it(
     container: str, start: float | None, end: float | None
 ) -> None:
-    """As in qwen-vl-utils, in which both ends belong to the part."""
+    """Both ends belong to the part, as in qwen-vl-utils."""
     codec = "mpeg2video" if container == "mpegts" else "mpeg4"
     data = make_video(40, container=container, codec=codec, b_frames=2)
     given = {"video_start": start, "video_end": end}
@@ -198,7 +198,7 @@ def test_null_is_no_value() -> None:
     ids=str,
 )
 def test_what_the_file_does_not_have_is_refused(item: dict[str, Any], said: str) -> None:
-    """What is wrong with any file is refused before: see prompt.media.item_fields."""
+    """A value that is wrong for any file is refused before: see prompt.media.item_fields."""
     with pytest.raises(VideoError, match=f"^here.*{said}"):
         load(**item)
 
