@@ -12,7 +12,7 @@ FRAGMENTS = {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
 _SECONDS_A_FRAME = 0.5
 
 
-class _Unseekable:
+class Unseekable:
     """Target that can only be written, as a socket: a header can't be completed at the end."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ def make_recording(
     """
     import av
 
-    target: Any = _Unseekable() if streamed else io.BytesIO()
+    target: Any = Unseekable() if streamed else io.BytesIO()
     layout = "mono" if channels == 1 else "stereo"
     samples = tone(rate, seconds)[:channels]
     with av.open(target, "w", format=form, options=options or {}) as out:
