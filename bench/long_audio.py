@@ -1,9 +1,13 @@
-"""One hour of audio to encoder rows: time and peak memory of each step, beside transformers' own.
+"""One hour of audio: to encoder rows, beside transformers' own, and to its transcript.
 
     python -m bench.long_audio --json result.json
 
-Each step runs in a process of its own, over a tiny checkpoint. transformers'
-WhisperFeatureExtractor, whose features are equal to ours, is measured beside ours.
+A row is a step, with its time and peak memory, in a process of its own over a tiny checkpoint.
+transformers' WhisperFeatureExtractor, whose features are equal to ours, is measured beside ours.
+The transcripts are those of an hour with pauses, without pauses, of music and of silence, by the
+checkpoint that ships, with at most --max-new-tokens of each window. heard_s of audio_s is what the
+model got, in `windows` requests: all of it but for silence. whole: with pauses, where the
+checkpoint knows what is said, whether the text is all of it; without them it writes nonsense.
 """
 
 import argparse
@@ -17,16 +21,18 @@ from typing import Any
 import numpy as np
 import soundfile
 import torch
-from transformers import WhisperFeatureExtractor
 
 from bench.common.measure import in_new_process
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.cpu.encoders import CpuAudio
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.log_mel import MelSettings, log_mel
+from qwen3_omni_neuron.transcription import Transcript, transcribe
 from testing.command_line import Figures, Row, parser_of, run
+from testing.media_cases import QUESTION_WAV, RATE
 from testing.memory import peak_mb
 from testing.models import load_models
 
@@ -37,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return its exit status."""
     parser = parser_of("long_audio", __doc__)
     parser.add_argument("--seconds", type=int, default=3600)
+    parser.add_argument("--max-new-tokens", type=int, default=16)
     return run("long_audio", parser, measure, arguments)
 
 
@@ -48,6 +55,9 @@ def measure(options: argparse.Namespace) -> Figures:
         write_audio(folder / "audio.wav", seconds)
         for step, function in STEPS.items():
             rows.append({"step": step, **in_new_process(function, folder, seconds)})
+        for kind in SOUNDS:
+            found = in_new_process(transcript, kind, folder, seconds, options.max_new_tokens)
+            rows.append({"step": f"transcript of {kind}", **found})
     return rows, {row["step"]: row["peak_mb"] for row in rows}
 
 
@@ -57,6 +67,54 @@ def write_audio(path: Path, seconds: int) -> None:
     with soundfile.SoundFile(path, "w", FILE_RATE, 2) as file:
         for _ in range(seconds):
             file.write(second)
+
+
+def question_and_pause(pause_s: float) -> np.ndarray:
+    """Return the words of examples/question.wav and a pause, float32 [samples] at 16 kHz."""
+    question = load_waveform({"audio": QUESTION_WAV}, RATE, "audio")
+    loud = np.flatnonzero(np.abs(question) > 0.01)
+    return np.append(question[loud[0] : loud[-1] + 1], np.zeros(int(pause_s * RATE), np.float32))
+
+
+def chords(seconds: int = 12) -> np.ndarray:
+    """Return three chords of decaying tones in turn, a second each, float32 at 16 kHz."""
+    times = np.arange(RATE) / RATE
+    tones = [
+        sum(np.sin(2 * np.pi * 220 * 2 ** (note / 12) * times) for note in notes)
+        for notes in ((0, 4, 7), (5, 9, 12), (7, 11, 14))
+    ]
+    music = np.concatenate([tones[number % 3] * np.exp(-2 * times) for number in range(seconds)])
+    return (0.2 * music).astype(np.float32)
+
+
+def transcript(kind: str, folder: Path, seconds: int, max_new_tokens: int) -> dict[str, Any]:
+    """Measure a transcript, and how much of the sound the model gets."""
+    path, made = folder / "sound.wav", SOUNDS[kind]()
+    times = seconds * RATE // len(made)
+    with soundfile.SoundFile(path, "w", RATE, 1) as file:
+        for _ in range(times):
+            file.write(made)
+    with Qwen3Omni.load(SPEAKING_CHECKPOINT, max_concurrency=1) as omni:
+        (once,) = transcribe(omni, [QUESTION_WAV])  # the peak has no first call of the model
+        heard, start = list[int](), omni.stream_text
+
+        def stream_text(messages: Any, **options: Any) -> Any:
+            heard.append(len(messages[0]["content"][0]["audio"]))
+            return start(messages, **options)
+
+        omni.stream_text = stream_text  # type: ignore[method-assign]
+        before = peak_mb()
+        (found,) = transcribe(omni, [path], max_new_tokens=max_new_tokens)
+        grown_mb = peak_mb() - before
+    assert isinstance(once, Transcript) and isinstance(found, Transcript), (once, found)
+    return {
+        "time_s": found.total_s,
+        "peak_mb": grown_mb,
+        "audio_s": found.audio_s,
+        "heard_s": sum(heard) / RATE,
+        "windows": len(heard),
+        "whole": None if kind != "pauses" else found.text == " ".join([once.text] * times),
+    }
 
 
 def measured(work: Callable[[], Any]) -> dict[str, float]:
@@ -107,9 +165,17 @@ def noise(seconds: int) -> np.ndarray:
 
 def extractor(folder: Path) -> Any:
     """Load transformers' feature extractor of a tiny checkpoint."""
+    from transformers import WhisperFeatureExtractor  # most steps do without: it takes seconds
+
     return WhisperFeatureExtractor.from_pretrained(write_tiny_checkpoint(folder / "checkpoint"))
 
 
+SOUNDS: dict[str, Callable[[], np.ndarray]] = {
+    "pauses": lambda: question_and_pause(1.5),
+    "no pauses": lambda: question_and_pause(0.1),
+    "music": chords,
+    "silence": lambda: np.zeros(RATE, np.float32),
+}
 STEPS = {
     "read a 48 kHz stereo WAV": read_file,
     "log-mel features": features,

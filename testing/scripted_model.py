@@ -10,6 +10,7 @@ from qwen3_omni_neuron.events import (
     AudioChunk,
     Event,
     Finished,
+    FinishReason,
     ModelInfo,
     SpeechResult,
     StageTime,
@@ -24,7 +25,10 @@ class ScriptedModel:
     """Model whose every reply is `texts`; if it speaks, a chunk of silence follows each text.
 
     asked: the messages and options of every request. raises: error after the texts, or None.
+    reason: the text's finish reason.
     """
+
+    transcription_instruction: str | None = None
 
     def __init__(
         self,
@@ -32,8 +36,9 @@ class ScriptedModel:
         speakers: tuple[str, ...] = ("Ethan",),
         thinks: bool = False,
         raises: Exception | None = None,
+        reason: FinishReason = "stop",
     ):
-        self.texts, self.raises = texts, raises
+        self.texts, self.raises, self.reason = texts, raises, reason
         self.info = ModelInfo(speakers, thinks, True, 1, 64, 4096)
         self.turns_by_silence = False
         self.media_settings = MediaSettings(16000, 12.5, Sizes(16, 2, 2, 1, 1 << 20))
@@ -41,11 +46,11 @@ class ScriptedModel:
 
     def stream(self, messages: Any, **options: Any) -> "ScriptedStream":
         self.asked.append((messages, options))
-        return ScriptedStream(self.texts, True, self.raises)
+        return ScriptedStream(self.texts, True, self.raises, self.reason)
 
     def stream_text(self, messages: Any, **options: Any) -> "ScriptedStream":
         self.asked.append((messages, options))
-        return ScriptedStream(self.texts, False, self.raises)
+        return ScriptedStream(self.texts, False, self.raises, self.reason)
 
     def compile_grammar(self, *_: Any, **__: Any) -> None:
         """Its replies are written: no grammar holds them."""
@@ -60,8 +65,10 @@ class ScriptedModel:
 class ScriptedStream:
     """Stream of a scripted reply."""
 
-    def __init__(self, texts: Sequence[str], speak: bool, raises: Exception | None):
-        self._events, self._raises = self._made(texts, speak), raises
+    def __init__(
+        self, texts: Sequence[str], speak: bool, raises: Exception | None, reason: FinishReason
+    ):
+        self._events, self._raises, self._reason = self._made(texts, speak), raises, reason
 
     def _made(self, texts: Sequence[str], speak: bool) -> Iterator[Event]:
         chunks = []
@@ -82,12 +89,15 @@ class ScriptedStream:
                 np.zeros((len(chunks), 16), np.int64),
                 audio,
                 SAMPLE_RATE,
-                "stop",
+                self._reason,
                 "stop" if speak else "no_speech",
                 timings,
                 0,
             )
         )
+
+    def __iter__(self) -> Iterator[Event]:
+        return self._events
 
     def __aiter__(self) -> "ScriptedStream":
         return self

@@ -1,37 +1,73 @@
-"""Transcription of many audio files, several at a time, or of one file: streamed, or by windows."""
+"""Transcription and translation of audio of any length, window by window: files, or one audio."""
 
-import math
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from qwen3_omni_neuron.api import Qwen3Omni
-from qwen3_omni_neuron.errors import AudioError, LateError, PromptTooLongError
-from qwen3_omni_neuron.events import Finished, FinishReason, TextDelta
+from qwen3_omni_neuron.errors import AudioError, LateError, OptionError, PromptTooLongError
+from qwen3_omni_neuron.events import Finished, FinishReason, SpeechResult, TextDelta, Timings
 from qwen3_omni_neuron.options import RequestArguments, RequestOptions
-from qwen3_omni_neuron.prompt.media.audio import check_length, load_waveform
+from qwen3_omni_neuron.prompt.media.windows import (
+    LEAST_LONGEST_S,
+    SAMPLING_RATE,
+    TIMED_S,
+    GrowingWindows,
+    Window,
+    read_windows,
+)
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
 INSTRUCTION = "Transcribe the speech in this audio. Answer with the words alone."
-WINDOW_S = 8.0  # longest audio that the encoder attends over
-CUT_S = 2.0  # end of a window, which is cut at its quietest point
-SHORTEST_S = 1.0  # shortest window
-_QUIET_S = 0.05  # length of the stretches whose loudness is compared
-SAMPLING_RATE = 16000  # the audio encoder's; a file of another rate is resampled once, here
+TRANSLATION = "Translate the speech in this audio into English. Answer with the translation alone."
+# Longest audio that one prompt has. Its text has 34 tokens a second for the limit of 1,024: more
+# than any speech takes. Where a model errs in long audio, it errs less in this than in a minute.
+LONGEST_S = 30.0
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 # Errors that concern one file. Any other error would be the same for every file and ends the run.
 _FILE_ERRORS = (AudioError, PromptTooLongError, LateError)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Transcript of one window of an audio.
+
+    start_s, end_s: where its sound begins and ends, from the audio's beginning. token_ids: token
+    ids of the text, without its end token. finish_reason: "stop" (the model ended the text), or
+    "length" (max_new_tokens or the context did). logprobs: see SpeechResult. timings: of the
+    window's request.
+    """
+
+    start_s: float
+    end_s: float
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    logprobs: list[float]
+    timings: Timings
+
+    @staticmethod
+    def of(window: Window, result: SpeechResult) -> "Segment":
+        """Make the segment of a window from the result of its request."""
+        token_ids, reason = result.token_ids, result.thinker_finish_reason
+        return Segment(
+            window.start_s,
+            window.end_s,
+            result.text,
+            token_ids[:-1] if reason == "stop" else token_ids,
+            reason,
+            result.logprobs,
+            result.timings,
+        )
 
 
 @dataclass(frozen=True)
@@ -41,7 +77,8 @@ class Transcript:
     audio_s: duration of the audio. ttft_s: time from opening the file to the first text token.
     total_s: time from opening the file to the last token. rtf: total_s / audio_s; below 1 is faster
     than real time. finish_reason: "stop" (the model ended the text), or "length" (max_new_tokens or
-    the context did).
+    the context ended the text of a window). warnings: what of the file is not used, or not as it
+    is. A file without sound has an empty text, and both times are those of reading it.
     """
 
     file: Path
@@ -51,33 +88,7 @@ class Transcript:
     total_s: float
     rtf: float
     finish_reason: FinishReason
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Transcript of one window of an audio.
-
-    start_s, end_s: times from the audio's beginning. token_ids: token ids of the text, without its
-    end token.
-    """
-
-    start_s: float
-    end_s: float
-    text: str
-    token_ids: list[int]
-
-
-@dataclass(frozen=True)
-class Window:
-    """Part of an audio that is transcribed on its own.
-
-    start_s, end_s: times from the audio's beginning. audio: its samples, as an audio item of a
-    message.
-    """
-
-    start_s: float
-    end_s: float
-    audio: Mapping[str, Any]
+    warnings: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -88,25 +99,74 @@ class Failure:
     error: str
 
 
+class JoinedText:
+    """Text of consecutive windows as it is written; a space parts those of two windows.
+
+    text: so far.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._parts = False
+
+    def add(self, text: str) -> str:
+        """Take the next part of a window's text; return it as it goes on from what was before."""
+        delta = f" {text}" if self._parts and text else text
+        self._parts &= not text
+        self.text += delta
+        return delta
+
+    def end_window(self) -> None:
+        """Let a space follow before the next text."""
+        self._parts = bool(self.text)
+
+
 def transcribe(
     omni: Qwen3Omni,
     files: Sequence[Path],
     instruction: str | None = None,
     concurrency: int = 1,
     max_new_tokens: int = RequestOptions.thinker_max_new_tokens,
+    translate: bool = False,
 ) -> Generator[Transcript | Failure, None, None]:
     """Transcribe each file greedily, and yield the outcomes in the order of the files.
 
+    A file of more than LONGEST_S is read and transcribed in windows of at most that length, cut at
+    pauses; silence is left out: see prompt.media.windows.
     instruction: text that follows the audio in the question, may be empty; None: the checkpoint's
-    own, or else INSTRUCTION. concurrency: number of files at a time, at least 1; a model with fewer
-    slots (max_concurrency) queues the others. max_new_tokens: limit of each text. A file that can't
-    be read, is too long for the context, or takes too long gives a Failure.
+    own, or else INSTRUCTION. concurrency: number of windows at a time, at least 1; a model with
+    fewer slots (max_concurrency) queues the others. max_new_tokens: limit of each window's text.
+    translate: write the text in English. A file that can't be read, is too long for the context, or
+    takes too long gives a Failure.
     Raises OptionError, MessageError, ClosedError or EngineDiedError, which concern every file.
-    Closing the iterator drops the files that were not begun.
+    Closing the iterator drops the windows that were not begun.
     """
-    yield from _several(
-        partial(_transcribe_one, omni, instruction, max_new_tokens), files, concurrency
-    )
+    instruction = instruction_of(omni, instruction, translate)
+
+    def parts() -> Iterator[tuple[_FileWork, Window | None]]:
+        for file in files:
+            work = _FileWork(file, windows_for(omni, timed=False))
+            for window in work.windows():
+                yield work, window
+            yield work, None
+
+    def transcribe_part(part: tuple[_FileWork, Window | None]) -> _FileWork | None:
+        work, window = part
+        if window is None:
+            return work
+        if work.error is None:
+            begun_s = time.perf_counter()
+            try:
+                segment = _segment(omni, window, instruction, max_new_tokens)
+                work.made.append((begun_s, segment))
+            except _FILE_ERRORS as error:
+                work.error = str(error)
+        return None
+
+    with closing(_several(transcribe_part, parts(), concurrency)) as done:
+        for work in done:
+            if work is not None:
+                yield work.outcome()
 
 
 def stream_transcript(
@@ -114,15 +174,24 @@ def stream_transcript(
     audio: Mapping[str, Any],
     instruction: str | None = None,
     max_new_tokens: int = RequestOptions.thinker_max_new_tokens,
+    translate: bool = False,
     **options: "Unpack[RequestArguments]",
-) -> SpeechStream:
-    """Transcribe one audio greedily, event by event: TextDelta, and Finished at the end.
+) -> Generator[TextDelta | Segment, None, None]:
+    """Transcribe one audio greedily: each TextDelta as it is written, a Segment after each window.
 
     audio: an audio item of a message, such as {"audio": a path or bytes}. options: options of a
-    request. The other arguments are those of `transcribe`. Raises the errors of Qwen3Omni.stream.
+    request. The other arguments and the windows are those of `transcribe`. The deltas' texts,
+    joined, are the whole text. Raises the errors of Qwen3Omni.stream. Closing it ends its request.
     """
-    samples = load_waveform(audio, SAMPLING_RATE, "audio")
-    return _stream_samples(omni, samples, instruction, max_new_tokens, options)
+    instruction, joined = instruction_of(omni, instruction, translate), JoinedText()
+    for window in read_windows(audio, windows_for(omni, timed=False), "audio"):
+        with stream_window(omni, window, instruction, max_new_tokens, **options) as stream:
+            for event in stream:
+                if isinstance(event, TextDelta):
+                    yield replace(event, text=joined.add(event.text))
+                elif isinstance(event, Finished):
+                    yield Segment.of(window, event.result)
+        joined.end_window()
 
 
 def transcribe_windows(
@@ -131,147 +200,146 @@ def transcribe_windows(
     instruction: str | None = None,
     concurrency: int = 1,
     max_new_tokens: int = RequestOptions.thinker_max_new_tokens,
+    translate: bool = False,
 ) -> Generator[Segment, None, None]:
-    """Transcribe one audio window by window, each on its own, and yield them in order.
+    """Transcribe one audio with times: yield a segment for each window of at most TIMED_S.
 
-    So the time of words is known to a window, and audio may be longer than the context. A window is
-    at most WINDOW_S long, and is cut where its last CUT_S are quietest. The arguments are those of
-    `stream_transcript` and of `transcribe`; max_new_tokens limits each window's text.
+    The arguments are those of `stream_transcript` and of `transcribe`.
     """
-
-    def transcribe_window(window: Window) -> Segment:
-        with stream_transcript(omni, window.audio, instruction, max_new_tokens) as stream:
-            deltas = [event for event in stream if isinstance(event, TextDelta) and event.text]
-        text = "".join(delta.text for delta in deltas)
-        token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
-        return Segment(window.start_s, window.end_s, text, token_ids)
-
-    yield from _several(transcribe_window, read_windows(audio), concurrency)
+    instruction = instruction_of(omni, instruction, translate)
+    windows = read_windows(audio, windows_for(omni, timed=True), "audio")
+    yield from _several(
+        lambda window: _segment(omni, window, instruction, max_new_tokens), windows, concurrency
+    )
 
 
-def read_windows(
-    audio: Mapping[str, Any], cut: bool = True, longest_s: float = math.inf
-) -> list[Window]:
-    """Read an audio and cut it into windows; if `cut` is false, into one window.
-
-    Raises AudioError, and PromptTooLongError for an audio that lasts more than longest_s.
-    """
-    samples = load_waveform(audio, SAMPLING_RATE, "audio", longest_s)
-    return [
-        Window(
-            start / SAMPLING_RATE,
-            end / SAMPLING_RATE,
-            {"audio": samples[start:end], "sampling_rate": SAMPLING_RATE},
-        )
-        for start, end in (windows(samples) if cut else [(0, len(samples))])
-    ]
-
-
-class GrowingWindows:
-    """Windows of sound that arrives in pieces: those of the whole, each as soon as it is known.
-
-    length: number of samples so far. held: number of those that no window has yet, at most those
-    of 9 s after a call.
-    """
-
-    def __init__(self) -> None:
-        self.length = self.held = 0
-        self._pieces: list[NDArray[np.float32]] = []
-
-    def push(self, samples: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-        """Take the next samples, at SAMPLING_RATE; return the windows that are known now."""
-        self.length += len(samples)
-        self.held += len(samples)
-        self._pieces.append(samples)
-        return self._cut(True) if self.held >= (WINDOW_S + SHORTEST_S) * SAMPLING_RATE else []
-
-    def finish(self) -> list[NDArray[np.float32]]:
-        """Return the windows that are left, two at most: the sound has ended."""
-        return self._cut(False) if self.held else []
-
-    def check(self, where: str) -> None:
-        """Raise AudioError if the sound is too short to be transcribed. where: its name there."""
-        check_length(self.length, SAMPLING_RATE, where)
-
-    def _cut(self, grows: bool) -> list[NDArray[np.float32]]:
-        samples = np.concatenate(self._pieces)
-        bounds = windows(samples, grows)
-        end = bounds[-1][1]
-        self._pieces, self.held = [samples[end:]], len(samples) - end
-        return [samples[first:last] for first, last in bounds]
-
-
-def windows(samples: NDArray[np.float32], grows: bool = False) -> list[tuple[int, int]]:
-    """Return each window's first sample and the one after its last. samples: at SAMPLING_RATE.
-
-    grows: more samples follow; only windows that they can't change are returned.
-    """
-    most, last, least = (int(s * SAMPLING_RATE) for s in (WINDOW_S, CUT_S, SHORTEST_S))
-    step = int(_QUIET_S * SAMPLING_RATE)
-    bounds, start = list[tuple[int, int]](), 0
-    enough = most + least if grows else most + 1
-    while len(samples) - start >= enough:
-        earliest, latest = start + most - last, min(start + most, len(samples) - least)
-        steps = (latest - earliest) // step
-        parts = samples[earliest : earliest + steps * step].reshape(steps, step)
-        end = earliest + int(np.square(parts).sum(1).argmin()) * step + step // 2
-        bounds.append((start, end))
-        start = end
-    return bounds if grows else [*bounds, (start, len(samples))]
-
-
-def _several(
-    call: Callable[[Given], Made], given: Sequence[Given], concurrency: int
-) -> Generator[Made, None, None]:
-    # One thread for each request takes its tokens as they are made, so that its times are true and
-    # no reply waits for its reader; the model runs all requests as one batch.
-    pool = ThreadPoolExecutor(concurrency, "transcribe")
-    try:
-        yield from pool.map(call, given)
-    finally:
-        # Does not wait: requests that still run end when the model is closed.
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _stream_samples(
+def stream_window(
     omni: Qwen3Omni,
-    samples: NDArray[np.float32],
-    instruction: str | None,
-    max_new_tokens: int,
-    options: Mapping[str, Any],
+    window: Window,
+    instruction: str,
+    max_new_tokens: int = RequestOptions.thinker_max_new_tokens,
+    **options: "Unpack[RequestArguments]",
 ) -> SpeechStream:
-    content: list[dict[str, Any]] = [
-        {"type": "audio", "audio": samples, "sampling_rate": SAMPLING_RATE}
-    ]
-    if instruction is None:
-        instruction = omni.transcription_instruction
-    if instruction is None:
-        instruction = INSTRUCTION
+    """Transcribe one window by one request, greedily unless `options` say otherwise.
+
+    instruction: see `instruction_of`. Raises the errors of Qwen3Omni.stream.
+    """
+    content: list[dict[str, Any]] = [{"type": "audio", **window.item}]
     if instruction:
         content.append({"type": "text", "text": instruction})
-    given = {"thinker_do_sample": False, "thinker_max_new_tokens": max_new_tokens, **options}
+    given: RequestArguments = {
+        "thinker_do_sample": False,
+        "thinker_max_new_tokens": max_new_tokens,
+        **options,
+    }
     return omni.stream_text([{"role": "user", "content": content}], **given)
 
 
-def _transcribe_one(
-    omni: Qwen3Omni, instruction: str | None, max_new_tokens: int, file: Path
-) -> Transcript | Failure:
-    start_s = time.perf_counter()
+def instruction_of(omni: Qwen3Omni, instruction: str | None, translate: bool = False) -> str:
+    """Return the text that follows the audio in the question; empty for none.
+
+    instruction: the caller's, if there is one. Raises OptionError for a translation by a checkpoint
+    that transcribes what it hears without being asked: no instruction would change what it does.
+    """
+    own = omni.transcription_instruction
+    if translate and own == "":
+        raise OptionError(
+            "this checkpoint can't translate: it writes down the words that it hears, whatever it "
+            "is asked (its transcription_instruction is empty). Transcribe, or take another one."
+        )
+    if instruction is not None:
+        return instruction
+    if translate:
+        return TRANSLATION
+    return INSTRUCTION if own is None else own
+
+
+def windows_for(omni: Qwen3Omni, timed: bool) -> GrowingWindows:
+    """Return the windows of a sound for a model, whose context may be too small for LONGEST_S.
+
+    timed: for a transcript with times.
+    """
+    half_s = omni.info.context_length / 2 / omni.media_settings.audio_tokens_per_s
+    longest_s = max(LEAST_LONGEST_S, min(TIMED_S if timed else LONGEST_S, half_s))
+    return GrowingWindows(longest_s, timed)
+
+
+class _FileWork:
+    """Windows of one file as they are read, and what comes of them.
+
+    error: message of what ended the work. made: the segments, each after the time at which its
+    request began, in any order.
+    """
+
+    def __init__(self, file: Path, sound: GrowingWindows):
+        self._file, self._opened_s = file, time.perf_counter()
+        self._sound, self._warnings = sound, list[str]()
+        self.error: str | None = None
+        self.made: list[tuple[float, Segment]] = []
+
+    def windows(self) -> Iterator[Window]:
+        """Read the windows, up to an error."""
+        item = {"audio": self._file}
+        try:
+            for window in read_windows(item, self._sound, "audio", self._warnings.append):
+                if self.error is not None:
+                    return
+                yield window
+        except _FILE_ERRORS as error:
+            self.error = str(error)
+
+    def outcome(self) -> Transcript | Failure:
+        """Return what came of it, once all of its windows are done."""
+        if self.error is not None:
+            return Failure(self._file, self.error)
+        joined, now_s = JoinedText(), time.perf_counter()
+        segments = sorted((segment for _, segment in self.made), key=lambda made: made.start_s)
+        for segment in segments:
+            joined.add(segment.text)
+            joined.end_window()
+        first_s = min((at_s + made.timings.ttft_s for at_s, made in self.made), default=now_s)
+        last_s = max((at_s + made.timings.total_s for at_s, made in self.made), default=now_s)
+        audio_s = self._sound.length / SAMPLING_RATE
+        return Transcript(
+            file=self._file,
+            text=joined.text,
+            audio_s=audio_s,
+            ttft_s=first_s - self._opened_s,
+            total_s=last_s - self._opened_s,
+            rtf=(last_s - self._opened_s) / audio_s,
+            finish_reason=reason_of(segments),
+            warnings=self._warnings,
+        )
+
+
+def reason_of(segments: Iterable[Segment]) -> FinishReason:
+    """Return the finish reason of a text: "length" where a limit ended a window's."""
+    return "length" if any(made.finish_reason == "length" for made in segments) else "stop"
+
+
+def _segment(omni: Qwen3Omni, window: Window, instruction: str, max_new_tokens: int) -> Segment:
+    with stream_window(omni, window, instruction, max_new_tokens) as stream:
+        (result,) = (event.result for event in stream if isinstance(event, Finished))
+    return Segment.of(window, result)
+
+
+def _several(
+    call: Callable[[Given], Made], given: Iterable[Given], concurrency: int
+) -> Generator[Made, None, None]:
+    """Call for each of `given`, `concurrency` at a time, and yield the results in their order.
+
+    `given` is read a little ahead of the results, however long it is.
+    """
+    # One thread for each request takes its tokens as they are made, so that its times are true and
+    # no reply waits for its reader; the model runs all requests as one batch.
+    pool, begun = ThreadPoolExecutor(concurrency, "transcribe"), deque[Future[Made]]()
     try:
-        samples = load_waveform({"audio": file}, SAMPLING_RATE, "audio")
-        read_s = time.perf_counter() - start_s
-        with _stream_samples(omni, samples, instruction, max_new_tokens, {}) as stream:
-            (result,) = (event.result for event in stream if isinstance(event, Finished))
-    except _FILE_ERRORS as error:
-        return Failure(file, str(error))
-    audio_s = len(samples) / SAMPLING_RATE
-    total_s = read_s + result.timings.total_s
-    return Transcript(
-        file=file,
-        text=result.text,
-        audio_s=audio_s,
-        ttft_s=read_s + result.timings.ttft_s,
-        total_s=total_s,
-        rtf=total_s / audio_s,
-        finish_reason=result.thinker_finish_reason,
-    )
+        for one in given:
+            begun.append(pool.submit(call, one))
+            if len(begun) > 2 * concurrency:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
+    finally:
+        # Does not wait: requests that still run end when the model is closed.
+        pool.shutdown(wait=False, cancel_futures=True)

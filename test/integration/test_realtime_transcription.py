@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.events import TextDelta
+from qwen3_omni_neuron.prompt.media.windows import GrowingWindows, Window
 from qwen3_omni_neuron.serving.endpoints.sound import pcm16
 from qwen3_omni_neuron.serving.realtime import transcribing
 from qwen3_omni_neuron.serving.server import Server
-from qwen3_omni_neuron.transcription import stream_transcript, windows
+from qwen3_omni_neuron.transcription import stream_transcript, stream_window, transcribe_windows
 from testing.http_server import serving, wait_until
 from testing.realtime import PCM_16K, PUSH_TO_TALK, SHORT, Caller, calling, kinds, question
 
@@ -44,14 +45,14 @@ class Heard:
         self.lengths, self._changed = list[int](), threading.Condition()
         self.may_go_on = threading.Event()
         self.may_go_on.set()
-        monkeypatch.setattr(transcribing, "stream_transcript", self._stream)
+        monkeypatch.setattr(transcribing, "stream_window", self._stream)
 
-    def _stream(self, omni: Any, audio: Any, *given: Any, **options: Any) -> Any:
+    def _stream(self, omni: Any, window: Window, *given: Any, **options: Any) -> Any:
         with self._changed:
-            self.lengths.append(len(audio["audio"]))
+            self.lengths.append(len(window.samples))
             self._changed.notify_all()
         assert self.may_go_on.wait(20)
-        return stream_transcript(omni, audio, *given, **options)
+        return stream_window(omni, window, *given, **options)
 
     def wait_for(self, count: int) -> None:
         """Wait until so many windows were begun."""
@@ -70,11 +71,8 @@ def speech() -> NDArray[np.float32]:
 @pytest.fixture(scope="module")
 def texts(speaking: Qwen3Omni, speech: NDArray[np.float32]) -> list[str]:
     """Transcripts of the windows, each by itself."""
-    found = []
-    for first, last in windows(speech):
-        audio = {"audio": speech[first:last], "sampling_rate": RATE}
-        with stream_transcript(speaking, audio) as stream:
-            found.append("".join(e.text for e in stream if isinstance(e, TextDelta)))
+    audio = {"audio": speech, "sampling_rate": RATE}
+    found = [segment.text for segment in transcribe_windows(speaking, audio)]
     assert len(found) == 3
     assert all(found)
     return found
@@ -119,7 +117,9 @@ def test_speech_is_transcribed_while_it_arrives(
     assert events[-1].transcript == " ".join(texts) == early + deltas_of(events)
     assert {e.item_id for e in caller.heard if e.type.startswith(KIND)} == {events[0].item_id}
     assert events[-1].usage.seconds == pytest.approx(len(speech) / RATE)
-    assert transcribed.lengths == [last - first for first, last in windows(speech)]
+    windows = GrowingWindows()
+    known = windows.push(speech) + windows.finish()
+    assert transcribed.lengths == [len(window.samples) for window in known]
 
 
 def test_beside_answers_the_text_waits_for_its_item(
@@ -189,13 +189,35 @@ def test_sound_that_is_cleared_is_in_no_transcript(
     assert deltas_of(caller.heard) == done.transcript
 
 
+def test_silence_is_not_transcribed_and_no_more_held(
+    server: Server, transcribed: Heard, speech: NDArray[np.float32], texts: list[str]
+) -> None:
+    with calling(server) as caller:
+        caller.update(**TRANSCRIBING)
+        held = server.service.held.taken
+        caller.say(np.zeros(20 * RATE, np.float32))
+        wait_until(lambda: server.service.held.taken < held + 9 * RATE * 4 * 3 + 4096)
+        caller.say(speech)
+        caller.say(np.zeros(20 * RATE, np.float32))
+        caller.send("input_audio_buffer.commit")
+        done = ended(caller)[-1]
+        wait_until(lambda: server.service.held.taken < held + 4096)
+        caller.say(np.zeros(RATE, np.float32))
+        caller.send("input_audio_buffer.commit")
+        assert ended(caller)[-1].transcript == ""
+        wait_until(lambda: server.service.held.taken < held + 8192)
+    assert done.transcript
+    assert sum(transcribed.lengths) < len(speech) + RATE
+    assert done.usage.seconds == pytest.approx(40 + len(speech) / RATE)
+
+
 def test_log_probabilities_where_they_are_asked_for(
     speaking: Qwen3Omni, server: Server, speech: NDArray[np.float32]
 ) -> None:
     clip = speech[: 3 * RATE]
     audio = {"audio": clip, "sampling_rate": RATE}
-    with stream_transcript(speaking, audio, logprobs=True) as stream:
-        deltas = [event for event in stream if isinstance(event, TextDelta) and event.text]
+    stream = stream_transcript(speaking, audio, logprobs=True)
+    deltas = [event for event in stream if isinstance(event, TextDelta) and event.text]
     with calling(server) as caller:
         caller.update(**TRANSCRIBING, include=["item.input_audio_transcription.logprobs"])
         caller.say(clip)
@@ -259,7 +281,7 @@ def test_a_transcript_that_fails_says_so_once_its_item_is_there(
     with calling(server) as caller:
         caller.update(**TRANSCRIBING)
         with monkeypatch.context() as patch:
-            patch.setattr(transcribing, "stream_transcript", fail)
+            patch.setattr(transcribing, "stream_window", fail)
             caller.say(speech[: 10 * RATE])
             assert failed.wait(20)
         caller.send("input_audio_buffer.commit")

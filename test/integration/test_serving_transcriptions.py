@@ -12,15 +12,26 @@ import openai
 import pytest
 import soundfile
 from openai import OpenAI
-from openai.types.audio import Transcription, TranscriptionVerbose
+from openai.types.audio import (
+    Transcription,
+    TranscriptionVerbose,
+    Translation,
+    TranslationVerbose,
+)
 
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.events import TextDelta
+from qwen3_omni_neuron.events import TextDelta, Timings
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.serving.edge.forms import MOST_PARTS, read_form
 from qwen3_omni_neuron.serving.endpoints import transcriptions
 from qwen3_omni_neuron.serving.server import Server
-from qwen3_omni_neuron.transcription import read_windows, stream_transcript, transcribe_windows
+from qwen3_omni_neuron.transcription import (
+    TRANSLATION,
+    Segment,
+    stream_transcript,
+    transcribe,
+    transcribe_windows,
+)
 from testing.http_client import HttpClient, ask, form, parts_of
 from testing.http_server import client_of, serving, url_of, wait_until
 from testing.made_recordings import make_matroska, make_recording
@@ -43,8 +54,8 @@ def server(omni: Qwen3Omni) -> Iterator[Server]:
 
 
 def text_of(omni: Qwen3Omni, **options: Any) -> str:
-    with stream_transcript(omni, {"audio": WAV}, max_new_tokens=6, **options) as stream:
-        return "".join(event.text for event in stream if isinstance(event, TextDelta))
+    events = stream_transcript(omni, {"audio": WAV}, max_new_tokens=6, **options)
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
 
 
 def test_a_transcription_is_what_transcribe_finds(client: OpenAI, omni: Qwen3Omni) -> None:
@@ -66,8 +77,8 @@ def test_a_transcription_is_what_transcribe_finds(client: OpenAI, omni: Qwen3Omn
 
 
 def test_log_probabilities_are_those_of_the_text(client: OpenAI, omni: Qwen3Omni) -> None:
-    with stream_transcript(omni, {"audio": WAV}, max_new_tokens=6, logprobs=True) as stream:
-        deltas = [event for event in stream if isinstance(event, TextDelta) and event.text]
+    stream = stream_transcript(omni, {"audio": WAV}, max_new_tokens=6, logprobs=True)
+    deltas = [event for event in stream if isinstance(event, TextDelta) and event.text]
     wanted = [(delta.text, sum(delta.logprobs)) for delta in deltas]
     create = client.audio.transcriptions.create
     whole = create(**FILE, include=["logprobs"])
@@ -116,6 +127,7 @@ def test_a_recording_of_a_browser_is_heard_as_its_samples(
 
 def test_segments_are_those_of_the_windows(client: OpenAI, omni: Qwen3Omni) -> None:
     tone = np.sin(np.arange(16000 * 18) / 9, dtype=np.float32) * 0.3
+    tone[: 16000 * 3 // 2] = 0
     file = io.BytesIO()
     soundfile.write(file, tone, 16000, format="FLAC")
     asked: dict[str, Any] = {**FILE, "file": ("a.flac", file.getvalue())}
@@ -138,6 +150,7 @@ def test_segments_are_those_of_the_windows(client: OpenAI, omni: Qwen3Omni) -> N
         assert (given.id, given.text, given.tokens) == (number, wanted.text, wanted.token_ids)
         assert given.start == pytest.approx(wanted.start_s, abs=1e-3)
         assert given.end == pytest.approx(wanted.end_s, abs=1e-3)
+        assert (given.no_speech_prob, given.to_dict()["finish_reason"]) == (0, "length")
     assert create(**asked, chunking_strategy="auto").text == text
     *deltas, done = list(create(**asked, chunking_strategy="auto", stream=True))
     assert "".join(event.delta for event in deltas) == text
@@ -145,7 +158,7 @@ def test_segments_are_those_of_the_windows(client: OpenAI, omni: Qwen3Omni) -> N
     srt: Any = create(**asked, response_format="srt")
     times = re.findall(r"^(\d)\n(\S+) --> (\S+)\n.+\n\n", srt, re.MULTILINE)
     assert [number for number, _, _ in times] == ["1", "2", "3"]
-    assert (times[0][1], times[-1][2]) == ("00:00:00,000", "00:00:18,000")
+    assert (times[0][1], times[-1][2]) == ("00:00:01,500", "00:00:18,000")
     vtt: Any = create(**asked, response_format="vtt")
     cues = re.findall(r"^(\S+) --> (\S+)\n.+\n\n", vtt.removeprefix("WEBVTT\n\n"), re.MULTILINE)
     assert [(a.replace(".", ","), b.replace(".", ",")) for a, b in cues] == [
@@ -154,7 +167,8 @@ def test_segments_are_those_of_the_windows(client: OpenAI, omni: Qwen3Omni) -> N
 
 
 def test_cues_hold_a_line_and_hours() -> None:
-    segment = transcriptions.Segment(3599.9996, 7325.25, "a <b>\n\n-->\n", [])
+    timings = Timings(0.0, 0.0, None, 0.0, 0.0, None, 0, 0, 0, 0)
+    segment = Segment(3599.9996, 7325.25, "a <b>\n\n-->\n", [], "stop", [], timings)
     time = "01:00:00.000 --> 02:02:05.250"
     assert [*transcriptions._vtt_cues([segment])] == [f"{time}\na &lt;b&gt; --&gt;\n\n"]
     assert [*transcriptions._srt_cues([segment])] == [f"1\n{time.replace('.', ',')}\na <b> -->\n\n"]
@@ -197,8 +211,6 @@ def test_a_transcription_in_windows_keeps_its_place_to_its_end(checkpoint: Path)
 
 def test_a_transcription_that_has_begun_is_finished_while_the_server_drains() -> None:
     class Draining(ScriptedModel):
-        transcription_instruction = None
-
         def stream_text(self, messages: Any, **options: Any) -> Any:
             server.service.model.drain(1.0)
             return super().stream_text(messages, **options)
@@ -211,9 +223,10 @@ def test_a_transcription_that_has_begun_is_finished_while_the_server_drains() ->
             client.audio.transcriptions.create(**asked)
 
 
-def lasting(seconds: int) -> bytes:
+def lasting(seconds: int, loud: float = 0.1) -> bytes:
     file = io.BytesIO()
-    soundfile.write(file, np.zeros(8000 * seconds), 8000, format="FLAC")
+    samples = loud * np.random.default_rng(0).standard_normal(8000 * seconds)
+    soundfile.write(file, samples, 8000, format="FLAC")
     return file.getvalue()
 
 
@@ -362,10 +375,85 @@ def test_a_client_that_leaves_ends_its_transcription(omni: Qwen3Omni, stream: st
         wait_until(lambda: omni.status().running == omni.status().queued == 0, 5)
 
 
-def test_an_audio_is_read_up_to_its_limit() -> None:
-    from qwen3_omni_neuron.errors import PromptTooLongError
+def test_a_long_file_is_transcribed_whole(omni: Qwen3Omni, tmp_path: Path) -> None:
+    """Without times, too: it is what `transcribe` finds, in windows of at most 30 s."""
+    content = lasting(65)
+    (tmp_path / "a.flac").write_bytes(content)
+    (wanted,) = transcribe(omni, [tmp_path / "a.flac"], max_new_tokens=6)
+    asked: dict[str, Any] = {**FILE, "file": ("a.flac", content)}
+    with serving(omni) as server, client_of(server) as client:
+        answer: Any = client.audio.transcriptions.create(**asked)
+        assert answer.text == wanted.text  # type: ignore[union-attr]
+        assert answer.usage.output_tokens == 3 * 6
+        assert answer.finish_reason == "length"
 
-    with pytest.raises(PromptTooLongError):
-        read_windows({"audio": lasting(30)}, longest_s=20)
-    (window,) = read_windows({"audio": lasting(30)}, cut=False)
-    assert (window.start_s, window.end_s, len(window.audio["audio"])) == (0, 30, 480_000)
+
+FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_an_answer_says_whether_a_limit_ended_its_text(reason: Any) -> None:
+    model: Any = ScriptedModel(["Hi", " you"], reason=reason)
+    asked: dict[str, Any] = {"model": MODEL, "file": ("a.flac", lasting(18))}
+    with serving(model) as server, client_of(server) as client:
+        create = client.audio.transcriptions.with_raw_response.create
+        answers = {form: create(**asked, response_format=form) for form in FORMATS}
+        assert {answer.headers["x-finish-reason"] for answer in answers.values()} == {reason}
+        whole: Any = answers["json"].parse()
+        assert whole.finish_reason == reason
+        verbose: Any = answers["verbose_json"].parse()
+        assert verbose.finish_reason == reason
+        assert [segment.finish_reason for segment in verbose.segments] == 3 * [reason]
+        *_, done = list[Any](client.audio.transcriptions.create(**asked, stream=True))
+        assert (done.text, done.finish_reason) == ("Hi you", reason)
+
+
+def test_a_file_of_silence_has_an_empty_text_and_asks_nothing() -> None:
+    model: Any = ScriptedModel(["Hi"])
+    asked: dict[str, Any] = {"model": MODEL, "file": ("a.flac", lasting(600, 0))}
+    with serving(model) as server, client_of(server) as client:
+        create = client.audio.transcriptions.create
+        assert create(**asked).text == ""
+        assert create(**asked, response_format="text") == "\n"
+        assert create(**asked, response_format="srt") == ""
+        assert create(**asked, response_format="vtt") == "WEBVTT\n\n"
+        verbose = create(**asked, response_format="verbose_json")
+        assert (verbose.text, verbose.segments, verbose.duration) == ("", [], 600.0)
+        (done,) = list[Any](create(**asked, stream=True))
+        assert (done.type, done.text, done.usage.total_tokens) == ("transcript.text.done", "", 0)
+    assert model.asked == []
+
+
+def test_a_translation_is_asked_for_english(omni: Qwen3Omni) -> None:
+    model: Any = ScriptedModel(["Hi"])
+    asked: dict[str, Any] = {"model": "whisper-1", "file": ("a.flac", lasting(18)), "prompt": "x"}
+    with serving(model) as server, client_of(server) as client:
+        create = client.audio.translations.create
+        assert isinstance(create(**asked), Translation)
+        answers: dict[str, Any] = {form: create(**asked, response_format=form) for form in FORMATS}
+        metrics = ask(f"{url_of(server)}/metrics").body.decode()
+        for wrong in ({"stream": "true"}, {"language": "de"}, {"temperature": 2}):
+            with pytest.raises(openai.BadRequestError) as refused:
+                create(**asked, extra_body=wrong)
+            assert refused.value.param in wrong
+    assert answers["json"].text == "Hi"
+    assert answers["text"] == "Hi\n"
+    TranslationVerbose.model_validate(answers["verbose_json"].model_dump())
+    verbose = answers["verbose_json"]
+    assert (verbose.language, verbose.task, verbose.text) == ("english", "translate", "Hi Hi Hi")
+    assert verbose.duration == 18
+    assert answers["srt"].count("-->") == answers["vtt"].count("-->") == 3
+    questions = {messages[0]["content"][1]["text"] for messages, _ in model.asked}
+    assert questions == {TRANSLATION}
+    assert 'fields_without_effect_total{field="prompt",path="/v1/audio/translations"} 6' in metrics
+
+
+def test_a_checkpoint_that_only_writes_down_refuses_to_translate() -> None:
+    model: Any = ScriptedModel(["Hi"])
+    model.transcription_instruction = ""
+    asked: dict[str, Any] = {"model": MODEL, "file": ("a.wav", WAV)}
+    with serving(model) as server, client_of(server) as client:
+        with pytest.raises(openai.BadRequestError, match="can't translate") as refused:
+            client.audio.translations.create(**asked)
+        assert (refused.value.code, refused.value.param) == ("no_translation", "model")
+        assert client.audio.transcriptions.create(**asked).text == "Hi"

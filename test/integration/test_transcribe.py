@@ -3,8 +3,10 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,19 +15,25 @@ import tqdm
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.cli import main
+from qwen3_omni_neuron.cli.transcribe import CUT
 from qwen3_omni_neuron.errors import ClosedError, OptionError
 from qwen3_omni_neuron.events import Finished, TextDelta
+from qwen3_omni_neuron.prompt.media import windows as windows_module
+from qwen3_omni_neuron.prompt.media.audio import load_waveform
+from qwen3_omni_neuron.prompt.media.windows import GrowingWindows
 from qwen3_omni_neuron.transcription import (
     INSTRUCTION,
+    TRANSLATION,
     Failure,
-    GrowingWindows,
+    Segment,
     Transcript,
     stream_transcript,
+    stream_window,
     transcribe,
     transcribe_windows,
-    windows,
 )
 from testing.media_cases import QUESTION_WAV
+from testing.scripted_model import ScriptedModel
 
 TOKENS = 6
 TIMES = ("audio_s", "ttft_s", "total_s", "rtf")
@@ -51,7 +59,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("bad")
     (folder / "broken.wav").write_bytes(b"RIFF, or so")
     soundfile.write(folder / "empty.wav", np.zeros(0), 16000)
-    soundfile.write(folder / "long.wav", np.zeros(16000 * 30), 16000)
+    soundfile.write(folder / "long.wav", np.random.default_rng(4).uniform(-1, 1, 16000 * 30), 16000)
     return {
         "does not exist": folder / "missing.wav",
         "can't be read as audio": folder / "broken.wav",
@@ -71,10 +79,11 @@ def text_of(omni: Qwen3Omni, file: Path) -> str:
 def test_one_file_gives_its_text_alone(
     checkpoint: Path, omni: Qwen3Omni, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["transcribe", str(QUESTION_WAV), "--model", str(checkpoint), *SHORT]) == 0
+    assert main(["transcribe", str(QUESTION_WAV), "--model", str(checkpoint), *SHORT]) == CUT
     printed = capsys.readouterr()
     assert printed.out == text_of(omni, QUESTION_WAV) + "\n"
-    assert printed.err == ""
+    assert printed.err.startswith(f"qwen3-omni-neuron: {QUESTION_WAV}: the text is not whole: ")
+    assert printed.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
@@ -87,7 +96,7 @@ def test_several_files_are_a_line_each_in_their_order_however_many_at_once(
 ) -> None:
     files = [str(file) for file in clips]
     model = ["--model", str(checkpoint), "--concurrency", str(concurrency)]
-    assert main(["transcribe", *files, *model, *SHORT]) == 0
+    assert main(["transcribe", *files, *model, *SHORT]) == CUT
     texts = [" ".join(text_of(omni, file).split()) for file in clips]
     assert len(set(texts)) > 1, "every clip says the same: the order can't be told"
     expected = [f"{file}\t{text}" for file, text in zip(files, texts, strict=True)]
@@ -98,16 +107,16 @@ def test_json_lines_have_text_and_times(
     checkpoint: Path, omni: Qwen3Omni, clips: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = [str(file) for file in clips[:2]]
-    assert main(["transcribe", *files, "--json", "--model", str(checkpoint), *SHORT]) == 0
+    assert main(["transcribe", *files, "--json", "--model", str(checkpoint), *SHORT]) == CUT
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["file"] for line in lines] == files
     for file, line in zip(clips[:2], lines, strict=True):
-        assert set(line) == {"file", "text", "finish_reason", *TIMES}
+        assert set(line) == {"file", "text", "finish_reason", "warnings", *TIMES}
         assert line["text"] == text_of(omni, file)
         assert line["audio_s"] == pytest.approx(soundfile.info(file).duration, abs=1e-3)
         assert 0 < line["ttft_s"] < line["total_s"]
         assert line["rtf"] == pytest.approx(line["total_s"] / line["audio_s"])
-        assert line["finish_reason"] in ("stop", "length")
+        assert (line["finish_reason"], line["warnings"]) == ("length", [])
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -119,10 +128,13 @@ def test_bad_files_are_reported_and_the_others_transcribed(
     as_json: bool,
 ) -> None:
     files = [str(file) for file in (clips[3], *bad.values(), clips[4])]
-    model = ["--model", str(checkpoint), "--context-length", "128", "--concurrency", "2"]
+    model = ["--model", str(checkpoint), "--context-length", "112", "--concurrency", "2"]
     assert main(["transcribe", *files, *model, *SHORT, *["--json"] * as_json]) == 1
     printed = capsys.readouterr()
     reports = printed.err.splitlines()
+    cut = [report for report in reports if "the text is not whole" in report]
+    assert [report.split(": ")[1] for report in cut] == [files[0], files[-1]]
+    reports = [report for report in reports if report not in cut]
     assert len(reports) == len(bad)
     for (said, file), report in zip(bad.items(), reports, strict=True):
         assert report.startswith(f"qwen3-omni-neuron: {file}: ")
@@ -167,7 +179,7 @@ def test_a_terminal_sees_how_far_it_is(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # its thread would outlive the test
     files = [str(file) for file in clips[:2]]
-    assert main(["transcribe", *files, "--model", str(checkpoint), *SHORT]) == 0
+    assert main(["transcribe", *files, "--model", str(checkpoint), *SHORT]) == CUT
     printed = capsys.readouterr()
     assert "2/2" in printed.err
     assert [line.split("\t")[0] for line in printed.out.splitlines()] == files
@@ -217,67 +229,139 @@ def test_the_library_tells_failures_from_mistakes(checkpoint: Path, clips: list[
 
 
 def test_a_streamed_transcript_is_that_of_the_whole(omni: Qwen3Omni, clips: list[Path]) -> None:
-    events = list(stream_transcript(omni, {"audio": clips[1].read_bytes()}, None, TOKENS))
-    assert isinstance(events[-1], Finished)
-    texts = [event.text for event in events if isinstance(event, TextDelta)]
+    *deltas, segment = stream_transcript(omni, {"audio": clips[1].read_bytes()}, None, TOKENS)
+    texts = [event.text for event in deltas if isinstance(event, TextDelta)]
     assert len(texts) > 1
-    assert "".join(texts) == events[-1].result.text == text_of(omni, clips[1])
+    assert isinstance(segment, Segment)
+    assert "".join(texts) == segment.text == text_of(omni, clips[1])
 
 
-@pytest.mark.parametrize("seconds", [0.5, 7.99, 8.0, 8.01, 9.5, 16.0, 40.3])
-def test_windows_are_cut_in_silence_and_none_is_short(seconds: float) -> None:
-    random = np.random.default_rng(0)
-    samples = random.uniform(-0.5, 0.5, int(16000 * seconds)).astype(np.float32)
-    pauses = [int(16000 * second) for second in (6.9, 13.2, 20.0, 27.5, 34.0)]
-    for pause in pauses:
-        samples[pause : pause + 1600] = 0
-    found = windows(samples)
-    assert [start for start, _ in found[1:]] == [end for _, end in found[:-1]]
-    assert (found[0][0], found[-1][1]) == (0, len(samples))
-    assert all(end - start <= 8 * 16000 for start, end in found)
-    if len(found) > 1:
-        assert all(end - start >= 16000 for start, end in found)
-    if seconds > 8.5:
-        assert all(any(p <= end <= p + 1600 for p in pauses) for _, end in found[:-1])
-
-
-@pytest.mark.parametrize("seconds", [0.5, 8.01, 8.99, 9.0, 17.5, 40.3])
-@pytest.mark.parametrize("piece_s", [0.02, 0.7, 9.3, 15.4, 15.8, 60.0])
-@pytest.mark.parametrize("last", [1.0, 0.1])
-@pytest.mark.diagonal
-def test_windows_of_sound_that_arrives_are_those_of_the_whole(
-    seconds: float, piece_s: float, last: float
-) -> None:
-    """None of them is known later than after 9 s of its own.
-
-    Sound that gets quieter is cut as late as may be: a window that is taken too early is seen.
-    """
-    samples = np.random.default_rng(2).uniform(-0.5, 0.5, int(16000 * seconds)).astype(np.float32)
-    samples *= np.linspace(1, last, len(samples), dtype=np.float32)
-    growing, found, piece = GrowingWindows(), [], int(16000 * piece_s)
-    for start in range(0, len(samples), piece):
-        found += growing.push(samples[start : start + piece])
-        assert growing.held < 9 * 16000
-    early = len(found)
-    found += growing.finish()
-    whole = [samples[first:last] for first, last in windows(samples)]
-    for made, wanted in zip(found, whole, strict=True):
-        assert np.array_equal(made, wanted)
-    assert growing.length == len(samples)
-    assert len(found) - early <= 1 + (len(samples) - sum(map(len, found[:early])) > 8 * 16000)
+def speech(*lengths: float) -> np.ndarray:
+    """Noise of these lengths in seconds, with a pause of 2 s after each."""
+    random, parts = np.random.default_rng(1), []
+    for length in lengths:
+        sound = random.uniform(-0.5, 0.5, round(16000 * length))
+        parts += [sound.astype(np.float32), np.zeros(32000, np.float32)]
+    return np.concatenate(parts)
 
 
 def test_a_segment_is_the_transcript_of_its_window(omni: Qwen3Omni) -> None:
-    random = np.random.default_rng(1)
-    samples = random.uniform(-0.5, 0.5, 16000 * 17).astype(np.float32)
-    audio = {"audio": samples, "sampling_rate": 16000}
-    bounds = windows(samples)
-    assert len(bounds) > 2
+    audio = {"audio": speech(12, 3), "sampling_rate": 16000}
+    growing = GrowingWindows()
+    wanted = growing.push(audio["audio"]) + growing.finish()
+    assert len(wanted) == 3
     for concurrency in (1, 3):
         found = list(transcribe_windows(omni, audio, None, concurrency, TOKENS))
-        assert [(s.start_s, s.end_s) for s in found] == [(a / 16000, b / 16000) for a, b in bounds]
-        for segment, (start, end) in zip(found, bounds, strict=True):
-            alone = {"audio": samples[start:end], "sampling_rate": 16000}
-            (*_, last) = stream_transcript(omni, alone, None, TOKENS)
+        for segment, window in zip(found, wanted, strict=True):
+            assert (segment.start_s, segment.end_s) == (window.start_s, window.end_s)
+            with stream_window(omni, window, INSTRUCTION, TOKENS) as stream:
+                (*_, last) = stream
             assert isinstance(last, Finished)
-            assert segment.text == last.result.text
+            assert (segment.text, segment.token_ids) == (last.result.text, last.result.token_ids)
+            assert segment.finish_reason == "length"
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_long_file_is_transcribed_whole_in_windows(
+    omni: Qwen3Omni, tmp_path: Path, concurrency: int
+) -> None:
+    """Its text, streamed or not, is that of its windows; files beside it keep their order."""
+    long, short = tmp_path / "long.wav", tmp_path / "short.wav"
+    soundfile.write(long, speech(35, 3), 16000)
+    soundfile.write(short, speech(2), 16000)
+    growing = GrowingWindows(30.0, timed=False)
+    windows = growing.push(load_waveform({"audio": long}, 16000, "audio")) + growing.finish()
+    assert len(windows) == 3
+    texts = []
+    for window in windows:
+        with stream_window(omni, window, INSTRUCTION, TOKENS) as stream:
+            texts += [event.result.text for event in stream if isinstance(event, Finished)]
+    first, second, third = transcribe(omni, [long, short, long], None, concurrency, TOKENS)
+    assert isinstance(first, Transcript) and isinstance(second, Transcript)
+    assert isinstance(third, Transcript)
+    assert first.text == third.text == " ".join(texts)
+    assert second.text == text_of(omni, short)
+    assert first.audio_s == 42.0
+    assert 0 < first.ttft_s < first.total_s == pytest.approx(first.rtf * 42)
+    deltas = stream_transcript(omni, {"audio": long}, None, TOKENS)
+    assert "".join(e.text for e in deltas if isinstance(e, TextDelta)) == first.text
+
+
+def test_text_comes_while_the_audio_is_read() -> None:
+    """Two windows are read ahead for each that is transcribed: an hour is never in memory."""
+    read = []
+
+    def blocks() -> Iterator[np.ndarray]:
+        for number in range(9):
+            read.append(number)
+            yield speech(58)
+
+    model: Any = ScriptedModel(["Hi"])
+    item = {"audio": blocks(), "sampling_rate": 16000}
+    segments = transcribe_windows(model, item)
+    next(segments)
+    assert len(read) == 1
+    assert sum(1 for _ in segments) > 9 * 58 / 8
+
+
+def test_silence_is_not_asked_about(tmp_path: Path) -> None:
+    model: Any = ScriptedModel(["Hi"])
+    soundfile.write(tmp_path / "silence.flac", np.zeros(8000 * 600), 8000)
+    (outcome,) = transcribe(model, [tmp_path / "silence.flac"])
+    assert isinstance(outcome, Transcript)
+    assert (outcome.text, outcome.audio_s, outcome.finish_reason) == ("", 600.0, "stop")
+    assert outcome.total_s == pytest.approx(600 * outcome.rtf)
+    assert list(transcribe_windows(model, {"audio": tmp_path / "silence.flac"})) == []
+    assert model.asked == []
+
+
+def test_a_limit_that_ends_one_window_is_the_transcripts(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "long.wav", speech(20, 20), 16000)
+    reasons = iter(["length", "stop", "stop", "stop"])
+
+    class Cut(ScriptedModel):
+        def stream_text(self, messages: Any, **options: Any) -> Any:
+            self.reason = next(reasons)
+            return super().stream_text(messages, **options)
+
+    model: Any = Cut(["Hi"])
+    first, second = transcribe(model, 2 * [tmp_path / "long.wav"], max_new_tokens=7)
+    assert isinstance(first, Transcript) and isinstance(second, Transcript)
+    assert (first.text, first.finish_reason, second.finish_reason) == ("Hi Hi", "length", "stop")
+    assert {options["thinker_max_new_tokens"] for _, options in model.asked} == {7}
+
+
+def test_warnings_of_reading_are_the_transcripts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocks = windows_module.waveform_blocks
+
+    def warning_blocks(*given: Any, warn: Any, **named: Any) -> Any:
+        warn("audio: the file is cut short.")
+        return blocks(*given, warn=warn, **named)
+
+    monkeypatch.setattr(windows_module, "waveform_blocks", warning_blocks)
+    (outcome,) = transcribe(ScriptedModel(["Hi"]), [QUESTION_WAV])  # type: ignore[arg-type]
+    assert isinstance(outcome, Transcript)
+    assert outcome.warnings == ["audio: the file is cut short."]
+    assert main(["transcribe", str(QUESTION_WAV), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == f"qwen3-omni-neuron: {QUESTION_WAV}: audio: the file is cut short.\n"
+    assert json.loads(printed.out)["warnings"] == outcome.warnings
+
+
+def test_a_translation_is_another_question(capsys: pytest.CaptureFixture[str]) -> None:
+    model: Any = ScriptedModel(["Hi"])
+    list(transcribe(model, [QUESTION_WAV], translate=True))
+    ((messages, _),) = model.asked
+    assert messages[0]["content"][1] == {"type": "text", "text": TRANSLATION}
+    model.transcription_instruction = "Transcribe."
+    list(transcribe(model, [QUESTION_WAV]))
+    list(transcribe(model, [QUESTION_WAV], translate=True))
+    list(transcribe(model, [QUESTION_WAV], "To English!", translate=True))
+    asked = [messages[0]["content"][1]["text"] for messages, _ in model.asked[1:]]
+    assert asked == ["Transcribe.", TRANSLATION, "To English!"]
+    assert main(["transcribe", str(QUESTION_WAV), "--translate"]) == 1
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert printed.err.startswith("qwen3-omni-neuron: this checkpoint can't translate: ")

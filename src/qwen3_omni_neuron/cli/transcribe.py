@@ -15,6 +15,12 @@ from qwen3_omni_neuron.cli.model_arguments import (
     model_or_shipped,
 )
 
+CUT = 3
+"""Exit status where all files were transcribed, and a limit ended the text of one."""
+_CUT_TEXT = (
+    "the text is not whole: --max-new-tokens or --context-length ended a part of it. Raise them."
+)
+
 if TYPE_CHECKING:
     from qwen3_omni_neuron.transcription import Failure, Transcript
 
@@ -37,11 +43,14 @@ def add_transcribe(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=RequestOptions.thinker_max_new_tokens,
         metavar="N",
-        help="most tokens of text a file; default: %(default)s",
+        help="most tokens of text a window of at most half a minute; default: %(default)s",
+    )
+    parser.add_argument(
+        "--translate", action="store_true", help="write in English what is said in any language"
     )
     add_option(parser, LOAD_OPTIONS["context_length"])
     parser.add_argument(
-        "--concurrency", type=int, default=1, metavar="N", help="files at once; default: 1"
+        "--concurrency", type=int, default=1, metavar="N", help="windows at once; default: 1"
     )
     parser.add_argument(
         "--json", action="store_true", help="a line of JSON a file, with times in seconds"
@@ -49,19 +58,24 @@ def add_transcribe(parser: argparse.ArgumentParser) -> None:
 
 
 def _transcribe(parsed: argparse.Namespace) -> int:
-    """Transcribe the files. Returns the exit status: 1 if any file failed."""
+    """Transcribe the files. Returns the exit status: 1 if any failed, else CUT if one is cut."""
     from tqdm import tqdm
 
     from qwen3_omni_neuron.api import Qwen3Omni
     from qwen3_omni_neuron.transcription import Failure, transcribe
 
     load = load_arguments(parsed, parsed.concurrency)
-    many, failed = len(parsed.files) > 1, 0
+    many, failed, cut = len(parsed.files) > 1, False, False
     with (
         Qwen3Omni.load(model_or_shipped(parsed), **load) as omni,
         closing(
             transcribe(
-                omni, parsed.files, parsed.instruction, parsed.concurrency, parsed.max_new_tokens
+                omni,
+                parsed.files,
+                parsed.instruction,
+                parsed.concurrency,
+                parsed.max_new_tokens,
+                parsed.translate,
             )
         ) as outcomes,
         tqdm(
@@ -70,15 +84,21 @@ def _transcribe(parsed: argparse.Namespace) -> int:
     ):
         for outcome in outcomes:
             if isinstance(outcome, Failure):
-                failed += 1
-                tqdm.write(f"qwen3-omni-neuron: {outcome.file}: {outcome.error}", file=sys.stderr)
+                failed, remarks = True, [outcome.error]
+            else:
+                remarks = list(outcome.warnings)
+                if outcome.finish_reason == "length":
+                    cut = True
+                    remarks.append(_CUT_TEXT)
+            for remark in remarks:
+                tqdm.write(f"qwen3-omni-neuron: {outcome.file}: {remark}", file=sys.stderr)
             if parsed.json:
                 tqdm.write(_json_line(outcome))
             elif not isinstance(outcome, Failure):
                 tqdm.write(_text_line(outcome) if many else outcome.text)
             sys.stdout.flush()
             bar.update()
-    return 1 if failed else 0
+    return 1 if failed else CUT if cut else 0
 
 
 def _json_line(outcome: "Transcript | Failure") -> str:

@@ -16,7 +16,8 @@ from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.events import SpeechResult, TextDelta
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.transcription import SAMPLING_RATE, stream_transcript
+from qwen3_omni_neuron.prompt.media.windows import SAMPLING_RATE
+from qwen3_omni_neuron.transcription import stream_transcript
 from qwen3_omni_neuron.verification.questions import Question
 
 _CALLS = ("encode", "prefill", "step", "predict", "start")
@@ -132,8 +133,8 @@ def _hear(omni: Qwen3Omni, result: SpeechResult) -> str:
 
     audio = soxr.resample(result.audio, result.sample_rate, SAMPLING_RATE)
     item = {"audio": audio.clip(-1, 1), "sampling_rate": SAMPLING_RATE}
-    with stream_transcript(omni, item, max_new_tokens=2 * MOST_TOKENS) as stream:
-        return "".join(event.text for event in stream if isinstance(event, TextDelta))
+    events = stream_transcript(omni, item, max_new_tokens=2 * MOST_TOKENS)
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
 
 
 def _words_found(text: str, heard: str) -> float | None:

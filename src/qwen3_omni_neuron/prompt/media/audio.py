@@ -73,6 +73,24 @@ def load_waveform(
     audio can't be read, is empty, too short, or holds NaN or infinity.
     Source: qwen-omni-utils (audio_start, audio_end).
     """
+    collected = bytearray()  # grows in place; joining a list of blocks would take the memory twice
+    for block in waveform_blocks(item, rate, where, limit_s, check, warn):
+        collected += block.tobytes()
+    return np.frombuffer(collected, np.float32)
+
+
+def waveform_blocks(
+    item: Mapping[str, Any],
+    rate: int,
+    where: str,
+    limit_s: float = math.inf,
+    check: Check = accept_all,
+    warn: Warn = ignore,
+) -> Iterator[Waveform]:
+    """Read an audio item of a message block by block: see `load_waveform`, which joins them.
+
+    Its errors are raised when the block is asked for that they concern.
+    """
     source = open_audio(item, where, warn)
     if source.seconds is not None:
         check(source.seconds)
@@ -80,14 +98,12 @@ def load_waveform(
             raise too_long(where, f"lasts {source.seconds:.3f} s", limit_s)
     checked_s = math.inf if source.seconds is None else source.seconds
     stream = _Resampled(source.rate, rate, where, limit_s)
-    collected = bytearray()  # grows in place; joining a list of blocks would take the memory twice
     for block in source.blocks:
-        collected += stream.push(block).tobytes()
+        yield stream.push(block)
         if stream.seconds > checked_s:
             checked_s = stream.seconds
             check(checked_s)
-    collected += stream.finish().tobytes()
-    return np.frombuffer(collected, np.float32)
+    yield stream.finish()
 
 
 class ArrivingAudio:

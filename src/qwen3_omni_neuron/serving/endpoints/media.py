@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pybase64
-from numpy.typing import NDArray
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.helpers.media.inline import decode_inline, picture_size
@@ -54,9 +53,9 @@ _PART = "messages[].content[]"  # where the table of fields without effect has t
 _COPIES = 3
 
 
-def sound_bytes(samples: NDArray[np.float32]) -> int:
-    """Return the bytes that sound and its features take. samples: samples at 16 kHz."""
-    return _COPIES * samples.nbytes
+def sound_bytes(samples: int) -> int:
+    """Return the bytes that sound and its features take. samples: number of them, at 16 kHz."""
+    return _COPIES * np.dtype(np.float32).itemsize * samples
 
 
 @dataclass(eq=False)

@@ -1,10 +1,9 @@
-"""POST /v1/audio/transcriptions: a sound file in, its transcript out, whole or streamed."""
+"""POST /v1/audio/transcriptions and /translations: a sound file in, its text out."""
 
 import html
 import zlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, closing
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -14,8 +13,10 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
-from qwen3_omni_neuron.events import Finished, TextDelta, Timings
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.events import Finished, FinishReason, TextDelta, Timings
 from qwen3_omni_neuron.options import RequestOptions
+from qwen3_omni_neuron.prompt.media.windows import SAMPLING_RATE, Window
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.edge.forms import read_form
@@ -28,15 +29,23 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     refused_field,
     wrong_value,
 )
+from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.openapi import errors_of, form_of
 from qwen3_omni_neuron.serving.openai.usage import (
     duration_usage,
     logprob_entries,
     transcription_usage,
 )
-from qwen3_omni_neuron.serving.openai.without_effect import TRANSCRIPTIONS
+from qwen3_omni_neuron.serving.openai.without_effect import TRANSCRIPTIONS, TRANSLATIONS
 from qwen3_omni_neuron.serving.service import Service
-from qwen3_omni_neuron.transcription import Segment, Window, read_windows, stream_transcript
+from qwen3_omni_neuron.transcription import (
+    JoinedText,
+    Segment,
+    instruction_of,
+    reason_of,
+    stream_window,
+    windows_for,
+)
 
 router = APIRouter()
 Json = dict[str, Any]
@@ -48,10 +57,10 @@ _MEDIA_TYPES = {
 }
 
 
-class TranscriptionRequest(BaseModel):
-    """Fields of POST /v1/audio/transcriptions, beside the file.
+class TranslationRequest(BaseModel):
+    """Fields of POST /v1/audio/translations, beside the file.
 
-    instruction: text that follows the audio in the question, in place of the checkpoint's own.
+    instruction: text that follows the audio in the question, in place of the usual one.
     max_new_tokens: most tokens of text, of each window where there are several.
     """
 
@@ -59,117 +68,204 @@ class TranscriptionRequest(BaseModel):
 
     model: str
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
+    temperature: float = Field(0, ge=0, le=1)
+    prompt: str = ""
+    instruction: str | None = None
+    max_new_tokens: int = Field(RequestOptions.thinker_max_new_tokens, ge=1)
+
+    @property
+    def timed(self) -> bool:
+        """True if windows are those of a transcript with times."""
+        return self.response_format in ("verbose_json", "srt", "vtt")
+
+    @property
+    def task(self) -> Literal["translate", "transcribe"]:
+        """What is done, in verbose_json's word."""
+        return "translate"
+
+    @property
+    def text_language(self) -> str:
+        """Language of the text, as verbose_json says it."""
+        return "english"
+
+    @property
+    def streams(self) -> bool:
+        """True if the text is to be sent while it is written."""
+        return False
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """True if the answer has log-probabilities of the text's parts."""
+        return False
+
+    def check(self) -> None:
+        """Raise ApiError for fields that exclude each other."""
+
+
+class TranscriptionRequest(TranslationRequest):
+    """Fields of POST /v1/audio/transcriptions, beside the file."""
+
     stream: bool = False
     language: str = Field("unknown", max_length=40)
     languages: list[str] = []
     keywords: list[str] = []
     include: list[Literal["logprobs"]] = []
-    temperature: float = Field(0, ge=0, le=1)
-    prompt: str = ""
     timestamp_granularities: list[Literal["segment", "word"]] = []
     chunking_strategy: Literal["", "auto"] = ""
-    instruction: str | None = None
-    max_new_tokens: int = Field(RequestOptions.thinker_max_new_tokens, ge=1)
 
     @property
-    def in_windows(self) -> bool:
-        """True if the audio is split into windows that are transcribed separately."""
-        timed = self.response_format in ("verbose_json", "srt", "vtt")
-        return timed or self.chunking_strategy == "auto"
+    def timed(self) -> bool:
+        """True if windows are those of a transcript with times."""
+        return super().timed or self.chunking_strategy == "auto"
+
+    @property
+    def task(self) -> Literal["translate", "transcribe"]:
+        """What is done, in verbose_json's word."""
+        return "transcribe"
+
+    @property
+    def text_language(self) -> str:
+        """Language of the text, as the client says it."""
+        return self.language
+
+    @property
+    def streams(self) -> bool:
+        """True if the text is to be sent while it is written."""
+        return self.stream
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """True if the answer has log-probabilities of the text's parts."""
+        return bool(self.include)
+
+    def check(self) -> None:
+        """Raise ApiError for fields that exclude each other."""
+        if self.stream and self.response_format not in ("json", "text"):
+            raise wrong_value(
+                f"{self.response_format} can't be streamed. Take json, or stream: false.", "stream"
+            )
+        if self.include and self.response_format != "json":
+            raise wrong_value("include: logprobs come with response_format json alone.", "include")
+        if "word" in self.timestamp_granularities:
+            raise wrong_value(
+                "timestamp_granularities: word is not there, since the model writes words without "
+                "their times. Take segment: a segment is at most 8 s long.",
+                "timestamp_granularities",
+            )
+        if self.timestamp_granularities and self.response_format != "verbose_json":
+            raise wrong_value(
+                "timestamp_granularities needs response_format verbose_json.",
+                "timestamp_granularities",
+            )
 
 
 @router.post(
-    "/v1/audio/transcriptions",
+    TRANSCRIPTIONS,
     openapi_extra=form_of(TranscriptionRequest, "file"),
     responses=errors_of(with_body=True),
 )
 async def transcriptions(request: Request) -> Response:
     """Transcribe a sound file."""
+    return await _answer(request, TranscriptionRequest)
+
+
+@router.post(
+    TRANSLATIONS,
+    openapi_extra=form_of(TranslationRequest, "file"),
+    responses=errors_of(with_body=True),
+)
+async def translations(request: Request) -> Response:
+    """Write what is said in a sound file in English."""
+    return await _answer(request, TranslationRequest)
+
+
+async def _answer(request: Request, kind: type[TranslationRequest]) -> Response:
     service: Service = request.app.state.service
     context: Context = request.scope["context"]
     context.param = "file"
     content_type = request.headers.get("content-type", "")
-    wanted, media, item = await service.model.in_thread(_read, service, context, content_type)
+    in_thread = service.model.in_thread
+    wanted, instruction, media, item = await in_thread(_read, service, context, content_type, kind)
     await media.finish(context.account.hold)
     context.release_body()
-    windows = await service.model.in_thread(read_windows, item, wanted.in_windows)
+    sound = windows_for(context.omni, wanted.timed)
+    windows = await in_thread(sound.push, item["audio"]) + await in_thread(sound.finish)
     del item, media
-    context.wanted(wanted.stream, False)
-    transcription = Transcription(wanted, windows, service, context)
-    if wanted.stream:
+    context.wanted(wanted.streams, False)
+    seconds = sound.length / SAMPLING_RATE
+    transcription = Transcription(wanted, instruction, windows, seconds, service, context)
+    if wanted.streams:
         return PieceStream(transcription.events())
     async with aclosing(transcription.deltas()) as deltas:
         async for _ in deltas:
             pass
-    return Response(transcription.whole(), media_type=_MEDIA_TYPES[wanted.response_format])
+    return Response(
+        transcription.whole(),
+        media_type=_MEDIA_TYPES[wanted.response_format],
+        headers={"x-finish-reason": transcription.finish_reason},
+    )
 
 
 def _read(
-    service: Service, context: Context, content_type: str
-) -> tuple[TranscriptionRequest, MediaReader, Json]:
+    service: Service, context: Context, content_type: str, kind: type[TranslationRequest]
+) -> tuple[TranslationRequest, str, MediaReader, Json]:
     """Parse a request, and decode its file if that needs no codec. Raises ApiError.
 
-    Returns the request's fields, the reader of its file, and the audio item that it fills.
+    Returns the request's fields, the instruction that follows the audio, the reader of its file,
+    and the audio item that it fills.
     """
     form = read_form(context.body, content_type)
     try:
-        wanted = TranscriptionRequest.model_validate(form.fields)
+        wanted = kind.model_validate(form.fields)
     except ValidationError as error:
         raise refused_field(error) from error
     check_model(service, wanted.model)
-    if wanted.stream and wanted.response_format not in ("json", "text"):
-        raise wrong_value(
-            f"{wanted.response_format} can't be streamed. Take json, or stream: false.", "stream"
-        )
-    if wanted.include and wanted.response_format != "json":
-        raise wrong_value("include: logprobs come with response_format json alone.", "include")
-    if "word" in wanted.timestamp_granularities:
-        raise wrong_value(
-            "timestamp_granularities: word is not there, since the model writes words without "
-            "their times. Take segment: a segment is at most 8 s long.",
-            "timestamp_granularities",
-        )
-    if wanted.timestamp_granularities and wanted.response_format != "verbose_json":
-        raise wrong_value(
-            "timestamp_granularities needs response_format verbose_json.",
-            "timestamp_granularities",
-        )
+    wanted.check()
+    translates = wanted.task == "translate"
+    try:
+        instruction = instruction_of(context.omni, wanted.instruction, translates)
+    except OptionError as error:
+        raise ApiError(400, str(error), "no_translation", "model") from error
     content = form.files.pop("file", None)
     if content is None or form.files:
         raise wrong_value("the form needs one file, under the name file.", "file")
-    service.count_without_effect(TRANSCRIPTIONS, wanted)
-    media = MediaReader(
-        service, context.omni, context.owner, param="file", in_windows=wanted.in_windows
-    )
+    service.count_without_effect(TRANSLATIONS if translates else TRANSCRIPTIONS, wanted)
+    media = MediaReader(service, context.omni, context.owner, param="file", in_windows=True)
     context.warnings = media.warnings
     item = media.sound_file(content, "file")
     media.finish_inline(context.account.hold)
-    return wanted, media, item
+    return wanted, instruction, media, item
 
 
 class Transcription:
-    """One answer. text: transcript so far."""
+    """One answer: the text of the windows, as it is written."""
 
     def __init__(
         self,
-        wanted: TranscriptionRequest,
+        wanted: TranslationRequest,
+        instruction: str,
         windows: list[Window],
+        seconds: float,
         service: Service,
         context: Context,
     ):
-        self._wanted, self._windows = wanted, windows
+        """instruction: text that follows each window. seconds: duration of the sound."""
+        self._wanted, self._instruction = wanted, instruction
+        self._windows, self._seconds = windows, round(seconds, 3)
         self._service, self._context = service, context
-        self.text = ""
-        self._segments: list[Segment] = []
-        self._averages: list[float] = []  # mean log-probability of each segment's tokens
+        self._joined, self._segments = JoinedText(), list[Segment]()
         self._logprobs: list[Json] = []
-        self._timings: list[Timings] = []
         self._options = bounded_options({}, service.settings, context.owner)
-        logprobs = bool(wanted.include) or wanted.response_format == "verbose_json"
+        logprobs = wanted.wants_logprobs or wanted.response_format == "verbose_json"
         self._options |= {"literal_text": True, "logprobs": logprobs}
         if wanted.temperature > 0:
             self._options |= {"thinker_do_sample": True}
             self._options |= {"thinker_temperature": max(wanted.temperature, 1e-6)}
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Finish reason of the text so far: "length" if a limit ended a window's."""
+        return reason_of(self._segments)
 
     async def deltas(self) -> AsyncGenerator[tuple[str, list[Json]], None]:
         """Yield the text, one window after the other, so that a request has at most one slot.
@@ -177,88 +273,90 @@ class Transcription:
         Each part comes with the entries of its log-probabilities, where they are computed.
         """
         for window in self._windows:
-            segment = Segment(window.start_s, window.end_s, "", [])
             served = ServedStream(await self._start(window), self._service)
             with closing(served):
                 async for (event,) in served:
                     if isinstance(event, TextDelta) and event.text:
-                        delta = event.text if segment.text or not self.text else f" {event.text}"
-                        self.text += delta
                         entries = logprob_entries(event)
                         self._logprobs += entries
-                        yield delta, entries
-                        text, token_ids = segment.text, segment.token_ids
-                        segment = replace(
-                            segment, text=text + event.text, token_ids=token_ids + event.token_ids
-                        )
+                        yield self._joined.add(event.text), entries
                     elif isinstance(event, Finished):
-                        self._timings.append(event.result.timings)
-                        self._averages.append(float(np.mean(event.result.logprobs or [0.0])))
-            self._segments.append(segment)
+                        self._segments.append(Segment.of(window, event.result))
+            self._joined.end_window()
         self._context.place.leave()
         self._context.fields |= {
             "windows": len(self._windows),
             "prompt_tokens": sum(timings.prompt_tokens for timings in self._timings),
             "text_tokens": sum(timings.text_tokens for timings in self._timings),
+            "finish": self.finish_reason,
         }
         if self._service.settings.log_content:
-            self._context.answer = self.text
+            self._context.answer = self._joined.text
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the text as server-sent events, then an event with the whole text and usage."""
         async with aclosing(self.deltas()) as deltas:
             async for delta, entries in deltas:
                 event = {"type": "transcript.text.delta", "delta": delta}
-                yield json_event(event | self._included(entries))
-        done = {
-            "type": "transcript.text.done",
-            "text": self.text,
-            "usage": transcription_usage(self._timings),
-        }
-        yield json_event(done | self._included(self._logprobs))
+                yield json_event(event | self._probabilities(entries))
+        yield json_event({"type": "transcript.text.done", **self._short()})
 
     def whole(self) -> bytes:
         """Return the answer in the requested format."""
         wanted = self._wanted.response_format
         if wanted == "text":
-            return f"{self.text}\n".encode()
+            return f"{self._joined.text}\n".encode()
         if wanted == "srt":
             return "".join(_srt_cues(self._segments)).encode()
         if wanted == "vtt":
             return "".join(("WEBVTT\n\n", *_vtt_cues(self._segments))).encode()
         if wanted == "json":
-            short = {"text": self.text, "usage": transcription_usage(self._timings)}
-            return to_json(short | self._included(self._logprobs))
-        seconds = round(self._windows[-1].end_s, 3)
-        segments = map(self._verbose, range(len(self._segments)), self._segments)
+            return to_json(self._short())
         answer = {
-            "task": "transcribe",
-            "language": self._wanted.language,
-            "duration": seconds,
-            "text": self.text,
-            "segments": list(segments),
-            "usage": duration_usage(seconds),
+            "task": self._wanted.task,
+            "language": self._wanted.text_language,
+            "duration": self._seconds,
+            "text": self._joined.text,
+            "segments": list(map(self._verbose, range(len(self._segments)), self._segments)),
+            "finish_reason": self.finish_reason,
+            "usage": duration_usage(self._seconds),
         }
         return to_json(answer)
 
-    def _included(self, entries: list[Json]) -> Json:
-        return {"logprobs": entries} if self._wanted.include else {}
+    @property
+    def _timings(self) -> list[Timings]:
+        return [segment.timings for segment in self._segments]
+
+    def _short(self) -> Json:
+        """Return the answer as JSON without times."""
+        fields = {
+            "text": self._joined.text,
+            "finish_reason": self.finish_reason,
+            "usage": transcription_usage(self._timings),
+        }
+        return fields | self._probabilities(self._logprobs)
+
+    def _probabilities(self, entries: list[Json]) -> Json:
+        return {"logprobs": entries} if self._wanted.wants_logprobs else {}
 
     async def _start(self, window: Window) -> SpeechStream:
         """Start a window's request. It uses the place of this HTTP request in the quota."""
-        wanted = self._wanted
         start = partial(
-            stream_transcript,
+            stream_window,
             self._context.omni,
-            window.audio,
-            wanted.instruction,
-            wanted.max_new_tokens,
+            window,
+            self._instruction,
+            self._wanted.max_new_tokens,
             **self._options,
         )
         return await self._service.model.start(start)
 
     def _verbose(self, number: int, segment: Segment) -> Json:
-        """Return a segment with all fields of OpenAI's; no_speech_prob, not measured, is zero."""
+        """Return a segment with all fields of OpenAI's, and its finish reason.
+
+        no_speech_prob is 0: without sound there is no segment, and whether a sound is speech is not
+        measured.
+        """
         data = segment.text.encode()
         return {
             "id": number,
@@ -268,9 +366,10 @@ class Transcription:
             "text": segment.text,
             "tokens": segment.token_ids,
             "temperature": self._wanted.temperature,
-            "avg_logprob": self._averages[number],
+            "avg_logprob": float(np.mean(segment.logprobs or [0.0])),
             "compression_ratio": round(len(data) / len(zlib.compress(data)), 3),
             "no_speech_prob": 0.0,
+            "finish_reason": segment.finish_reason,
         }
 
 

@@ -20,7 +20,8 @@ from qwen3_omni_neuron.serving.endpoints.sound import can_stretch
 
 _EMPTY: Sequence[Any] = (None, "", [], {})
 CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
-TRANSCRIPTIONS, REALTIME = "/v1/audio/transcriptions", "/v1/realtime"
+TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
+REALTIME = "/v1/realtime"
 COMPLETIONS = "/v1/completions"
 ITEM = "conversation.item.create"  # an event of the socket
 
@@ -40,6 +41,7 @@ class WithoutEffect:
 
 _MODEL = WithoutEffect("a name of one of OpenAI's models is another name of the one model here")
 _LANGUAGE = "the model finds the language by itself"
+_PROMPT = WithoutEffect("what was said before the audio is not taken as its context")
 _KEYWORDS = "the model takes no list of words to expect"
 _KEPT = WithoutEffect("nothing is stored beyond the request", False)
 _OWNER = WithoutEffect("callers are told apart by their API key")
@@ -115,8 +117,9 @@ FIELDS: Mapping[str, Mapping[str, WithoutEffect]] = {
         "language": WithoutEffect(f"{_LANGUAGE}; verbose_json repeats it", "unknown"),
         "languages": WithoutEffect(_LANGUAGE),
         "keywords": WithoutEffect(_KEYWORDS),
-        "prompt": WithoutEffect("what was said before the audio is not taken as its context"),
+        "prompt": _PROMPT,
     },
+    TRANSLATIONS: {"model": _MODEL, "prompt": _PROMPT},
     REALTIME: {
         "model": _MODEL,
         "audio.input.noise_reduction": WithoutEffect("sound is heard as it is sent"),

@@ -99,7 +99,7 @@ def _read_content(
             check_further(part, f"item.content[{index}]", taken)
         read, shown = _read_part(part, item.role, f"item.content[{index}]", media, codec)
         if read["type"] == "audio":
-            hold(sound_bytes(read["audio"]))
+            hold(sound_bytes(len(read["audio"])))
         draft.given.append(read)
         draft.shown["content"].append(shown)
     if item.role != "user":

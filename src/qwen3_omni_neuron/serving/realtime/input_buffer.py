@@ -99,7 +99,7 @@ class InputBuffer:
         """Append sound to the user's turn. Raises ApiError if the session holds too much."""
         if self.is_empty:
             self._transcript = self._transcriber.begin(self.item_id)
-        account, size = self._items.account, sound_bytes(samples)
+        account, size = self._items.account, sound_bytes(len(samples))
         held = size * (self.keeps + (self._transcript is not None))
         account.hold(held)
         try:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qwen3_omni_neuron.events import TextDelta
+from qwen3_omni_neuron.prompt.media.windows import GrowingWindows, Window
 from qwen3_omni_neuron.prompt.turns import Turn
 from qwen3_omni_neuron.serving.endpoints.media import sound_bytes
 from qwen3_omni_neuron.serving.endpoints.served_stream import ServedStream
@@ -17,7 +18,7 @@ from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Json
 from qwen3_omni_neuron.serving.realtime.items import ConversationItems
 from qwen3_omni_neuron.serving.realtime.session_config import SessionConfig
-from qwen3_omni_neuron.transcription import GrowingWindows, stream_transcript
+from qwen3_omni_neuron.transcription import JoinedText, instruction_of, stream_window
 
 MOST_WAITING = 16
 _KIND = "conversation.item.input_audio_transcription"
@@ -29,8 +30,8 @@ class TurnTranscript:
 
     item_id: id of the turn's item. logprobs: entries of its tokens, None: nobody asked for them.
     sound: windows of the turn; for the session's thread until the turn has ended. item: None until
-    then. text: transcript so far. sent, told: numbers of characters and of entries that the client
-    was sent. counted: the turn counts towards the rate of its key. error: what ended the
+    then. joined: transcript so far. sent, told: numbers of characters and of entries that the
+    client was sent. counted: the turn counts towards the rate of its key. error: what ended the
     transcription. dropped: nobody wants it any more.
     """
 
@@ -38,7 +39,7 @@ class TurnTranscript:
     logprobs: list[Json] | None
     sound: GrowingWindows = field(default_factory=GrowingWindows)
     item: Turn | None = None
-    text: str = ""
+    joined: JoinedText = field(default_factory=JoinedText)
     sent: int = 0
     told: int = 0
     counted: bool = False
@@ -60,7 +61,7 @@ class Transcriber:
         self._connection, self._items = connection, items
         self._loop = asyncio.get_running_loop()
         # Windows and ends (None) of turns, in their order.
-        self._waiting: asyncio.Queue[tuple[TurnTranscript, Samples | None]] = asyncio.Queue()
+        self._waiting: asyncio.Queue[tuple[TurnTranscript, Window | None]] = asyncio.Queue()
         self._ended = 0  # turns that have ended and wait
         self._task: asyncio.Task[None] | None = None
         self._closed = False
@@ -75,7 +76,8 @@ class Transcriber:
 
     def hear(self, turn: TurnTranscript, samples: Samples) -> None:
         """Transcribe a turn's next samples, which the account counts already."""
-        for window in turn.sound.push(samples):
+        held = turn.sound.held + len(samples)
+        for window in self._known(turn, held, turn.sound.push(samples)):
             self._loop.call_soon_threadsafe(self._put, turn, window)
 
     # The event loop.
@@ -88,15 +90,15 @@ class Transcriber:
             raise ApiError(429, message, "too_many_transcriptions")
         self._ended += 1
         turn.item = item
-        for window in turn.sound.finish():
+        held = turn.sound.held
+        for window in self._known(turn, held, turn.sound.finish()):
             self._put(turn, window)
         self._put(turn, None)
 
     def drop(self, turn: TurnTranscript) -> None:
         """Forget a turn that has not ended."""
         turn.dropped = True
-        for window in turn.sound.finish():
-            self._release(window)
+        self._release(turn.sound.held)
 
     def close(self) -> None:
         """End the running transcription."""
@@ -105,15 +107,20 @@ class Transcriber:
             self._task.cancel()
             self._task = None  # breaks the reference cycle through its error
 
-    def _put(self, turn: TurnTranscript, window: Samples | None) -> None:
+    def _put(self, turn: TurnTranscript, window: Window | None) -> None:
         if self._closed:
             return
         if self._task is None:
             self._task = asyncio.create_task(self._run())
         self._waiting.put_nowait((turn, window))
 
-    def _release(self, window: Samples) -> None:
-        self._items.account.release(sound_bytes(window))
+    def _known(self, turn: TurnTranscript, held: int, windows: list[Window]) -> list[Window]:
+        """Release silence beside windows that are known now. held: samples of the turn before."""
+        self._release(held - turn.sound.held - sum(len(window.samples) for window in windows))
+        return windows
+
+    def _release(self, samples: int) -> None:
+        self._items.account.release(sound_bytes(samples))
 
     async def _run(self) -> None:
         while True:
@@ -130,16 +137,15 @@ class Transcriber:
                 turn.error = self._connection.failed(failure).body["error"]
             finally:
                 if window is not None:
-                    self._release(window)
+                    self._release(len(window.samples))
                 del turn, window
 
-    async def _transcribe(self, turn: TurnTranscript, window: Samples) -> None:
+    async def _transcribe(self, turn: TurnTranscript, window: Window) -> None:
         """Transcribe one window. It takes a place of the requests, and a slot."""
         service, owner = self._connection.service, self._connection.context.owner
         if not turn.counted:
             service.rates.count(owner)
             turn.counted = True
-        begun = False
         with (
             service.requests.place(owner),
             closing(await service.model.start(self._served, turn, window)) as served,
@@ -148,16 +154,17 @@ class Transcriber:
                 if turn.dropped:
                     return
                 if isinstance(event, TextDelta) and event.text:
-                    turn.text += event.text if begun or not turn.text else f" {event.text}"
-                    begun = True
+                    turn.joined.add(event.text)
                     if turn.logprobs is not None:
                         turn.logprobs += logprob_entries(event)
                     await self._tell(turn)
+        turn.joined.end_window()
 
     async def _tell(self, turn: TurnTranscript) -> None:
         """Send the text that was not sent yet, if the client can make use of it already."""
-        if (turn.item is not None or not self.config.answers) and turn.sent < len(turn.text):
-            delta, turn.sent = turn.text[turn.sent :], len(turn.text)
+        text = turn.joined.text
+        if (turn.item is not None or not self.config.answers) and turn.sent < len(text):
+            delta, turn.sent = text[turn.sent :], len(text)
             fields: Json = {"item_id": turn.item_id, "content_index": 0, "delta": delta}
             if turn.logprobs is not None:
                 fields["logprobs"], turn.told = turn.logprobs[turn.told :], len(turn.logprobs)
@@ -171,16 +178,15 @@ class Transcriber:
             return
         await self._tell(turn)
         assert turn.item is not None
-        await self._connection.in_thread(self._items.transcribed, turn.item, turn.text)
+        await self._connection.in_thread(self._items.transcribed, turn.item, turn.joined.text)
         if turn.logprobs is not None:
             fields["logprobs"] = turn.logprobs
         fields["usage"] = duration_usage(turn.sound.length / TURN_RATE)
-        await self._connection.send(f"{_KIND}.completed", **fields, transcript=turn.text)
+        await self._connection.send(f"{_KIND}.completed", **fields, transcript=turn.joined.text)
 
-    def _served(self, turn: TurnTranscript, window: Samples) -> ServedStream:
-        service = self._connection.service
+    def _served(self, turn: TurnTranscript, window: Window) -> ServedStream:
+        service, omni = self._connection.service, self._connection.service.model.take()
         options = bounded_options({}, service.settings, self._connection.context.owner)
-        audio = {"audio": window, "sampling_rate": TURN_RATE}
-        wanted = turn.logprobs is not None
-        stream = stream_transcript(service.model.take(), audio, logprobs=wanted, **options)
+        wanted, instruction = turn.logprobs is not None, instruction_of(omni, None)
+        stream = stream_window(omni, window, instruction, logprobs=wanted, **options)
         return ServedStream(stream, service, counted=False)

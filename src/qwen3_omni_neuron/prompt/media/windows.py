@@ -1,0 +1,191 @@
+"""Windows of a sound that are heard one by one, cut at pauses; silence between them is left out.
+
+Loudness is the mean power of a stretch of 50 ms, in dB of full scale. Sound is what is above -70 dB
+and above a level that its surroundings give, which are what the next window may reach:
+
+- Noise of the room: the quietest tenth of the stretches is steady (within 3 dB), and the loudest
+  one is 15 dB above it. What is 10 dB above that noise is sound, there and in later surroundings
+  that have nothing louder.
+- Else, as in speech without pauses and in music, what is above -45 dB and at most 30 dB below the
+  loudest stretch is sound, and so is what is 10 dB above the quietest tenth.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwen3_omni_neuron.prompt.media.audio import Waveform, check_length, waveform_blocks
+from qwen3_omni_neuron.prompt.media.fields import Warn, ignore
+
+_Powers = NDArray[np.float32]
+
+SAMPLING_RATE = (
+    16000  # the audio encoder's; a file of another rate is resampled once, as it is read
+)
+TIMED_S = 8.0  # longest window of a transcript with times: audio that the encoder attends over
+LEAST_LONGEST_S = 5.0  # least length of windows for which there is always a place to cut
+_STRETCH = SAMPLING_RATE // 20  # samples whose loudness is one number
+_PAUSE = 20  # stretches of silence that are left out: 1 s
+_MARGIN = 4  # stretches of it that are kept beside sound
+_SHORTEST = 20  # stretches of the shortest window where there is no pause
+_CUT_SHARE = 0.25  # share of a window without a pause, its end, that is cut where it is quietest
+_FLOOR_DB, _LOUD_DB, _ABOVE_QUIET_DB, _BELOW_LOUDEST_DB = -70.0, -45.0, 10.0, 30.0
+_STEADY_DB, _STANDS_OUT_DB = 3.0, 15.0
+_NONE = np.empty(0, np.float32)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Part of a sound that is heard on its own.
+
+    start_s, end_s: where its sound begins and ends, from the beginning of the whole. samples:
+    float32 [samples] at SAMPLING_RATE; they may begin a little before start_s and end after end_s.
+    """
+
+    start_s: float
+    end_s: float
+    samples: Waveform
+
+    @property
+    def item(self) -> Mapping[str, Any]:
+        """The samples as an audio item of a message."""
+        return {"audio": self.samples, "sampling_rate": SAMPLING_RATE}
+
+
+class GrowingWindows:
+    """Windows of sound that arrives in pieces: those of the whole, each as soon as it is known.
+
+    A window is at most longest_s long. Where sound goes on for longer, it is cut where the last
+    quarter of the window is quietest. A silence of 1 s or more ends a window and is in none.
+    length: number of samples so far. held: number of those that are neither in a window nor left
+    out yet, less than longest_s + 1 s of them after a call.
+    """
+
+    def __init__(self, longest_s: float = TIMED_S, timed: bool = True):
+        """timed: False for text alone: sound of at most longest_s is one window, with its pauses.
+
+        longest_s: LEAST_LONGEST_S or more.
+        """
+        self.length = self.held = 0
+        self._most, self._timed = int(longest_s * SAMPLING_RATE) // _STRETCH, timed
+        self._pieces: list[Waveform] = []
+        self._silence = 0  # stretches of the silence that was left out just before those held
+        self._noise_level = _FLOOR_DB  # dB that sound has been above, where there was noise
+
+    def push(self, samples: Waveform) -> list[Window]:
+        """Take the next samples, at SAMPLING_RATE; return the windows that are known now."""
+        self.length += len(samples)
+        self.held += len(samples)
+        self._pieces.append(samples)
+        return self._cut(False)
+
+    def finish(self) -> list[Window]:
+        """Return the windows that are left: the sound has ended."""
+        if not self.held or self._timed or self.length > self._most * _STRETCH:
+            return self._cut(True)
+        samples, self.held, self._pieces = self._joined(), 0, []
+        loud = self._loud(_powers_of(samples))
+        return [self._window(0, loud, samples)] if len(loud) else []
+
+    def check(self, where: str) -> None:
+        """Raise AudioError if the sound is too short to be transcribed. where: its name there."""
+        check_length(self.length, SAMPLING_RATE, where)
+
+    def _joined(self) -> Waveform:
+        # One piece is not copied: it may be a whole file.
+        return self._pieces[0] if len(self._pieces) == 1 else np.concatenate([_NONE, *self._pieces])
+
+    def _cut(self, ends: bool) -> list[Window]:
+        """Return the windows that are known. ends: no samples follow."""
+        reach = self._most + _SHORTEST  # stretches that a window may depend on
+        if not ends and self.held < reach * _STRETCH:
+            return []
+        samples, first, found = self._joined(), self.length - self.held, list[Window]()
+        powers, at = _powers_of(samples), 0
+        while at < len(powers) and (ends or (at + reach) * _STRETCH <= len(samples)):
+            part = powers[at : at + reach]
+            loud, used = self._next(part, ends and at + reach >= len(powers))
+            if len(loud):
+                bounds = slice(at * _STRETCH, (at + used) * _STRETCH)
+                found.append(self._window(first + bounds.start, loud, samples[bounds]))
+            at += used
+        self._pieces = [samples[at * _STRETCH :]]
+        self.held = len(self._pieces[0])
+        return found
+
+    def _next(self, powers: _Powers, ends: bool) -> tuple[NDArray[np.intp], int]:
+        """Return the stretches of the first window that are sound, and how many are done.
+
+        No stretches: those that are done are left out. powers: of all stretches that the window may
+        depend on. ends: no others follow.
+        """
+        loud = self._loud(powers)
+        leaves_out = 0
+        if not len(loud):
+            leaves_out = len(powers) if ends else self._most
+        elif loud[0] > _MARGIN and self._silence + loud[0] >= _PAUSE:
+            leaves_out = int(loud[0]) - _MARGIN
+        self._silence += leaves_out
+        if leaves_out:
+            return loud[:0], leaves_out
+        silence = np.diff(loud, append=len(powers)) - 1  # after each stretch
+        before_pause = np.flatnonzero(silence >= _PAUSE)
+        if len(before_pause):
+            loud = loud[: before_pause[0] + 1]
+            end = int(loud[-1]) + 1
+            used = min(end + _MARGIN, self._most)
+            self._silence = used - end
+            return loud, used
+        self._silence = 0
+        used = len(powers) if ends and len(powers) <= self._most else self._quietest(powers)
+        return loud[loud < used], used
+
+    def _loud(self, powers: _Powers) -> NDArray[np.intp]:
+        """Return the stretches that are sound. powers: of one window's surroundings."""
+        loudness = 10 * np.log10(powers + np.float32(1e-12))
+        quietest, quiet, loudest = np.percentile(loudness, (2, 10, 100))
+        level = quiet + _ABOVE_QUIET_DB
+        if quiet - quietest < _STEADY_DB and loudest - quiet > _STANDS_OUT_DB:
+            self._noise_level = level
+        elif loudest > self._noise_level:
+            level = min(level, max(loudest - _BELOW_LOUDEST_DB, _LOUD_DB))
+        else:
+            level = self._noise_level
+        return np.flatnonzero(loudness > max(level, _FLOOR_DB))
+
+    def _quietest(self, powers: _Powers) -> int:
+        """Return the stretch before which sound without a pause is cut."""
+        earliest = self._most - int(_CUT_SHARE * self._most)
+        latest = min(self._most, len(powers) - _SHORTEST)
+        beside = powers[earliest - 1 : latest] + powers[earliest : latest + 1]
+        return earliest + int(beside.argmin())
+
+    def _window(self, first: int, loud: NDArray[np.intp], samples: Waveform) -> Window:
+        """Return a window. first: its first sample in the whole; loud: its stretches of sound."""
+        start, end = int(loud[0]) * _STRETCH, min((int(loud[-1]) + 1) * _STRETCH, len(samples))
+        return Window((first + start) / SAMPLING_RATE, (first + end) / SAMPLING_RATE, samples)
+
+
+def _powers_of(samples: Waveform) -> _Powers:
+    """Return the mean power of each stretch of 50 ms; the last one may be shorter."""
+    whole, rest = divmod(len(samples), _STRETCH)
+    stretches = samples[: whole * _STRETCH].reshape(whole, _STRETCH)
+    powers = np.einsum("ij,ij->i", stretches, stretches) / np.float32(_STRETCH)
+    last = samples[len(samples) - rest :]
+    return np.append(powers, np.square(last).mean()) if rest else powers
+
+
+def read_windows(
+    audio: Mapping[str, Any], sound: GrowingWindows, where: str, warn: Warn = ignore
+) -> Iterator[Window]:
+    """Read an audio item of a message block by block, and yield its windows as they are known.
+
+    sound: new ones, which have the length of the audio in the end. where: name of the item in
+    errors. warn: see prompt.media.fields.Warn. Raises AudioError.
+    """
+    for block in waveform_blocks(audio, SAMPLING_RATE, where, warn=warn):
+        yield from sound.push(block)
+    yield from sound.finish()
