@@ -15,8 +15,7 @@ import tqdm
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.cli import main
-from qwen3_omni_neuron.cli.transcribe import CUT
-from qwen3_omni_neuron.errors import ClosedError, OptionError
+from qwen3_omni_neuron.errors import ClosedError, ExitStatus, OptionError
 from qwen3_omni_neuron.events import Finished, TextDelta
 from qwen3_omni_neuron.prompt.media import windows as windows_module
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
@@ -79,7 +78,7 @@ def text_of(omni: Qwen3Omni, file: Path) -> str:
 def test_one_file_gives_its_text_alone(
     checkpoint: Path, omni: Qwen3Omni, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["transcribe", str(QUESTION_WAV), "--model", str(checkpoint), *SHORT]) == CUT
+    assert main(["transcribe", str(QUESTION_WAV), "--model", str(checkpoint), *SHORT]) == ExitStatus.CUT
     printed = capsys.readouterr()
     assert printed.out == text_of(omni, QUESTION_WAV) + "\n"
     assert printed.err.startswith(f"qwen3-omni-neuron: {QUESTION_WAV}: the text is not whole: ")
@@ -96,7 +95,7 @@ def test_several_files_are_a_line_each_in_their_order_however_many_at_once(
 ) -> None:
     files = [str(file) for file in clips]
     model = ["--model", str(checkpoint), "--concurrency", str(concurrency)]
-    assert main(["transcribe", *files, *model, *SHORT]) == CUT
+    assert main(["transcribe", *files, *model, *SHORT]) == ExitStatus.CUT
     texts = [" ".join(text_of(omni, file).split()) for file in clips]
     assert len(set(texts)) > 1, "every clip says the same: the order can't be told"
     expected = [f"{file}\t{text}" for file, text in zip(files, texts, strict=True)]
@@ -107,7 +106,7 @@ def test_json_lines_have_text_and_times(
     checkpoint: Path, omni: Qwen3Omni, clips: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = [str(file) for file in clips[:2]]
-    assert main(["transcribe", *files, "--json", "--model", str(checkpoint), *SHORT]) == CUT
+    assert main(["transcribe", *files, "--json", "--model", str(checkpoint), *SHORT]) == ExitStatus.CUT
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["file"] for line in lines] == files
     for file, line in zip(clips[:2], lines, strict=True):
@@ -179,7 +178,7 @@ def test_a_terminal_sees_how_far_it_is(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # its thread would outlive the test
     files = [str(file) for file in clips[:2]]
-    assert main(["transcribe", *files, "--model", str(checkpoint), *SHORT]) == CUT
+    assert main(["transcribe", *files, "--model", str(checkpoint), *SHORT]) == ExitStatus.CUT
     printed = capsys.readouterr()
     assert "2/2" in printed.err
     assert [line.split("\t")[0] for line in printed.out.splitlines()] == files

@@ -71,10 +71,11 @@ def test_the_server_knows_the_public_api_alone() -> None:
     public = {"__init__", "api", "errors", "events", "options"}
     public |= {"helpers", "serving", "session", "transcription"}
     # The type of what `stream` returns, a session's turns, a client's playback, and a process's
-    # memory; the text of a call; the mel features that the judge of a turn's end hears; the format
-    # of stored conversations; the fields of media items, their sizes, and the room that they share.
+    # memory; the text of a call; the mel features that the judge of a turn's end hears; windows of
+    # sound that are transcribed; the format of stored conversations; the fields of media items,
+    # their sizes, and the room that they share.
     modules = ("runtime.stream", "prompt.turns", "runtime.playback", "engines.process.heap")
-    modules += ("runtime.tool_calls",)
+    modules += ("runtime.tool_calls", "prompt.media.windows")
     modules += ("prompt.media.log_mel", "prompt.stored", "prompt.media.item_fields")
     modules += ("prompt.media.fitting", "prompt.media.sizes")
     known = {f"{NAME}.{name}" for name in modules}

@@ -195,7 +195,7 @@ VERBS = {
     "transcribe": """
         --compiled --concurrency --context-length --cores --dtype --help --instance
         --instruction --json --kv-cache-dtype --max-new-tokens --model --placement
-        --predictor-dtype --threads -h files
+        --predictor-dtype --threads --translate -h files
     """,
     "serve": """
         --allow-host --allow-media-host --allow-origin --api-keys --body-timeout-s --compiled

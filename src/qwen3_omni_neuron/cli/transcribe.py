@@ -14,9 +14,8 @@ from qwen3_omni_neuron.cli.model_arguments import (
     load_arguments,
     model_or_shipped,
 )
+from qwen3_omni_neuron.errors import ExitStatus
 
-CUT = 3
-"""Exit status where all files were transcribed, and a limit ended the text of one."""
 _CUT_TEXT = (
     "the text is not whole: --max-new-tokens or --context-length ended a part of it. Raise them."
 )
@@ -58,7 +57,7 @@ def add_transcribe(parser: argparse.ArgumentParser) -> None:
 
 
 def _transcribe(parsed: argparse.Namespace) -> int:
-    """Transcribe the files. Returns the exit status: 1 if any failed, else CUT if one is cut."""
+    """Transcribe the files. Returns the exit status: FAILED if any failed, CUT if one is cut."""
     from tqdm import tqdm
 
     from qwen3_omni_neuron.api import Qwen3Omni
@@ -98,7 +97,9 @@ def _transcribe(parsed: argparse.Namespace) -> int:
                 tqdm.write(_text_line(outcome) if many else outcome.text)
             sys.stdout.flush()
             bar.update()
-    return 1 if failed else CUT if cut else 0
+    if failed:
+        return ExitStatus.FAILED
+    return ExitStatus.CUT if cut else ExitStatus.OK
 
 
 def _json_line(outcome: "Transcript | Failure") -> str:

@@ -80,7 +80,7 @@ class TranslationRequest(BaseModel):
 
     @property
     def task(self) -> Literal["translate", "transcribe"]:
-        """What is done, in verbose_json's word."""
+        """Name of the work in verbose_json."""
         return "translate"
 
     @property
@@ -120,7 +120,7 @@ class TranscriptionRequest(TranslationRequest):
 
     @property
     def task(self) -> Literal["translate", "transcribe"]:
-        """What is done, in verbose_json's word."""
+        """Name of the work in verbose_json."""
         return "transcribe"
 
     @property
