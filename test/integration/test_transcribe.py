@@ -78,7 +78,10 @@ def text_of(omni: Qwen3Omni, file: Path) -> str:
 def test_one_file_gives_its_text_alone(
     checkpoint: Path, omni: Qwen3Omni, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["transcribe", str(QUESTION_WAV), "--model", str(checkpoint), *SHORT]) == ExitStatus.CUT
+    assert (
+        main(["transcribe", str(QUESTION_WAV), "--model", str(checkpoint), *SHORT])
+        == ExitStatus.CUT
+    )
     printed = capsys.readouterr()
     assert printed.out == text_of(omni, QUESTION_WAV) + "\n"
     assert printed.err.startswith(f"qwen3-omni-neuron: {QUESTION_WAV}: the text is not whole: ")
@@ -106,7 +109,9 @@ def test_json_lines_have_text_and_times(
     checkpoint: Path, omni: Qwen3Omni, clips: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = [str(file) for file in clips[:2]]
-    assert main(["transcribe", *files, "--json", "--model", str(checkpoint), *SHORT]) == ExitStatus.CUT
+    assert (
+        main(["transcribe", *files, "--json", "--model", str(checkpoint), *SHORT]) == ExitStatus.CUT
+    )
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["file"] for line in lines] == files
     for file, line in zip(clips[:2], lines, strict=True):
