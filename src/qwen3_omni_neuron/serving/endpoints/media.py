@@ -285,7 +285,7 @@ class MediaReader:
         self.warnings += decoded.warnings
         self._items.remove(found)
         found.item.update(decoded.item)
-        if found.kind == "audio":
+        if found.kind == "audio" and not self._in_windows:
             samples = len(decoded.item["audio"])
             self._tokens += self._omni.prompt_builder.audio_tokens(samples)
 
