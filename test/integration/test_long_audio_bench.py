@@ -17,7 +17,8 @@ def test_a_long_file_is_transcribed_whole_and_in_flat_memory(kind: str, tmp_path
     assert found["audio_s"] == pytest.approx(seconds, abs=3)
     if kind in ("no pauses", "music"):
         assert found["heard_s"] == found["audio_s"]
-        assert found["windows"] == pytest.approx(seconds / 28, rel=0.15)
+        # A window is cut in its last quarter.
+        assert seconds / 30 <= found["windows"] <= seconds / 22.5 + 1
     elif kind == "pauses":
         assert found["whole"]
     else:
