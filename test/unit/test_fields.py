@@ -92,7 +92,8 @@ def read(body: Json) -> tuple[Any, list[str]]:
     wanted = parse_json(ChatRequest, json.dumps(full).encode())
     check_request(wanted)
     media: Any = MediaReader(Service(), None, "me")  # type: ignore[arg-type]
-    options = request_options(wanted, ServerSettings(), "me", Voices(("Ethan", "Chelsie")))
+    voices = Voices(("Ethan", "Chelsie"))
+    options = request_options(wanted, ServerSettings(), "me", voices, False)
     messages = conversation(wanted, media, Replies(), "me")  # type: ignore[arg-type]
     items = [(found.kind, found.content, found.options) for found in media._items]
     shape = (wanted.speaks, wanted.sound_format, wanted.stream, wanted.stream_options)
@@ -111,6 +112,8 @@ HONOURED: Mapping[str, tuple[Json, Json]] = {
     "audio.voice": ({**SPOKEN, "audio": {"voice": "Chelsie"}}, {**SPOKEN, "audio": {}}),
     "audio.voice.id": ({**SPOKEN, "audio": {"voice": {"id": "Chelsie"}}}, {**SPOKEN, "audio": {}}),
     "audio.format": ({**SPOKEN, "audio": {"format": "mp3"}}, {**SPOKEN, "audio": {}}),
+    "frequency_penalty": ({"frequency_penalty": 1}, {}),
+    "presence_penalty": ({"presence_penalty": 1}, {}),
     "max_completion_tokens": ({"max_completion_tokens": 5}, {}),
     "max_tokens": ({"max_tokens": 5}, {}),
     "modalities": (SPOKEN, {}),
@@ -232,11 +235,9 @@ CUSTOM: Json = {"type": "custom", "custom": {"name": "f"}}
 REFUSED: Mapping[str, tuple[Json, str]] = {
     "function_call": ({"function_call": "auto"}, ""),
     "functions": ({"functions": [{"name": "f"}]}, ""),
-    "frequency_penalty": ({"frequency_penalty": 1}, ""),
-    "presence_penalty": ({"presence_penalty": 1}, ""),
     "logit_bias": ({"logit_bias": {"5": 1}}, ""),
     "logprobs": ({"logprobs": True}, ""),
-    "top_logprobs": ({"top_logprobs": 2}, ""),
+    "top_logprobs": ({"top_logprobs": 2}, "logprobs"),
     "n": ({"n": 2}, ""),
     "moderation": ({"moderation": {"model": "m"}}, ""),
     "web_search_options": ({"web_search_options": {"search_context_size": "low"}}, ""),
