@@ -1,6 +1,6 @@
 """Body of a chat request: its fields, and the messages and options that they become."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, Tag
@@ -156,7 +156,7 @@ class Message(OpenObject):
     content: Content | None = None
     refusal: str | None = None
     audio: EarlierAudio | None = None
-    tool_calls: list[ToolCall] | None = Field(None, max_length=MOST_TOOLS)
+    tool_calls: list[ToolCall] | None = Field(default=None, max_length=MOST_TOOLS)
     tool_call_id: str | None = None
 
 
@@ -421,12 +421,20 @@ def _declared(given: BaseModel) -> dict[str, Any]:
 
 
 def conversation(
-    wanted: ChatRequest, media: MediaReader, replies: SpokenReplies, owner: str
+    wanted: ChatRequest,
+    media: MediaReader,
+    replies: SpokenReplies,
+    owner: str,
+    names: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the messages for the model, and read their media. Raises ApiError."""
+    """Return the messages for the model, and read their media. Raises ApiError.
+
+    names: of the messages, for errors; None: messages[0] and so on.
+    """
+    names = [f"messages[{i}]" for i in range(len(wanted.messages))] if names is None else names
     return [
-        _message(message, f"messages[{i}]", media, replies, owner)
-        for i, message in enumerate(wanted.messages)
+        _message(message, where, media, replies, owner)
+        for message, where in zip(wanted.messages, names, strict=True)
     ]
 
 

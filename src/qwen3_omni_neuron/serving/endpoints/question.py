@@ -1,0 +1,281 @@
+"""A conversation that is asked over HTTP: its media, its grammar, and the reading of its reply.
+
+The endpoints of conversations share it. Each parses its own body into a `ChatRequest`, and has its
+own subclass of `Reply`, which writes the answer.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from fastapi.responses import Response
+from numpy.typing import NDArray
+
+from qwen3_omni_neuron.events import AudioChunk, Event, SpeechResult, TextDelta
+from qwen3_omni_neuron.prompt.media.fitting import Room
+from qwen3_omni_neuron.runtime.stream import SpeechStream
+from qwen3_omni_neuron.serving.edge.context import Context
+from qwen3_omni_neuron.serving.endpoints.answer import PieceStream
+from qwen3_omni_neuron.serving.endpoints.media import MediaReader
+from qwen3_omni_neuron.serving.endpoints.served_stream import ServedStream
+from qwen3_omni_neuron.serving.openai.bodies import has_grammar
+from qwen3_omni_neuron.serving.openai.chat_request import (
+    ChatRequest,
+    check_request,
+    conversation,
+    request_options,
+)
+from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.reply_text import (
+    Call,
+    Content,
+    Reasoning,
+    ReplyPart,
+    ReplyText,
+)
+from qwen3_omni_neuron.serving.service import Service
+
+Json = dict[str, Any]
+ReplyMaker = Callable[[ChatRequest, SpeechStream, Json, Service, Context], "Reply"]
+"""Function that makes the reply to a request from its stream and its options."""
+
+
+async def answer(
+    service: Service, context: Context, read: Callable[[], "Question"], in_thread: bool
+) -> Response:
+    """Answer one conversation, whole or in pieces.
+
+    read: parses the body. in_thread: that may take long. Raises ApiError and the API's errors.
+    """
+    begun: Reply | Question
+    if in_thread:
+        begun = await service.model.start(lambda: read().begin())
+    elif (question := read()).takes_long:
+        begun = await service.model.start(question.begin)
+    else:
+        begun = question.answer()
+    if isinstance(begun, Question):
+        await begun.finish()
+        begun = await service.model.start(begun.answer)
+    reply = begun
+    context.release_body()
+    if reply.wanted.stream:
+        return PieceStream(reply.pieces())
+    await reply.collect()
+    body = await service.model.in_thread(reply.whole)
+    return Response(body, media_type="application/json")
+
+
+@dataclass
+class Question:
+    """A parsed request whose media may still have to be decoded, and its grammar compiled.
+
+    messages, options: arguments of the Python API. media: reader of these messages' media. reply:
+    makes the reply. compiling: the grammar, while another process compiles it.
+    """
+
+    wanted: ChatRequest
+    messages: list[Json]
+    options: Json
+    media: MediaReader
+    reply: ReplyMaker
+    service: Service
+    context: Context
+    compiling: "Future[Any] | None" = None
+
+    @staticmethod
+    def of(
+        wanted: ChatRequest,
+        reply: ReplyMaker,
+        service: Service,
+        context: Context,
+        names: Sequence[str] | None = None,
+    ) -> "Question":
+        """Check a request, and begin to read its media. Raises ApiError.
+
+        names: of its messages, for errors; None: messages[0] and so on.
+        """
+        omni = context.omni
+        check_request(wanted)
+        if wanted.speaks and not omni.info.speakers:
+            raise ApiError(
+                400,
+                "this checkpoint has no talker: it can write text, not speak. Leave audio out of "
+                "modalities.",
+                "no_speech",
+                "modalities",
+            )
+        voices = service.voices_of(omni)
+        options = request_options(wanted, service.settings, context.owner, voices, omni.info.thinks)
+        hears_videos = options.get("use_audio_in_video") is True
+        media = MediaReader(service, omni, context.owner, hears_videos, context.param)
+        context.warnings = media.warnings
+        messages = conversation(wanted, media, service.replies, context.owner, names)
+        return Question(wanted, messages, options, media, reply, service, context)
+
+    @property
+    def takes_long(self) -> bool:
+        """True where it has media to read, or a grammar to compile."""
+        return self.media.pending or has_grammar(self.options)
+
+    def begin(self) -> "Reply | Question":
+        """Start the request, unless it has media or a grammar for another process.
+
+        Raises ApiError and the API's errors.
+        """
+        hold = self.context.account.hold
+        if has_grammar(self.options):
+            self.compiling = self.context.omni.compile_grammar(hold, **self.options)
+        inline = self.media.finish_inline(hold)
+        return self.answer() if inline and self.compiling is None else self
+
+    async def finish(self) -> None:
+        """Wait for the grammar and the media. Raises ApiError and the API's errors."""
+        try:
+            if self.compiling is not None:
+                self.options["grammar"] = await asyncio.wrap_future(self.compiling)
+            await self.media.finish(self.context.account.hold, self._room)
+        except BaseException:
+            self.close()
+            raise
+
+    async def _room(self) -> Room:
+        """Return the tokens that the conversation leaves for its media."""
+        find = partial(self.context.omni.media_room, self.messages, **self.options)
+        return await self.service.model.in_thread(find)
+
+    def answer(self) -> "Reply":
+        """Start the request. Raises the API's errors."""
+        wanted, context = self.wanted, self.context
+        context.wanted(bool(wanted.stream), wanted.speaks)
+        ask = context.omni.stream if wanted.speaks else context.omni.stream_text
+        stream = ask(self.messages, **self.options)
+        if self.service.settings.log_content:  # only now: a refused request may have any length
+            context.question = [_texts(message) for message in self.messages]
+        return self.reply(wanted, stream, self.options, self.service, context)
+
+    def close(self) -> None:
+        """Stop compiling the grammar."""
+        if self.compiling is not None:
+            self.compiling.cancel()
+
+
+def _texts(message: Json) -> Json:
+    """Return a message without its media."""
+    content = message["content"]
+    if not isinstance(content, str):
+        content = [item.get("text", f"({item['type']})") for item in content]
+    return {"role": message["role"], "content": content}
+
+
+class Reply(ABC):
+    """One answer, sent as a stream of server-sent events or as one JSON object at the end.
+
+    _texts, _reasons, _calls: parts of the text so far. _samples: sound of a whole answer.
+    """
+
+    def __init__(
+        self,
+        wanted: ChatRequest,
+        stream: SpeechStream,
+        options: Json,
+        service: Service,
+        context: Context,
+    ):
+        self.wanted, self._service, self._context = wanted, service, context
+        self._served = ServedStream(stream, service, context, bursts=bool(wanted.stream))
+        wanted.messages.clear()  # frees the media, which are as large as everything else
+        self._split = ReplyText(context.omni.info.thinks, "tools" in options)
+        self._texts: list[str] = []
+        self._reasons: list[str] = []
+        self._calls: list[Call] = []
+        self._reasoning_tokens = 0
+        self._samples: list[NDArray[np.float32]] = []
+        self._result: SpeechResult | None = None
+
+    @abstractmethod
+    def pieces(self) -> AsyncGenerator[bytes, None]:
+        """Yield the server-sent events of a streamed answer, all that are ready in one piece.
+
+        Text that is ready at the same time is one event.
+        """
+
+    @abstractmethod
+    def whole(self) -> bytes:
+        """Return the answer as one object, in JSON."""
+
+    def close(self) -> None:
+        """Cancel the request."""
+        self._served.close()
+
+    async def collect(self) -> None:
+        """Read the stream to its end."""
+        with closing(self._served) as served:
+            async for (event,) in served:
+                self._take(event)
+        self._finish()
+
+    @property
+    def _ended(self) -> SpeechResult:
+        """Result of an answer that has ended."""
+        assert self._result is not None, "an answer that has ended"
+        return self._result
+
+    @property
+    def _reached_limit(self) -> bool:
+        """True where the text or the speech has ended at its limit."""
+        reasons = self._ended.thinker_finish_reason, self._ended.talker_finish_reason
+        return "length" in reasons
+
+    def _take(self, event: Event) -> list[ReplyPart]:
+        """Process an event. Returns the parts of text that it completes."""
+        if isinstance(event, TextDelta):
+            return self._noted(self._split.push(event.text), len(event.token_ids))
+        if isinstance(event, AudioChunk):
+            # A tool call is not meant to be heard: from the first call on, speech is left out.
+            if not self._calls and not self.wanted.stream:
+                self._samples.append(event.samples)
+            return []
+        self._result = event.result
+        return self._noted(self._split.finish(), 0)
+
+    def _taken(self, events: Sequence[Event]) -> tuple[list[ReplyPart], AudioChunk | None]:
+        """Process events that came together. Returns the parts of text, and the chunk to send."""
+        parts = _joined([part for event in events for part in self._take(event)])
+        chunk = next((event for event in events if isinstance(event, AudioChunk)), None)
+        return parts, None if self._calls else chunk
+
+    def _noted(self, parts: list[ReplyPart], tokens: int) -> list[ReplyPart]:
+        """Add parts to the whole answer and return them. tokens: number that they came from."""
+        for part in parts:
+            if isinstance(part, Reasoning):
+                self._reasons.append(part.text)
+                self._reasoning_tokens += tokens
+            elif isinstance(part, Content):
+                self._texts.append(part.text)
+            else:
+                self._calls.append(part)
+        return parts
+
+    def _finish(self) -> None:
+        """Log the text of the complete answer."""
+        if self._service.settings.log_content:
+            self._context.answer = "".join(self._texts)
+
+
+def _joined(parts: Sequence[ReplyPart]) -> list[ReplyPart]:
+    """Join adjacent parts of one kind, except calls."""
+    joined: list[ReplyPart] = []
+    for part in parts:
+        before = joined[-1] if joined else None
+        if isinstance(part, Reasoning | Content) and isinstance(before, type(part)):
+            joined[-1] = type(part)(before.text + part.text)
+        else:
+            joined.append(part)
+    return joined
