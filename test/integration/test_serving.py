@@ -550,8 +550,9 @@ def test_the_openapi_document_names_every_endpoint(server: Server) -> None:
     document = ask(f"{url_of(server)}/openapi.json").json()
     assert set(document["paths"]) == {
         *("/v1/chat/completions", "/v1/chat/completions/{completion_id}"),
+        *("/v1/responses", "/v1/responses/{response_id}"),
         *("/v1/completions", "/v1/audio/speech", "/v1/audio/transcriptions"),
-        *("/v1/models", "/v1/models/{name}", "/v1/audio/voices"),
+        *("/v1/audio/translations", "/v1/audio/voices", "/v1/models", "/v1/models/{name}"),
         *("/health", "/ready", "/metrics"),
     }
     text = json.dumps(document)

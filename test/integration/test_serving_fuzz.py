@@ -49,6 +49,10 @@ def schema(server: Server) -> Any:
 # By path: fields that make a reply short, and those without which most are refused.
 PATHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "/v1/chat/completions": (SHORT, {"messages": HELLO}),
+    "/v1/responses": (
+        {"thinker_max_new_tokens": 3, "talker_max_new_tokens": 3, "max_output_tokens": 3},
+        {"input": "Hello", "previous_response_id": None},
+    ),
     "/v1/audio/speech": (
         {"talker_max_new_tokens": 3},
         {"input": "Hi", "voice": "Ethan", "instructions": None},
@@ -87,7 +91,7 @@ def test_no_request_of_the_document_makes_the_server_fail(
     assert sum(statuses.values()) >= REQUESTS * 0.9
     assert mode.value == "negative" or statuses[200], statuses
     wait_until(lambda: omni.status().running == 0 and server._gate.running == 0)
-    assert server.service.held.taken == 0
+    assert server.service.held.taken == server.service.responses.bytes_held
 
 
 MESSY = st.recursive(
@@ -157,7 +161,93 @@ def test_no_request_that_is_nearly_right_makes_the_server_fail(
         send()
     assert statuses[200]
     wait_until(lambda: omni.status().running == 0 and server._gate.running == 0)
-    assert server.service.held.taken == 0
+    assert server.service.held.taken == server.service.responses.bytes_held
+
+
+INPUT_PARTS = st.one_of(
+    st.builds(
+        lambda kind, text: {"type": kind, "text": text},
+        st.sampled_from(["input_text", "output_text", "text"]),
+        TEXT,
+    ),
+    st.builds(
+        lambda url: {"type": "input_image", "image_url": url},
+        st.one_of(TEXT, st.none(), st.sampled_from(["data:image/png;base64,iVBORw0KGgo=", "//a"])),
+    ),
+    PARTS,
+)
+CONTENT = st.one_of(TEXT, st.lists(INPUT_PARTS, max_size=2))
+ITEMS = st.one_of(
+    st.builds(
+        lambda role, content: {"role": role, "content": content},
+        st.sampled_from(["user", "user", "system", "assistant", "developer", "robot"]),
+        CONTENT,
+    ),
+    st.builds(
+        lambda kind, name, text, content: {
+            **{"type": kind, "id": name, "call_id": "1", "name": name},
+            **{"arguments": text, "output": content, "summary": []},
+        },
+        st.sampled_from(
+            ["function_call", "function_call_output", "item_reference", "reasoning", "x", None]
+        ),
+        TEXT,
+        TEXT,
+        CONTENT,
+    ),
+    MESSY,
+)
+RESPONSE_FIELDS = st.dictionaries(
+    st.sampled_from(
+        [
+            *("stream", "instructions", "store", "metadata", "include", "tools", "tool_choice"),
+            *("text", "previous_response_id", "modalities", "audio", "truncation", "background"),
+            *("prompt", "reasoning", "top_logprobs", "stop", "seed", "cache_key"),
+        ]
+    ),
+    st.one_of(
+        MESSY,
+        st.sampled_from(
+            [
+                *(True, False, 0, "a", "auto", ["text", "audio"], {"a": "b"}, {"a": "\ud800"}),
+                *([{"type": "function", "name": "f"}], {"type": "function", "name": "f"}),
+                *({"format": {"type": "json_object"}}, {"voice": "Ethan"}, {}, []),
+            ]
+        ),
+    ),
+    max_size=3,
+)
+
+
+def test_no_response_that_is_nearly_right_makes_the_server_fail(
+    omni: Qwen3Omni, server: Server
+) -> None:
+    statuses: dict[int, int] = {}
+    last: list[str] = []
+    short = {"talker_max_new_tokens": 3, "max_output_tokens": 3}
+    with HttpClient(url_of(server), timeout_s=30) as client:
+
+        @FUZZ
+        @given(
+            st.one_of(TEXT, st.just("Hello"), st.lists(ITEMS, max_size=3)),
+            RESPONSE_FIELDS,
+            st.booleans(),
+        )
+        def send(items: Any, fields: dict[str, Any], goes_on: bool) -> None:
+            body = {"input": items, **short, **fields}
+            if goes_on and last:
+                body["previous_response_id"] = last[-1]
+            answer = client.ask("/v1/responses", json.dumps(body).encode())
+            statuses[answer.status] = statuses.get(answer.status, 0) + 1
+            assert not failed(answer.status, answer.body), (answer.body, body)
+            assert b"internal_error" not in answer.body, body
+            if answer.status == 200 and answer.body.startswith(b"{"):
+                last.append(answer.json()["id"])
+
+        send()
+    assert statuses[200]
+    wait_until(lambda: omni.status().running == 0 and server._gate.running == 0)
+    assert server.service.held.taken == server.service.responses.bytes_held
 
 
 NUMBERS = st.sampled_from([-(2**63), -(2**63) + 1, -1, 0, 1, 7, 0.5, 2**31, 2**53, 2**63, 1e300])
@@ -234,7 +324,7 @@ def test_no_grammar_makes_the_server_fail(omni: Qwen3Omni, server: Server) -> No
         send()
     assert statuses[200] and statuses[400]
     wait_until(lambda: omni.status().running == 0 and server._gate.running == 0)
-    assert server.service.held.taken == 0
+    assert server.service.held.taken == server.service.responses.bytes_held
 
 
 HEADS = st.sampled_from(
@@ -273,4 +363,4 @@ def test_no_form_makes_the_server_fail(server: Server) -> None:
 
         send()
     assert 400 in statuses or REQUESTS < 60, statuses
-    wait_until(lambda: server.service.held.taken == 0)
+    wait_until(lambda: server.service.held.taken == server.service.responses.bytes_held)

@@ -202,7 +202,8 @@ VERBS = {
         --context-length --cores --decode-timeout-s --decoder-bytes --decoders
         --drain-timeout-s --dtype --header-timeout-s --help --host --instance --kept-replies
         --kept-reply-s --kept-session-s --kv-cache-dtype --log-content --log-level --max-body-bytes
-        --max-concurrency --max-connections --max-held-bytes --max-media --max-media-bytes
+        --max-concurrency --max-connections --max-held-bytes --max-kept-response-bytes
+        --max-media --max-media-bytes
         --max-media-s --max-pixels --max-queued --max-realtime-bytes --max-realtime-s
         --max-realtime-sessions --max-request-bytes --max-session-folder-bytes
         --media-timeout-s --model --model-name --owner-share --placement --port

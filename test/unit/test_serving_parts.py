@@ -30,6 +30,7 @@ from qwen3_omni_neuron.events import SpillStatus, StageTime, Status
 from qwen3_omni_neuron.serving import model as model_module
 from qwen3_omni_neuron.serving.edge.gate import Gate
 from qwen3_omni_neuron.serving.edge.keys import Keys, RequestRates, read_keys
+from qwen3_omni_neuron.serving.edge.quotas import Quota
 from qwen3_omni_neuron.serving.endpoints.sound import encode_sound, pcm16, wav_header
 from qwen3_omni_neuron.serving.logs import JsonFormatter
 from qwen3_omni_neuron.serving.metrics import Metrics
@@ -39,6 +40,7 @@ from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.openai.reply_text import Call, Content, Reasoning, ReplyText
 from qwen3_omni_neuron.serving.service import Service, Turnstile
 from qwen3_omni_neuron.serving.settings import ServerSettings
+from qwen3_omni_neuron.serving.stored.kept_responses import KeptResponse, KeptResponses
 from qwen3_omni_neuron.serving.stored.replies import MOST_CHARACTERS, SpokenReplies
 from testing.scripted_model import ScriptedModel
 
@@ -136,6 +138,80 @@ def test_kept_replies_are_bounded_in_number_and_size() -> None:
     replies.keep("old", 1, "me", "Hi")
     replies.keep("new", 2**40, "me", "Hi")
     assert replies.transcript("new", "me") == "Hi"
+
+
+def kept(text: str = "", previous: str | None = None, item: str = "") -> KeptResponse:
+    """Return a response of about as many bytes as its text."""
+    output = {item: b'"' + text.encode() + b'"'} if item else {}
+    return KeptResponse(b"{}", previous, b'"in"', output)
+
+
+def test_a_response_is_kept_for_its_owner_until_it_was_not_used_for_its_time() -> None:
+    now = [0.0]
+    held = Quota("bytes", 1 << 20, 1.0, "full")
+    responses = KeptResponses(10, 60, 1 << 20, 1.0, held, lambda: now[0])
+    responses.keep("me", "a", kept("A", item="msg_a"))
+    now[0] = 30.0
+    responses.keep("me", "b", kept("B", "a", "msg_b"))
+    now[0] = 40.0
+    assert responses.conversation("me", "b") == [b'"in","A"', b'"in","B"']  # both are used
+    assert responses.conversation("you", "b") is responses.body("you", "a") is None
+    assert responses.item("me", "msg_a") == b'"A"' and responses.item("you", "msg_a") is None
+    assert not responses.delete("you", "a")
+    now[0] = 99.0
+    assert responses.body("me", "a") == b"{}"
+    now[0] = 100.0
+    assert responses.body("me", "a") is responses.item("me", "msg_a") is None
+    assert responses.bytes_held == held.taken == 0
+
+
+def test_a_conversation_of_responses_loses_its_end_first() -> None:
+    held = Quota("bytes", 1 << 20, 1.0, "full")
+    responses = KeptResponses(3, 60, 1 << 20, 1.0, held)
+    for name, previous in (("a", None), ("b", "a"), ("c", "b")):
+        responses.keep("me", name, kept(previous=previous))
+    assert responses.conversation("me", "c") is not None
+    responses.keep("me", "d", kept())
+    assert responses.body("me", "c") is None
+    assert responses.conversation("me", "b") is not None
+    assert responses.delete("me", "a") and responses.conversation("me", "b") is None
+
+
+def test_kept_responses_are_bounded_in_all_and_by_owner() -> None:
+    held = Quota("bytes", 1 << 20, 0.5, "full")
+    size = kept("x" * 5000, item="1").size
+    responses = KeptResponses(9, 60, 4 * size, 0.5, held)
+
+    def keep(owner: str, *names: str) -> None:
+        for name in names:
+            responses.keep(owner, name, kept("x" * 5000, item=name))
+
+    def names(owner: str) -> set[str]:
+        return {name for name in "123456789" if responses.body(owner, name) is not None}
+
+    keep("me", "1", "2", "3")
+    assert names("me") == {"2", "3"} and responses.item("me", "1") is None  # by its share
+    keep("you", "4", "5")
+    keep("she", "6")
+    assert names("me") == {"3"} and names("you") == {"4", "5"} and names("she") == {"6"}
+    responses.keep("she", "7", KeptResponse(b"x" * (2 * size), None, b"", {}))  # beyond its share
+    assert names("she") == {"6"} and names("you") == {"4", "5"}
+    many = KeptResponses(4, 60, 1 << 20, 0.5, held)
+    for name in "123":
+        many.keep("me", name, kept())
+    assert many.body("me", "1") is None and many.body("me", "3") is not None  # by number
+
+
+def test_a_response_that_the_servers_bytes_have_no_room_for_is_not_kept() -> None:
+    held = Quota("bytes", 1 << 14, 1.0, "full")
+    responses = KeptResponses(9, 60, 1 << 20, 1.0, held)
+    held.take("you", (1 << 14) - 3000)
+    responses.keep("me", "1", kept())
+    responses.keep("me", "2", kept("x" * 3000, item="msg"))
+    assert responses.body("me", "1") is not None
+    assert responses.body("me", "2") is responses.item("me", "msg") is None
+    assert held.taken == (1 << 14) - 3000 + responses.bytes_held
+    assert responses.largest == 1 << 20
 
 
 def test_keys_are_read_and_asked_for(tmp_path: Path) -> None:

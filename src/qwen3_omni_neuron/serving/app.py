@@ -10,17 +10,28 @@ from qwen3_omni_neuron import __version__
 from qwen3_omni_neuron.errors import Qwen3OmniError
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.edge.gate import Gate
-from qwen3_omni_neuron.serving.endpoints import chat, completions, speech, status, transcriptions
+from qwen3_omni_neuron.serving.endpoints import (
+    chat,
+    completions,
+    response_api,
+    speech,
+    status,
+    transcriptions,
+)
 from qwen3_omni_neuron.serving.endpoints.completions import CompletionRequest
 from qwen3_omni_neuron.serving.endpoints.speech import SpeechRequest
 from qwen3_omni_neuron.serving.openai.chat_request import ChatRequest
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.openapi import schemas_of
+from qwen3_omni_neuron.serving.openai.response_request import ResponseRequest
 from qwen3_omni_neuron.serving.page import page_router
 from qwen3_omni_neuron.serving.service import Service
 
-ENDPOINTS = (chat.router, completions.router, speech.router, transcriptions.router, status.router)
-BODIES = (ChatRequest, CompletionRequest, SpeechRequest)
+ENDPOINTS = (
+    *(chat.router, response_api.router, completions.router),
+    *(speech.router, transcriptions.router, status.router),
+)
+BODIES = (ChatRequest, ResponseRequest, CompletionRequest, SpeechRequest)
 
 
 class _Application(FastAPI):

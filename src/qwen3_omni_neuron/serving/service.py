@@ -23,6 +23,7 @@ from qwen3_omni_neuron.serving.openai.voices import Voices
 from qwen3_omni_neuron.serving.openai.without_effect import sent_without_effect
 from qwen3_omni_neuron.serving.settings import ServerSettings, longest_life_s
 from qwen3_omni_neuron.serving.stored.folder import SWEEP_S, Kind, NotKeptError, SessionFolder
+from qwen3_omni_neuron.serving.stored.kept_responses import KeptResponses
 from qwen3_omni_neuron.serving.stored.replies import SpokenReplies
 from qwen3_omni_neuron.serving.stored.sealing import Seal
 
@@ -83,6 +84,7 @@ class Service:
     metrics: Metrics
     folder: SessionFolder | None
     replies: SpokenReplies
+    responses: KeptResponses
     fetcher: Fetcher
     decoder: DecodingPool
     rates: RequestRates
@@ -104,19 +106,21 @@ class Service:
         if folder is not None:
             metrics.watch_folder(lambda: folder.held)
         kept = settings.kept_replies, settings.kept_reply_s
+        held = Quota("bytes", settings.max_held_bytes, share, "too_many_bytes")
         return Service(
             settings,
             model,
             metrics,
             folder,
             SpokenReplies(*kept, folder=folder, on_failure=partial(_not_kept, metrics, "reply")),
+            KeptResponses(*kept, settings.max_kept_response_bytes, share, held),
             fetcher or Fetcher(settings),
             DecodingPool(
                 PoolSettings(settings.decoders, settings.decoder_bytes, settings.decode_timeout_s)
             ),
             RequestRates(settings.requests_per_minute),
             Turnstile(),
-            Quota("bytes", settings.max_held_bytes, share, "too_many_bytes"),
+            held,
             Quota("requests", lambda: model.most_requests, share, "queue_full", 429),
             Quota("realtime sessions", settings.max_realtime_sessions, share, "too_many_sessions"),
         )

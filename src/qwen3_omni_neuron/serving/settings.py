@@ -225,9 +225,16 @@ class Limits(Settings):
         "an error event",
     )
     kept_replies: Count = setting(
-        1000, "spoken replies that a later turn may name by the id of their audio", "400"
+        1000,
+        "spoken replies that a later turn may name by the id of their audio, and as many responses",
+        "400",
     )
-    kept_reply_s: Seconds = setting(3600.0, "time that a spoken reply is kept", "400")
+    kept_reply_s: Seconds = setting(
+        3600.0, "time that a spoken reply is kept, and a response from its last use", "400"
+    )
+    max_kept_response_bytes: Count = setting(
+        64 * MIB, "bytes of responses that a later turn may name, of `--max-held-bytes`", "400"
+    )
     session_folder: Path | None = setting(
         None,
         "folder that keeps realtime sessions and spoken replies, encrypted, across restarts",

@@ -29,8 +29,9 @@ MOST_HEADER_BYTES = 1 << 15
 _LAST_S = 1.0
 _WATCHED = ("/metrics", *OPEN_PATHS)
 _KNOWN = (
-    *("/v1/chat/completions", "/v1/completions", "/v1/audio/speech", "/v1/audio/transcriptions"),
-    *("/v1/audio/translations", "/v1/models", "/v1/audio/voices", REALTIME, *_WATCHED),
+    *("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/audio/speech"),
+    *("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/models", "/v1/audio/voices"),
+    *(REALTIME, *_WATCHED),
 )
 _KEY_PROTOCOL = b"openai-insecure-api-key."  # prefix of the key in OpenAI's client for browsers
 

@@ -54,14 +54,18 @@ class OpenObject(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
 
-def by_type(*types: str) -> Discriminator:
+def by_type(*types: str, by_name: Mapping[str, str] | None = None) -> Discriminator:
     """Return the discriminator of a union of objects by their `type`.
 
     types: all types. The members' tags are the types in angle brackets, which paths leave out.
+    by_name: types of objects that leave it out, by a field that they have.
     """
 
     def tag(value: Any) -> str | None:
-        found = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
+        fields = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
+        found = fields.get("type")
+        if found is None and by_name is not None:
+            found = next((kind for name, kind in by_name.items() if name in fields), None)
         return f"<{found}>" if isinstance(found, str) and found in types else None
 
     return _discriminator(tag, f"Input should be an object with a type: {_listed(types)}")

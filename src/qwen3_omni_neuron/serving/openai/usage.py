@@ -36,6 +36,18 @@ def completion_usage(timings: Timings) -> Json:
     }
 
 
+def response_usage(timings: Timings, reasoning_tokens: int) -> Json:
+    """Return the usage of a response."""
+    made = timings.text_tokens + timings.frames
+    return {
+        "input_tokens": timings.prompt_tokens,
+        "input_tokens_details": {**_prompt_details(timings), "cache_write_tokens": 0},
+        "output_tokens": made,
+        "output_tokens_details": {**_reply_details(timings), "reasoning_tokens": reasoning_tokens},
+        "total_tokens": timings.prompt_tokens + made,
+    }
+
+
 def realtime_usage(timings: Timings) -> Json:
     """Return the usage of a realtime response."""
     made = timings.text_tokens + timings.frames

@@ -19,9 +19,9 @@ from pydantic import BaseModel
 from qwen3_omni_neuron.serving.endpoints.sound import can_stretch
 
 _EMPTY: Sequence[Any] = (None, "", [], {})
-CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+SPEECH, REALTIME = "/v1/audio/speech", "/v1/realtime"
 TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
-REALTIME = "/v1/realtime"
 COMPLETIONS = "/v1/completions"
 ITEM = "conversation.item.create"  # an event of the socket
 
@@ -50,6 +50,16 @@ _SENT_BACK = WithoutEffect("a reply may be sent back as it came")
 _LABEL = WithoutEffect("the prompt has no place for it")
 _SCHEMA = WithoutEffect("text is held to the schema, of which the model reads nothing")
 _FORMAT = WithoutEffect("the content says which format it has")
+_VERBOSITY = WithoutEffect("the model has no such setting", "medium")
+_REASONING = WithoutEffect("the checkpoint thinks, or it does not")
+_OF_CONVERSATIONS = {
+    "user": _OWNER,
+    "safety_identifier": _OWNER,
+    "prompt_cache_key": _CACHE,
+    "prompt_cache_retention": _CACHE,
+    "prompt_cache_options": _CACHE,
+    "service_tier": WithoutEffect("there is one tier", "auto"),
+}
 
 # Fields that engines' clients send, in chat and completions.
 _ENGINES = {
@@ -61,17 +71,12 @@ _ENGINES = {
 FIELDS: Mapping[str, Mapping[str, WithoutEffect]] = {
     CHAT: {
         "model": _MODEL,
-        "user": _OWNER,
-        "safety_identifier": _OWNER,
+        **_OF_CONVERSATIONS,
         "metadata": _KEPT,
         "store": _KEPT,
-        "prompt_cache_key": _CACHE,
-        "prompt_cache_retention": _CACHE,
-        "prompt_cache_options": _CACHE,
         "prediction": WithoutEffect("no text is taken as a guess of the answer"),
-        "service_tier": WithoutEffect("there is one tier", "auto"),
-        "verbosity": WithoutEffect("the model has no such setting", "medium"),
-        "reasoning_effort": WithoutEffect("the checkpoint thinks, or it does not"),
+        "verbosity": _VERBOSITY,
+        "reasoning_effort": _REASONING,
         "stream_options.include_obfuscation": WithoutEffect("pieces are not padded"),
         **_ENGINES,
         "stream_options.continuous_usage_stats": WithoutEffect("the usage comes at the end"),
@@ -108,6 +113,19 @@ FIELDS: Mapping[str, Mapping[str, WithoutEffect]] = {
         "stream_options.include_obfuscation": WithoutEffect("pieces are not padded"),
         **_ENGINES,
     },
+    RESPONSES: {
+        "model": _MODEL,
+        **_OF_CONVERSATIONS,
+        "reasoning": _REASONING,
+        "text.verbosity": _VERBOSITY,
+        "include": WithoutEffect("there is nothing of these kinds to include"),
+        "max_tool_calls": WithoutEffect("it limits built-in tools, and there are none"),
+        "moderation": WithoutEffect("nothing is moderated"),
+        "stream_options": WithoutEffect("events have no obfuscation"),
+        "client_metadata": WithoutEffect("nothing is stored of it"),
+        **_ENGINES,
+        "tools[].cache_control": _CACHE,
+    },
     SPEECH: {
         "model": _MODEL,
         "instructions": WithoutEffect("a voice has one manner of speaking"),
@@ -137,7 +155,7 @@ FIELDS: Mapping[str, Mapping[str, WithoutEffect]] = {
             can_stretch,
         ),
         "prompt": WithoutEffect("prompts that are stored at OpenAI are not here"),
-        "reasoning": WithoutEffect("the checkpoint thinks, or it does not"),
+        "reasoning": _REASONING,
         "tracing": WithoutEffect("no traces are written"),
     },
     ITEM: {

@@ -1,0 +1,357 @@
+"""POST /v1/responses: a conversation in OpenAI's other format, answered like a chat."""
+
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import pybase64
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json, to_json
+
+from qwen3_omni_neuron.events import AudioChunk
+from qwen3_omni_neuron.runtime.stream import SpeechStream
+from qwen3_omni_neuron.serving.edge.context import BODY_COPIES, Context
+from qwen3_omni_neuron.serving.endpoints.question import Question, Reply, answer
+from qwen3_omni_neuron.serving.endpoints.sound import pcm16
+from qwen3_omni_neuron.serving.openai.bodies import (
+    SMALL_BODY_BYTES,
+    check_json,
+    check_model,
+    parse_json,
+    refused_field,
+    wrong_value,
+)
+from qwen3_omni_neuron.serving.openai.chat_request import ChatRequest
+from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.ids import PUBLIC_ID_BYTES, new_id
+from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of
+from qwen3_omni_neuron.serving.openai.reply_text import Content
+from qwen3_omni_neuron.serving.openai.response_items import OutputItems, ResponseEvent
+from qwen3_omni_neuron.serving.openai.response_request import (
+    FURTHER_RESPONSE_FIELDS,
+    EarlierReasoning,
+    InputItem,
+    InputItems,
+    ItemReference,
+    ResponseRequest,
+    chat_request_of,
+    check_response_request,
+)
+from qwen3_omni_neuron.serving.openai.usage import response_usage
+from qwen3_omni_neuron.serving.openai.without_effect import RESPONSES
+from qwen3_omni_neuron.serving.service import Service
+from qwen3_omni_neuron.serving.stored.kept_responses import KeptResponse
+
+router = APIRouter()
+Json = dict[str, Any]
+SESSION_KEY = "session_key"
+"""Name in a request's scope of the key that has led it to this replica; see `serving.fleet`."""
+_BEGINNING = ("response.created", "response.in_progress")
+_END_OF_SPEECH = ("response.audio.done", "response.audio.transcript.done")
+_NOT_FOUND = {**errors_of(), 404: errors_of(True)[404]}
+_ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(InputItems)
+
+
+@router.post(
+    "/v1/responses",
+    openapi_extra=body_of(ResponseRequest, FURTHER_RESPONSE_FIELDS),
+    responses=errors_of(with_body=True),
+)
+async def create_response(request: Request) -> Response:
+    """Answer a conversation in text, and in a stream in speech, too, where it is asked for."""
+    service: Service = request.app.state.service
+    context: Context = request.scope["context"]
+    context.param = "input"
+    response_id = new_id("resp_", PUBLIC_ID_BYTES) + request.scope.get(SESSION_KEY, "")
+    asked = None
+    if len(context.body) <= SMALL_BODY_BYTES:
+        asked = parse_json(ResponseRequest, context.body)
+    read = partial(_read, asked, response_id, service, context)
+    return await answer(service, context, read, asked is None or asked.names_earlier)
+
+
+@router.get("/v1/responses/{response_id}", responses=_NOT_FOUND)
+async def get_response(request: Request, response_id: str) -> Response:
+    """Return a response that is kept."""
+    service: Service = request.app.state.service
+    context: Context = request.scope["context"]
+    if request.query_params.get("stream") == "true":
+        raise wrong_value("a response that has ended is not streamed again.", "stream")
+    body = service.responses.body(context.owner, response_id)
+    if body is None:
+        raise _not_kept(404, response_id, None)
+    return Response(body, media_type="application/json")
+
+
+@router.delete("/v1/responses/{response_id}", responses=_NOT_FOUND)
+async def delete_response(request: Request, response_id: str) -> Json:
+    """Delete a response, which no later turn can name then."""
+    service: Service = request.app.state.service
+    context: Context = request.scope["context"]
+    if not service.responses.delete(context.owner, response_id):
+        raise _not_kept(404, response_id, None)
+    return {"id": response_id, "object": "response", "deleted": True}
+
+
+def _not_kept(status: int, response_id: str, param: str | None) -> ApiError:
+    return ApiError(
+        status,
+        f"the response {response_id[:80]!r}, or one that it continues, is not kept: it has "
+        "expired, was deleted, was too large, was not to be stored, or never was. Send the whole "
+        "conversation as input.",
+        "previous_response_not_found" if param else "response_not_found",
+        param,
+    )
+
+
+def _read(
+    parsed: ResponseRequest | None, response_id: str, service: Service, context: Context
+) -> Question:
+    """Return the question of a request. parsed: its body, if it was parsed. Raises ApiError."""
+    asked = parsed or parse_json(ResponseRequest, context.body)
+    if asked.model is not None:
+        check_model(service, asked.model)
+    check_response_request(asked)
+    items = list(_earlier(asked, service, context))
+    own = _own_items(asked, service, context)
+    names = ["input"] if isinstance(asked.input, str) else [f"input[{i}]" for i in range(len(own))]
+    items += zip(names, own, strict=True)
+    wanted, names = chat_request_of(asked, items, context.omni.info.context_length)
+    kept = None
+    if asked.keeps and len(context.body) <= service.responses.largest:
+        said: list[InputItem] = [i for i in own if not isinstance(i, EarlierReasoning)]
+        kept = _ITEMS.dump_json(said, exclude_none=True)[1:-1]
+        context.account.hold(len(kept))
+    asked.input = []  # frees the media: the chat request has them
+    reply = partial(ResponseReply, asked, response_id, kept)
+    question = Question.of(wanted, reply, service, context, names)
+    service.count_without_effect(RESPONSES, asked)
+    return question
+
+
+def _earlier(
+    asked: ResponseRequest, service: Service, context: Context
+) -> Iterator[tuple[str, InputItem]]:
+    """Yield the items of the responses before this one, by their names. Raises ApiError."""
+    name = asked.previous_response_id
+    if name is None:
+        return
+    turns = service.responses.conversation(context.owner, name)
+    if turns is None:
+        raise _not_kept(400, name, "previous_response_id")
+    _hold(sum(map(len, turns)), service, context)
+    body = b"[" + b",".join(turns) + b"]"
+    check_json(body)
+    try:
+        items = _ITEMS.validate_python(from_json(body))
+    except ValidationError as error:  # more items than a request may have
+        raise refused_field(error) from error
+    for i, item in enumerate(items):
+        yield f"previous_response_id: item {i}", item
+
+
+def _own_items(asked: ResponseRequest, service: Service, context: Context) -> list[InputItem]:
+    """Return the input with the items that it refers to. Raises ApiError."""
+    found: dict[int, bytes] = {}
+    for i, item in enumerate(asked.items):
+        if isinstance(item, ItemReference):
+            content = service.responses.item(context.owner, item.id)
+            if content is None:
+                raise ApiError(
+                    400,
+                    f"input[{i}] refers to the item {item.id[:80]!r}, which is not kept: it has "
+                    "expired, was too large, was not to be stored, or never was. Send the item "
+                    "itself (with the AI SDK: store: false).",
+                    "item_not_found",
+                    "input",
+                )
+            found[i] = content
+    _hold(sum(map(len, found.values())), service, context)
+    body = b"[" + b",".join(found.values()) + b"]"
+    referred = dict(zip(found, _ITEMS.validate_python(from_json(body)), strict=True))
+    return [referred.get(i, item) for i, item in enumerate(asked.items)]
+
+
+def _hold(size: int, service: Service, context: Context) -> None:
+    """Count bytes of earlier responses like those of a body. Raises ApiError."""
+    most = service.settings.max_body_bytes
+    if size > most:
+        raise ApiError(
+            413,
+            f"the responses that are named have {size} bytes, and {most} is the most that is "
+            "taken. Begin another conversation.",
+            "body_too_large",
+            "input",
+        )
+    context.account.hold(BODY_COPIES * size)
+
+
+class ResponseReply(Reply):
+    """Answer in the format of responses."""
+
+    def __init__(
+        self,
+        asked: ResponseRequest,
+        response_id: str,
+        kept: bytes | None,
+        wanted: ChatRequest,
+        stream: SpeechStream,
+        options: Json,
+        service: Service,
+        context: Context,
+    ):
+        """kept: the input in JSON, where the response is kept; None where it is not."""
+        super().__init__(wanted, stream, options, service, context)
+        self._asked, self._kept_input, self._id = asked, kept, response_id
+        self._created_at, self._number = int(time.time()), 0
+        self._items, self._chunks = OutputItems(), 0
+        self._body = b""
+
+    async def collect(self) -> None:
+        """Read the stream to its end."""
+        with closing(self._served) as served:
+            async for events in served:
+                for part in self._taken(events)[0]:
+                    list(self._items.add(part))
+        list(self._items.finish(self._status))
+        self._finish()
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """Yield the events. An error after the first ones is an event, too."""
+        begun = self._object("in_progress")
+        pieces = [self._event(kind, response=begun) for kind in _BEGINNING]
+        sent = False
+        try:
+            with closing(self._served) as served:
+                async for events in served:
+                    parts, chunk = self._taken(events)
+                    for part in parts:
+                        pieces += map(self._numbered, self._items.add(part))
+                        if self.wanted.speaks and isinstance(part, Content):
+                            kind = "response.audio.transcript.delta"
+                            pieces.append(self._event(kind, delta=part.text))
+                    if chunk is not None:
+                        pieces.append(self._sound(chunk))
+                    if self._result is None:
+                        yield b"".join(pieces)
+                        pieces, sent = [], True
+            pieces += map(self._numbered, self._items.finish(self._status))
+            if self.wanted.speaks:
+                pieces += map(
+                    self._event, ("response.audio.done", "response.audio.transcript.done")
+                )
+            self._finish()
+        except Exception as error:
+            if not sent:
+                raise
+            pieces = [self._failed(error)]
+        else:
+            pieces.append(self._last(f"response.{self._status}", self._body))
+        yield b"".join(pieces)
+
+    def whole(self) -> bytes:
+        """Return the response."""
+        return self._body
+
+    def _finish(self) -> None:
+        """Keep the complete response for later turns."""
+        super()._finish()
+        self._body = to_json(self._object(self._status))
+        if self._kept_input is not None:
+            output = {item["id"]: to_json(item) for item in self._items.items}
+            previous = self._asked.previous_response_id
+            kept = KeptResponse(self._body, previous, self._kept_input, output)
+            self._service.responses.keep(self._context.owner, self._id, kept)
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._reached_limit and not self._calls else "completed"
+
+    def _failed(self, error: Exception) -> bytes:
+        """Return the last event of a response that an error has ended."""
+        refusal = self._service.failed(error, self._context)
+        self._context.refused(refusal)
+        list(self._items.end("incomplete"))
+        code = "rate_limit_exceeded" if refusal.status == 429 else "server_error"
+        said = {"code": code, "message": refusal.message, "type": refusal.code}
+        failed = self._object("failed") | {"error": said}
+        return self._event("response.failed", response=failed)
+
+    def _object(self, status: str) -> Json:
+        """Return the response with a status."""
+        asked, ended = self._asked, self._result is not None
+        extra = asked.model_extra or {}
+        incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        made: Json = {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created_at,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": incomplete,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "max_tool_calls": None,
+            "metadata": asked.metadata or {},
+            "model": self._service.model.name,
+            "output": self._items.items,
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "previous_response_id": asked.previous_response_id,
+            "reasoning": {"effort": None, "summary": None},
+            "service_tier": "default",
+            "store": self._kept_input is not None,
+            "temperature": asked.temperature,
+            "text": {"format": self._format()},
+            "tool_choice": self._tool_choice(),
+            "tools": [tool.model_dump() for tool in asked.tools or ()],
+            "top_logprobs": 0,
+            "top_p": asked.top_p,
+            "truncation": "disabled" if extra.get("truncation") in (None, "disabled") else "auto",
+            "usage": self._usage() if ended else None,
+            "user": None,
+        }
+        if self._context.warnings:
+            made["warnings"] = self._context.warnings
+        return made
+
+    def _format(self) -> Json:
+        form = None if self._asked.text is None else self._asked.text.format
+        return {"type": "text"} if form is None else form.model_dump(by_alias=True)
+
+    def _tool_choice(self) -> Any:
+        choice = self._asked.tool_choice
+        if choice is None or isinstance(choice, str):
+            return choice or "auto"
+        return choice.model_dump(exclude_none=True)
+
+    def _usage(self) -> Json:
+        return response_usage(self._ended.timings, self._reasoning_tokens)
+
+    def _numbered(self, event: ResponseEvent) -> bytes:
+        kind, fields = event
+        return self._event(kind, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        """Return the next server-sent event."""
+        return self._framed(kind, to_json(fields)[1:-1])
+
+    def _last(self, kind: str, body: bytes) -> bytes:
+        """Return the last event. body: the response in JSON."""
+        return self._framed(kind, b'"response":' + body)
+
+    def _sound(self, chunk: AudioChunk) -> bytes:
+        """Return the event of a chunk of speech."""
+        data = pybase64.b64encode(pcm16(chunk.samples))
+        return self._framed("response.audio.delta", b'"delta":"', data, b'"')
+
+    def _framed(self, kind: str, *fields: bytes) -> bytes:
+        """Return the next event with its number. fields: parts of its other fields in JSON."""
+        head = f'event: {kind}\ndata: {{"type":"{kind}","sequence_number":{self._number}'
+        self._number += 1
+        return b"".join((head.encode(), b"," if fields[0] else b"", *fields, b"}\n\n"))

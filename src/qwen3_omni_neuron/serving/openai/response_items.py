@@ -1,0 +1,99 @@
+"""Output items of a response while it is made, and the events that tell of them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from qwen3_omni_neuron.serving.openai.ids import PUBLIC_ID_BYTES, new_id
+from qwen3_omni_neuron.serving.openai.reply_text import Call, Reasoning, ReplyPart
+
+Json = dict[str, Any]
+ResponseEvent = tuple[str, Json]
+"""Type and fields of an event, without its number."""
+
+
+class OutputItems:
+    """Items of one response: a text, reasoning or call each, in the order of the reply.
+
+    items: all items so far, as OpenAI's API has them; the last one may be in progress.
+    """
+
+    def __init__(self) -> None:
+        self.items: list[Json] = []
+        self._texts: list[str] = []  # parts of the item in progress
+        self._open: str | None = None  # its type
+
+    def add(self, part: ReplyPart) -> Iterator[ResponseEvent]:
+        """Add the next part of the reply. Yields the events for it."""
+        if isinstance(part, Call):
+            yield from self.end()
+            yield from self._call(part)
+            return
+        kind = "reasoning" if isinstance(part, Reasoning) else "message"
+        if self._open != kind:
+            yield from self.end()
+            yield from self._begin(kind)
+        self._texts.append(part.text)
+        yield self._of_part(f"response.{self._text_kind}.delta", delta=part.text)
+
+    def finish(self, status: str) -> Iterator[ResponseEvent]:
+        """End the last item with a status. Yields the events for it.
+
+        A reply of no text and no call is a message without text: clients expect one.
+        """
+        if all(item["type"] == "reasoning" for item in self.items) and self._open != "message":
+            yield from self.end()
+            yield from self._begin("message")
+        yield from self.end(status)
+
+    def end(self, status: str = "completed") -> Iterator[ResponseEvent]:
+        """End the text in progress, if there is one. Yields the events for it."""
+        if self._open is None:
+            return
+        kind, text, item = self._text_kind, "".join(self._texts), self.items[-1]
+        item |= {"status": status, "content": [_part(kind, text)]}
+        yield self._of_part(f"response.{kind}.done", text=text)
+        yield self._of_part("response.content_part.done", part=item["content"][0])
+        yield self._of_item("response.output_item.done")
+        self._open = None
+
+    def _begin(self, kind: str) -> Iterator[ResponseEvent]:
+        self._open, self._texts = kind, []
+        if kind == "message":
+            name = new_id("msg_", PUBLIC_ID_BYTES)
+            item: Json = {"id": name, "type": kind, "role": "assistant"}
+        else:
+            item = {"id": new_id("rs_", PUBLIC_ID_BYTES), "type": kind, "summary": []}
+        self.items.append(item | {"status": "in_progress", "content": []})
+        yield self._of_item("response.output_item.added")
+        yield self._of_part("response.content_part.added", part=_part(self._text_kind, ""))
+
+    def _call(self, call: Call) -> Iterator[ResponseEvent]:
+        name = new_id("fc_", PUBLIC_ID_BYTES)
+        item = {"id": name, "type": "function_call", "call_id": call.id, "name": call.name}
+        self.items.append(item | {"status": "in_progress", "arguments": ""})
+        yield self._of_item("response.output_item.added")
+        where = {"item_id": name, "output_index": len(self.items) - 1}
+        self.items[-1] |= {"status": "completed", "arguments": call.arguments}
+        arguments = "response.function_call_arguments"
+        yield f"{arguments}.delta", where | {"delta": call.arguments}
+        yield f"{arguments}.done", where | {"arguments": call.arguments, "name": call.name}
+        yield self._of_item("response.output_item.done")
+
+    @property
+    def _text_kind(self) -> str:
+        return "output_text" if self._open == "message" else "reasoning_text"
+
+    def _of_item(self, event: str) -> ResponseEvent:
+        return event, {"output_index": len(self.items) - 1, "item": dict(self.items[-1])}
+
+    def _of_part(self, event: str, **more: Any) -> ResponseEvent:
+        where = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+        fields = {**where, "content_index": 0, **more}
+        if event.startswith("response.output_text"):
+            fields["logprobs"] = []
+        return event, fields
+
+
+def _part(kind: str, text: str) -> Json:
+    part: Json = {"type": kind, "text": text}
+    return part | {"annotations": [], "logprobs": []} if kind == "output_text" else part

@@ -1,0 +1,501 @@
+"""Body of a Responses request, and the chat request that it becomes."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    Tag,
+    ValidationError,
+)
+
+from qwen3_omni_neuron.options import REQUEST_OPTIONS
+from qwen3_omni_neuron.serving.openai.bodies import (
+    MOST_MESSAGES,
+    MOST_TOOLS,
+    LenientObject,
+    OpenObject,
+    Seed,
+    StrictObject,
+    by_form,
+    by_type,
+    check_further,
+    refused_field,
+    wrong_value,
+)
+from qwen3_omni_neuron.serving.openai.chat_request import (
+    CHAT_OPTIONS,
+    AllowedNames,
+    AllowedTools,
+    AudioOutput,
+    AudioUrlPart,
+    CalledFunction,
+    ChatRequest,
+    Content,
+    Function,
+    FunctionName,
+    ImageUrlPart,
+    InputAudioPart,
+    JsonObjectFormat,
+    JsonSchema,
+    JsonSchemaFormat,
+    MediaUrl,
+    Message,
+    MessagePart,
+    NamedTool,
+    RefusalPart,
+    ResponseFormat,
+    Stop,
+    TextFormat,
+    TextPart,
+    Tool,
+    ToolCall,
+    VideoUrlPart,
+)
+from qwen3_omni_neuron.serving.openai.engine_fields import ENGINE_FIELDS
+from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.openapi import schema_of_option, with_item_fields
+from qwen3_omni_neuron.serving.openai.voices import VoiceName
+from qwen3_omni_neuron.serving.openai.without_effect import FIELDS, RESPONSES, names_in
+
+_LOGPROBS = "message.output_text.logprobs"
+# Fields of a message beside those of a chat's, in which it came from an earlier response.
+_SENT_BACK = ("status", "phase")
+# Fields that are refused by their name: the values that ask for nothing, beside null, and what to
+# do instead.
+_REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "background": ((False,), "A response is made while its client waits: take stream: true."),
+    "conversation": ((), "Send previous_response_id, or all of the conversation as input."),
+    "prompt": ((), "Prompts that are stored at OpenAI are not here: send its text as input."),
+    "context_management": (([],), "truncation: auto drops the oldest turns."),
+    "logprobs": ((False,), "Log-probabilities are not in responses."),
+    "top_logprobs": ((0,), "Log-probabilities are not in responses."),
+    "messages": ((), "This path takes input; POST /v1/chat/completions takes messages."),
+    "response_format": ((), "In a response it is text.format."),
+    "max_tokens": ((), "In a response it is max_output_tokens."),
+    "max_completion_tokens": ((), "In a response it is max_output_tokens."),
+}
+_WITHOUT_EFFECT = sorted(
+    name for name in FIELDS[RESPONSES] if name not in ("model", "include") and "." not in name
+)
+FURTHER_RESPONSE_FIELDS: Mapping[str, Any] = {
+    **{o.name: schema_of_option(o) for o in REQUEST_OPTIONS if o.name in CHAT_OPTIONS},
+    **ENGINE_FIELDS,
+    **{name: {"description": "has no effect"} for name in _WITHOUT_EFFECT},
+    **{name: {"enum": [*values, None]} for name, (values, _) in _REFUSED.items() if values},
+}
+"""Schemas of the fields that a request may have beside those of `ResponseRequest`."""
+
+
+class InputTextPart(OpenObject):
+    """Text of a message, or of a function's result."""
+
+    type: Literal["input_text"]
+    text: str
+
+
+class OutputTextPart(OpenObject):
+    """Text of an assistant's message."""
+
+    type: Literal["output_text"]
+    text: str
+
+
+class InputImagePart(OpenObject):
+    """An image by its URL, which may be a data URL."""
+
+    model_config = ConfigDict(json_schema_extra=with_item_fields("image"))
+
+    type: Literal["input_image"]
+    image_url: str | None = None
+
+
+class InputFilePart(LenientObject):
+    """A document, which is refused."""
+
+    type: Literal["input_file"]
+
+
+InputPart = Annotated[
+    Annotated[InputTextPart, Tag("<input_text>")]
+    | Annotated[OutputTextPart, Tag("<output_text>")]
+    | Annotated[RefusalPart, Tag("<refusal>")]
+    | Annotated[InputImagePart, Tag("<input_image>")]
+    | Annotated[InputAudioPart, Tag("<input_audio>")]
+    | Annotated[AudioUrlPart, Tag("<audio_url>")]
+    | Annotated[VideoUrlPart, Tag("<video_url>")]
+    | Annotated[InputFilePart, Tag("<input_file>")],
+    by_type(
+        *("input_text", "output_text", "refusal", "input_image", "input_audio", "audio_url"),
+        *("video_url", "input_file"),
+    ),
+]
+InputContent = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[InputPart], Tag("<list>")],
+    by_form(text="a string", list="a list of parts"),
+]
+
+
+class InputMessage(OpenObject):
+    """One message of the conversation."""
+
+    type: Literal["message"] | None = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: InputContent
+
+
+class InputCall(LenientObject):
+    """A call of a function by an earlier response. arguments: JSON text."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class CallOutput(LenientObject):
+    """Result of a function that was called."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: InputContent
+
+
+class EarlierReasoning(LenientObject):
+    """Reasoning of an earlier response, which the model does not get again."""
+
+    type: Literal["reasoning"]
+
+
+class ItemReference(LenientObject):
+    """Id of an item of an earlier response, which is kept here."""
+
+    type: Literal["item_reference"] | None = "item_reference"
+    id: str
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("<message>")]
+    | Annotated[InputCall, Tag("<function_call>")]
+    | Annotated[CallOutput, Tag("<function_call_output>")]
+    | Annotated[EarlierReasoning, Tag("<reasoning>")]
+    | Annotated[ItemReference, Tag("<item_reference>")],
+    by_type(
+        *("message", "function_call", "function_call_output", "reasoning", "item_reference"),
+        by_name={"role": "message", "id": "item_reference"},
+    ),
+]
+InputItems = Annotated[list[InputItem], Field(max_length=MOST_MESSAGES)]
+Input = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[InputItems, Tag("<list>")],
+    by_form(text="a string", list="a list of items"),
+]
+
+
+class FlatTool(OpenObject):
+    """A tool that the response may call. Those of OpenAI's own are refused."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FlatNamedTool(StrictObject):
+    """A tool by its name."""
+
+    type: str
+    name: str | None = None
+
+
+class FlatToolChoice(FlatNamedTool):
+    """The function that the response must call, or those that it may or must call one of."""
+
+    mode: Literal["auto", "required"] | None = None
+    tools: list[FlatNamedTool] | None = Field(None, min_length=1, max_length=MOST_TOOLS)
+
+
+ChosenFlatTool = Annotated[
+    Annotated[Literal["auto", "none", "required"], Tag("<text>")]
+    | Annotated[FlatToolChoice, Tag("<object>")],
+    by_form(text="auto, none, required", object="an object"),
+]
+
+
+class FlatSchemaFormat(JsonSchema):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+
+
+FlatFormat = Annotated[
+    Annotated[TextFormat, Tag("<text>")]
+    | Annotated[JsonObjectFormat, Tag("<json_object>")]
+    | Annotated[FlatSchemaFormat, Tag("<json_schema>")],
+    by_type("text", "json_object", "json_schema"),
+]
+
+
+class TextSettings(StrictObject):
+    """Format of the text. verbosity: without effect."""
+
+    format: FlatFormat | None = None
+    verbosity: str | None = None
+
+
+class StreamedSound(StrictObject):
+    """Voice of the speech, whose format is 16-bit PCM at 24 kHz."""
+
+    voice: VoiceName | None = None
+    format: Literal["pcm16"] = "pcm16"
+
+
+Metadata = Annotated[
+    dict[
+        Annotated[str, StringConstraints(max_length=64)],
+        Annotated[str, StringConstraints(max_length=512)],
+    ],
+    Field(max_length=16),
+]
+
+
+class ResponseRequest(BaseModel):
+    """Body of POST /v1/responses.
+
+    Further fields are options of a request (`options.RequestArguments`), or those of OpenAI's that
+    have no effect.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str | None = None
+    input: Input
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    metadata: Metadata | None = None
+    include: list[str] | None = None
+    stream: bool | None = None
+    modalities: list[Literal["text", "audio"]] | None = None
+    audio: StreamedSound | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    seed: Seed | None = None
+    stop: Stop | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    tools: list[FlatTool] | None = Field(None, max_length=MOST_TOOLS)
+    tool_choice: ChosenFlatTool | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextSettings | None = None
+
+    @property
+    def items(self) -> list[InputItem]:
+        """The input as items."""
+        if isinstance(self.input, str):
+            return [InputMessage(role="user", content=self.input)]
+        return self.input
+
+    @property
+    def names_earlier(self) -> bool:
+        """True where it names an earlier response, or an item of one."""
+        return self.previous_response_id is not None or any(
+            isinstance(item, ItemReference) for item in self.items
+        )
+
+    @property
+    def keeps(self) -> bool:
+        """True where the response is kept for later turns."""
+        return self.store is not False
+
+
+def check_response_request(asked: ResponseRequest) -> None:
+    """Refuse what only other paths or OpenAI itself have. Raises ApiError."""
+    for name, (values, advice) in _REFUSED.items():
+        value = (asked.model_extra or {}).get(name)
+        if value is not None and value not in values:
+            raise wrong_value(f"{name} is not supported. {advice}", name)
+    if _LOGPROBS in (asked.include or ()):
+        raise wrong_value(
+            f"{_LOGPROBS} is not supported: log-probabilities are not in responses. Leave it out.",
+            "include",
+        )
+    if "audio" in (asked.modalities or ()) and not asked.stream:
+        raise wrong_value(
+            "speech is in streamed responses alone, as OpenAI's response has no place for it. "
+            "Take stream: true, or POST /v1/chat/completions for speech in one piece.",
+            "modalities",
+        )
+    for i, tool in enumerate(asked.tools or ()):
+        if tool.type != "function":
+            raise _no_such_tool(f"tools[{i}]", tool.type, f"tools[{i}].type")
+        if not tool.name:
+            raise wrong_value(f"tools[{i}] has no name.", f"tools[{i}].name")
+        check_further(tool, f"tools[{i}]", names_in(RESPONSES, "tools[]"))
+
+
+def _no_such_tool(where: str, kind: str, param: str) -> ApiError:
+    return wrong_value(
+        f"{where} is of type {kind[:80]!r}, which is not supported: there are no built-in tools. "
+        "Describe a function (type: function), and run it where its call arrives.",
+        param,
+    )
+
+
+def chat_request_of(
+    asked: ResponseRequest, items: Iterable[tuple[str, InputItem]], context_length: int
+) -> tuple[ChatRequest, list[str]]:
+    """Return a request as a chat request, and the names of its messages for errors.
+
+    items: those of the whole conversation by their names, without references. Raises ApiError.
+    """
+    given = asked.model_extra or {}
+    own = {*_WITHOUT_EFFECT, *_REFUSED}
+    # Clients take the end at a limit that they have not set for a failure.
+    more = {"thinker_max_new_tokens": context_length}
+    more |= {n: v for n, v in given.items() if n not in own and v is not None}
+    try:
+        messages, names = _messages(asked, items)
+        return _chat_request(asked, messages, more), names
+    except ValidationError as error:
+        raise refused_field(error) from error
+
+
+def _messages(
+    asked: ResponseRequest, items: Iterable[tuple[str, InputItem]]
+) -> tuple[list[Message], list[str]]:
+    """Return the messages of a conversation and their names. Raises ApiError."""
+    messages, names = list[Message](), list[str]()
+    if asked.instructions:
+        messages.append(Message(role="system", content=asked.instructions))
+        names.append("instructions")
+    for where, item in items:
+        message = _message(item, where, messages)
+        if message is not None:
+            messages.append(message)
+            names.append(where)
+    if not messages:
+        raise wrong_value("input has no message. Give at least one.", "input")
+    return messages, names
+
+
+def _chat_request(
+    asked: ResponseRequest, messages: list[Message], more: Mapping[str, Any]
+) -> ChatRequest:
+    """Return the chat request of messages. more: fields that have the same name there."""
+    choice, tools = asked.tool_choice, [_tool(tool) for tool in asked.tools or ()]
+    sound = asked.audio or StreamedSound()
+    return ChatRequest(
+        model=asked.model or "",
+        messages=messages,
+        stream=asked.stream,
+        modalities=asked.modalities,
+        audio=AudioOutput(voice=sound.voice, format=sound.format),
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        seed=asked.seed,
+        stop=asked.stop,
+        max_completion_tokens=asked.max_output_tokens,
+        tools=tools,
+        tool_choice=None if choice == "auto" and not tools else _tool_choice(choice),
+        parallel_tool_calls=asked.parallel_tool_calls if tools else None,
+        response_format=_response_format(asked.text),
+        **more,
+    )
+
+
+def _message(item: InputItem, where: str, before: Sequence[Message]) -> Message | None:
+    """Return an item as a message, None where it has none or is added to the last one before it."""
+    if isinstance(item, InputCall):
+        function = CalledFunction(name=item.name, arguments=item.arguments)
+        call, last = ToolCall(id=item.call_id, function=function), before[-1] if before else None
+        if last is None or last.role != "assistant":
+            return Message(role="assistant", tool_calls=[call])
+        calls = last.tool_calls or []
+        if len(calls) == MOST_TOOLS:
+            return Message(role="assistant", tool_calls=[call])
+        last.tool_calls = [*calls, call]
+        return None
+    if isinstance(item, CallOutput):
+        content = _content(item.output, f"{where}.output")
+        return Message(role="tool", tool_call_id=item.call_id, content=content)
+    if isinstance(item, InputMessage):
+        further = {n: v for n, v in (item.model_extra or {}).items() if n not in _SENT_BACK}
+        content = _content(item.content, f"{where}.content")
+        return Message(role=item.role, content=content, **further)
+    return None
+
+
+def _content(content: InputContent, where: str) -> Content:
+    if isinstance(content, str):
+        return content
+    return [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+
+
+def _part(part: InputPart, where: str) -> MessagePart:
+    """Return a part of a chat's message, which checks its further fields. Raises ApiError."""
+    further = part.model_extra or {}
+    if isinstance(part, InputTextPart | OutputTextPart):
+        return TextPart(type="text", text=part.text, **further)
+    if isinstance(part, InputImagePart):
+        if part.image_url is None:
+            raise wrong_value(
+                f"{where} has no image_url, and no files are stored here. Send the image as a data "
+                "URL.",
+                f"{where}.image_url",
+            )
+        url = MediaUrl(url=part.image_url)
+        return ImageUrlPart(type="image_url", image_url=url, **further)
+    if isinstance(part, InputFilePart):
+        raise wrong_value(
+            f"{where} is a file: documents are not read. Send its text as input_text, or its pages "
+            "as input_image.",
+            where,
+        )
+    return part
+
+
+def _tool(tool: FlatTool) -> Tool:
+    function = Function(
+        name=tool.name or "",
+        description=tool.description,
+        parameters=tool.parameters,
+        strict=tool.strict,
+    )
+    return Tool(type="function", function=function)
+
+
+def _tool_choice(choice: str | FlatToolChoice | None) -> Any:
+    """Return the tool choice of a chat request. Raises ApiError."""
+    if not isinstance(choice, FlatToolChoice):
+        return choice
+    if choice.type == "function":
+        return _named(choice, "tool_choice")
+    if choice.type != "allowed_tools":
+        raise _no_such_tool("tool_choice", choice.type, "tool_choice")
+    tools = [_named(tool, f"tool_choice.tools[{i}]") for i, tool in enumerate(choice.tools or ())]
+    if not tools:
+        raise wrong_value("tool_choice.tools is empty. Name at least one function.", "tool_choice")
+    names = AllowedNames(mode=choice.mode or "auto", tools=tools)
+    return AllowedTools(type="allowed_tools", allowed_tools=names)
+
+
+def _named(tool: FlatNamedTool, where: str) -> NamedTool:
+    if tool.type != "function":
+        raise _no_such_tool(where, tool.type, "tool_choice")
+    if not tool.name:
+        raise wrong_value(f"{where} has no name.", "tool_choice")
+    return NamedTool(type="function", function=FunctionName(name=tool.name))
+
+
+def _response_format(text: TextSettings | None) -> ResponseFormat | None:
+    form = None if text is None else text.format
+    if not isinstance(form, FlatSchemaFormat):
+        return form
+    schema = JsonSchema(
+        name=form.name, description=form.description, schema=form.schema_, strict=form.strict
+    )
+    return JsonSchemaFormat(type="json_schema", json_schema=schema)

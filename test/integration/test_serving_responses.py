@@ -1,0 +1,569 @@
+"""POST /v1/responses: OpenAI's other format of a conversation, over the same replies as chat."""
+
+import base64
+import io
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
+
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.errors import LateError
+from qwen3_omni_neuron.serving.openai.without_effect import FIELDS, RESPONSES
+from qwen3_omni_neuron.serving.server import Server
+from testing.http_client import HttpClient, ask
+from testing.http_server import client_of, same_sound, serving, url_of, wait_until
+from testing.media_cases import QUESTION_WAV, noise_image
+from testing.scripted_model import ScriptedModel
+
+MODEL = "qwen3-omni"
+EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+TOOL: Any = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@contextmanager
+def scripted(
+    texts: Sequence[str] = ("Hi",), speakers: Sequence[str] = (), **more: Any
+) -> Iterator[tuple[ScriptedModel, OpenAI, Server]]:
+    """Serve a model whose replies are these texts. The client has the first key."""
+    key = more.get("api_keys", ("none",))[0]
+    of_model = {name: more.pop(name) for name in ("thinks", "raises") if name in more}
+    model = ScriptedModel(texts, tuple(speakers), **of_model)
+    with serving(model, **more) as server, client_of(server, key) as client:  # type: ignore[arg-type]
+        yield model, client, server
+
+
+def events_of(client: OpenAI, **asked: Any) -> list[dict[str, Any]]:
+    """Return the events of a streamed response, each checked as OpenAI's client has its type."""
+    events = []
+    with client.responses.with_streaming_response.create(**asked, stream=True) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        for block in answer.read().decode().strip().split("\n\n"):
+            first, second = block.split("\n")
+            event = json.loads(second.removeprefix("data: "))
+            assert first == f"event: {event['type']}"
+            EVENTS.validate_python(event)
+            events.append(event)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
+
+
+def test_a_response_has_openais_shape() -> None:
+    with scripted(["One ", "two."]) as (model, client, _):
+        asked: Any = {"instructions": "Be brief.", "metadata": {"a": "b"}, "temperature": 0.5}
+        made = client.responses.create(model="gpt-5", input="Hello", max_output_tokens=9, **asked)
+    Response.model_validate(made.to_dict())
+    assert made.output_text == "One two."
+    (item,) = made.output
+    assert item.type == "message" and item.id.startswith("msg_") and len(item.id) == 4 + 32
+    assert made.id.startswith("resp_") and len(made.id) == 5 + 32
+    assert (item.role, item.status, made.status) == ("assistant", "completed", "completed")
+    assert (made.model, made.instructions, made.metadata) == (MODEL, "Be brief.", {"a": "b"})
+    assert made.usage is not None and made.usage.input_tokens == 7
+    assert (made.usage.output_tokens, made.usage.total_tokens) == (2, 9)
+    messages, options = model.asked[0]
+    system, user = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}
+    assert messages == [system, user]
+    assert options["thinker_max_new_tokens"] == 9 and options["thinker_temperature"] == 0.5
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_text_reasoning_and_calls_are_items_in_their_order(stream: bool) -> None:
+    text = f"Let me see.</think>\n\nI add.\n{CALL}\n{CALL}\nDone."
+    texts = [text[i : i + 5] for i in range(0, len(text), 5)]
+    asked: Any = {"model": MODEL, "input": "Hello", "tools": [TOOL]}
+    with scripted(texts, thinks=True) as (model, client, _):
+        if stream:
+            with client.responses.stream(**asked) as events:
+                made: Any = events.get_final_response()
+        else:
+            made = client.responses.create(**asked)
+            Response.model_validate(made.to_dict())
+    reasoning, said, first, second, last = made.output
+    assert (reasoning.type, reasoning.content[0].text) == ("reasoning", "Let me see.")
+    assert (said.type, said.content[0].text, last.content[0].text) == (
+        "message",
+        "I add.\n",
+        "Done.",
+    )
+    for call in (first, second):
+        assert (call.type, call.name, json.loads(call.arguments)) == (
+            "function_call",
+            "add",
+            {"a": 1},
+        )
+    assert len({item.id for item in made.output}) == 5 and first.call_id != second.call_id
+    assert {item.status for item in made.output} == {"completed"}
+    assert made.tools[0].to_dict()["name"] == "add"
+    assert made.usage.output_tokens_details.reasoning_tokens == 3
+    function = {"name": "add", "parameters": {"type": "object"}, "strict": False}
+    assert model.asked[0][1]["tools"] == [{"type": "function", "function": function}]
+
+
+def test_a_stream_has_every_event_in_its_order() -> None:
+    with scripted(["One ", f"two.{CALL}"]) as (_, client, _):
+        events = events_of(client, model=MODEL, input="Hello", tools=[TOOL], metadata={"a": "b"})
+    message = ["content_part.added", "output_text.delta", "output_text.done", "content_part.done"]
+    call = ["function_call_arguments.delta", "function_call_arguments.done"]
+    kinds = ["created", "in_progress", "output_item.added", *message, "output_item.done"]
+    kinds += ["output_item.added", *call, "output_item.done", "completed"]
+    assert [event["type"].removeprefix("response.") for event in events] == kinds
+    created, completed = events[0]["response"], events[-1]["response"]
+    assert (created["status"], created["output"], created["usage"]) == ("in_progress", [], None)
+    assert (completed["id"], completed["metadata"]) == (created["id"], {"a": "b"})
+    added = [e["item"] for e in events if e["type"] == "response.output_item.added"]
+    done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+    assert [item["status"] for item in added] == ["in_progress"] * 2
+    assert done == completed["output"]
+    assert added[0] == {**done[0], "status": "in_progress", "content": []}
+    assert added[1] == {**done[1], "status": "in_progress", "arguments": ""}
+    deltas = [e for e in events if e["type"].endswith("delta")]
+    assert [e["delta"] for e in deltas] == ["One two.", '{"a": 1}']
+    assert [(e["item_id"], e["output_index"]) for e in deltas] == [
+        (item["id"], i) for i, item in enumerate(done)
+    ]
+
+
+def test_a_reply_without_a_word_is_an_empty_message() -> None:
+    """openai-agents ask again and again where there is no item."""
+    with scripted([]) as (_, client, _):
+        made = client.responses.create(model=MODEL, input="Hello")
+        assert [item.type for item in made.output] == ["message"] and made.output_text == ""
+        assert events_of(client, model=MODEL, input="Hi")[-1]["response"]["output"][0]["content"]
+
+
+def test_two_turns_with_a_call_of_a_tool() -> None:
+    """The second turn has the same messages, however the client sends the first."""
+    with scripted([f"I add.\n{CALL}"], thinks=False) as (model, client, _):
+        asked: Any = {"model": MODEL, "tools": [TOOL], "instructions": "Be brief."}
+        first = client.responses.create(**asked, input="What is 1 + 2?")
+        said, call = first.output
+        assert said.type == "message" and call.type == "function_call"
+        result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
+        question: Any = {"role": "user", "content": "What is 1 + 2?"}
+        client.responses.create(**asked, previous_response_id=first.id, input=[result])
+        sent: Any = [question, *(item.to_dict() for item in first.output), result]
+        client.responses.create(**asked, input=sent)
+        referred: Any = [question, {"type": "item_reference", "id": said.id}, call.to_dict()]
+        done: Any = {**result, "status": "completed"}
+        client.responses.create(**asked, input=[*referred, done])
+        plain: Any = {"type": None, "role": "assistant", "content": "I add.\n"}
+        bare = {"type": "function_call", "call_id": call.call_id, "name": "add"}
+        parts: Any = [{"type": "input_text", "text": "What is 1 + 2?"}]
+        asked["input"] = [{"type": "message", "role": "user", "content": parts}, plain]
+        asked["input"] += [{**bare, "arguments": call.arguments}, result]
+        client.responses.create(**asked)
+    turns = [messages for messages, _ in model.asked[1:]]
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    for i, turn in enumerate(turns):
+        system, user, assistant, tool = turn
+        assert system == {"role": "system", "content": "Be brief."}
+        assert user["role"] == "user" and user["content"] in (
+            "What is 1 + 2?",
+            [{"type": "text", "text": "What is 1 + 2?"}],
+        ), i
+        assert (assistant["role"], assistant["content"]) == ("assistant", "I add.\n")
+        assert assistant["tool_calls"] == [{"type": "function", "function": function}]
+        assert (tool["role"], tool["content"]) == ("tool", "3")
+
+
+def test_a_conversation_continues_by_ids_alone() -> None:
+    with scripted(["Yes."]) as (model, client, server):
+        previous, asked = None, list[str]()
+        for words in ("One?", "Two?", "Three?"):
+            asked.append(words)
+            made = client.responses.create(
+                model=MODEL, input=words, previous_response_id=previous, instructions=f"Say {words}"
+            )
+            assert made.previous_response_id == previous
+            previous = made.id
+            messages, _ = model.asked[-1]
+            assert messages[0] == {"role": "system", "content": f"Say {words}"}  # not the earlier
+            turns = [m["content"] for m in messages[1:] if m["role"] == "user"]
+            assert turns == asked and len(messages) == 2 * len(asked)
+        assert previous is not None
+        kept = client.responses.retrieve(previous)
+        assert kept == made
+        assert server.service.held.taken == server.service.responses.bytes_held > 0
+        middle = kept.previous_response_id
+        assert middle is not None
+        client.responses.delete(middle)
+        for call in (client.responses.retrieve, client.responses.delete):
+            with pytest.raises(openai.NotFoundError, match="not kept"):
+                call(middle)
+        for name in (middle, previous):  # the end of what has lost its middle
+            with pytest.raises(openai.BadRequestError, match="Send the whole") as refused:
+                client.responses.create(model=MODEL, input="Hi", previous_response_id=name)
+            assert refused.value.param == "previous_response_id"
+        with pytest.raises(openai.BadRequestError, match="not streamed again"):
+            list(client.responses.retrieve(previous, stream=True))
+
+
+def test_nothing_is_kept_where_the_client_says_so() -> None:
+    with scripted() as (_, client, server):
+        made = client.responses.create(model=MODEL, input="Hi", store=False)
+        assert made.to_dict()["store"] is False
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(made.id)
+        with pytest.raises(openai.BadRequestError, match="store: false"):
+            reference: Any = {"type": "item_reference", "id": made.output[0].id}
+            client.responses.create(model=MODEL, input=[reference])
+        assert server.service.held.taken == server.service.responses.bytes_held == 0
+
+
+def test_another_key_can_not_name_a_response() -> None:
+    with (
+        scripted(api_keys=("one", "two")) as (_, one, server),
+        client_of(server, "two") as two,
+    ):
+        made = one.responses.create(model=MODEL, input="A secret")
+        asked: Any = {"model": MODEL, "input": "What was it?"}
+        with pytest.raises(openai.BadRequestError, match="not kept"):
+            two.responses.create(**asked, previous_response_id=made.id)
+        with pytest.raises(openai.BadRequestError, match="not kept"):
+            reference: Any = {"type": "item_reference", "id": made.output[0].id}
+            two.responses.create(model=MODEL, input=[reference])
+        for call in (two.responses.retrieve, two.responses.delete):
+            with pytest.raises(openai.NotFoundError):
+                call(made.id)
+        one.responses.create(**asked, previous_response_id=made.id)
+
+
+def test_media_are_those_of_a_chat(omni: Qwen3Omni, client: OpenAI) -> None:
+    """Also where a later turn names the response alone."""
+    wav, picture = QUESTION_WAV.read_bytes(), io.BytesIO()
+    noise_image(64, 96).save(picture, "PNG")
+    clip = {"data": base64.b64encode(wav).decode(), "format": "wav"}
+    url = f"data:image/png;base64,{base64.b64encode(picture.getvalue()).decode()}"
+    sound: Any = {"type": "input_audio", "input_audio": clip}
+    content: Any = [sound, {"type": "input_image", "image_url": url, "detail": "auto"}]
+    content.append({"type": "input_text", "text": "What is it?"})
+    limit: Any = {"model": MODEL, "max_output_tokens": 8, "extra_body": {"seed": 3}}
+    first = client.responses.create(**limit, input=[{"role": "user", "content": content}])
+    items: Any = [{"type": "audio", "audio": wav}, {"type": "image", "image": picture.getvalue()}]
+    items.append({"type": "text", "text": "What is it?"})
+    turns: Any = [{"role": "user", "content": items}]
+    options: Any = {"seed": 3, "thinker_max_new_tokens": 8}
+    result = omni.generate_text(turns, **options)
+    assert first.output_text == result.text
+    assert first.usage and first.usage.input_tokens == result.timings.prompt_tokens
+    details = first.usage.input_tokens_details.to_dict()
+    assert details["audio_tokens"] == result.timings.prompt_audio_tokens > 0
+    assert details["image_tokens"] == result.timings.prompt_image_tokens > 0
+    turns += [{"role": "assistant", "content": result.text}, {"role": "user", "content": "Sure?"}]
+    second = client.responses.create(**limit, input="Sure?", previous_response_id=first.id)
+    result = omni.generate_text(turns, **options)
+    assert second.output_text == result.text
+    assert second.usage and second.usage.input_tokens == result.timings.prompt_tokens
+    assert second.usage.input_tokens_details.cached_tokens > 0
+
+
+def test_speech_is_in_the_typed_events_of_a_stream(omni: Qwen3Omni, client: OpenAI) -> None:
+    more = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie"}, "seed": 3}
+    more["talker_max_new_tokens"] = 20
+    asked: Any = {"model": MODEL, "input": "Hello", "max_output_tokens": 8, "extra_body": more}
+    events = events_of(client, **asked)
+    options: Any = {"seed": 3, "thinker_max_new_tokens": 8, "talker_max_new_tokens": 20}
+    hello: Any = [{"role": "user", "content": "Hello"}]
+    result = omni.generate_audio(hello, **options, speaker="Chelsie")
+
+    def joined(kind: str) -> list[str]:
+        return [event["delta"] for event in events if event["type"] == f"response.{kind}.delta"]
+
+    assert "".join(joined("output_text")) == "".join(joined("audio.transcript")) == result.text
+    same_sound(b"".join(map(base64.b64decode, joined("audio"))), result.audio)
+    ends = ["response.audio.done", "response.audio.transcript.done", "response.incomplete"]
+    assert [event["type"] for event in events[-3:]] == ends
+    with client.responses.stream(**asked) as stream:  # its accumulator takes them
+        texts = [event.delta for event in stream if event.type == "response.output_text.delta"]
+    assert "".join(texts) == result.text
+    with pytest.raises(openai.BadRequestError, match="stream: true"):
+        client.responses.create(**asked)
+    with scripted() as (_, mute, _), pytest.raises(openai.BadRequestError, match="no talker"):
+        mute.responses.create(**asked, stream=True)
+
+
+def test_without_a_limit_a_reply_may_fill_the_context(client: OpenAI) -> None:
+    """`incomplete` is an error to several clients."""
+    with scripted() as (model, other, _):
+        other.responses.create(model=MODEL, input="Hi")
+        other.responses.create(model=MODEL, input="Hi", extra_body={"thinker_max_new_tokens": 7})
+        limits = [options["thinker_max_new_tokens"] for _, options in model.asked]
+        more: Any = {"ignore_eos": True, "min_tokens": 2, "top_k": 3, "n": 1, "logprobs": False}
+        other.responses.create(model=MODEL, input="Hi", extra_body=more)  # as load tools do
+        assert model.asked[-1][1]["ignore_eos"] is True
+        assert model.asked[-1][1]["thinker_top_k"] == 3
+    assert limits == [4096, 7]
+    made = client.responses.create(model=MODEL, input="Hi", max_output_tokens=3)
+    assert made.status == "incomplete" and made.output[0].to_dict()["status"] == "incomplete"
+    assert made.incomplete_details and made.incomplete_details.reason == "max_output_tokens"
+    assert made.usage and made.usage.output_tokens == 3
+
+
+@pytest.mark.parametrize("texts", [[], ["Hi"]])
+def test_an_error_has_a_status_before_the_first_word_and_is_an_event_after_it(
+    texts: list[str],
+) -> None:
+    error = LateError("late.")
+    with scripted(texts, raises=error) as (_, client, server):
+        with pytest.raises(openai.InternalServerError) as failed:
+            client.responses.create(model=MODEL, input="Hello")
+        assert failed.value.status_code == 503
+        if not texts:
+            with pytest.raises(openai.InternalServerError):
+                client.responses.create(model=MODEL, input="Hello", stream=True)
+        else:
+            last = events_of(client, model=MODEL, input="Hello")[-1]
+            assert last["type"] == "response.failed"
+            made = last["response"]
+            assert (made["status"], made["usage"]) == ("failed", None)
+            said = {"code": "server_error", "message": "late.", "type": "timeout"}
+            assert made["error"] == said
+            assert made["output"][0]["status"] == "incomplete"
+            with pytest.raises(openai.NotFoundError):
+                client.responses.retrieve(made["id"])
+        assert server.service.held.taken == 0
+
+
+@pytest.mark.usefixtures("slow_steps")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_ends_its_response_which_is_not_kept(
+    omni: Qwen3Omni, server: Server, stream: bool
+) -> None:
+    responses = server.service.responses
+    before = responses.bytes_held
+    body = {"model": MODEL, "input": "Hello", "stream": stream, "thinker_max_new_tokens": 3000}
+    with HttpClient(url_of(server), timeout_s=20 if stream else 0.3) as client:
+        if stream:
+            assert client.begin("/v1/responses", body).read(1)
+            assert omni.status().running == 1
+        else:
+            with pytest.raises(TimeoutError):
+                client.ask("/v1/responses", body)
+    wait_until(lambda: omni.status().running == 0)
+    wait_until(lambda: server.service.held.taken == responses.bytes_held == before)
+
+
+class Answers(BaseModel):
+    """Form of a structured output."""
+
+    first: bool
+    rest: list[bool]
+
+
+def test_structured_output_is_held_to_its_schema(client: OpenAI) -> None:
+    pytest.importorskip("llguidance", reason="the extra serve is not installed")
+    more: Any = {"model": MODEL, "input": "Go on", "extra_body": {"seed": 1}}
+    parsed = client.responses.parse(**more, text_format=Answers, max_output_tokens=200)
+    assert parsed.output_parsed is not None
+    form = parsed.to_dict()["text"]
+    assert isinstance(form, dict) and form["format"]["name"] == "Answers"
+    free = client.responses.create(**more, text={"format": {"type": "json_object"}})
+    assert isinstance(json.loads(free.output_text), dict)
+
+
+@pytest.mark.parametrize(
+    ("choice", "reached"),
+    [
+        ("required", "required"),
+        (
+            {"type": "function", "name": "add"},
+            {"type": "function", "function": {"name": "add"}},
+        ),
+        (
+            {
+                "type": "allowed_tools",
+                "mode": "required",
+                "tools": [{"type": "function", "name": "add"}],
+            },
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "required",
+                    "tools": [{"type": "function", "function": {"name": "add"}}],
+                },
+            },
+        ),
+    ],
+)
+def test_tool_choice_and_formats_reach_the_model(choice: Any, reached: Any) -> None:
+    """Also all at once, as instructor sends them."""
+    form = {"type": "json_schema", "name": "a", "schema": {"type": "object"}, "strict": False}
+    asked: Any = {"tools": [TOOL], "tool_choice": choice, "parallel_tool_calls": False}
+    asked["text"] = {"format": form}
+    with scripted() as (model, client, _):
+        made = client.responses.create(model=MODEL, input="Hi", **asked)
+    _, options = model.asked[0]
+    assert (options["tool_choice"], options["parallel_tool_calls"]) == (reached, False)
+    assert options["grammar"] == {"json": {"type": "object"}, "strict": False}
+    sent: Any = made.to_dict()
+    assert (sent["tool_choice"], sent["parallel_tool_calls"]) == (choice, False)
+    assert sent["text"]["format"]["schema"] == {"type": "object"}
+
+
+def test_what_clients_send_by_default_is_taken() -> None:
+    """Nulls, empty lists and what only the models of OpenAI have: see docs/serving.md."""
+    nothing = [
+        *("include", "instructions", "max_output_tokens", "metadata", "previous_response_id"),
+        *("user", "background", "conversation", "prompt", "context_management", "stop"),
+        *("temperature", "top_p", "tools", "tool_choice", "text", "truncation", "reasoning"),
+    ]
+    hello = {"type": "message", "role": "user", "content": "Hi"}
+    bodies: list[dict[str, Any]] = [
+        {"model": MODEL, "input": "Hi", **dict.fromkeys(nothing)},
+        {"input": [hello], "text": {}, "tools": [], "include": [], "truncation": "disabled"},
+        {"model": "gpt-5", "input": [hello], "tool_choice": "auto", "parallel_tool_calls": True},
+        {"input": [hello], "background": False, "top_logprobs": 0, "truncation": "auto"},
+        {
+            **{"input": "Hi", "reasoning": {"summary": "auto"}, "store": False},
+            **{"text": {"verbosity": "low", "format": {"type": "text"}}, "user": "me"},
+            **{"include": ["reasoning.encrypted_content"], "service_tier": "auto"},
+        },
+    ]
+    with scripted() as (model, client, server):
+        for body in bodies:
+            answer = ask(f"{url_of(server)}/v1/responses", body)
+            assert answer.status == 200, answer.body
+            Response.model_validate(answer.json())
+        assert len(model.asked) == len(bodies)
+        reasoning: Any = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": ""}
+        client.responses.create(model=MODEL, input=[hello, reasoning, hello])  # type: ignore[list-item]
+        assert [message["role"] for message in model.asked[-1][0]] == ["user", "user"]
+
+
+def test_fields_without_effect_are_counted() -> None:
+    fields: dict[str, Any] = {
+        **{"user": "me", "safety_identifier": "s", "service_tier": "flex", "model": "gpt-5"},
+        **{
+            "prompt_cache_key": "k",
+            "prompt_cache_retention": "24h",
+            "prompt_cache_options": {1: 2},
+        },
+        **{"reasoning": {"effort": "low"}, "text": {"verbosity": "low"}, "max_tool_calls": 3},
+        **{"include": ["reasoning.encrypted_content"], "moderation": {"model": "m"}},
+        **{"stream_options": {"include_obfuscation": False}, "client_metadata": {"a": "b"}},
+        **{"request_id": "a", "rid": "b", "return_stage_metrics": True},
+        "tools": [{"type": "function", "name": "f", "cache_control": {"type": "ephemeral"}}],
+    }
+    with scripted() as (_, _, server):
+        assert ask(f"{url_of(server)}/v1/responses", {"input": "Hi", **fields}).status == 200
+        counted = server.service.metrics.without_effect._metrics
+        assert {field for path, field in counted if path == RESPONSES} == set(FIELDS[RESPONSES])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "previous_response_id"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"context_management": [{"type": "compaction"}]}, "truncation: auto"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"include": ["message.output_text.logprobs"]}, "logprobs"),
+        ({"messages": []}, "takes input"),
+        ({"max_tokens": 5}, "max_output_tokens"),
+        ({"response_format": {"type": "text"}}, "text.format"),
+        ({"tools": [{"type": "web_search"}]}, "no built-in tools"),
+        ({"tools": [{"type": "function"}]}, "has no name"),
+        ({"tool_choice": {"type": "file_search"}}, "no built-in tools"),
+        ({"tool_choice": {"type": "function"}}, "has no name"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "at least one function"),
+        ({"input": []}, "no message"),
+        ({"input": [{"type": "reasoning", "id": "rs_1"}]}, "no message"),
+        ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, r"input\[0\].type.*message,"),
+        ({"input": [{"role": "robot", "content": "Hi"}]}, r"input\[0\].role"),
+        ({"input": [{"role": "user", "content": "Hi", "tool_calls": 5}]}, "tool_calls"),
+        ({"input": [{"role": "user", "content": "Hi", "words": 5}]}, r"input\[0\].words"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_text", "text": "", "x": 1}]}]},
+            r"input\[0\].content\[0\].x",
+        ),
+        ({"input": 5}, "a string or a list of items"),
+        ({"tools": [{"type": "function", "name": "f", "defer_loading": True}]}, "defer_loading"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
+            r"input\[0\].content\[0\] has no image_url",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
+            r"input\[0\].content\[0\] is a file",
+        ),
+        (
+            {
+                "input": [
+                    {"type": "function_call_output", "call_id": "1", "output": [{"type": "x"}]}
+                ]
+            },
+            "output",
+        ),
+        ({"input": [{"type": "item_reference", "id": "msg_0"}]}, "is not kept"),
+        ({"previous_response_id": "resp_0"}, "is not kept"),
+        ({"previous_response_id": ""}, "is not kept"),
+        ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
+        ({"metadata": {"a": "b" * 513}}, "metadata"),
+        ({"audio": {"format": "wav"}, "modalities": ["audio"], "stream": True}, "pcm16"),
+        ({"unknown": 1}, "unknown field 'unknown'"),
+        ({"n": 2}, "n can only be 1"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_its_name(change: Any, said: str) -> None:
+    with scripted() as (model, _, server):
+        answer = ask(f"{url_of(server)}/v1/responses", {"input": "Hi", **change})
+        assert answer.status == 400, answer.body
+        assert re.search(said, answer.json()["error"]["message"]), answer.body
+        assert not model.asked
+        assert server.service.held.taken == 0
+
+
+def test_a_medium_that_can_not_be_read_is_named_by_its_place(client: OpenAI) -> None:
+    content: Any = [{"type": "input_image", "image_url": "data:image/png;base64,AAAA"}]
+    with pytest.raises(openai.BadRequestError, match=r"input\[1\].content\[0\]") as refused:
+        client.responses.create(
+            model=MODEL,
+            input=[{"role": "user", "content": "Hi"}, {"role": "user", "content": content}],
+        )
+    assert refused.value.param == "input[1].content[0]"
+
+
+def test_what_a_conversation_names_is_bounded_like_a_body() -> None:
+    """A small body may name much."""
+    limits: Any = {"max_body_bytes": 1 << 16, "max_kept_response_bytes": 1 << 20}
+    with scripted(["word " * 6000], **limits) as (_, client, server):
+        previous, refused = None, None
+        for _ in range(4):
+            try:
+                made = client.responses.create(
+                    model=MODEL, input="Hi", previous_response_id=previous
+                )
+            except openai.APIStatusError as error:
+                refused = error
+                break
+            previous = made.id
+        assert refused is not None and refused.status_code == 413
+        assert "Begin another conversation" in refused.message
+        reference: Any = {"type": "item_reference", "id": made.output[0].id}
+        with pytest.raises(openai.APIStatusError, match="Begin another"):
+            client.responses.create(model=MODEL, input=[reference] * 100)
+        assert server.service.held.taken == server.service.responses.bytes_held
+
+
+def test_the_log_has_texts_where_it_has_content(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        scripted(["Well."], log_content=True) as (_, client, _),
+        caplog.at_level("INFO", logger="qwen3_omni_neuron.serving"),
+    ):
+        client.responses.create(model=MODEL, input="A question")
+        wait_until(lambda: any(record.msg == "request" for record in caplog.records))
+    record: Any = next(record for record in caplog.records if record.msg == "request")
+    assert record.question == [{"role": "user", "content": "A question"}]
+    assert (record.answer, record.path) == ("Well.", "/v1/responses")
