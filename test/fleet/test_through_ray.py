@@ -31,6 +31,7 @@ pytest.register_assert_rewrite(
     "test_resumed_sessions",
     "test_serving",
     "test_serving_audio",
+    "test_serving_responses",
     "test_serving_transcriptions",
     "test_serving_words",
 )
@@ -63,6 +64,10 @@ from test_serving_audio import (  # noqa: E402, F401
     test_a_wrong_request_for_speech_names_what_is_wrong,
     test_speech_in_every_format_is_what_say_says,
     test_streamed_speech_is_the_whole_one,
+)
+from test_serving_responses import (  # noqa: E402, F401
+    test_media_are_those_of_a_chat,
+    test_speech_is_in_the_typed_events_of_a_stream,
 )
 from test_serving_transcriptions import (  # noqa: E402, F401
     test_a_bad_form_is_a_400_that_says_why,
@@ -157,6 +162,18 @@ def ask(client: OpenAI, session: str, turns: list[Any], **options: Any) -> Any:
     assert usage is not None and usage.prompt_tokens_details is not None
     cached = usage.prompt_tokens_details.cached_tokens
     return parsed.choices[0].message.content, cached, answer.headers["x-replica"]
+
+
+def test_a_response_is_found_by_its_id_alone(client: OpenAI) -> None:
+    """Each is at one of two replicas."""
+    for number in range(6):
+        asked: Any = {"model": MODEL, "max_output_tokens": 2}
+        first = client.responses.create(**asked, input=f"question {number}")
+        assert len(first.id) == len("resp_") + 64
+        second = client.responses.create(**asked, input="Why?", previous_response_id=first.id)
+        assert second.id[-32:] == first.id[-32:]
+        assert client.responses.retrieve(second.id).output_text == second.output_text
+        client.responses.delete(first.id)
 
 
 def test_a_session_stays_where_its_rows_are_until_its_replica_dies(fleet: Cluster) -> None:

@@ -244,6 +244,45 @@ def test_other_requests_get_no_key(path: str, method: str) -> None:
     assert Client([body_of(FIRST)]).ask(path=path, method=method) == []
 
 
+RESPONSES = "/omni/v1/responses"
+
+
+def input_of(given: Any, **more: Any) -> bytes:
+    return json.dumps({"input": given, **more}).encode()
+
+
+def test_all_turns_of_responses_have_one_key() -> None:
+    (key,) = Client([input_of("Hello", instructions="Be brief.")]).ask(path=RESPONSES)
+    begun = [{"role": "user", "content": "Hello"}, {"type": "item_reference", "id": "msg_1"}]
+    again = input_of([*begun, SECOND], instructions="Be brief.", stream=True)
+    assert Client([again]).ask(path=RESPONSES) == [key]
+    for other in (input_of("Hello"), input_of("Hi", instructions="Be brief.")):
+        assert Client([other]).ask(path=RESPONSES) != [key]
+
+
+def test_what_names_a_response_has_the_key_in_its_id() -> None:
+    key = "0123456789abcdef" * 2
+    name = "resp_" + "f" * 32 + key
+    asked = input_of("And then?", previous_response_id=name)
+    assert Client([asked]).ask(path=RESPONSES) == [key.encode()]
+    for method in ("GET", "DELETE"):
+        assert Client([b""]).ask(path=f"{RESPONSES}/{name}", method=method) == [key.encode()]
+    for other in ("resp_" + "f" * 32, f"{name}0", name.upper(), ""):
+        assert Client([b""]).ask(path=f"{RESPONSES}/{other}", method="GET") == []
+        (found,) = Client([input_of("Hi", previous_response_id=other)]).ask(path=RESPONSES)
+        assert found.decode() == conversation_key(input_of("Hi"))
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"input": 5}', b'{"input": [{"role": "x"}]}'])
+def test_a_new_response_has_a_key_in_any_case(body: bytes) -> None:
+    """By which its id leads later turns to it."""
+    (first,) = Client([body]).ask(path=RESPONSES)
+    (second,) = Client([body]).ask(path=RESPONSES)
+    assert first != second
+    assert affinity.is_session_key(first.decode())
+    assert Client([body]).ask([(b"x-session-id", b"mine")], path=RESPONSES) == [b"mine"]
+
+
 def test_the_callback_makes_middlewares_for_rays_header(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_SERVE_SESSION_ID_HEADER_KEY", "X-Correlation-Id")
     (made,) = affinity.proxy_middlewares()

@@ -8,6 +8,8 @@ import asyncio
 import hashlib
 import json
 import os
+import re
+import secrets
 from collections import deque
 from typing import Any, Literal
 
@@ -17,20 +19,26 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 SESSION_HEADER = "x-session-id"
 CALLBACK = "qwen3_omni_neuron.serving.fleet.affinity.proxy_middlewares"
 """Value of RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH that makes Ray's proxies use this module."""
-CHAT_PATH = "/chat/completions"  # end of the path: an application may have a prefix before /v1
+# Ends of the paths of conversations: an application may have a prefix before /v1.
+PATHS = ("/chat/completions", "/responses")
 # Only the beginning of a body is parsed, and only if it has few values: all clients share the
 # proxy's event loop and memory, and no API key has been checked yet.
 BEGINNING_BYTES = 1 << 18
 MOST_VALUES = 1 << 15
 MOST_SESSION_ID = 256
 _NAME_BYTES = 16
+_KEY = re.compile(rf"[0-9a-f]{{{2 * _NAME_BYTES}}}", re.ASCII)
+# A response's id ends with the key of the session that it was made in: only the replica that made
+# it has it.
+_RESPONSE_ID = re.compile(rf"resp_[0-9a-f]{{32}}({_KEY.pattern})", re.ASCII)
 
 
 def conversation_key(body: bytes, authorization: bytes = b"") -> str | None:
-    """Return a hash of the beginning of a chat request's conversation, None where it has none.
+    """Return a hash of the beginning of a request's conversation, None where it has none.
 
-    It covers the API key, the request's cache_key, and the messages up to the first user message,
-    so that later turns have the same key, and conversations under one system prompt different ones.
+    It covers the API key, the request's cache_key, the instructions of a response, and the messages
+    up to the first user message, so that later turns have the same key, and conversations under one
+    system prompt different ones. A response that continues another one has that one's key.
     Data after the first BEGINNING_BYTES of the body is ignored.
     """
     begun = body[:BEGINNING_BYTES]
@@ -41,18 +49,37 @@ def conversation_key(body: bytes, authorization: bytes = b"") -> str | None:
         partial = "trailing-strings"
     try:
         request = from_json(begun, allow_partial=partial)
-        messages = _beginning(request)
-        if messages is None:
+        if not isinstance(request, dict):
             return None
-        text = json.dumps([request.get("cache_key"), messages], sort_keys=True)
+        earlier = key_of_response(request.get("previous_response_id"))
+        messages = _beginning(request)
+        if earlier is not None or messages is None:
+            return earlier
+        covered = [request.get("cache_key"), messages]
+        if request.get("instructions") is not None:
+            covered.append(request["instructions"])
+        text = json.dumps(covered, sort_keys=True)
     except (ValueError, RecursionError):
         return None
     return _name(authorization + b"\0" + text.encode())
 
 
-def _beginning(request: Any) -> list[Any] | None:
+def key_of_response(response_id: Any) -> str | None:
+    """Return the session key in a response's id, None where it has none."""
+    found = _RESPONSE_ID.fullmatch(response_id) if isinstance(response_id, str) else None
+    return None if found is None else found[1]
+
+
+def is_session_key(value: str) -> bool:
+    """Return whether a session's id is one of this module's keys."""
+    return _KEY.fullmatch(value) is not None
+
+
+def _beginning(request: dict[str, Any]) -> list[Any] | None:
     """Return the messages up to the first user message."""
-    messages = request.get("messages") if isinstance(request, dict) else None
+    messages = request.get("messages", request.get("input"))
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
     if isinstance(messages, list):
         for count, message in enumerate(messages, 1):
             if isinstance(message, dict) and message.get("role") == "user":
@@ -65,11 +92,13 @@ def _name(content: bytes) -> str:
 
 
 class AffinityMiddleware:
-    """ASGI middleware that adds the header by which Ray routes to each chat request.
+    """ASGI middleware that adds the header by which Ray routes to each request of a conversation.
 
     A request waits until the beginning of its body has arrived, at most wait_s; a slower one
-    continues without a key. The application gets the same messages as without the middleware. A
-    client's own header stays, unless Ray can't read its value: then it is hashed.
+    continues without a key, except that each new response has one, by which later turns find it. A
+    request for a response by its id has the key in the id. The application gets the same messages
+    as without the middleware. A client's own header stays, unless Ray can't read its value: then it
+    is hashed.
     """
 
     def __init__(self, app: ASGIApp, header: str = SESSION_HEADER, wait_s: float = 30.0):
@@ -83,8 +112,10 @@ class AffinityMiddleware:
         headers = [self._readable(name, value) for name, value in scope["headers"]]
         scope = {**scope, "headers": headers}
         has_key = any(value and self._is_session(name) for name, value in headers)
-        chat = scope.get("method") == "POST" and scope["path"].endswith(CHAT_PATH)
-        if has_key or not chat:
+        path, posted = scope["path"], scope.get("method") == "POST"
+        if has_key or not (posted and path.endswith(PATHS)):
+            key = None if has_key else key_of_response(path.rpartition("/")[2])
+            self._add(headers, key)
             await self._app(scope, receive, send)
             return
         body = _Body(receive)
@@ -93,11 +124,16 @@ class AffinityMiddleware:
             authorization = dict(headers).get(b"authorization", b"")
             key = None if begun is None else conversation_key(begun, authorization)
             del begun  # a second copy: the messages hold the body, too
-            if key is not None:
-                headers.append((self._header, key.encode()))
+            if key is None and path.endswith(PATHS[1]):
+                key = secrets.token_hex(_NAME_BYTES)
+            self._add(headers, key)
             await self._app(scope, body.receive, send)
         finally:
             body.close()
+
+    def _add(self, headers: list[tuple[bytes, bytes]], key: str | None) -> None:
+        if key is not None:
+            headers.append((self._header, key.encode()))
 
     def _readable(self, name: bytes, value: bytes) -> tuple[bytes, bytes]:
         if self._is_session(name) and not (
@@ -156,9 +192,13 @@ class _Body:
             self._reading.cancel()
 
 
+def session_header() -> str:
+    """Return the name of the header by which Ray routes."""
+    return os.environ.get("RAY_SERVE_SESSION_ID_HEADER_KEY", SESSION_HEADER)  # as Ray reads it
+
+
 def proxy_middlewares() -> list[Any]:
     """Return the middlewares of Ray's HTTP proxies; see CALLBACK."""
     from starlette.middleware import Middleware
 
-    header = os.environ.get("RAY_SERVE_SESSION_ID_HEADER_KEY", SESSION_HEADER)  # as Ray reads it
-    return [Middleware(AffinityMiddleware, header=header)]
+    return [Middleware(AffinityMiddleware, header=session_header())]

@@ -19,6 +19,8 @@ from qwen3_omni_neuron.compilation.tree import needed_cores
 from qwen3_omni_neuron.errors import ExitStatus
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.app import make_app
+from qwen3_omni_neuron.serving.endpoints.response_api import SESSION_KEY
+from qwen3_omni_neuron.serving.fleet.affinity import is_session_key, session_header
 from qwen3_omni_neuron.serving.fleet.cores import RESOURCE, stage_cores
 from qwen3_omni_neuron.serving.fleet.draining import PRESENCE
 from qwen3_omni_neuron.serving.fleet.scaling import ReplicaFigures
@@ -145,11 +147,13 @@ class RayMetrics:
 class _BehindProxy:
     """Application behind a Ray proxy: drops the route's prefix, and uses the proxy's request id.
 
-    Answers have the replica's name in the header x-replica.
+    The ids of responses have the session's key, by which the proxy routes what names them. Answers
+    have the replica's name in the header x-replica.
     """
 
     def __init__(self, app: ASGIApp, replica: str):
         self._app, self._replica = app, replica.encode()
+        self._session = session_header().lower().encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -161,6 +165,9 @@ class _BehindProxy:
         found = [value for name, value in scope["headers"] if name == _REQUEST_ID]
         if found:
             inner["request_id"] = found[-1].decode("latin-1")
+        sessions = [v.decode("latin-1") for n, v in scope["headers"] if n == self._session]
+        if sessions and is_session_key(sessions[-1]):
+            inner[SESSION_KEY] = sessions[-1]
 
         async def named(message: Message) -> None:
             if message["type"].endswith(("http.response.start", "websocket.accept")):
