@@ -348,6 +348,30 @@ def test_what_no_endpoint_has_is_refused_in_openais_shape(
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "said"),
+    [
+        ("POST", "/v1/embeddings", "no embeddings"),
+        ("POST", "/v1/images/generations", "draws none"),
+        ("POST", "/v1/live/sessions", "WebSocket /v1/realtime"),
+        ("POST", "/v1/realtime/client_secrets", "no WebRTC"),
+        ("POST", "/v1/messages", "OpenAI-compatible provider"),
+        ("GET", "/api/tags", "OpenAI-compatible provider"),
+        ("POST", "/chat/completions", "ends with /v1 here"),
+        ("POST", "/v1/v1/chat/completions", "one /v1"),
+        ("POST", "/v1/embeddingsx", "Served are /v1/chat/completions, /v1/responses"),
+    ],
+)
+def test_a_path_that_clients_know_is_refused_with_what_serves_it(
+    method: str, path: str, said: str
+) -> None:
+    with scripted() as server:
+        answer = answer_of(server, path, method)
+    error = answer.json()["error"]
+    assert (answer.status, error["code"]) == (404, "unknown_url")
+    assert said in error["message"], error
+
+
+@pytest.mark.parametrize(
     "raw",
     [
         b"GARBAGE\r\n\r\n",

@@ -24,6 +24,7 @@ from qwen3_omni_neuron.serving.openai.chat_request import ChatRequest
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.openapi import schemas_of
 from qwen3_omni_neuron.serving.openai.response_request import ResponseRequest
+from qwen3_omni_neuron.serving.openai.unserved import advice_for
 from qwen3_omni_neuron.serving.page import page_router
 from qwen3_omni_neuron.serving.service import Service
 
@@ -64,7 +65,10 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     context: Context = request.scope["context"]
     headers: dict[str, str] = {}
     if isinstance(error, HTTPException):  # no endpoint has this path or method
-        message = f"{request.method} {request.url.path[:200]}: {error.detail}."
+        path = request.url.path
+        message = f"{request.method} {path[:200]}: {error.detail}."
+        if error.status_code == 404:
+            message = f"{message} {advice_for(path)}"
         headers |= error.headers or {}
         error = ApiError(error.status_code, message, "unknown_url")
     refusal = service.failed(error, context)
