@@ -65,6 +65,8 @@ class ScriptedModel:
 class ScriptedStream:
     """Stream of a scripted reply."""
 
+    prompt_tokens = 7
+
     def __init__(
         self, texts: Sequence[str], speak: bool, raises: Exception | None, reason: FinishReason
     ):

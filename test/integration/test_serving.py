@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import EngineDiedError, LateError
+from qwen3_omni_neuron.events import TextDelta
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import HttpClient, ask
 from testing.http_server import client_of, same_sound, serving, url_of, wait_until
@@ -75,6 +76,47 @@ def test_usage_and_reason_are_the_results(omni: Qwen3Omni, client: OpenAI) -> No
     assert cached is not None and 0 <= cached < usage.prompt_tokens
     assert answer.choices[0].finish_reason == "length"
     assert answer.model == MODEL
+
+
+def test_log_probabilities_are_the_results(omni: Qwen3Omni, client: OpenAI) -> None:
+    """Each token of the text has its own, and the likeliest ones; whole and in pieces alike."""
+    limits: Any = {"thinker_do_sample": False, "thinker_max_new_tokens": 12}
+    asked_of_api: Any = {"logprobs": True, "top_logprobs": 2, "literal_text": True, **limits}
+    with omni.stream_text(HELLO, **asked_of_api) as stream:
+        deltas = [event for event in stream if isinstance(event, TextDelta) and event.text]
+    token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
+    logprobs = [logprob for delta in deltas for logprob in delta.logprobs]
+    top_logprobs = [likeliest for delta in deltas for likeliest in delta.top_logprobs]
+    asked: Any = {"model": MODEL, "messages": HELLO, "temperature": 0, "max_tokens": 12}
+    asked |= {"logprobs": True, "top_logprobs": 2}
+    told = client.chat.completions.create(**asked).choices[0].logprobs
+    assert told is not None and told.content is not None
+    spell = omni.prompt_builder.token_bytes
+    assert [bytes(x.bytes or ()) for x in told.content] == list(map(spell, token_ids))
+    assert [x.logprob for x in told.content] == pytest.approx(logprobs, abs=1e-4)
+    likeliest = [[(bytes(y.bytes or ()), y.logprob) for y in x.top_logprobs] for x in told.content]
+    for given, wanted in zip(likeliest, top_logprobs, strict=True):
+        assert given == [(spell(i), pytest.approx(number, abs=1e-4)) for i, number in wanted]
+    pieces = client.chat.completions.create(**asked, stream=True)
+    streamed = [
+        x for p in pieces if p.choices[0].logprobs for x in p.choices[0].logprobs.content or ()
+    ]
+    assert streamed == told.content
+    del asked["logprobs"], asked["top_logprobs"]
+    assert client.chat.completions.create(**asked).choices[0].logprobs is None
+
+
+def test_pieces_have_the_usage_so_far_where_it_is_asked_for(client: OpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    asked: Any = {**ASKED, "stream": True, "max_tokens": 9, "stream_options": options}
+    pieces = list(client.chat.completions.create(**asked, extra_body={"ignore_eos": True}))
+    made = [p.usage.completion_tokens for p in pieces if p.usage is not None]
+    assert len(made) == len(pieces)
+    assert made == sorted(made) and made[0] == 0 and made[-2:] == [9, 9]
+    assert {p.usage.prompt_tokens for p in pieces if p.usage} == {pieces[-1].usage.prompt_tokens}
+    asked["stream_options"] = {"include_usage": True}
+    plain = list(client.chat.completions.create(**asked))
+    assert [p.usage is not None for p in plain] == [False] * (len(plain) - 1) + [True]
 
 
 def test_a_prompt_that_grows_is_computed_from_where_it_is_new(client: OpenAI) -> None:
@@ -358,7 +400,8 @@ def test_vllm_omnis_clients_read_text_and_whole_wav_files(omni: Qwen3Omni, clien
         ({"temperature": 3}, 400, "temperature"),
         ({"stop": [""]}, 400, "stop must be"),
         ({"stop": ["a"] * 17}, 400, "stop must be"),
-        ({"logprobs": True}, 400, "logprobs"),
+        ({"top_logprobs": 2}, 400, "needs logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
         ({"modalities": ["video"]}, 400, "modalities"),
         ({"modalities": ["text", "audio"], "audio": {"voice": "Bob"}}, 400, "Aiden, Chelsie"),
         ({"modalities": ["audio"], "audio": {"format": "aac"}}, 400, "audio.format"),

@@ -114,6 +114,8 @@ HONOURED: Mapping[str, tuple[Json, Json]] = {
     "audio.format": ({**SPOKEN, "audio": {"format": "mp3"}}, {**SPOKEN, "audio": {}}),
     "frequency_penalty": ({"frequency_penalty": 1}, {}),
     "presence_penalty": ({"presence_penalty": 1}, {}),
+    "logprobs": ({"logprobs": True}, {}),
+    "top_logprobs": ({"logprobs": True, "top_logprobs": 2}, {"logprobs": True}),
     "max_completion_tokens": ({"max_completion_tokens": 5}, {}),
     "max_tokens": ({"max_tokens": 5}, {}),
     "modalities": (SPOKEN, {}),
@@ -133,6 +135,10 @@ HONOURED: Mapping[str, tuple[Json, Json]] = {
     "stop": ({"stop": "x"}, {}),
     "stream": ({"stream": True}, {}),
     "stream_options": ({"stream_options": {"include_usage": True}}, {}),
+    "stream_options.continuous_usage_stats": (
+        {"stream_options": {"continuous_usage_stats": True}},
+        {},
+    ),
     "stream_options.include_usage": ({"stream_options": {"include_usage": True}}, {}),
     "temperature": ({"temperature": 0.5}, {}),
     "top_p": ({"top_p": 0.5}, {}),
@@ -194,7 +200,6 @@ WITHOUT_EFFECT: Mapping[str, Json] = {
     "store": {"store": True},
     "metadata": {"metadata": {"a": "b"}},
     "stream_options.include_obfuscation": {"stream_options": {"include_obfuscation": True}},
-    "stream_options.continuous_usage_stats": {"stream_options": {"continuous_usage_stats": True}},
     "response_format.json_schema.name": IN_JSON,
     "response_format.json_schema.description": {
         "response_format": {**SCHEMA, "json_schema": {"name": "a", "description": "b"}}
@@ -236,8 +241,6 @@ REFUSED: Mapping[str, tuple[Json, str]] = {
     "function_call": ({"function_call": "auto"}, ""),
     "functions": ({"functions": [{"name": "f"}]}, ""),
     "logit_bias": ({"logit_bias": {"5": 1}}, ""),
-    "logprobs": ({"logprobs": True}, ""),
-    "top_logprobs": ({"top_logprobs": 2}, "logprobs"),
     "n": ({"n": 2}, ""),
     "moderation": ({"moderation": {"model": "m"}}, ""),
     "web_search_options": ({"web_search_options": {"search_context_size": "low"}}, ""),

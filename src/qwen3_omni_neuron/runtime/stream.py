@@ -44,8 +44,9 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
     once its output queue is full. `close`, the end of a `with` block or dropping the stream cancels
     the request. An error in any stage is raised by the next event.
     queue_position: position in the queue for a slot when the request came, 0 where it got a slot at
-    once. owner: object that must live as long as the stream, the model. later: requests whose
-    events continue this stream; each is submitted before the previous one has ended.
+    once. prompt_tokens: number of tokens of its prompt. owner: object that must live as long as the
+    stream, the model. later: requests whose events continue this stream; each is submitted before
+    the previous one has ended.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
     ):
         self._events = JoinedEvents(pipeline, request, later)
         self._owner, self._clock = owner, pipeline.clock
+        self.prompt_tokens = len(request.prompt)
         self.queue_position = self._events.queue_position
         self._done = False
 

@@ -26,8 +26,8 @@ from qwen3_omni_neuron.serving.openai.chat_request import FURTHER_FIELDS, ChatRe
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of
-from qwen3_omni_neuron.serving.openai.reply_text import Call, Reasoning, ReplyPart
-from qwen3_omni_neuron.serving.openai.usage import chat_usage
+from qwen3_omni_neuron.serving.openai.reply_text import Call, Content, Reasoning, ReplyPart
+from qwen3_omni_neuron.serving.openai.usage import chat_usage, running_usage
 from qwen3_omni_neuron.serving.openai.vllm_omni import VLLM_OMNI
 from qwen3_omni_neuron.serving.openai.without_effect import CHAT
 from qwen3_omni_neuron.serving.service import Service
@@ -90,7 +90,7 @@ class ChatReply(Reply):
         self._id, self._created = new_id("chatcmpl-"), int(time.time())
         self._audio_id, self._expires_at = service.replies.named(self._id)
         self._voice = options.get("speaker", RequestOptions.speaker)
-        self._deltas = WRITTEN
+        self._deltas, self._sent_logprobs = WRITTEN, 0
         if wanted.in_vllm_omnis_way:
             self._deltas = VLLM_OMNI
         elif wanted.speaks:
@@ -105,7 +105,7 @@ class ChatReply(Reply):
         with closing(self._served) as served:
             async for events in served:
                 parts, chunk = self._taken(events)
-                pieces += [self._piece(self._delta(part)) for part in parts]
+                pieces += [self._part(part) for part in parts]
                 if chunk is not None:
                     pieces.append(self._event(self._deltas.sound(chunk), "audio"))
                 if self._result is None:
@@ -143,13 +143,25 @@ class ChatReply(Reply):
         choice = {
             "index": 0,
             "message": message,
-            "logprobs": None,
+            "logprobs": self._told(self._logprobs),
             "finish_reason": self._finish_reason(),
         }
         answer = self._frame([choice], "chat.completion") | {"usage": self._usage()}
         if self._context.warnings:
             answer["warnings"] = self._context.warnings
         return to_json(answer)
+
+    def _told(self, logprobs: list[Json]) -> Json | None:
+        """Return log-probabilities as a choice has them; None where the request asks for none."""
+        return {"content": logprobs, "refusal": None} if self.wanted.logprobs else None
+
+    def _part(self, part: ReplyPart) -> bytes:
+        """Return a part as a server-sent event; the first content has all that is not sent yet."""
+        logprobs: Json | None = None
+        if isinstance(part, Content):
+            logprobs = self._told(self._logprobs[self._sent_logprobs :])
+            self._sent_logprobs = len(self._logprobs)
+        return self._event((to_json(self._delta(part)),), "text", logprobs=logprobs)
 
     def _delta(self, part: ReplyPart) -> Json:
         """Return a part as the delta of a streamed answer."""
@@ -179,15 +191,22 @@ class ChatReply(Reply):
         return self._event((to_json(delta),), "text", finish_reason)
 
     def _event(
-        self, delta: Sequence[bytes], modality: str, finish_reason: str | None = None
+        self,
+        delta: Sequence[bytes],
+        modality: str,
+        finish_reason: str | None = None,
+        logprobs: Json | None = None,
     ) -> bytes:
         """Return an event. The text that all events share is made once.
 
         delta: parts of its JSON; they may be as long as a chunk and are copied once.
         """
         reason = "null" if finish_reason is None else f'"{finish_reason}"'
-        end = f',"logprobs":null,"finish_reason":{reason}}}],"modality":"{modality}"}}\n\n'
-        return b"".join((self._before_delta, *delta, end.encode()))
+        told = b"null" if logprobs is None else to_json(logprobs)
+        end = f',"finish_reason":{reason}}}],"modality":"{modality}"'.encode()
+        if self.wanted.counts_pieces:
+            end += b',"usage":' + to_json(running_usage(self._prompt_tokens, self._made))
+        return b"".join((self._before_delta, *delta, b',"logprobs":', told, end, b"}\n\n"))
 
     def _frame(self, choices: list[Json], kind: str = "chat.completion.chunk") -> Json:
         return {

@@ -30,7 +30,7 @@ from qwen3_omni_neuron.serving.openai.chat_request import Stop, StreamOptions, s
 from qwen3_omni_neuron.serving.openai.engine_fields import ENGINE_FIELDS, engine_options
 from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of
-from qwen3_omni_neuron.serving.openai.usage import completion_usage
+from qwen3_omni_neuron.serving.openai.usage import completion_usage, running_usage
 from qwen3_omni_neuron.serving.openai.without_effect import COMPLETIONS, FIELDS
 from qwen3_omni_neuron.serving.service import Service
 
@@ -123,6 +123,7 @@ class Completion:
         self._served = ServedStream(stream, service, context, bursts=bool(wanted.stream))
         self._id, self._created = new_id("cmpl-"), int(time.time())
         self._texts: list[str] = []
+        self._prompt_tokens, self._made = stream.prompt_tokens, 0
         self._result: SpeechResult | None = None
 
     def close(self) -> None:
@@ -136,7 +137,10 @@ class Completion:
             async for events in served:
                 text = self._take(events)
                 if text:
-                    yield json_event(self._frame(text))
+                    piece = self._frame(text)
+                    if options is not None and options.continuous:
+                        piece["usage"] = running_usage(self._prompt_tokens, self._made)
+                    yield json_event(piece)
         pieces = [json_event(self._frame("", self._finish()))]
         if options is not None and options.include_usage:
             pieces.append(json_event(self._frame() | {"usage": self._usage()}))
@@ -157,6 +161,7 @@ class Completion:
         for event in events:
             if isinstance(event, TextDelta):
                 self._texts.append(event.text)
+                self._made += len(event.token_ids)
             elif isinstance(event, Finished):
                 self._result = event.result
         return "".join(self._texts[before:])

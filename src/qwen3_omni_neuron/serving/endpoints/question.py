@@ -39,6 +39,7 @@ from qwen3_omni_neuron.serving.openai.reply_text import (
     ReplyPart,
     ReplyText,
 )
+from qwen3_omni_neuron.serving.openai.usage import token_logprobs
 from qwen3_omni_neuron.serving.service import Service
 
 Json = dict[str, Any]
@@ -178,6 +179,8 @@ class Reply(ABC):
     """One answer, sent as a stream of server-sent events or as one JSON object at the end.
 
     _texts, _reasons, _calls: parts of the text so far. _samples: sound of a whole answer.
+    _logprobs: those of the tokens of _texts, where the request asks for them. _made: number of
+    tokens and frames so far.
     """
 
     def __init__(
@@ -197,6 +200,9 @@ class Reply(ABC):
         self._calls: list[Call] = []
         self._reasoning_tokens = 0
         self._samples: list[NDArray[np.float32]] = []
+        self._logprobs: list[Json] = []
+        self._held_logprobs: list[Json] = []  # of text whose kind is not known yet
+        self._prompt_tokens, self._made = stream.prompt_tokens, 0
         self._result: SpeechResult | None = None
 
     @abstractmethod
@@ -236,8 +242,13 @@ class Reply(ABC):
     def _take(self, event: Event) -> list[ReplyPart]:
         """Process an event. Returns the parts of text that it completes."""
         if isinstance(event, TextDelta):
+            self._made += len(event.token_ids)
+            if event.logprobs:
+                spell = self._context.omni.prompt_builder.token_bytes
+                self._held_logprobs += token_logprobs(event, spell)
             return self._noted(self._split.push(event.text), len(event.token_ids))
         if isinstance(event, AudioChunk):
+            self._made += event.frames
             # A tool call is not meant to be heard: from the first call on, speech is left out.
             if not self._calls and not self.wanted.stream:
                 self._samples.append(event.samples)
@@ -261,6 +272,10 @@ class Reply(ABC):
                 self._texts.append(part.text)
             else:
                 self._calls.append(part)
+        if parts:
+            if any(isinstance(part, Content) for part in parts):
+                self._logprobs += self._held_logprobs
+            self._held_logprobs = []
         return parts
 
     def _finish(self) -> None:

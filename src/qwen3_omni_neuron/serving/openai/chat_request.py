@@ -267,6 +267,12 @@ class StreamOptions(OpenObject):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+    @property
+    def continuous(self) -> bool:
+        """True where each piece has the usage so far."""
+        return bool(self.include_usage and self.continuous_usage_stats)
 
 
 class ChatRequest(BaseModel):
@@ -296,6 +302,11 @@ class ChatRequest(BaseModel):
     tool_choice: ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
+
+    @property
+    def counts_pieces(self) -> bool:
+        """True where each piece of a streamed answer has the usage so far."""
+        return self.stream_options is not None and self.stream_options.continuous
 
     @property
     def speaks(self) -> bool:
@@ -328,8 +339,8 @@ def check_request(wanted: ChatRequest) -> None:
             f"{' or '.join(STREAMED_FORMATS)}, or stream: false for {', '.join(SOUND_FORMATS)}.",
             "audio.format",
         )
-    if wanted.logprobs or wanted.top_logprobs:
-        raise wrong_value("logprobs can only be False here. Leave it out.", "logprobs")
+    if wanted.top_logprobs and not wanted.logprobs:
+        raise wrong_value("top_logprobs needs logprobs: true.", "top_logprobs")
     for name, value in (wanted.model_extra or {}).items():
         if value is not None and name not in FURTHER_FIELDS:
             raise unknown_field(name, CHAT_OPTIONS)

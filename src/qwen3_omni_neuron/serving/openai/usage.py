@@ -3,7 +3,7 @@
 Audio tokens are those of the prompt's sound, and the frames of the reply's speech.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from qwen3_omni_neuron.events import TextDelta, Timings
@@ -15,9 +15,7 @@ def chat_usage(timings: Timings, reasoning_tokens: int) -> Json:
     """Return the usage of a chat completion."""
     made = timings.text_tokens + timings.frames
     return {
-        "prompt_tokens": timings.prompt_tokens,
-        "completion_tokens": made,
-        "total_tokens": timings.prompt_tokens + made,
+        **running_usage(timings.prompt_tokens, made),
         "prompt_tokens_details": _prompt_details(timings),
         "completion_tokens_details": {
             **_reply_details(timings),
@@ -26,14 +24,19 @@ def chat_usage(timings: Timings, reasoning_tokens: int) -> Json:
     }
 
 
+def running_usage(prompt_tokens: int, made: int) -> Json:
+    """Return the usage of an answer so far. made: number of its tokens and frames."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": made,
+        "total_tokens": prompt_tokens + made,
+    }
+
+
 def completion_usage(timings: Timings) -> Json:
     """Return the usage of the continuation of a raw prompt."""
-    return {
-        "prompt_tokens": timings.prompt_tokens,
-        "completion_tokens": timings.text_tokens,
-        "total_tokens": timings.prompt_tokens + timings.text_tokens,
-        "prompt_tokens_details": {"cached_tokens": timings.reused_tokens},
-    }
+    usage = running_usage(timings.prompt_tokens, timings.text_tokens)
+    return usage | {"prompt_tokens_details": {"cached_tokens": timings.reused_tokens}}
 
 
 def response_usage(timings: Timings, reasoning_tokens: int) -> Json:
@@ -98,6 +101,29 @@ def logprob_entries(delta: TextDelta) -> list[Json]:
         return []
     spelled = list(delta.text.encode())
     return [{"token": delta.text, "bytes": spelled, "logprob": sum(delta.logprobs)}]
+
+
+def token_logprobs(delta: TextDelta, spell: Callable[[int], bytes]) -> list[Json]:
+    """Return the log-probability of each token of a delta, in the form of chat completions.
+
+    spell: returns the bytes of a token. None are returned for a token that is no text.
+    """
+    if not delta.text:
+        return []
+    likeliest = delta.top_logprobs or [[]] * len(delta.logprobs)
+    return [
+        _token_logprob(token_id, logprob, spell)
+        | {"top_logprobs": [_token_logprob(*other, spell) for other in others]}
+        for token_id, logprob, others in zip(
+            delta.token_ids, delta.logprobs, likeliest, strict=True
+        )
+    ]
+
+
+def _token_logprob(token_id: int, logprob: float, spell: Callable[[int], bytes]) -> Json:
+    spelled = spell(token_id)
+    text = spelled.decode(errors="replace")
+    return {"token": text, "bytes": list(spelled), "logprob": logprob}
 
 
 def _prompt_details(timings: Timings) -> Json:

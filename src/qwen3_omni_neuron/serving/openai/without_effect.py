@@ -79,7 +79,6 @@ FIELDS: Mapping[str, Mapping[str, WithoutEffect]] = {
         "reasoning_effort": _REASONING,
         "stream_options.include_obfuscation": WithoutEffect("pieces are not padded"),
         **_ENGINES,
-        "stream_options.continuous_usage_stats": WithoutEffect("the usage comes at the end"),
         "response_format.json_schema.name": _SCHEMA,
         "response_format.json_schema.description": _SCHEMA,
         "tools[].cache_control": _CACHE,
