@@ -20,6 +20,7 @@ from qwen3_omni_neuron.errors import (
     ClosedError,
     ForkError,
     MessageError,
+    OptionError,
     PromptTooLongError,
     format_value,
 )
@@ -91,7 +92,7 @@ class Qwen3Omni:
         self._config, self._defaults, self.prompt_builder = config, defaults, prompt_builder
         self._context_length, self._slots = engines.thinker.context_length, engines.thinker.slots
         self._max_queued = max_queued
-        vocab_size = config.thinker.text.vocab_size
+        self._vocab_size = vocab_size = config.thinker.text.vocab_size
         self._grammars = Grammars(prompt_builder, vocab_size, config.im_end_id, self._slots)
         self._talker_context_length = engines.talker.context_length if engines.talker else 0
         self._pipeline = Pipeline(
@@ -437,6 +438,11 @@ class Qwen3Omni:
         self._check_length(prompt)
         if speak:
             options.speaker_id(self._config)
+        if options.goes_on and len(options.eos_ids(self._config)) >= self._vocab_size:
+            raise OptionError(
+                "every token ends the text by thinker_eos_token_id, and none may, by ignore_eos or "
+                "thinker_min_new_tokens. Leave one of them out."
+            )
         if options.seed is None:
             options = replace(options, seed=secrets.randbits(32))
         keys = None

@@ -8,7 +8,7 @@ import torch
 from openai import OpenAI
 
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.errors import MessageError, PromptTooLongError
+from qwen3_omni_neuron.errors import MessageError, OptionError, PromptTooLongError
 from qwen3_omni_neuron.serving.openai.engine_fields import ENGINE_FIELDS, engine_options
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.verification.oracle import Reference
@@ -50,7 +50,11 @@ def test_a_raw_prompt_is_continued_as_by_the_reference(
         ([-1], MessageError, "token -1"),
         ("a <|audio_pad|>", MessageError, "stands for media"),
         ("half \ud800", MessageError, "surrogate"),
-        ("word " * 5000, PromptTooLongError, "KV cache"),
+        ("word " * 5000, PromptTooLongError, "Shorten it, or load"),
+        (["a"], MessageError, "neither a str nor"),
+        ([1.5], MessageError, "neither a str nor"),
+        ([True], MessageError, "neither a str nor"),
+        (None, MessageError, "neither a str nor"),
     ],
 )
 def test_prompts_that_cannot_be_continued_are_refused(
@@ -58,6 +62,29 @@ def test_prompts_that_cannot_be_continued_are_refused(
 ) -> None:
     with pytest.raises(error, match=said):
         omni.stream_continuation(prompt)
+
+
+def test_a_text_that_every_token_ends_and_none_may_is_refused(omni: Qwen3Omni) -> None:
+    every = range(omni._config.thinker.text.vocab_size)
+    with pytest.raises(OptionError, match="every token ends the text"):
+        omni.stream_continuation(RAW, thinker_eos_token_id=every, ignore_eos=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"ignore_eos": True, "response_format": {"type": "json_object"}}, "ignore_eos"),
+        ({"min_tokens": 3, "response_format": {"type": "json_object"}}, "min_tokens"),
+        ({"min_tokens": 30, "max_tokens": 3}, "min_tokens"),
+    ],
+)
+def test_lengths_that_contradict_each_other_are_refused_by_their_field(
+    client: OpenAI, change: dict[str, Any], param: str
+) -> None:
+    body = {"model": MODEL, "messages": HELLO, **change}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.post("/chat/completions", body=body, cast_to=object)
+    assert refused.value.param == param
 
 
 def test_completions_have_openais_shape(omni: Qwen3Omni, client: OpenAI) -> None:
@@ -128,7 +155,7 @@ def test_null_is_neutral_for_every_field(name: str) -> None:
         ({"logit_bias": {"1": 5}}, "logit_bias can only be"),
         ({"stop_token_ids": [3]}, "thinker_eos_token_id"),
         ({"skip_special_tokens": False}, "can only be True"),
-        ({"guided_json": {}}, "response_format"),
+        ({"guided_json": {}}, "to /v1/chat/completions"),
         ({"top_k": -2}, "top_k must be"),
         ({"min_p": 2}, "min_p must be a number from 0 to 1, got 2"),
         ({"presence_penalty": "a"}, "presence_penalty must be"),
@@ -152,7 +179,14 @@ def test_neutral_values_of_another_spelling_change_nothing() -> None:
     ("change", "said"),
     [
         ({"prompt": ["a", "b"]}, "2 texts"),
-        ({"prompt": []}, "0 texts"),
+        ({"prompt": ["a", 1]}, "2 texts or tokens"),
+        ({"prompt": [[1, 2]]}, "other values than token ids"),
+        ({"prompt": [True]}, "other values than token ids"),
+        ({"prompt": []}, "the prompt is empty"),
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": list(range(9)) * 999}, "8991 tokens or more, and"),
+        ({"stream_options": {"bogus": 1}}, "stream_options.bogus"),
+        ({"min_tokens": 9, "max_tokens": 5}, "min_tokens is 9, more than the limit of the text, 5"),
         ({"prompt": {"text": "a"}}, "a string or a list"),
         ({"logprobs": 3}, "logprobs"),
         ({"temprature": 1}, "unknown field 'temprature'"),

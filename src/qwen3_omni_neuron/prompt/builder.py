@@ -270,22 +270,34 @@ class PromptBuilder:
         """Make a prompt of text or token ids as they are, without the chat template.
 
         Names of special tokens in a text become these tokens, but for those of media.
-        Raises MessageError for media and ids that the vocabulary lacks, PromptTooLongError.
+        Raises MessageError for media, ids that the vocabulary lacks and what is no prompt, and
+        PromptTooLongError.
         """
+        least, ids = 0, list[int]()
         if isinstance(given, str):
             check_characters(given, "the prompt")
-            self._check_text(most_tokens, given, "the prompt")
-            given = self._tokenizer.encode(given, most_tokens)
+            least = self.least_tokens(given, most_tokens)
+            ids += [] if least > most_tokens else self._tokenizer.encode(given, most_tokens)
+        elif not isinstance(given, Sequence) or any(type(i) is not int for i in given):
+            raise MessageError("the prompt is neither a str nor a list of token ids. Give one.")
+        else:
+            ids += (token_id for token_id in given if isinstance(token_id, int))
+        least = max(least, len(ids))
+        if least > most_tokens:
+            raise PromptTooLongError(
+                f"the prompt has {least} tokens or more, and {most_tokens} fit into the KV cache "
+                "beside the reply. Shorten it, or load with a larger context_length."
+            )
         c = self._config.thinker
-        for token_id in given:
+        for token_id in ids:
             if not 0 <= token_id < c.text.vocab_size or token_id in c.media_token_ids:
                 raise MessageError(
                     f"the prompt has token {token_id}, which stands for media or is not one of the "
                     f"{c.text.vocab_size} of the vocabulary. Leave it out."
                 )
-        if not len(given):
+        if not ids:
             raise MessageError("the prompt is empty: give at least one token.")
-        token_ids = torch.tensor(list(given), dtype=torch.int64)
+        token_ids = torch.tensor(ids, dtype=torch.int64)
         return self._prompt_of(token_ids, (), (), (), ())
 
     def _prompt_of(

@@ -13,6 +13,7 @@ from pydantic_core import to_json
 
 from qwen3_omni_neuron import __version__
 from qwen3_omni_neuron.events import Event, Finished, SpeechResult, TextDelta
+from qwen3_omni_neuron.options import REQUEST_OPTIONS
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints.answer import PieceStream, json_event
@@ -21,31 +22,44 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     Seed,
     bounded_options,
     by_form,
+    check_further,
     check_model,
     parse_json,
     unknown_field,
     wrong_value,
 )
-from qwen3_omni_neuron.serving.openai.chat_request import Stop, StreamOptions, sampling_options
-from qwen3_omni_neuron.serving.openai.engine_fields import ENGINE_FIELDS, engine_options
+from qwen3_omni_neuron.serving.openai.chat_request import (
+    CHAT_OPTIONS,
+    Stop,
+    StreamOptions,
+    sampling_options,
+)
+from qwen3_omni_neuron.serving.openai.engine_fields import (
+    ENGINE_FIELDS,
+    check_lengths,
+    engine_options,
+)
 from qwen3_omni_neuron.serving.openai.ids import new_id
-from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of
+from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of, schema_of_option
 from qwen3_omni_neuron.serving.openai.usage import completion_usage, running_usage
-from qwen3_omni_neuron.serving.openai.without_effect import COMPLETIONS, FIELDS
+from qwen3_omni_neuron.serving.openai.without_effect import COMPLETIONS, FIELDS, names_in
 from qwen3_omni_neuron.serving.service import Service
 
 router = APIRouter()
 Json = dict[str, Any]
 _MOST_PROMPT_TOKENS = 1 << 20  # of one body; the context has fewer
+# Options of the text that a request may have beside OpenAI's fields.
+_OWN_OPTIONS = frozenset(name for name in CHAT_OPTIONS if name.startswith("thinker_"))
 _WITHOUT_EFFECT = frozenset(name for name in FIELDS[COMPLETIONS] if "." not in name)
 FURTHER_FIELDS = {
     **{name: {"description": "has no effect"} for name in sorted(_WITHOUT_EFFECT - {"model"})},
+    **{o.name: schema_of_option(o) for o in REQUEST_OPTIONS if o.name in _OWN_OPTIONS},
     **ENGINE_FIELDS,
 }
 """Schemas of the fields that a request may have beside those of `CompletionRequest`."""
 RawPrompt = Annotated[
     Annotated[str, Tag("<text>")]
-    | Annotated[list[str] | list[int], Field(max_length=_MOST_PROMPT_TOKENS), Tag("<list>")],
+    | Annotated[list[Any], Field(max_length=_MOST_PROMPT_TOKENS), Tag("<list>")],
     by_form(text="a string", list="a list of one string, or of token ids"),
 ]
 
@@ -67,7 +81,7 @@ class CompletionRequest(BaseModel):
     top_p: float | None = Field(None, ge=0, le=1)
     seed: Seed | None = None
     stop: Stop | None = None
-    logprobs: int | None = Field(None, ge=0, le=0)
+    logprobs: int | None = None
 
 
 @router.post(
@@ -94,23 +108,44 @@ def _start(service: Service, context: Context) -> "Completion":
     extra = wanted.model_extra or {}
     for name, value in extra.items():
         if value is not None and name not in FURTHER_FIELDS:
-            raise unknown_field(name, ENGINE_FIELDS)
-    prompt = wanted.prompt
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
-        prompt = prompt[0]
-    if not prompt or (isinstance(prompt, list) and isinstance(prompt[0], str)):
-        count = len(prompt)
-        raise wrong_value(f"prompt has {count} texts, and one is answered at a time.", "prompt")
+            raise unknown_field(name, FURTHER_FIELDS)
+    if wanted.stream_options is not None:
+        taken = names_in(COMPLETIONS, "stream_options")
+        check_further(wanted.stream_options, "stream_options", taken)
+    if wanted.logprobs is not None:
+        raise wrong_value("logprobs can only be null here: chat completions have them.", "logprobs")
+    prompt = _prompt_of(wanted)
     service.count_without_effect(COMPLETIONS, wanted)
     if service.settings.log_content:
         context.question = prompt
-    options = engine_options(extra, context.omni.info.thinks) | sampling_options(wanted)
+    own = {name: extra[name] for name in _OWN_OPTIONS & extra.keys() if extra[name] is not None}
+    options = own | engine_options(extra, context.omni.info.thinks) | sampling_options(wanted)
     options = bounded_options(options, service.settings, context.owner)
     if wanted.max_tokens is not None:
         options["thinker_max_new_tokens"] = wanted.max_tokens
+    check_lengths(options)
     context.wanted(bool(wanted.stream), False)
     stream = context.omni.stream_continuation(prompt, **options)
     return Completion(wanted, stream, service, context)
+
+
+def _prompt_of(wanted: CompletionRequest) -> str | list[int]:
+    """Return the one prompt of a request. Raises ApiError."""
+    given = wanted.prompt
+    if isinstance(given, str):
+        return given
+    texts = [one for one in given if isinstance(one, str)]
+    if texts and len(given) == 1:
+        return texts[0]
+    if texts:
+        raise wrong_value(
+            f"prompt has {len(given)} texts or tokens, and one text is continued at a time. Send "
+            "several requests.",
+            "prompt",
+        )
+    if any(type(token_id) is not int for token_id in given):
+        raise wrong_value("prompt is a list of other values than token ids.", "prompt")
+    return given
 
 
 class Completion:

@@ -22,7 +22,11 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     unknown_field,
     wrong_value,
 )
-from qwen3_omni_neuron.serving.openai.engine_fields import ENGINE_FIELDS, engine_options
+from qwen3_omni_neuron.serving.openai.engine_fields import (
+    ENGINE_FIELDS,
+    check_lengths,
+    engine_options,
+)
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.openapi import schema_of_option, with_item_fields
 from qwen3_omni_neuron.serving.openai.vllm_omni import VLLM_OMNI_FIELDS, vllm_omni_options
@@ -387,6 +391,7 @@ def request_options(
         if "grammar" in options:
             raise wrong_value("give response_format or grammar, not both.", "response_format")
         options["grammar"] = grammar
+    check_lengths(options)
     return options
 
 

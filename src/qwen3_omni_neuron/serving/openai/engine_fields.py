@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from qwen3_omni_neuron.errors import format_value
-from qwen3_omni_neuron.options import REQUEST_OPTIONS, Option
-from qwen3_omni_neuron.serving.openai.bodies import wrong_value
+from qwen3_omni_neuron.options import REQUEST_OPTIONS, Option, RequestOptions
+from qwen3_omni_neuron.serving.openai.bodies import has_grammar, wrong_value
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.openapi import schema_of_option
 
@@ -56,11 +56,10 @@ _NEUTRAL: Mapping[str, _Neutral] = {
     "stream_reasoning": _Neutral(True),
     "watermarking": _Neutral(False),
     "priority": _Neutral(0),
-    "guided_json": _Neutral(None, "Give response_format with a JSON schema."),
-    "guided_regex": _Neutral(None, 'Give grammar: {"regex": pattern}.'),
-    "guided_grammar": _Neutral(None, 'Give grammar: {"lark": grammar}.'),
-    "guided_choice": _Neutral(None, 'Give grammar: {"regex": "first|second"}.'),
-    "structured_outputs": _Neutral(None, "Give response_format, or grammar."),
+    **dict.fromkeys(
+        ("guided_json", "guided_regex", "guided_grammar", "guided_choice", "structured_outputs"),
+        _Neutral(None, "Give response_format or grammar to /v1/chat/completions."),
+    ),
 }
 _TEMPLATE = "chat_template_kwargs"
 ENGINE_FIELDS: Mapping[str, Any] = {
@@ -88,6 +87,25 @@ def engine_options(given: Mapping[str, Any], thinks: bool) -> dict[str, Any]:
         elif not _is_neutral(value, _NEUTRAL[name].value):
             raise _not_neutral(name)
     return options
+
+
+def check_lengths(options: Mapping[str, Any]) -> None:
+    """Refuse lengths that contradict other options of a request, by their fields. Raises ApiError.
+
+    The API would name its own options.
+    """
+    least = options.get("thinker_min_new_tokens", 0)
+    most = options.get("thinker_max_new_tokens", RequestOptions.thinker_max_new_tokens)
+    if least > most:
+        message = f"min_tokens is {least}, more than the limit of the text, {most}. Lower it."
+        raise wrong_value(message, "min_tokens")
+    name = "min_tokens" if least else "ignore_eos"
+    if (least or options.get("ignore_eos")) and has_grammar(options):
+        raise wrong_value(
+            f"{name} can't be given with tools, response_format or a grammar, which say themselves "
+            "where the text ends. Leave one of them out.",
+            name,
+        )
 
 
 def _option(name: str, value: Any, given: Mapping[str, Any]) -> Any:
