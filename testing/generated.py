@@ -12,7 +12,7 @@ from functools import partial
 
 from qwen3_omni_neuron.options import LOAD_OPTIONS, REQUEST_OPTIONS, Option
 from qwen3_omni_neuron.prompt.media.item_fields import ITEM_FIELDS
-from qwen3_omni_neuron.serving.openai.voices import OPENAI_VOICES
+from qwen3_omni_neuron.serving.openai.voices import OTHER_VOICES
 from qwen3_omni_neuron.serving.openai.without_effect import FIELDS
 from qwen3_omni_neuron.serving.settings import Flag, ServerSettings
 from testing import bar_picture, benchmark_pictures, import_picture
@@ -71,10 +71,10 @@ def server_settings_table() -> str:
 
 
 def voices_table() -> str:
-    """Write the voices that speak for OpenAI's."""
-    lines = ["| OpenAI's voices | speaks |", "| --- | --- |"]
-    for voice in dict.fromkeys(OPENAI_VOICES.values()):
-        names = ", ".join(name for name, speaks in OPENAI_VOICES.items() if speaks == voice)
+    """Write the voices that speak for OpenAI's and DashScope's."""
+    lines = ["| voices of OpenAI and DashScope | speaks |", "| --- | --- |"]
+    for voice in dict.fromkeys(OTHER_VOICES.values()):
+        names = ", ".join(name for name, speaks in OTHER_VOICES.items() if speaks == voice)
         lines.append(f"| {names} | {voice} |")
     return "\n".join(lines) + "\n"
 
@@ -139,7 +139,7 @@ BLOCKS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/how-it-works.md": {"imports": layers_table},
     "docs/serving.md": {
         "settings of serve": server_settings_table,
-        "voices of OpenAI": voices_table,
+        "other voices": voices_table,
         "fields without effect": without_effect_table,
     },
 }

@@ -382,6 +382,7 @@ def test_vllm_omnis_clients_read_text_and_whole_wav_files(omni: Qwen3Omni, clien
     same_sound(sound, result.audio)
     whole = client.chat.completions.create(**asked).choices[0].message
     assert whole.audio is not None
+    assert (whole.content, whole.audio.transcript) == (result.text, result.text)
     samples, _ = soundfile.read(io.BytesIO(base64.b64decode(whole.audio.data)), dtype="int16")
     same_sound(samples, result.audio)
 
@@ -429,14 +430,34 @@ def test_a_wrong_request_is_refused_in_openais_shape(
     assert refused.value.request_id
 
 
-def test_models_and_voices_are_listed_and_others_not_found(server: Server, client: OpenAI) -> None:
+def test_models_and_voices_are_listed_and_others_not_found(
+    omni: Qwen3Omni, server: Server, client: OpenAI
+) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
-    assert client.models.retrieve(MODEL).object == "model"
+    for name in (MODEL, "gpt-4o", "Qwen/Qwen3-Omni-30B-A3B-Instruct", "QWEN3-omni-flash"):
+        found = client.models.retrieve(name)
+        assert (found.object, found.id) == ("model", MODEL)
+    extra = found.model_extra
+    assert extra is not None
+    assert (extra["root"], extra["max_model_len"]) == (MODEL, omni.info.context_length)
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt/4")
     voices = client.get("/audio/voices", cast_to=object)
     names = ("Aiden", "Chelsie", "Ethan")
     assert voices == {"voices": [{"id": name, "name": name} for name in names]}
+
+
+def test_requests_need_no_model(omni: Qwen3Omni, client: OpenAI) -> None:
+    """As Qwen's curl and vLLM's clients send them."""
+    none: Any = openai.omit
+    chat = client.chat.completions.create(**ASKED | {"model": none}, extra_body=OPTIONS)
+    assert (chat.model, chat.choices[0].message.content) == (MODEL, expected(omni).text)
+    few = {"talker_max_new_tokens": 4}
+    speech = client.audio.speech.create(model=none, input="Hi", voice="Cherry", extra_body=few)
+    assert speech.response.headers["x-voice"] == "Chelsie"
+    with QUESTION_WAV.open("rb") as file:
+        few = {"max_new_tokens": 4}
+        assert client.audio.transcriptions.create(model=none, file=file, extra_body=few).text
     with pytest.raises(openai.NotFoundError, match="Not Found"):
         client.get("/nothing", cast_to=object)
 

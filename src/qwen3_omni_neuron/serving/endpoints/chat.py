@@ -130,7 +130,9 @@ class ChatReply(Reply):
         if self.wanted.speaks and not self._calls:
             samples = np.concatenate([np.zeros(0, np.float32), *self._samples])
             sound = encode_sound(samples, SAMPLE_RATE, self.wanted.sound_format)
-            message["content"] = None
+            # vllm-omni's clients print it. OpenAI's, which send `audio`, show the transcript.
+            if not self.wanted.in_vllm_omnis_way:
+                message["content"] = None
             message["audio"] = {
                 "id": self._audio_id,
                 "voice": self._voice,

@@ -58,7 +58,7 @@ class SpeechRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    model: str
+    model: str | None = None
     input: str = Field(min_length=1, max_length=MOST_CHARACTERS)
     voice: VoiceName
     response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"

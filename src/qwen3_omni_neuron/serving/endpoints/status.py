@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from qwen3_omni_neuron.engines.process.heap import resident_mb
 from qwen3_omni_neuron.serving.model import ServedModel
-from qwen3_omni_neuron.serving.openai.bodies import no_model
+from qwen3_omni_neuron.serving.openai.bodies import check_model
 from qwen3_omni_neuron.serving.openai.openapi import errors_of
 from qwen3_omni_neuron.serving.service import Service
 
@@ -24,13 +24,12 @@ async def models(request: Request) -> dict[str, Any]:
 
 @router.get("/v1/models/{name:path}", responses={**errors_of(), 404: errors_of(True)[404]})
 async def model(request: Request, name: str) -> dict[str, Any]:
-    """Describe the model.
+    """Describe the model, by any name that a chat may call it.
 
     With what its checkpoint says of itself, if anything: introduction, and questions to try.
     """
     service: Service = request.app.state.service
-    if name != service.model.name:
-        raise no_model(service, name)
+    check_model(service, name)
     return _model(service)
 
 
@@ -77,13 +76,16 @@ async def metrics(request: Request) -> Response:
 
 def _model(service: Service) -> dict[str, Any]:
     model = service.model
+    info = None if model.omni is None else model.omni.info
+    # root and max_model_len are vLLM's, which load tools and gateways read.
     found = {
         "id": model.name,
         "object": "model",
         "created": int(model.created),
         "owned_by": "qwen3-omni-neuron",
+        "root": model.name,
+        "max_model_len": None if info is None else info.context_length,
     }
-    info = None if model.omni is None else model.omni.info
     if info is None or not info.introduction:
         return found
     return {**found, "introduction": info.introduction, "questions": list(info.questions)}

@@ -66,7 +66,7 @@ class TranslationRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    model: str
+    model: str | None = None
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
     temperature: float = Field(0, ge=0, le=1)
     prompt: str = ""

@@ -14,8 +14,11 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
 LARGEST_SEED = 2**63 - 1
 Seed = Annotated[int, Field(ge=-LARGEST_SEED - 1, le=LARGEST_SEED)]
 """OpenAI's seed; `seed_of` makes it one of this API."""
-OPENAI_MODELS = ("gpt-", "chatgpt-", "whisper-", "tts-")
-"""Beginnings of the names of OpenAI's models, which clients send by default."""
+OTHER_MODELS = (
+    *("gpt-", "chatgpt-", "whisper-", "tts-"),
+    *("qwen-omni", "qwen2.5-omni", "qwen3-omni", "qwen3.5-omni", "qwen/qwen3-omni"),
+)
+"""Beginnings of the names of OpenAI's and Qwen's models, in lower case, which clients send."""
 SMALL_BODY_BYTES = 1 << 12  # a smaller body without media is parsed at once, without a thread
 # More than fit into a prompt of 32,768 tokens: an empty message in Qwen's template has 5 tokens.
 MOST_MESSAGES = 1 << 13
@@ -160,20 +163,15 @@ def seed_of(given: Any) -> Any:
 
 
 def is_model(name: str, own: str) -> bool:
-    """Return whether a client may call the model so. own: its name, beside OpenAI's."""
-    return name == own or name.startswith(OPENAI_MODELS)
+    """Return whether a client may call the model so. own: its name, beside OTHER_MODELS."""
+    return name == own or name.lower().startswith(OTHER_MODELS)
 
 
-def check_model(service: Service, name: str) -> None:
-    """Refuse a request for another model. Raises ApiError."""
-    if not is_model(name, service.model.name):
-        raise no_model(service, name)
-
-
-def no_model(service: Service, name: str) -> ApiError:
-    """Return the error for the name of another model."""
-    message = f"there is no model {name[:80]!r} here, only {service.model.name!r}."
-    return ApiError(404, message, "model_not_found", "model")
+def check_model(service: Service, name: str | None) -> None:
+    """Refuse a request for another model. None: the request names none. Raises ApiError."""
+    if name is not None and not is_model(name, service.model.name):
+        message = f"there is no model {name[:80]!r} here, only {service.model.name!r}."
+        raise ApiError(404, message, "model_not_found", "model")
 
 
 def unknown_field(name: str, options: Collection[str]) -> ApiError:

@@ -288,7 +288,7 @@ class ChatRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    model: str
+    model: str | None = None
     messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     modalities: list[Literal["text", "audio"]] | None = None
     audio: AudioOutput | None = None

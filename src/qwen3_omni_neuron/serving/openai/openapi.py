@@ -56,7 +56,7 @@ def form_of(model: type[BaseModel], file: str) -> dict[str, Any]:
     # Lists are sent under a name with brackets, as OpenAI's clients do.
     named = {n + "[]" if f.get("type") == "array" else n: f for n, f in fields.items()}
     schema["properties"] = {file: {"type": "string", "format": "binary"}, **named}
-    schema["required"] = [file, *schema["required"]]
+    schema["required"] = [file, *schema.get("required", ())]
     content = {"multipart/form-data": {"schema": schema}}
     return {"requestBody": {"required": True, "content": content}}
 

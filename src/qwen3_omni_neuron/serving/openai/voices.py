@@ -1,4 +1,4 @@
-"""Voices by name: the checkpoint's, and OpenAI's, each spoken by one of the checkpoint's."""
+"""Voices by name: the checkpoint's, and those of other services, which one of them speaks for."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -8,12 +8,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 
-OPENAI_VOICES: Mapping[str, str] = {
+OTHER_VOICES: Mapping[str, str] = {
     **dict.fromkeys(("alloy", "coral", "marin", "nova", "sage", "shimmer"), "Chelsie"),
     **dict.fromkeys(("ash", "cedar", "onyx"), "Ethan"),
     **dict.fromkeys(("ballad", "echo", "fable", "verse"), "Aiden"),
+    **dict.fromkeys(("cherry", "serena", "tina"), "Chelsie"),
 }
-"""OpenAI's voices, and the released checkpoint's voices that speak for them."""
+"""OpenAI's voices and DashScope's, and the released checkpoint's voices that speak for them."""
 
 
 class VoiceId(BaseModel):
@@ -39,7 +40,7 @@ class Voices:
     """Names of a model's voices. A checkpoint without a talker has none, and only writes text."""
 
     def __init__(self, names: tuple[str, ...], aliases: Sequence[str] = ()):
-        """aliases: NAME=VOICE, which precede OPENAI_VOICES, as ServerSettings has them.
+        """aliases: NAME=VOICE, which precede OTHER_VOICES, as ServerSettings has them.
 
         Raises OptionError if one of them is for a voice that the model does not have.
         """
@@ -47,7 +48,7 @@ class Voices:
         self._own = {name.lower(): name for name in names}
         self._aliases = {
             name: self._own.get(voice.lower(), names[0])
-            for name, voice in OPENAI_VOICES.items()
+            for name, voice in OTHER_VOICES.items()
             if names
         }
         for alias in aliases if names else ():

@@ -39,7 +39,7 @@ class WithoutEffect:
     honoured: Callable[[], bool] | None = None
 
 
-_MODEL = WithoutEffect("a name of one of OpenAI's models is another name of the one model here")
+_MODEL = WithoutEffect("a name of OpenAI's or Qwen's models is another name of the one model here")
 _LANGUAGE = "the model finds the language by itself"
 _PROMPT = WithoutEffect("what was said before the audio is not taken as its context")
 _KEYWORDS = "the model takes no list of words to expect"
