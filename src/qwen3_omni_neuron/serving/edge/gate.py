@@ -17,6 +17,7 @@ from qwen3_omni_neuron.serving.endpoints.answer import AnswerSender
 from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.realtime.socket import PATH as REALTIME
+from qwen3_omni_neuron.serving.realtime.socket import PATHS as SOCKETS
 from qwen3_omni_neuron.serving.realtime.socket import RealtimeSockets
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
@@ -31,7 +32,7 @@ _WATCHED = ("/metrics", *OPEN_PATHS)
 _KNOWN = (
     *("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/audio/speech"),
     *("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/models", "/v1/audio/voices"),
-    *(REALTIME, *_WATCHED),
+    *(*SOCKETS, *_WATCHED),
 )
 _KEY_PROTOCOL = b"openai-insecure-api-key."  # prefix of the key in OpenAI's client for browsers
 
@@ -89,7 +90,7 @@ class Gate:
 
     async def _open(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a socket until it ends."""
-        if scope["path"] != REALTIME:
+        if scope["path"] not in SOCKETS:
             message = f"there is no socket at {scope['path'][:200]!r}, only at {REALTIME}."
             raise ApiError(404, message, "unknown_url")
         await self._sockets(scope, receive, send)
@@ -204,7 +205,7 @@ class Gate:
         self._service.metrics.requests.labels(path, status).inc()
         if context.path not in _WATCHED:
             fields = context.log_fields()
-            if path != REALTIME:  # a realtime session lasts as long as its conversation
+            if path not in SOCKETS:  # a realtime session lasts as long as its conversation
                 self._service.metrics.seconds.observe(fields["seconds"])
             logs.event("request", **fields)
 

@@ -1,10 +1,11 @@
 """Events of the socket. Client events are validated strictly; an invalid one gets an error event.
 
-Names and fields are those of OpenAI's Realtime API in its generally available version.
+Names and fields are those of OpenAI's Realtime API in its generally available version; clients of
+others are translated (`realtime.dialects`).
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, Literal, get_args
@@ -99,6 +100,12 @@ class SessionResume(_Event):
     resume_token: Id
 
 
+class SessionFinish(_Event):
+    """Ask for session.finished once no response is made any more, as DashScope's clients do."""
+
+    type: Literal["session.finish"]
+
+
 class Append(_Event):
     """Next piece of the user's sound, in base64."""
 
@@ -172,6 +179,7 @@ class ResponseCancel(_Event):
 ClientEvent = (
     SessionUpdate
     | SessionResume
+    | SessionFinish
     | Append
     | Commit
     | Clear
@@ -206,15 +214,18 @@ class ClientGoneError(Exception):
 
 
 class EventError(Exception):
-    """Refusal of one event. event_id: the client's event id, if it could be read."""
+    """Refusal of one event. event_id, kind: the client's event id and type, if they were read."""
 
-    def __init__(self, error: ApiError, event_id: str | None):
+    def __init__(self, error: ApiError, event_id: str | None, kind: str | None = None):
         super().__init__(str(error))
-        self.error, self.event_id = error, event_id
+        self.error, self.event_id, self.kind = error, event_id, kind
 
 
-def read_event(text: str) -> ClientEvent:
-    """Read a client's event. Raises EventError."""
+def read_event(text: str, heard: Callable[[Json], Json]) -> ClientEvent:
+    """Read a client's event. heard: translates its dialect, see `Interpreter.heard`.
+
+    Raises EventError.
+    """
     try:
         check_json(text.encode("utf-8", "surrogatepass"))
         given = from_json(text)  # as bodies are parsed: a lone surrogate is refused
@@ -228,6 +239,10 @@ def read_event(text: str) -> ClientEvent:
         raise EventError(ApiError(400, message, "invalid_json"), None)
     event_id = given.get("event_id")
     event_id = event_id[:512] if isinstance(event_id, str) else None
+    try:
+        given = heard(given)
+    except ApiError as error:
+        raise EventError(error, event_id, given.get("type")) from error
     kind = given.get("type")
     if not isinstance(kind, str) or kind not in _EVENTS:
         message = f"there is no client event {str(kind)[:80]!r}. There are: " + ", ".join(
@@ -237,7 +252,7 @@ def read_event(text: str) -> ClientEvent:
     try:
         return _EVENTS[kind].model_validate(given)
     except ValidationError as error:
-        raise EventError(wrong_field(error), event_id) from error
+        raise EventError(wrong_field(error), event_id, kind) from error
 
 
 def read_items(given: Any) -> list[Item | ItemReference]:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 import anyio
 from starlette.types import Receive, Send
@@ -21,6 +22,7 @@ from qwen3_omni_neuron.serving.openai.without_effect import REALTIME
 from qwen3_omni_neuron.serving.realtime import events, smart_turn
 from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE, Samples
 from qwen3_omni_neuron.serving.realtime.connection import Connection
+from qwen3_omni_neuron.serving.realtime.dialects import Interpreter
 from qwen3_omni_neuron.serving.realtime.events import Json
 from qwen3_omni_neuron.serving.realtime.input_buffer import InputBuffer
 from qwen3_omni_neuron.serving.realtime.items import ConversationItems
@@ -49,6 +51,7 @@ from qwen3_omni_neuron.serving.service import Service
 TOO_LONG, TAKEN, RESTART = 1000, 1000, 1012  # WebSocket close codes
 _TELL_S = 1.0  # the connection that takes a session waits for this long at most
 _TICK_S = 0.1
+_UPDATE = "session.update"
 _CONFIG_COPIES = 4  # copies of a configuration's JSON: objects, and those of options and turn
 
 
@@ -64,6 +67,7 @@ class LiveSession:
         receive: Receive,
         send: Send,
         keepers: MutableMapping[str, SessionKeeper],
+        interpreter: Interpreter,
         kind: SessionType = "realtime",
     ):
         """keepers: see SessionKeeper. kind: the session's type, which its client may change."""
@@ -71,14 +75,16 @@ class LiveSession:
         self._session = omni.session(literal_text=True)
         self._account = service.account_of_session(context.owner)
         self._voices = service.voices_of(omni)
-        self._config = first_config(service.model.name, self._voices, kind)
         self._by_meaning = smart_turn.is_installed() and not omni.turns_by_silence
+        first = first_config(service.model.name, self._voices, kind)
+        self._config = updated(first, interpreter.first, self._voices, self._by_meaning)
         self._config_bytes = 0  # bytes of the configuration in the account
         self._updates = 0  # changes of the configuration
+        self._refused = False  # a session.update was refused
         self._id = new_id("sess_")
         self._expires_s = time.monotonic() + service.settings.max_realtime_s
         self._expires_at = int(time.time() + service.settings.max_realtime_s)
-        self._connection = connection = Connection(send, pool, service, context)
+        self._connection = connection = Connection(send, pool, service, context, interpreter)
         self._send, self._in_thread = connection.send, connection.in_thread
         self._items = ConversationItems(connection, omni, self._session, self._account)
         self._keeper = SessionKeeper(connection, omni, keepers)
@@ -127,28 +133,27 @@ class LiveSession:
         await self._show("session.created")
         options = reply_options(connection, self._config)
         await self._in_thread(self._session.set_options, **options)
+        read = partial(events.read_event, heard=connection.interpreter.heard)
         await self._in_thread(self._detect)
         while (message := await self._receive())["type"] != "websocket.disconnect":
             text = message.get("text")
-            event_id = None
+            event_id, kind = None, None
             try:
                 if text is None:
                     refusal = "events are sent as text, not as bytes."
                     raise events.EventError(ApiError(400, refusal, "invalid_json"), None)
                 small = len(text) < 1 << 16
-                event = (
-                    events.read_event(text)
-                    if small
-                    else await self._in_thread(events.read_event, text)
-                )
-                event_id = event.event_id
+                event = read(text) if small else await self._in_thread(read, text)
+                event_id, kind = event.event_id, event.type
                 del message, text
                 await self._answer(event)
             except events.EventError as error:
+                self._refused = self._refused or error.kind == _UPDATE
                 await connection.send_error(error.error, error.event_id)
             except events.ClientGoneError:
                 raise
             except Exception as error:
+                self._refused = self._refused or kind == _UPDATE
                 await connection.send_error(connection.failed(error), event_id)
 
     async def _watch(self) -> None:
@@ -196,9 +201,10 @@ class LiveSession:
     async def _answer(self, event: events.ClientEvent) -> None:
         """Do what a client's event asks for. Raises ApiError and the API's errors."""
         match event:
-            case events.SessionUpdate() | events.SessionResume():
+            case events.SessionUpdate() | events.SessionResume() | events.SessionFinish():
                 await self._change(event)
             case events.Append():
+                self._check_heard()
                 found = deque(await self._in_thread(self._input.push, event.audio))
                 while found:
                     found.extend(await self._react(found.popleft()))
@@ -224,6 +230,17 @@ class LiveSession:
             case events.ResponseCancel():
                 await self._responses.cancel(event.response_id)
 
+    def _check_heard(self) -> None:
+        """Refuse sound whose format may be another than the client wanted. Raises ApiError."""
+        if self._refused and not self._updates:
+            raise ApiError(
+                400,
+                "the first session.update was refused, so that the sound's format is not known to "
+                "be right: none is taken. Send a session.update that is taken first.",
+                "session_not_updated",
+                "audio",
+            )
+
     # The session's configuration.
 
     def _shown(self) -> Json:
@@ -239,11 +256,16 @@ class LiveSession:
         self._keeper.told = self._keeper.token
         await self._send(event, session=await self._in_thread(self._shown))
 
-    async def _change(self, event: events.SessionUpdate | events.SessionResume) -> None:
+    async def _change(
+        self, event: events.SessionUpdate | events.SessionResume | events.SessionFinish
+    ) -> None:
         if isinstance(event, events.SessionUpdate):
             await self._update(event.session)
-        else:
+        elif isinstance(event, events.SessionResume):
             await self._resume(event.resume_token)
+        else:
+            await self._responses.ended()
+            await self._send("session.finished")
 
     async def _update(self, given: Json) -> None:
         before = self._config

@@ -109,6 +109,10 @@ class Response:
     async def stop(self, reason: CancelReason) -> None:
         """Cancel the response and wait until its last event was sent."""
         self.abandon(reason)
+        await self.ended()
+
+    async def ended(self) -> None:
+        """Wait until its last event was sent."""
         if self._task is not None:
             await asyncio.wait((self._task,))
 

@@ -117,6 +117,11 @@ class Responses:
             )
         await self.interrupt("client_cancelled")
 
+    async def ended(self) -> None:
+        """Wait until no response is made."""
+        if self._last is not None:
+            await self._last.ended()
+
     async def clear_output(self) -> None:
         """Cancel the response of a client that has stopped playback."""
         last = self._last

@@ -307,7 +307,7 @@ def updated(
     if given.get("type", config.type) == "transcription":
         _check_transcribing(given)
     try:
-        new = SessionConfig.model_validate(_merged(config.model_dump(), given))
+        new = SessionConfig.model_validate(merged(config.model_dump(), given))
     except ValidationError as error:
         raise wrong_field(error, before="session") from error
     if not is_model(new.model, config.model):
@@ -429,12 +429,13 @@ def _check_options(config: _CommonConfig, where: str) -> None:
             raise ApiError(400, str(error), "invalid_value", f"{where}.{name}") from error
 
 
-def _merged(now: Json, given: Mapping[str, Any]) -> Json:
+def merged(now: Json, given: Mapping[str, Any]) -> Json:
+    """Return fields of a configuration with those of a client's update."""
     made = dict(now)
     for name, value in given.items():
         if value is None and name in _OPTIONS:  # back to the default
             made.pop(name, None)
             continue
         nested = name in _NESTED and isinstance(value, Mapping) and isinstance(now.get(name), dict)
-        made[name] = _merged(now[name], value) if nested else value
+        made[name] = merged(now[name], value) if nested else value
     return made

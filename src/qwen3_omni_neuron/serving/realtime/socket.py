@@ -1,4 +1,4 @@
-"""Sockets at /v1/realtime: acceptance, and limit of their number."""
+"""Sockets at /v1/realtime, and at DashScope's path: acceptance, and limit of their number."""
 
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import parse_qs
@@ -9,12 +9,14 @@ from qwen3_omni_neuron.serving.endpoints.answer import AnswerSender
 from qwen3_omni_neuron.serving.openai.bodies import check_model
 from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.openai.without_effect import REALTIME
+from qwen3_omni_neuron.serving.realtime.dialects import DASHSCOPE_PATH, Interpreter
 from qwen3_omni_neuron.serving.realtime.keeper import SessionKeeper
 from qwen3_omni_neuron.serving.realtime.live_session import LiveSession
 from qwen3_omni_neuron.serving.realtime.session_config import SessionType
 from qwen3_omni_neuron.serving.service import Service
 
 PATH = "/v1/realtime"
+PATHS = (PATH, DASHSCOPE_PATH)
 
 
 class RealtimeSockets:
@@ -49,7 +51,9 @@ class RealtimeSockets:
             await receive()  # the message "websocket.connect"
             await answer.send({"type": "websocket.accept", "subprotocol": chosen})
             keepers = self._keepers
-            session = LiveSession(service, context, omni, pool, receive, send, keepers, kind)
+            interpreter = Interpreter(context.path, dict(scope["headers"]))
+            parts = omni, pool, receive, send, keepers, interpreter
+            session = LiveSession(service, context, *parts, kind)
             await session.serve()
         finally:
             pool.shutdown(wait=False)
