@@ -1,12 +1,18 @@
 """Keys, rates and the queue: what one owner may see and take, and when it is told to wait."""
 
+import json
+import time
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Subprotocol
 
 from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.serving.edge import keys
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import ask
 from testing.http_server import client_of, serving, url_of
@@ -18,6 +24,7 @@ from testing.raw_http import (
     status_of,
     still_answers,
 )
+from testing.realtime import SHORT, calling, text_of
 
 
 def test_a_key_is_needed_where_there_are_keys(omni: Qwen3Omni) -> None:
@@ -87,3 +94,97 @@ def test_a_full_queue_is_a_429(checkpoint: Path) -> None:
         for stream in streams:
             stream.close()
         still_answers(url_of(server))
+
+
+def made_secret(server: Server, key: str, **body: Any) -> Any:
+    with client_of(server, key) as client:
+        return client.realtime.client_secrets.create(**body)
+
+
+def test_a_client_secret_opens_sessions_of_its_owner_until_it_expires(
+    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the settings inside, at every server that has the key, and for nothing else."""
+    settings: dict[str, Any] = {"instructions": "Be brief.", "type": "realtime"}
+    settings["audio"] = {"output": {"voice": "Ethan"}, "input": {"turn_detection": None}}
+    limits: dict[str, Any] = {"max_realtime_sessions": 4, "owner_share": 0.25}
+    with serving(omni, api_keys=("one", "two"), **limits) as server:
+        made = made_secret(server, "one", session=settings)
+        assert made.value.startswith("ek_")
+        assert made.expires_at == pytest.approx(time.time() + 600, abs=5)
+        assert (made.session.type, made.session.instructions) == ("realtime", "Be brief.")
+        with calling(server, made.value) as caller:
+            session = caller.heard[0].session
+            assert (session.instructions, session.audio.output.voice) == ("Be brief.", "Ethan")
+            caller.write("Hello")
+            events = caller.answer(output_modalities=["text"], **SHORT)
+            asked: Any = [{"role": "system", "content": "Be brief."}, *HELLO]
+            assert text_of(events) == omni.generate_text(asked, literal_text=True, **SHORT).text
+            assert caller.update(instructions="Be long.").instructions == "Be long."
+            with pytest.raises(InvalidStatus, match="429"), calling(server, "one"):
+                pass  # the owner's one session is open
+            with calling(server, "two"):
+                pass
+        with client_of(server, made.value) as client:
+            for call in (client.models.list, client.realtime.client_secrets.create):
+                with pytest.raises(openai.AuthenticationError):
+                    call()
+        with browser_socket(server, made.value) as socket:
+            assert socket.subprotocol == "realtime"
+            assert json.loads(socket.recv())["session"]["audio"]["output"]["voice"] == "Ethan"
+        wrong = [made.value[:-1], made.value + "AAAA", "ek_", "ek_!", "ek_" + "A" * 60, "ek"]
+        wrong += [made.value.replace("ek_", "ek_A"), made.value[:10] + "-" + made.value[11:]]
+        assert refused_as(server, "three") == 401
+        for value in wrong:
+            assert refused_as(server, value) == 401, value
+        short = made_secret(server, "two", expires_after={"anchor": "created_at", "seconds": 10})
+        assert short.expires_at == pytest.approx(time.time() + 10, abs=5)
+        now = time.time()
+        monkeypatch.setattr(keys.time, "time", lambda: now + 11)
+        assert refused_as(server, short.value) == 401
+        monkeypatch.undo()
+    with serving(omni, api_keys=("three", "one")) as restarted:
+        with calling(restarted, made.value) as caller:
+            assert caller.heard[0].session.instructions == "Be brief."
+        assert refused_as(restarted, short.value) == 401  # its key is gone
+
+
+def browser_socket(server: Server, key: str) -> ClientConnection:
+    """Open a socket as OpenAI's client for browsers does."""
+    offered = [Subprotocol("realtime"), Subprotocol(f"openai-insecure-api-key.{key}")]
+    return connect(f"{url_of(server, 'ws')}/v1/realtime", subprotocols=offered)
+
+
+def refused_as(server: Server, key: str) -> int:
+    """Return the status with which a socket is refused."""
+    with pytest.raises(InvalidStatus) as refused, calling(server, key):
+        pass
+    return refused.value.response.status_code
+
+
+def test_the_largest_client_secret_fits_into_a_browsers_header(omni: Qwen3Omni) -> None:
+    most = keys.MOST_SECRET_BYTES - len('{"instructions":""}')
+    with serving(omni, api_keys=("one",)) as server:
+        value = made_secret(server, "one", session={"instructions": "x" * most}).value
+        with browser_socket(server, value) as socket:
+            assert json.loads(socket.recv())["session"]["instructions"] == "x" * most
+        for session, param in (
+            ({"instructions": "x" * (most + 1)}, "session"),
+            ({"audio": {"output": {"voice": "Bob"}}}, "session.audio.output.voice"),
+            ({"type": "transcription", "instructions": ""}, "session.instructions"),
+        ):
+            with pytest.raises(openai.BadRequestError) as refused:
+                made_secret(server, "one", session=session)
+            assert refused.value.param == param
+        for seconds in (9, 7201):
+            with pytest.raises(openai.BadRequestError, match="seconds"):
+                made_secret(server, "one", expires_after={"seconds": seconds})
+        kind = made_secret(server, "one", session={"type": "transcription"})
+        assert kind.session.object == "realtime.transcription_session"
+        with calling(server, kind.value) as caller:
+            assert caller.heard[0].session.type == "transcription"
+
+
+def test_a_server_without_keys_makes_no_client_secrets(server: Server) -> None:
+    with pytest.raises(openai.BadRequestError, match="has no API keys"):
+        made_secret(server, "none")

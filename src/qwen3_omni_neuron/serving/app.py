@@ -12,12 +12,14 @@ from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.edge.gate import Gate
 from qwen3_omni_neuron.serving.endpoints import (
     chat,
+    client_secrets,
     completions,
     response_api,
     speech,
     status,
     transcriptions,
 )
+from qwen3_omni_neuron.serving.endpoints.client_secrets import ClientSecretRequest
 from qwen3_omni_neuron.serving.endpoints.completions import CompletionRequest
 from qwen3_omni_neuron.serving.endpoints.speech import SpeechRequest
 from qwen3_omni_neuron.serving.openai.chat_request import ChatRequest
@@ -30,9 +32,9 @@ from qwen3_omni_neuron.serving.service import Service
 
 ENDPOINTS = (
     *(chat.router, response_api.router, completions.router),
-    *(speech.router, transcriptions.router, status.router),
+    *(speech.router, transcriptions.router, client_secrets.router, status.router),
 )
-BODIES = (ChatRequest, ResponseRequest, CompletionRequest, SpeechRequest)
+BODIES = (ChatRequest, ResponseRequest, CompletionRequest, SpeechRequest, ClientSecretRequest)
 
 
 class _Application(FastAPI):

@@ -14,7 +14,7 @@ from qwen3_omni_neuron.helpers.media.pool import DecodingPool
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.edge.fetching import Fetcher
-from qwen3_omni_neuron.serving.edge.keys import RequestRates
+from qwen3_omni_neuron.serving.edge.keys import Keys, RequestRates
 from qwen3_omni_neuron.serving.edge.quotas import Account, Quota
 from qwen3_omni_neuron.serving.metrics import Metrics
 from qwen3_omni_neuron.serving.model import ServedModel
@@ -85,6 +85,7 @@ class Service:
     folder: SessionFolder | None
     replies: SpokenReplies
     responses: KeptResponses
+    keys: Keys
     fetcher: Fetcher
     decoder: DecodingPool
     rates: RequestRates
@@ -114,6 +115,7 @@ class Service:
             folder,
             SpokenReplies(*kept, folder=folder, on_failure=partial(_not_kept, metrics, "reply")),
             KeptResponses(*kept, settings.max_kept_response_bytes, share, held),
+            Keys(settings.api_keys),
             fetcher or Fetcher(settings),
             DecodingPool(
                 PoolSettings(settings.decoders, settings.decoder_bytes, settings.decode_timeout_s)

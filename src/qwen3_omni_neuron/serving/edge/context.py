@@ -19,7 +19,8 @@ BODY_COPIES = 3
 class Context:
     """State of one request from its headers to its last byte.
 
-    owner: name of the key or address that it comes from. omni: the model, for a POST; it was ready
+    owner: name of the key or address that it comes from. session: settings with which a realtime
+    session begins, of a client secret. omni: the model, for a POST; it was ready
     when the headers had arrived. account: bytes that it holds. place: its place among the requests
     that the model works on. body: empty once it was released. param: name of the field with the
     model's input. warnings: sentences about files that are not used whole, or not as they are; in
@@ -30,6 +31,7 @@ class Context:
     method: str
     path: str
     owner: str = ""
+    session: dict[str, Any] = field(default_factory=dict)
     omni: Qwen3Omni = field(init=False)
     account: Account = field(init=False)
     place: Place = field(init=False)

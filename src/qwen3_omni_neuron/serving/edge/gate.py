@@ -11,7 +11,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen3_omni_neuron.serving import logs, page
 from qwen3_omni_neuron.serving.edge.context import BODY_COPIES, Context
-from qwen3_omni_neuron.serving.edge.keys import Keys
 from qwen3_omni_neuron.serving.edge.protocol import MOST_HEADERS
 from qwen3_omni_neuron.serving.endpoints.answer import AnswerSender
 from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
@@ -32,7 +31,7 @@ _WATCHED = ("/metrics", *OPEN_PATHS)
 _KNOWN = (
     *("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/audio/speech"),
     *("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/models", "/v1/audio/voices"),
-    *(*SOCKETS, *_WATCHED),
+    *("/v1/realtime/client_secrets", *SOCKETS, *_WATCHED),
 )
 _KEY_PROTOCOL = b"openai-insecure-api-key."  # prefix of the key in OpenAI's client for browsers
 
@@ -47,7 +46,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, service: Service):
         self._app, self._service = app, service
-        self._keys, self._sockets = Keys(service.settings.api_keys), RealtimeSockets(service)
+        self._sockets = RealtimeSockets(service)
         self._sites = Sites(service.settings)
         self.running = 0
 
@@ -115,7 +114,13 @@ class Gate:
             return
         headers = dict(scope["headers"])
         address = scope["client"][0] if scope.get("client") else "unknown"
-        context.owner = self._keys.owner(_authorization(headers), address)
+        authorization, keys = _authorization(headers), self._service.keys
+        is_socket = scope["type"] == "websocket" and context.path in SOCKETS
+        guest = keys.guest(authorization) if is_socket else None
+        if guest is None:
+            context.owner = keys.owner(authorization, address)
+        else:
+            context.owner, context.session = guest
         if context.path == "/metrics":
             return
         if self._service.model.ending:

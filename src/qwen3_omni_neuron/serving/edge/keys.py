@@ -1,7 +1,9 @@
-"""API keys, and their request rates."""
+"""API keys, the secrets that are made with them for realtime clients, and request rates."""
 
+import binascii
 import hashlib
 import hmac
+import json
 import math
 import time
 from collections import OrderedDict
@@ -9,10 +11,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pybase64
+
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 
 MOST_CALLERS = 10_000  # number of callers whose rate is stored
+MOST_SECRET_BYTES = 4096
+"""Most bytes of a secret's session: in base64 it has to fit into one header of 8 KiB."""
+_SECRET = b"ek_"  # OpenAI's clients for browsers take no key that begins otherwise
+_SIGNED = b"client secret of a realtime session, version 1"
+_MAC_BYTES = 32
 
 
 def read_keys(file: Path) -> tuple[str, ...]:
@@ -31,12 +40,19 @@ def read_keys(file: Path) -> tuple[str, ...]:
 
 
 class Keys:
-    """API keys that may use the server. Only their hashes are compared and used in names."""
+    """API keys that may use the server. Only their hashes are compared and used in names.
+
+    With a key client secrets are signed: each key has its own, so that they end with it.
+    """
 
     def __init__(self, keys: Iterable[str]):
         # The environment's variable may have bytes that are not UTF-8.
-        encoded = (key.encode(errors="surrogateescape") for key in keys)
+        encoded = [key.encode(errors="surrogateescape") for key in keys]
         self._digests = [hashlib.sha256(key).digest() for key in encoded]
+        self._signers = {
+            _owner_of(digest): hmac.digest(key, _SIGNED, "sha256")
+            for key, digest in zip(encoded, self._digests, strict=True)
+        }
 
     def owner(self, authorization: bytes | None, address: str) -> str:
         """Return a name for a request's sender, from its key or, without keys, its address.
@@ -55,7 +71,62 @@ class Keys:
                 "no valid API key. Send one in the header `Authorization: Bearer KEY`.",
                 "invalid_api_key",
             )
-        return f"key {given.hex()[:12]}"
+        return _owner_of(given)
+
+    def secret(self, owner: str, session: dict[str, Any], expires_at: int) -> str:
+        """Return a secret that opens realtime sessions of an owner.
+
+        session: settings with which these begin. expires_at: Unix seconds. Raises ApiError.
+        """
+        if owner not in self._signers:
+            raise ApiError(
+                400,
+                "this server has no API keys, with which secrets are signed: a client needs none. "
+                "Connect without one, or start the server with --api-keys.",
+                "unsupported",
+            )
+        size = len(json.dumps(session, separators=(",", ":")))
+        if size > MOST_SECRET_BYTES:
+            raise ApiError(
+                400,
+                f"session has {size} bytes, and a secret holds {MOST_SECRET_BYTES}. Let the client "
+                "send the rest in a session.update.",
+                "session_too_large",
+                "session",
+            )
+        content = json.dumps([expires_at, session], separators=(",", ":")).encode()
+        signed = hmac.digest(self._signers[owner], content, "sha256") + content
+        return (_SECRET + pybase64.urlsafe_b64encode(signed).rstrip(b"=")).decode()
+
+    def guest(self, authorization: bytes | None) -> tuple[str, dict[str, Any]] | None:
+        """Return the owner of a valid secret and the settings of its sessions, else None.
+
+        authorization: as for `owner`. Every key is tried, in the same time.
+        """
+        scheme, _, secret = (authorization or b"").partition(b" ")
+        secret = secret.strip()
+        if scheme.lower() != b"bearer" or not secret.startswith(_SECRET):
+            return None
+        secret = secret.removeprefix(_SECRET)
+        try:
+            signed = pybase64.b64decode(secret + b"=" * (-len(secret) % 4), b"-_", validate=True)
+        except (binascii.Error, ValueError):
+            return None
+        mac, content = signed[:_MAC_BYTES], signed[_MAC_BYTES:]
+        owners = [
+            owner
+            for owner, signer in self._signers.items()
+            if hmac.compare_digest(hmac.digest(signer, content, "sha256"), mac)
+        ]
+        if not owners:
+            return None
+        expires_at, session = json.loads(content)  # it was signed: it is as `secret` has made it
+        return (owners[0], session) if time.time() < expires_at else None
+
+
+def _owner_of(digest: bytes) -> str:
+    """Return the name of a key, from its hash."""
+    return f"key {digest.hex()[:12]}"
 
 
 class RequestRates:

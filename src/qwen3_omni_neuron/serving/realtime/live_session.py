@@ -32,6 +32,7 @@ from qwen3_omni_neuron.serving.realtime.session_config import (
     SessionConfig,
     SessionType,
     first_config,
+    merged,
     response_config,
     shown,
     speaks,
@@ -75,11 +76,12 @@ class LiveSession:
         self._session = omni.session(literal_text=True)
         self._account = service.account_of_session(context.owner)
         self._voices = service.voices_of(omni)
-        self._by_meaning = smart_turn.is_installed() and not omni.turns_by_silence
-        first = first_config(service.model.name, self._voices, kind)
-        self._config = updated(first, interpreter.first, self._voices, self._by_meaning)
+        self._config = first_config(service.model.name, self._voices, kind)
+        # Fields with which it begins, of its client's dialect and secret.
+        self._first = merged(interpreter.first, context.session)
+        self._by_meaning = smart_turn.judges(omni)
         self._config_bytes = 0  # bytes of the configuration in the account
-        self._updates = 0  # changes of the configuration
+        self._updates = 0  # changes of the configuration by its client
         self._refused = False  # a session.update was refused
         self._id = new_id("sess_")
         self._expires_s = time.monotonic() + service.settings.max_realtime_s
@@ -130,9 +132,10 @@ class LiveSession:
     async def _read(self) -> None:
         """Answer the client's events one after the other."""
         connection = self._connection
+        known = self._voices, self._by_meaning
+        await self._set(await self._in_thread(updated, self._config, self._first, *known))
+        self._updates = 0
         await self._show("session.created")
-        options = reply_options(connection, self._config)
-        await self._in_thread(self._session.set_options, **options)
         read = partial(events.read_event, heard=connection.interpreter.heard)
         await self._in_thread(self._detect)
         while (message := await self._receive())["type"] != "websocket.disconnect":

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.prompt.media.log_mel import MelSettings, log_mel
 
 RATE = 16000
@@ -20,6 +21,11 @@ _VARIANCE = 1e-7  # keeps silence from a division by zero
 def is_installed() -> bool:
     """Return whether the packages of the extra `smart-turn` are installed."""
     return find_spec("onnxruntime") is not None and _file() is not None
+
+
+def judges(omni: Qwen3Omni) -> bool:
+    """Return whether the end of a turn is judged by its meaning with a model."""
+    return is_installed() and not omni.turns_by_silence
 
 
 def probability(turn: NDArray[np.float32]) -> float:

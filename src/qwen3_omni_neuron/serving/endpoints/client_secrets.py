@@ -1,0 +1,60 @@
+"""POST /v1/realtime/client_secrets: short-lived secrets for clients that must not have a key."""
+
+import time
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from qwen3_omni_neuron.serving.edge.context import Context
+from qwen3_omni_neuron.serving.openai.bodies import StrictObject, parse_json
+from qwen3_omni_neuron.serving.openai.ids import new_id
+from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of
+from qwen3_omni_neuron.serving.realtime import smart_turn
+from qwen3_omni_neuron.serving.realtime.session_config import first_config, shown, updated
+from qwen3_omni_neuron.serving.service import Service
+
+router = APIRouter()
+Json = dict[str, Any]
+
+
+class ExpiresAfter(StrictObject):
+    """Time that a secret lives, in seconds from its making."""
+
+    anchor: Literal["created_at"] = "created_at"
+    seconds: Annotated[int, Field(ge=10, le=7200)] = 600
+
+
+class ClientSecretRequest(StrictObject):
+    """Body of POST /v1/realtime/client_secrets. `session` is read by `session_config`."""
+
+    expires_after: ExpiresAfter | None = None
+    session: dict[str, Any] | None = None
+
+
+@router.post(
+    "/v1/realtime/client_secrets",
+    openapi_extra=body_of(ClientSecretRequest, {}),
+    responses=errors_of(with_body=True),
+)
+async def client_secrets(request: Request) -> Json:
+    """Make a secret that opens realtime sessions until it expires, with these settings.
+
+    Nothing is stored: the secret is signed, and every server with the same key takes it.
+    """
+    service: Service = request.app.state.service
+    return await service.model.in_thread(_made, service, request.scope["context"])
+
+
+def _made(service: Service, context: Context) -> Json:
+    wanted = parse_json(ClientSecretRequest, context.body or b"{}")
+    context.release_body()
+    given = wanted.session or {}
+    expires_at = int(time.time()) + (wanted.expires_after or ExpiresAfter()).seconds
+    value = service.keys.secret(context.owner, given, expires_at)
+    voices = service.voices_of(context.omni)
+    first = first_config(service.model.name, voices)
+    config = updated(first, given, voices, smart_turn.judges(context.omni))
+    kind = "session" if config.answers else "transcription_session"
+    session = {"id": new_id("sess_"), "object": f"realtime.{kind}", **shown(config)}
+    return {"value": value, "expires_at": expires_at, "session": session}
