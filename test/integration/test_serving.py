@@ -271,6 +271,79 @@ def test_media_are_the_same_as_in_the_api(omni: Qwen3Omni, client: OpenAI) -> No
         assert answer.usage.prompt_tokens == result.timings.prompt_tokens
 
 
+def pictures(count: int, height: int, width: int) -> list[bytes]:
+    """Return JPEG files of one size, each another."""
+    files: list[bytes] = []
+    for index in range(count):
+        file = io.BytesIO()
+        noise_image(width, height, seed=index).save(file, "JPEG")
+        files.append(file.getvalue())
+    return files
+
+
+def test_a_video_of_pictures_is_the_apis_of_frames(omni: Qwen3Omni, client: OpenAI) -> None:
+    """Its fields are honoured, and where they are too many they are chosen among, as there."""
+    text = {"type": "text", "text": "What is it?"}
+    many: dict[str, Any] = {"max_completion_tokens": 600, "stop": ["a"]}
+    for count, height, width, fields, options in (
+        (4, 64, 96, {}, {}),
+        (5, 200, 120, {"fps": 1.0, "max_pixels": 64 * 96, "min_pixels": 1024}, {}),
+        (6, 200, 120, {"fps": 4, "total_pixels": 6 * 64 * 64}, {}),
+        (30, 480, 640, {"fps": 1}, many),
+    ):
+        files = pictures(count, height, width)
+        urls = [data_url("image/png", file) for file in files]
+        part: Any = {"type": "video", "video": urls, **fields}
+        answer = client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": [part, text]}],
+            seed=3,
+            **{"max_completion_tokens": 8, **options},
+        )
+        item = {"type": "video", "video": files, "fps": 2.0, **fields}
+        result = omni.generate_text(
+            [{"role": "user", "content": [item, text]}],
+            seed=3,
+            thinker_max_new_tokens=600 if options else 8,
+            stop=options.get("stop", []),
+        )
+        assert answer.choices[0].message.content == result.text, count
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens == result.timings.prompt_tokens, count
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "said"),
+    [
+        ({"video": []}, "video", "at least 1"),
+        ({"video": ["data:image/png;base64,AAAA"] * 769}, "video", "at most 768"),
+        ({"video": [5]}, "video[0]", "string"),
+        ({"nframes": 2}, "nframes", "is for a file"),
+        ({"max_frames": 2}, "max_frames", "is for a file"),
+        ({"fps": 0}, "fps", "above 0"),
+        ({"more": 1}, "more", "unknown field"),
+        ({"video": ["/etc/passwd"]}, "video[0]", "URL"),
+        ({"video": [data_url("image/png", QUESTION_WAV.read_bytes())]}, "video[0]", "audio"),
+        ({"video": [data_url("image/png", b"no picture")]}, "video[0]", "JPEG"),
+        (
+            {"video": [data_url("", f) for h in (64, 96) for f in pictures(2, h, 64)]},
+            "",
+            "Make them one size",
+        ),
+    ],
+)
+def test_a_wrong_video_of_pictures_is_refused_by_name(
+    client: OpenAI, change: dict[str, Any], param: str, said: str
+) -> None:
+    urls = [data_url("image/png", file) for file in pictures(2, 64, 64)]
+    part = {"type": "video", "video": urls, **change}
+    body = {**ASKED, "messages": [{"role": "user", "content": [part]}]}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.post("/chat/completions", body=body, cast_to=object)
+    where = f"messages[0].content[0].{param}".rstrip(".")
+    assert (refused.value.param, said in str(refused.value)) == (where, True), refused.value
+
+
 def test_images_and_videos_are_shrunk_as_in_the_api(omni: Qwen3Omni, client: OpenAI) -> None:
     """TIFF and video are measured by a decoder, the others by the server."""
     wav, video = QUESTION_WAV.read_bytes(), make_video(40, rate=4, audio="aac")

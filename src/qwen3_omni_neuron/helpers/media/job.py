@@ -1,7 +1,9 @@
 """Jobs of the decoders, and their results."""
 
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 from qwen3_omni_neuron.errors import AudioError, ImageError, InputError, OptionError, VideoError
@@ -21,7 +23,8 @@ MIB = 1 << 20
 class Job:
     """One media file to decode.
 
-    content: the file. where: names the item in errors, e.g. "messages[0].content[1]". media: the
+    content: the file; of a video that is given as pictures, `joined` content. pictures: their
+    number, 0 for a file. where: names the item in errors, e.g. "messages[0].content[1]". media: the
     checkpoint's settings (Qwen3Omni.media_settings). most_tokens: maximum number of tokens of
     sound. vision_tokens: tokens to which an image or video is shrunk, if it may be. most_s,
     most_pixels: maximum duration, and pixels of an image or frame. None: no maximum.
@@ -39,6 +42,20 @@ class Job:
     most_pixels: int | None = None
     use_audio_in_video: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    pictures: int = 0
+
+    @property
+    def files(self) -> list[bytes]:
+        """The pictures' files, of a video that is given as pictures."""
+        begin = 4 * self.pictures
+        sizes = struct.unpack(f"<{self.pictures}I", self.content[:begin])
+        ends = list(accumulate(sizes, initial=begin))
+        return [self.content[start:end] for start, end in pairwise(ends)]
+
+
+def joined(files: Sequence[bytes]) -> bytes:
+    """Return the content of a job whose video is given as these pictures."""
+    return b"".join((struct.pack(f"<{len(files)}I", *map(len, files)), *files))
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from qwen3_omni_neuron.errors import InputError
+from qwen3_omni_neuron.errors import InputError, VideoError
 from qwen3_omni_neuron.helpers.media import wire
 from qwen3_omni_neuron.helpers.media.job import ERRORS, Job, Measured
 from qwen3_omni_neuron.prompt.media.audio import Waveform, load_waveform
 from qwen3_omni_neuron.prompt.media.fields import Warn
-from qwen3_omni_neuron.prompt.media.image import MAX_ASPECT
+from qwen3_omni_neuron.prompt.media.image import MAX_ASPECT, load_image
 from qwen3_omni_neuron.prompt.media.pixels import resize
 from qwen3_omni_neuron.prompt.media.sizes import SizeLimits, VisualSize
 from qwen3_omni_neuron.prompt.media.video import VideoHeader, load_video
@@ -75,6 +75,8 @@ def run(connection: socket.socket, content: int, result: int) -> None:
 
 def decode(job: Job, ask: Ask) -> Made:
     """Decode an item. Raises InputError if it can't be decoded or is too large."""
+    if job.pictures:
+        return _pictures(job, ask)
     return {"audio": _audio, "image": _image, "video": _video}[job.kind](job, ask)
 
 
@@ -164,9 +166,37 @@ def _video(job: Job, ask: Ask) -> Made:
     return Made(video.frames, video.audio, video.fps, fitted, tuple(warnings))
 
 
+def _pictures(job: Job, ask: Ask) -> Made:
+    """Decode a video that is given as pictures: those that are shown, each resized by itself."""
+    warnings: list[str] = []
+    item, sizes = _item(job), job.media.sizes
+    first = visual_size(job.kind, item, job.where, job.media, False)
+    height, width, total = first.height, first.width, job.pictures
+    size = replace(first, asked=_asked(job))
+    grid = sizes.grid(size)
+    sizes.warn_of_shrinking(size, grid, warnings.append)
+    frames = sizes.frames_of(grid, total)
+    shown, fitted = _kept_size(job, _visual(job, height, width, frames))
+    ask(Measured(total / item["fps"], height * width, 3 * frames * math.prod(shown)))
+    _check_seconds(job, total / item["fps"])
+    _check_pixels(job, height, width)
+    pixels = np.empty((frames, *shown, 3), np.uint8)
+    for index in range(frames):
+        at = index * total // frames
+        place = f"{job.where}.video[{at}]"
+        picture = load_image({"image": item["video"][at]}, place)
+        if (picture.height, picture.width) != (height, width):
+            raise VideoError(
+                f"{job.where} has frames of {width} x {height} and, at {at}, of {picture.width} x "
+                f"{picture.height} pixels. Make them one size."
+            )
+        pixels[index] = resize(picture, shown)
+    return Made(pixels, None, item["fps"] * frames / total, fitted, tuple(warnings))
+
+
 def _item(job: Job) -> dict[str, Any]:
-    """Return the job's file as an item of a message."""
-    return {**job.options, job.kind: job.content}
+    """Return the job's file or pictures as an item of a message."""
+    return {**job.options, job.kind: job.files if job.pictures else job.content}
 
 
 def _visual(job: Job, height: int, width: int, frames: int | None = None) -> VisualSize:

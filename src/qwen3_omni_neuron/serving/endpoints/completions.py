@@ -72,7 +72,7 @@ class CompletionRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    model: str
+    model: str | None = None
     prompt: RawPrompt
     max_tokens: int | None = Field(16, ge=1)
     stream: bool | None = None

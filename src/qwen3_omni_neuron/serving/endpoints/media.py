@@ -5,7 +5,7 @@ The model gets arrays only, never a file, nor a string that could be a path or a
 
 import binascii
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,10 +14,10 @@ import pybase64
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.helpers.media.inline import decode_inline, picture_size
-from qwen3_omni_neuron.helpers.media.job import Admit, Decoded, Job, Kind, Measured
+from qwen3_omni_neuron.helpers.media.job import Admit, Decoded, Job, Kind, Measured, joined
 from qwen3_omni_neuron.helpers.media.work import measured_picture
 from qwen3_omni_neuron.prompt.media.fitting import Room, shares
-from qwen3_omni_neuron.prompt.media.item_fields import read_fields
+from qwen3_omni_neuron.prompt.media.item_fields import fields_of, read_fields
 from qwen3_omni_neuron.prompt.media.sizes import SizeLimits, VisualSize
 from qwen3_omni_neuron.serving.openai.bodies import wrong_value
 from qwen3_omni_neuron.serving.openai.errors import ApiError
@@ -48,6 +48,9 @@ _HOLDERS: Mapping[str, tuple[str, Kind]] = {
     "input_image": ("image_url", "image"),
     "video_url": ("video_url", "video"),
 }
+MOST_PICTURES = 768
+"""Most frames of a video that is given as pictures, as the processor takes of a file."""
+_PICTURES_FPS = 2.0  # rate of such frames by default, which is DashScope's
 _PART = "messages[].content[]"  # where the table of fields without effect has those of parts
 # The decoded data, the prompt's data, and computed inputs such as mel features.
 _COPIES = 3
@@ -62,15 +65,17 @@ def sound_bytes(samples: int) -> int:
 class _Pending:
     """Item that is not decoded yet.
 
-    content: the file's bytes, or its URL. options: see `Job`. size: of an
-    image or video, once it is known. vision_tokens: its share of the context.
+    content: the file's bytes, or its URL; of a video that is given as pictures, those of each.
+    options, pictures: see `Job`. size: of an image or video, once it is known. vision_tokens: its
+    share of the context.
     """
 
     item: Json
     kind: Kind
-    content: bytes | str
+    content: bytes | str | list[bytes | str]
     where: str
     options: Json
+    pictures: int = 0
     size: VisualSize | None = None
     vision_tokens: int | None = None
 
@@ -111,10 +116,13 @@ class MediaReader:
     def read(self, part: Mapping[str, Any], where: str) -> Json:
         """Return a content part as an item of the API, which decoding fills later.
 
-        part: a part of type input_audio, audio_url, image_url or video_url, or of input_image with
-        the URL itself as its image_url. Its fields may be beside its object or inside. Raises
-        ApiError, also for a field that is not in the table (prompt.media.item_fields).
+        part: a part of type input_audio, audio_url, image_url or video_url, of video with the URLs
+        of its frames, or of input_image with the URL itself as its image_url. Its fields may be
+        beside its object or inside. Raises ApiError, also for a field that is not in the table
+        (prompt.media.item_fields).
         """
+        if part["type"] == "video":
+            return self._read_pictures(part, where)
         holder, kind = _HOLDERS[part["type"]]
         held, place = part[holder], f"{where}.{holder}"
         if isinstance(held, str):
@@ -127,6 +135,30 @@ class MediaReader:
         else:
             content = self._of_url(held["data" if holder == "input_audio" else "url"], place)
         return self._add(kind, content, where, options)
+
+    def _read_pictures(self, part: Mapping[str, Any], where: str) -> Json:
+        """Return a video that is given as pictures: see `read`. Raises ApiError."""
+        options = self._options("video", part, {}, "video", where)
+        known = fields_of("video")
+        for name in options:
+            if known[name].of_files:
+                path = f"{where}.{name}"
+                message = f"{path} is for a file, and this video is pictures. Send those to be seen"
+                raise wrong_value(f"{message}, with their fps.", path)
+        options.setdefault("fps", _PICTURES_FPS)
+        contents, size = list[bytes | str](), 0
+        for index, url in enumerate(part["video"]):
+            place = f"{where}.video[{index}]"
+            content = self._of_url(url, place)
+            if isinstance(content, str):  # each is fetched
+                self._count_item()
+            else:
+                _check_content(content, "image", place)
+                size += len(content)
+            contents.append(content)
+        if size > self._settings.max_media_bytes:
+            raise self._too_large(where)
+        return self._add("video", contents, where, options)
 
     def _options(
         self, kind: Kind, part: Mapping[str, Any], held: Mapping[str, Any], holder: str, where: str
@@ -167,7 +199,7 @@ class MediaReader:
         """
         while self._items:
             found = self._items[0]
-            if isinstance(found.content, str):
+            if not isinstance(found.content, bytes):
                 return False
             decoded = decode_inline(self._job(found), self._admit(found, hold))
             if decoded is None:
@@ -185,10 +217,9 @@ class MediaReader:
         """
         for found in self._items:
             if isinstance(found.content, str):
-                content = await self._service.fetcher.fetch(found.content, found.where)
-                _check_content(content, found.kind, found.where)
-                hold(len(content))
-                found.content = content
+                found.content = await self._fetched(found.content, found.kind, found.where, hold)
+            elif isinstance(found.content, list):
+                found.content = joined(await self._pictures(found.content, found.where, hold))
         visual = [found for found in self._items if found.kind != "audio"]
         for found in visual:
             self._measure_by_header(found)
@@ -213,6 +244,29 @@ class MediaReader:
                 found, await decoder.decode(self._owner, self._job(found), admits[id(found)])
             )
 
+    async def _fetched(self, url: str, kind: Kind, where: str, hold: Hold) -> bytes:
+        content = await self._service.fetcher.fetch(url, where)
+        _check_content(content, kind, where)
+        hold(len(content))
+        return content
+
+    async def _pictures(
+        self, contents: Sequence[bytes | str], where: str, hold: Hold
+    ) -> list[bytes]:
+        """Return the files of a video's pictures; fetch those that are URLs."""
+        files: list[bytes] = []
+        for index, content in enumerate(contents):
+            if isinstance(content, str):
+                place = f"{where}.video[{index}]"
+                files.append(await self._fetched(content, "image", place, hold))
+            else:
+                files.append(content)
+        size = sum(map(len, files))
+        if size > self._settings.max_media_bytes:
+            raise self._too_large(where)
+        hold(size)  # they are joined to one
+        return files
+
     def _measure_by_header(self, found: _Pending) -> None:
         """Set the size of an image whose header gives it without a decoder."""
         if found.kind == "image" and isinstance(found.content, bytes):
@@ -233,7 +287,7 @@ class MediaReader:
                 asked = replace(found.size.asked, most_tokens=share)
                 grid = sizes.grid(replace(found.size, asked=asked))
                 frames = sizes.frames_of(grid, found.size.frames)
-                if frames < found.size.frames:
+                if frames < found.size.frames and not found.pictures:
                     found.options = {**found.options, "max_frames": frames}
 
     def _job(self, found: _Pending) -> Job:
@@ -249,6 +303,7 @@ class MediaReader:
             vision_tokens=found.vision_tokens,
             use_audio_in_video=self._hears_videos,
             options=found.options,
+            pictures=found.pictures,
         )
 
     def _admit(self, found: _Pending, hold: Hold) -> Admit:
@@ -289,7 +344,21 @@ class MediaReader:
             samples = len(decoded.item["audio"])
             self._tokens += self._omni.prompt_builder.audio_tokens(samples)
 
-    def _add(self, kind: Kind, content: bytes | str, where: str, options: Json) -> Json:
+    def _add(
+        self, kind: Kind, content: bytes | str | list[bytes | str], where: str, options: Json
+    ) -> Json:
+        self._count_item()
+        if isinstance(content, bytes):
+            if len(content) > self._settings.max_media_bytes:
+                raise self._too_large(where)
+            _check_content(content, kind, where)
+        item: Json = {"type": kind}
+        pictures = len(content) if isinstance(content, list) else 0
+        self._items.append(_Pending(item, kind, content, where, options, pictures))
+        return item
+
+    def _count_item(self) -> None:
+        """Count one item. Raises ApiError if there are too many."""
         self._count += 1
         if self._count > self._settings.max_media:
             raise ApiError(
@@ -299,13 +368,6 @@ class MediaReader:
                 "too_many_media",
                 self._param,
             )
-        if isinstance(content, bytes):
-            if len(content) > self._settings.max_media_bytes:
-                raise self._too_large(where)
-            _check_content(content, kind, where)
-        item: Json = {"type": kind}
-        self._items.append(_Pending(item, kind, content, where, options))
-        return item
 
     def _of_url(self, url: str, where: str) -> bytes | str:
         """Return the content of a data URL, whatever its type says, or any other URL unchanged."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field, Tag
 
 from qwen3_omni_neuron.options import REQUEST_OPTIONS
-from qwen3_omni_neuron.serving.endpoints.media import MediaReader
+from qwen3_omni_neuron.serving.endpoints.media import MOST_PICTURES, MediaReader
 from qwen3_omni_neuron.serving.endpoints.sound import SOUND_FORMATS, STREAMED_FORMATS
 from qwen3_omni_neuron.serving.openai.bodies import (
     MOST_MESSAGES,
@@ -117,14 +117,24 @@ class VideoUrlPart(OpenObject):
     video_url: MediaUrl
 
 
+class VideoPart(OpenObject):
+    """A video as the URLs of its frames, images of one size. fps: their rate, by default 2."""
+
+    model_config = ConfigDict(json_schema_extra=with_item_fields("video"))
+
+    type: Literal["video"]
+    video: list[str] = Field(min_length=1, max_length=MOST_PICTURES)
+
+
 MessagePart = Annotated[
     Annotated[TextPart, Tag("<text>")]
     | Annotated[RefusalPart, Tag("<refusal>")]
     | Annotated[InputAudioPart, Tag("<input_audio>")]
     | Annotated[AudioUrlPart, Tag("<audio_url>")]
     | Annotated[ImageUrlPart, Tag("<image_url>")]
-    | Annotated[VideoUrlPart, Tag("<video_url>")],
-    by_type("text", "refusal", "input_audio", "audio_url", "image_url", "video_url"),
+    | Annotated[VideoUrlPart, Tag("<video_url>")]
+    | Annotated[VideoPart, Tag("<video>")],
+    by_type("text", "refusal", "input_audio", "audio_url", "image_url", "video_url", "video"),
 ]
 Content = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[list[MessagePart], Tag("<list>")],
