@@ -31,7 +31,7 @@ SPOKEN = [
     *("delta", "response.audio.done", "response.audio_transcript.done"),
     *("response.content_part.done", "response.output_item.done", "response.done"),
 ]
-# What DashScope's SDK 2.0.2 sends of update_session with turn detection off.
+# What DashScope's SDK 2.0.2 sends as session, with turn detection off.
 SDK_SESSION: dict[str, Any] = {
     **{"modalities": ["text", "audio"], "voice": "Cherry"},
     **{"input_audio_format": "pcm16", "output_audio_format": "pcm16"},

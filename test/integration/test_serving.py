@@ -521,7 +521,7 @@ def test_models_and_voices_are_listed_and_others_not_found(
 
 
 def test_requests_need_no_model(omni: Qwen3Omni, client: OpenAI) -> None:
-    """As Qwen's curl and vLLM's clients send them."""
+    """Qwen's curl and vLLM's clients leave it out."""
     none: Any = openai.omit
     chat = client.chat.completions.create(**ASKED | {"model": none}, extra_body=OPTIONS)
     assert (chat.model, chat.choices[0].message.content) == (MODEL, expected(omni).text)

@@ -20,7 +20,7 @@ SUFFIXES = (".py", ".c", ".h", ".md", ".toml", ".txt", "Makefile", ".ci/run")
 
 # Words with capitals inside that are no class of this repository.
 WORDS = {
-    *("KiB", "LibriSpeech", "LiveKit", "MoE", "PyAV", "SoX"),
+    *("DashScope", "KiB", "LibriSpeech", "LiveKit", "MoE", "PyAV", "SoX"),
     *("KubeRay", "NeuronCores", "NxD", "ModelBuilderV2", "TorchScript"),
     *("GitHub", "JavaScript", "WebRTC", "WebSocket", "WebSockets"),
 }
@@ -49,9 +49,7 @@ ELSEWHERE = {
     "pypi": "an environment of the repository at GitHub",
     **dict.fromkeys(("show_root_heading", "show_root_toc_entry"), "options of mkdocstrings"),
     "merge_init_into_class": "an option of mkdocstrings",
-    **dict.fromkeys(("input_audio_format", "output_audio_format"), "fields of OpenAI's beta"),
-    **dict.fromkeys(("g711_ulaw", "g711_alaw"), "formats of OpenAI's beta"),
-    "max_response_output_tokens": "a field of OpenAI's beta",
+    "transcription_session.update": "an event of OpenAI's beta",
     "--max-bodies-bytes": "a flag of version 0.1.0",
     "manifest.jsonl": "a file that the caller of bench/asr.py writes",
 }

@@ -1,7 +1,7 @@
 """Events of the socket. Client events are validated strictly; an invalid one gets an error event.
 
 Names and fields are those of OpenAI's Realtime API in its generally available version; clients of
-others are translated (`realtime.dialects`).
+others are translated (serving.realtime.dialects).
 """
 
 import json
