@@ -68,7 +68,11 @@ class ScriptedStream:
     prompt_tokens = 7
 
     def __init__(
-        self, texts: Sequence[str], speak: bool, raises: Exception | None, reason: FinishReason
+        self,
+        texts: Sequence[str],
+        speak: bool,
+        raises: Exception | None,
+        reason: FinishReason = "stop",
     ):
         self._events, self._raises, self._reason = self._made(texts, speak), raises, reason
 
