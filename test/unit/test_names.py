@@ -49,7 +49,6 @@ ELSEWHERE = {
     "pypi": "an environment of the repository at GitHub",
     **dict.fromkeys(("show_root_heading", "show_root_toc_entry"), "options of mkdocstrings"),
     "merge_init_into_class": "an option of mkdocstrings",
-    "transcription_session.update": "an event of OpenAI's beta",
     "--max-bodies-bytes": "a flag of version 0.1.0",
     "manifest.jsonl": "a file that the caller of bench/asr.py writes",
 }
