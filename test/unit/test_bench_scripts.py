@@ -22,6 +22,7 @@ from bench import (
     thinker_ttft,
     ttfb_rtf,
     vs_transformers,
+    word_times,
 )
 from bench import threads as bench_threads
 from bench.common.manifests import SHIPPED, read_conversations
@@ -612,3 +613,48 @@ def test_memory_is_what_came_on_top(checkpoint: Path, little: Namespace, side: s
     found = vs_transformers.memory_here(side, checkpoint, little)
     assert 0 < found["before_mb"] <= found["loaded_mb"] <= found["peak_mb"]
     assert found["grown_mb"] == found["peak_mb"] - found["before_mb"]
+
+
+# Where words begin
+
+
+def burst(seconds: float, pause_s: float) -> np.ndarray:
+    """Return a tone and the pause after it, float32 at 24 kHz."""
+    wave = np.sin(np.arange(round(24000 * seconds)) / 10) / 2
+    return np.append(wave, np.zeros(round(24000 * pause_s))).astype(np.float32)
+
+
+def test_words_are_spread_by_their_bytes() -> None:
+    """20 bytes in 3.8 s, of which 2 s and 0.8 s sound, with a pause of 1 s between them."""
+    sound = np.concatenate((burst(2.0, 1.0), burst(0.8, 0.0)))
+    words = word_times.Words(["one", "twenty", "ß", "zero", "a"], sound, [0.1, None, 2, 3, 3.5])
+    starts = np.array([0, 4, 11, 14, 19])  # of 20 bytes
+    assert np.allclose(word_times.by_bytes(words), starts * 3.8 / 20)
+    assert np.allclose(
+        word_times.without_pauses(words), [s * 0.14 + (s > 14) for s in starts], atol=0.1
+    )
+    assert word_times.entered(words) == [0.0, 0.08, 0.16, 0.24, 0.32]
+    assert np.allclose(word_times.nearest_pause(words), [0, 0.76, 2.09, 3, 3.61], atol=0.05)
+    assert np.allclose(word_times.errors(word_times.by_bytes, [words]), [-0.1, 0.09, -0.34, 0.11])
+
+
+def test_pieces_are_joined_with_their_times() -> None:
+    first = word_times.Words(["a"], burst(0.5, 0.5), [0.25])
+    whole = word_times.joined([first, word_times.Words(["b", "c"], burst(0.5, 0.0), [0.0, None])])
+    assert whole.words == ["a", "b", "c"]
+    assert whole.onsets_s == [0.25, 1.0, None]
+    assert whole.audio_s == 1.5
+
+
+def test_maps_are_compared_with_the_true_times(tmp_path: Path) -> None:
+    found = run(word_times, ["--texts", "5"], tmp_path)
+    assert found.summary == {"texts": 5, "left_out": 0}
+    rows = {(row["speech"], row["map"]): row for row in found.rows}
+    assert len(rows) == len(found.rows) == 8
+    said = [row["words"] for (speech, _), row in rows.items() if speech == "talker"]
+    assert said == [1 + 2 + 3 + 4 + 6] * 5
+    for row in found.rows:
+        assert 0 <= row["p50_s"] <= row["p90_s"]
+        assert 0 <= row["within"] <= 1
+    # A word takes many frames, and the talker got its token long before.
+    assert rows["talker", "token"]["within"] < 0.6

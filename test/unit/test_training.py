@@ -1,6 +1,7 @@
 """The training data of the speaking checkpoint, and the way it is trained."""
 
 import random
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -19,8 +20,8 @@ from train import fit as fitting
 from train import learn_code2wav, learn_talker, learn_thinker, train
 from train.audio_loss import audio_losses
 from train.codes import CODEBOOK, FRAME_SAMPLES, PAUSE_FRAMES, spoken_words
-from train.espeak import VOICES, Voice, speak
-from train.judge import RATE, Judge
+from train.espeak import VOICES, Voice, speak, speak_words
+from train.judge import RATE, Judge, word_bounds
 from train.learn_talker import talker_inputs
 from train.questions import draw_question
 from train.speech import MEASURING, TRAINING, spoken_clip
@@ -100,6 +101,16 @@ def test_conversations_come_again_from_their_seed() -> None:
 def test_an_unknown_voice_is_refused() -> None:
     with pytest.raises(ValueError, match="no voice 'nobody'"):
         speak("red", Voice("nobody", 150, 50), RATE)
+
+
+@pytest.mark.parametrize("speaker", sorted(VOICES))
+def test_a_word_begins_where_its_sound_does(speaker: str) -> None:
+    """Silence of 0.4 s between the words tells where they begin."""
+    voice = replace(VOICES[speaker], gap=40)
+    samples, onsets_s = speak_words("three five seven", voice, RATE)
+    found = [start / RATE for start, _ in word_bounds(samples)]
+    assert [*onsets_s] == [0, 6, 11]
+    assert np.abs(np.subtract([*onsets_s.values()], found)).max() < 0.06, (onsets_s, found)
 
 
 def test_training_goes_on_where_it_was_stopped(
