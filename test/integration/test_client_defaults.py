@@ -514,6 +514,7 @@ def test_a_chat_with_names_and_fields_of_openai(server: Server, client: OpenAI) 
         **{"reasoning_effort": "low", "verbosity": "low", "parallel_tool_calls": False},
         **{"prompt_cache_key": "k", "safety_identifier": "s", "prompt_cache_retention": "24h"},
         **{"prediction": {"type": "content", "content": "x"}, "prompt_cache_options": {"a": 1}},
+        **{"request_id": "r1", "rid": "r2", "return_stage_metrics": True},
     }
     asked: Any = {"model": "gpt-4o-audio-preview", "messages": HELLO, "tool_choice": "none"}
     asked |= {"modalities": ["text", "audio"], "tools": tools}

@@ -257,7 +257,7 @@ KINDS = (
         "chat-pictures",
         "16 PNGs of 12 KB, 4 megapixels each, in one chat",
         many_pictures,
-        NO,
+        EITHER,
         most_mb=ONE_REQUEST_MB,
     ),
     Kind(
