@@ -2,8 +2,10 @@
 
 import io
 import os
+import struct
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -351,6 +353,39 @@ def test_where_warnings_are_errors_a_large_picture_is_refused_as_such(
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 800)
     with pytest.raises(ImageError, match="too large"):
         load(file_of(Image.new("L", (30, 30))))
+
+
+def warnings_of(data: bytes) -> list[str]:
+    said: list[str] = []
+    load_image({"image": data}, "here", warn=said.append)
+    return said
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_pillow_says_of_a_damaged_file_is_passed_on() -> None:
+    """Of a TIFF whose description is too long to be in it; warnings are shown as before."""
+    shown = warnings.showwarning
+    data = file_of(Image.fromarray(colours()), "TIFF", description="It has some words.")
+    entry = data.index(struct.pack("<HH", 270, 2))
+    broken = data[: entry + 4] + struct.pack("<I", 10**6) + data[entry + 8 :]
+    assert warnings_of(data) == []
+    assert warnings_of(broken) == [
+        f"here: {len(data)} bytes is damaged: Tag data larger than file. Skipping tag 270. It is "
+        "used so."
+    ]
+    assert np.array_equal(load(broken), colours())
+    assert warnings.showwarning is shown
+
+
+def test_a_pcx_without_its_palette_is_said_to_be_grey() -> None:
+    data = file_of(Image.fromarray(colours(40, 60)).convert("P"), "PCX")
+    grey = file_of(Image.fromarray(colours(40, 60)).convert("L"), "PCX")
+    assert warnings_of(data) == warnings_of(grey) == []
+    for broken in (data[:-100], data + b"more"):
+        assert warnings_of(broken) == [
+            f"here: {len(broken)} bytes is damaged: its palette is not at its end, so that it is "
+            "grey. It is used so."
+        ]
 
 
 def test_the_callers_picture_stays_as_it_is() -> None:

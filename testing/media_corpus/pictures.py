@@ -95,8 +95,7 @@ def pictures(form: str, *, every: bool) -> Iterator[Picture]:
         if content:
             case = Picture(form, mode, "whole", content, seen(mode))
             yield case
-            # PCX has its palette at the end of the file, and is grey without one.
-            damaged = [] if (form, mode) == ("PCX", "P") else _damaged(case)
+            damaged = _damaged(case)
             yield from damaged if every else damaged[turn :: len(MODES)]
 
 

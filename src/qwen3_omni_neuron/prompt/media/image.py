@@ -2,9 +2,12 @@
 
 import contextlib
 import importlib
+import io
 import sys
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +44,8 @@ It returns None, or the height and width that the image needs to have at least: 
 decoded with a half, a quarter or an eighth of its sides, which saves time and memory.
 """
 _CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
+_PCX_PALETTE = 769  # bytes at the end of a PCX: a 12, and 256 colours
+_SHOWING = threading.Lock()  # of Python's one function that shows warnings
 
 
 def accept_all(height: int, width: int) -> None:
@@ -71,7 +76,7 @@ def load_image(
     if source is None:
         raise ImageError(f'{where} has no "image": give a path, bytes, a PIL image or an array.')
     if (file := source_of(source, where, ImageError)) is not None:
-        picture = _read_file(file, where, check)
+        picture = _read_file(file, where, check, warn)
     elif isinstance(source, Image):
         picture = _from_pil(source, where)
     else:
@@ -79,24 +84,52 @@ def load_image(
     return _checked(picture, where)
 
 
-def _read_file(source: Source, where: str, check: Check) -> "Image":
+def _read_file(source: Source, where: str, check: Check, warn: Warn) -> "Image":
     from PIL import Image
 
     readable = readable_formats()
     name = name_of(source)
+    said: list[str] = []
     with open_media(source, where, ImageError) as file:
         found = file_format(file.read(HEAD_BYTES))
         file.seek(0)
         if found is not None and found.name not in readable.values():  # TGA would take an ICO
             raise ImageError(f"{where}: {name} is {_other_format(found)}")
-        with _image_errors(where, name, found):
+        with _image_errors(where, name, found), _noted(said):
             opened = Image.open(file, formats=list(readable))
         with opened as picture:
             least = check(picture.height, picture.width)
             if least is not None:
                 picture.draft(None, least[::-1])
-            with _image_errors(where, name, found):
-                return _upright_rgb(picture)
+            with _image_errors(where, name, found), _noted(said):
+                made = _upright_rgb(picture)
+            if picture.format == "PCX" and _lacks_palette(picture, file):
+                said.append("its palette is not at its end, so that it is grey")
+    if said:
+        warn(f"{where}: {name} is damaged: {'; '.join(dict.fromkeys(said))}. It is used so.")
+    return made
+
+
+def _lacks_palette(picture: "Image", file: BinaryIO) -> bool:
+    """Return whether a PCX is grey for want of its palette, which a grey one has, too."""
+    file.seek(max(0, file.seek(0, io.SEEK_END) - _PCX_PALETTE))
+    return picture.mode == "L" and file.read(1) != b"\x0c"
+
+
+@contextlib.contextmanager
+def _noted(said: list[str]) -> Iterator[None]:
+    """Add Pillow's warnings about a file to `said`; they would go to the standard error."""
+
+    def note(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, UserWarning):
+            said.append(str(message).strip().rstrip("."))
+        else:
+            show(message, category, *place, **more)
+
+    with _SHOWING, warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        show, warnings.showwarning = warnings.showwarning, note
+        yield
 
 
 def readable_formats() -> dict[str, str]:
