@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import BusyError, LateError
@@ -38,6 +39,7 @@ from testing.realtime import (
     sound_of,
     text_of,
 )
+from testing.replies import last
 from testing.scripted_model import ScriptedStream
 
 RATE = 16000
@@ -185,6 +187,34 @@ def test_items_go_where_they_are_put_and_leave(omni: Qwen3Omni, caller: Caller) 
     assert items[0].previous_item_id == last.id
     caller.send("conversation.item.retrieve", item_id="image_1")
     assert caller.until("conversation.item.retrieved")[-1].item.content[0].image_url == url
+
+
+def test_an_image_that_is_too_large_for_the_conversation_is_shrunk(
+    omni: Qwen3Omni, caller: Caller
+) -> None:
+    """As by a session of the API: to half of what the conversation leaves."""
+    png = io.BytesIO()
+    Image.new("RGB", (3200, 3200), "teal").save(png, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
+    content = [
+        {"type": "input_image", "image_url": url},
+        {"type": "input_text", "text": "What is it?"},
+    ]
+    item = {"type": "message", "role": "user", "content": content}
+    caller.send("conversation.item.create", item=item)
+    caller.until("conversation.item.done")
+    done = caller.answer(output_modalities=["text"])[-1].response
+    asked: list[Any] = [
+        {"type": "image", "image": png.getvalue()},
+        {"type": "text", "text": "What is it?"},
+    ]
+    with omni.session(literal_text=True, **SHORT) as session:
+        session.append(asked)
+        result = last(session.respond(speak=False))
+    image_tokens = done.usage.input_token_details.image_tokens
+    assert image_tokens == result.timings.prompt_image_tokens
+    assert 64 <= image_tokens < (3200 // 32) ** 2
+    assert text_of(caller.heard) == result.text
 
 
 def test_sound_in_an_item_and_back(omni: Qwen3Omni, caller: Caller) -> None:

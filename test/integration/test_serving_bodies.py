@@ -206,6 +206,7 @@ def test_fields_of_parts_change_what_the_model_gets(server: Server) -> None:
         (part_of("audio", WAV[:32_044], "audio/wav"), "audio_start", 0.7),
         (part_of("audio", flac.getvalue(), ""), "audio_end", 0.5),
         (part_of("image", picture.getvalue(), ""), "max_pixels", 100_000),
+        (part_of("image", picture.getvalue(), ""), "detail", "low"),
     ):
         whole = tokens(part)
         assert tokens({**part, field: value}) < whole
