@@ -2,6 +2,7 @@
 
 import io
 import random
+import re
 import struct
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ from PIL import Image
 
 from qwen3_omni_neuron.errors import PromptTooLongError, VideoError
 from qwen3_omni_neuron.prompt.media.video import Video, VideoHeader, load_video
+from testing.made_recordings import FRAGMENTS
 from testing.made_videos import SIZE, STEP, frame_numbers, make_video
 
 RATE = 16000
@@ -143,6 +145,74 @@ def test_files_that_are_joined_are_used_one_after_the_other(container: str, code
     assert video.audio is not None
     assert len(video.audio) / RATE == pytest.approx(2, abs=0.1)
     assert "is joined of 2 files: its timestamps begin anew. Their 2.0" in warning
+
+
+@pytest.mark.parametrize(
+    ("container", "codec"),
+    [("mp4", "mpeg4"), ("mov", "mpeg4"), ("flv", "flv"), ("asf", "mpeg4"), ("3gp", "mpeg4")],
+)
+def test_where_the_first_of_joined_files_is_used_it_is_said(container: str, codec: str) -> None:
+    one = clip(container, codec, 20)
+    alone, nothing = load(one)
+    made, warnings = load(3 * one)
+    assert nothing == []
+    assert np.array_equal(made.frames, alone.frames)
+    assert warnings == [
+        f"here: {3 * len(one)} bytes: of the 3 files that it is joined of the first is used, "
+        "1.00 s. Send the others one by one."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("container", "codec", "said"),
+    [
+        ("asf", "mpeg4", "its last packet is not whole"),
+        ("swf", "flv", "its last packet is not whole"),
+        ("ivf", "libvpx", r"of 2.00 s that its header promises \d"),
+        ("rm", "rv10", r"of 2.00 s that its header promises \d"),
+        ("flv", "flv", r"of 2.00 s that its header promises \d"),
+    ],
+)
+def test_a_header_shows_that_a_file_is_cut_short(container: str, codec: str, said: str) -> None:
+    if codec not in av.codecs_available:
+        pytest.skip(f"this PyAV has no {codec}")
+    data = make_video(40, rate=20, container=container, codec=codec)
+    assert load(data)[1] == []
+    (warning,) = load(data[: len(data) * 3 // 4])[1]
+    assert re.match(f"here: the file is cut short: {said}", warning)
+
+
+def test_a_fragmented_mp4_cut_short_is_said() -> None:
+    data = make_video(40, options=FRAGMENTS)
+    assert load(data)[1] == []
+    (warning,) = load(data[:-150])[1]
+    assert warning.startswith("here: the file is cut short: ")
+
+
+def test_a_video_with_sound_of_8_channels_in_planes() -> None:
+    """Of 8 planes PyAV reads a ninth, and ends the process."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as out:
+        video: Any = out.add_stream("mpeg4", rate=25)
+        video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
+        tone: Any = out.add_stream("aac", rate=48000, layout="7.1")
+        for index in range(25):
+            frame = av.VideoFrame.from_ndarray(np.zeros((*SIZE, 3), np.uint8), format="rgb24")
+            frame.pts = index
+            out.mux(video.encode(frame))
+        out.mux(video.encode())
+        wave = np.sin(2 * np.pi * 440 * np.arange(48000) / 48000) / 4
+        samples = np.repeat(wave, 8).astype(np.float32)[None]
+        whole = av.AudioFrame.from_ndarray(samples, format="flt", layout="7.1")
+        whole.sample_rate, whole.pts = 48000, 0
+        for part in av.AudioResampler(format="fltp", frame_size=1024).resample(whole):
+            out.mux(tone.encode(part))
+        out.mux(tone.encode())
+    made, warnings = load(file.getvalue(), RATE)
+    assert warnings == []
+    assert made.audio is not None
+    spectrum = np.abs(np.fft.rfft(made.audio))
+    assert np.argmax(spectrum) * RATE / len(made.audio) == pytest.approx(440, abs=1)
 
 
 def test_a_file_whose_frames_change_their_size_is_used_and_said() -> None:

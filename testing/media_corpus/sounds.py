@@ -142,6 +142,7 @@ _RATES = {  # by codec, or container and codec: what FFmpeg's encoders and muxer
     "GSM610": (8000,),
     "flv pcm_alaw": (8000,),
     "flv pcm_mulaw": (8000,),
+    **dict.fromkeys(("flv pcm_s16le", "flv pcm_u8"), (22050, 44100, 11025)),
     "voc pcm_u8": (8000,),  # a byte says the rate, as a fraction of 1 MHz
     "VOC PCM_U8": (8000,),
     "HTK PCM_16": (16000, 8000),  # as a multiple of 100 ns

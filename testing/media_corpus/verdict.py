@@ -35,23 +35,21 @@ _LEAST = {  # correlation: of codecs for voices, which chirps and tones are not
 }
 
 
-_MP4 = ("mp4", "mov", "ipod", "f4v", "psp")
+_MP4 = ("mp4", "mov", "ipod", "f4v", "psp", "3gp", "3g2")
 _TOLD = {
-    *("WAV", "WAVEX", "RF64", "AIFF", "CAF", "FLAC", "MP3", "OGG", "W64"),
-    *("wav", "aiff", "caf", "flac", "mp3", "w64", "adts", "amr", "tta", "wv"),
-    *("ogg", "oga", "ogv", "opus", "spx", "3gp", "3g2", *_MP4),
-    *("matroska", "webm", "avi", "asf", "mpegts"),
+    *("WAV", "WAVEX", "RF64", "AIFF", "AU", "CAF", "FLAC", "MP3", "NIST", "OGG", "VOC", "W64"),
+    *("wav", "aiff", "au", "caf", "flac", "mp3", "w64", "adts", "amr", "tta", "wv"),
+    *("ogg", "oga", "ogv", "opus", "spx", *_MP4),
+    *("matroska", "webm", "avi", "asf", "flv", "mpegts"),
 }
 """Containers of which a reader has to tell that they are cut short, or that more follows.
 
 Others don't say how long they are, or their libraries pay no heed to it.
 """
-_TOLD_VIDEOS = {*("matroska", "webm", "avi", "mpegts", "ogg", "ogv", "gif", *_MP4)}
+_TOLD_VIDEOS = {*("matroska", "webm", "avi", "asf", "flv", "mpegts", "ogg", "ogv", "gif", *_MP4)}
+_TOLD_CUT = {"AVR", "MAT5", "SVX", "ivf", "swf", "avm2"}
+"""Containers of which it has to tell that they are cut short alone."""
 _TOLD_OF = 0.9  # part of a header's length, which is not exact to a packet
-_NOT_TOLD = {  # known, and open: what follows is left out, or heard at the first file's rate
-    *(("matroska", "joined"), ("webm", "joined"), ("wav", "joined"), ("mp4", "joined")),
-    *(("mov", "joined"), ("w64", "after"), ("W64", "after")),
-}
 _UNSEEN = ("cut", "joined", "after")
 
 
@@ -71,7 +69,7 @@ class Verdict:
 
     def unless_told(self, damage: str, container: str, told: set[str]) -> "Verdict":
         """Return the verdict where a container does not have to tell of a damage."""
-        tells = container in told and (container, damage) not in _NOT_TOLD
+        tells = container in told or (damage == "cut" and container in _TOLD_CUT)
         excused = not tells and damage in _UNSEEN and self.kind != "bad manners" and not self.good
         return Verdict("untold", self.text) if excused else self
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import AudioError, InputError
 from qwen3_omni_neuron.prompt.media.fields import Source, Warn, name_of, open_media
-from qwen3_omni_neuron.prompt.media.joined import FileView, Part, whole
+from qwen3_omni_neuron.prompt.media.joined import UNKNOWN_SIZE, FileView, Part, whole
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
@@ -38,10 +38,9 @@ _SAY_STREAM = frozenset(
     ("mov", "flac", "w64", "caf", "aiff", "au", "tta", "wv", "ape", "nistsphere")
 )
 _SAY_FILE = frozenset(("matroska", "flv"))
-UNKNOWN_SIZE = 0x7FFF0000  # bytes: this and more is what writers to a pipe say, that can't know it
-_BY_SIZE = frozenset(("avi", "wav", "asf"))  # formats whose header has the file's size in bytes
+_BY_SIZE = frozenset(("avi", "wav", "asf", "swf"))  # formats whose header has the size in bytes
 _ASF_SIZE = bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")  # name of the object that has it
-_ASF_HEAD = 1 << 16  # bytes: the object comes early
+HEAD = 1 << 16  # bytes: the object comes early
 _BARE = frozenset(("mp3", "aac", "ac3", "eac3"))  # frames, one after another, without a header
 # Names in an MP3's first frame, and how far behind them it has the number of frames.
 _XING = 8
@@ -274,12 +273,19 @@ def _promised_s(
 
 def _promised_by_size(view: FileView, part: Part, found: _Packets) -> float | None:
     """Return the length that a file promises by its size, or None if all is there."""
-    head, there = view.read(_ASF_HEAD), part.end - part.start
-    said = 8 + int.from_bytes(head[4:8], "little")
-    if not head.startswith(b"RIFF"):
-        at = head.find(_ASF_SIZE) + 40
-        said = int.from_bytes(head[at : at + 8], "little")
+    there = part.end - part.start
+    said = promised_bytes(view.read(HEAD))
     return found.seconds * said / there if there < said < UNKNOWN_SIZE else None
+
+
+def promised_bytes(head: bytes) -> int:
+    """Return the size that a RIFF, SWF or ASF file's first HEAD bytes promise; 0 if none."""
+    if head.startswith(b"RIFF"):
+        return 8 + int.from_bytes(head[4:8], "little")
+    if head.startswith(b"FWS"):
+        return int.from_bytes(head[4:8], "little")
+    at = head.find(_ASF_SIZE)
+    return int.from_bytes(head[at + 40 : at + 48], "little") if at >= 0 else 0
 
 
 def _promised_by_frames(view: FileView, found: _Packets) -> float | None:

@@ -7,18 +7,13 @@ WAV whose size is 0, Ogg FLAC. Not libsndfile's MP3: it stops at an estimated le
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from qwen3_omni_neuron.errors import AudioError
-from qwen3_omni_neuron.prompt.media.container import (
-    UNKNOWN_SIZE,
-    Section,
-    cut_short,
-    open_contained,
-)
+from qwen3_omni_neuron.prompt.media.container import Section, cut_short, open_contained
 from qwen3_omni_neuron.prompt.media.fields import Source, Warn, open_media
-from qwen3_omni_neuron.prompt.media.joined import FileView, Part, find_parts
+from qwen3_omni_neuron.prompt.media.joined import UNKNOWN_SIZE, FileView, Part, find_parts
 
 BLOCK_NUMBERS = 1 << 20  # numbers of all channels in one block: 11 s of 48 kHz stereo, 4 MiB
 # First bytes of the files that are given to libsndfile.
@@ -31,6 +26,10 @@ _UNKNOWN_LENGTH = 2**63 - 1  # number of samples that libsndfile gives if the he
 _SHORTER = re.compile(
     r"^\s*(?:data|SSND|BODY|Data Size|riff|Riff size)\s*: (\d+) \(should be (\d+)\)", re.MULTILINE
 )
+# Number of samples that a header promises, in that log or in a file's own text.
+_FRAMES = re.compile(rb"\b(?:Frames *:|Cols *:|sample_count -i) (\d+)")
+_SAY_FRAMES = ("AVR", "MAT5", "NIST")  # libsndfile's formats that have it
+_HEAD = 1024  # bytes: the text at the beginning of a NIST file
 _MOST_WARNINGS = 4  # of one file
 
 
@@ -102,18 +101,24 @@ def _open_by_libsndfile(source: Source, where: str, part: Part, warn: Warn) -> O
 
     with open_media(source, where, AudioError) as file:
         view: Any = FileView(file, part)
-        if not view.read(32).startswith(_LIBSNDFILE):
+        head = view.read(_HEAD)
+        if not head.startswith(_LIBSNDFILE):
             return None
         view.seek(0)
         try:
             with soundfile.SoundFile(view) as audio:
                 frames, rate, log = audio.frames, audio.samplerate, audio.extra_info
                 estimated = audio.subtype.startswith("MPEG")
+                says_frames = audio.format in _SAY_FRAMES
         except (soundfile.SoundFileError, TypeError):
             return None
     if estimated or frames in (0, _UNKNOWN_LENGTH):
         return None
     promised = frames / rate * _promised(log)
+    if says_frames:
+        said = [int(count) for count in _FRAMES.findall(log.encode() + head)]
+        promised = max((count / rate for count in said if count < UNKNOWN_SIZE), default=0.0)
+    part = replace(part, cut=part.cut or "truncated file" in log)
     return OpenedSound(rate, frames / rate, _read(source, where, part, warn, promised))
 
 

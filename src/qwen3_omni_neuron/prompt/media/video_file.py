@@ -20,15 +20,18 @@ from qwen3_omni_neuron.errors import VideoError
 from qwen3_omni_neuron.prompt.media.animated_webp import animated_webp
 from qwen3_omni_neuron.prompt.media.audio import Waveform, at_one_rate, load_waveform
 from qwen3_omni_neuron.prompt.media.container import (
+    HEAD,
     cut_short,
     decoded,
     frame_samples,
     no_decoder,
     opened,
     packets,
+    promised_bytes,
 )
 from qwen3_omni_neuron.prompt.media.fields import Source, Warn, ignore, name_of, open_media
-from qwen3_omni_neuron.prompt.media.magic import HEAD_BYTES, TS_PACKET, FileFormat, file_format
+from qwen3_omni_neuron.prompt.media.joined import UNKNOWN_SIZE, find_parts
+from qwen3_omni_neuron.prompt.media.magic import HEAD_BYTES, TS_PACKET, file_format
 from qwen3_omni_neuron.prompt.media.video_times import (
     Sampling,
     Timeline,
@@ -132,6 +135,7 @@ def read_video_file(
     """
     with open_media(source, where, VideoError) as file:
         found = file_format(file.read(HEAD_BYTES))
+        parts = find_parts(file, where, VideoError)
     place = f"{where}: {name_of(source)}"
     if found is not None and found.name == "WebP":
         return _read_webp(source, where, sampling, check, fit, warn)
@@ -147,13 +151,21 @@ def read_video_file(
         if still and total == 1:
             kind = found.name if found else container.format.name.removesuffix("_pipe").upper()
             raise _still_picture(place, kind)
-        shortage = _shortage(source, where, container, stream, whole, found)
+        torn = parts[-1].cut or _torn(source, where, found.name if found else container.format.name)
+        shortage = _shortage(where, container, stream, whole, torn)
         if shortage is not None:
             warn(shortage)
         if whole.joined:
             warn(
                 f"{place} is joined of {whole.joined + 1} files: its timestamps begin anew. Their "
                 f"{float(whole.seconds):.2f} s are used, one file after the other."
+            )
+        used = sum(part.start <= whole.last_byte for part in parts)
+        if 0 < used < len(parts):
+            first = "the first is" if used == 1 else f"the first {used} are"
+            warn(
+                f"{place}: of the {len(parts)} files that it is joined of {first} used, "
+                f"{float(whole.seconds):.2f} s. Send the others one by one."
             )
         timeline = _part_of(whole, sampling, where)
         chosen = choose_frames(timeline, sampling)
@@ -231,17 +243,19 @@ def _still_picture(place: str, kind: str) -> VideoError:
 
 
 def _shortage(
-    source: Source,
     where: str,
     container: "InputContainer",
     stream: "VideoStream",
     timeline: Timeline,
-    found: FileFormat | None,
+    torn: bool,
 ) -> str | None:
-    """Return the warning about a file that is cut short; None if it is complete."""
+    """Return the warning about a file that is cut short; None if it is complete.
+
+    torn: the file's end shows it.
+    """
     promised, there = Fraction(0), timeline.seconds
     name = container.format.name
-    if "mp4" in name and stream.duration and stream.time_base:
+    if ("mp4" in name or name in ("rm", "ivf")) and stream.duration and stream.time_base:
         promised = stream.duration * stream.time_base
     elif name == "avi" and stream.average_rate:
         promised = stream.frames / stream.average_rate
@@ -249,17 +263,23 @@ def _shortage(
         promised, there = Fraction(container.duration, 10**6), timeline.there_s
     if promised - there > max(_LESS_S, promised * _LESS):
         return cut_short(where, float(promised), float(there))
-    if timeline.broken or (found is not None and _torn(source, where, found.name)):
+    if timeline.broken or torn:
         return cut_short(where, None, float(timeline.seconds))
     return None
 
 
 def _torn(source: Source, where: str, name: str) -> bool:
-    """Return whether a file of a format without a length in its header lacks its end."""
+    """Return whether a file of a format without a length in its header lacks its end.
+
+    name: file_format's, or else FFmpeg's.
+    """
     with open_media(source, where, VideoError) as file:
+        head = file.read(HEAD)
         size = file.seek(0, io.SEEK_END)
         file.seek(max(0, size - _TAIL_BYTES))
         tail = file.read()
+    if name in ("WMV or WMA", "swf"):
+        return size < promised_bytes(head) < UNKNOWN_SIZE
     if name == "MPEG-TS":
         return size % TS_PACKET != 0
     if name == "GIF":

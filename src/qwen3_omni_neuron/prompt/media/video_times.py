@@ -47,7 +47,8 @@ class Timeline:
     start: beginning of the first frame, in seconds of the file's clock.
     joined: number of files that were joined to the first: timestamps begin anew.
     there_s: seconds from the first to the last packet of any stream.
-    broken: an error ended the file before its end.
+    broken: an error ended the file before its end, or its last packet is not whole.
+    last_byte: position in the file of the last packet that says it.
     keys: int64 [keyframes, 2]; numbers of the packets with keyframes, and their timestamps.
     """
 
@@ -61,6 +62,7 @@ class Timeline:
     joined: int = 0
     there_s: Fraction = Fraction(0)
     broken: bool = False
+    last_byte: int = 0
     keys: NDArray[np.int64] | None = None
 
     def by_count(self) -> "Timeline":
@@ -141,10 +143,12 @@ def read_timeline(container: "InputContainer", stream: "VideoStream", fps: float
     import av
 
     tick = stream.time_base or Fraction(1)
-    packets, broken = _Packets(tick), False
+    packets, broken, last_byte = _Packets(tick), False, 0
     bounds: dict[int, tuple[Fraction, int, int]] = {}  # of each stream: tick, first and last one
     try:
         for packet in container.demux():
+            last_byte = max(last_byte, packet.pos or 0)
+            broken = packet.is_corrupt if packet.size else broken
             if packet.pts is not None:
                 ends = packet.pts + (packet.duration or 0)
                 base, low, high = bounds.get(
@@ -162,7 +166,8 @@ def read_timeline(container: "InputContainer", stream: "VideoStream", fps: float
         first = min(base * low for base, low, _ in bounds.values())
         there_s = max(base * high for base, _, high in bounds.values()) - first
     timeline = _timeline(packets, stream, tick, fps)
-    return replace(timeline, joined=packets.joined, there_s=there_s, broken=broken)
+    joined = packets.joined
+    return replace(timeline, joined=joined, there_s=there_s, broken=broken, last_byte=last_byte)
 
 
 def _timeline(packets: _Packets, stream: "VideoStream", tick: Fraction, fps: float) -> Timeline:
