@@ -70,10 +70,12 @@ def write_trained(model: Any, folder: Path) -> None:
 
 
 def write_learned(folder: Path) -> None:
-    """Write what the checkpoint has learned into its generation config, and its SHA256SUMS."""
+    """Write the generation config of what was learned, the chat template, and SHA256SUMS."""
     path = folder / "generation_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
     write_json(path, settings | LEARNED)
+    template = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
+    write_json(folder / "chat_template.json", {"chat_template": template})
     sums = {file.name: sha256(file.read_bytes()).hexdigest() for file in _made(folder)}
     lines = [f"{digest}  {name}\n" for name, digest in sorted(sums.items())]
     (folder / "SHA256SUMS").write_text("".join(lines), encoding="utf-8")

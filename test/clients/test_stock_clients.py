@@ -2,8 +2,8 @@
 
 Each is a process in an environment of its own, which `make test-clients` makes. They hold a spoken
 dialogue of three turns with the checkpoint that ships: a question that is answered by a call of a
-tool, a long answer that is interrupted, and the answer to what interrupted it. That checkpoint
-knows no tools: the call alone is scripted, and its chat template has the tool's result said.
+tool, a long answer that is interrupted, and the answer to what interrupted it. The call alone is
+scripted: that checkpoint never calls a tool by itself, and says a tool's result.
 """
 
 import json
@@ -29,7 +29,7 @@ from qwen3_omni_neuron.session import Session
 from testing.clients.microphone import LONG, QUESTION, RATE, SUM
 from testing.http_server import made_certificate, serving, url_of
 from testing.imports import ROOT
-from testing.scripted_model import ScriptedStream
+from testing.scripted_model import ScriptedModel
 from train.speech import MEASURING, spoken_clip
 
 CLIENTS = {
@@ -72,28 +72,6 @@ def certificate(client: str, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 
 @pytest.fixture(scope="module")
-def checkpoint_with_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint that ships, with a template that takes tools: a tool's result is said."""
-    folder = tmp_path_factory.mktemp("with_tools")
-    for file in SPEAKING_CHECKPOINT.iterdir():
-        if file.name != "chat_template.json":
-            (folder / file.name).symlink_to(file)
-    shipped = (SPEAKING_CHECKPOINT / "chat_template.json").read_text(encoding="utf-8")
-    template = json.loads(shipped)["chat_template"]
-    role, content = "message.role + '\\n'", "{{- message.content -}}"
-    assert template.count(role) == template.count(content) == 1
-    # Pipecat sends a result as JSON: without its quotes it is a word that the checkpoint knows.
-    said = """{{- 'say ' + message.content | replace('"', '') -}}"""
-    said = f"{{%- if message.role == 'tool' -%}}{said}{{%- else -%}}{content}{{%- endif -%}}"
-    template = template.replace(content, said)
-    as_user = "('user' if message.role == 'tool' else message.role) + '\\n'"
-    template = "{%- if tools -%}{%- endif -%}" + template.replace(role, as_user)
-    written = json.dumps({"chat_template": template})
-    (folder / "chat_template.json").write_text(written, encoding="utf-8")
-    return folder
-
-
-@pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The clips that are spoken, at the microphone's rate."""
     folder = tmp_path_factory.mktemp("clips")
@@ -119,7 +97,6 @@ def heard(turn: Any) -> bool:
 
 @pytest.fixture
 def server(
-    checkpoint_with_tools: Path,
     certificate: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Server]:
@@ -130,14 +107,15 @@ def server(
         called = any(turn.role == "tool" for turn in session.turns)
         if called or not options["tools"] or not heard(session.turns[-1]):
             return real(session, speak, **options)
-        stream: Any = ScriptedStream([CALL], speak, None)
+        scripted = ScriptedModel([CALL])
+        stream: Any = (scripted.stream if speak else scripted.stream_text)(session.turns)
         stream.reply = Reply(speak, 15.0)
         stream.reply.ended = True
         session.insert(stream.reply)
         return stream
 
     monkeypatch.setattr(Session, "respond", respond)
-    with Qwen3Omni.load(checkpoint_with_tools) as omni, serving(omni, **certificate) as running:
+    with Qwen3Omni.load(SPEAKING_CHECKPOINT) as omni, serving(omni, **certificate) as running:
         yield running
 
 

@@ -1,6 +1,7 @@
 """Tokenizer and chat template, held against transformers on the same files."""
 
 import json
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ from hypothesis import strategies as st
 from transformers import Qwen2TokenizerFast
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT
-from qwen3_omni_neuron.checkpoint.tiny.tokenizer import SPECIAL_TOKENS, write_tokenizer
+from qwen3_omni_neuron.checkpoint.tiny.sizes import read_text
+from qwen3_omni_neuron.checkpoint.tiny.tokenizer import ROLES, SPECIAL_TOKENS, write_tokenizer
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.prompt.chat_template import ChatTemplate
 from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
+from testing.imports import ROOT
 from testing.repeats import examples
+from train.vocabulary import SYSTEMS
 
 TEXTS = [
     "",
@@ -192,3 +196,37 @@ def test_a_template_that_cannot_be_compiled_is_refused(
 ) -> None:
     with pytest.raises(CheckpointError, match="no usable chat template"):
         template(tmp_path, ours, text)
+
+
+def test_the_shipped_template_takes_tools_and_prompts_without_them_are_as_trained(
+    tmp_path: Path,
+) -> None:
+    """Training has rendered the plain template, of tiny checkpoints."""
+    tokenizer = Tokenizer(SPEAKING_CHECKPOINT)
+    (tmp_path / "chat_template.jinja").write_text(
+        read_text("chat_template.jinja"), encoding="utf-8"
+    )
+    trained, ours = ChatTemplate(tmp_path, tokenizer), ChatTemplate(SPEAKING_CHECKPOINT, tokenizer)
+    assert (trained.takes_tools, ours.takes_tools) == (False, True)
+    dice = random.Random(5)
+    parts = [{"type": kind, kind: "x"} for kind in ("audio", "image", "video", "text")]
+    texts = ["say red", "", 'a "quoted" word', "\n tool {{ x }}\n", *SYSTEMS]
+    for _ in range(300):
+        messages = [
+            {
+                "role": dice.choice(ROLES),
+                "content": dice.choice([dice.choice(texts), dice.choices(parts, k=3)]),
+            }
+            for _ in range(dice.randint(1, 6))
+        ]
+        assert ours.render(messages) == trained.render(messages)
+    answered = [
+        {"role": "user", "content": "look it up"},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function"}]},
+        {"role": "tool", "content": '"red"'},
+    ]
+    as_said = [*answered[:2], {"role": "user", "content": "say red"}]
+    assert ours.render(answered, [{"type": "function"}]) == trained.render(as_said)
+    written = json.loads((SPEAKING_CHECKPOINT / "chat_template.json").read_text(encoding="utf-8"))
+    by_training = (ROOT / "train/chat_template.jinja").read_text(encoding="utf-8")
+    assert written == {"chat_template": by_training}
