@@ -57,7 +57,7 @@ class Words:
 
     @property
     def sounding_s(self) -> list[tuple[float, float]]:
-        """Where the parts between pauses begin and end."""
+        """Begin and end of the parts between pauses, in seconds."""
         return [(a / SAMPLE_RATE, b / SAMPLE_RATE) for a, b in word_bounds(self.samples)]
 
 

@@ -245,7 +245,7 @@ def test_the_versions_that_they_name_are_the_pinned_ones() -> None:
 
 
 def test_the_table_of_clients_has_every_environment_and_its_versions() -> None:
-    """What a package needs beside it, such as zod, stands in its file alone."""
+    """A package that a client only needs beside it, such as zod, stands in its file alone."""
     rows = [
         [cell.strip() for cell in line[1:-1].split("|")]
         for line in (ROOT / "docs/agent.md").read_text(encoding="utf-8").splitlines()

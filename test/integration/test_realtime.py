@@ -192,7 +192,7 @@ def test_items_go_where_they_are_put_and_leave(omni: Qwen3Omni, caller: Caller) 
 def test_an_image_that_is_too_large_for_the_conversation_is_shrunk(
     omni: Qwen3Omni, caller: Caller
 ) -> None:
-    """As by a session of the API: to half of what the conversation leaves."""
+    """An image takes half of what the conversation leaves, as in a session of the API."""
     png = io.BytesIO()
     Image.new("RGB", (3200, 3200), "teal").save(png, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"

@@ -363,7 +363,7 @@ def warnings_of(data: bytes) -> list[str]:
 
 @pytest.mark.filterwarnings("error")
 def test_what_pillow_says_of_a_damaged_file_is_passed_on() -> None:
-    """Of a TIFF whose description is too long to be in it; warnings are shown as before."""
+    """A TIFF has a description that is too long to be in it; warnings are shown as before."""
     shown = warnings.showwarning
     data = file_of(Image.fromarray(colours()), "TIFF", description="It has some words.")
     entry = data.index(struct.pack("<HH", 270, 2))

@@ -113,7 +113,7 @@ FAULTS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_a_reader_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the corpus can't see it can't show."""
+    """A fault that the judge overlooks could be in the package, too."""
     change, kind = FAULTS[fault]
 
     def faulty(*args: Any, **fields: Any) -> np.ndarray:

@@ -20,7 +20,7 @@ SUFFIXES = (".py", ".c", ".h", ".md", ".toml", ".txt", "Makefile", ".ci/run")
 
 # Words with capitals inside that are no class of this repository.
 WORDS = {
-    *("DashScope", "KiB", "LibriSpeech", "LiveKit", "MoE", "PyAV", "SoX"),
+    *("DashScope", "KiB", "LibriSpeech", "LangChain", "LiveKit", "MoE", "SoX"),
     *("KubeRay", "NeuronCores", "NxD", "ModelBuilderV2", "TorchScript"),
     *("GitHub", "JavaScript", "WebRTC", "WebSocket", "WebSockets"),
 }
@@ -51,6 +51,12 @@ ELSEWHERE = {
     "merge_init_into_class": "an option of mkdocstrings",
     "--max-bodies-bytes": "a flag of version 0.1.0",
     "manifest.jsonl": "a file that the caller of bench/asr.py writes",
+    **dict.fromkeys(
+        ("generateText", "streamText", "generateObject", "supportsStructuredOutputs"),
+        "functions and an option of the AI SDK",
+    ),
+    "withStructuredOutput": "a method of LangChain",
+    **dict.fromkeys(("openai_http", "csv_file", "--backend", "--data"), "options of guidellm"),
 }
 # Events of OpenAI's Realtime API, and fields of its sessions.
 REALTIME = re.compile(r"(?:session|conversation|response|audio)\.[a-z][a-z_.]*")

@@ -190,7 +190,7 @@ def test_a_fragmented_mp4_cut_short_is_said() -> None:
 
 
 def test_a_video_with_sound_of_8_channels_in_planes() -> None:
-    """Of 8 planes PyAV reads a ninth, and ends the process."""
+    """PyAV reads a ninth plane behind 8, and ends the process."""
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as out:
         video: Any = out.add_stream("mpeg4", rate=25)

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 
 class Colour(BaseModel):
-    """What a structured reply holds."""
+    """Structured reply."""
 
     colour: Literal["red", "blue"]
 

@@ -14,7 +14,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 
 class Colour(BaseModel):
-    """What a structured reply holds."""
+    """Structured reply."""
 
     colour: Literal["red", "blue"]
 

@@ -16,7 +16,7 @@ _LOUDER = 0.1  # part by which a codec may change the level
 
 @dataclass(frozen=True)
 class Recognised:
-    """What was recognised of the written sounds.
+    """Written sounds that were recognised in what was read.
 
     seconds: of the written sounds, from the first one's beginning, in their order. wrong: what was
     heard in place of the rest; None if there was no more. extra_s: length of what was heard beyond

@@ -1,4 +1,4 @@
-"""Where a file's header says how long it is."""
+"""Places in a file's header that say how long it is."""
 
 import struct
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What the package makes of a file of the corpus: right, warned of, refused, or wrong."""
+"""Verdict on what the package makes of a file: right, warned of, refused, or wrong."""
 
 import os
 import re
@@ -55,7 +55,7 @@ _UNSEEN = ("cut", "joined", "after")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was made of a file.
+    """Verdict on one file.
 
     kind: "right", "warned", "refused", "untold", or what is wrong. text: the particulars.
     """
@@ -76,7 +76,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a reader ended: with a value or an error. wrong: what is wrong with either."""
+    """Value or error with which a reader ended. wrong: what is wrong with either."""
 
     value: Any
     warnings: list[str]
