@@ -13,11 +13,14 @@ import openai
 import pytest
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import ValidationError
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.serving.endpoints import sound
-from qwen3_omni_neuron.serving.openai.bodies import seed_of
+from qwen3_omni_neuron.serving.endpoints.speech import SpeechRequest
+from qwen3_omni_neuron.serving.openai.bodies import is_model, seed_of
+from qwen3_omni_neuron.serving.openai.chat_request import AudioOutput
 from qwen3_omni_neuron.serving.openai.voices import OTHER_VOICES, Voices
 from qwen3_omni_neuron.serving.openai.without_effect import FIELDS, REALTIME, sent_without_effect
 from qwen3_omni_neuron.serving.realtime import session_config
@@ -556,6 +559,19 @@ def test_a_transcription_with_names_and_fields_of_openai(server: Server, client:
     )
     assert made.text == plain.text
     assert {field for p, field in counted(server) if p == path} == set(FIELDS[path])
+
+
+def test_formats_and_models_have_the_names_that_clients_write() -> None:
+    for asked, given in (("PCM", "pcm16"), ("pcm16", "pcm16"), ("Ogg", "opus"), ("WAV", "wav")):
+        assert AudioOutput.model_validate({"format": asked}).format == given
+    for asked, given in (("PCM16", "pcm"), ("ogg", "opus"), ("MP3", "mp3")):
+        body = {"input": "Hi", "voice": "nova", "response_format": asked}
+        assert SpeechRequest.model_validate(body).response_format == given
+    for wrong in ("aac", 3, None):
+        with pytest.raises(ValidationError):
+            AudioOutput.model_validate({"format": wrong})
+    assert is_model("openai/gpt-4o", "own") and is_model("openai/own", "own")
+    assert not is_model("other/own", "own")
 
 
 @pytest.mark.parametrize("name", ["gpt", "gpt/4", "whisper", "other", "agpt-4o", ""])

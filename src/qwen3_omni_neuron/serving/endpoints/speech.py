@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import closing
 from functools import partial
-from typing import Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import numpy as np
 import pybase64
@@ -29,6 +29,7 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     Seed,
     bounded_options,
     check_model,
+    lower_name,
     parse_json,
     seed_of,
     unknown_field,
@@ -61,7 +62,9 @@ class SpeechRequest(BaseModel):
     model: str | None = None
     input: str = Field(min_length=1, max_length=MOST_CHARACTERS)
     voice: VoiceName
-    response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"
+    response_format: Annotated[
+        Literal["mp3", "opus", "flac", "wav", "pcm"], lower_name(pcm16="pcm", ogg="opus")
+    ] = "mp3"
     speed: float = Field(1.0, ge=0.25, le=4)
     stream_format: Literal["audio", "sse"] | None = None
     instructions: str | None = Field(None, max_length=MOST_CHARACTERS)

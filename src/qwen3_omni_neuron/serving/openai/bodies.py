@@ -4,7 +4,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    ValidationError,
+)
 from pydantic_core import from_json
 
 from qwen3_omni_neuron.serving.openai.errors import ApiError
@@ -23,6 +30,7 @@ SMALL_BODY_BYTES = 1 << 12  # a smaller body without media is parsed at once, wi
 # More than fit into a prompt of 32,768 tokens: an empty message in Qwen's template has 5 tokens.
 MOST_MESSAGES = 1 << 13
 MOST_TOOLS = 128  # OpenAI's limit
+_PROVIDER = "openai/"
 Body = TypeVar("Body", bound=BaseModel)
 MOST_VALUES = 1 << 16  # most values in a JSON text; a chat message has three or more
 MOST_DEPTH = 64  # nesting of lists and objects
@@ -150,6 +158,19 @@ def check_further(given: BaseModel, where: str, taken: Collection[str]) -> None:
             raise wrong_value(message, path)
 
 
+def lower_name(**others: str) -> BeforeValidator:
+    """Return a validator of names in any case. others: other names of some, by what clients write.
+
+    Any other value is left to the field's own check.
+    """
+
+    def change(value: Any) -> Any:
+        name = value.lower() if isinstance(value, str) else value
+        return others.get(name, name) if isinstance(name, str) else name
+
+    return BeforeValidator(change)
+
+
 def wrong_value(message: str, param: str) -> ApiError:
     """Return the error for a field's value."""
     return ApiError(400, message, "invalid_value", param)
@@ -163,7 +184,11 @@ def seed_of(given: Any) -> Any:
 
 
 def is_model(name: str, own: str) -> bool:
-    """Return whether a client may call the model so. own: its name, beside OTHER_MODELS."""
+    """Return whether a client may call the model so. own: its name, beside OTHER_MODELS.
+
+    A name may have the prefix that clients of several providers write: openai/gpt-4o.
+    """
+    name = name.removeprefix(_PROVIDER)
     return name == own or name.lower().startswith(OTHER_MODELS)
 
 

@@ -18,6 +18,7 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     by_form,
     by_type,
     check_further,
+    lower_name,
     seed_of,
     unknown_field,
     wrong_value,
@@ -274,7 +275,9 @@ class AudioOutput(StrictObject):
     """Voice and format of the speech."""
 
     voice: VoiceName | None = None
-    format: Literal["wav", "mp3", "flac", "opus", "pcm16"] = "wav"
+    format: Annotated[
+        Literal["wav", "mp3", "flac", "opus", "pcm16"], lower_name(pcm="pcm16", ogg="opus")
+    ] = "wav"
 
 
 class StreamOptions(OpenObject):
