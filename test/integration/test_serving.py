@@ -364,7 +364,9 @@ def test_images_and_videos_are_shrunk_as_in_the_api(omni: Qwen3Omni, client: Ope
         items.append({"type": "image", "image": content})
     sent.append({"type": "video_url", "video_url": {"url": data_url("video/mp4", video)}})
     items.append({"type": "video", "video": video})
-    for parts, same in ((sent, items), ([sent[-1]], [items[-1]]), ([sent[4]] * 6, [items[4]] * 6)):
+    asked = [(sent, items), (sent[-1:], items[-1:]), (sent[4:5] * 6, items[4:5] * 6)]
+    asked += [(sent[-1:] * n, items[-1:] * n) for n in (4, 8)]
+    for parts, same in asked:
         answer = client.chat.completions.with_raw_response.create(
             model=MODEL,
             messages=[{"role": "user", "content": parts}],

@@ -28,7 +28,8 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.fitting import Room
-from qwen3_omni_neuron.prompt.media.items import Media, MediaLoader
+from qwen3_omni_neuron.prompt.media.items import Media, MediaLoader, Unread
+from qwen3_omni_neuron.prompt.media.sizes import SizeLimits
 from qwen3_omni_neuron.prompt.media.video import VideoHeader
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.serving.endpoints.sound import pcm16, wav_header
@@ -201,6 +202,23 @@ def test_a_decoded_video_gives_the_prompt_of_its_file(
     file = {"type": "video", "video": content, **options}
     expected = prompt_builder.prompt([user(file)], use_audio_in_video=heard)
     assert_equal(prompt_builder.prompt([user(decoded.item)], use_audio_in_video=heard), expected)
+
+
+@pytest.mark.parametrize("most", [10_000, 900, 300])
+def test_a_video_that_is_shrunk_is_reported_as_the_api_reports_it(
+    shared: SharedPool, prompt_builder: PromptBuilder, most: int
+) -> None:
+    content = make_video(40, rate=4, rotation=90)
+    media, load = prompt_builder.media_settings, prompt_builder.loader(False, None)
+    begun = load.begin("video", {"type": "video", "video": content}, "here")
+    assert isinstance(begun, Unread)
+    (expected,) = load.finish([begun], Room(most, most, most))
+    size = replace(begun.size, asked=SizeLimits(most_tokens=most))
+    options, _ = media.sizes.fewer_frames({}, size)
+    fields = {"vision_tokens": most, "frames": size.frames, "options": options}
+    decoded = shared.decode(job_of("video", content, media=media, **fields))
+    assert decoded.warnings == expected.warnings
+    assert len(decoded.warnings) == (most < 10_000)
 
 
 REFUSED: dict[str, tuple[str, Callable[[], bytes], dict[str, Any]]] = {

@@ -134,6 +134,7 @@ def _video(job: Job, ask: Ask) -> Made:
     audio_rate = job.media.audio_rate if job.use_audio_in_video else None
     holds_s = job.media.longest_audio_s(job.most_tokens)
     frames, fitted, warnings = 0, True, list[str]()
+    sizes, shown = job.media.sizes, VisualSize(job.where, 0, 0)
 
     def check(header: VideoHeader) -> None:
         nonlocal frames
@@ -147,10 +148,11 @@ def _video(job: Job, ask: Ask) -> Made:
         _check_pixels(job, header.height, header.width)
 
     def fit(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        nonlocal fitted
+        nonlocal fitted, shown
         height, width, _ = frame.shape
         _check_pixels(job, height, width)  # the size may differ from the header's
-        size, fitted = _kept_size(job, _visual(job, height, width, frames))
+        shown = _visual(job, height, width, frames)
+        size, fitted = _kept_size(job, shown)
         return resize(Image.fromarray(frame), size)
 
     video = load_video(
@@ -163,6 +165,8 @@ def _video(job: Job, ask: Ask) -> Made:
         threads=THREADS,
         warn=warnings.append,
     )
+    whole = replace(shown, frames=job.frames or frames)
+    sizes.warn_of_shrinking(whole, sizes.grid(shown), warnings.append)
     return Made(video.frames, video.audio, video.fps, fitted, tuple(warnings))
 
 

@@ -16,7 +16,7 @@ from qwen3_omni_neuron.prompt.media.pixels import Visual
 from qwen3_omni_neuron.prompt.media.resizer import Resizer
 from qwen3_omni_neuron.prompt.media.sizes import MediaSettings, VisualSize
 from qwen3_omni_neuron.prompt.media.video import VideoHeader, frame_rate, load_video
-from qwen3_omni_neuron.prompt.media.visual_size import FILES, evenly, read_image, visual_size
+from qwen3_omni_neuron.prompt.media.visual_size import evenly, read_image, visual_size
 
 Item = dict[str, Any]
 
@@ -164,10 +164,7 @@ class MediaLoader:
         if unread.kind == "image":
             picture, grid = read_image(item, size.where, sizes, asked, warn=warn)
             return ImageItem(self._resizer.in_grid(picture, grid), tuple(warnings))
-        grid = sizes.grid(size)
-        frames = sizes.frames_of(grid, size.frames or 0)
-        if frames < (size.frames or 0) and isinstance(item["video"], FILES):
-            item = {**item, "max_frames": frames}  # `evenly` chooses of frames that are given
+        item, frames = sizes.fewer_frames(item, size)
 
         def check(header: VideoHeader) -> None:
             sizes.video_grid(header.frames, header.height, header.width, size.where, asked)
@@ -180,7 +177,7 @@ class MediaLoader:
             check=check,
             warn=warn,
         )
-        chosen = evenly(video, frames)
+        chosen = evenly(video, frames)  # those of a file are chosen already
         visual = self._resizer.video(chosen.frames, size.where, asked)
         height, width = video.frames.shape[1:3]
         sizes.warn_of_shrinking(replace(size, height=height, width=width), visual.grid, warn)

@@ -211,6 +211,18 @@ class Sizes:
         """Return how many of a video's frames its grid shows."""
         return min(frames, grid[0] * self.temporal_patch_size)
 
+    def fewer_frames(
+        self, item: Mapping[str, Any], size: VisualSize
+    ) -> tuple[Mapping[str, Any], int]:
+        """Return the fields of a video's file and the number of frames to show of it.
+
+        They are as many as fit into size.asked.most_tokens, and no more are read from the file.
+        size: the video's with the fields that are given. Raises the errors of `grid`.
+        """
+        total = size.frames or 0
+        frames = self.frames_of(self.grid(size), total)
+        return (item if frames == total else {**item, "max_frames": frames}), frames
+
     def least_size(self, size: VisualSize, grid: Grid) -> tuple[int, int] | None:
         """Return the height and width that an image's file must be decoded with at least.
 

@@ -74,7 +74,7 @@ class _Pending:
     kind: Kind
     content: bytes | str | list[bytes | str]
     where: str
-    options: Json
+    options: Mapping[str, Any]
     pictures: int = 0
     size: VisualSize | None = None
     vision_tokens: int | None = None
@@ -283,12 +283,10 @@ class MediaReader:
         for found, share in zip(known, given, strict=True):
             assert found.size is not None
             found.vision_tokens = share
-            if found.size.frames is not None:
+            if found.size.frames is not None and not found.pictures:
                 asked = replace(found.size.asked, most_tokens=share)
-                grid = sizes.grid(replace(found.size, asked=asked))
-                frames = sizes.frames_of(grid, found.size.frames)
-                if frames < found.size.frames and not found.pictures:
-                    found.options = {**found.options, "max_frames": frames}
+                size = replace(found.size, asked=asked)
+                found.options, _ = sizes.fewer_frames(found.options, size)
 
     def _job(self, found: _Pending) -> Job:
         assert isinstance(found.content, bytes)
@@ -301,6 +299,7 @@ class MediaReader:
             self._omni.media_settings,
             most_tokens=None if self._in_windows else left,
             vision_tokens=found.vision_tokens,
+            frames=None if found.size is None else found.size.frames,
             use_audio_in_video=self._hears_videos,
             options=found.options,
             pictures=found.pictures,
