@@ -318,7 +318,7 @@ def test_a_video_of_pictures_is_the_apis_of_frames(omni: Qwen3Omni, client: Open
         ({"video": []}, "video", "at least 1"),
         ({"video": ["data:image/png;base64,AAAA"] * 769}, "video", "at most 768"),
         ({"video": [5]}, "video[0]", "string"),
-        ({"nframes": 2}, "nframes", "is for a file"),
+        ({"nframes": 2, "fps": 1}, "nframes", "is for a file"),
         ({"max_frames": 2}, "max_frames", "is for a file"),
         ({"fps": 0}, "fps", "above 0"),
         ({"more": 1}, "more", "unknown field"),

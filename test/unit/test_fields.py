@@ -444,6 +444,31 @@ def test_fields_that_do_not_fit_are_refused_alike_over_http_and_in_python(
         read_item({"type": kind, kind: MEDIA[kind], **given})
 
 
+OF_FILES = ["nframes", "min_frames", "max_frames", "video_start", "video_end"]
+FRAMES: Mapping[str, Any] = {
+    "an array": np.zeros((4, 28, 28, 3), np.uint8),
+    "pictures": [np.zeros((28, 28, 3), np.uint8)] * 4,
+    "paths": ["a.png", "b.png"],
+}
+
+
+@pytest.mark.parametrize("name", fields_of("video"))
+@pytest.mark.parametrize("form", FRAMES)
+def test_a_field_that_is_for_a_file_is_refused_beside_frames(form: str, name: str) -> None:
+    right = {**RIGHT, "sample_fps": 2.0, "sampling_rate": 16000, "audio": np.zeros(16000)}
+    item = {"type": "video", "video": FRAMES[form], "fps": 2.0, name: right[name]}
+    item.update(WITH.get(name, {}))
+    if name in OF_FILES:
+        words = rf"^messages\[0\]\.content\[0\] has {name}, which is for a file, and the video is "
+        with pytest.raises(InputError, match=words + "frames. Leave it out"):
+            read_item(item)
+        with pytest.raises(ApiError, match=words) as refused:
+            options_of({"type": "video", "video": [URL], name: right[name]})
+        assert refused.value.param == f"messages[0].content[0].{name}"
+    else:
+        assert read_item(item).keys() == item.keys()
+
+
 def test_two_values_of_a_field_are_refused() -> None:
     with pytest.raises(ApiError, match=r"image_url\.detail is another value than messages") as no:
         options_of(part("image", {"detail": "low"}, detail="high"))

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from qwen3_omni_neuron.errors import (
@@ -14,6 +13,7 @@ from qwen3_omni_neuron.errors import (
     format_value,
     printable,
 )
+from qwen3_omni_neuron.prompt.media.fields import Source
 from qwen3_omni_neuron.prompt.media.item_fields import read_fields, unknown_name
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -202,13 +202,15 @@ def _checked_item(kind: str, item: Mapping[str, Any], where: str) -> dict[str, A
         return _ERRORS[kind](message)
 
     given = {name: item[name] for name in item if name not in ("type", kind)}
-    made = read_fields(kind, given, where, refusal)
-    sound = item.get("audio")
-    if "sampling_rate" in made and isinstance(sound, str | Path | bytes | bytearray):
+    medium, sound = item.get(kind), item.get("audio")
+    # Without a medium its reader says what is missing.
+    of_file = medium is None or isinstance(medium, Source)
+    made = read_fields(kind, given, where, refusal, of_file=of_file)
+    if "sampling_rate" in made and isinstance(sound, Source):
         raise _ERRORS[kind](
             f"{where} has a sampling_rate beside a sound file, which says its own. Leave it out."
         )
-    return {"type": kind, kind: item.get(kind), **made}
+    return {"type": kind, kind: medium, **made}
 
 
 def _is_list(value: object) -> bool:

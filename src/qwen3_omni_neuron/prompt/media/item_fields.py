@@ -31,8 +31,8 @@ class ItemField:
 
     kinds: kinds of item that have it. help: its meaning. phrase: the values that it takes, after
     "it is". read: returns the value to use, None for a wrong one. schema: its values in the words
-    of JSON Schema. of_files: whether it is for files alone, not for samples or frames. over_http:
-    whether parts of a request have it, too.
+    of JSON Schema. of_files: whether it is for files alone, and refused beside frames.
+    over_http: whether parts of a request have it, too.
     """
 
     name: str
@@ -251,11 +251,17 @@ def fields_of(kind: str, over_http: bool = False) -> dict[str, ItemField]:
 
 
 def read_fields(
-    kind: str, given: Mapping[str, Any], where: str, refusal: Refusal, over_http: bool = False
+    kind: str,
+    given: Mapping[str, Any],
+    where: str,
+    refusal: Refusal,
+    over_http: bool = False,
+    of_file: bool = True,
 ) -> dict[str, Any]:
     """Return the checked fields of an item, without those that are None.
 
-    given: its fields, without its type and its medium. where: name of the item in errors.
+    given: its fields, without its type and its medium. where: name of the item in errors. of_file:
+    whether its medium is a file, not frames.
     Raises the error that `refusal` makes for an unknown field, a wrong value, or fields that
     contradict each other.
     """
@@ -267,6 +273,12 @@ def read_fields(
         found = known.get(name) if isinstance(name, str) else None
         if found is None:
             raise refusal(f"{where} has {unknown_name(name, [kind, *known])}", _text(name))
+        if found.of_files and not of_file:
+            raise refusal(
+                f"{where} has {name}, which is for a file, and the {kind} is frames. Leave it out, "
+                "and choose the frames yourself.",
+                name,
+            )
         made[found.name] = checked = found.read(value)
         if checked is None:
             message = f"{where} has {name} {format_value(value)}; it is {found.phrase}."

@@ -17,7 +17,7 @@ from qwen3_omni_neuron.helpers.media.inline import decode_inline, picture_size
 from qwen3_omni_neuron.helpers.media.job import Admit, Decoded, Job, Kind, Measured, joined
 from qwen3_omni_neuron.helpers.media.work import measured_picture
 from qwen3_omni_neuron.prompt.media.fitting import Room, shares
-from qwen3_omni_neuron.prompt.media.item_fields import fields_of, read_fields
+from qwen3_omni_neuron.prompt.media.item_fields import read_fields
 from qwen3_omni_neuron.prompt.media.sizes import SizeLimits, VisualSize
 from qwen3_omni_neuron.serving.openai.bodies import wrong_value
 from qwen3_omni_neuron.serving.openai.errors import ApiError
@@ -139,12 +139,6 @@ class MediaReader:
     def _read_pictures(self, part: Mapping[str, Any], where: str) -> Json:
         """Return a video that is given as pictures: see `read`. Raises ApiError."""
         options = self._options("video", part, {}, "video", where)
-        known = fields_of("video")
-        for name in options:
-            if known[name].of_files:
-                path = f"{where}.{name}"
-                message = f"{path} is for a file, and this video is pictures. Send those to be seen"
-                raise wrong_value(f"{message}, with their fps.", path)
         options.setdefault("fps", _PICTURES_FPS)
         contents, size = list[bytes | str](), 0
         for index, url in enumerate(part["video"]):
@@ -186,7 +180,8 @@ class MediaReader:
         def refusal(message: str, name: str | None) -> ApiError:
             return wrong_value(message, paths.get(name or "", where)[:200])
 
-        return read_fields(kind, given, where, refusal, over_http=True)
+        of_file = holder != "video"
+        return read_fields(kind, given, where, refusal, over_http=True, of_file=of_file)
 
     def sound_file(self, content: bytes, where: str) -> Json:
         """Return a sound file as an audio item of the API; see `read`."""
