@@ -360,6 +360,18 @@ def test_a_broken_animation_is_refused() -> None:
             load(content)
 
 
+def test_frames_of_a_webp_without_a_canvas_are_no_animation() -> None:
+    def refuse(header: VideoHeader) -> None:
+        pytest.fail(f"it is read as {header}")
+
+    for content in (
+        animation("WEBP").replace(b"VP8X", b"VP8Y", 1),
+        b"RIFF\x80\0\0\0WEBPANMF\x40\0\0\0" + bytes(0x40) + b"ANMF\x20\0\0\0" + bytes(0x20),
+    ):
+        with pytest.raises(VideoError, match="WebP"):
+            load_video({"video": content}, "here", audio_rate=None, check=refuse)
+
+
 @pytest.mark.parametrize(
     "kind", ["JPEG", "PNG", "BMP", "TIFF", "WEBP", "GIF", "AVIF", "ICO", "JPEG2000"]
 )

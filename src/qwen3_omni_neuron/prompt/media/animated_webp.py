@@ -13,7 +13,7 @@ from qwen3_omni_neuron.prompt.media.image import load_image
 from qwen3_omni_neuron.prompt.media.video_times import Timeline
 
 _CHUNK = struct.Struct("<4sI")
-_CANVAS_AT = 24  # width and height less 1, of 3 bytes each
+_CANVAS = 4, 7  # of width and height less 1, 3 bytes each, in the header's chunk after its flags
 _DURATION_AT = 12  # in a frame's chunk, after its place and size
 _SHORT_MS = 100  # of a frame without a duration, as in browsers
 
@@ -52,8 +52,12 @@ class AnimatedWebp:
 
 
 def animated_webp(content: bytes) -> AnimatedWebp | None:
-    """Read the chunks' headers of a WebP file. Returns None if it has no whole frame of several."""
-    at = end = _CHUNK.size + 4  # RIFF, its size, WEBP
+    """Read the chunks' headers of a WebP file.
+
+    Returns None if it has no whole frame of several, or does not begin with the chunk VP8X, in
+    which an animation has its size.
+    """
+    first = at = end = _CHUNK.size + 4  # RIFF, its size, WEBP
     durations: list[int] = []
     complete = True
     while at + _CHUNK.size <= len(content):
@@ -66,11 +70,11 @@ def animated_webp(content: bytes) -> AnimatedWebp | None:
             durations.append(_number(content, at - size - size % 2 + _DURATION_AT) or _SHORT_MS)
         end = min(at, len(content))
     complete &= end == len(content) >= _CHUNK.unpack_from(content)[1] + _CHUNK.size
-    if not durations:
+    if not durations or content[first : first + 4] != b"VP8X":
         return None
     if not complete:
         content = _CHUNK.pack(b"RIFF", end - _CHUNK.size) + content[_CHUNK.size : end]
-    width, height = (_number(content, _CANVAS_AT + offset) + 1 for offset in (0, 3))
+    width, height = (_number(content, first + _CHUNK.size + offset) + 1 for offset in _CANVAS)
     return AnimatedWebp(content, height, width, tuple(durations), complete)
 
 
