@@ -256,10 +256,11 @@ def test_what_is_shrunk_as_far_as_it_may_be_takes_the_replys_room() -> None:
 
 
 def test_the_room_is_that_beside_the_text_and_the_reply() -> None:
-    # Text counts in steps of 512 tokens, and a reply of 1,024 or more with an eighth of 8,192.
-    assert Room.beside(1, CONTEXT - 1, 2000) == Room(8190, *[8191 - 512 - 1024] * 2)
-    assert Room.beside(512, CONTEXT - 1, 1024) == Room(7679, *[8191 - 512 - 1024] * 2)
-    assert Room.beside(513, CONTEXT - 1, 100) == Room(7678, *[8191 - 1024 - 100] * 2)
+    # For shares text counts in steps of 512 tokens, and a reply of 1,024 or more with an eighth of
+    # 8,192.
+    assert Room.beside(1, CONTEXT - 1, 2000) == Room(8190, 8190, 8191 - 512 - 1024)
+    assert Room.beside(512, CONTEXT - 1, 1024) == Room(7679, 7679, 8191 - 512 - 1024)
+    assert Room.beside(513, CONTEXT - 1, 100) == Room(7678, 7678, 8191 - 1024 - 100)
     assert Room.beside(9000, CONTEXT - 1, 100) == Room(0, 0, 0)
 
 
@@ -293,6 +294,17 @@ def test_an_image_is_unchanged_where_it_fits_and_shrunk_where_not(
     assert len(shrunk) + 32 <= 256
     resized = picture.resize((480, 352), Image.Resampling.BICUBIC)
     assert np.array_equal(shrunk.images[0].pixels[0], np.asarray(resized))
+
+
+def test_what_fits_beside_the_text_to_the_token_is_unchanged(
+    prompt_builder: PromptBuilder,
+) -> None:
+    messages = [user(text("What is this?"), {"type": "image", "image": noise_image(640, 480)})]
+    whole = prompt_builder.prompt(messages)
+    kept = prompt_builder.prompt(messages, most_tokens=len(whole), reply_tokens=60)
+    assert grids(kept) == grids(whole)
+    less = prompt_builder.prompt(messages, most_tokens=len(whole) - 1, reply_tokens=60)
+    assert SIZES.tokens(grids(less)[0]) < SIZES.tokens(grids(whole)[0])
 
 
 def test_every_form_of_an_image_has_the_same_size(

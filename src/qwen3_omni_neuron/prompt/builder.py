@@ -182,7 +182,10 @@ class PromptBuilder:
             last = max(index for index, m in enumerate(messages) if m["role"] == "user")
             messages, said = [*messages[:first], *messages[last:]], ()
         ids = self._template_ids(messages, tools, literal_text, said, most_tokens)
-        room = Room.beside(len(ids), most_tokens, reply_tokens)
+        placeholders = sum(
+            item["type"] != "text" for m in messages for item in _items(m["content"])
+        )
+        room = Room.beside(len(ids) - placeholders, most_tokens, reply_tokens)
         room = room.without(sum(1 + self._media_tokens(item) for item in media))
         return room if truncation is None else replace(room, most=math.inf)
 

@@ -16,9 +16,9 @@ _VIDEO_SHARES = 4  # a video is shrunk to four times an image's tokens
 class Room:
     """Tokens that a conversation leaves for its images and videos.
 
-    most: as many as the context has, infinity where turns can be dropped. whole: as many as leave
-    room for the reply, too; if all items take no more, none is shrunk. shared: number to which they
-    are shrunk otherwise, as far as they may be.
+    most: if the items, shrunk as far as they may be, take more tokens, they are refused. Infinity
+    where turns can be dropped. whole: if the items take no more than this, none is shrunk. shared:
+    otherwise they are shrunk to this number, or as near to it as they may be.
     """
 
     most: float
@@ -30,15 +30,16 @@ class Room:
         """Return the room beside a conversation's text.
 
         text_tokens: its tokens, with those of a template. most_tokens: longest prompt.
-        reply_tokens: most tokens of the reply.
-        A conversation that goes on keeps the sizes of its images for some turns, and so the rows of
-        the KV cache: its text is counted in steps.
+        reply_tokens: most tokens of the reply, for which `shared` leaves room.
+        What is shrunk keeps its size for some turns of a conversation that goes on, and so its rows
+        of the KV cache: for `shared` the text is counted in steps.
         """
+        left = max(0, most_tokens - text_tokens)
         context = most_tokens + 1
         step = max(1, context // _STEPS)
         text = math.ceil(text_tokens / step) * step
-        whole = max(0, most_tokens - text - reply_room(context, reply_tokens))
-        return Room(max(0, most_tokens - text_tokens), whole, whole)
+        shared = max(0, most_tokens - text - reply_room(context, reply_tokens))
+        return Room(left, left, shared)
 
     def without(self, tokens: int) -> "Room":
         """Return the room beside other media."""

@@ -29,7 +29,7 @@ LOW_TOKENS = 256
 LOW_FRAME_TOKENS = 128
 """Most tokens of a frame of a video of `detail` "low"."""
 LEAST_TOKENS = 64
-"""Tokens to which an image is shrunk at most."""
+"""Tokens that an image keeps when it is shrunk to fit, or a few less by rounding."""
 LEAST_FRAMES = 4
 """Frames that a video keeps at least."""
 _MOST_PATCH = 1024  # a patch's side: 16 pixels
@@ -89,7 +89,7 @@ class VisualSize:
     """Size of an image or video before it is decoded.
 
     height, width: in pixels, before rotation. frames: of a video, None for an image. where: name of
-    the item in errors. sound_tokens: tokens of a video's audio, as far as its header says.
+    the item in errors. sound_tokens: tokens that a video's audio adds, as far as its header says.
     """
 
     where: str
@@ -319,7 +319,7 @@ class Sizes:
         return min(exact, grid, key=self.tokens)
 
     def _least_pixels(self, size: VisualSize, limits: PixelLimits) -> float:
-        """Return the pixels to which an image or a frame is shrunk at most."""
+        """Return the fewest pixels that an image or a frame keeps when it is shrunk to fit."""
         if size.asked.min_pixels is not None:
             return limits[0]
         image = LEAST_TOKENS * self._token_pixels

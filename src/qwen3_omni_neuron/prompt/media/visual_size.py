@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FILES = (str, Path, bytes, bytearray)
 """Types of a file in an item, as opposed to pixels."""
+_BRACKETS = 2  # tokens around a video that is heard
 
 
 def visual_size(
@@ -46,6 +47,7 @@ def visual_size(
 
     def video(header: VideoHeader) -> NoReturn:
         tokens = math.ceil(header.audio_s * settings.audio_tokens_per_s)
+        tokens += _BRACKETS if tokens else 0
         size = header.height, header.width, header.frames
         raise _MeasuredError(VisualSize(where, *size, asked, tokens))
 
