@@ -538,7 +538,8 @@ class Session:
         model, options = self._model, self._options
         reply_tokens, context = options.thinker_max_new_tokens, model.most_tokens + 1
         truncation = Truncation.of(options.truncation, context, reply_tokens)
-        before = self._conversation() if truncation is None else joined_turns([self._system])
+        kept = [self._system, self._turn]  # no other turn stays for certain
+        before = self._conversation() if truncation is None else joined_turns(kept)
         media = [medium for turn in before for medium in turn.media]
         return model.prompt_builder.room(
             [*(turn.read for turn in before), message],

@@ -91,6 +91,23 @@ def test_a_turns_images_keep_their_size_and_later_ones_take_half_of_what_is_left
             assert sizes == [(1, 48, 64)] * 3
 
 
+def test_images_of_a_turn_that_goes_on_leave_room_for_more_of_it_under_truncation(
+    checkpoint: Path,
+) -> None:
+    photo = {"type": "image", "image": noise_image(1024, 768)}  # 768 tokens
+    with (
+        Qwen3Omni.load(checkpoint, dtype="float32", context_length=1024) as omni,
+        omni.session("Be brief.", **SHORT, truncation="auto") as session,
+    ):
+        for _ in range(3):
+            session.append([photo])
+        session.append("hello")
+        sizes = [math.prod(grid) // 4 for grid in grids_of(session)]
+        assert sizes[0] == 768
+        assert all(size < 100 for size in sizes[1:])
+        assert len(prompt_of(session)) < 1024
+
+
 def test_options_of_a_session_are_defaults_of_its_replies(omni: Qwen3Omni) -> None:
     question = [user(text("Hello"))]
     with omni.session(messages=question, **SHORT, speaker="Aiden", seed=3) as session:
