@@ -154,6 +154,35 @@ def test_a_greeting_before_anybody_has_said_anything(omni: Qwen3Omni, caller: Ca
     assert text_of(events) == omni.generate_text(asked, literal_text=True, **SHORT).text
 
 
+def test_an_image_that_is_shrunk_is_reported_with_its_item(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: list[str] = []
+    png = io.BytesIO()
+    Image.new("RGB", (3000, 3000)).save(png, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
+    image = {
+        "type": "message",
+        "role": "user",
+        "content": [{"type": "input_image", "image_url": url}],
+    }
+    draft = ConversationItems.draft
+
+    async def noted(self: ConversationItems, *given: Any) -> Any:
+        made = await draft(self, *given)
+        logged.extend(self._connection.context.warnings)
+        return made
+
+    monkeypatch.setattr(ConversationItems, "draft", noted)
+    caller.send("conversation.item.create", item=image)
+    added, done = caller.until("conversation.item.done")[-2:]
+    (warning,) = added.warnings
+    assert done.warnings == logged == [warning]
+    assert "an image of 3000 x 3000 pixels" in warning
+    caller.write("What is it?")
+    assert not hasattr(caller.heard[-1], "warnings")
+
+
 def test_items_go_where_they_are_put_and_leave(omni: Qwen3Omni, caller: Caller) -> None:
     png = io.BytesIO()
     noise_image(64, 64).save(png, "PNG")

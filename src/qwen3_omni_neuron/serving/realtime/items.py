@@ -25,6 +25,7 @@ from qwen3_omni_neuron.serving.realtime.drafts import ITEM_BYTES, hold, new_item
 from qwen3_omni_neuron.serving.realtime.events import Base64, Item, ItemReference, Json
 from qwen3_omni_neuron.session import Session
 
+_MOST_LOGGED = 64  # warnings in a session's log line
 EMPTY_MESSAGE: Json = {"role": "user", "content": ""}
 
 
@@ -88,16 +89,19 @@ class ConversationItems:
 
         Raises ApiError and the errors of the API.
         """
-        draft = await self.draft(item, codec)
+        draft, warnings = await self.draft(item, codec)
         try:
             made, before = await self._connection.in_thread(self._insert, draft, after)
         except BaseException:
             self.account.release(draft.size)
             raise
-        await self.announce(made, before)
+        await self.announce(made, before, warnings)
 
-    async def draft(self, item: Item, codec: Codec) -> Turn:
-        """Read a client's item with its media; see `read_item`. Raises the API's errors, too."""
+    async def draft(self, item: Item, codec: Codec) -> tuple[Turn, list[str]]:
+        """Read a client's item with its media; see `read_item`. Raises the API's errors, too.
+
+        Returns the warnings about its files, too, which are also in the session's log line.
+        """
         service, owner = self._connection.service, self._connection.context.owner
         service.count_without_effect(ITEM, item)
         media = MediaReader(service, self._omni, owner)
@@ -108,12 +112,19 @@ class ConversationItems:
         except BaseException:
             self.account.release(draft.size)
             raise
-        return draft
+        logged = self._connection.context.warnings
+        logged += media.warnings[: max(0, _MOST_LOGGED - len(logged))]
+        return draft, media.warnings
 
-    async def announce(self, item: Json, before: str | None) -> None:
-        """Send the events of a complete item. before: id of the previous item."""
+    async def announce(self, item: Json, before: str | None, warnings: Sequence[str] = ()) -> None:
+        """Send the events of a complete item. before: id of the previous item.
+
+        warnings: about its files; a field of the events where there are any.
+        """
         for kind in ("added", "done"):
-            fields = {"item": item, "previous_item_id": before}
+            fields: Json = {"item": item, "previous_item_id": before}
+            if warnings:
+                fields["warnings"] = list(warnings)
             await self._connection.send(f"conversation.item.{kind}", **fields)
 
     async def retrieve(self, item_id: str, codec: Codec) -> None:

@@ -171,7 +171,7 @@ class Responses:
             if isinstance(item, ItemReference):
                 own_input.append(item)
             else:
-                draft = await self._items.draft(item, self._input.codec)
+                draft, _ = await self._items.draft(item, self._input.codec)
                 held.callback(self._items.account.release, draft.size)
                 own_input.append(draft)
         return own_input
