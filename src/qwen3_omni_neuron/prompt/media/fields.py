@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from qwen3_omni_neuron.errors import InputError, printable
 
-Source = str | Path | bytes | bytearray
+Source = str | Path | bytes
 Warn = Callable[[str], object]
 """Function that gets a sentence about a file that is used otherwise than its caller may expect.
 
@@ -34,8 +34,10 @@ def source_of(value: Any, where: str, error: type[InputError]) -> Source | None:
     of which the bytes are returned. Nothing is fetched. where: name of the item in errors.
     Raises `error` for any other URL.
     """
+    if isinstance(value, bytearray):
+        return bytes(value)  # copied here, once: io.BytesIO copies one whenever it is opened
     if not isinstance(value, str):
-        return value if isinstance(value, Path | bytes | bytearray) else None
+        return value if isinstance(value, Path | bytes) else None
     found = _SCHEME.match(value)
     if found is None:
         return value
@@ -71,7 +73,7 @@ def _of_data_url(url: str, where: str, error: type[InputError]) -> bytes:
 
 def name_of(source: Source) -> str:
     """Return the name of a source for errors: its path, or its number of bytes."""
-    if isinstance(source, bytes | bytearray):
+    if isinstance(source, bytes):
         return f"{len(source)} bytes"
     return printable(str(source), _NAME_CHARACTERS)
 
@@ -82,7 +84,7 @@ def open_media(source: Source, where: str, error: type[InputError]) -> BinaryIO:
     where: name of the item in errors.
     Raises `error` when the source does not exist, is a folder, a pipe or a device, or is empty.
     """
-    if isinstance(source, bytes | bytearray):
+    if isinstance(source, bytes):
         if not source:
             raise error(f"{where} is empty: 0 bytes.")
         return io.BytesIO(source)
