@@ -304,6 +304,42 @@ def test_what_can_not_be_read_of_a_joined_file_is_left_out() -> None:
     ]
 
 
+def test_warnings_that_are_left_out_are_counted() -> None:
+    good, broken = written("FLAC"), joined._HEADS[b"fLaC"].pattern + bytes(500)
+    for more, counted in (
+        (0, []),
+        (1, ["here: 1 more warning about this file is left out."]),
+        (3, ["here: 3 more warnings about this file are left out."]),
+    ):
+        content = good + (broken + good) * (4 + more)
+        for part in ({}, {"audio_end": 0.5}):
+            warnings = read(content, **part)[1]
+            assert [re.findall(r"file (\d+) can't be", w) for w in warnings[:4]] == [
+                ["2"],
+                ["4"],
+                ["6"],
+                ["8"],
+            ]
+            assert warnings[4:] == counted
+
+
+def test_a_bytearray_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not whenever one of the files that it is joined of is opened."""
+    opened = []
+    content = bytearray(written("WAV", seconds=0.1) * 5)
+
+    class File(io.BytesIO):
+        def __init__(self, content: Any):
+            opened.append(content)
+            super().__init__(content)
+
+    monkeypatch.setattr(io, "BytesIO", File)
+    assert len(load_waveform({"audio": content}, RATE, "here")) == 0.5 * RATE
+    assert len(opened) > 10
+    assert all(source is opened[0] for source in opened)
+    assert isinstance(opened[0], bytes)
+
+
 def test_a_file_of_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joined, "MOST_JOINED", 3)
     good = written("WAV", seconds=0.1)

@@ -52,7 +52,7 @@ def open_sound(source: Source, where: str, warn: Warn) -> OpenedSound:
     warn: called, while the samples are read, for a file that is cut short or damaged.
     Raises AudioError, which begins with `where`, if nothing in it can be read.
     """
-    warn = _few(warn)
+    warn = _FewWarnings(where, warn)
     with open_media(source, where, AudioError) as file:
         parts = find_parts(file, where)
     opened: list[OpenedSound] = []
@@ -70,21 +70,36 @@ def open_sound(source: Source, where: str, warn: Warn) -> OpenedSound:
     if not opened:
         assert error is not None
         raise error
-    sections = (section for sound in opened for section in sound.sections)
+    error = None  # its traceback has this function's frame, which would keep the files open
+    sections = _all_sections(opened, warn)
     return OpenedSound(opened[0].rate, sum(sound.seconds for sound in opened), sections)
 
 
-def _few(warn: Warn) -> Warn:
-    """Return a function that passes on the first few warnings: many files may be joined."""
-    left = _MOST_WARNINGS
+class _FewWarnings:
+    """Function that passes on a file's first warnings: many files may be joined."""
 
-    def warn_first(warning: str) -> None:
-        nonlocal left
-        if left:
-            left -= 1
-            warn(warning)
+    def __init__(self, where: str, warn: Warn):
+        self._where, self._warn, self._count = where, warn, 0
 
-    return warn_first
+    def __call__(self, warning: str) -> None:
+        self._count += 1
+        if self._count <= _MOST_WARNINGS:
+            self._warn(warning)
+
+    def finish(self) -> None:
+        """Say how many warnings were not passed on."""
+        more = self._count - _MOST_WARNINGS
+        if more > 0:
+            are = "warning about this file is" if more == 1 else "warnings about this file are"
+            self._warn(f"{self._where}: {more} more {are} left out.")
+
+
+def _all_sections(opened: list[OpenedSound], warn: _FewWarnings) -> Iterator[Section]:
+    try:
+        for sound in opened:
+            yield from sound.sections
+    finally:  # also if only a part is read
+        warn.finish()
 
 
 def _open_part(source: Source, where: str, part: Part, warn: Warn) -> OpenedSound:
