@@ -31,6 +31,7 @@ from qwen3_omni_neuron.serving import model as model_module
 from qwen3_omni_neuron.serving.edge.gate import Gate
 from qwen3_omni_neuron.serving.edge.keys import Keys, RequestRates, read_keys
 from qwen3_omni_neuron.serving.edge.quotas import Quota
+from qwen3_omni_neuron.serving.endpoints import answer
 from qwen3_omni_neuron.serving.endpoints.sound import encode_sound, pcm16, wav_header
 from qwen3_omni_neuron.serving.logs import JsonFormatter
 from qwen3_omni_neuron.serving.metrics import Metrics
@@ -472,3 +473,13 @@ def test_metrics_have_what_is_spilled() -> None:
     } <= set(lines)
     status = Status(0, 0, {})
     assert b"spill" not in generate_latest(Metrics(model).registry)
+
+
+def test_a_long_header_of_warnings_ends_at_a_sentence_and_says_so() -> None:
+    sentence = "messages[0].content[0]: of 3.00 s 1.50 s are there. "
+    short = [sentence.strip()] * 3
+    assert answer._header_of(short) == " ".join(short).encode()
+    value = answer._header_of([sentence.strip()] * 100)
+    assert value == (sentence * (1996 // len(sentence))).encode() + b"..."
+    assert len(answer._header_of(["x" * 3000])) == 2000
+    assert answer._header_of(["x" * 3000]).endswith(b"x ...")

@@ -18,6 +18,7 @@ EVENTS = "text/event-stream"
 WARNINGS = b"x-warnings"
 """Header with sentences about files that are not used whole, or not as they are."""
 _MOST_HEADER = 2000  # bytes of this header: clients refuse long ones
+_MORE = b" ..."  # end of a header that has not all of the warnings
 
 
 class AnswerSender:
@@ -108,8 +109,15 @@ class PieceStream(Response):
 
 
 def _header_of(warnings: Sequence[str]) -> bytes:
-    """Return the warnings as a header's value: ASCII, with other characters escaped."""
-    return " ".join(warnings).encode("ascii", "backslashreplace")[:_MOST_HEADER]
+    """Return the warnings as a header's value: ASCII, with other characters escaped.
+
+    If they are too long, it has the first whole sentences, and ends with " ...".
+    """
+    value = " ".join(warnings).encode("ascii", "backslashreplace")
+    if len(value) <= _MOST_HEADER:
+        return value
+    sentences, end, rest = value[: _MOST_HEADER - len(_MORE)].rpartition(b". ")
+    return (sentences + end.rstrip() or rest) + _MORE
 
 
 def json_event(content: dict[str, Any]) -> bytes:
