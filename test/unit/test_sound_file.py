@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from qwen3_omni_neuron.errors import AudioError
+from qwen3_omni_neuron.errors import AudioError, PromptTooLongError
 from qwen3_omni_neuron.prompt.media import joined, sound_file
-from qwen3_omni_neuron.prompt.media.audio import load_waveform
+from qwen3_omni_neuron.prompt.media.audio import load_waveform, open_audio
 from qwen3_omni_neuron.prompt.media.container import FORMATS, WITHOUT_PYAV
 from testing.made_recordings import FRAGMENTS, make_matroska, make_recording
 from testing.made_videos import make_video
@@ -442,6 +442,27 @@ def test_a_vorbis_file_cut_short_is_used() -> None:
     whole = read(content)[0]
     assert 2 * RATE < len(part) < 15 * RATE
     assert np.abs(part[:-RATE] - whole[: len(part) - RATE]).max() < 1e-6
+
+
+def with_flac_samples(content: bytes, count: int) -> bytes:
+    """Return a FLAC file whose header says this number of samples."""
+    return content[:22] + struct.pack(">I", count) + content[26:]
+
+
+@pytest.mark.parametrize("promised_s", [0.5, 1200.0])
+def test_a_flac_is_as_long_as_its_packets_whatever_its_header_says(promised_s: float) -> None:
+    whole = written("FLAC", seconds=2.0)
+    content = with_flac_samples(whole, round(promised_s * RATE))
+    warnings: list[str] = []
+    source = open_audio({"audio": content}, "here", warnings.append)
+    assert source.seconds == pytest.approx(2.0)
+    item = {"audio": content}
+    heard = load_waveform(item, RATE, "here", limit_s=2.01, warn=warnings.append)
+    assert np.array_equal(heard, read(whole)[0])
+    assert re.match(r"here: .*promises.* 2\.00 s are there", warnings[-1])
+    assert f"{promised_s:.2f} s" in warnings[-1]
+    with pytest.raises(PromptTooLongError, match=r"here lasts 2\.000 s, and 1\.900 s"):
+        load_waveform(item, RATE, "here", limit_s=1.9)
 
 
 def test_what_libsndfile_read_of_a_flac_file_cut_short_is_not_read_twice(

@@ -46,7 +46,7 @@ _BARE = frozenset(("mp3", "aac", "ac3", "eac3"))  # frames, one after another, w
 _XING = 8
 _MPEG_HEADS = ((b"Xing", _XING), (b"Info", _XING), (b"VBRI", 14))
 _MPEG_FRAME = 2000  # bytes: the first frame is smaller
-_MISSING_S = 0.1  # less than this may be a codec's first and last samples
+MISSING_S = 0.1  # less than this may be a codec's first and last samples
 _PICTURES = ("_pipe", "image2", "gif", "ico")  # ends of the names of FFmpeg's formats of pictures
 _BATCH = 1 << 16  # numbers joined to one block; a frame of MP3 has 1,152
 
@@ -268,7 +268,7 @@ def _promised_s(
         promised = float(stream.duration * stream.time_base)
     elif name in _SAY_FILE and container.duration:
         promised, there = container.duration / 1e6, found.end
-    return promised if there < promised - _MISSING_S else None
+    return promised if there < promised - MISSING_S else None
 
 
 def _promised_by_size(view: FileView, part: Part, found: _Packets) -> float | None:
@@ -297,7 +297,7 @@ def _promised_by_frames(view: FileView, found: _Packets) -> float | None:
         if at >= 0 and (place != _XING or head[at + 7] & 1):  # the flag of this number
             frames = int.from_bytes(head[at + place : at + place + 4], "big")
             promised = frames * found.seconds / found.packets
-            return promised if found.seconds < promised - _MISSING_S else None
+            return promised if found.seconds < promised - MISSING_S else None
     return None
 
 

@@ -11,8 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qwen3_omni_neuron.errors import AudioError
-from qwen3_omni_neuron.prompt.media.container import Section, cut_short, open_contained
-from qwen3_omni_neuron.prompt.media.fields import Source, Warn, open_media
+from qwen3_omni_neuron.prompt.media.container import (
+    MISSING_S,
+    Section,
+    cut_short,
+    open_contained,
+)
+from qwen3_omni_neuron.prompt.media.fields import Source, Warn, ignore, open_media
 from qwen3_omni_neuron.prompt.media.joined import UNKNOWN_SIZE, FileView, Part, find_parts
 
 BLOCK_NUMBERS = 1 << 20  # numbers of all channels in one block: 11 s of 48 kHz stereo, 4 MiB
@@ -125,16 +130,35 @@ def _open_by_libsndfile(source: Source, where: str, part: Part, warn: Warn) -> O
                 frames, rate, log = audio.frames, audio.samplerate, audio.extra_info
                 estimated = audio.subtype.startswith("MPEG")
                 says_frames = audio.format in _SAY_FRAMES
+                is_flac = audio.format == "FLAC"
         except (soundfile.SoundFileError, TypeError):
             return None
     if estimated or frames in (0, _UNKNOWN_LENGTH):
         return None
-    promised = frames / rate * _promised(log)
+    seconds = frames / rate
+    promised = seconds * _promised(log)
     if says_frames:
         said = [int(count) for count in _FRAMES.findall(log.encode() + head)]
         promised = max((count / rate for count in said if count < UNKNOWN_SIZE), default=0.0)
     part = replace(part, cut=part.cut or "truncated file" in log)
-    return OpenedSound(rate, frames / rate, _read(source, where, part, warn, promised))
+    # libsndfile trusts the number of samples in a FLAC's header.
+    measured = _measured_s(source, where, part) if is_flac else None
+    if measured is not None and measured > seconds + MISSING_S:
+        warn(
+            f"{where}: its header promises {seconds:.2f} s, and {measured:.2f} s are there. All of "
+            "it is used."
+        )
+        return None
+    seconds = min(seconds, measured or seconds)
+    return OpenedSound(rate, seconds, _read(source, where, part, warn, promised))
+
+
+def _measured_s(source: Source, where: str, part: Part) -> float | None:
+    """Return a file's length by its packets; None if PyAV isn't installed or can't read it."""
+    try:
+        return open_contained(source, where, part, ignore).seconds
+    except AudioError:
+        return None
 
 
 def _promised(log: str) -> float:
