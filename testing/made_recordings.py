@@ -68,10 +68,12 @@ def make_matroska(
     rate: int = 16000,
     packed: bool = False,
     block_ticks: int | None = None,
+    seconds: float | None = None,
 ) -> bytes:
     """Return packets of mono sound in a Matroska file, one every 20 ms by its timestamps.
 
     packed: each is compressed by zlib. block_ticks: duration that each block says, in ms.
+    seconds: length that the header says.
     """
     track = [
         _element("D7", b"\1"),
@@ -96,7 +98,8 @@ def make_matroska(
             block.append(_element("9B", block_ticks.to_bytes(4, "big")))
         time = _element("E7", (20 * index).to_bytes(8, "big"))
         clusters.append(_element("1F43B675", time, _element("A0", *block)))
-    info = _element("1549A966", _element("2AD7B1", (1_000_000).to_bytes(4, "big")))
+    length = [] if seconds is None else [_element("4489", struct.pack(">d", 1000 * seconds))]
+    info = _element("1549A966", _element("2AD7B1", (1_000_000).to_bytes(4, "big")), *length)
     tracks = _element("1654AE6B", _element("AE", *track))
     head = _element("1A45DFA3", _element("4282", b"matroska"))
     return head + _element("18538067", info, tracks, *clusters)

@@ -444,6 +444,18 @@ def test_a_vorbis_file_cut_short_is_used() -> None:
     assert np.abs(part[:-RATE] - whole[: len(part) - RATE]).max() < 1e-6
 
 
+def test_a_file_whose_packets_are_longer_than_they_say_is_not_cut_short() -> None:
+    """Matroska's blocks may say any duration: what is decoded decides."""
+    packets = [bytes(640)] * 49 + [bytes(640 * 15)]  # 20 ms each, and the last 300 ms
+    for promised_s, said in ((1.28, []), (1.35, []), (1.5, ["of 1.50 s that its header promises"])):
+        content = make_matroska(packets, block_ticks=20, seconds=promised_s)
+        heard, warnings = read(content)
+        assert len(heard) == 1.28 * RATE
+        assert [re.findall("of 1.50 s that its header promises", w) for w in warnings] == (
+            [said] if said else []
+        )
+
+
 def with_flac_samples(content: bytes, count: int) -> bytes:
     """Return a FLAC file whose header says this number of samples."""
     return content[:22] + struct.pack(">I", count) + content[26:]

@@ -311,6 +311,7 @@ def _sections(
         stream = _audio_stream(container, source, where)
         # A WAV without its size ends in such a packet, too.
         trusted = container.format.name != "wav"
+        by_size = container.format.name in _BY_SIZE
         for packet in packets(container, stream):
             frames = decoded(packet)
             if packet.size:
@@ -321,6 +322,8 @@ def _sections(
                 found += frame.samples / frame.sample_rate
                 yield from batch.add(frame)
         yield from batch.take()
+    if promised is not None and not by_size and found >= promised - MISSING_S:
+        promised = None  # its packets are longer than they say
     if promised is not None or ends_broken:
         warn(cut_short(where, promised, found))
     elif broken:
