@@ -189,6 +189,36 @@ def test_each_format_that_errors_name_is_read(monkeypatch: pytest.MonkeyPatch) -
         assert len(read(NAMED[name]())[0]) == RATE, name
 
 
+@pytest.mark.parametrize(
+    ("kind", "channels"),
+    [("HTK", 1), ("MAT4", 1), ("MAT4", 2), ("MPC2K", 1), ("MPC2K", 2), ("WVE", 1), ("XI", 1)],
+)
+def test_formats_that_only_libsndfile_knows_are_read(kind: str, channels: int) -> None:
+    rate = 8000 if kind == "WVE" else RATE
+    for endian in ("LITTLE", "BIG") if kind == "MAT4" else ("FILE",):
+        content = written(kind, rate, channels=channels, endian=endian)
+        expected, found = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)
+        heard, warnings = read(content, found)
+        assert np.array_equal(heard, expected.mean(axis=1))
+        assert len(heard) == rate
+        assert warnings == []
+
+
+@pytest.mark.parametrize("kind", ["HTK", "MPC2K"])
+def test_a_file_that_only_begins_like_one_of_those_is_not_heard(
+    kind: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    head = written(kind)[:42]
+    for content in (head, head[:20], head + mpeg()[:-100], head + bytes(99)):
+        try:
+            heard, _ = read(content)
+        except AudioError as reason:
+            assert re.match("here: .* can't be read as audio", str(reason))
+        else:
+            assert len(heard) < 1.7 * RATE  # PyAV found the MP3
+    assert capfd.readouterr() == ("", "")
+
+
 JOINED: dict[str, tuple[Make, ...]] = {
     "wav": (lambda: written("WAV"), lambda: written("WAV", seconds=0.6)),
     "wav-of-two-rates": (lambda: written("WAV"), lambda: written("WAV", 48000, channels=2)),

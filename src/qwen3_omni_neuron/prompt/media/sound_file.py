@@ -6,6 +6,7 @@ WAV whose size is 0, Ogg FLAC. Not libsndfile's MP3: it stops at an estimated le
 """
 
 import re
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +26,12 @@ BLOCK_NUMBERS = 1 << 20  # numbers of all channels in one block: 11 s of 48 kHz 
 _LIBSNDFILE = (
     *(b"RIFF", b"RIFX", b"RF64", b"riff", b"FORM", b".snd", b"caff", b"fLaC", b"OggS"),
     *(b"Creative Voice File", b"NIST_1A", b"PVF1", b"2BIT", b" paf", b"fap ", b"MATLAB 5.0"),
+    *(b"Extended Instrument: ", b"ALawSoundFile"),  # XI, WVE
+    *(bytes(4) + b"\1\0\0\0" * 2, b"\0\0\3\xe8" + b"\0\0\0\1" * 2),  # MAT4
 )
+_HTK = struct.Struct(">I4xHH")  # samples, bytes of one, kind: 0 is a waveform
+# Of MPC2K: magic, channels - 1, samples of a channel.
+_MPC2K = struct.Struct("<2s19xB8xI8x")
 _UNKNOWN_LENGTH = 2**63 - 1  # number of samples that libsndfile gives if the header has none
 # Line of libsndfile's log about a chunk of sound that is shorter than it says.
 _SHORTER = re.compile(
@@ -122,7 +128,7 @@ def _open_by_libsndfile(source: Source, where: str, part: Part, warn: Warn) -> O
     with open_media(source, where, AudioError) as file:
         view: Any = FileView(file, part)
         head = view.read(_HEAD)
-        if not head.startswith(_LIBSNDFILE):
+        if not head.startswith(_LIBSNDFILE) and not _has_its_size(head, part.end - part.start):
             return None
         view.seek(0)
         try:
@@ -151,6 +157,17 @@ def _open_by_libsndfile(source: Source, where: str, part: Part, warn: Warn) -> O
         return None
     seconds = min(seconds, measured or seconds)
     return OpenedSound(rate, seconds, _read(source, where, part, warn, promised))
+
+
+def _has_its_size(head: bytes, size: int) -> bool:
+    """Return whether a file is HTK or MPC2K: their magics are short, so that its size decides."""
+    if len(head) < _MPC2K.size:
+        return False
+    samples, sample_bytes, kind = _HTK.unpack_from(head)
+    magic, more_channels, frames = _MPC2K.unpack_from(head)
+    is_htk = (sample_bytes, kind) == (2, 0) and size == _HTK.size + 2 * samples
+    mpc2k_size = _MPC2K.size + 2 * (1 + more_channels) * frames
+    return is_htk or (magic == b"\1\4" and more_channels <= 1 and size == mpc2k_size)
 
 
 def _measured_s(source: Source, where: str, part: Part) -> float | None:
