@@ -146,7 +146,11 @@ _RATES = {  # by codec, or container and codec: what FFmpeg's encoders and muxer
     "voc pcm_u8": (8000,),  # a byte says the rate, as a fraction of 1 MHz
     "VOC PCM_U8": (8000,),
     "HTK PCM_16": (16000, 8000),  # as a multiple of 100 ns
-    "SVX PCM_S8": RATES[:-1],  # 16 bits
+    "WVE ALAW": (8000,),  # these have none in their headers
+    "XI DPCM_8": (44100,),
+    "XI DPCM_16": (44100,),
+    "MPC2K PCM_16": RATES[:-1],  # 16 bits
+    "SVX PCM_S8": RATES[:-1],
     "SVX PCM_16": RATES[:-1],
 }
 _BIT_RATES = {"aac": 128_000, "g723_1": 6300, "wmav1": 128_000, "wmav2": 128_000}
