@@ -354,7 +354,7 @@ def test_warnings_that_are_left_out_are_counted() -> None:
 
 
 def test_a_bytearray_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not whenever one of the files that it is joined of is opened."""
+    """One copy serves all the files that it is joined of."""
     opened = []
     content = bytearray(written("WAV", seconds=0.1) * 5)
 

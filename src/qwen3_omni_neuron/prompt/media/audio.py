@@ -45,7 +45,7 @@ class AudioSource:
     blocks: Iterator[Waveform]
 
 
-def accept_all(seconds: float) -> None:
+def accept_any_length(seconds: float) -> None:
     """Accept every audio: the default check."""
 
 
@@ -54,7 +54,7 @@ def load_waveform(
     rate: int,
     where: str,
     limit_s: float = math.inf,
-    check: Check = accept_all,
+    check: Check = accept_any_length,
     warn: Warn = ignore,
 ) -> Waveform:
     """Read an audio item of a message as mono float32 [samples] at `rate` Hz.
@@ -84,7 +84,7 @@ def waveform_blocks(
     rate: int,
     where: str,
     limit_s: float = math.inf,
-    check: Check = accept_all,
+    check: Check = accept_any_length,
     warn: Warn = ignore,
 ) -> Iterator[Waveform]:
     """Read an audio item of a message block by block: see `load_waveform`, which joins them.
@@ -219,9 +219,9 @@ def open_audio(item: Mapping[str, Any], where: str, warn: Warn = ignore) -> Audi
     Only what is from audio_start to audio_end is in it. Raises AudioError, which begins with
     `where`, for any other form.
     """
-    start_s, end_s = _stretch(item, where)
+    start_s, end_s = _start_and_end(item, where)
     source = _open(item.get("audio"), item.get("sampling_rate"), where, warn)
-    return _only(source, start_s, end_s, where)
+    return _between(source, start_s, end_s, where)
 
 
 def _open(source: Any, rate: Any, where: str, warn: Warn) -> AudioSource:
@@ -264,7 +264,7 @@ def at_one_rate(
                 f"at {first[0]} Hz."
             )
         if hertz != now:
-            yield from _rest(stream)
+            yield from _last_samples(stream)
             now = _checked_rate(hertz, where)
             stream = None if now == rate else _resampler(now, rate)
         # A block must not become many times as long.
@@ -274,15 +274,15 @@ def at_one_rate(
                 made = block if stream is None else stream.resample_chunk(block)
                 count += len(made)
                 yield made
-    yield from _rest(stream)
+    yield from _last_samples(stream)
 
 
-def _rest(stream: Any) -> Iterator[Waveform]:
+def _last_samples(stream: Any) -> Iterator[Waveform]:
     if stream is not None:
         yield stream.resample_chunk(np.empty(0, np.float32), last=True)
 
 
-def _stretch(item: Mapping[str, Any], where: str) -> tuple[float, float]:
+def _start_and_end(item: Mapping[str, Any], where: str) -> tuple[float, float]:
     """Return an item's audio_start and audio_end in seconds. Raises AudioError."""
     given = []
     for name, usual in (("audio_start", 0.0), ("audio_end", math.inf)):
@@ -303,7 +303,7 @@ def _stretch(item: Mapping[str, Any], where: str) -> tuple[float, float]:
     return start, end
 
 
-def _only(source: AudioSource, start_s: float, end_s: float, where: str) -> AudioSource:
+def _between(source: AudioSource, start_s: float, end_s: float, where: str) -> AudioSource:
     """Return the source from start_s to end_s. Raises AudioError."""
     if (start_s, end_s) == (0.0, math.inf):
         return source
@@ -312,10 +312,10 @@ def _only(source: AudioSource, start_s: float, end_s: float, where: str) -> Audi
         if start_s >= seconds:
             raise _begins_late(where, start_s, seconds)
         seconds = min(end_s, seconds) - start_s
-    return AudioSource(source.rate, seconds, _only_blocks(source, start_s, end_s, where))
+    return AudioSource(source.rate, seconds, _blocks_between(source, start_s, end_s, where))
 
 
-def _only_blocks(
+def _blocks_between(
     source: AudioSource, start_s: float, end_s: float, where: str
 ) -> Iterator[Waveform]:
     start, at = round(start_s * source.rate), 0
