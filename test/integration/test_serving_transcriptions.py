@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -463,3 +464,43 @@ def test_a_checkpoint_that_only_writes_down_refuses_to_translate() -> None:
             client.audio.translations.create(**asked)
         assert (refused.value.code, refused.value.param) == ("no_translation", "model")
         assert client.audio.transcriptions.create(**asked).text == "Hi"
+
+
+def test_engines_clients_get_their_limits_fields_and_chunks(client: OpenAI) -> None:
+    """The fields are those of vllm bench and guidellm; the chunks are vLLM's."""
+    url = f"{client.base_url}audio/transcriptions"
+    sent = {"model": "qwen3-omni", "language": "en", "max_completion_tokens": "4"}
+    sent |= {"temperature": "0.0", "top_p": "1.0", "repetition_penalty": "1.0", "n": "1"}
+    sent |= {"use_beam_search": "False", "ignore_eos": "true", "stream": "True"}
+    sent |= {"stream_include_usage": "true", "stream_continuous_usage_stats": "true"}
+    answer = ask(url, *form({k: v.encode() for k, v in sent.items()}, WAV))
+    assert answer.status == 200, answer.body
+    *lines, end = [line[6:] for line in answer.body.decode().splitlines() if line]
+    assert end == "[DONE]"
+    chunks = [json.loads(line) for line in lines]
+    assert {chunk["object"] for chunk in chunks} == {"transcription.chunk"}
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] == 4
+    assert chunks[-2]["choices"][0]["finish_reason"] == "length"
+    text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"])
+    plain = {k: v.encode() for k, v in sent.items() if not k.startswith("stream")}
+    whole = ask(url, *form(plain, WAV)).json()
+    assert whole["text"] == text and whole["finish_reason"] == "length"
+    assert whole["usage"]["output_tokens"] == 4
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ({"n": "2"}, "n can only be 1"),
+        ({"use_beam_search": "true"}, "use_beam_search can only be False"),
+        ({"min_p": "many"}, "min_p must be"),
+        ({"min_tokens": "9", "max_completion_tokens": "4"}, "min_tokens is 9"),
+        ({"to_language": "de"}, "to_language"),
+    ],
+)
+def test_engines_fields_that_would_change_the_text_are_refused(
+    client: OpenAI, field: dict[str, str], said: str
+) -> None:
+    fields = {name: value.encode() for name, value in field.items()}
+    answer = ask(f"{client.base_url}audio/transcriptions", *form(fields, WAV))
+    assert answer.status == 400 and said in answer.json()["error"]["message"]

@@ -1,8 +1,9 @@
 """POST /v1/audio/transcriptions and /translations: a sound file in, its text out."""
 
 import html
+import time
 import zlib
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from functools import partial
 from typing import Any, Literal
@@ -10,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import to_json
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic_core import from_json, to_json
 
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.events import Finished, FinishReason, TextDelta, Timings
@@ -29,11 +30,17 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     refused_field,
     wrong_value,
 )
+from qwen3_omni_neuron.serving.openai.engine_fields import (
+    ENGINE_FIELDS,
+    check_lengths,
+    engine_options,
+)
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.openapi import errors_of, form_of
 from qwen3_omni_neuron.serving.openai.usage import (
     duration_usage,
     logprob_entries,
+    running_usage,
     transcription_usage,
 )
 from qwen3_omni_neuron.serving.openai.without_effect import TRANSCRIPTIONS, TRANSLATIONS
@@ -61,7 +68,8 @@ class TranslationRequest(BaseModel):
     """Fields of POST /v1/audio/translations, beside the file.
 
     instruction: text that follows the audio in the question, in place of the usual one.
-    max_new_tokens: most tokens of text, of each window where there are several.
+    max_new_tokens: most tokens of text, of each window where there are several; engines' clients
+    call it max_completion_tokens. engines: options of a request by the fields of engines.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -72,6 +80,26 @@ class TranslationRequest(BaseModel):
     prompt: str = ""
     instruction: str | None = None
     max_new_tokens: int = Field(RequestOptions.thinker_max_new_tokens, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    top_p: float = Field(1, gt=0, le=1)
+    seed: int | None = Field(None, ge=0)
+    _engines: Json = PrivateAttr(default_factory=dict)
+
+    @property
+    def options(self) -> Json:
+        """Options of a window's request for the fields of sampling."""
+        made: Json = dict(self._engines)
+        if self.temperature > 0:
+            made |= {"thinker_do_sample": True}
+            made |= {"thinker_temperature": max(self.temperature, 1e-6)}
+        if self.top_p < 1:
+            made["thinker_top_p"] = max(self.top_p, 1e-6)
+        return made if self.seed is None else made | {"seed": self.seed}
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens of text of a window."""
+        return self.max_completion_tokens or self.max_new_tokens
 
     @property
     def timed(self) -> bool:
@@ -98,6 +126,12 @@ class TranslationRequest(BaseModel):
         """True if the answer has log-probabilities of the text's parts."""
         return False
 
+    def take(self, engines: Mapping[str, str | list[str]], thinks: bool) -> None:
+        """Take the fields of engines, by their texts in the form. Raises ApiError."""
+        values = {name: _value_of(text) for name, text in engines.items()}
+        self._engines = engine_options(values, thinks)
+        check_lengths(self._engines | {"thinker_max_new_tokens": self.most_tokens})
+
     def check(self) -> None:
         """Raise ApiError for fields that exclude each other."""
 
@@ -112,6 +146,8 @@ class TranscriptionRequest(TranslationRequest):
     include: list[Literal["logprobs"]] = []
     timestamp_granularities: list[Literal["segment", "word"]] = []
     chunking_strategy: Literal["", "auto"] = ""
+    stream_include_usage: bool = False
+    stream_continuous_usage_stats: bool = False
 
     @property
     def timed(self) -> bool:
@@ -194,8 +230,9 @@ async def _answer(request: Request, kind: type[TranslationRequest]) -> Response:
     context.wanted(wanted.streams, False)
     seconds = sound.length / SAMPLING_RATE
     transcription = Transcription(wanted, instruction, windows, seconds, service, context)
-    if wanted.streams:
-        return PieceStream(transcription.events())
+    if isinstance(wanted, TranscriptionRequest) and wanted.streams:
+        as_engines = wanted.stream_include_usage or wanted.stream_continuous_usage_stats
+        return PieceStream(transcription.chunks() if as_engines else transcription.events())
     async with aclosing(transcription.deltas()) as deltas:
         async for _ in deltas:
             pass
@@ -215,8 +252,10 @@ def _read(
     and the audio item that it fills.
     """
     form = read_form(context.body, content_type)
+    engines = {name: form.fields.pop(name) for name in ENGINE_FIELDS & form.fields.keys()}
     try:
         wanted = kind.model_validate(form.fields)
+        wanted.take(engines, context.omni.info.thinks)
     except ValidationError as error:
         raise refused_field(error) from error
     check_model(service, wanted.model)
@@ -258,9 +297,7 @@ class Transcription:
         self._options = bounded_options({}, service.settings, context.owner)
         logprobs = wanted.wants_logprobs or wanted.response_format == "verbose_json"
         self._options |= {"literal_text": True, "logprobs": logprobs}
-        if wanted.temperature > 0:
-            self._options |= {"thinker_do_sample": True}
-            self._options |= {"thinker_temperature": max(wanted.temperature, 1e-6)}
+        self._options |= wanted.options
 
     @property
     def finish_reason(self) -> FinishReason:
@@ -300,6 +337,27 @@ class Transcription:
                 event = {"type": "transcript.text.delta", "delta": delta}
                 yield json_event(event | self._probabilities(entries))
         yield json_event({"type": "transcript.text.done", **self._short()})
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Yield the text as vLLM does, whose clients ask for the usage of a stream."""
+        async with aclosing(self.deltas()) as deltas:
+            async for delta, _ in deltas:
+                yield json_event(self._chunk({"content": delta}, None))
+        usage = transcription_usage(self._timings)
+        told = running_usage(usage["input_tokens"], usage["output_tokens"])
+        last = self._chunk({}, self.finish_reason)
+        pieces = [json_event(last), json_event({**last, "choices": [], "usage": told})]
+        yield b"".join((*pieces, b"data: [DONE]\n\n"))
+
+    def _chunk(self, delta: Json, finish_reason: str | None) -> Json:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+        return {
+            "id": f"trsc-{self._context.request_id}",
+            "object": "transcription.chunk",
+            "created": int(time.time()),
+            "model": self._service.model.name,
+            "choices": [choice],
+        }
 
     def whole(self) -> bytes:
         """Return the answer in the requested format."""
@@ -346,7 +404,7 @@ class Transcription:
             self._context.omni,
             window,
             self._instruction,
-            self._wanted.max_new_tokens,
+            self._wanted.most_tokens,
             **self._options,
         )
         return await self._service.model.start(start)
@@ -371,6 +429,18 @@ class Transcription:
             "no_speech_prob": 0.0,
             "finish_reason": segment.finish_reason,
         }
+
+
+def _value_of(text: str | list[str]) -> Any:
+    """Return the value of a field of a form: what its text is in JSON, or the text."""
+    if isinstance(text, list):
+        return [_value_of(one) for one in text]
+    if text in ("True", "False"):  # as Python's clients write them
+        return text == "True"
+    try:
+        return from_json(text) if text else None
+    except ValueError:
+        return text
 
 
 def _srt_cues(segments: Sequence[Segment]) -> Iterator[str]:
