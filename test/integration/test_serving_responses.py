@@ -427,6 +427,28 @@ def test_what_clients_send_by_default_is_taken() -> None:
             **{"text": {"verbosity": "low", "format": {"type": "text"}}, "user": "me"},
             **{"include": ["reasoning.encrypted_content"], "service_tier": "auto"},
         },
+        # Home Assistant's openai_conversation, after a call of a tool
+        {
+            **{"model": "gpt-4o-mini", "max_output_tokens": 3000, "temperature": 1.0, "top_p": 1.0},
+            **{"user": "01J", "store": False, "tools": [TOOL], "text": {"verbosity": "low"}},
+            "input": [
+                {"type": "message", "role": "developer", "content": "You are a voice assistant."},
+                hello,
+                {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": '{"done": true}'},
+            ],
+        },
+        # instructor's RESPONSES_TOOLS
+        {
+            **{"input": [hello], "tools": [TOOL]},
+            "text": {
+                "format": {"type": "json_schema", "name": "add", "schema": {}, "strict": True}
+            },
+            "tool_choice": {"type": "function", "name": "add"},
+        },
+        # guidellm, and vllm bench's openai-responses
+        {"input": [hello], "max_output_tokens": 16, "stop": None, "ignore_eos": True},
+        {"input": "Hi", "max_output_tokens": 16, "repetition_penalty": 1.0, "top_k": -1},
     ]
     with scripted() as (model, client, server):
         for body in bodies:
