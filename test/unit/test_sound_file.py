@@ -15,7 +15,7 @@ import soundfile
 from qwen3_omni_neuron.errors import AudioError, PromptTooLongError
 from qwen3_omni_neuron.prompt.media import joined, sound_file
 from qwen3_omni_neuron.prompt.media.audio import load_waveform, open_audio
-from qwen3_omni_neuron.prompt.media.container import FORMATS, WITHOUT_PYAV
+from qwen3_omni_neuron.prompt.media.container import SOUND_NAMES, WITHOUT_PYAV
 from testing.made_recordings import FRAGMENTS, make_matroska, make_recording
 from testing.made_videos import make_video
 
@@ -179,7 +179,7 @@ NAMED: dict[str, Make] = {
 
 
 def test_each_format_that_errors_name_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    named = re.split(r", | and ", FORMATS.replace(" and ", ", ").replace(")", ""))
+    named = re.split(r", | and ", SOUND_NAMES.replace(" and ", ", ").replace(")", ""))
     # No encoder of Speex is here.
     assert {*named, "FLAC in Ogg"} == {*NAMED, "Speex"}
     for name, make in NAMED.items():

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Section = tuple[int, NDArray[Any]]
 """Sampling rate in Hz, and samples [samples, channels] of the range of their type."""
-FORMATS = (
+SOUND_NAMES = (
     "WAV, AIFF, AU, CAF, FLAC, Ogg (Vorbis, Opus, FLAC, Speex), MP3, AAC, AC-3, AMR, WMA, WebM, "
     "Matroska, MP4, M4A, AVI and MPEG-TS"
 )
@@ -87,7 +87,7 @@ def opened(
         except (av.FFmpegError, ValueError, ArithmeticError) as reason:
             why = getattr(reason, "strerror", None) or reason  # its str names a file "<none>"
             read, instead = {
-                "audio": ("read as audio", f"Export it again. {FORMATS} can be read."),
+                "audio": ("read as audio", f"Export it again. {SOUND_NAMES} can be read."),
                 "video": ("decoded as video", "Export it again."),
             }[kind]
             raise error(
@@ -183,13 +183,13 @@ def _others(container: "InputContainer") -> str:
 
 
 @dataclass(frozen=True)
-class _Packets:
+class _StreamSizes:
     """Sizes and times of a file's packets.
 
     rate: sampling rate of the first samples, None if no packet can be decoded; a header may have
     half of it, as HE-AAC's. seconds: length of the stream. end: that of the last packet of all
     streams, in seconds. packets: number of the stream's. first: position of its first in the file.
-    ends_short: the last one is smaller than the others, which have one size, but for a byte.
+    ends_short: the last one is smaller than the others, whose sizes differ by one byte at most.
     """
 
     rate: int | None
@@ -200,7 +200,7 @@ class _Packets:
     ends_short: bool
 
 
-def _measure(container: "InputContainer", stream: "AudioStream") -> _Packets:
+def _measure(container: "InputContainer", stream: "AudioStream") -> _StreamSizes:
     rate: int | None = None
     tick = stream.time_base or Fraction(1)
     ticks, untimed, bounds = 0, False, (math.inf, -math.inf)
@@ -227,7 +227,7 @@ def _measure(container: "InputContainer", stream: "AudioStream") -> _Packets:
     if untimed and count:
         ticks = max(ticks, int(max(0, bounds[1] - bounds[0])))
     short = most <= least + 1 and last < least
-    return _Packets(rate, float(ticks * tick), end, count, first, short and count > 1)
+    return _StreamSizes(rate, float(ticks * tick), end, count, first, short and count > 1)
 
 
 def packets(
@@ -259,7 +259,7 @@ def decoded(packet: "Packet") -> list[Any] | None:
 
 
 def _promised_s(
-    container: "InputContainer", stream: "AudioStream", found: _Packets
+    container: "InputContainer", stream: "AudioStream", found: _StreamSizes
 ) -> float | None:
     """Return the length that the header promises; None if it has none, or the file keeps it."""
     name = container.format.name.split(",")[0]
@@ -271,7 +271,7 @@ def _promised_s(
     return promised if there < promised - MISSING_S else None
 
 
-def _promised_by_size(view: FileView, part: Part, found: _Packets) -> float | None:
+def _promised_by_size(view: FileView, part: Part, found: _StreamSizes) -> float | None:
     """Return the length that a file promises by its size, or None if all is there."""
     there = part.end - part.start
     said = promised_bytes(view.read(HEAD))
@@ -288,7 +288,7 @@ def promised_bytes(head: bytes) -> int:
     return int.from_bytes(head[at + 40 : at + 48], "little") if at >= 0 else 0
 
 
-def _promised_by_frames(view: FileView, found: _Packets) -> float | None:
+def _promised_by_frames(view: FileView, found: _StreamSizes) -> float | None:
     """Return the length that an MP3's first frame promises, or None if all is there."""
     view.seek(max(0, found.first - _MPEG_FRAME))
     head = view.read(min(found.first, _MPEG_FRAME))

@@ -48,12 +48,12 @@ _PCX_PALETTE = 769  # bytes at the end of a PCX: a 12, and 256 colours
 _SHOWING = threading.Lock()  # of Python's one function that shows warnings
 
 
-def accept_all(height: int, width: int) -> None:
+def accept_any_size(height: int, width: int) -> None:
     """Accept every image: the default check."""
 
 
 def load_image(
-    item: Mapping[str, Any], where: str, check: Check = accept_all, warn: Warn = ignore
+    item: Mapping[str, Any], where: str, check: Check = accept_any_size, warn: Warn = ignore
 ) -> "Image":
     """Read an image item of a message, in RGB.
 

@@ -17,7 +17,7 @@ from qwen3_omni_neuron.prompt.media.video_file import (
     Frames,
     Video,
     VideoHeader,
-    accept_all,
+    accept_any_video,
     keep_whole,
     read_video_file,
 )
@@ -35,7 +35,7 @@ def load_video(
     *,
     audio_rate: int | None,
     limit_s: float = math.inf,
-    check: Check = accept_all,
+    check: Check = accept_any_video,
     fit: Fit = keep_whole,
     threads: int = 0,
     warn: Warn = ignore,

@@ -95,7 +95,7 @@ class _DisorderError(Exception):
     """
 
 
-def accept_all(header: VideoHeader) -> None:
+def accept_any_video(header: VideoHeader) -> None:
     """Accept every video: the default check."""
 
 
@@ -111,7 +111,7 @@ def read_video_file(
     sampling: Sampling,
     audio_rate: int | None,
     limit_s: float = math.inf,
-    check: Check = accept_all,
+    check: Check = accept_any_video,
     fit: Fit = keep_whole,
     threads: int = 0,
     warn: Warn = ignore,

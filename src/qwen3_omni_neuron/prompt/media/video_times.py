@@ -108,7 +108,7 @@ class Timeline:
         return int(before[-1]) if len(before) else 0
 
 
-class _Packets:
+class _TimedPackets:
     """Packets of one stream as they are read, with timestamps that go on where files are joined.
 
     times: timestamp or None, duration, and size of each packet. keys: see Timeline. joined: number
@@ -143,7 +143,7 @@ def read_timeline(container: "InputContainer", stream: "VideoStream", fps: float
     import av
 
     tick = stream.time_base or Fraction(1)
-    packets, broken, last_byte = _Packets(tick), False, 0
+    packets, broken, last_byte = _TimedPackets(tick), False, 0
     bounds: dict[int, tuple[Fraction, int, int]] = {}  # of each stream: tick, first and last one
     try:
         for packet in container.demux():
@@ -170,7 +170,9 @@ def read_timeline(container: "InputContainer", stream: "VideoStream", fps: float
     return replace(timeline, joined=joined, there_s=there_s, broken=broken, last_byte=last_byte)
 
 
-def _timeline(packets: _Packets, stream: "VideoStream", tick: Fraction, fps: float) -> Timeline:
+def _timeline(
+    packets: _TimedPackets, stream: "VideoStream", tick: Fraction, fps: float
+) -> Timeline:
     times = sorted((pts, *rest) for pts, *rest in packets.times if pts is not None)
     rate = stream.average_rate or stream.guessed_rate or Fraction(fps)
     total = len(packets.times)
