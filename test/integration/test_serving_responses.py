@@ -427,7 +427,7 @@ def test_what_clients_send_by_default_is_taken() -> None:
             **{"text": {"verbosity": "low", "format": {"type": "text"}}, "user": "me"},
             **{"include": ["reasoning.encrypted_content"], "service_tier": "auto"},
         },
-        # Home Assistant's openai_conversation, after a call of a tool
+        # Home Assistant, after a call of a tool
         {
             **{"model": "gpt-4o-mini", "max_output_tokens": 3000, "temperature": 1.0, "top_p": 1.0},
             **{"user": "01J", "store": False, "tools": [TOOL], "text": {"verbosity": "low"}},
