@@ -24,7 +24,7 @@ from qwen3_omni_neuron.serving.fleet.command import check_config
 from testing.results import load_results
 from testing.specs import compiled_here
 
-VERSIONS = sorted((Path(__file__).parents[1] / "data").iterdir())
+VERSIONS = sorted(p for p in (Path(__file__).parents[1] / "data").iterdir() if p.is_dir())
 
 
 @pytest.fixture(params=VERSIONS, ids=lambda folder: folder.name)

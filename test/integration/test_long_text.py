@@ -88,7 +88,8 @@ def test_text_that_fits_nothing_is_refused_while_others_are_answered(
             answered += 1
         status, said = answer.result()
     error = said["error"]
-    assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert error["param"].startswith("messages[0]")
     assert "tokens or more" in error["message"] and error["type"] == "invalid_request_error"
     assert max(tokenised, default=0) < 100
 
@@ -215,9 +216,9 @@ def test_large_events_are_read_and_written_in_the_sessions_thread(
         made.append((kind, len(text), threading.current_thread().name.split("_")[0]))
         return text
 
-    def parsed(text: str) -> Any:
+    def parsed(text: str, **more: Any) -> Any:
         made.append(("read", len(text), threading.current_thread().name.split("_")[0]))
-        return read(text)
+        return read(text, **more)
 
     monkeypatch.setattr(connection, "server_event", written)
     monkeypatch.setattr(events, "read_event", parsed)

@@ -326,7 +326,7 @@ def test_what_a_model_says_of_itself_is_text(browser: Any) -> None:
     model: Any = ScriptedModel(["hello"])
     with serving(model) as server:
         [entry] = ask(url_of(server) + "/v1/models").json()["data"]
-        assert entry.keys() == {"id", "object", "created", "owned_by"}
+        assert entry.keys() == {"id", "object", "created", "owned_by", "root", "max_model_len"}
         with visiting(browser, url_of(server)) as visitor:
             visitor.page.locator("#voice option[value=Ethan]").wait_for(state="attached")
             visitor.until("document.querySelector('#introduction').hidden")

@@ -176,7 +176,7 @@ def test_speed_needs_pyav(client: OpenAI, monkeypatch: pytest.MonkeyPatch) -> No
         ({"voice": {"id": "Bob"}}, 400, "voice"),
         ({"voice": None}, 400, "voice"),
         ({"response_format": "aac"}, 400, "response_format"),
-        ({"response_format": "pcm16"}, 400, "response_format"),
+        ({"response_format": "pcm24"}, 400, "response_format"),
         ({"speed": 0.2}, 400, "speed"),
         ({"speed": 4.1}, 400, "speed"),
         ({"stream_format": "mp3"}, 400, "stream_format"),

@@ -353,7 +353,7 @@ def test_what_no_endpoint_has_is_refused_in_openais_shape(
         ("POST", "/v1/embeddings", "no embeddings"),
         ("POST", "/v1/images/generations", "draws none"),
         ("POST", "/v1/live/sessions", "WebSocket /v1/realtime"),
-        ("POST", "/v1/realtime/client_secrets", "no WebRTC"),
+        ("POST", "/v1/realtime/calls", "no WebRTC"),
         ("POST", "/v1/messages", "OpenAI-compatible provider"),
         ("GET", "/api/tags", "OpenAI-compatible provider"),
         ("POST", "/chat/completions", "ends with /v1 here"),

@@ -493,10 +493,10 @@ static void check_draw(int64_t vocab)
         total += exp(logits[i] / 2);
     }
     if (likeliest(logits, NULL, vocab) != best ||
-        draw(&drawing, logits, NULL, vocab, 1, 1, 0.99f, 1) != best)
+        draw(&drawing, logits, NULL, vocab, 1, 1, 0.99f, 1, 0) != best)
         fail("the likeliest", vocab, (double)likeliest(logits, NULL, vocab), (double)best);
     for (int n = 0; n < DRAWS; n++)
-        count[draw(&drawing, logits, NULL, vocab, 2, 0, ((float)n + 0.5f) / DRAWS, 1)]++;
+        count[draw(&drawing, logits, NULL, vocab, 2, 0, ((float)n + 0.5f) / DRAWS, 1, 0)]++;
     for (int64_t i = 0; i < vocab; i++) /* evenly spread numbers: each within one of its share */
         close_to("draw", i, (double)count[i], DRAWS * exp(logits[i] / 2) / total, 1.5);
     check_above(logits, vocab);

@@ -21,6 +21,7 @@ from packaging.specifiers import SpecifierSet
 
 from qwen3_omni_neuron import cli
 from qwen3_omni_neuron.compilation.storage import tree_cache
+from qwen3_omni_neuron.errors import ExitStatus
 from qwen3_omni_neuron.neuron.cores import PHYSICAL_CORES
 from qwen3_omni_neuron.neuron.versions import (
     NEURON_SDK,
@@ -37,7 +38,6 @@ from qwen3_omni_neuron.serving.fleet.command import (
     KILL_VARIABLE,
 )
 from qwen3_omni_neuron.serving.fleet.settings import FleetSettings
-from qwen3_omni_neuron.serving.server import EXIT_LOAD_FAILED, EXIT_MODEL_DIED
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from testing.imports import ROOT
 
@@ -274,8 +274,8 @@ def test_the_unit_starts_again_what_a_new_start_can_mend() -> None:
     service = unit["Service"]
     assert service["Restart"] == "on-failure"
     never = {int(status) for status in service["RestartPreventExitStatus"].split()}
-    assert EXIT_LOAD_FAILED in never
-    assert EXIT_MODEL_DIED not in never
+    assert ExitStatus.FAILED in never
+    assert ExitStatus.MODEL_DIED not in never
     words = shlex.split(service["ExecStart"])
     assert words.pop() == "$ARGUMENTS"
     flags = parsed(words)

@@ -204,15 +204,15 @@ def bare_content(content: Any) -> Any:
         (
             image(640, 640),
             r"content\[0\] is an image of 640 x 640.*makes 64 vision tokens when it is shrunk as "
-            r"far as it may be; 39 fit into the context beside the rest\. Shorten the",
+            r"far as it may be; 40 fit into the context beside the rest\. Shorten the",
         ),
         (
             {"type": "video", "video": make_video(30)},
-            "4 frames of .* tokens when .*; 39 fit",
+            "4 frames of .* tokens when .*; 40 fit",
         ),
         (
             {**video(6, 2.0, size=640), "detail": "high"},
-            "6 frames of 640 x 96 pixels, which makes 180 vision tokens; 39 fit .* Leave its",
+            "6 frames of 640 x 96 pixels, which makes 180 vision tokens; 40 fit .* Leave its",
         ),
         (audio(5.0), r"content\[0\] lasts 5.000 s, and 3.846 s of audio is the most"),
     ],

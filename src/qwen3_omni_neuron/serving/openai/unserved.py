@@ -19,8 +19,8 @@ ADVICE: Mapping[str, str] = {
     "/v1/images": f"The model sees images and draws none: send them in a message to {_CHAT}.",
     "/v1/videos": f"The model sees videos and makes none: send them in a message to {_CHAT}.",
     "/v1/live/sessions": "Take the WebSocket /v1/realtime, which hears and speaks in turns.",
-    "/v1/realtime": "Connect to the WebSocket /v1/realtime with the API key: there are no client "
-    "secrets and no WebRTC, so choose your client's WebSocket transport.",
+    "/v1/realtime": "Connect to the WebSocket /v1/realtime with the API key, or a secret of "
+    "/v1/realtime/client_secrets: there is no WebRTC, so choose your client's WebSocket transport.",
     "/v1/responses": "A response is read and deleted by its id: "
     "GET and DELETE /v1/responses/ID. It can't be cancelled, as its client waits for it.",
     "/v1/conversations": "POST /v1/responses continues a response by previous_response_id.",
