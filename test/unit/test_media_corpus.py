@@ -37,7 +37,8 @@ def bad(cases: Iterable[Any], judge: Callable[[Any], verdict.Verdict]) -> list[s
     return [f"{case}: {said.kind}: {said.text}" for case in cases if not (said := judge(case)).good]
 
 
-@pytest.mark.parametrize("container", sounds.containers())
+# Not SD2: libsndfile writes a second file, "._", beside it, in the working folder.
+@pytest.mark.parametrize("container", [c for c in sounds.containers() if c != "sndfile SD2"])
 def test_every_sound_is_heard_rightly_or_refused(container: str) -> None:
     for form in sounds.forms(container):
         assert not bad(sounds.cases(form, every=RUNS_ALL), verdict.hear)
