@@ -196,6 +196,7 @@ class Qwen3Omni:
         """Continue a text or token ids as they are, without a chat template; see `stream_text`.
 
         prompt: names of special tokens in a text become these tokens. It has no media.
+        Raises the errors of `stream_text`, and MessageError for an empty prompt.
         """
         check_not_forked()
         arrived_s = self._pipeline.clock.now()

@@ -13,9 +13,9 @@ from qwen3_omni_neuron.prompt.media.image import load_image
 from qwen3_omni_neuron.prompt.media.video_times import Timeline
 
 _CHUNK = struct.Struct("<4sI")
-_CANVAS = 4, 7  # of width and height less 1, 3 bytes each, in the header's chunk after its flags
+_CANVAS = 4, 7  # places of width - 1 and height - 1, 3 bytes each, in that chunks flags
 _DURATION_AT = 12  # in a frame's chunk, after its place and size
-_SHORT_MS = 100  # of a frame without a duration, as in browsers
+_SHORT_MS = 100  # time of a frame without a duration, as in browsers
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +23,7 @@ class AnimatedWebp:
     """Animation by the headers of its chunks, not decoded.
 
     content: the file, up to its last whole frame. height, width: size of a frame in pixels.
-    durations_ms: of the whole frames. complete: no frame is cut short.
+    durations_ms: time of each whole frame. complete: no frame is cut short.
     """
 
     content: bytes

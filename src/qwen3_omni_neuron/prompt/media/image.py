@@ -45,7 +45,7 @@ decoded with a half, a quarter or an eighth of its sides, which saves time and m
 """
 _CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
 _PCX_PALETTE = 769  # bytes at the end of a PCX: a 12, and 256 colours
-_SHOWING = threading.Lock()  # of Python's one function that shows warnings
+_SHOWING = threading.Lock()  # guards Python's one function that shows warnings
 
 
 def accept_any_size(height: int, width: int) -> None:

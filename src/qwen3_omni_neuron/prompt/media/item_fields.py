@@ -19,7 +19,7 @@ _MOST_FRAMES = 2**31 - 1
 _MOST_SECONDS = 1e9
 # One frame in 11 days is slower than any time lapse, and its positions still fit float32.
 LEAST_FPS, MOST_FPS = 1e-6, 1e6
-_NAME_CHARACTERS = 40  # of an unknown name, for the search of a similar one
+_NAME_CHARACTERS = 40  # most of an unknown name that is compared with known ones
 
 Refusal = Callable[[str, str | None], Exception]
 """Function (message, name) that makes the error for a field. name: None for several fields."""

@@ -34,7 +34,7 @@ _HEADS = {
 }
 _WAVE = re.compile(rb"RIFF.{4}WAVE", re.DOTALL)
 _OGG = re.compile(rb"OggS")
-_BOXES = frozenset(  # of a whole MP4; what follows it may be anything
+_BOXES = frozenset(  # types of boxes in a whole MP4; what follows it may be anything
     b"ftyp styp moov moof mdat mfra free skip wide uuid sidx emsg prft meta udta pnot".split()
 )
 _LONGEST = 32  # bytes: no head is longer
@@ -155,7 +155,7 @@ def _before_tags(file: BinaryIO) -> int:
     foot = _read(file, max(0, end - _APE), _APE)
     if foot.startswith(b"APETAGEX"):
         size, _, flags = struct.unpack_from("<III", foot, 12)
-        size += _APE * (flags >> 31)  # of the head, which the size is without
+        size += _APE * (flags >> 31)  # add the head, which the size leaves out
         end -= size if size < end else 0
     return end
 

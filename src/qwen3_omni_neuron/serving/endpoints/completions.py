@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field, Tag
+from pydantic import Field, Tag
 from pydantic_core import to_json
 
 from qwen3_omni_neuron import __version__
@@ -19,7 +19,6 @@ from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints.answer import PieceStream, json_event
 from qwen3_omni_neuron.serving.endpoints.served_stream import ServedStream
 from qwen3_omni_neuron.serving.openai.bodies import (
-    Seed,
     bounded_options,
     by_form,
     check_further,
@@ -30,7 +29,7 @@ from qwen3_omni_neuron.serving.openai.bodies import (
 )
 from qwen3_omni_neuron.serving.openai.chat_request import (
     CHAT_OPTIONS,
-    Stop,
+    SampledBody,
     StreamOptions,
     sampling_options,
 )
@@ -47,7 +46,6 @@ from qwen3_omni_neuron.serving.service import Service
 
 router = APIRouter()
 Json = dict[str, Any]
-_MOST_PROMPT_TOKENS = 1 << 20  # of one body; the context has fewer
 # Options of the text that a request may have beside OpenAI's fields.
 _OWN_OPTIONS = frozenset(name for name in CHAT_OPTIONS if name.startswith("thinker_"))
 _WITHOUT_EFFECT = frozenset(name for name in FIELDS[COMPLETIONS] if "." not in name)
@@ -58,29 +56,22 @@ FURTHER_FIELDS = {
 }
 """Schemas of the fields that a request may have beside those of `CompletionRequest`."""
 RawPrompt = Annotated[
-    Annotated[str, Tag("<text>")]
-    | Annotated[list[Any], Field(max_length=_MOST_PROMPT_TOKENS), Tag("<list>")],
+    Annotated[str, Tag("<text>")] | Annotated[list[Any], Tag("<list>")],
     by_form(text="a string", list="a list of one string, or of token ids"),
 ]
 
 
-class CompletionRequest(BaseModel):
+class CompletionRequest(SampledBody):
     """Body of POST /v1/completions.
 
     prompt: a text, a list of one text, or token ids. Further fields are those of engines.
     """
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
     model: str | None = None
     prompt: RawPrompt
     max_tokens: int | None = Field(16, ge=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, ge=0, le=1)
-    seed: Seed | None = None
-    stop: Stop | None = None
     logprobs: int | None = None
 
 

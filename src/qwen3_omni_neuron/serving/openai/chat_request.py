@@ -1,7 +1,7 @@
 """Body of a chat request: its fields, and the messages and options that they become."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Tag
 
@@ -292,14 +292,23 @@ class StreamOptions(OpenObject):
         return bool(self.include_usage and self.continuous_usage_stats)
 
 
-class ChatRequest(BaseModel):
+class SampledBody(BaseModel):
+    """Body with OpenAI's fields of sampling, which chat and completions have alike."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    seed: Seed | None = None
+    stop: Stop | None = None
+
+
+class ChatRequest(SampledBody):
     """Body of POST /v1/chat/completions.
 
     Further fields are options of a request (`options.RequestArguments`), or those of OpenAI's that
     only some values are taken of.
     """
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
     model: str | None = None
     messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
@@ -307,10 +316,6 @@ class ChatRequest(BaseModel):
     audio: AudioOutput | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, ge=0, le=1)
-    seed: Seed | None = None
-    stop: Stop | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -408,16 +413,7 @@ def request_options(
     return options
 
 
-class Sampled(Protocol):
-    """Body with OpenAI's fields of sampling."""
-
-    temperature: float | None
-    top_p: float | None
-    seed: int | None
-    stop: str | list[str] | None
-
-
-def sampling_options(wanted: Sampled) -> dict[str, Any]:
+def sampling_options(wanted: SampledBody) -> dict[str, Any]:
     """Return the options for the fields of sampling that all endpoints of text have alike."""
     options: dict[str, Any] = {}
     if wanted.seed is not None:
