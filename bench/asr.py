@@ -29,6 +29,7 @@ from bench.common.manifests import Clip, read_clips
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.transcription import INSTRUCTION, Failure, Transcript, transcribe
 from testing.command_line import Figures, InputError, Row, parser_of, positive, run
+from testing.headlines import headline
 from testing.metrics import percentiles
 
 
@@ -74,7 +75,12 @@ def measure(options: argparse.Namespace) -> Figures:
         **error_rates([text for text, _ in done], [o.text for o in transcripts], normalize),
         **speed(transcripts, wall_s),
     }
-    return [_row(clip, outcome) for clip, outcome in both], summary
+    found = [
+        headline("WER", [summary["wer"]], "%", "port #167: 1.56 % of LibriSpeech test-clean"),
+        headline("TTFT", [t.ttft_s for t in transcripts], "s"),
+        headline("RTF", [t.rtf for t in transcripts], "", "port #167: 0.12"),
+    ]
+    return [_row(clip, outcome) for clip, outcome in both], summary, found
 
 
 def _row(clip: Clip, outcome: Transcript | Failure) -> Row:

@@ -52,6 +52,7 @@ from qwen3_omni_neuron.cpu.rates import one_thread_each, products, reads
 from qwen3_omni_neuron.cpu.target import predictor_numbers
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.command_line import Figures, Row, natural, parser_of, positive, run, sizes
+from testing.headlines import Headline, headline
 from testing.prompts import prompt_of
 
 PREFILL, DECODE = "thinker prefill", "thinker decode"
@@ -90,7 +91,21 @@ def measure(options: argparse.Namespace) -> Figures:
     else:
         with made_checkpoint(options.size) as checkpoint:
             rows = rows_of(checkpoint, options)
-    return rows, summary_of(rows)
+    return rows, summary_of(rows), headlines_of(rows)
+
+
+def headlines_of(rows: Sequence[Row]) -> list[Headline]:
+    """Return what decode takes over the memory's limit, and a prompt over the arithmetic's."""
+
+    def ratios(ratio: str, *stages: str) -> list[float]:
+        return [row[ratio] for row in rows if row["stage"] in stages]
+
+    best = "1 is the machine's own rate"
+    return [
+        headline("decode and step", ratios("read_ratio", DECODE, STEP), "", best),
+        headline("code predictor", ratios("read_ratio", PREDICTOR), "", best),
+        headline("prefill", ratios("product_ratio", PREFILL), "", best),
+    ]
 
 
 def rows_of(folder: Path, options: argparse.Namespace) -> list[Row]:

@@ -20,6 +20,7 @@ from qwen3_omni_neuron.events import Finished
 from qwen3_omni_neuron.options import RequestArguments
 from qwen3_omni_neuron.prompt.messages import Messages
 from testing.command_line import Figures, Row, parser_of, run
+from testing.headlines import PLAYS, headline
 
 TEXT_TOKENS, FRAMES = 24, 48
 QUESTIONS = (
@@ -83,12 +84,20 @@ def measure(options: argparse.Namespace) -> Figures:
     names = ("one_by_one_s", "at_once_s")
     rows: list[Row] = [dict(zip(names, both, strict=True)) for both in zip(*seconds, strict=True)]
     medians = dict(zip(names, map(statistics.median, seconds), strict=True))
-    return rows, {
+    ratios = [row["at_once_s"] / row["one_by_one_s"] for row in rows]
+    first_s = [result.timings.ttfb_s for result in results]
+    summary = {
         "frames": sum(len(result.codes) for result in results),
         **medians,
         "ratio": medians["at_once_s"] / medians["one_by_one_s"],
-        "ttfb_s_at_once": [result.timings.ttfb_s for result in results],
+        "ttfb_s_at_once": first_s,
     }
+    headlines = [
+        headline("TTFB", first_s, "s"),
+        headline("RTF", [result.timings.rtf for result in results], "", PLAYS),
+        headline("at once / in turn", ratios),
+    ]
+    return rows, summary, headlines
 
 
 if __name__ == "__main__":

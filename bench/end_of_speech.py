@@ -46,6 +46,7 @@ from qwen3_omni_neuron.events import AudioChunk, Finished
 from qwen3_omni_neuron.options import RequestArguments
 from qwen3_omni_neuron.session import Session
 from testing.command_line import Figures, InputError, Row, natural, parser_of, run, sizes
+from testing.headlines import headline
 from testing.replaying.cases import OURS, PROFILES
 from testing.replaying.device import PLACEMENTS, Behaviour
 from testing.replaying.load import RequestLengths
@@ -93,7 +94,9 @@ def measure(options: argparse.Namespace) -> Figures:
     if options.speed <= 0:
         raise InputError(f"--speed is above 0, got {options.speed}.")
     rows = list(replayed(options) if options.replay else measured(options))
-    return rows, {"slowest_s": max(row["median_s"] for row in rows)}
+    medians = [row["median_s"] for row in rows]
+    name = "end of speech to first sample" + (", simulated" if options.replay else "")
+    return rows, {"slowest_s": max(medians)}, [headline(name, medians, "s")]
 
 
 def replayed(options: argparse.Namespace) -> Iterator[Row]:

@@ -29,6 +29,7 @@ from pathlib import Path
 
 from qwen3_omni_neuron.serving.fleet.scaling import FirstAudioPolicy
 from testing.command_line import InputError, Row, natural, parser_of, positive, sizes
+from testing.headlines import headline
 from testing.replaying.cases import PROFILES
 from testing.replaying.curves import ServiceCurves, replayed_curves
 from testing.replaying.device import PLACEMENTS
@@ -75,9 +76,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (InputError, ProfileError) as error:
         print(f"fleet: {error}", file=sys.stderr)
         return 1
-    print("\n".join(tables(rows, options.price_per_hour)))
+    firsts = [row["first_audio_p95_s"] for row in rows if row["affinity"]]
+    hours = [row["machine_h_per_1m_min"] for row in rows if row["affinity"]]
+    headlines = [
+        headline("simulated: p95 of TTFB", firsts, "s", f"target {options.target_s:g} s"),
+        headline("simulated: a million minutes", hours, "machine hours"),
+    ]
+    results = results_of("fleet", arguments, options, rows, {}, headlines)
     if options.json:
-        save(results_of("fleet", arguments, options, rows, {}), options.json)
+        save(results, options.json)
+    print("\n".join([*tables(rows, options.price_per_hour), *results.headline_texts]))
     return 0
 
 

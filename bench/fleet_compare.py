@@ -27,6 +27,7 @@ import numpy as np
 from bench.common.models import add_model_arguments, chosen_checkpoint, load_chosen
 from bench.serve_load import Way, at_once, limits, over_http, through_api
 from testing.command_line import Figures, Row, natural, parser_of, positive, run, sizes
+from testing.headlines import headline
 from testing.metrics import RequestMetrics, request_metrics
 from testing.replaying.curves import FRAME_S, RANKS, ServiceCurves
 from testing.replaying.fleet import Fleet, Plan, Talk
@@ -131,7 +132,12 @@ def measure(options: argparse.Namespace) -> Figures:
         "largest_difference": max(ratios),
         "agrees": max(ratios) <= AGREES,
     }
-    return rows, summary
+    headlines = [
+        headline("first sample, predicted / measured", [row["p50_ratio"] for row in rows]),
+        headline("replies a second, predicted / measured", [r["throughput_ratio"] for r in rows]),
+        headline("largest difference", [max(ratios)], "%", f"goal {100 * AGREES:g} % at most"),
+    ]
+    return rows, summary, headlines
 
 
 def curves_of(

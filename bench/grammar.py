@@ -51,6 +51,7 @@ from qwen3_omni_neuron.runtime.grammar import Grammar, Grammars, GrammarState, w
 from qwen3_omni_neuron.runtime.thinker_stage import MASK_WAIT_S
 from test.hostile.attacks.grammars import CRASHES, SLOW
 from testing.command_line import Figures, parser_of, positive, run
+from testing.headlines import headline
 
 SLOTS, VOCABULARY, PROMPT_TOKENS = 8, 151_936, 64
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -232,7 +233,12 @@ def measure(options: argparse.Namespace) -> Figures:
     with chosen_checkpoint(options) as checkpoint:
         beside = replies_of(str(checkpoint))
     rows += [{"kind": kind, **times_of(found)} for kind, found in beside.items()]
-    return rows, summary
+    headlines = [
+        headline("CPU time that grammars add to a step", [1e3 * added_cpu_s], "ms", "goal 0.32"),
+        headline("of the step", [summary["cpu_share"]], "%"),
+        headline("compiling a new grammar", compile_s, "s"),
+    ]
+    return rows, summary, headlines
 
 
 def replies_of(model: str) -> dict[str, list[float]]:

@@ -30,6 +30,7 @@ from qwen3_omni_neuron.neuron.part import part_spec, to_device_type
 from qwen3_omni_neuron.neuron.torchneuron.graph import BACKEND, Compilations
 from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs
 from testing.command_line import Figures, parser_of, positive, run
+from testing.headlines import headline
 from testing.released import CODE2WAV, RELEASED, TALKER
 from testing.specs import plan_of
 from testing.torchneuron.supported import DECOMPOSED, WRITTEN_DECOMPOSITIONS
@@ -132,7 +133,12 @@ def measure(options: argparse.Namespace) -> Figures:
                 "aot_s": backend.aot_s,
             }
         )
-    return rows, {}
+    captured = sum(row["capture_s"] + row["aot_s"] for row in rows)
+    headlines = [
+        headline("host's time of a call", [row["call_ms"] for row in rows], "ms"),
+        headline("capture of all graphs", [captured], "s"),
+    ]
+    return rows, {}, headlines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,6 +23,7 @@ from bench.common.models import load_chosen
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.cli.model_arguments import add_model_arguments, model_or_shipped
 from testing.command_line import Figures, Row, parser_of, positive, run
+from testing.headlines import headline
 from testing.memory import allocated_mb, live_tensor_bytes, open_files, resident_mb
 
 QUESTION = Path(__file__).parents[1] / "examples" / "sum.wav"
@@ -57,7 +58,13 @@ def measure(options: argparse.Namespace) -> Figures:
     for name in ("load_s", *REPLIES):
         summary[name] = statistics.median(row[name] for row in rows)
     summary["first_over_third"] = summary["first_s"] / summary["third_s"]
-    return rows, {"resident_mb": rows[-1]["resident_mb"], **summary}
+    summary = {"resident_mb": rows[-1]["resident_mb"], **summary}
+    headlines = [
+        headline("memory grown", [summary.get("grown_resident_mb")], "MB", "goal 0"),
+        headline("threads grown", [summary["grown_threads"]], "", "goal 0"),
+        headline("first reply / third", [summary["first_over_third"]]),
+    ]
+    return rows, summary, headlines
 
 
 def one_round(options: argparse.Namespace) -> Row:

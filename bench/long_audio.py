@@ -32,6 +32,7 @@ from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.log_mel import MelSettings, log_mel
 from qwen3_omni_neuron.transcription import Transcript, transcribe
 from testing.command_line import Figures, Row, parser_of, run
+from testing.headlines import headline
 from testing.media_cases import QUESTION_WAV, RATE
 from testing.memory import peak_mb
 from testing.models import load_models
@@ -60,7 +61,12 @@ def measure(options: argparse.Namespace) -> Figures:
         for kind in SOUNDS:
             found = in_new_process(transcript, kind, folder, seconds, options.max_new_tokens)
             rows.append({"step": f"transcript of {kind}", **found})
-    return rows, {row["step"]: row["peak_mb"] for row in rows}
+    heard = [row for row in rows if "audio_s" in row]
+    headlines = [
+        headline("RTF of transcripts", [row["time_s"] / row["audio_s"] for row in heard]),
+        headline("peak of memory", [row["peak_mb"] for row in heard], "MB"),
+    ]
+    return rows, {row["step"]: row["peak_mb"] for row in rows}, headlines
 
 
 def write_audio(path: Path, seconds: int) -> None:

@@ -47,6 +47,7 @@ from testing.command_line import (
     positive,
     run,
 )
+from testing.headlines import Headline, headline
 from testing.memory import live_tensor_bytes, peak_mb, resident_mb
 
 Frame = Callable[[], object]
@@ -85,7 +86,18 @@ def measure(options: argparse.Namespace) -> Figures:
             most = engines.talker.context_length - len(prompt.talker)
             frames = spoken_frames(engines.talker, config, prompt, options.seed)
             rows += windows(TALKER, frames, min(options.frames, most))
-    return rows, summary_of(rows, here=options.placement == "shared")
+    summary = summary_of(rows, here=options.placement == "shared")
+    return rows, summary, headlines_of(summary)
+
+
+def headlines_of(summary: dict[str, Any]) -> list[Headline]:
+    """Return what late frames take over early ones, and the growth of memory."""
+    most, growth = f"goal {MOST_RATIO:g} at most", f"goal {MOST_GROWTH_MB:g} MB at most"
+    return [
+        headline("code2wav, late frame / early", [summary["code2wav_ratio"]], "", most),
+        headline("talker, late frame / early", [summary["talker_ratio"]]),
+        headline("memory grown", [summary["peak_growth_mb"]], "MB", growth),
+    ]
 
 
 def check_chunk(chunk: int, compiled: Sequence[int]) -> None:

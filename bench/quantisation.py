@@ -80,6 +80,7 @@ from testing.command_line import (
     positive,
     run,
 )
+from testing.headlines import Headline, headline
 
 POSITIONS_AT_ONCE = 64
 SUMMARISED = ("kl_mean", "kl_standard_error", "kl_max", "agreement")
@@ -113,12 +114,12 @@ def measure(options: argparse.Namespace) -> Figures:
     with one_torch_thread():
         if not options.model:
             rows = list(random_rows(options))
-            return rows, summary_of(rows)
+            return rows, summary_of(rows), headlines_of(rows)
         config = read_config(options.model)
         if config.dtype != "bfloat16" or config.talker is None or config.code2wav is None:
             raise InputError(f"{options.model} is no checkpoint in bfloat16 that speaks.")
         rows = list(trained_rows(options.model, config, options))
-        return rows, summary_of(rows)
+        return rows, summary_of(rows), headlines_of(rows)
 
 
 def random_rows(options: argparse.Namespace) -> Iterator[Row]:
@@ -330,6 +331,26 @@ def speech_rows(folder: Path, count: int, seeds: int) -> Iterator[Row]:
         for name, share in shares(found).items():
             row |= {name: share.value, f"{name}_cases": share.of, f"{name}_95": share.interval}
         yield row
+
+
+def headlines_of(rows: Sequence[Row]) -> list[Headline]:
+    """Return the error of int8 and int4 matrices, or the share of right replies of each dtype."""
+    spoken = [row for row in rows if row["measure"] == "speech"]
+    if spoken:
+        return [
+            headline(f"right text, {row['dtype']}", [row.get("replies_right")], "%")
+            for row in spoken
+        ]
+    matrices = [row for row in rows if row["measure"] == "matrix"]
+    formats = sorted({row["format"] for row in matrices})
+    return [
+        headline(
+            f"error of a matrix, {name}",
+            [row["relative_error"] for row in matrices if row["format"] == name],
+            "%",
+        )
+        for name in formats
+    ]
 
 
 def summary_of(rows: Sequence[Row]) -> dict[str, Any]:

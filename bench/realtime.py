@@ -62,6 +62,7 @@ from testing.command_line import (
     run,
     sizes,
 )
+from testing.headlines import headline, of_percentiles
 from testing.metrics import percentiles, playback
 from testing.server_process import SLOTS, server_process
 from testing.websocket_client import opened, send
@@ -76,6 +77,10 @@ PLAYED_S = 120.0  # in which it has been played
 TRANSCRIBED_S = 8.9  # two windows, and none that is complete before the turn ends
 GAP_S = 0.5  # of silence before the next question
 TELLING_S = 1.0  # of an answer were left when it was interrupted: else it says nothing
+
+# By way, the field of its time.
+FIGURE = dict.fromkeys(("api", "commit", "vad"), "first_sample_s")
+FIGURE["transcript"] = "transcribed_s"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -120,15 +125,22 @@ def measure(options: argparse.Namespace) -> Figures:
                     found = [s for part in pool.map(talk, range(sessions)) for s in part]
                 quantiles = percentiles(found)
                 rows.append({"way": way, "sessions": sessions, "turns": len(found)})
-                figure = "transcribed_s" if way == "transcript" else "first_sample_s"
-                rows[-1] |= {figure: quantiles}
+                rows[-1] |= {FIGURE[way]: quantiles}
     medians = {
         (row["way"], row["sessions"]): row["first_sample_s"]["p50"]
         for row in rows
         if "first_sample_s" in row
     }
     added = {str(n): medians["commit", n] - medians["api", n] for n in options.sessions}
-    return rows, {"added_s": added}
+    first = [row for row in rows if row["sessions"] == options.sessions[0]]
+    names = {"vad": "end of speech to first sample", "commit": "the same, turn ended by the client"}
+    names["transcript"] = "end of speech to transcript"
+    headlines = [
+        of_percentiles(names[row["way"]], row.get(FIGURE[row["way"]]), row["turns"], "s")
+        for row in first
+        if row["way"] in names
+    ]
+    return rows, {"added_s": added}, headlines
 
 
 def pieces(samples: Any, piece_ms: int) -> Any:
@@ -239,7 +251,15 @@ def judge(call: Call, samples: NDArray[np.float32], options: argparse.Namespace)
             rows.append({"kind": "pause", "turn": turn, "pause_ms": pause_ms})
             rows[-1] |= spoken_turn(call, sentence, pause_ms)
         rows.append({"kind": "interruption", "turn": turn, **interruption(call, long, question)})
-    return rows, verdict(rows)
+    headlines = [
+        headline(name, [row.get(field) for row in rows], "s")
+        for name, field in (
+            ("end of speech to first sample", "first_sample_s"),
+            ("end of speech to first word", "first_word_s"),
+            ("interruption to silence", "silence_s"),
+        )
+    ]
+    return rows, verdict(rows), headlines
 
 
 def spoken_turn(call: Call, parts: Sequence[NDArray[np.float32]], pause_ms: int = 0) -> Row:

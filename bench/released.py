@@ -75,6 +75,7 @@ from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.loading import stage_threads
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.command_line import Figures, InputError, Row, natural, parser_of, positive, run
+from testing.headlines import PLAYS, headline
 from testing.memory import peak_mb
 from testing.observed import Recorder
 from testing.prompts import prompt_of
@@ -135,7 +136,12 @@ def measure(options: Namespace) -> Figures:
         "tree_gb": size / GB,
         **asked,
     }
-    return rows, summary
+    headlines = [
+        headline("TTFT", [summary["question_ttft_s"]], "s"),
+        headline("TTFB", [summary["question_ttfb_s"]], "s", "goal 3 s after a spoken question"),
+        headline("RTF", [summary["rtf"]], "", PLAYS),
+    ]
+    return rows, summary, headlines
 
 
 def made(options: Namespace) -> tuple[Path, Path]:

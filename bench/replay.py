@@ -23,6 +23,7 @@ from pathlib import Path
 
 from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES
 from testing.command_line import Row, natural, parser_of, positive, sizes
+from testing.headlines import PLAYS, Headline, headline, of_percentiles
 from testing.replaying.cases import OURS, PORT, PROFILES, case
 from testing.replaying.device import PLACEMENTS, Behaviour
 from testing.replaying.load import make_load
@@ -74,10 +75,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ]
     except ProfileError as error:
         parser.error(str(error))
-    print("\n".join([*table(rows), "", *against_the_port(rows)]))
+    options.first_chunk = [behaviour.name for behaviour in behaviours]
+    results = results_of("replay", arguments, options, rows, {}, headlines_of(rows))
     if options.json:
-        options.first_chunk = [behaviour.name for behaviour in behaviours]
-        save(results_of("replay", arguments, options, rows, {}), options.json)
+        save(results, options.json)
+    print("\n".join([*table(rows), "", *against_the_port(rows), *results.headline_texts]))
+
+
+def headlines_of(rows: Sequence[Row]) -> list[Headline]:
+    """Return the figures of the first way of ours with the fewest requests at a time."""
+    ours = [row for row in rows if row["driven"] != PORT.name]
+    row = min(ours, key=lambda row: row["concurrency"])
+    name, count = f"replay, {row['driven']}", row["requests"]
+    ttfb = {"p50": row["ttfb_p50_s"], "p95": row["ttfb_p95_s"]}
+    return [
+        headline(f"{name}: TTFT, mean", [row["ttft_mean_s"]], "s"),
+        of_percentiles(f"{name}: TTFB", ttfb, count, "s"),
+        headline(f"{name}: RTF, mean", [row["rtf_mean"]], "", PLAYS),
+    ]
 
 
 def first_chunk(text: str) -> Behaviour:

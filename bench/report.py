@@ -131,9 +131,10 @@ def checked(row: Any, fields: Fields, where: str) -> Row:
 
 
 def summary_parts(sources: Sequence[Source]) -> list[str]:
-    """Return parts of the page: files, summaries by benchmark with replays apart, settings."""
+    """Return parts: headlines, files, summaries by benchmark with replays apart, settings."""
+    parts = [tag("p", f"{s.title}: {line}") for s in sources for line in s.results.headline_texts]
     files = [(s.title, s.results.benchmark, " ".join(map(str, s.results.command))) for s in sources]
-    parts = [table(pd.DataFrame(files, columns=["file", "benchmark", "command"]))]
+    parts += [table(pd.DataFrame(files, columns=["file", "benchmark", "command"]))]
     for name, is_replay in dict.fromkeys((s.results.benchmark, s.is_replay) for s in sources):
         group = [s for s in sources if (s.results.benchmark, s.is_replay) == (name, is_replay)]
         title = f"Summary of {name}, without {', '.join(LEFT_OUT)}" + REPLAY * is_replay

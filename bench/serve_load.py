@@ -50,6 +50,7 @@ from testing.command_line import (
     run,
     sizes,
 )
+from testing.headlines import PLAYS, Headline, of_percentiles
 from testing.http_client import JSON, READ_BYTES
 from testing.metrics import (
     ChunkArrival,
@@ -93,7 +94,7 @@ def measure(options: argparse.Namespace) -> Figures:
             raise InputError("--url needs --model, the name of the server's model.")
         asked = {"model": options.model, "audio": {"voice": "alloy", "format": "pcm16"}}
         rows = asked_in({"url": partial(over_http, options.url, asked, options.key)}, options)
-        return rows, {}
+        return rows, {}, headlines_of(rows, "url")
     with (
         chosen_checkpoint(options) as checkpoint,
         load_chosen(checkpoint, options, SLOTS, reuse=True) as omni,
@@ -107,7 +108,18 @@ def measure(options: argparse.Namespace) -> Figures:
         if options.ray:
             ways["ray"] = partial(over_http, f"{ray_url}/v1", limits(options))
         rows = asked_in(ways, options)
-    return rows, {"overhead": overhead(rows)}
+    return rows, {"overhead": overhead(rows)}, headlines_of(rows, "http")
+
+
+def headlines_of(rows: Sequence[Row], way: str) -> list[Headline]:
+    """Return the figures of one way with the fewest clients."""
+    row = min((row for row in rows if row["way"] == way), key=lambda row: row["clients"])
+    count, said = row["requests"], f"{row['clients']} at a time"
+    return [
+        of_percentiles("TTFT", row["ttft_s"], count, "s", said),
+        of_percentiles("TTFB", row["ttfb_s"], count, "s", said),
+        of_percentiles("RTF", row["rtf"], count, "", PLAYS),
+    ]
 
 
 def asked_in(ways: Mapping[str, Way], options: argparse.Namespace) -> list[Row]:

@@ -29,6 +29,7 @@ from qwen3_omni_neuron.prompt.media.log_mel import MelSettings
 from qwen3_omni_neuron.prompt.preprocessor import read_preprocessor
 from qwen3_omni_neuron.prompt.turns import BYTES_PER_S, Reply, mean_pace
 from testing.command_line import Figures, Row, parser_of, run
+from testing.headlines import headline
 from train.assess import questions
 from train.espeak import VOICES, speak
 from train.judge import word_bounds
@@ -63,13 +64,18 @@ def measure(options: argparse.Namespace) -> Figures:
     ]
     rows += words_kept(REPLIES)
     noisy = [row for row in rows if row.get("noise_db") is not None]
-    return rows, {
+    summary = {
         "windows_changed": share(rows, "changed", "windows"),
         "windows_changed_with_noise": share(noisy, "changed", "windows"),
         "clips_late": share(rows, "late", "clips"),
         "clips_stale": share(rows, "stale", "clips"),
         "cuts_at_the_word": share(rows[:-1], "right", "cuts"),
     }
+    headlines = [
+        headline("windows that change later", [summary["windows_changed"]], "%"),
+        headline("cuts at the right word", [summary["cuts_at_the_word"]], "%"),
+    ]
+    return rows, summary, headlines
 
 
 def share(rows: Sequence[Row], part: str, whole: str) -> float:

@@ -55,6 +55,7 @@ from testing.command_line import (
     run,
     sizes,
 )
+from testing.headlines import headline
 from testing.models import load_host_models
 from testing.packed import packed_and_widened
 from testing.prompts import random_visual
@@ -92,7 +93,8 @@ def measure(options: argparse.Namespace) -> Figures:
     if options.profile is not None:
         source = f"bench/stages.py on {machine()['cpu']}, medians of {options.repeats} calls"
         measured_profile(rows, options.profile.stem, source).save(options.profile)
-    return rows, {row["stage"]: row["median_s"] for row in reversed(rows)}
+    summary = {row["stage"]: row["median_s"] for row in reversed(rows)}
+    return rows, summary, [headline(stage, [least], "s") for stage, least in summary.items()]
 
 
 def rows_of(folder: Path, options: argparse.Namespace) -> Iterator[Row]:

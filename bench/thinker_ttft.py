@@ -21,6 +21,7 @@ from bench.common.models import (
 )
 from qwen3_omni_neuron import Qwen3Omni
 from testing.command_line import Figures, Row, natural, parser_of, positive, run, sizes
+from testing.headlines import headline
 from testing.metrics import distribution
 
 NO_EOS = 2**31 - 1  # an id that is never generated
@@ -46,7 +47,13 @@ def measure(options: Namespace) -> Figures:
     ):
         by_length = {length: rows_of(omni, length, options) for length in options.lengths}
     rows = [row for found in by_length.values() for row in found]
-    return rows, {str(length): summary_of(found) for length, found in by_length.items()}
+    headlines = [
+        headline(f"TTFT, {length} tokens", [row["ttft_s"] for row in found], "s")
+        for length, found in by_length.items()
+    ]
+    headlines.append(headline("a further token", [row["itl_s"] for row in rows], "s"))
+    summary = {str(length): summary_of(found) for length, found in by_length.items()}
+    return rows, summary, headlines
 
 
 def rows_of(omni: Qwen3Omni, length: int, options: Namespace) -> list[Row]:

@@ -51,6 +51,7 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache
 from qwen3_omni_neuron.model.vision_encoder import VisionEncoder, patch_places
 from testing.command_line import Figures, InputError, Row, parser_of, positive, run, sizes
+from testing.headlines import headline
 from testing.released import RELEASED
 
 DTYPES = ("mixed", "int8", "int4")
@@ -89,7 +90,12 @@ def measure(options: argparse.Namespace) -> Figures:
     for row in rows:
         case = summary.setdefault(f"{row['part']} {row['size']}", {})
         case[f"threads {row['threads']}"] = {k: row[k] for k in ("min_s", "ratio", "product_ratio")}
-    return rows, summary
+    parts = dict.fromkeys(row["part"] for row in rows)
+    headlines = [
+        headline(f"{part} over its limit", [row["ratio"] for row in rows if row["part"] == part])
+        for part in parts
+    ]
+    return rows, summary, headlines
 
 
 def part_rows(parts: Iterator[Row], options: argparse.Namespace) -> list[Row]:

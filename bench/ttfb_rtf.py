@@ -30,6 +30,7 @@ from qwen3_omni_neuron import Qwen3Omni, Qwen3OmniError, SpeechResult
 from qwen3_omni_neuron.cli.speech_file import SpeechFile
 from qwen3_omni_neuron.options import RequestOptions
 from testing.command_line import Figures, Row, natural, parser_of, positive, run, sizes
+from testing.headlines import of_speech
 from testing.metrics import request_metrics, summarize
 from testing.observed import Observed, Recorder, Span, observe
 
@@ -121,7 +122,7 @@ def measure(options: argparse.Namespace) -> Figures:
         "requests_per_s": len(figures) / wall_s,
         **summarize(figures),
     }
-    return rows, summary
+    return rows, summary, of_speech(rows)
 
 
 def warm_up(

@@ -32,6 +32,7 @@ from qwen3_omni_neuron.serving.realtime.turn_detector import (
 )
 from qwen3_omni_neuron.serving.realtime.vad import FRAME_SAMPLES, RATE, SileroVad
 from testing.command_line import Figures, InputError, Row, parser_of, positive, run
+from testing.headlines import headline, of_percentiles
 from train.espeak import VOICES, speak
 from train.speech import MEASURING, pink_noise
 from train.vocabulary import prompts
@@ -68,10 +69,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measure(options: argparse.Namespace) -> Figures:
     """Measure: a row for each noise level, or two for each eagerness."""
     if options.eagerness:
-        return by_eagerness(options.turns), {}
+        rows = by_eagerness(options.turns)
+        cut = [row["cut_off"] / row["turns"] for row in rows if row["by"] == "meaning"]
+        return rows, {}, [headline("turns cut off, by meaning", cut, "%")]
     rows = [level(options, below_db) for below_db in BELOW_DB]
     found = sum(row["found"] for row in rows) / sum(row["turns"] for row in rows)
-    return rows, {"found_share": found}
+    late = {"p50": rows[0]["ended_ms_p50"] / 1e3, "p95": rows[0]["ended_ms_p95"] / 1e3}
+    headlines = [
+        headline("turns found", [found], "%"),
+        of_percentiles("end of speech to its end known", late, rows[0]["found"], "s"),
+    ]
+    return rows, {"found_share": found}, headlines
 
 
 def level(options: argparse.Namespace, below_db: int) -> Row:

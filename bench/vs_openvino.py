@@ -51,6 +51,7 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.command_line import Figures, InputError, Row, parser_of, positive, run
+from testing.headlines import headline
 
 ROOT = Path(__file__).parents[1]
 # Arguments of the export for each dtype; without any, it keeps the checkpoint's bfloat16.
@@ -137,10 +138,18 @@ def measure(options: argparse.Namespace) -> Figures:
             for side, answer in answers.items():
                 versions[side] = answer["version"]
                 rows.append({**about, "side": side, **medians(answer)})
-    return rows, {
-        "openvino_genai_version": versions["openvino"],
-        **{dtype: compared([r for r in rows if r["dtype"] == dtype]) for dtype in options.dtypes},
-    }
+    found = {dtype: compared([r for r in rows if r["dtype"] == dtype]) for dtype in options.dtypes}
+    headlines = [
+        headline(
+            f"{name}, {dtype}",
+            [row[figure] for row in rows if row["dtype"] == dtype and row["side"] == "ours"],
+            "s",
+            f"OpenVINO takes {found[dtype]['ratios'][figure]:.3g} times as long",
+        )
+        for dtype in options.dtypes
+        for name, figure in (("TTFB", "ttfb_s"), ("whole reply", "total_s"))
+    ]
+    return rows, {"openvino_genai_version": versions["openvino"], **found}, headlines
 
 
 def exported(checkpoint: Path, dtype: str, environment: Path) -> Path:

@@ -35,6 +35,7 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.verification.oracle import Reference, ReferenceResult
 from testing.command_line import Figures, InputError, Row, parser_of, positive, run
+from testing.headlines import of_speech
 from testing.memory import peak_mb
 from testing.metrics import request_metrics
 from testing.observed import observe
@@ -69,11 +70,17 @@ def measure(options: argparse.Namespace) -> Figures:
     with made_checkpoint(options.size) as checkpoint:
         rows = [row for name in PROMPTS for row in compare(checkpoint, name, options)]
         memory = {side: in_new_process(memory_here, side, checkpoint, options) for side in SIDES}
-    return rows, {
+    summary: dict[str, Any] = {
         "prompts": {name: ratios([r for r in rows if r["prompt"] == name]) for name in PROMPTS},
         "memory": memory,
         "memory_ratio": memory["transformers"]["grown_mb"] / memory["ours"]["grown_mb"],
     }
+    found = summary["prompts"].values()
+    anchors = {}
+    for name, ratio in (("TTFB", "ttfb_ratio"), ("RTF", "rtf_ratio")):
+        times = " and ".join(f"{one[ratio]:.3g}" for one in found)
+        anchors[name] = f"transformers takes {times} times as long"
+    return rows, summary, of_speech([row for row in rows if row["side"] == "ours"], anchors)
 
 
 def compare(checkpoint: Path, name: str, options: argparse.Namespace) -> list[Row]:

@@ -30,6 +30,7 @@ from bench.vad import SENTENCES
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.events import SAMPLE_RATE
 from testing.command_line import Figures, Row, parser_of, positive, run
+from testing.headlines import headline
 from train.codes import FRAME_SAMPLES
 from train.espeak import VOICES, speak_words
 from train.judge import Judge, word_bounds
@@ -87,7 +88,17 @@ def measure(options: argparse.Namespace) -> Figures:
         _row("espeak-ng", "bytes without pauses", errors(without_pauses, sentences)),
         _row("espeak-ng", "nearest pause", errors(nearest_pause, sentences)),
     ]
-    return rows, {"texts": options.texts, "left_out": options.texts - len(texts)}
+    summary = {"texts": options.texts, "left_out": options.texts - len(texts)}
+    headlines = [
+        headline(
+            f"words within {1e3 * CLOSE_S:g} ms, {speech}",
+            [max(row["within"] for row in rows if row["speech"] == speech)],
+            "%",
+            "goal 90 %",
+        )
+        for speech in ("talker", "espeak-ng")
+    ]
+    return rows, summary, headlines
 
 
 def _row(speech: str, name: str, found: Sequence[float]) -> Row:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from qwen3_omni_neuron import Qwen3OmniError
+from testing.headlines import Headline
 from testing.results import module_of, publish, results_of
 
 Row = dict[str, Any]
-Figures = tuple[list[Row], dict[str, Any]]  # a benchmark's rows, and its summary
+# A benchmark's rows, its summary, and the figures that a reader wants first.
+Figures = tuple[list[Row], dict[str, Any], list[Headline]]
 
 
 class InputError(ValueError):
@@ -45,14 +47,14 @@ def run(
     name: name of the benchmark. Returns the exit status: 0, or 1 after a message where nothing
     could be measured.
     """
-    parser.add_argument("--json", type=Path, help="write the result to this file, too")
+    parser.add_argument("--json", type=Path, help="write the result with its rows to this file")
     options = parser.parse_args(arguments)
     try:
-        rows, summary = measure(options)
+        rows, summary, headlines = measure(options)
     except (InputError, Qwen3OmniError, OSError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1
-    publish(results_of(name, arguments, options, rows, summary), options.json)
+    publish(results_of(name, arguments, options, rows, summary, headlines), options.json)
     return 0
 
 

@@ -2,10 +2,11 @@
 
     {"schema": 1, "benchmark": "ttfb_rtf", "command": ["bench/ttfb_rtf.py", "--requests", "8"],
      "versions": {"python": "3.11.7", "torch": "2.13.0", ..., "machine": {"cpu": ..., ...}},
-     "settings": {...}, "rows": [{...}, ...], "summary": {...}}
+     "settings": {...}, "rows": [{...}, ...], "summary": {...}, "headlines": [{...}, ...]}
 
-settings: every argument, as it was used. rows: one a request or a case. Names end in their unit:
-_s seconds, _mb mebibytes, _bytes.
+settings: every argument, as it was used. rows: one a request or a case. headlines: those of
+testing.headlines; files of earlier versions have none. Names end in their unit: _s seconds,
+_mb mebibytes, _bytes.
 """
 
 import json
@@ -13,8 +14,8 @@ import os
 import platform
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ import torch
 
 from qwen3_omni_neuron.compilation.manifest import write_json
 from qwen3_omni_neuron.compilation.versions import installed_versions
+from testing.headlines import Headline, lines
 from testing.memory import total_mb
 
 SCHEMA = 1
 _KINDS = {"benchmark": str, "command": list, "versions": dict, "settings": dict, "rows": list}
-_KINDS |= {"summary": dict}
+_KINDS |= {"summary": dict, "headlines": list}
 
 
 class ResultsError(Exception):
@@ -43,6 +45,12 @@ class Results:
     settings: dict[str, Any]
     rows: list[dict[str, Any]]
     summary: dict[str, Any]
+    headlines: list[Headline] = field(default_factory=list)
+
+    @property
+    def headline_texts(self) -> list[str]:
+        """A line for each headline, with the dtype and the machine."""
+        return lines(self.headlines, self.settings, self.versions.get("machine", {}))
 
 
 def results_of(
@@ -51,6 +59,7 @@ def results_of(
     options: Namespace,
     rows: list[dict[str, Any]],
     summary: dict[str, Any],
+    headlines: Sequence[Headline] = (),
 ) -> Results:
     """Make results of a benchmark, with its command, settings, versions and machine.
 
@@ -70,6 +79,7 @@ def results_of(
         settings,
         rows,
         summary,
+        list(headlines),
     )
 
 
@@ -79,10 +89,25 @@ def module_of(name: str) -> str:
 
 
 def publish(results: Results, file: Path | None) -> None:
-    """Print everything but the rows, and write everything to a file, if one is named."""
+    """Print the summary, a figure a line, and last the headlines; write everything to a file.
+
+    file: None for none.
+    """
     if file is not None:
         save(results, file)
-    print(json.dumps({"schema": SCHEMA, **asdict(results), "rows": len(results.rows)}, indent=2))
+    for name, value in flat(results.summary):
+        if value is not None:
+            print(f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}")
+    print("", *results.headline_texts, sep="\n")
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested dicts by their path: "all.ttfb_s.p50"."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def save(results: Results, file: Path) -> None:
@@ -102,6 +127,7 @@ def load_results(file: Path) -> Results:
         raise ResultsError(
             f"{file} has schema {schema!r}, and {SCHEMA} is read here. Run the benchmark again."
         )
+    content.setdefault("headlines", [])
     if missing := sorted(_KINDS.keys() - content.keys()):
         raise ResultsError(f"{file} has no {', '.join(missing)}.")
     if strange := sorted(content.keys() - _KINDS.keys()):
@@ -113,6 +139,10 @@ def load_results(file: Path) -> Results:
     for index, row in enumerate(content["rows"]):
         if not isinstance(row, dict):
             raise ResultsError(f"{file}: rows[{index}] is a {type(row).__name__}, not a dict.")
+    try:
+        content["headlines"] = [Headline(**one) for one in content["headlines"]]
+    except TypeError as error:
+        raise ResultsError(f"{file}: headlines has something else: {error}.") from error
     return Results(**content)
 
 

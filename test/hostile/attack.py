@@ -39,6 +39,7 @@ from test.hostile.attacks.target import Peak, Target, target_of, waited
 from test.hostile.attacks.watching import Seen, Watcher, seen
 from test.hostile.slots import fill_slots
 from testing.command_line import Figures, Row, parser_of, run
+from testing.headlines import headline
 from testing.server_process import SLOTS
 
 HEALTH_P99_S, HEALTH_WORST_S, GAP_S = 0.1, 0.3, 0.2
@@ -79,7 +80,9 @@ def measure(options: argparse.Namespace) -> Figures:
             with target_of(spec, checkpoint, options) as target:
                 done = measured_on(target, left[:1] if spec.own else left)
             rows, left = rows + done, left[len(done) :]
-    return rows, {"kinds": len(rows), "met": sum(not row["unmet"] for row in rows)}
+    met = sum(not row["unmet"] for row in rows)
+    headlines = [headline("kinds whose limits are met", [met], "", f"goal {len(rows)}")]
+    return rows, {"kinds": len(rows), "met": met}, headlines
 
 
 def measured_on(target: Target, kinds: Sequence[Kind]) -> list[Row]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from testing.command_line import Figures, Row, parser_of, positive, run
 from testing.fleet_load import RETRIES, Answer, Load, cut, failed, wrong
+from testing.headlines import headline
 from train.judge import Judge
 
 if TYPE_CHECKING:
@@ -61,7 +62,11 @@ def measure(options: argparse.Namespace) -> Figures:
         "heard": SAMPLE,
         "wrong": len(mistakes),
     }
-    return rows, figures
+    headlines = [
+        headline("answers that broke off", [figures["broke_off"]], "", f"of {len(load.answers)}"),
+        headline("wrong answers", [len(mistakes)], "", f"goal 0 of {SAMPLE}"),
+    ]
+    return rows, figures, headlines
 
 
 def disturb(fleet: "Cluster", load: Load, number: int) -> Row:

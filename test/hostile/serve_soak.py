@@ -36,6 +36,7 @@ from test.hostile.soak.clients import Clients
 from test.hostile.soak.gate import Gate
 from test.hostile.soak.processes import descendants, kill, left_of, measured, stages
 from testing.command_line import Figures, InputError, Row, natural, parser_of, positive, run
+from testing.headlines import headline
 from testing.http_client import ask
 from testing.server_process import SLOTS, server_process
 from train.judge import Judge
@@ -119,7 +120,9 @@ def measure(options: argparse.Namespace) -> Figures:
             clients.join()
     wrong_words = misheard(clients)
     rows = [{"run": one.number, **point} for one in runs for point in one.points]
-    return rows, summary(runs, gate, log, len(clients.heard), wrong_words)
+    found = summary(runs, gate, log, len(clients.heard), wrong_words)
+    met = list(found["goals"].values()).count("met")
+    return rows, found, [headline("goals that are met", [met], "", f"of {len(found['goals'])}")]
 
 
 def live(

@@ -120,7 +120,9 @@ class Endpoint:
 
 def judged(endpoint: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     call = Call(endpoint, piece_ms=round(PIECE_S * 1000), now=lambda: endpoint.now_s)
-    return realtime.judge(call, question(), OPTIONS)
+    rows, summary, headlines = realtime.judge(call, question(), OPTIONS)
+    assert [one.unit for one in headlines] == ["s", "s", "s"]
+    return rows, summary
 
 
 def test_a_server_that_does_all_well() -> None:

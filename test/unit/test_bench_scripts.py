@@ -37,6 +37,7 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing import report_cases
 from testing.command_line import InputError
+from testing.headlines import headline, lines, of_speech
 from testing.imports import ROOT
 from testing.media_cases import QUESTION_WAV
 from testing.memory import live_tensor_bytes
@@ -78,6 +79,7 @@ def run(script: Any, arguments: list[str], folder: Path) -> Results:
     assert results.command == ["python", "-m", script.__name__, *arguments, "--json", str(file)]
     assert results.versions.keys() >= {"python", "torch", "transformers", "qwen3-omni-neuron"}
     assert results.versions["machine"]["memory_mb"] > 0
+    assert all(one.count for one in results.headlines)
     return results
 
 
@@ -177,11 +179,31 @@ def test_prompts_leave_room_for_the_steps_after_them() -> None:
 def test_a_result_file_is_read_as_it_was_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = Results("b", ["c"], {"torch": "1"}, {"size": "tiny"}, [{"a_s": 0.5}], {"n": 1})
+    versions = {"machine": {"cpu": "EPYC", "threads": 2}}
+    rows = [{"ttft_s": 0.008, "ttfb_s": 1.5, "rtf": 0.5}, {"ttft_s": 0.01, "ttfb_s": None}]
+    summary = {"n": 1, "of": {"p50": 0.12344, "none": None}}
+    settings = {"dtype": "mixed"}
+    results = Results("b", ["c"], versions, settings, rows, summary, of_speech(rows))
     publish(results, tmp_path / "r.json")
     assert load_results(tmp_path / "r.json") == results
-    assert json.loads(capsys.readouterr().out)["rows"] == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "n: 1",
+        "of.p50: 0.1234",
+        "",
+        "TTFT  p50 9 ms, p95 9.9 ms of 2 | dtype mixed, EPYC, 2 threads",
+        "TTFB  1.5 s | dtype mixed, EPYC, 2 threads",
+        "RTF   0.5; below 1 it plays without a wait | dtype mixed, EPYC, 2 threads",
+    ]
     assert [file.name for file in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_a_headline_without_a_value_says_so() -> None:
+    assert lines([headline("WER", [None], "%")], {}, {"cpu": "EPYC", "threads": 2}) == [
+        "WER  not measured: no value | EPYC, 2 threads"
+    ]
+    assert lines([headline("WER", [0.0156], "%")], {}, {"cpu": "EPYC", "threads": 2}) == [
+        "WER  1.56 % | EPYC, 2 threads"
+    ]
 
 
 def test_a_result_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
@@ -207,6 +229,7 @@ WHOLE |= {"settings": {}, "rows": [], "summary": {}}
         (json.dumps({k: v for k, v in WHOLE.items() if k != "rows"}), "has no rows"),
         (json.dumps({**WHOLE, "more": 1}), "has more, which no result has"),
         (json.dumps({**WHOLE, "summary": []}), "summary is a list, not a dict"),
+        (json.dumps({**WHOLE, "headlines": [{"name": "RTF"}]}), "headlines has something else"),
         (json.dumps({**WHOLE, "rows": [{}, 3]}), r"rows\[1\] is a int, not a dict"),
     ],
 )

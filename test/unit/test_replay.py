@@ -371,8 +371,8 @@ def test_every_line_is_labelled_a_replay(
     assert results.settings["concurrency"] == [1, 2]
     assert {row["kind"] for row in results.rows} == {"replay"}
     assert len(results.rows) == len(PLACEMENTS) * (1 + 2 * 2)
-    assert len(lines) == 2 + len(results.rows) + 1
-    assert "the port measured 1759" in lines[-1]
+    assert len(lines) == 2 + len(results.rows) + 1 + len(results.headlines)
+    assert "the port measured 1759" in lines[-4]
 
 
 @pytest.mark.parametrize(
