@@ -17,9 +17,9 @@ from openai import OpenAI
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.edge.fetching import Fetcher
-from qwen3_omni_neuron.serving.endpoints.sound import pcm16
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.settings import ServerSettings
+from qwen3_omni_neuron.sound.encoding import pcm16
 
 END_S = 20.0
 

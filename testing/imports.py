@@ -10,8 +10,9 @@ NAME = "qwen3_omni_neuron"
 PACKAGE = ROOT / "src" / NAME
 # Lowest first. A module imports from its own room or from a lower layer, never beside or up.
 LAYERS = [
-    {"errors", "events", "model"},
-    {"untrusted_files"},
+    {"errors", "model"},
+    {"sound", "untrusted_files"},
+    {"events"},
     {"checkpoint", "prompt"},
     {"engines"},
     {"options", "compilation", "helpers"},

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
 from qwen3_omni_neuron.cli import main
-from qwen3_omni_neuron.cli.speech_file import SUFFIXES, SpeechFile
 from qwen3_omni_neuron.errors import ExitStatus
 from qwen3_omni_neuron.prompt.media.fields import Warn
-from qwen3_omni_neuron.serving.endpoints.sound import encode_sound
 from qwen3_omni_neuron.serving.server import Server
+from qwen3_omni_neuron.sound.encoding import encode_sound
+from qwen3_omni_neuron.sound.speech_file import SUFFIXES, SpeechFile
 from testing.imports import ROOT
 from testing.made_videos import make_video
 from testing.media_cases import QUESTION_WAV, noise_image, text, user

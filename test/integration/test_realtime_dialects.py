@@ -13,10 +13,10 @@ from openai.types.beta.realtime import RealtimeServerEvent
 from websockets.sync.client import ClientConnection, connect
 
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.serving.endpoints.sound import pcm16
 from qwen3_omni_neuron.serving.realtime.audio_codecs import Resampler
 from qwen3_omni_neuron.serving.realtime.dialects import BETA, DASHSCOPE, Dialect, Interpreter
 from qwen3_omni_neuron.serving.server import Server
+from qwen3_omni_neuron.sound.encoding import pcm16
 from testing.http_server import client_of, same_sound, url_of, wait_until
 from testing.media_cases import noise_image
 from testing.realtime import SHORT, WAIT_S, question, said

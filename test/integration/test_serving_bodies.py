@@ -17,8 +17,8 @@ import soundfile
 from PIL import Image
 
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.serving.endpoints.sound import wav_header
 from qwen3_omni_neuron.serving.server import Server
+from qwen3_omni_neuron.sound.encoding import wav_header
 from testing.http_client import HttpClient
 from testing.http_server import client_of, serving, url_of, wait_until
 from testing.media_cases import QUESTION_WAV

@@ -32,7 +32,7 @@ from qwen3_omni_neuron.prompt.media.items import Media, MediaLoader, Unread
 from qwen3_omni_neuron.prompt.media.sizes import SizeLimits
 from qwen3_omni_neuron.prompt.media.video import VideoHeader
 from qwen3_omni_neuron.prompt.prompt import Prompt
-from qwen3_omni_neuron.serving.endpoints.sound import pcm16, wav_header
+from qwen3_omni_neuron.sound.encoding import pcm16, wav_header
 from testing.decoding_cases import SharedPool, grey_video, job_of, picture, sound
 from testing.made_recordings import make_matroska, make_recording
 from testing.made_videos import make_video

@@ -32,7 +32,6 @@ from qwen3_omni_neuron.serving.edge.gate import Gate
 from qwen3_omni_neuron.serving.edge.keys import Keys, RequestRates, read_keys
 from qwen3_omni_neuron.serving.edge.quotas import Quota
 from qwen3_omni_neuron.serving.endpoints import answer
-from qwen3_omni_neuron.serving.endpoints.sound import encode_sound, pcm16, wav_header
 from qwen3_omni_neuron.serving.logs import JsonFormatter
 from qwen3_omni_neuron.serving.metrics import Metrics
 from qwen3_omni_neuron.serving.model import ServedModel
@@ -43,6 +42,7 @@ from qwen3_omni_neuron.serving.service import Service, Turnstile
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.serving.stored.kept_responses import KeptResponse, KeptResponses
 from qwen3_omni_neuron.serving.stored.replies import MOST_CHARACTERS, SpokenReplies
+from qwen3_omni_neuron.sound.encoding import encode_sound, pcm16, wav_header
 from testing.scripted_model import ScriptedModel
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'

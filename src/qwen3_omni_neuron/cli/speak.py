@@ -114,10 +114,10 @@ def _write_speech(
     start: function that starts the stream with the given options. shows_text: also print the text.
     """
     from qwen3_omni_neuron.api import Qwen3Omni
-    from qwen3_omni_neuron.cli.speech_file import SpeechFile
     from qwen3_omni_neuron.events import SAMPLE_RATE
     from qwen3_omni_neuron.options import REQUEST_OPTIONS
-    from qwen3_omni_neuron.serving.endpoints.sound import pcm16
+    from qwen3_omni_neuron.sound.encoding import pcm16
+    from qwen3_omni_neuron.sound.speech_file import SpeechFile
 
     model = model_or_shipped(parsed)
     given = {

@@ -17,12 +17,12 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from websockets.sync.client import ClientConnection, connect
 
 from qwen3_omni_neuron.cli.model_arguments import introduce, load_arguments, model_or_shipped
-from qwen3_omni_neuron.cli.speech_file import SpeechFile
 from qwen3_omni_neuron.cli.talk_sound import HEARD_RATE, Player, Samples, device
 from qwen3_omni_neuron.errors import ExitStatus, OptionError
 from qwen3_omni_neuron.events import SAMPLE_RATE
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
-from qwen3_omni_neuron.serving.endpoints.sound import pcm16, samples_of_pcm16
+from qwen3_omni_neuron.sound.encoding import pcm16, samples_of_pcm16
+from qwen3_omni_neuron.sound.speech_file import SpeechFile
 
 _PIECE_BYTES = 2 * HEARD_RATE  # bytes of sound in one event: a second
 

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.cli.speech_file import SpeechFile
 from qwen3_omni_neuron.errors import NotInstalledError, OptionError, OutputError
 from qwen3_omni_neuron.events import SAMPLE_RATE
+from qwen3_omni_neuron.sound.speech_file import SpeechFile
 
 Samples = NDArray[np.float32]
 HEARD_RATE = 16000  # sample rate of the user's sound

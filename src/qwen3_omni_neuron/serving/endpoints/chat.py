@@ -20,7 +20,6 @@ from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints.answer import json_event
 from qwen3_omni_neuron.serving.endpoints.chat_deltas import WRITTEN, spoken
 from qwen3_omni_neuron.serving.endpoints.question import Question, Reply, answer
-from qwen3_omni_neuron.serving.endpoints.sound import encode_sound
 from qwen3_omni_neuron.serving.openai.bodies import SMALL_BODY_BYTES, check_model, parse_json
 from qwen3_omni_neuron.serving.openai.chat_request import FURTHER_FIELDS, ChatRequest, NamedTool
 from qwen3_omni_neuron.serving.openai.errors import ApiError
@@ -31,6 +30,7 @@ from qwen3_omni_neuron.serving.openai.usage import chat_usage, running_usage
 from qwen3_omni_neuron.serving.openai.vllm_omni import VLLM_OMNI
 from qwen3_omni_neuron.serving.openai.without_effect import CHAT
 from qwen3_omni_neuron.serving.service import Service
+from qwen3_omni_neuron.sound.encoding import encode_sound
 
 router = APIRouter()
 Json = dict[str, Any]

@@ -7,7 +7,7 @@ from typing import Any
 import pybase64
 
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk
-from qwen3_omni_neuron.serving.endpoints.sound import pcm16, wav_header
+from qwen3_omni_neuron.sound.encoding import pcm16, wav_header
 
 
 @dataclass(frozen=True)

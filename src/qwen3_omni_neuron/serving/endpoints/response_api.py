@@ -16,7 +16,6 @@ from qwen3_omni_neuron.events import AudioChunk
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import BODY_COPIES, Context
 from qwen3_omni_neuron.serving.endpoints.question import Question, Reply, answer
-from qwen3_omni_neuron.serving.endpoints.sound import pcm16
 from qwen3_omni_neuron.serving.openai.bodies import (
     SMALL_BODY_BYTES,
     check_json,
@@ -45,6 +44,7 @@ from qwen3_omni_neuron.serving.openai.usage import response_usage
 from qwen3_omni_neuron.serving.openai.without_effect import RESPONSES
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.stored.kept_responses import KeptResponse
+from qwen3_omni_neuron.sound.encoding import pcm16
 
 router = APIRouter()
 Json = dict[str, Any]

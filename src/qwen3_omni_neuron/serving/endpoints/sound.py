@@ -1,100 +1,13 @@
-"""Encoding of a reply's samples as raw PCM, WAV, FLAC, MP3 or Ogg Opus, and time stretching."""
+"""Time stretching of a reply's samples."""
 
-import io
-import struct
 from fractions import Fraction
 from importlib.util import find_spec
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-SOUND_FORMATS = ("wav", "mp3", "flac", "opus", "pcm16")
-"""Formats of `SoundWriter`."""
-STREAMED_FORMATS = ("pcm16", "wav")
-"""Formats that can be streamed while the reply is generated, without an encoder's delay."""
-MEDIA_TYPES = {
-    "wav": "audio/wav",
-    "mp3": "audio/mpeg",
-    "flac": "audio/flac",
-    "opus": "audio/ogg",
-    "pcm16": "audio/pcm",
-}
-_LIBSNDFILE = {
-    "wav": {"format": "WAV", "subtype": "PCM_16"},
-    "mp3": {"format": "MP3", "subtype": "MPEG_LAYER_III"},
-    "flac": {"format": "FLAC", "subtype": "PCM_16"},
-    "opus": {"format": "OGG", "subtype": "OPUS"},
-    "pcm16": {"format": "RAW", "subtype": "PCM_16", "endian": "LITTLE"},
-}
-_UNKNOWN_SIZE = 0xFFFFFFFF  # players read it as "until the end"
-_HEADER_BYTES = 44
 _SLOWEST_TEMPO = 0.5  # lower limit of one atempo filter
 _TEMPO_END_S = 0.25
-# For larger arrays numpy releases the GIL. The server's event loop would then wait for the stages'
-# threads to give it back, which takes longer than a few more operations.
-_UNRELEASED = 500
-_FEW_SAMPLES = 8000  # a first chunk, which the listener waits for, has fewer
-
-
-def pcm16(samples: NDArray[np.float32]) -> bytes:
-    """Convert float32 [samples] in [-1, 1] to the bytes of 16-bit PCM, little-endian."""
-    size = _UNRELEASED if len(samples) <= _FEW_SAMPLES else len(samples)
-    parts = [samples[at : at + size] for at in range(0, len(samples), size)]
-    return b"".join([np.rint(part * 32767).astype("<i2").tobytes() for part in parts])
-
-
-def samples_of_pcm16(data: bytes) -> NDArray[np.float32]:
-    """Convert the bytes of 16-bit PCM, little-endian, to float32 [samples] in [-1, 1)."""
-    return np.frombuffer(data, "<i2").astype(np.float32) / np.float32(32768)
-
-
-def wav_header(sample_rate: int, data_bytes: int | None = None) -> bytes:
-    """Return the header of a mono 16-bit WAV. data_bytes: None if the size is not known yet."""
-    size = _UNKNOWN_SIZE if data_bytes is None else data_bytes
-    whole = _UNKNOWN_SIZE if data_bytes is None else data_bytes + _HEADER_BYTES - 8
-    form = (1, 1, sample_rate, 2 * sample_rate, 2, 16)
-    return b"".join(
-        (
-            b"RIFF" + struct.pack("<I", whole) + b"WAVE",
-            b"fmt " + struct.pack("<IHHIIHH", 16, *form),
-            b"data" + struct.pack("<I", size),
-        )
-    )
-
-
-class SoundWriter:
-    """Encoder of samples into a file, in mono, and in 16 bits if the format is lossless.
-
-    Opus comes in an Ogg container, MP3 at libsndfile's own variable bit rate.
-    """
-
-    def __init__(self, file: bytes | BinaryIO, sample_rate: int, sound_format: str):
-        """file: its path, or an open file. sound_format: one of SOUND_FORMATS.
-
-        Raises soundfile.SoundFileError, as do the methods.
-        """
-        import soundfile
-
-        form = _LIBSNDFILE[sound_format]
-        self._file = soundfile.SoundFile(file, "w", sample_rate, 1, **form)
-
-    def write(self, samples: NDArray[np.float32]) -> None:
-        """Append float32 [samples] in [-1, 1]."""
-        self._file.write(np.frombuffer(pcm16(samples), "<i2"))
-
-    def close(self) -> None:
-        """Complete the file."""
-        self._file.close()
-
-
-def encode_sound(samples: NDArray[np.float32], sample_rate: int, sound_format: str) -> bytes:
-    """Encode a whole reply in one of SOUND_FORMATS."""
-    file = io.BytesIO()
-    writer = SoundWriter(file, sample_rate, sound_format)
-    writer.write(samples)
-    writer.close()
-    return file.getvalue()
 
 
 def can_stretch() -> bool:

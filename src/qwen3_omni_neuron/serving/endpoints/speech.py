@@ -18,13 +18,7 @@ from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints.answer import EVENTS, PieceStream, json_event
 from qwen3_omni_neuron.serving.endpoints.served_stream import ServedStream
-from qwen3_omni_neuron.serving.endpoints.sound import (
-    MEDIA_TYPES,
-    Tempo,
-    encode_sound,
-    pcm16,
-    wav_header,
-)
+from qwen3_omni_neuron.serving.endpoints.sound import Tempo
 from qwen3_omni_neuron.serving.openai.bodies import (
     Seed,
     bounded_options,
@@ -40,6 +34,7 @@ from qwen3_omni_neuron.serving.openai.usage import speech_usage
 from qwen3_omni_neuron.serving.openai.voices import VoiceName
 from qwen3_omni_neuron.serving.openai.without_effect import SPEECH
 from qwen3_omni_neuron.serving.service import Service
+from qwen3_omni_neuron.sound.encoding import MEDIA_TYPES, encode_sound, pcm16, wav_header
 
 MOST_CHARACTERS = 32_768  # half an hour of speech
 SMALL_TEXT_BYTES = 1 << 10  # a smaller body is split into pieces at once, in 2 ms at most

@@ -7,7 +7,6 @@ from pydantic import BaseModel, ConfigDict, Field, Tag
 
 from qwen3_omni_neuron.options import REQUEST_OPTIONS
 from qwen3_omni_neuron.serving.endpoints.media import MOST_PICTURES, MediaReader
-from qwen3_omni_neuron.serving.endpoints.sound import SOUND_FORMATS, STREAMED_FORMATS
 from qwen3_omni_neuron.serving.openai.bodies import (
     MOST_MESSAGES,
     MOST_TOOLS,
@@ -35,6 +34,7 @@ from qwen3_omni_neuron.serving.openai.voices import VoiceName, Voices
 from qwen3_omni_neuron.serving.openai.without_effect import CHAT, FIELDS, names_in
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.serving.stored.replies import SpokenReplies
+from qwen3_omni_neuron.sound.encoding import SOUND_FORMATS, STREAMED_FORMATS
 
 # Fields that a client may send beside OpenAI's: the options of a request, except those that have an
 # OpenAI field and those that the server itself sets.

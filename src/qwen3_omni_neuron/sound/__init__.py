@@ -1,0 +1,1 @@
+"""Samples of a reply -> bytes of a sound format, or a file."""
