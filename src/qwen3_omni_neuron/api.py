@@ -45,10 +45,15 @@ from qwen3_omni_neuron.options import (
     SpeechArguments,
     check_defaults,
 )
-from qwen3_omni_neuron.prompt.builder import Messages, PromptBuilder
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.media.fitting import Room
 from qwen3_omni_neuron.prompt.media.sizes import MediaSettings
-from qwen3_omni_neuron.prompt.messages import check_characters, read_messages, read_tools
+from qwen3_omni_neuron.prompt.messages import (
+    Conversation,
+    check_characters,
+    read_messages,
+    read_tools,
+)
 from qwen3_omni_neuron.prompt.pieces import cut
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.row_keys import NO_KEYS, prompt_keys
@@ -159,22 +164,22 @@ class Qwen3Omni:
             raise
 
     def generate_audio(
-        self, messages: Messages, **options: "Unpack[RequestArguments]"
+        self, messages: Conversation, **options: "Unpack[RequestArguments]"
     ) -> SpeechResult:
         """Answer a conversation in text and speech: the collected `stream`."""
         return _collect(self.stream(messages, **options))
 
     def generate_text(
-        self, messages: Messages, **options: "Unpack[RequestArguments]"
+        self, messages: Conversation, **options: "Unpack[RequestArguments]"
     ) -> SpeechResult:
         """Answer a conversation in text alone: a result of the same type, without audio."""
         return _collect(self._start(messages, options, speak=False))
 
-    def stream(self, messages: Messages, **options: "Unpack[RequestArguments]") -> SpeechStream:
+    def stream(self, messages: Conversation, **options: "Unpack[RequestArguments]") -> SpeechStream:
         """Answer a conversation, event by event: TextDelta, AudioChunk, and Finished at the end.
 
-        messages: dicts with "role" and "content", a string or a list of text, audio, image and
-        video items (see prompt.builder.PromptBuilder.prompt). options: see
+        messages: a text, or dicts with "role" and "content", a string or a list of text, audio,
+        image and video items (see prompt.builder.PromptBuilder.prompt). options: see
         options.RequestArguments.
         The request starts now, or is queued for a slot; closing the stream cancels it. Every token
         of the returned text is spoken, also the last one of a reply that a limit cut; the reference
@@ -185,7 +190,7 @@ class Qwen3Omni:
         return self._start(messages, options, speak=True)
 
     def stream_text(
-        self, messages: Messages, **options: "Unpack[RequestArguments]"
+        self, messages: Conversation, **options: "Unpack[RequestArguments]"
     ) -> SpeechStream:
         """Answer a conversation in text alone, event by event; see `stream`."""
         return self._start(messages, options, speak=False)
@@ -279,7 +284,7 @@ class Qwen3Omni:
         """Settings for decoding media in a process without a model: see helpers.media.pool."""
         return self.prompt_builder.media_settings
 
-    def media_room(self, messages: Messages, **options: "Unpack[RequestArguments]") -> Room:
+    def media_room(self, messages: Conversation, **options: "Unpack[RequestArguments]") -> Room:
         """Return the tokens that a conversation's text leaves for its media.
 
         The media need not be read yet: an item may have its type alone. Raises an InputError (see
@@ -301,11 +306,16 @@ class Qwen3Omni:
         )
 
     @property
+    def speakers(self) -> tuple[str, ...]:
+        """Names of its voices, for the option `speaker`; empty without a talker."""
+        talker = self._config.talker
+        return tuple(name.capitalize() for name in sorted(talker.speaker_ids)) if talker else ()
+
+    @property
     def info(self) -> ModelInfo:
         """Abilities and sizes of this model."""
-        speakers = {} if self._config.talker is None else self._config.talker.speaker_ids
         return ModelInfo(
-            speakers=tuple(name.capitalize() for name in sorted(speakers)),
+            speakers=self.speakers,
             thinks=self.prompt_builder.thinks,
             takes_tools=self.prompt_builder.takes_tools,
             slots=self._slots,
@@ -322,14 +332,14 @@ class Qwen3Omni:
     def session(
         self,
         system: str | None = None,
-        messages: Messages = (),
+        messages: Conversation = (),
         **options: "Unpack[RequestArguments]",
     ) -> Session:
         """Begin a conversation of several turns, which takes speech as it arrives.
 
         system: content of a system message. messages: the earlier conversation, such as another
-        session's `messages`. options: options of every reply, unless `Session.respond` gives
-        others.
+        session's `messages`, or the first text to answer. options: options of every reply, unless
+        `Session.respond` gives others.
         Raises an InputError (see errors).
         """
         parsed = RequestOptions.parse(options)
@@ -351,6 +361,13 @@ class Qwen3Omni:
         session.restore(document)
         return session
 
+    def __repr__(self) -> str:
+        closed = "" if self._finalizer.alive else ", closed"
+        return (
+            f"Qwen3Omni({str(self.prompt_builder.folder)!r}, speakers={self.speakers}, "
+            f"slots={self._slots}, context_length={self._context_length}{closed})"
+        )
+
     def close(self) -> None:
         """End running requests with a ClosedError, then the threads and the engines."""
         self._finalizer.detach()
@@ -363,7 +380,9 @@ class Qwen3Omni:
         with suppress(ForkError):  # a forked child leaves its parent's block
             self.close()
 
-    def _session(self, system: str | None, messages: Messages, options: RequestOptions) -> Session:
+    def _session(
+        self, system: str | None, messages: Conversation, options: RequestOptions
+    ) -> Session:
         model = SessionModel(
             self.prompt_builder,
             self._pipeline,
@@ -375,7 +394,7 @@ class Qwen3Omni:
         )
         return Session(model, system, messages, options)
 
-    def _start(self, messages: Messages, given: RequestArguments, speak: bool) -> SpeechStream:
+    def _start(self, messages: Conversation, given: RequestArguments, speak: bool) -> SpeechStream:
         check_not_forked()
         arrived_s = self._pipeline.clock.now()
         options = RequestOptions.parse(given)
@@ -473,7 +492,7 @@ class Qwen3Omni:
 
 
 def generate_audio(
-    messages: Messages, model_path: str | Path, **options: "Unpack[GenerateArguments]"
+    messages: Conversation, model_path: str | Path, **options: "Unpack[GenerateArguments]"
 ) -> SpeechResult:
     """Load a checkpoint, answer one conversation in text and speech, and close it.
 

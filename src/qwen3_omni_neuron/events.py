@@ -1,19 +1,55 @@
 """Events and result of a request; abilities and present work of a loaded model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import MISSING, dataclass, field, fields
+from html import escape
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qwen3_omni_neuron.errors import OutputError
+
 SAMPLE_RATE = 24000
 
 FinishReason = Literal["stop", "length", "no_speech", "runaway"]
+_SHOWN_CHARACTERS = 80  # of a text, in a repr
+_SHOWN_ITEMS = 4  # of a list
 
 
-@dataclass(frozen=True)
-class Timings:
+class ShortRepr:
+    """Base of dataclasses with a short repr.
+
+    It shows arrays as type and shape, the beginning of texts and lists, and no field that is empty
+    as by default.
+    """
+
+    def __repr__(self) -> str:
+        shown = []
+        for of in fields(self):  # type: ignore[arg-type]  # each subclass is a dataclass
+            value, required = getattr(self, of.name), of.default is of.default_factory is MISSING
+            if of.repr and (required or value):
+                shown.append(f"{of.name}={_short(value)}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _short(value: Any) -> str:
+    """Return a short repr of a field's value."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {list(value.shape)}"
+    if isinstance(value, str) and len(value) > _SHOWN_CHARACTERS:
+        return f"{value[:_SHOWN_CHARACTERS]!r}... ({len(value)} characters)"
+    if isinstance(value, list):
+        left = [f"... ({len(value)} in all)"] if len(value) > _SHOWN_ITEMS else []
+        return f"[{', '.join([*map(_short, value[:_SHOWN_ITEMS]), *left])}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {_short(item)}' for key, item in value.items())}}}"
+    return f"{value:.4g}" if isinstance(value, float) else repr(value)
+
+
+@dataclass(frozen=True, repr=False)
+class Timings(ShortRepr):
     """Times and sizes of one request. Times are in seconds from its arrival.
 
     queued_s: time to the slot.
@@ -50,9 +86,9 @@ class Timings:
     slow_speech: str | None = None
 
 
-@dataclass(frozen=True)
-class SpeechResult:
-    """Complete reply.
+@dataclass(frozen=True, eq=False, repr=False)
+class SpeechResult(ShortRepr):
+    """Complete reply. A notebook shows it as its text and a player of its sound.
 
     text: without special tokens. token_ids: generated thinker ids, EOS included when it was
     produced. codes: int64 [frames, code_groups]. audio: float32 [samples] in [-1, 1] at
@@ -73,15 +109,55 @@ class SpeechResult:
     sample_rate: int
     thinker_finish_reason: FinishReason
     talker_finish_reason: FinishReason
-    timings: Timings
+    timings: Timings = field(repr=False)
     seed: int
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     warnings: tuple[str, ...] = ()
 
+    def save(self, path: str | Path) -> None:
+        """Write the speech into a sound file: .wav, .mp3, .flac, .opus, .ogg or .pcm by its name.
 
-@dataclass(frozen=True)
-class TextDelta:
+        The file appears whole, in place of an earlier one, or not at all.
+        Raises OutputError for another name, a file that can't be written, and a reply without
+        speech.
+        """
+        from qwen3_omni_neuron.sound.speech_file import SpeechFile
+
+        self._check_speech("save")
+        with SpeechFile(Path(path), self.sample_rate) as file:
+            file.write(self.audio)
+
+    def play(self) -> None:
+        """Play the speech: in a notebook by a player on its page, elsewhere by this machine.
+
+        Returns when the speech has been played; in a notebook at once. It takes sounddevice, which
+        the extra `talk` brings, or one of the programs of `sound.playing.PROGRAMS`.
+        Raises NotInstalledError where there is neither, and OutputError for a loudspeaker that
+        can't be used and a reply without speech.
+        """
+        from qwen3_omni_neuron.sound.playing import play
+
+        self._check_speech("play")
+        play(self.audio, self.sample_rate)
+
+    def _repr_html_(self) -> str:
+        """Return the text and a player of the sound, as a notebook's page shows a value."""
+        from qwen3_omni_neuron.sound.playing import player
+
+        shown = f"<p>{escape(self.text)}</p>"
+        return shown + player(self.audio, self.sample_rate) if len(self.audio) else shown
+
+    def _check_speech(self, verb: str) -> None:
+        if not len(self.audio):
+            raise OutputError(
+                f"there is no speech to {verb}: the reply is text alone, because speech was not "
+                "asked for or the text is empty. Ask with generate_audio, stream or say."
+            )
+
+
+@dataclass(frozen=True, repr=False)
+class TextDelta(ShortRepr):
     """Next part of the text, in whole characters, and the token ids that it was decoded from.
 
     logprobs, top_logprobs: as in SpeechResult, of these tokens.
@@ -93,8 +169,8 @@ class TextDelta:
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class AudioChunk:
+@dataclass(frozen=True, eq=False, repr=False)
+class AudioChunk(ShortRepr):
     """Next part of the audio.
 
     samples: float32 [samples]. first_sample: index in the reply of the first sample. frames: number

@@ -34,7 +34,7 @@ from qwen3_omni_neuron.prompt.media.clip import GrowingClip
 from qwen3_omni_neuron.prompt.media.fields import real_number
 from qwen3_omni_neuron.prompt.media.fitting import Room
 from qwen3_omni_neuron.prompt.media.items import AudioItem, Media, Unread
-from qwen3_omni_neuron.prompt.messages import MessageReader, Messages, read_tools
+from qwen3_omni_neuron.prompt.messages import Conversation, MessageReader, messages_of, read_tools
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.stored import pack
 from qwen3_omni_neuron.prompt.truncation import Truncation
@@ -110,7 +110,11 @@ class Session:
     """
 
     def __init__(
-        self, model: SessionModel, system: str | None, messages: Messages, options: RequestOptions
+        self,
+        model: SessionModel,
+        system: str | None,
+        messages: Conversation,
+        options: RequestOptions,
     ):
         """Do not call this; use `Qwen3Omni.session`."""
         self._model = model
@@ -131,7 +135,7 @@ class Session:
         self._pace = SpokenPace()  # how fast its replies are spoken
         self._closed = False
         self.system = system
-        for index, message in enumerate(messages):
+        for index, message in enumerate(messages_of(messages)):
             self._history.append(self._turn_of(message, f"messages[{index}]"))
 
     @property
@@ -426,6 +430,14 @@ class Session:
                     "the file is not a session saved by this package "
                     f"({printable(repr(error), 200)})."
                 ) from error
+
+    def __repr__(self) -> str:
+        number = len(self._history)
+        states = ["1 turn" if number == 1 else f"{number} turns"]
+        states += ["a turn of the user's that is not answered"] if self._turn else []
+        states += ["a reply streams"] if self._streaming() else []
+        states += ["closed"] if self._closed else []
+        return f"<Session: {', '.join(states)}>"
 
     def close(self) -> None:
         """End the reply that streams, and prefill ahead; `messages` can still be read."""

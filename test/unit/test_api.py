@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from qwen3_omni_neuron import Qwen3Omni, Qwen3OmniError, generate_audio
+from qwen3_omni_neuron import Finished, Qwen3Omni, Qwen3OmniError, generate_audio
 from qwen3_omni_neuron.errors import (
     BusyError,
     ClosedError,
     LateError,
+    MessageError,
     OptionError,
     PromptTooLongError,
 )
@@ -168,3 +169,51 @@ def test_without_a_talker_there_is_text_and_a_clear_no(checkpoint: Path, tmp_pat
         assert len(omni.generate_text(HELLO, thinker_max_new_tokens=3, seed=0).token_ids) == 3
         with pytest.raises(OptionError, match="has no talker"):
             omni.generate_audio(HELLO)
+
+
+def test_a_text_is_asked_as_one_message_of_the_user(omni: Qwen3Omni) -> None:
+    expected = omni.generate_audio(HELLO, seed=1, **SHORT)
+    given = omni.generate_audio("Hello", seed=1, **SHORT)
+    assert given.codes.tolist() == expected.codes.tolist()
+    assert given.timings.prompt_tokens == expected.timings.prompt_tokens
+    assert omni.generate_text("Hello", seed=1, thinker_max_new_tokens=2).text == expected.text
+    *_, last = omni.stream_text("Hello", seed=1, thinker_max_new_tokens=2)
+    assert isinstance(last, Finished)
+    assert last.result.token_ids == expected.token_ids
+    assert omni.media_room("Hello") == omni.media_room(HELLO)
+    with omni.session(messages="Hello", seed=1) as session:
+        assert session.messages == HELLO
+        *_, last = session.respond(**SHORT)
+        assert isinstance(last, Finished)
+        assert last.result.codes.tolist() == expected.codes.tolist()
+
+
+def test_an_empty_text_is_refused(omni: Qwen3Omni) -> None:
+    for ask in (omni.stream, omni.generate_text, lambda text: omni.session(messages=text)):
+        with pytest.raises(MessageError, match="the text to answer is empty"):
+            ask(" \n")
+
+
+def test_a_model_a_stream_and_a_session_are_shown_in_a_line(checkpoint: Path) -> None:
+    with Qwen3Omni.load(checkpoint, max_concurrency=1, context_length=256) as omni:
+        speakers = ("Aiden", "Chelsie", "Ethan")
+        assert omni.speakers == omni.info.speakers == speakers
+        shown = f"Qwen3Omni('{checkpoint}', speakers={speakers}, slots=1, context_length=256"
+        assert repr(omni) == f"{shown})"
+        session = omni.session(messages=HELLO)
+        assert repr(session) == "<Session: 1 turn>"
+        reply, waiting = session.respond(), omni.stream(HELLO)
+        prompt = f"{reply.prompt_tokens} prompt tokens"
+        assert repr(session) == "<Session: 2 turns, a reply streams>"
+        assert repr(waiting) == f"<SpeechStream: {prompt}, queued>"
+        next(reply)
+        assert repr(reply) == f"<ReplyStream: {prompt}, in slot 0>"
+        reply.close()
+        assert repr(reply) == f"<ReplyStream: {prompt}, ended>"
+        session.append("And now?")
+        session.close()
+        assert (
+            repr(session) == "<Session: 2 turns, a turn of the user's that is not answered, closed>"
+        )
+        waiting.close()
+    assert repr(omni) == f"{shown}, closed)"

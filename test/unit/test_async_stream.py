@@ -295,3 +295,24 @@ def test_a_requests_media_tokens_are_counted(omni: Qwen3Omni) -> None:
         (result.timings.prompt_image_tokens, [config.image_token_id, config.video_token_id]),
     ):
         assert tokens == int(np.isin(prompt.token_ids.numpy(), ids).sum()) > 0
+
+
+def test_async_with_ends_the_request_and_returns_the_stream(omni: Qwen3Omni) -> None:
+    async def left_early() -> SpeechStream:
+        async with omni.stream("Hello", seed=1) as stream:
+            async for event in stream:
+                assert isinstance(event, TextDelta | AudioChunk)
+                return stream
+        raise AssertionError("no event came")
+
+    async def in_an_error() -> None:
+        async with omni.stream("Hello", seed=1) as stream:
+            streams.append(stream)
+            raise KeyError("the caller's own")
+
+    streams = [asyncio.run(left_early())]
+    with pytest.raises(KeyError, match="the caller's own"):
+        asyncio.run(in_an_error())
+    for stream in streams:
+        assert stream._live.ended
+        assert next(stream, None) is None

@@ -255,7 +255,8 @@ def test_a_clip_takes_as_many_placeholders_as_the_encoder_makes_rows(
     ("messages", "said"),
     [
         ([], "the conversation is empty"),
-        ("Hello", "messages is a str"),
+        (" ", "the text to answer is empty"),
+        (b"Hello", "messages is a bytes; give a text"),
         ({"role": "user", "content": "x"}, "messages is a dict"),
         (["Hello"], r"messages\[0\] is a str"),
         ([{"role": "robot", "content": "x"}], r"messages\[0\] has role 'robot'.*system, user"),

@@ -45,6 +45,7 @@ METHODS = [
         "restore_session",
         "say",
         "session",
+        "speakers",
         "status",
         "stream",
         "stream_continuation",
@@ -130,6 +131,7 @@ RESULTS = {
     "AudioChunk": "samples first_sample frames",
     "Finished": "result",
 }
+RESULT_METHODS = ["play", "save"]
 STATUS = {
     "ModelInfo": "speakers thinks takes_tools slots max_queued context_length "
     "introduction questions",
@@ -266,6 +268,8 @@ def test_public_names_of_the_package_are_those_listed_here() -> None:
     assert all(hasattr(qwen3_omni_neuron, name) for name in PACKAGE)
     assert sorted(name for name in dir(Qwen3Omni) if not name.startswith("_")) == METHODS
     assert sorted(name for name in dir(Session) if not name.startswith("_")) == SESSION
+    methods = (name for name, value in vars(events.SpeechResult).items() if callable(value))
+    assert sorted(name for name in methods if not name.startswith("_")) == RESULT_METHODS
 
 
 def test_options_of_load_and_of_a_request() -> None:

@@ -37,6 +37,7 @@ from qwen3_omni_neuron.prompt.media.resizer import Resizer
 from qwen3_omni_neuron.prompt.media.sizes import MediaSettings
 from qwen3_omni_neuron.prompt.messages import (
     Check,
+    Conversation,
     Messages,
     check_characters,
     read_messages,
@@ -106,7 +107,7 @@ class PromptBuilder:
 
     def prompt(
         self,
-        messages: Messages,
+        messages: Conversation,
         use_audio_in_video: bool = False,
         most_tokens: int | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
@@ -116,9 +117,9 @@ class PromptBuilder:
     ) -> Prompt:
         """Make the prompt of a conversation, up to the beginning of the assistant's answer.
 
-        messages: dicts with "role" (system, user, assistant, or tool where the template takes
-        tools) and "content": a string, or a list of {"type": "text", "text": ...} and, from users,
-        {"type": "audio", "audio": ...}, "image" and "video"; see
+        messages: a text of the user's, or dicts with "role" (system, user, assistant, or tool where
+        the template takes tools) and "content": a string, or a list of {"type": "text", "text":
+        ...} and, from users, {"type": "audio", "audio": ...}, "image" and "video"; see
         prompt.media.audio.load_waveform, prompt.media.image.load_image and
         prompt.media.video.load_video for their forms. use_audio_in_video: also take the audio of
         videos. most_tokens: longest prompt. Images and videos are shrunk so that all of it fits

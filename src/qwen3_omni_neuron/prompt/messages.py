@@ -24,6 +24,8 @@ _ERRORS: Mapping[str, type[InputError]] = {
     "video": VideoError,
 }
 Messages = Sequence[Mapping[str, Any]]
+Conversation = str | Messages
+"""What a caller asks: messages, or a text, which is one message of the user's."""
 Media = TypeVar("Media")
 Loader = Callable[[str, Mapping[str, Any], str], Media]
 """Function (kind, item, where) that reads a media item. where: name of the item in errors."""
@@ -53,8 +55,17 @@ def _no_check(text: str, where: str) -> None:
     """Accept a text of any length."""
 
 
+def messages_of(conversation: Conversation) -> Messages:
+    """Return the messages of a conversation. Raises MessageError for a text that is empty."""
+    if not isinstance(conversation, str):
+        return conversation
+    if not conversation.strip():
+        raise MessageError("the text to answer is empty: give at least one word.")
+    return [{"role": "user", "content": conversation}]
+
+
 def read_messages(
-    messages: Messages, reserved: Sequence[str], load: Loader[Media], check: Check = _no_check
+    messages: Conversation, reserved: Sequence[str], load: Loader[Media], check: Check = _no_check
 ) -> tuple[list[dict[str, Any]], list[Media]]:
     """Check messages; return them for a chat template, and their media in order.
 
@@ -63,10 +74,12 @@ def read_messages(
     Raises MessageError, which names the wrong message or item, and the errors of `load` and
     `check`.
     """
+    messages = messages_of(messages)
     if not _is_list(messages):
         kind = type(messages).__name__
         raise MessageError(
-            f'messages is a {kind}; give a list such as [{{"role": "user", "content": "Hello"}}].'
+            f"messages is a {kind}; give a text, or a list such as "
+            '[{"role": "user", "content": "Hello"}].'
         )
     if not messages:
         raise MessageError("the conversation is empty; it needs at least one user message.")

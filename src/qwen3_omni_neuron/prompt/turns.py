@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from qwen3_omni_neuron.errors import format_value
-from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Event, Finished, TextDelta
+from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Event, Finished, ShortRepr, TextDelta
 from qwen3_omni_neuron.prompt.media.clip import Clip, GrowingClip
 from qwen3_omni_neuron.prompt.media.fields import real_number
 from qwen3_omni_neuron.prompt.media.items import Media
@@ -18,8 +18,8 @@ ROUNDING_S = 1e-3
 """Tolerance of the seconds heard that a caller gives, which may be rounded to milliseconds."""
 
 
-@dataclass(eq=False, kw_only=True)
-class Kept:
+@dataclass(eq=False, repr=False, kw_only=True)
+class Kept(ShortRepr):
     """Data of the session's caller about a turn, which are stored with it and otherwise unused.
 
     id: name of the turn. shown: the turn as the caller's client is shown it: JSON values and
@@ -39,7 +39,7 @@ class Kept:
         self.id, self.shown, self.size = name, shown, int(quantity(size))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Turn(Kept):
     """Message of a session's history, as given by the caller and as checked; see `Session.read`.
 
@@ -50,8 +50,8 @@ class Turn(Kept):
 
     role: str
     given: Any = None
-    checked: Any = None
-    media: list[Media] = field(default_factory=list)
+    checked: Any = field(default=None, repr=False)
+    media: list[Media] = field(default_factory=list, repr=False)
     calls: list[Any] = field(default_factory=list)
     said: bool = False
 
@@ -95,7 +95,7 @@ class Turn(Kept):
         return made | ({"tool_calls": self.calls} if self.calls else {})
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Reply(Kept):
     """Reply in a session's history: the text and the seconds of audio that the caller got.
 

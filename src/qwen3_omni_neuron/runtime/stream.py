@@ -39,6 +39,7 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
     """Iterator over a request's events: TextDelta and AudioChunk, and Finished at the end.
 
     It is read by `for` in a thread, or by `async for` in an event loop, which it does not block.
+    `with` and `async with` close it at their end.
 
     The request starts at once. A caller that takes no events stalls its own request, and no other,
     once its output queue is full. `close`, the end of a `with` block or dropping the stream cancels
@@ -143,6 +144,22 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
     ) -> None:
         with suppress(ForkError):  # a forked child leaves its parent's block
             self.close()
+
+    async def __aenter__(self) -> "SpeechStream":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.__exit__(kind, error, trace)  # which waits for nothing
+
+    def __repr__(self) -> str:
+        where = "queued" if self.slot < 0 else f"in slot {self.slot}"
+        state = "ended" if self._done else where
+        return f"<{type(self).__name__}: {self.prompt_tokens} prompt tokens, {state}>"
 
     def __del__(self) -> None:
         if hasattr(self, "_done"):  # not where the request was refused

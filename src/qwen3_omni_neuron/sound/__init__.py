@@ -1,1 +1,1 @@
-"""Samples of a reply -> bytes of a sound format, or a file."""
+"""Samples of a reply -> bytes of a sound format, a file, or sound that is heard."""

@@ -51,9 +51,10 @@ class SpeechFile:
             handle, name = tempfile.mkstemp(
                 prefix=f".{self._path.name}.", suffix=".part", dir=self._path.parent
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a ValueError for a zero byte in the name
+            said = error.strerror if isinstance(error, OSError) else error
             raise OutputError(
-                f"{self._path} can't be written ({error.strerror}). Choose a folder that exists "
+                f"{self._path} can't be written ({said}). Choose a folder that exists "
                 "and that you may write to."
             ) from error
         os.close(handle)

@@ -1,0 +1,93 @@
+"""Playing of speech: by a player on a notebook's page, by sounddevice, or by a program."""
+
+import shutil
+import subprocess
+import sys
+from base64 import b64encode
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwen3_omni_neuron.errors import NotInstalledError, OutputError, printable
+from qwen3_omni_neuron.sound.encoding import encode_sound
+from qwen3_omni_neuron.sound.speech_file import SpeechFile
+
+PROGRAMS = {
+    "pw-play": (),
+    "paplay": (),
+    "aplay": ("-q",),
+    "afplay": (),
+    "ffplay": ("-nodisp", "-autoexit", "-loglevel", "error"),
+}
+"""Programs that play a WAV file, with their arguments before its name."""
+_ELSE = 'Without a loudspeaker, write a file: result.save("speech.wav").'
+_SHOWN_CHARACTERS = 300  # of what a program says
+
+
+def player(samples: NDArray[np.float32], sample_rate: int, autoplay: bool = False) -> str:
+    """Return an HTML element that plays float32 [samples], which are in it as a WAV file.
+
+    autoplay: begin as soon as it is shown.
+    """
+    data = b64encode(encode_sound(samples, sample_rate, "wav")).decode()
+    begins = " autoplay" if autoplay else ""
+    return f'<audio controls{begins} src="data:audio/wav;base64,{data}"></audio>'
+
+
+def play(samples: NDArray[np.float32], sample_rate: int) -> None:
+    """Play float32 [samples] in [-1, 1], and return when they were played; in a notebook at once.
+
+    Raises NotInstalledError without a player, OutputError where a player fails.
+    """
+    if _in_notebook():
+        from IPython.display import HTML, display
+
+        display(HTML(player(samples, sample_rate, autoplay=True)))
+        return
+    try:
+        import sounddevice
+    except (ImportError, OSError):  # an OSError without PortAudio
+        _play_by_program(samples, sample_rate)
+        return
+    try:
+        sounddevice.play(samples, sample_rate, blocking=True)
+    except (sounddevice.PortAudioError, ValueError) as error:
+        raise OutputError(f"the loudspeaker can't be opened: {error}. {_ELSE}") from error
+
+
+def _in_notebook() -> bool:
+    """Return whether a kernel of Jupyter runs this, which shows values on a page."""
+    module: Any = sys.modules.get("IPython")
+    shell = None if module is None else module.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+def _play_by_program(samples: NDArray[np.float32], sample_rate: int) -> None:
+    found = next((path for name in PROGRAMS if (path := shutil.which(name))), None)
+    if found is None:
+        raise NotInstalledError(
+            "there is no player: neither sounddevice with the library PortAudio (pip install "
+            "'qwen3-omni-neuron[talk]'; on Linux also apt-get install libportaudio2) nor one of "
+            f"the programs {', '.join(PROGRAMS)}. Install one of them. {_ELSE}"
+        )
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "speech.wav")
+        with SpeechFile(file, sample_rate) as speech:
+            speech.write(samples)
+        done = subprocess.run(
+            [found, *PROGRAMS[Path(found).stem], str(file)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    if done.returncode:
+        said = printable(" ".join(done.stderr.split()), _SHOWN_CHARACTERS) or "nothing"
+        raise OutputError(
+            f"{found} could not play the speech: it ended with {done.returncode} and said: {said}. "
+            f"Check the loudspeaker. {_ELSE}"
+        )

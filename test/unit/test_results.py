@@ -1,0 +1,180 @@
+"""A reply's speech as a file, out of a loudspeaker and on a notebook's page; short reprs."""
+
+import base64
+import io
+import re
+import stat
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+import qwen3_omni_neuron
+from qwen3_omni_neuron import AudioChunk, Finished, SpeechResult, TextDelta, Timings
+from qwen3_omni_neuron.errors import NotInstalledError, OutputError
+from qwen3_omni_neuron.prompt.turns import Turn
+from qwen3_omni_neuron.sound.encoding import pcm16
+from qwen3_omni_neuron.sound.playing import PROGRAMS
+
+RATE = 24000
+SOUND = (0.5 * np.sin(np.arange(RATE) * 0.11)).astype(np.float32)
+TIMINGS = Timings(0.0, 0.123456789, 0.2, 0.3, 1.0, 0.3, 5, 0, 2, 13, speech_s={"talker": 1 / 3})
+
+
+def result_of(audio: np.ndarray[Any, Any] = SOUND, text: str = "eight") -> SpeechResult:
+    codes = np.zeros((13, 16), np.int64)
+    return SpeechResult(text, [7] * 40, codes, audio, RATE, "stop", "stop", TIMINGS, 0)
+
+
+@pytest.mark.parametrize("suffix", ["wav", "FLAC", "mp3", "opus", "ogg"])
+def test_speech_is_saved_in_the_format_that_the_name_says(suffix: str, tmp_path: Path) -> None:
+    file = tmp_path / f"a.{suffix}"
+    result_of().save(str(file))
+    samples, rate = soundfile.read(file, dtype="float32")
+    assert len(samples) / rate == pytest.approx(1.0, abs=0.1)
+    form = {"opus": "OGG", "FLAC": "FLAC"}.get(suffix, suffix.upper())
+    assert soundfile.info(file).format == form
+    if suffix in ("wav", "FLAC"):
+        np.testing.assert_allclose(samples, SOUND, atol=4e-5)
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+def test_raw_samples_are_saved_as_they_are(tmp_path: Path) -> None:
+    result_of().save(tmp_path / "a.pcm")
+    assert (tmp_path / "a.pcm").read_bytes() == pcm16(SOUND)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("a.txt", r"ends with \.txt.*\.wav, \.mp3"),
+        ("a", "has no ending"),
+        ("missing/a.wav", "No such file or directory.*folder that exists"),
+        ("a\0.wav", "embedded null byte"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_named(name: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=said):
+        result_of().save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_reply_without_speech_is_neither_saved_nor_played(tmp_path: Path) -> None:
+    silent = result_of(SOUND[:0])
+    with pytest.raises(OutputError, match=r"no speech to save.*generate_audio, stream or say"):
+        silent.save(tmp_path / "a.wav")
+    with pytest.raises(OutputError, match="no speech to play"):
+        silent.play()
+    assert not list(tmp_path.iterdir())
+    assert silent._repr_html_() == "<p>eight</p>"
+
+
+def test_a_page_gets_the_text_as_text_and_the_sound() -> None:
+    shown = result_of(text='<script>alert("6 & 2")</script>')._repr_html_()
+    assert shown.startswith(
+        "<p>&lt;script&gt;alert(&quot;6 &amp; 2&quot;)&lt;/script&gt;</p><audio"
+    )
+    data = re.fullmatch(r'.*<audio controls src="data:audio/wav;base64,(.*)"></audio>', shown)
+    assert data is not None
+    samples, rate = soundfile.read(io.BytesIO(base64.b64decode(data[1])), dtype="float32")
+    assert rate == RATE
+    np.testing.assert_allclose(samples, SOUND, atol=4e-5)
+
+
+@pytest.fixture
+def without_sounddevice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A PATH with nothing but the folder that is returned."""
+    monkeypatch.setitem(sys.modules, "sounddevice", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def put_program(folder: Path, name: str, script: str) -> None:
+    program = folder / name
+    program.write_text(f"#!{sys.executable}\n{script}")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+
+
+def test_without_a_player_the_error_says_what_to_install_and_how_to_get_a_file(
+    without_sounddevice: Path,
+) -> None:
+    with pytest.raises(NotInstalledError) as caught:
+        result_of().play()
+    for part in ("'qwen3-omni-neuron[talk]'", "libportaudio2", *PROGRAMS, "result.save("):
+        assert part in str(caught.value)
+
+
+def test_a_program_plays_a_file_of_the_speech(without_sounddevice: Path) -> None:
+    heard = without_sounddevice / "heard.wav"
+    copies = "import shutil, sys; assert sys.argv[1] == '-q'; "
+    put_program(without_sounddevice, "aplay", f"{copies}shutil.copy(sys.argv[2], {str(heard)!r})")
+    result_of().play()
+    samples, _ = soundfile.read(heard, dtype="float32")
+    np.testing.assert_allclose(samples, SOUND, atol=4e-5)
+
+
+def test_a_program_that_fails_is_quoted(without_sounddevice: Path) -> None:
+    fails = 'import sys; sys.exit("no card\\x1b[31m")'
+    put_program(without_sounddevice, "paplay", fails)
+    with pytest.raises(OutputError, match=r"paplay could not.* 1 and said: no card\\x1b.*save\("):
+        result_of().play()
+
+
+def test_sounddevice_plays_to_the_end_and_its_errors_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played: list[Any] = []
+    device = SimpleNamespace(PortAudioError=type("PortAudioError", (Exception,), {}))
+    device.play = lambda *given, blocking: played.append((*given, blocking))
+    monkeypatch.setitem(sys.modules, "sounddevice", device)
+    result_of().play()
+    assert played == [(SOUND, RATE, True)]
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise device.PortAudioError("Error querying device -1")
+
+    device.play = refuse
+    with pytest.raises(OutputError, match=r"can't be opened: Error querying device -1.*save"):
+        result_of().play()
+
+
+def test_a_result_and_a_chunk_are_shown_in_a_line() -> None:
+    assert repr(result_of()) == (
+        "SpeechResult(text='eight', token_ids=[7, 7, 7, 7, ... (40 in all)], "
+        "codes=int64 [13, 16], audio=float32 [24000], sample_rate=24000, "
+        "thinker_finish_reason='stop', talker_finish_reason='stop', seed=0)"
+    )
+    warned = replace(result_of(text="a" * 1000), warnings=("It was cut.",))
+    assert repr(warned).startswith(f"SpeechResult(text='{'a' * 80}'... (1000 characters), ")
+    assert repr(warned).endswith("seed=0, warnings=('It was cut.',))")
+    assert repr(AudioChunk(SOUND, 0, 13)) == (
+        "AudioChunk(samples=float32 [24000], first_sample=0, frames=13)"
+    )
+    assert repr(TextDelta("a", [1])) == "TextDelta(text='a', token_ids=[1])"
+    assert "ttft_s=0.1235" in repr(TIMINGS)
+    assert repr(TIMINGS).endswith("frames=13, speech_s={'talker': 0.3333})")
+    assert len(repr(Finished(result_of()))) < 300
+    spoken = Turn("user", [{"type": "audio", "audio": SOUND, "sampling_rate": RATE}])
+    assert repr(spoken) == (
+        "Turn(role='user', given=[{'type': 'audio', 'audio': float32 [24000], "
+        "'sampling_rate': 24000}])"
+    )
+
+
+def test_results_and_chunks_can_be_compared_and_kept_in_sets() -> None:
+    """The comparison that Python writes for dataclasses with arrays raises an error."""
+    result, chunk = result_of(), AudioChunk(SOUND, 0, 13)
+    assert [result, chunk] == [result, chunk]
+    assert result != result_of()
+    assert chunk != AudioChunk(SOUND, 0, 13)
+    assert Finished(result) == Finished(result) != Finished(result_of())
+    assert len({result, chunk, Finished(result)}) == 3
+
+
+def test_the_package_lists_its_public_names_before_they_are_imported() -> None:
+    assert dir(qwen3_omni_neuron) == sorted(qwen3_omni_neuron.__all__)
