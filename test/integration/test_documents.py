@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, cli
 from qwen3_omni_neuron.errors import ExitStatus
@@ -190,6 +192,31 @@ def test_what_is_shown_of_the_server_runs(tmp_path: Path) -> None:
             if block.language == "python" and "# eight" in block.text:
                 assert done.stdout == "eight\n"
     assert (tmp_path / "answer.wav").stat().st_size > 10_000
+
+
+def test_the_notebook_runs_and_is_kept_without_its_outputs(tmp_path: Path) -> None:
+    """Each cell shows what its page says: a player, a file, text and speech that arrive."""
+    notebook = nbformat.read(ROOT / "examples" / "first_hour.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(cell.execution_count is None and not cell.outputs for cell in cells)
+    (tmp_path / "sum.wav").symlink_to(ROOT / "examples" / "sum.wav")
+    NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+    ).execute()
+    shown = [output.get("data", {}) for cell in cells for output in cell.outputs]
+    pages = [data["text/html"] for data in shown if "text/html" in data]
+    texts = [re.match("<p>(.*?)</p>", page) for page in pages]
+    said = ["five", "eight", *["seven red goodbye"] * 3, None, "eight"]
+    assert [text and text[1] for text in texts] == said
+    starts = [" autoplay" in page for page in pages]
+    assert starts == [text is None for text in said], "`play` alone starts by itself"
+    assert all('src="data:audio/wav;base64,UklGR' in page for page in pages)
+    assert (tmp_path / "five.mp3").stat().st_size > 1000
+    printed = "".join(output.get("text", "") for cell in cells for output in cell.outputs)
+    for line in ("audio=float32 [", "ttft_s=", "text: three\nspeech: ", "assistant three\n"):
+        assert line in printed
+    assert printed.endswith("user (speech)\nassistant eight\n")
 
 
 def test_every_verb_is_shown_somewhere() -> None:
