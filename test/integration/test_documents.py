@@ -94,18 +94,23 @@ def test_the_documents_are_there() -> None:
 
 @pytest.mark.usefixtures("warm_commands")
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_python_runs(document: str) -> None:
-    """A document's blocks run one after the other, in one process."""
+def test_python_runs(document: str, tmp_path: Path) -> None:
+    """A document's blocks run one after the other, in one process, in a folder of their own."""
     shown = blocks(document, "python")
     for block in shown:
         compile(block.text, document, "exec")
     script = "\n".join(block.text for block in shown if block.mark not in ("not run", "served"))
     if not script:
         return
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+    if document == "docs/python.md":
+        said = re.findall(r"^ *print\(.*\)  # ([^:\n]+)", script, re.MULTILINE)
+        assert len(said) > 20
+        assert [line for line in said if line not in done.stdout.splitlines()] == []
     if document == "README.md":
         assert_prints_what_it_says(done.stdout)
 

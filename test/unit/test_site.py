@@ -1,7 +1,7 @@
 """Navigation of the documentation site, its page of Python names, its table of an installation."""
 
 import re
-from importlib import metadata
+from importlib import import_module, metadata
 
 from packaging.requirements import Requirement
 
@@ -30,6 +30,25 @@ def test_every_public_name_is_on_the_page_of_python() -> None:
     page = text_of("docs/python.md")
     for name in qwen3_omni_neuron.__all__:
         assert re.search(rf"\b{name}\b", page), name
+
+
+def test_every_public_method_has_an_example_on_the_page_of_python() -> None:
+    """Examples, which test_documents.py runs, stand after the line that names the method."""
+    sections = {}
+    for section in text_of("docs/python.md").split(f"::: {qwen3_omni_neuron.__name__}.")[1:]:
+        example = re.search("```python\n(.*?)```", section, re.DOTALL)
+        sections.setdefault(section.split()[0], "" if example is None else example[1])
+    classes = ("api.Qwen3Omni", "session.Session", "runtime.stream.SpeechStream")
+    for path in (*classes, "events.SpeechResult"):
+        module, name = path.rsplit(".", 1)
+        shown = vars(getattr(import_module(f"{qwen3_omni_neuron.__name__}.{module}"), name))
+        fields = shown.get("__dataclass_fields__", {})
+        for method in shown:
+            if not method.startswith("_") and method not in fields:
+                assert re.search(rf"\b{method}\b", sections[f"{path}.{method}"]), (path, method)
+    for function in ("api.generate_audio", "transcription.transcribe"):
+        assert function.split(".")[1] in sections[function]
+    assert {"options.RequestArguments", "options.LoadArguments"} < {*sections}
 
 
 def needed() -> set[str]:
