@@ -128,7 +128,7 @@ def quantiles(name: str, values: Sequence[float]) -> Row:
 def by_eagerness(turns: int) -> list[Row]:
     """Measure the ends of the same turns with every eagerness, by meaning and by silence."""
     if not smart_turn.is_installed():
-        raise InputError("Smart Turn is missing: pip install 'qwen3-omni-neuron[smart-turn]'.")
+        raise InputError("Smart Turn is missing: pip install '.[smart-turn]'.")
     made, rows = [interrupted_sentence(random.Random(n)) for n in range(turns)], list[Row]()
     judge = lru_cache(maxsize=None)(lambda heard: is_complete(np.frombuffer(heard, np.float32)))
     for eagerness in ("low", "medium", "high"):

@@ -22,7 +22,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "which packs matrices": ("matrices as other packages pack them", "make test-quantised"),
     "pillow-heif is not installed": (
         "HEIC pictures by pillow-heif itself",
-        "pip install 'qwen3-omni-neuron[heic]' into an environment of its own, pytest",
+        "pip install '.[heic]' into an environment of its own, pytest",
     ),
     "which reads this form": ("quantised checkpoints in transformers", "make test-quantised"),
     "which has a client's packages": ("stock clients of OpenAI's API", "make test-clients"),
@@ -55,7 +55,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "pipecat-ai is not installed": (
         "Smart Turn's own model",
-        "pip install 'qwen3-omni-neuron[smart-turn]' into an environment of its own, pytest",
+        "pip install '.[smart-turn]' into an environment of its own, pytest",
     ),
     "takes compilers for other platforms": ("the wheels of a release", "make wheels"),
     "which would load the wheel's library": (

@@ -7,10 +7,19 @@ import sys
 import pytest
 from packaging.requirements import Requirement
 
+from qwen3_omni_neuron.compilation.versions import PACKAGE
 from testing.imports import ROOT
 
 # Its packages are in another repository, and it pins the transformers that train/ can't use.
 APART = "neuron"
+
+
+def test_an_error_names_a_command_that_needs_this_package_on_no_index() -> None:
+    """Where it is installed, from a checkout or a wheel, pip takes it and fetches the extra's."""
+    wanted = f"{PACKAGE}[serve]"
+    command = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--dry-run"]
+    done = subprocess.run([*command, wanted], check=False, capture_output=True, text=True)
+    assert f"Requirement already satisfied: {wanted}" in done.stdout, done.stderr
 
 
 def test_all_extras_resolve_together() -> None:

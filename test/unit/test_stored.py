@@ -86,7 +86,7 @@ def test_another_kind_checkpoint_format_or_file_is_refused_by_its_name() -> None
         ((data, "session", "1" * 64), "another checkpoint .fingerprint 0{12}.*, this one has 1"),
         (
             (data.replace(b"format 1", b"format 2", 1), "session", KEY),
-            "stored in format 2, and this version reads format 1.*pip install --upgrade",
+            "stored in format 2, and this version reads format 1.*pip install \\. in its checkout",
         ),
         ((b"RIFF", "session", KEY), "it is not a stored conversation.*`Session.save`"),
     ):

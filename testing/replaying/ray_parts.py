@@ -15,7 +15,7 @@ try:
 except ImportError as error:
     raise InputError(
         f"the ring and the delays are Ray's, which can't be imported: {error}. "
-        "Install the extra: pip install 'qwen3-omni-neuron[ray]'."
+        "Install the extra: pip install '.[ray]'."
     ) from error
 
 _DEPLOYMENT = DeploymentID("fleet", "simulated")

@@ -97,8 +97,8 @@ def unpack(data: bytes | bytearray, kind: str, fingerprint: str, where: str) -> 
     if int(line[1]) != FORMAT:
         raise StoredSessionError(
             f"{where} is stored in format {int(line[1])}, and this version reads format {FORMAT}. "
-            "Install the version that has stored it, or the newest one: "
-            "pip install --upgrade qwen3-omni-neuron"
+            "Install the version that has stored it, or the newest one: its wheel, or "
+            "pip install . in its checkout."
         )
     begin = line.end() + _DIGEST_BYTES
     body = memoryview(data)[begin:]
