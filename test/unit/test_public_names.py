@@ -203,7 +203,8 @@ VERBS = {
         --allow-host --allow-media-host --allow-origin --api-keys --body-timeout-s --compiled
         --context-length --cores --decode-timeout-s --decoder-bytes --decoders
         --drain-timeout-s --dtype --header-timeout-s --help --host --instance --kept-replies
-        --kept-reply-s --kept-session-s --kv-cache-dtype --log-content --log-level --max-body-bytes
+        --kept-reply-s --kept-session-s --kv-cache-dtype --log-content --log-format --log-level
+        --max-body-bytes
         --max-concurrency --max-connections --max-held-bytes --max-kept-response-bytes
         --max-media --max-media-bytes
         --max-media-s --max-pixels --max-queued --max-realtime-bytes --max-realtime-s

@@ -74,7 +74,7 @@ def test_the_keys_of_the_session_folder_are_a_file_of_the_operators(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A flag or an environment variable names it; there is no default one."""
-    monkeypatch.setattr(logs, "log_to_stderr", lambda _: None)
+    monkeypatch.setattr(logs, "log_to_stderr", lambda *_: None)
     monkeypatch.delenv(SESSION_KEYS_VARIABLE, raising=False)
     command = ["serve", "--session-folder", str(tmp_path / "kept")]
     assert main(command) == 1

@@ -32,7 +32,7 @@ from qwen3_omni_neuron.serving.edge.gate import Gate
 from qwen3_omni_neuron.serving.edge.keys import Keys, RequestRates, read_keys
 from qwen3_omni_neuron.serving.edge.quotas import Quota
 from qwen3_omni_neuron.serving.endpoints import answer
-from qwen3_omni_neuron.serving.logs import JsonFormatter
+from qwen3_omni_neuron.serving.logs import HumanFormatter, JsonFormatter, LogFormat, log_to_stderr
 from qwen3_omni_neuron.serving.metrics import Metrics
 from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.serving.openai.errors import ApiError
@@ -343,13 +343,83 @@ def test_a_line_of_the_log_is_json_with_its_fields() -> None:
     assert line["time"].endswith("Z")
 
 
+HOSTILE = "/\x1b[31m\x9b31m\x7f\u202e\u2066\u200f\u200b\u2028\u2029\ufeff\U000e0001\ud800"
+
+
 def test_a_line_of_the_log_has_nothing_that_changes_what_a_terminal_shows() -> None:
-    path = "/\x1b[31m\x9b31m\x7f\u202e\u2066\u200f\u200b\u2028\u2029\ufeff\U000e0001\ud800"
-    fields = {"msg": path, "levelname": "INFO", "path": path, "text": "schön, 鍵 😀"}
+    fields = {
+        "msg": HOSTILE,
+        "levelname": "INFO",
+        "levelno": logging.INFO,
+        "path": HOSTILE,
+        "text": "schön, 鍵 😀",
+    }
     line = JsonFormatter().format(logging.makeLogRecord(fields))
     assert line.isprintable()
     assert "schön, 鍵 😀" in line
-    assert (json.loads(line)["path"], json.loads(line)["event"]) == (path, path)
+    assert (json.loads(line)["path"], json.loads(line)["event"]) == (HOSTILE, HOSTILE)
+    human = HumanFormatter().format(logging.makeLogRecord(fields))
+    assert human.isprintable()
+    assert "schön, 鍵 😀" in human
+    assert human.count(json.dumps(HOSTILE[1:4])[1:-1]) == 2
+
+
+def of_request(**fields: Any) -> logging.LogRecord:
+    known = {
+        "msg": "request",
+        "levelno": logging.INFO,
+        "method": "POST",
+        "path": "/v1/audio/speech",
+        "seconds": 0.25,
+    }
+    return logging.makeLogRecord(known | fields)
+
+
+def test_a_line_for_people_begins_with_what_became_of_the_request_and_ends_with_why() -> None:
+    done = HumanFormatter().format(of_request(status=200, error=None, ttfb_s=0.1))
+    assert re.fullmatch(r"[\d:]{8} 200 POST /v1/audio/speech 0.25 s ttfb_s=0.1", done)
+    wrong = {"error": "invalid_value", "param": "voice", "reason": "there is no voice 'x'."}
+    refused = HumanFormatter().format(of_request(status=400, **wrong))
+    assert refused.endswith("error=invalid_value param=voice: there is no voice 'x'.")
+    died = {"msg": "model_died", "levelno": logging.ERROR, "levelname": "ERROR", "reason": "a b"}
+    line = HumanFormatter().format(logging.makeLogRecord(died))
+    assert line[8:] == ' ERROR model_died reason="a b"'
+
+
+def test_a_client_forges_no_line_and_no_field_of_the_log_for_people() -> None:
+    forged = "x\n12:00:00 200 GET / status=200"
+    record = of_request(status=404, path=f"/{forged}", param=forged, warnings=[forged])
+    try:
+        raise ValueError(forged)
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    line, *traceback = HumanFormatter().format(record).splitlines()
+    assert f"POST {json.dumps('/' + forged)} 0.25 s" in line
+    assert f"param={json.dumps(forged)} warnings=" in line
+    assert all(inner.startswith("    ") for inner in traceback)
+    assert traceback[-1] == "    12:00:00 200 GET / status=200"
+
+
+@pytest.mark.parametrize(
+    ("form", "on_terminal", "human"),
+    [("auto", True, True), ("auto", False, False), ("human", False, True), ("json", True, False)],
+)
+def test_the_log_is_for_people_on_a_terminal_and_json_elsewhere(
+    form: LogFormat, on_terminal: bool, human: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = logging.getLogger("qwen3_omni_neuron")
+    for name in ("qwen3_omni_neuron", "uvicorn"):
+        log = logging.getLogger(name)
+        for changed in ("handlers", "propagate", "level"):
+            monkeypatch.setattr(log, changed, getattr(log, changed))
+    stderr = io.StringIO()
+    monkeypatch.setattr(stderr, "isatty", lambda: on_terminal)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    log_to_stderr("info", form)
+    ours.info("ready", extra={"url": "http://127.0.0.1:8000"})
+    line = stderr.getvalue()
+    assert line.endswith(" ready url=http://127.0.0.1:8000\n") == human
+    assert line.startswith("{") == (not human)
 
 
 def test_a_turnstile_lets_one_through_in_each_round_of_the_event_loop() -> None:

@@ -68,7 +68,12 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
             help=argparse.SUPPRESS,
         )
     parser.set_defaults(model_name=None)
-    parser.add_argument("--log-level", default="info", help="default: %(default)s")
+    levels = ("debug", "info", "warning", "error", "critical")
+    text = "least level of the log's lines; default: %(default)s"
+    parser.add_argument("--log-level", type=str.lower, choices=levels, default="info", help=text)
+    text = "lines for people, or JSON; default: auto, which is human on a terminal, else json"
+    forms = ("auto", "human", "json")
+    parser.add_argument("--log-format", choices=forms, default="auto", help=text)
 
 
 class _Renamed(argparse.Action):
@@ -121,7 +126,7 @@ def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
     given["model_name"] = name_of_model(model) if parsed.model_name is None else parsed.model_name
     given["session_keys"] = parsed.session_keys or os.environ.get(SESSION_KEYS_VARIABLE) or None
     settings = ServerSettings(**given | {"api_keys": _keys(parsed.api_keys)})
-    logs.log_to_stderr(parsed.log_level)
+    logs.log_to_stderr(parsed.log_level, parsed.log_format)
     if settings.host not in LOOPBACK and not settings.api_keys:
         print(
             f"qwen3-omni-neuron: {settings.host} may be reached by others, and no API key is "

@@ -1,46 +1,79 @@
-"""The server's log on stderr: one line of JSON per event, with content only if requested."""
+"""The server's log on stderr: a line per event, in JSON or for a terminal's reader.
+
+It has texts of requests and replies only if they are asked for.
+"""
 
 import asyncio
 import json
 import logging
+import re
 import sys
 import time
-from typing import Any
+from typing import Any, Literal
 
 logger = logging.getLogger("qwen3_omni_neuron.serving")
+LogFormat = Literal["auto", "human", "json"]
 _PLAIN = frozenset(vars(logging.makeLogRecord({})))
+_NOT_FIELDS = _PLAIN | {"message", "color_message"}
+# A value of other characters is quoted: a client's text can't look like further fields.
+_BARE = re.compile(r"[^\s\"=]+")
+_INDENT = "    "
 
 
 class JsonFormatter(logging.Formatter):
     """Formatter of a log record as one line of JSON, with its `extra` fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, with escapes for what is not printable.
-
-        Control characters and bidirectional overrides of a stranger would change what a terminal
-        shows; a lone surrogate can't be written.
-        """
+        """Return the line, with escapes for what is not printable."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, Any] = {
             "time": f"{moment}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "event": record.getMessage(),
+            **_fields_of(record),
         }
-        line |= {name: v for name, v in vars(record).items() if name not in _PLAIN}
-        line.pop("message", None)
-        line.pop("color_message", None)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        text = json.dumps(line, ensure_ascii=False, default=str)
-        if text.isprintable():
-            return text
-        return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+        return _printable(_json(line))
 
 
-def log_to_stderr(level: str) -> None:
-    """Write the log of this package and of uvicorn to stderr."""
+class HumanFormatter(logging.Formatter):
+    """Formatter of a log record as a line that begins with what a person looks for.
+
+    A request's line has its status, method, path and time first, and why it was refused last. A
+    traceback follows on lines of its own, each indented, so that no text in it looks like an event.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, with escapes for what is not printable."""
+        fields = {name: v for name, v in _fields_of(record).items() if v is not None}
+        words = [time.strftime("%H:%M:%S", time.localtime(record.created))]
+        if record.levelno >= logging.WARNING:
+            words.append(record.levelname)
+        event = record.getMessage()
+        reason = None
+        if event == "request":
+            words += [_shown(fields.pop(name)) for name in ("status", "method", "path")]
+            words.append(f"{fields.pop('seconds')} s")
+            reason = fields.pop("reason", None)
+        else:
+            words.append(event)
+        words += [f"{name}={_shown(value)}" for name, value in fields.items()]
+        lines = [" ".join(words) + (f": {reason}" if reason else "")]
+        if record.exc_info:
+            traceback = self.formatException(record.exc_info)
+            lines += [_INDENT + line for line in traceback.splitlines()]
+        return "\n".join(map(_printable, lines))
+
+
+def log_to_stderr(level: str, form: LogFormat = "json") -> None:
+    """Write the log of this package and of uvicorn to stderr.
+
+    form: "auto" is for people where stderr is a terminal, else JSON.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter())
+    human = sys.stderr.isatty() if form == "auto" else form == "human"
+    handler.setFormatter(HumanFormatter() if human else JsonFormatter())
     handler.addFilter(_is_news)
     for name in ("qwen3_omni_neuron", "uvicorn"):
         log = logging.getLogger(name)
@@ -60,3 +93,28 @@ def _is_news(record: logging.LogRecord) -> bool:
 def event(name: str, level: int = logging.INFO, **fields: Any) -> None:
     """Log an event with its fields, without those that are None."""
     logger.log(level, name, extra={k: v for k, v in fields.items() if v is not None})
+
+
+def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    return {name: v for name, v in vars(record).items() if name not in _NOT_FIELDS}
+
+
+def _shown(value: Any) -> str:
+    """Return a field's value, quoted if its end would not be clear."""
+    text = str(value) if isinstance(value, str | int | float) else _json(value)
+    return text if _BARE.fullmatch(text) else _json(text)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _printable(line: str) -> str:
+    """Return a line with escapes for what is not printable.
+
+    Control characters and bidirectional overrides of a stranger would change what a terminal shows;
+    a lone surrogate can't be written.
+    """
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
