@@ -347,6 +347,30 @@ def test_what_no_endpoint_has_is_refused_in_openais_shape(
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
+def test_head_has_the_status_and_headers_of_get_and_no_body() -> None:
+    with scripted() as server:
+        for path in ("/", "/page/main.js", "/health", "/v1/models", "/big", "/openapi.json"):
+            with connected(server) as sock:
+                got = answer_of(server, path)
+                lines = f"HEAD {path} HTTP/1.1", "host: localhost", "connection: close", "", ""
+                sock.sendall("\r\n".join(lines).encode())
+                head, end, body = rest_of(sock).partition(b"\r\n\r\n")
+            status, *headers = head.decode().lower().split("\r\n")
+            assert (status.split()[1], end, body) == ("200", b"\r\n\r\n", b""), path
+            assert got.status == 200
+            assert f"content-length: {len(got.body)}" in headers, path
+            assert got.headers.get("content-type", "") in head.decode(), path
+
+
+def test_head_of_what_has_no_get_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    with scripted() as server:
+        with caplog.at_level("INFO", "qwen3_omni_neuron.serving"):
+            assert answer_of(server, "/v1/chat/completions", "HEAD").status == 405
+            wait_until(lambda: any(r.getMessage() == "request" for r in caplog.records))
+    (line,) = [vars(record) for record in caplog.records if record.getMessage() == "request"]
+    assert line["reason"].startswith("HEAD /v1/chat/completions: ")
+
+
 @pytest.mark.parametrize(
     ("method", "path", "said"),
     [

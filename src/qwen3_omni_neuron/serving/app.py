@@ -68,7 +68,7 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     headers: dict[str, str] = {}
     if isinstance(error, HTTPException):  # no endpoint has this path or method
         path = request.url.path
-        message = f"{request.method} {path[:200]}: {error.detail}."
+        message = f"{context.method} {path[:200]}: {error.detail}."
         if error.status_code == 404:
             message = f"{message} {advice_for(path)}"
         headers |= error.headers or {}
