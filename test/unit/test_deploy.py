@@ -5,6 +5,7 @@ Where their own tools are installed, they are checked by these, too: `make test-
 
 import configparser
 import json
+import os
 import re
 import shlex
 import shutil
@@ -30,6 +31,8 @@ from qwen3_omni_neuron.neuron.versions import (
     supported_neuron,
     supported_torchneuron,
 )
+from qwen3_omni_neuron.serving import page
+from qwen3_omni_neuron.serving.edge.protocol import KEEP_ALIVE_S
 from qwen3_omni_neuron.serving.endpoints.status import router
 from qwen3_omni_neuron.serving.fleet.command import (
     CALLBACK,
@@ -38,13 +41,15 @@ from qwen3_omni_neuron.serving.fleet.command import (
     KILL_VARIABLE,
 )
 from qwen3_omni_neuron.serving.fleet.settings import FleetSettings
-from qwen3_omni_neuron.serving.settings import ServerSettings
+from qwen3_omni_neuron.serving.settings import KEYS_VARIABLE, ServerSettings
 from testing.imports import ROOT
 
 DEPLOY = ROOT / "deploy"
 IMAGES = sorted((DEPLOY / "images").glob("*.Dockerfile"))
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 PODS = [path for path in MANIFESTS if path.stem != "rayservice"]
+COMPOSE = DEPLOY / "compose.yaml"
+CADDY, NGINX = DEPLOY / "proxy" / "Caddyfile", DEPLOY / "proxy" / "nginx.conf"
 UNIT = DEPLOY / "systemd" / "qwen3-omni-neuron.service"
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 PORT = ServerSettings().port
@@ -287,6 +292,42 @@ def test_the_unit_starts_again_what_a_new_start_can_mend() -> None:
     assert service["ProtectSystem"] == "strict"
 
 
+def test_the_composed_server_may_drain_and_is_reached_through_its_proxy_alone() -> None:
+    (config,) = documents(COMPOSE)
+    serve, proxy = config["services"]["server"], config["services"]["proxy"]
+    image = COMPOSE.parent / serve["build"]["context"] / serve["build"]["dockerfile"]
+    assert image.resolve() in IMAGES
+    assert f"-t {serve['image']} " in image.read_text(encoding="utf-8")
+    drain_s = parsed(["qwen3-omni-neuron", "serve", *serve["command"]]).drain_timeout_s
+    assert int(serve["stop_grace_period"].removesuffix("s")) >= drain_s + 10
+    assert list(serve["environment"]) == [KEYS_VARIABLE]
+    assert (serve["read_only"], serve["cap_drop"], serve["tmpfs"]) == (True, ["ALL"], "/tmp")
+    assert serve["volumes"] == ["cache:/cache"]
+    assert "ports" not in serve
+    assert proxy["environment"]["OMNI_SERVER"] == f"server:{PORT}"
+    mounted = {volume.split(":")[0] for volume in proxy["volumes"]}
+    assert (mounted - config["volumes"].keys()) == {f"./{CADDY.relative_to(DEPLOY)}"}
+    used = set(re.findall(r"\{\$(\w+):", CADDY.read_text(encoding="utf-8")))
+    assert used == set(proxy["environment"])
+
+
+def test_proxies_have_the_servers_address_and_limits() -> None:
+    caddy, nginx = (path.read_text(encoding="utf-8") for path in (CADDY, NGINX))
+    settings = ServerSettings()
+    address = f"{settings.host}:{PORT}"
+    assert f"reverse_proxy {{$OMNI_SERVER:{address}}}" in caddy
+    assert f"    server {address};" in nginx
+    assert f"max_size {settings.max_body_bytes >> 20}MiB " in caddy
+    assert f"client_max_body_size {settings.max_body_bytes >> 20}m;" in nginx
+    assert f"proxy_read_timeout {settings.max_realtime_s:g}s;" in nginx
+    kept = re.search(r"keepalive_timeout (\d+)s;", nginx)
+    assert kept
+    assert int(kept[1]) < KEEP_ALIVE_S
+    burst = re.search(r"burst=(\d+) ", nginx)
+    assert burst
+    assert int(burst[1]) > 2 * len(page.FILES)
+
+
 def test_prometheus_reads_what_the_server_shows() -> None:
     (config,) = documents(DEPLOY / "prometheus.yaml")
     (job,) = config["scrape_configs"]
@@ -313,6 +354,24 @@ def test_kubernetes_schemas_accept_the_manifests() -> None:
 def test_yamllint_accepts_the_manifests_and_the_workflow() -> None:
     rules = "{extends: default, rules: {line-length: {max: 100}, document-start: disable}}"
     assert_accepted(tool("yamllint"), "--strict", "-d", rules, DEPLOY, ROOT / ".github")
+
+
+def test_compose_accepts_its_file() -> None:
+    # The file says what is missing, and where it is to be written.
+    command = tool("docker-compose"), "-f", COMPOSE, "config", "--quiet"
+    environment = {**os.environ, KEYS_VARIABLE: "key", "OMNI_NAME": "omni.example.org"}
+    subprocess.run(command, env=environment, check=True)
+    del environment["OMNI_NAME"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode
+    assert "see the top of this file" in done.stderr
+
+
+def test_caddy_accepts_its_configuration() -> None:
+    command = tool("caddy"), "validate", "--adapter", "caddyfile", "--config", CADDY
+    assert_accepted(*command)
+    formatted = subprocess.run((tool("caddy"), "fmt", CADDY), capture_output=True, check=True)
+    assert formatted.stdout == CADDY.read_bytes()
 
 
 def test_hadolint_accepts_the_images() -> None:

@@ -35,6 +35,8 @@ ELSEWHERE = {
     "--build-arg": "an option of docker",
     "--entrypoint": "an option of docker",
     "--stop-timeout": "an option of docker",
+    "omni.lan": "a name of a machine, which readers replace by theirs",
+    "flush_interval": "an option of Caddy",
     "gcsfs": "a package of fsspec's",
     "s3fs": "a package of fsspec's",
     ".trans.txt": "how LibriSpeech's transcript files end",

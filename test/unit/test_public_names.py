@@ -191,7 +191,7 @@ VERBS = {
         --threads --wait-timeout-s -h text
     """,
     "talk": """
-        --api-key --compiled --cores --dtype --from --hands-free --help --instance
+        --api-key --ca --compiled --cores --dtype --from --hands-free --help --instance
         --kv-cache-dtype --model --placement --predictor-dtype --speaker --threads --to --url -h
     """,
     "transcribe": """

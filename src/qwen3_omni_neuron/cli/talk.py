@@ -18,6 +18,8 @@ def add_talk(parser: argparse.ArgumentParser) -> None:
     key = os.environ.get(KEY_VARIABLE, "")
     text = f"of the server; default: ${KEY_VARIABLE}"
     parser.add_argument("--api-key", default=key, metavar="KEY", help=text)
+    text = "certificate of a server at https, or its authority's, that the system does not know"
+    parser.add_argument("--ca", type=Path, metavar="FILE", help=text)
     text = "find turns by their silence, and let speech interrupt the answer; needs headphones"
     parser.add_argument("--hands-free", action="store_true", help=text)
     text = "speech of one turn, instead of the microphone"

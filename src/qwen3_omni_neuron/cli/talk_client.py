@@ -7,10 +7,12 @@ import os
 import queue
 import re
 import secrets
+import ssl
 import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
@@ -25,12 +27,15 @@ from qwen3_omni_neuron.sound.encoding import pcm16, samples_of_pcm16
 from qwen3_omni_neuron.sound.speech_file import SpeechFile
 
 _PIECE_BYTES = 2 * HEARD_RATE  # bytes of sound in one event: a second
+# Codes of a certificate that nobody known vouches for: self-signed, or by an unknown authority.
+_UNKNOWN_ISSUER = frozenset((18, 19, 20, 21))
 
 
 def talk(parsed: argparse.Namespace) -> int:
     """Talk until the user ends it, or the file's turn is answered. Returns the exit status."""
     if parsed.source is not None and parsed.hands_free:
         raise OptionError("--from has one turn, so that there is nothing for --hands-free to find.")
+    trusted = _trusted(parsed.url, parsed.ca)
     if parsed.source is not None:
         turn = load_waveform({"audio": parsed.source}, HEARD_RATE, "--from")
     with ExitStack() as stack:
@@ -42,7 +47,7 @@ def talk(parsed: argparse.Namespace) -> int:
             player.latency_s = stack.enter_context(device("loudspeaker", player.fill)).latency
         here = parsed.url is None
         url, key = _serve_model(parsed, stack) if here else (parsed.url, parsed.api_key)
-        client = _Client(_connect(url, key, here, stack), player, parsed)
+        client = _Client(_connect(url, key, here, trusted, stack), player, parsed)
         if parsed.source is not None:
             client.answer(turn)
             player.drain()
@@ -213,7 +218,26 @@ def _serve_model(parsed: argparse.Namespace, stack: ExitStack) -> tuple[str, str
     return stack.enter_context(Server(settings, lambda: omni).running(grace_s=1.0)), key
 
 
-def _connect(url: str, key: str, here: bool, stack: ExitStack) -> ClientConnection:
+def _trusted(url: str | None, ca: Path | None) -> ssl.SSLContext | None:
+    """Return what a server's certificate is checked by. ca: None for what the system trusts.
+
+    Returns None for a server without one. Raises OptionError.
+    """
+    if not (url or "").startswith(("https:", "wss:")):
+        if ca is not None:
+            raise OptionError("--ca is for a --url that begins with https:// or wss://.")
+        return None
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:  # an ssl.SSLError is one
+        raise OptionError(
+            f"--ca {ca} can't be used: {error}. Give a certificate in PEM."
+        ) from error
+
+
+def _connect(
+    url: str, key: str, here: bool, trusted: ssl.SSLContext | None, stack: ExitStack
+) -> ClientConnection:
     """Connect to a server until the stack ends. here: without a proxy. Raises OptionError."""
     base = re.sub("^http", "ws", url.rstrip("/")).removesuffix("/v1")
     try:
@@ -222,6 +246,7 @@ def _connect(url: str, key: str, here: bool, stack: ExitStack) -> ClientConnecti
             additional_headers={"Authorization": f"Bearer {key}"} if key else {},
             max_size=None,
             proxy=None if here else True,
+            ssl=trusted,
         )
         return stack.enter_context(made)
     except InvalidStatus as error:
@@ -230,11 +255,30 @@ def _connect(url: str, key: str, here: bool, stack: ExitStack) -> ClientConnecti
             reason = json.loads(error.response.body or b"")["error"]["message"]
         hint = " (--api-key)" if error.response.status_code == 401 else ""
         raise OptionError(f"{url} refuses: {reason}{hint}") from error
+    except ssl.SSLCertVerificationError as error:
+        raise OptionError(_distrust(url, error)) from error
     except (OSError, WebSocketException) as error:
         raise OptionError(
             f"no server answers at {url} ({error}). Start one with `qwen3-omni-neuron serve`, "
             "or give the --url of another, such as http://127.0.0.1:8000."
         ) from error
+
+
+def _distrust(url: str, error: ssl.SSLCertVerificationError) -> str:
+    """Return why a server's certificate is not trusted, and what to do."""
+    said = error.verify_message.rstrip(".")
+    if error.verify_code in _UNKNOWN_ISSUER:
+        return (
+            f"{url} has a certificate that neither the system nor --ca vouches for ({said}), so "
+            "nothing was said to it. A server of one's own network has such a self-signed one. If "
+            "it is yours, copy the file of its --tls-cert here, by a way that you trust, and give "
+            "it as --ca FILE."
+        )
+    return (
+        f"the certificate of {url} is not valid ({said}), so nothing was said to it. Ask the "
+        "server by a name or address that its certificate has, and while that is valid; "
+        "docs/deploy.md says how to make one."
+    )
 
 
 def _say(text: str) -> None:

@@ -1,0 +1,224 @@
+"""Keys and certificate as docs/deploy.md makes them, and a conversation through each proxy."""
+
+import os
+import re
+import shutil
+import socket
+import ssl
+import stat
+import subprocess
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import anyio
+import pytest
+from openai import OpenAI
+from websockets.sync.client import connect
+
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
+from qwen3_omni_neuron.cli import main
+from qwen3_omni_neuron.serving.edge.keys import read_keys
+from qwen3_omni_neuron.serving.endpoints.answer import PieceStream
+from qwen3_omni_neuron.serving.server import Server
+from testing.http_client import HttpClient
+from testing.http_server import serving, url_of, wait_until
+from testing.imports import ROOT
+from testing.media_cases import QUESTION_WAV
+
+PAGE = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+PROXY = ROOT / "deploy" / "proxy"
+SUM_WAV = QUESTION_WAV.with_name("sum.wav")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the page's commands without a server were run."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes the certificate, is not on PATH")
+    folder = tmp_path_factory.mktemp("made")
+    for block in re.findall(r"^```sh\n(openssl.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
+        subprocess.run(["bash", "-ec", block], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def omni() -> Iterator[Qwen3Omni]:
+    with Qwen3Omni.load(SPEAKING_CHECKPOINT) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server(omni: Qwen3Omni, made: Path) -> Iterator[Server]:
+    """A server with the keys and the certificate of the page."""
+    files = {"tls_cert": made / "cert.pem", "tls_key": made / "key.pem"}
+    with serving(omni, api_keys=read_keys(made / "keys.txt"), **files) as running:
+        yield running
+
+
+def test_the_files_of_the_page_are_for_their_owner_alone(made: Path) -> None:
+    (key,) = read_keys(made / "keys.txt")
+    assert re.fullmatch(r"[0-9a-f]{64}", key)
+    for name in ("keys.txt", "key.pem"):
+        assert stat.S_IMODE((made / name).stat().st_mode) == 0o600
+
+
+def test_clients_know_the_certificate_by_the_ways_that_the_page_names(
+    server: Server, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, cert = url_of(server, "https"), made / "cert.pem"
+    strict = ssl.create_default_context(cafile=cert)
+    strict.verify_flags |= ssl.VERIFY_X509_STRICT  # the default of Python 3.13
+    with HttpClient(url, tls=strict) as client:
+        assert client.ask("/ready").json()["status"] == "ready"
+    curl = ["curl", "--silent", "--fail", "--cacert", str(cert), f"{url}/ready"]
+    assert b'"ready"' in subprocess.run(curl, check=True, capture_output=True).stdout
+    monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+    (key,) = read_keys(made / "keys.txt")
+    with OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60) as openai:
+        assert len(openai.models.list().data) == 1
+
+
+def test_talk_knows_the_certificate_by_ca(
+    server: Server, made: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (key,) = read_keys(made / "keys.txt")
+    monkeypatch.setenv("QWEN3_OMNI_API_KEY", key)
+    files = ["--from", str(SUM_WAV), "--to", str(made / "answer.wav")]
+    trusted = ["--url", url_of(server, "https"), "--ca", str(made / "cert.pem")]
+    assert main(["talk", *files, *trusted]) == 0
+    assert capsys.readouterr().out == "eight\n"
+
+
+def test_talk_says_why_it_does_not_trust_a_certificate(
+    server: Server, made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is sent, and nothing is written."""
+    url, cert = url_of(server, "https"), str(made / "cert.pem")
+    broken = tmp_path / "broken.pem"
+    broken.write_text("no certificate")
+    files = ["--from", str(SUM_WAV), "--to", str(tmp_path / "answer.wav")]
+    for arguments, said in (
+        ([url], "neither the system nor --ca vouches for (self-signed certificate)"),
+        ([url, "--ca", str(tmp_path / "none.pem")], "can't be used"),
+        ([url, "--ca", str(broken)], "can't be used"),
+        ([url.replace("127.0.0.1", "localhost"), "--ca", cert], "not valid for 'localhost'"),
+        ([url.replace("https", "http"), "--ca", cert], "--ca is for a --url that begins with"),
+    ):
+        assert main(["talk", *files, "--url", *arguments]) == 1
+        assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [broken]
+
+
+# Through a proxy.
+
+
+@contextmanager
+def slow_server(omni: Qwen3Omni) -> Iterator[tuple[Server, Event]]:
+    """Serve a model, and a stream at /slow that goes on after its first piece once it may."""
+    goes_on = Event()
+    with serving(omni, api_keys=("key",)) as server:
+
+        async def pieces() -> AsyncGenerator[bytes, None]:
+            yield b"data: first\n\n"
+            while not goes_on.is_set():
+                await anyio.sleep(0.01)
+            yield b"data: last\n\n"
+
+        async def slow() -> PieceStream:
+            return PieceStream(pieces())
+
+        app: Any = server._gate._app
+        app.add_api_route("/slow", slow)
+        yield server, goes_on
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+def nginx(server: Server, folder: Path, made: Path) -> tuple[list[str], str]:
+    """Return the command of nginx with our configuration on free ports, and its URL."""
+    port = free_port()
+    text = (PROXY / "nginx.conf").read_text(encoding="utf-8")
+    names = "/etc/letsencrypt/live/omni.example.org"
+    for old, new in (
+        ("listen 80;", f"listen 127.0.0.1:{free_port()};"),
+        ("listen 443 ssl;", f"listen 127.0.0.1:{port} ssl;"),
+        ("server 127.0.0.1:8000;", f"server 127.0.0.1:{server.port};"),
+        (f"{names}/fullchain.pem", str(made / "cert.pem")),
+        (f"{names}/privkey.pem", str(made / "key.pem")),
+    ):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    (folder / "site.conf").write_text(text, encoding="utf-8")
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    paths = " ".join(f"{kind}_temp_path {folder / kind};" for kind in kinds)
+    user = "user root;" if os.geteuid() == 0 else ""
+    (folder / "nginx.conf").write_text(
+        f"{user} daemon off; master_process off; pid {folder}/pid; error_log stderr; events {{}}\n"
+        f"http {{ access_log off; {paths} include {folder}/site.conf; }}\n"
+    )
+    return ["nginx", "-c", str(folder / "nginx.conf"), "-e", "stderr"], f"https://127.0.0.1:{port}"
+
+
+def caddy(server: Server, folder: Path, _: Path) -> tuple[list[str], str]:
+    """Return the command of Caddy with our configuration, by HTTP on a free port, and its URL."""
+    text = (PROXY / "Caddyfile").read_text(encoding="utf-8")
+    (folder / "Caddyfile").write_text("{\n\tadmin off\n}\n" + text, encoding="utf-8")
+    url = f"http://127.0.0.1:{free_port()}"
+    settings = f"OMNI_NAME={url}", f"OMNI_SERVER=127.0.0.1:{server.port}", f"HOME={folder}"
+    config = ["--config", str(folder / "Caddyfile"), "--adapter", "caddyfile"]
+    return ["env", *settings, "caddy", "run", *config], url
+
+
+@pytest.mark.parametrize("proxy", [nginx, caddy])
+def test_a_proxy_passes_on_streams_sockets_bodies_and_the_end_of_a_client(
+    proxy: Any, omni: Qwen3Omni, made: Path, tmp_path: Path
+) -> None:
+    name = proxy.__name__
+    path = f"{os.environ['PATH']}:/usr/sbin"
+    if shutil.which(name, path=path) is None:
+        pytest.skip(f"{name}, which checks deploy/, is not installed")
+    with ExitStack() as stack:
+        server, goes_on = stack.enter_context(slow_server(omni))
+        command, url = proxy(server, tmp_path, made)
+        environment = {**os.environ, "PATH": path}
+        running = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        stack.callback(running.wait)
+        stack.callback(running.kill)
+        trusted = ssl.create_default_context(cafile=made / "cert.pem")
+
+        def answers() -> bool:
+            with HttpClient(url, tls=trusted) as client:
+                try:
+                    return client.ask("/ready").status == 200
+                except OSError:
+                    return False
+
+        wait_until(answers)
+        with HttpClient(url, "key", tls=trusted) as client:
+            # The first piece comes while the last one is not made yet.
+            stream = client.begin("/slow")
+            assert stream.read1() == b"data: first\n\n"
+            goes_on.set()
+            assert stream.read() == b"data: last\n\n"
+            # A client that leaves ends its request.
+            goes_on.clear()
+            assert client.begin("/slow").read1() == b"data: first\n\n"
+            assert server._gate.running == 1
+            client.close()
+            wait_until(lambda: not server._gate.running)
+            # A body of nearly the most is refused by the server, for what is in it.
+            answer = client.ask("/v1/chat/completions", b" " * (31 << 20))
+            assert (answer.status, answer.json()["error"]["code"]) == (400, "invalid_json")
+        # A page's socket: its Origin is the address that the browser asked.
+        with connect(
+            f"{url.replace('http', 'ws', 1)}/v1/realtime",
+            additional_headers={"Authorization": "Bearer key", "Origin": url},
+            ssl=trusted if url.startswith("https") else None,
+        ) as page:
+            assert "session.created" in str(page.recv(10))
