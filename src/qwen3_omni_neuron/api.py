@@ -46,7 +46,7 @@ from qwen3_omni_neuron.options import (
     check_defaults,
 )
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
-from qwen3_omni_neuron.prompt.media.fitting import Room
+from qwen3_omni_neuron.prompt.media.fitting import Room, TurnsRoom
 from qwen3_omni_neuron.prompt.media.sizes import MediaSettings
 from qwen3_omni_neuron.prompt.messages import (
     Conversation,
@@ -284,8 +284,10 @@ class Qwen3Omni:
         """Settings for decoding media in a process without a model: see helpers.media.pool."""
         return self.prompt_builder.media_settings
 
-    def media_room(self, messages: Conversation, **options: "Unpack[RequestArguments]") -> Room:
-        """Return the tokens that a conversation's text leaves for its media.
+    def media_room(
+        self, messages: Conversation, **options: "Unpack[RequestArguments]"
+    ) -> Room | TurnsRoom:
+        """Return the room that a conversation's text leaves for its media.
 
         The media need not be read yet: an item may have its type alone. Raises an InputError (see
         errors).
@@ -295,14 +297,13 @@ class Qwen3Omni:
         reserved = () if parsed.literal_text else builder.reserved
         check, reply_tokens = builder.text_check(most_tokens), parsed.thinker_max_new_tokens
         checked, _ = read_messages(messages, reserved, lambda kind, item, where: None, check)
-        return builder.room(
+        return builder.whole_room(
             checked,
-            (),
             most_tokens,
             reply_tokens,
+            Truncation.of(parsed.truncation, self._context_length, reply_tokens),
             tools=read_tools(parsed.shown_tools, reserved, check),
             literal_text=parsed.literal_text,
-            truncation=Truncation.of(parsed.truncation, self._context_length, reply_tokens),
         )
 
     @property

@@ -536,14 +536,15 @@ class Session:
 
     def _media(self, message: Mapping[str, Any], found: Sequence[Media | Unread]) -> list[Media]:
         """Read the images and videos of a new message. message, found: see `MessageReader`."""
-        room = None
+        shares = None
         if any(isinstance(item, Unread) for item in found):
-            clips = [item for item in found if isinstance(item, AudioItem)]
-            room = self._room(message, clips)
-        return self._load.finish(found, room)
+            builder = self._model.prompt_builder
+            sizes = [i.size if isinstance(i, Unread) else builder.media_tokens(i) for i in found]
+            shares = self._room(message).fit(builder.media_settings.sizes, sizes).shares
+        return self._load.finish(found, shares)
 
-    def _room(self, message: Mapping[str, Any], clips: Sequence[Media] = ()) -> Room:
-        """Return the room for a new message's images and videos. message: as it was checked.
+    def _room(self, message: Mapping[str, Any]) -> Room:
+        """Return the room for a new message's media. message: as it was checked.
 
         What can be dropped for it takes no room.
         """
@@ -553,16 +554,16 @@ class Session:
         kept = [self._system, self._turn]  # no other turn stays for certain
         before = self._conversation() if truncation is None else joined_turns(kept)
         media = [medium for turn in before for medium in turn.media]
-        return model.prompt_builder.room(
+        builder = model.prompt_builder
+        room = builder.room(
             [*(turn.read for turn in before), message],
-            [*media, *clips],
             model.most_tokens,
             reply_tokens,
             tools=self._tools(options.shown_tools),
             literal_text=self._literal_text,
             said=[index for index, turn in enumerate(before) if turn.said],
-            truncation=truncation,
-        ).half
+        )
+        return room.without(sum(map(builder.media_tokens, media))).half
 
     def _system_turn(self, content: str | Sequence[Mapping[str, Any]] | None) -> Turn | None:
         if content is None:

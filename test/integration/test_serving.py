@@ -22,7 +22,7 @@ from testing.http_client import HttpClient, ask
 from testing.http_server import client_of, same_sound, serving, url_of, wait_until
 from testing.imports import ROOT
 from testing.made_videos import make_video
-from testing.media_cases import QUESTION_WAV, noise_image
+from testing.media_cases import QUESTION_WAV, noise_image, user
 from testing.scripted_model import ScriptedModel
 
 MODEL = "qwen3-omni"
@@ -390,6 +390,41 @@ def test_images_and_videos_are_shrunk_as_in_the_api(omni: Qwen3Omni, client: Ope
         assert body.get("warnings", []) == list(result.warnings)
         if len(parts) > 1:
             assert "so that the conversation fits" in result.warnings[0]
+
+
+def test_images_of_dropped_turns_are_not_decoded_as_in_the_api(
+    omni: Qwen3Omni, client: OpenAI
+) -> None:
+    """The oldest image is broken, and the reply is that of the turns that stay."""
+    files = []
+    for kind, height in (("PNG", 900), ("TIFF", 900), ("JPEG", 900), ("PNG", 600)):
+        file = io.BytesIO()
+        noise_image(1200, height).save(file, kind)
+        files.append((kind.lower(), file.getvalue()))
+    files[0] = "png", files[0][1][:5000]
+    sent, same = list[Any](), list[Any]()
+    for kind, content in files:
+        question = {"type": "text", "text": f"What is it? {'Hm, ' * 170}"}
+        url = {"url": data_url(f"image/{kind}", content)}
+        reply = {"role": "assistant", "content": "Noise."}
+        sent += user(question, {"type": "image_url", "image_url": url}), reply
+        same += user(question, {"type": "image", "image": content}), reply
+    answer = client.chat.completions.with_raw_response.create(
+        model=MODEL,
+        messages=sent[:-1],
+        seed=3,
+        max_completion_tokens=20,
+        extra_body={"truncation": "auto"},
+    )
+    options: dict[str, Any] = {"seed": 3, "thinker_max_new_tokens": 20}
+    result = omni.generate_text(same[:-1], truncation="auto", **options)
+    usage = answer.parse().usage
+    assert usage and usage.prompt_tokens_details
+    assert usage.prompt_tokens_details.image_tokens == result.timings.prompt_image_tokens
+    assert usage.prompt_tokens == result.timings.prompt_tokens
+    assert json.loads(answer.content)["warnings"] == list(result.warnings)
+    shown = [warning.split(" is an image")[0] for warning in result.warnings]
+    assert shown == [f"messages[{at}].content[1]" for at in (2, 4, 6)]
 
 
 def test_an_earlier_turn_may_be_named_by_its_audio(client: OpenAI) -> None:

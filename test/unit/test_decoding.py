@@ -27,7 +27,6 @@ from qwen3_omni_neuron.helpers.media.job import admit_all as admitted
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
-from qwen3_omni_neuron.prompt.media.fitting import Room
 from qwen3_omni_neuron.prompt.media.items import Media, MediaLoader, Unread
 from qwen3_omni_neuron.prompt.media.sizes import SizeLimits
 from qwen3_omni_neuron.prompt.media.video import VideoHeader
@@ -80,9 +79,9 @@ def prompt_builder(checkpoint: Path, config: OmniConfig) -> PromptBuilder:
     return PromptBuilder(checkpoint, config)
 
 
-def loaded(load: MediaLoader, kind: str, item: dict[str, Any], room: Room | None = None) -> Media:
+def loaded(load: MediaLoader, kind: str, item: dict[str, Any]) -> Media:
     """Read one item as a conversation's."""
-    (made,) = load.finish([load.begin(kind, item, "here")], room)
+    (made,) = load.finish([load.begin(kind, item, "here")], None)
     return made
 
 
@@ -212,7 +211,7 @@ def test_a_video_that_is_shrunk_is_reported_as_the_api_reports_it(
     media, load = prompt_builder.media_settings, prompt_builder.loader(False, None)
     begun = load.begin("video", {"type": "video", "video": content}, "here")
     assert isinstance(begun, Unread)
-    (expected,) = load.finish([begun], Room(most, most, most))
+    (expected,) = load.finish([begun], [most])
     size = replace(begun.size, asked=SizeLimits(most_tokens=most))
     options, _ = media.sizes.fewer_frames({}, size)
     fields = {"vision_tokens": most, "frames": size.frames, "options": options}

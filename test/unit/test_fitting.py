@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from qwen3_omni_neuron.checkpoint.tiny.sizes import read_text
 from qwen3_omni_neuron.errors import ImageError, InputError, PromptTooLongError, VideoError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
-from qwen3_omni_neuron.prompt.media.fitting import Room, shares
+from qwen3_omni_neuron.prompt.media.fitting import Fitted, Room, TurnsRoom, shares
 from qwen3_omni_neuron.prompt.media.sizes import SizeLimits, Sizes, VisualSize
 from qwen3_omni_neuron.prompt.prompt import Prompt
-from qwen3_omni_neuron.prompt.truncation import Truncation
+from qwen3_omni_neuron.prompt.truncation import ConversationPart, Truncation, with_media
 from testing.made_videos import make_video
 from testing.media_cases import noise_frames, noise_image, text, user
 
@@ -407,3 +408,129 @@ def test_a_rotated_jpeg_that_is_decoded_reduced_stands_upright(
     made = prompt_builder.prompt([user({"type": "image", "image": content})], most_tokens=200)
     assert grids(made) == [(1, 34, 22)]
     assert "is an image of 800 x 1200 pixels" in made.warnings[0]
+
+
+QUESTION = 20
+"""Tokens of a turn's text in these tests; INSTRUCTIONS those of what is before it."""
+INSTRUCTIONS = 30
+
+
+def turns(*media: int, text_tokens: int = QUESTION, **limits: Any) -> TurnsRoom:
+    """Return the room of a conversation of questions, with so many media each, and replies."""
+    parts, before = list[ConversationPart](), 0
+    for number, count in enumerate(media):
+        begin = 1 + 2 * number
+        parts.append(ConversationPart("user", begin, before, text_tokens))
+        before += count
+        parts.append(ConversationPart("assistant", begin + 1, before, text_tokens))
+    reply = limits.pop("reply_tokens", 1024)
+    truncation = Truncation(CONTEXT - 1024, **limits)
+    return TurnsRoom(truncation, INSTRUCTIONS, parts[:-1], CONTEXT - 1, reply)
+
+
+def test_a_conversation_that_fits_keeps_its_sizes_under_truncation() -> None:
+    """To the token: the most tokens are those that truncation keeps, without the reply's room."""
+    room, photo = turns(1, 1), image(1024, 768)
+    left = CONTEXT - 1024 - INSTRUCTIONS - 3 * QUESTION - 2 * 768
+    assert room.fit(SIZES, [photo, photo]) == Fitted(0, 0, [768, 768])
+    assert turns(1, 2).fit(SIZES, [photo, left, photo]) == Fitted(0, 0, [768, left, 768])
+    less = turns(1, 2).fit(SIZES, [photo, left + 1, photo])
+    assert less.begin == 0
+    assert less.shares[0] == less.shares[2] < 768
+
+
+def test_images_of_turns_that_are_dropped_take_nothing() -> None:
+    """Their text and replies fill the context: what stays has the same shares as alone."""
+    photos = [image(*PHONE)] * 12
+    for number in (2, 5, 12):
+        room = turns(*[1] * number, text_tokens=1000)
+        fitted = room.fit(SIZES, photos[:number])
+        kept = number - fitted.media_begin
+        assert fitted.begin == (1 + 2 * fitted.media_begin if number > 2 else 0)
+        assert kept == 2
+        alone = Room.beside(INSTRUCTIONS + 3 * 1000, CONTEXT - 1, 1024)
+        assert fitted.shares == shares(SIZES, photos[:2], alone)
+
+
+@pytest.mark.parametrize("retained", [1.0, 0.8, 0.5])
+@pytest.mark.parametrize("text_tokens", [20, 200, 700])
+def test_what_is_kept_fits_and_is_cut_no_more(retained: float, text_tokens: int) -> None:
+    generator = np.random.default_rng(5)
+    for number in range(1, 15):
+        counts = [int(count) for count in generator.integers(0, 3, number)]
+        media = [
+            int(generator.integers(1, 900))
+            if generator.random() < 0.3
+            else image(*(int(side) for side in generator.integers(100, 3000, 2)))
+            for _ in range(sum(counts))
+        ]
+        room = turns(*counts, text_tokens=text_tokens, retained=retained)
+        fitted = room.fit(SIZES, media)
+        first = next((at for at, part in enumerate(room.parts) if part.begin == fitted.begin), 0)
+        kept = zip(media[fitted.media_begin :], fitted.shares, strict=True)
+        tokens = [
+            share if isinstance(medium, int) else SIZES.tokens(shown(medium, share))
+            for medium, share in kept
+        ]
+        taken = with_media(room.parts, [*[0] * fitted.media_begin, *tokens])[first:]
+        if first < len(room.parts) - 1:
+            assert INSTRUCTIONS + sum(p.tokens for p in taken) <= room.truncation.most_tokens
+        assert room.truncation.first_kept(INSTRUCTIONS, taken) == 0
+
+
+def test_a_photo_keeps_its_size_for_some_turns_and_stays_until_text_needs_half_of_its_room() -> (
+    None
+):
+    found = [
+        turns(1, *[0] * more, text_tokens=100).fit(SIZES, [image(*PHONE)]) for more in range(24)
+    ]
+    given = [SIZES.tokens(shown(image(*PHONE), one.shares[0])) for one in found if one.shares]
+    step, most = CONTEXT // 16, CONTEXT - 1 - 1024
+    half = (most - step) // 2
+    texts = [INSTRUCTIONS + 100 * (2 * more + 1) for more in range(len(given))]
+    left = [max(half, most - math.ceil(tokens / step) * step) for tokens in texts]
+    assert given == [fitted([image(*PHONE)], tokens)[0] for tokens in left]
+    assert len(set(given)) == 8
+    assert texts[-1] + half <= CONTEXT - 1024 < texts[-1] + 200 + half
+    assert [one.shares for one in found[len(given) :]] == [[]] * (24 - len(given))
+
+
+def test_text_that_is_old_leaves_a_new_image_at_least_half() -> None:
+    fitted = turns(*[0] * 40, 1, text_tokens=100).fit(SIZES, [image(*PHONE)])
+    half = (CONTEXT - 1 - 512 - 1024) // 2
+    assert half <= fitted.shares[0] < half + 200
+    small = turns(*[0] * 40, 1, text_tokens=100).fit(SIZES, [image(640, 640)])
+    assert small.shares == [400]
+    assert small.begin < fitted.begin
+
+
+def test_a_last_turn_that_does_not_fit_alone_is_refused_with_its_images() -> None:
+    photos = [image(*PHONE, detail="high")]
+    with pytest.raises(PromptTooLongError, match="11844 vision tokens; 8141 fit into the context"):
+        turns(0, 0, 1).fit(SIZES, photos)
+    assert turns(1, 0, 0).fit(SIZES, photos) == Fitted(3, 1, [])
+
+
+def test_dropped_images_are_neither_shown_nor_read(prompt_builder: PromptBuilder) -> None:
+    """A prompt is the one of its kept turns alone, and the image of an earlier one is broken."""
+    pictures = [{"type": "image", "image": jpeg(480, 640)}]  # 300 tokens
+    pictures.insert(0, {"type": "image", "image": pictures[0]["image"][:5000]})
+
+    def asked(count: int) -> list[dict[str, Any]]:
+        yes = {"role": "assistant", "content": "Yes."}
+        turns = [[user(pictures[n < 6], text("word " * 4)), yes] for n in range(count, 0, -1)]
+        return [{"role": "system", "content": "Hm."}, *chain.from_iterable(turns)][:-1]
+
+    limits: dict[str, Any] = {"most_tokens": 511, "truncation": Truncation(448)}
+    limits["reply_tokens"] = 64
+    whole = prompt_builder.prompt(asked(6), **limits)
+    count = len(whole.images)
+    assert 1 < count < 6
+    alone = prompt_builder.prompt(asked(count), **limits)
+    assert whole.token_ids.equal(alone.token_ids)
+    assert grids(whole) == grids(alone)
+    assert len(whole) <= 448
+    assert all(
+        warning.startswith(f"messages[{11 - 2 * back}]")
+        for back, warning in enumerate(reversed(whole.warnings))
+    )

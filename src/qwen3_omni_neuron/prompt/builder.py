@@ -6,7 +6,6 @@ item's encoder returns.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from qwen3_omni_neuron.model.talker import user_positions
 from qwen3_omni_neuron.prompt.chat_template import ChatTemplate
 from qwen3_omni_neuron.prompt.literal_text import LiteralText, SpecialNames
 from qwen3_omni_neuron.prompt.media.clip import GrowingClip, features
-from qwen3_omni_neuron.prompt.media.fitting import Room
+from qwen3_omni_neuron.prompt.media.fitting import Room, TurnsRoom
 from qwen3_omni_neuron.prompt.media.items import (
     AudioItem,
     ImageItem,
@@ -52,7 +51,13 @@ from qwen3_omni_neuron.prompt.positions import (
 from qwen3_omni_neuron.prompt.preprocessor import read_preprocessor
 from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.prompt.tokenizer import AT_ONCE, Tokenizer
-from qwen3_omni_neuron.prompt.truncation import ConversationPart, Truncation, split
+from qwen3_omni_neuron.prompt.truncation import (
+    ConversationPart,
+    Truncation,
+    kept_messages,
+    split,
+    with_media,
+)
 
 _EMPTY_TURN: Mapping[str, Any] = {"role": "user", "content": ""}
 _MOST_LENGTHS = 1 << 16  # lengths of parts that are kept: a few MB
@@ -139,21 +144,20 @@ class PromptBuilder:
         check = self.text_check(most_tokens)
         checked, found = read_messages(messages, reserved, load.begin, check)
         checked_tools = read_tools(tools, reserved, check)
-        room = None
+        shares: Sequence[int] | None = None
         if most_tokens is not None and any(isinstance(item, Unread) for item in found):
-            clips = [item for item in found if isinstance(item, AudioItem)]
-            room = self.room(
-                checked,
-                clips,
-                most_tokens,
-                reply_tokens,
-                tools=checked_tools,
-                literal_text=literal_text,
-                truncation=truncation,
+            room = self.whole_room(
+                checked, most_tokens, reply_tokens, truncation, checked_tools, literal_text
             )
+            sizes = [
+                item.size if isinstance(item, Unread) else self.media_tokens(item) for item in found
+            ]
+            fitted = room.fit(self.media_settings.sizes, sizes)
+            checked, found = fitted.messages(checked), found[fitted.media_begin :]
+            shares = fitted.shares
         return self.assemble(
             checked,
-            load.finish(found, room),
+            load.finish(found, shares),
             tools=checked_tools,
             literal_text=literal_text,
             most_tokens=most_tokens,
@@ -163,32 +167,38 @@ class PromptBuilder:
     def room(
         self,
         messages: Messages,
-        media: Sequence[Media],
         most_tokens: int,
         reply_tokens: int,
         tools: Sequence[Mapping[str, Any]] = (),
         literal_text: bool = False,
         said: Collection[int] = (),
-        truncation: Truncation | None = None,
     ) -> Room:
-        """Return the tokens that a conversation leaves for images and videos.
+        """Return the tokens that a conversation's text leaves for its media.
 
-        messages, tools, said: see `assemble`. media: those whose tokens are known. Where old turns
-        can be dropped, of the text that of the instructions and of the last turn counts. For other
-        arguments and errors see `prompt`.
+        messages, tools, said: see `assemble`. For other arguments and errors see `prompt`.
         """
         self._check_tools(messages, tools)
-        if truncation is not None:
-            (_, first), *_ = split(messages)
-            last = max(index for index, m in enumerate(messages) if m["role"] == "user")
-            messages, said = [*messages[:first], *messages[last:]], ()
         ids = self._template_ids(messages, tools, literal_text, said, most_tokens)
-        placeholders = sum(
-            item["type"] != "text" for m in messages for item in _items(m["content"])
-        )
-        room = Room.beside(len(ids) - placeholders, most_tokens, reply_tokens)
-        room = room.without(sum(1 + self._media_tokens(item) for item in media))
-        return room if truncation is None else replace(room, most=math.inf)
+        return Room.beside(len(ids) - _media_count(messages), most_tokens, reply_tokens)
+
+    def whole_room(
+        self,
+        messages: Messages,
+        most_tokens: int,
+        reply_tokens: int,
+        truncation: Truncation | None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        literal_text: bool = False,
+    ) -> Room | TurnsRoom:
+        """Return the room for the media of a whole conversation, whose turns may be dropped.
+
+        Arguments and errors: see `prompt`.
+        """
+        if truncation is None:
+            return self.room(messages, most_tokens, reply_tokens, tools, literal_text)
+        self._check_tools(messages, tools)
+        instructions, parts = self._parts(messages, tools, literal_text, ())
+        return TurnsRoom(truncation, instructions, parts, most_tokens, reply_tokens)
 
     def audio_tokens(self, samples: int) -> int:
         """Return the tokens of so many samples at the checkpoint's rate."""
@@ -365,7 +375,8 @@ class PromptBuilder:
         """
         if ids is None:
             return False
-        return len(ids) + sum(map(self._media_tokens, media)) <= truncation.surely_fit
+        tokens = len(ids) - len(media) + sum(map(self.media_tokens, media))
+        return tokens <= truncation.surely_fit
 
     def _truncated(
         self,
@@ -376,10 +387,33 @@ class PromptBuilder:
         said: Collection[int],
         truncation: Truncation,
     ) -> tuple[Messages, Sequence[Media], Collection[int]]:
-        """Return messages without the oldest turns, if they exceed the limits; see `assemble`.
+        """Return messages without the oldest turns, if they exceed the limits; see `assemble`."""
+        instructions, parts = self._parts(messages, tools, literal_text, said)
+        tokens = [self.media_tokens(item) for item in media]
+        kept = truncation.first_kept(instructions, with_media(parts, tokens))
+        if not kept:
+            return messages, media, said
+        begin = parts[kept].begin
+        left = kept_messages(messages, begin)
+        moved = len(messages) - len(left)
+        return (
+            left,
+            media[parts[kept].media_begin :],
+            [index - moved for index in said if index >= begin],
+        )
 
-        A template writes each part alike in any conversation. So its length is how much a prompt
-        grows by it, which is kept for the next turns.
+    def _parts(
+        self,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]],
+        literal_text: bool,
+        said: Collection[int],
+    ) -> tuple[int, list[ConversationPart]]:
+        """Return the tokens of a conversation's instructions and tools, and its other parts.
+
+        The parts have the tokens of their text alone. A template writes each part alike in any
+        conversation. So its length is how much a prompt grows by it, which is kept for the next
+        turns.
         """
 
         def length(
@@ -407,26 +441,17 @@ class PromptBuilder:
         parts, before = [], 0
         for begin, end in bounds:
             part = messages[begin:end]
-            items = sum(item["type"] != "text" for m in part for item in _items(m["content"]))
-            tokens = length(part, own(begin, end)) - length([])
-            tokens += sum(map(self._media_tokens, media[before : before + items]))
+            items = _media_count(part)
+            tokens = length(part, own(begin, end)) - length([]) - items
             parts.append(ConversationPart.of(part, begin, before, tokens))
             before += items
-        kept = truncation.first_kept(instructions, parts)
-        if not kept:
-            return messages, media, said
-        begin = parts[kept].begin
-        return (
-            [*messages[:first], *messages[begin:]],
-            media[parts[kept].media_begin :],
-            [first + index for index in own(begin, len(messages))],
-        )
+        return instructions, parts
 
-    def _media_tokens(self, item: Media) -> int:
-        """Count the tokens of an item beyond its placeholder; of a clip it may be one too many."""
+    def media_tokens(self, item: Media) -> int:
+        """Count the tokens of an item; of a clip it may be one too many."""
         frames = 0 if item.clip is None else math.ceil(item.clip.samples / self._mel.hop)
         (run,) = self._runs([item], [torch.empty(0, frames)] * (item.clip is not None))
-        return len(self._tokens(item, run)) - 1
+        return len(self._tokens(item, run))
 
     @property
     def takes_tools(self) -> bool:
@@ -558,9 +583,11 @@ class PromptBuilder:
         return tokens
 
 
-def _items(content: Any) -> Sequence[Mapping[str, Any]]:
-    """Return the items of a message's content, none if it is a string."""
-    return () if isinstance(content, str) else content
+def _media_count(messages: Messages) -> int:
+    """Count the media of messages."""
+    contents = (message["content"] for message in messages)
+    items = (item for content in contents if not isinstance(content, str) for item in content)
+    return sum(item["type"] != "text" for item in items)
 
 
 def _too_long(what: str, least: int, most: int) -> PromptTooLongError:

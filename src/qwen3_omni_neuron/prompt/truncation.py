@@ -2,8 +2,10 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+Message = TypeVar("Message", bound=Mapping[str, Any])
 
 REPLY_SHARE = 8  # at most 1/8 of the context is kept free for the reply, as at OpenAI
 
@@ -47,6 +49,11 @@ class Truncation:
         most = self.after_instructions
         return self.most_tokens if most is None else min(self.most_tokens, most)
 
+    def most_after(self, instructions: int) -> int:
+        """Return the most tokens after the system message and the tools, which have so many."""
+        most = self.most_tokens - instructions
+        return most if self.after_instructions is None else min(most, self.after_instructions)
+
     def first_kept(self, instructions: int, parts: "Sequence[ConversationPart]") -> int:
         """Return the index of the first part that is kept.
 
@@ -57,10 +64,8 @@ class Truncation:
         conversation that goes on is cut at the same place until it is too long again, and its rows
         can be reused.
         """
-        most = self.most_tokens - instructions
-        if self.after_instructions is not None:
-            most = min(most, self.after_instructions)
-        starts = deque(_starts(parts))
+        most = self.most_after(instructions)
+        starts = deque(begins_of(parts))
         first = tokens = 0
         for end in range(len(parts) + 1):
             replies = end == len(parts) or parts[end].role == "assistant"
@@ -79,7 +84,8 @@ class ConversationPart:
     """Messages that are kept or dropped together: one of the user's, or several of another role.
 
     begin, media_begin: indices of its first message, and of its first medium if it has media.
-    tokens: its tokens in a prompt. calls, results: numbers of calls of tools and of their results.
+    tokens: its tokens in a prompt, or those of its text: see `with_media`. calls, results: numbers
+    of calls of tools and of their results.
     """
 
     role: str
@@ -119,7 +125,22 @@ def split(messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
     return list(zip([0, *begins], [*begins, len(roles)], strict=True))
 
 
-def _starts(parts: Sequence[ConversationPart]) -> list[int]:
+def with_media(parts: Sequence[ConversationPart], tokens: Sequence[int]) -> list[ConversationPart]:
+    """Return parts with the tokens of their media, too. tokens: those of each medium, in order."""
+    ends = [*(part.media_begin for part in parts[1:]), len(tokens)]
+    return [
+        replace(part, tokens=part.tokens + sum(tokens[part.media_begin : end]))
+        for part, end in zip(parts, ends, strict=True)
+    ]
+
+
+def kept_messages(messages: Sequence[Message], begin: int) -> list[Message]:
+    """Return a conversation's instructions, and its messages from the one with an index on."""
+    (_, first), *_ = split(messages)
+    return [*messages[:first], *messages[max(first, begin) :]]
+
+
+def begins_of(parts: Sequence[ConversationPart]) -> list[int]:
     """Return the parts with which a kept conversation may begin.
 
     They are user's turns, unless a result that follows would be kept without its call.

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from qwen3_omni_neuron.errors import AudioError
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.clip import Clip, GrowingClip
-from qwen3_omni_neuron.prompt.media.fitting import Room, shares
 from qwen3_omni_neuron.prompt.media.log_mel import MelSettings
 from qwen3_omni_neuron.prompt.media.pixels import Visual
 from qwen3_omni_neuron.prompt.media.resizer import Resizer
@@ -141,19 +140,18 @@ class MediaLoader:
         self._resizer.sizes.exact_grid(size)
         return Unread(kind, item, size)
 
-    def finish(self, found: "Sequence[Media | Unread]", room: Room | None) -> list[Media]:
+    def finish(
+        self, found: "Sequence[Media | Unread]", shares: Sequence[int] | None
+    ) -> list[Media]:
         """Read the images and videos among a conversation's items.
 
-        room: tokens for them, None: any number. Raises ImageError, VideoError, AudioError or
-        PromptTooLongError.
+        shares: most tokens of each item, None: any number; see prompt.media.fitting. Raises
+        ImageError, VideoError, AudioError or PromptTooLongError.
         """
-        sizes = [item.size for item in found if isinstance(item, Unread)]
-        most: list[int | None] = [None] * len(sizes)
-        if room is not None:
-            most[:] = shares(self._resizer.sizes, sizes, room)
-        given = iter(most)
+        most: Sequence[int | None] = [None] * len(found) if shares is None else shares
         return [
-            self._read(item, next(given)) if isinstance(item, Unread) else item for item in found
+            self._read(item, share) if isinstance(item, Unread) else item
+            for item, share in zip(found, most, strict=True)
         ]
 
     def _read(self, unread: Unread, most_tokens: int | None) -> Media:

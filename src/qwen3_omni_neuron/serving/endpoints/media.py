@@ -16,7 +16,7 @@ from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.helpers.media.inline import decode_inline, picture_size
 from qwen3_omni_neuron.helpers.media.job import Admit, Decoded, Job, Kind, Measured, joined
 from qwen3_omni_neuron.helpers.media.work import measured_picture
-from qwen3_omni_neuron.prompt.media.fitting import Room, shares
+from qwen3_omni_neuron.prompt.media.fitting import Fitted, Room, TurnsRoom
 from qwen3_omni_neuron.prompt.media.item_fields import read_fields
 from qwen3_omni_neuron.prompt.media.sizes import SizeLimits, VisualSize
 from qwen3_omni_neuron.serving.openai.bodies import wrong_value
@@ -38,8 +38,8 @@ _KINDS: Mapping[str, re.Pattern[bytes]] = {
 Json = dict[str, Any]
 Hold = Callable[[int], None]
 """Function that counts bytes before they are held, or raises ApiError."""
-FindRoom = Callable[[], Awaitable[Room]]
-"""Function that finds the tokens that a conversation leaves for images and videos."""
+FindRoom = Callable[[], Awaitable[Room | TurnsRoom]]
+"""Function that finds the room that a conversation's text leaves for its media."""
 # By a part's type: the field with the medium, and its kind.
 _HOLDERS: Mapping[str, tuple[str, Kind]] = {
     "input_audio": ("input_audio", "audio"),
@@ -67,7 +67,7 @@ class _Pending:
 
     content: the file's bytes, or its URL; of a video that is given as pictures, those of each.
     options, pictures: see `Job`. size: of an image or video, once it is known. vision_tokens: its
-    share of the context.
+    share of the context. sound_tokens: those of audio, once it is decoded.
     """
 
     item: Json
@@ -78,6 +78,7 @@ class _Pending:
     pictures: int = 0
     size: VisualSize | None = None
     vision_tokens: int | None = None
+    sound_tokens: int = 0
 
 
 class MediaReader:
@@ -107,6 +108,7 @@ class MediaReader:
         self._count, self._tokens = 0, 0
         self.warnings: list[str] = []
         self._items: list[_Pending] = []
+        self._all: list[_Pending] = []  # those that were decoded, too
 
     @property
     def pending(self) -> bool:
@@ -202,13 +204,14 @@ class MediaReader:
             self._take(found, decoded)
         return True
 
-    async def finish(self, hold: Hold, room: FindRoom | None = None) -> None:
+    async def finish(self, hold: Hold, room: FindRoom | None = None) -> Fitted | None:
         """Fetch and decode the remaining items; see `finish_inline`.
 
-        room: finds the tokens for images and videos beside the text, for items of a conversation;
-        those are shrunk to fit. Images are counted before the first item waits for a decoder, so
-        that a request that does not fit is refused at once. Sound is decoded first: what it leaves
-        is known then.
+        room: finds the room beside the text, for items of a conversation: its images and videos are
+        shrunk to fit. Images are counted before the first item waits for a decoder, so that a
+        request that does not fit is refused at once. Sound is decoded first: what it leaves is
+        known then. Returns what is kept of the conversation; None: all. Images and videos that are
+        not kept are not decoded.
         """
         for found in self._items:
             if isinstance(found.content, str):
@@ -219,9 +222,9 @@ class MediaReader:
         for found in visual:
             self._measure_by_header(found)
         left = await room() if visual and room is not None else None
-        self._share(visual, left)
+        fitted = None if left is None else self._fit(left)
         admits = {id(found): self._admit(found, hold) for found in self._items}
-        for found in visual:
+        for found in self._kept(visual, fitted):
             if found.size is not None and found.kind == "image":
                 sides = found.size.height, found.size.width
                 admits[id(found)](measured_picture(self._job(found), *sides))
@@ -233,11 +236,12 @@ class MediaReader:
         for found in visual:
             if left is not None and found.size is None:
                 found.size = await decoder.measure(self._owner, self._job(found))
-        self._share(visual, None if left is None else left.without(self._tokens))
-        for found in visual:
-            self._take(
-                found, await decoder.decode(self._owner, self._job(found), admits[id(found)])
-            )
+        fitted = None if left is None else self._fit(left)
+        for found in self._kept(visual, fitted):
+            job = self._job(found)
+            self._take(found, await decoder.decode(self._owner, job, admits[id(found)]))
+        self._items.clear()
+        return fitted
 
     async def _fetched(self, url: str, kind: Kind, where: str, hold: Hold) -> bytes:
         content = await self._service.fetcher.fetch(url, where)
@@ -269,19 +273,24 @@ class MediaReader:
             if size is not None:
                 found.size = VisualSize(found.where, *size, None, SizeLimits.of(found.options))
 
-    def _share(self, visual: list[_Pending], room: Room | None) -> None:
+    def _fit(self, room: Room | TurnsRoom) -> Fitted:
         """Set the shares of images and videos of known size. Raises the API's errors."""
-        sizes, known = self._omni.media_settings.sizes, [f for f in visual if f.size is not None]
-        if room is None:
-            return
-        given = shares(sizes, [found.size for found in known if found.size is not None], room)
-        for found, share in zip(known, given, strict=True):
-            assert found.size is not None
+        sizes = self._omni.media_settings.sizes
+        fitted = room.fit(sizes, [found.size or found.sound_tokens for found in self._all])
+        for found, share in zip(self._all[fitted.media_begin :], fitted.shares, strict=True):
+            if found.size is None:
+                continue
             found.vision_tokens = share
             if found.size.frames is not None and not found.pictures:
                 asked = replace(found.size.asked, most_tokens=share)
                 size = replace(found.size, asked=asked)
                 found.options, _ = sizes.fewer_frames(found.options, size)
+        return fitted
+
+    def _kept(self, visual: list[_Pending], fitted: Fitted | None) -> list[_Pending]:
+        """Return those of the images and videos that are kept."""
+        kept = self._all if fitted is None else self._all[fitted.media_begin :]
+        return [found for found in visual if found in kept]
 
     def _job(self, found: _Pending) -> Job:
         assert isinstance(found.content, bytes)
@@ -333,10 +342,12 @@ class MediaReader:
         """Fill a pending item."""
         self.warnings += decoded.warnings
         self._items.remove(found)
+        found.content = b""  # frees it
         found.item.update(decoded.item)
         if found.kind == "audio" and not self._in_windows:
             samples = len(decoded.item["audio"])
-            self._tokens += self._omni.prompt_builder.audio_tokens(samples)
+            found.sound_tokens = self._omni.prompt_builder.audio_tokens(samples)
+            self._tokens += found.sound_tokens
 
     def _add(
         self, kind: Kind, content: bytes | str | list[bytes | str], where: str, options: Json
@@ -348,7 +359,9 @@ class MediaReader:
             _check_content(content, kind, where)
         item: Json = {"type": kind}
         pictures = len(content) if isinstance(content, list) else 0
-        self._items.append(_Pending(item, kind, content, where, options, pictures))
+        found = _Pending(item, kind, content, where, options, pictures)
+        self._items.append(found)
+        self._all.append(found)
         return item
 
     def _count_item(self) -> None:

@@ -18,7 +18,7 @@ from fastapi.responses import Response
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.events import AudioChunk, Event, SpeechResult, TextDelta
-from qwen3_omni_neuron.prompt.media.fitting import Room
+from qwen3_omni_neuron.prompt.media.fitting import Room, TurnsRoom
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints.answer import PieceStream
@@ -141,13 +141,15 @@ class Question:
         try:
             if self.compiling is not None:
                 self.options["grammar"] = await asyncio.wrap_future(self.compiling)
-            await self.media.finish(self.context.account.hold, self._room)
+            fitted = await self.media.finish(self.context.account.hold, self._room)
+            if fitted is not None:
+                self.messages = fitted.messages(self.messages)
         except BaseException:
             self.close()
             raise
 
-    async def _room(self) -> Room:
-        """Return the tokens that the conversation leaves for its media."""
+    async def _room(self) -> Room | TurnsRoom:
+        """Return the room that the conversation's text leaves for its media."""
         find = partial(self.context.omni.media_room, self.messages, **self.options)
         return await self.service.model.in_thread(find)
 
