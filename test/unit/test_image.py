@@ -377,6 +377,50 @@ def test_what_pillow_says_of_a_damaged_file_is_passed_on() -> None:
     assert warnings.showwarning is shown
 
 
+def damaged_tiffs() -> dict[str, bytes]:
+    """Return files of which libtiff or Pillow says something by itself."""
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
+    fax = bytearray(file_of(noise.convert("1"), "TIFF", compression="group4"))
+    fax[100:140] = bytes(range(40, 80))
+    lzw = bytearray(file_of(noise, "TIFF", compression="tiff_lzw"))
+    lzw[600:700] = bytes(range(100))
+    samples = bytearray(file_of(noise, "TIFF"))
+    at = samples.index(struct.pack("<HHII", 277, 3, 1, 3)[:10])  # number of samples
+    samples[at + 8 : at + 10] = struct.pack("<H", 1027)
+    return {"fax": bytes(fax), "lzw": bytes(lzw), "samples": bytes(samples)}
+
+
+def test_what_libtiff_says_of_a_damaged_file_is_passed_on() -> None:
+    files = damaged_tiffs()
+    (said,) = warnings_of(files["fax"])
+    assert said.startswith(f"here: {len(files['fax'])} bytes is damaged: Fax4Decode: Bad code word")
+    assert said.count("Fax4Decode") == 3  # not one a line
+    with pytest.raises(ImageError, match=r"broken or cut short \(.*Using code not yet in table; "):
+        load(files["lzw"])
+    with pytest.raises(ImageError, match="begins as TIFF, but its header is broken"):
+        load(files["samples"])
+    assert warnings_of(file_of(Image.fromarray(colours()), "TIFF", compression="tiff_lzw")) == []
+
+
+def test_nothing_about_a_damaged_file_goes_to_the_standard_error(tmp_path: Path) -> None:
+    for name, content in damaged_tiffs().items():
+        (tmp_path / f"{name}.tif").write_bytes(content)
+    program = """
+import pathlib, sys
+from qwen3_omni_neuron.errors import ImageError
+from qwen3_omni_neuron.prompt.media.image import load_image
+for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):
+    try:
+        load_image({"image": path}, "here", warn=print)
+    except ImageError as error:
+        print(error)
+"""
+    command = [sys.executable, "-c", program, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.count("\n") == 3
+    assert done.stderr == ""
+
+
 def test_a_pcx_without_its_palette_is_said_to_be_grey() -> None:
     data = file_of(Image.fromarray(colours(40, 60)).convert("P"), "PCX")
     grey = file_of(Image.fromarray(colours(40, 60)).convert("L"), "PCX")

@@ -22,7 +22,7 @@ _VIDEO_SHARES = 4  # a video is shrunk to four times an image's tokens
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a prompt shows of a conversation.
+    """Messages that a prompt keeps of a conversation, and the shares of its media.
 
     begin, media_begin: indices of the first message that is kept after the instructions, and of the
     first medium that is kept; 0: all are. shares: most tokens of each image and video that is kept,

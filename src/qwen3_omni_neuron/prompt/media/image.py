@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import ImageError
+from qwen3_omni_neuron.prompt.media import libtiff
 from qwen3_omni_neuron.prompt.media.fields import (
     Source,
     Warn,
@@ -95,13 +96,13 @@ def _read_file(source: Source, where: str, check: Check, warn: Warn) -> "Image":
         file.seek(0)
         if found is not None and found.name not in readable.values():  # TGA would take an ICO
             raise ImageError(f"{where}: {name} is {_other_format(found)}")
-        with _image_errors(where, name, found), _noted(said):
+        with _image_errors(where, name, found, said), _noted(said):
             opened = Image.open(file, formats=list(readable))
         with opened as picture:
             least = check(picture.height, picture.width)
             if least is not None:
                 picture.draft(None, least[::-1])
-            with _image_errors(where, name, found), _noted(said):
+            with _image_errors(where, name, found, said), _noted(said):
                 made = _upright_rgb(picture)
             if picture.format == "PCX" and _lacks_palette(picture, file):
                 said.append("its palette is not at its end, so that it is grey")
@@ -118,7 +119,7 @@ def _lacks_palette(picture: "Image", file: BinaryIO) -> bool:
 
 @contextlib.contextmanager
 def _noted(said: list[str]) -> Iterator[None]:
-    """Add Pillow's warnings about a file to `said`; they would go to the standard error."""
+    """Add what Pillow and libtiff warn of to `said`; it would go to the standard error."""
 
     def note(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, UserWarning):
@@ -126,7 +127,7 @@ def _noted(said: list[str]) -> Iterator[None]:
         else:
             show(message, category, *place, **more)
 
-    with _SHOWING, warnings.catch_warnings():
+    with _SHOWING, warnings.catch_warnings(), libtiff.heard(said):
         warnings.simplefilter("always", UserWarning)
         show, warnings.showwarning = warnings.showwarning, note
         yield
@@ -168,7 +169,10 @@ def _other_format(found: FileFormat) -> str:
 
 
 @contextlib.contextmanager
-def _image_errors(where: str, name: str, found: FileFormat | None) -> Iterator[None]:
+def _image_errors(
+    where: str, name: str, found: FileFormat | None, said: list[str]
+) -> Iterator[None]:
+    """Raise ImageError for any error. said: warnings so far, which tell more than some errors."""
     from PIL import Image
 
     try:
@@ -187,8 +191,9 @@ def _image_errors(where: str, name: str, found: FileFormat | None) -> Iterator[N
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageError(f"{where}: {name} is too large: {error} Shrink it.") from error
     except Exception as error:  # a broken file: the decoders' exceptions have no common class
+        reasons = "; ".join(dict.fromkeys([*said, str(error)]))
         raise ImageError(
-            f"{where}: {name} is an image that is broken or cut short ({error}). Save it again."
+            f"{where}: {name} is an image that is broken or cut short ({reasons}). Save it again."
         ) from error
 
 
