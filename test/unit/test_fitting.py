@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from qwen3_omni_neuron.checkpoint.tiny.sizes import read_text
@@ -20,7 +21,7 @@ from qwen3_omni_neuron.prompt.media.sizes import SizeLimits, Sizes, VisualSize
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.truncation import ConversationPart, Truncation, with_media
 from testing.made_videos import make_video
-from testing.media_cases import noise_frames, noise_image, text, user
+from testing.media_cases import noise_frames, noise_image, text, tone, user
 
 SIZES = Sizes.of(json.loads(read_text("preprocessor_config.json")))
 PHONE = (3024, 4032)
@@ -534,3 +535,17 @@ def test_dropped_images_are_neither_shown_nor_read(prompt_builder: PromptBuilder
         warning.startswith(f"messages[{11 - 2 * back}]")
         for back, warning in enumerate(reversed(whole.warnings))
     )
+
+
+def test_sound_beside_a_videos_frames_takes_its_share(prompt_builder: PromptBuilder) -> None:
+    item = {"type": "video", "video": noise_frames(16, 64, 64), "fps": 4.0}
+    sound = {"audio": iter([tone(20.0)]), "sampling_rate": 16000}
+    heard = prompt_builder.prompt([user({**item, **sound})], True, 1023, reply_tokens=64)
+    alone = prompt_builder.prompt([user(item)], True, 1023, reply_tokens=64)
+    assert heard.audio_tokens == 260
+    assert len(heard) + 64 <= 1024
+    assert grids(heard) < grids(alone)
+    whole = prompt_builder.prompt([user({**item, **sound, "audio": tone(20.0)})], True)
+    assert torch.equal(heard.audio_mel[0], whole.audio_mel[0])
+    unheard = prompt_builder.prompt([user({**item, **sound})], False, 1023, reply_tokens=64)
+    assert grids(unheard) == grids(alone)

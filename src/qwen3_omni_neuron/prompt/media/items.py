@@ -15,7 +15,7 @@ from qwen3_omni_neuron.prompt.media.pixels import Visual
 from qwen3_omni_neuron.prompt.media.resizer import Resizer
 from qwen3_omni_neuron.prompt.media.sizes import MediaSettings, VisualSize
 from qwen3_omni_neuron.prompt.media.video import VideoHeader, frame_rate, load_video
-from qwen3_omni_neuron.prompt.media.visual_size import evenly, read_image, visual_size
+from qwen3_omni_neuron.prompt.media.visual_size import evenly, read_image, sound_tokens, visual_size
 
 Item = dict[str, Any]
 
@@ -97,11 +97,15 @@ def _size(picture: NDArray[np.uint8]) -> Item:
 
 @dataclass(frozen=True)
 class Unread:
-    """Image or video that is read when its share of the context is known."""
+    """Image or video that is read when its share of the context is known.
+
+    warnings: those about the sound that is given beside a video, which is read already.
+    """
 
     kind: str
     item: Mapping[str, Any]
     size: VisualSize
+    warnings: tuple[str, ...] = ()
 
 
 class MediaLoader:
@@ -127,18 +131,23 @@ class MediaLoader:
     def begin(self, kind: str, item: Mapping[str, Any], where: str) -> AudioItem | Unread:
         """Read audio, and of an image or a video its size.
 
-        kind: "audio", "image" or "video". where: name of the item in errors. Raises AudioError,
-        ImageError, VideoError or PromptTooLongError.
+        Sound that is given beside a video is read, too. kind: "audio", "image" or "video". where:
+        name of the item in errors. Raises AudioError, ImageError, VideoError or PromptTooLongError.
         """
-        if kind == "audio":
-            warnings: list[str] = []
-            rate, limit_s = self._mel.rate, self._limit_s
-            waveform = load_waveform(item, rate, where, limit_s, warn=warnings.append)
-            return AudioItem(Clip(waveform, self._mel), tuple(warnings))
-        hears = self._audio_rate is not None
+        warnings: list[str] = []
+        rate, hears = self._mel.rate, self._audio_rate is not None
+        beside = kind == "video" and hears and item.get("audio") is not None
+        if kind == "audio" or beside:
+            waveform = load_waveform(item, rate, where, self._limit_s, warn=warnings.append)
+            if kind == "audio":
+                return AudioItem(Clip(waveform, self._mel), tuple(warnings))
+            item = {**item, "audio": waveform, "sampling_rate": rate}
         size = visual_size(kind, item, where, self._settings, hears)
+        if beside:
+            tokens = sound_tokens(len(waveform) / rate, self._settings)
+            size = replace(size, sound_tokens=tokens)
         self._resizer.sizes.exact_grid(size)
-        return Unread(kind, item, size)
+        return Unread(kind, item, size, tuple(warnings))
 
     def finish(
         self, found: "Sequence[Media | Unread]", shares: Sequence[int] | None
@@ -155,7 +164,7 @@ class MediaLoader:
         ]
 
     def _read(self, unread: Unread, most_tokens: int | None) -> Media:
-        warnings: list[str] = []
+        warnings = list(unread.warnings)
         warn, item, sizes = warnings.append, unread.item, self._resizer.sizes
         asked = replace(unread.size.asked, most_tokens=most_tokens)
         size = replace(unread.size, asked=asked)

@@ -46,8 +46,7 @@ def visual_size(
         raise _MeasuredError(VisualSize(where, height, width, None, asked))
 
     def video(header: VideoHeader) -> NoReturn:
-        tokens = math.ceil(header.audio_s * settings.audio_tokens_per_s)
-        tokens += _BRACKETS if tokens else 0
+        tokens = sound_tokens(header.audio_s, settings)
         size = header.height, header.width, header.frames
         raise _MeasuredError(VisualSize(where, *size, asked, tokens))
 
@@ -60,6 +59,12 @@ def visual_size(
     except _MeasuredError as stopped:
         return stopped.size
     raise AssertionError("a file was read without a check of its header")
+
+
+def sound_tokens(seconds: float, settings: MediaSettings) -> int:
+    """Return the tokens of a video's sound, with those around it."""
+    tokens = math.ceil(seconds * settings.audio_tokens_per_s)
+    return tokens + _BRACKETS if tokens else 0
 
 
 class _MeasuredError(Exception):
