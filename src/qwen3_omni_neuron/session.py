@@ -510,7 +510,8 @@ class Session:
     def _stored_turn(self, stored: Mapping[str, Any], where: str) -> Turn:
         """Return the turn that `Turn.stored` describes."""
         # A value that was accepted once is not refused now, such as a text that fits no prompt.
-        turn = self._turn_of(stored, where, MessageReader(self._reserved, self._load.prepared))
+        message = {name: stored.get(name) for name in ("role", "content", "tool_calls")}
+        turn = self._turn_of(message, where, MessageReader(self._reserved, self._load.prepared))
         turn.keep(stored)
         return turn
 

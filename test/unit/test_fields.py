@@ -11,7 +11,7 @@ from openai.types.chat import completion_create_params
 from openai.types.realtime import realtime_session_create_request_param as realtime_session
 from typing_extensions import get_type_hints, is_typeddict
 
-from qwen3_omni_neuron.errors import InputError
+from qwen3_omni_neuron.errors import InputError, MessageError
 from qwen3_omni_neuron.prompt.media.item_fields import DETAILS, ITEM_FIELDS, fields_of
 from qwen3_omni_neuron.prompt.messages import MEDIA_KINDS, MessageReader
 from qwen3_omni_neuron.serving.endpoints import speech, transcriptions
@@ -521,3 +521,46 @@ def test_every_field_of_openais_other_requests_is_one_of_the_three(
     known = set(model.model_fields)
     assert names - known == refused
     assert {name for name in FIELDS[path] if "." not in name} <= known
+
+
+# Fields of a message in Python.
+BESIDE: Mapping[str, Json] = {"role": {}, "content": {}, "name": {"name": "Ann"}}
+OF_ROLES: Mapping[str, Mapping[str, Json]] = {
+    "system": BESIDE,
+    "user": BESIDE,
+    "assistant": {**BESIDE, "tool_calls": {"tool_calls": [CALL]}},
+    "tool": {**BESIDE, "tool_call_id": {"tool_call_id": "c"}},
+}
+
+
+def read_message(message: Json) -> Json:
+    return MessageReader([], lambda kind, item, where: None).message(message, "messages[0]")
+
+
+@pytest.mark.parametrize("role", OF_ROLES)
+def test_a_message_in_python_has_the_fields_of_its_role_alone(role: str) -> None:
+    plain = {"role": role, "content": "Hi"}
+    for name, given in OF_ROLES[role].items():
+        honoured = name not in ("name", "tool_call_id")
+        assert (read_message(plain | given) == plain | given) == honoured
+        assert honoured or read_message(plain | given) == plain
+    for name in {"tool_calls", "tool_call_id", "refusal", "colour"} - set(OF_ROLES[role]):
+        words = rf"^messages\[0\] has an unknown field '{name}'\..* It may have role, content"
+        for value in ("x", 0, False, {}, [], np.zeros(2)):
+            with pytest.raises(MessageError, match=words):
+                read_message({**plain, name: value})
+        assert read_message({**plain, name: None}) == plain
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("contents", r"Did you mean content\?"),
+        ("tool_call", r"Did you mean tool_calls\?"),
+        ("fps", "It is a field of video items"),
+        ("use_audio_in_video", "an option of the request"),
+    ],
+)
+def test_an_unknown_field_of_a_message_has_a_hint(name: str, hint: str) -> None:
+    with pytest.raises(MessageError, match=hint):
+        read_message({"role": "assistant", "content": "Hi", name: 1})

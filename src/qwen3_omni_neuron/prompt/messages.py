@@ -18,6 +18,13 @@ from qwen3_omni_neuron.prompt.media.item_fields import read_fields, unknown_name
 
 ROLES = ("system", "user", "assistant", "tool")
 MEDIA_KINDS = ("audio", "image", "video")
+# Fields of a message. The prompt has no place for `name` and `tool_call_id`: results of tools are
+# read in the order of their calls.
+_FIELDS: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(ROLES, ("role", "content", "name")),
+    "assistant": ("role", "content", "tool_calls", "name"),
+    "tool": ("role", "content", "tool_call_id", "name"),
+}
 _ERRORS: Mapping[str, type[InputError]] = {
     "audio": AudioError,
     "image": ImageError,
@@ -127,7 +134,10 @@ class MessageReader:
                 f"{where} has role {format_value(message.get('role'))}; it is one of "
                 f"{', '.join(ROLES)}."
             )
-        calls = message.get("tool_calls") if role == "assistant" else None
+        for name, value in message.items():
+            if value is not None and name not in _FIELDS[role]:
+                raise MessageError(f"{where} has {unknown_name(name, list(_FIELDS[role]))}")
+        calls = message.get("tool_calls")
         if not calls:
             return {"role": role, "content": self.content(message.get("content"), role, where)}
         if not _is_list(calls) or not all(isinstance(call, Mapping) for call in calls):
