@@ -14,7 +14,7 @@ from qwen3_omni_neuron.options import LOAD_OPTIONS, REQUEST_OPTIONS, Option
 from qwen3_omni_neuron.prompt.media.item_fields import ITEM_FIELDS
 from qwen3_omni_neuron.serving.openai.voices import OTHER_VOICES
 from qwen3_omni_neuron.serving.openai.without_effect import FIELDS
-from qwen3_omni_neuron.serving.settings import Flag, ServerSettings
+from qwen3_omni_neuron.serving.settings import flags
 from testing import bar_picture, benchmark_pictures, import_picture
 from testing.imports import LAYERS, ROOT, room_imports
 
@@ -61,12 +61,9 @@ def load_option_table() -> str:
 def server_settings_table() -> str:
     """Write every setting of `serve`."""
     lines = ["| what | flag | default | answer |", "| --- | --- | --- | --- |"]
-    for name, field in ServerSettings.model_fields.items():
-        flag = Flag.of(name)
+    for flag in flags().values():
         if flag.name:
-            lines.append(
-                f"| {field.description} | `{flag.name}` | {flag.default} | {flag.answer} |"
-            )
+            lines.append(f"| {flag.description} | `{flag.name}` | {flag.default} | {flag.answer} |")
     return "\n".join(lines) + "\n"
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import AudioError, LateError, OptionError, PromptTooLongError
 from qwen3_omni_neuron.events import Finished, FinishReason, SpeechResult, TextDelta, Timings
-from qwen3_omni_neuron.options import RequestArguments, RequestOptions
+from qwen3_omni_neuron.options import INSTRUCTION, RequestArguments, RequestOptions
 from qwen3_omni_neuron.prompt.media.windows import (
     LEAST_LONGEST_S,
     SAMPLING_RATE,
@@ -26,7 +26,6 @@ from qwen3_omni_neuron.runtime.stream import SpeechStream
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
-INSTRUCTION = "Transcribe the speech in this audio. Answer with the words alone."
 TRANSLATION = "Translate the speech in this audio into English. Answer with the translation alone."
 # Longest audio that one prompt has. Its text has 34 tokens a second for the limit of 1,024: more
 # than any speech takes. Where a model errs in long audio, it errs less in this than in a minute.

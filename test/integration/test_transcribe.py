@@ -17,11 +17,11 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.cli import main
 from qwen3_omni_neuron.errors import ClosedError, ExitStatus, OptionError
 from qwen3_omni_neuron.events import Finished, TextDelta
+from qwen3_omni_neuron.options import INSTRUCTION
 from qwen3_omni_neuron.prompt.media import windows as windows_module
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.windows import GrowingWindows
 from qwen3_omni_neuron.transcription import (
-    INSTRUCTION,
     TRANSLATION,
     Failure,
     Segment,

@@ -54,6 +54,25 @@ def test_the_package_and_the_command_line_import_little_before_they_need_it() ->
     assert run_python("-c", script).split() == ["False"]
 
 
+PARSED = (["--help"], ["serve", "--help"], ["speak", "Hello", "--nonsense"], ["transcribe"])
+PARSER_SCRIPT = f"""
+import sys
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from io import StringIO
+
+from qwen3_omni_neuron import cli
+
+for arguments in {PARSED!r}:
+    with suppress(SystemExit), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        cli.main(arguments)
+print(*{{"torch", "numpy", "pydantic"}} & set(sys.modules))
+"""
+
+
+def test_the_parser_and_what_it_prints_need_no_large_package() -> None:
+    assert run_python("-c", PARSER_SCRIPT).split() == []
+
+
 def test_tests_that_run_through_ray_too_are_where_they_are_taken_from() -> None:
     """Without Ray, `test_through_ray.py` is skipped before it imports them."""
     test = ROOT / "test"

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Make the parser of the whole command line."""
-    # A signal is taken before these imports, which take half a second: see `run`.
+    # A signal is taken before these imports, which take a tenth of a second: see `run`.
     from qwen3_omni_neuron.cli.compile import add_compile
     from qwen3_omni_neuron.cli.doctor import add_doctor
     from qwen3_omni_neuron.cli.inspect import add_inspect

@@ -32,6 +32,7 @@ from qwen3_omni_neuron.neuron.versions import (
     supported_neuron,
     supported_torchneuron,
 )
+from qwen3_omni_neuron.serving.settings import ServerSettings
 
 if TYPE_CHECKING:
     from qwen3_omni_neuron.cpu.call_cost import CallSeconds
@@ -152,7 +153,7 @@ def _machine() -> list[str]:
         ("memory", _memory()),
         ("disk here", _disk()),
         ("steps in C", _native_library()),
-        ("default port of `serve`", _port()),
+        ("default port of `serve`", port_text(ServerSettings.port)),
         ("Neuron devices", str(devices) if devices else "none"),
         *((name, os.environ.get(name, "not set")) for name in NEURON_VARIABLES),
     ]
@@ -207,15 +208,6 @@ def speed_text(rates: "MachineRates", limits: "Mapping[str, CallSeconds]") -> li
         verdict = "as it plays" if high < 1 else "slower than it plays" if low >= 1 else "close"
         lines.append(f"| {dtype} | {calls.rtf:.2f} | {low:.2f} to {high:.2f} | {verdict} |")
     return lines
-
-
-def _port() -> str:
-    """Say whether `serve` can listen where it does by default."""
-    try:
-        from qwen3_omni_neuron.serving.settings import ServerSettings
-    except ImportError as error:
-        return f"unknown, as {error.name} is not installed"
-    return port_text(ServerSettings.model_fields["port"].default)
 
 
 def port_text(port: int) -> str:

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,24 +16,25 @@ from qwen3_omni_neuron.cli.model_arguments import (
     model_or_shipped,
 )
 from qwen3_omni_neuron.errors import NotInstalledError
+from qwen3_omni_neuron.serving.settings import (
+    KEYS_VARIABLE,
+    LOOPBACK,
+    RENAMED,
+    SESSION_KEYS_VARIABLE,
+    SLOTS,
+    Flag,
+    ServerSettings,
+    flags,
+    name_of_model,
+    renamed,
+)
 
 if TYPE_CHECKING:
     from qwen3_omni_neuron.api import Qwen3Omni
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the verb.
-
-    Its flags are made from ServerSettings, which needs pydantic. Without it the verb takes any
-    arguments, and says what to install.
-    """
-    try:
-        from qwen3_omni_neuron.serving.settings import RENAMED, Flag, ServerSettings
-    except ImportError as error:
-        parser.set_defaults(run=partial(_refuse, error))
-        parser.prefix_chars = "\0"  # no argument is a flag
-        parser.add_argument("arguments", nargs="*", help=argparse.SUPPRESS)
-        return
+    """Add the arguments of the verb, those of ServerSettings among them."""
     parser.set_defaults(run=partial(_serve, parser))
     parser.add_argument(
         "--ray",
@@ -41,8 +43,8 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         help="serve with Ray what a Serve YAML says, see docs/fleet.md; takes no other argument",
     )
     add_model_arguments(parser, "the small one that ships with the package")
-    for name, field in ServerSettings.model_fields.items():
-        flag = Flag.of(name)
+    for field in fields(ServerSettings):
+        flag = Flag.of(field)
         if not flag.name:
             continue
         default: Any = field.default
@@ -53,10 +55,10 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
             kind |= {"action": "append", "type": str, "default": []}
         elif flag.metavar != "N":
             kind["type"] = str
-        if name == "api_keys":  # a file, which has the keys
+        if field.name == "api_keys":  # a file, which has the keys
             kind |= {"action": "store", "type": Path, "default": None}
-        text = f"{field.description}; default: {flag.default}"
-        parser.add_argument(flag.name, dest=name, help=text, **kind)
+        text = f"{flag.description}; default: {flag.default}"
+        parser.add_argument(flag.name, dest=field.name, help=text, **kind)
     for name in RENAMED:
         # Adds no attribute: the action exits as soon as the flag is seen.
         parser.add_argument(
@@ -80,8 +82,6 @@ class _Renamed(argparse.Action):
     """Refuses a flag of an earlier version, and names the one that replaces it."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from qwen3_omni_neuron.serving.settings import renamed
-
         parser.error(renamed(self.dest, _flag))
 
 
@@ -100,6 +100,7 @@ def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
         import httptools  # noqa: F401
         import prometheus_client  # noqa: F401
         import pybase64  # noqa: F401
+        import pydantic  # noqa: F401
         import uvicorn  # noqa: F401
         import websockets  # noqa: F401
 
@@ -113,16 +114,9 @@ def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
         run_config(parsed.ray)
     from qwen3_omni_neuron.serving import logs
     from qwen3_omni_neuron.serving.server import Server
-    from qwen3_omni_neuron.serving.settings import (
-        LOOPBACK,
-        SESSION_KEYS_VARIABLE,
-        SLOTS,
-        ServerSettings,
-        name_of_model,
-    )
 
     model = model_or_shipped(parsed)
-    given = {n: value for n, value in vars(parsed).items() if n in ServerSettings.model_fields}
+    given = {n: value for n, value in vars(parsed).items() if n in flags()}
     given["model_name"] = name_of_model(model) if parsed.model_name is None else parsed.model_name
     given["session_keys"] = parsed.session_keys or os.environ.get(SESSION_KEYS_VARIABLE) or None
     settings = ServerSettings(**given | {"api_keys": _keys(parsed.api_keys)})
@@ -148,11 +142,8 @@ def _load(model: str, load: Mapping[str, Any]) -> "Qwen3Omni":
 
 def _flag(name: str) -> str:
     """Return the flag of an argument of the verb."""
-    from qwen3_omni_neuron.serving.settings import Flag, ServerSettings
-
-    is_setting = name in ServerSettings.model_fields
-    flag = Flag.of(name).name if is_setting else None
-    return flag or f"--{name.replace('_', '-')}"
+    flag = flags().get(name)
+    return (flag and flag.name) or f"--{name.replace('_', '-')}"
 
 
 def _refuse(error: ImportError, parsed: argparse.Namespace) -> NoReturn:
@@ -166,7 +157,6 @@ def _refuse(error: ImportError, parsed: argparse.Namespace) -> NoReturn:
 
 def _keys(file: Path | None) -> tuple[str, ...]:
     from qwen3_omni_neuron.serving.edge.keys import read_keys
-    from qwen3_omni_neuron.serving.settings import KEYS_VARIABLE
 
     if file is not None:
         return read_keys(file)

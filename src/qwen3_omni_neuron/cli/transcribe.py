@@ -15,6 +15,7 @@ from qwen3_omni_neuron.cli.model_arguments import (
     model_or_shipped,
 )
 from qwen3_omni_neuron.errors import ExitStatus
+from qwen3_omni_neuron.options import INSTRUCTION, LOAD_OPTIONS, RequestOptions
 
 _CUT_TEXT = (
     "the text is not whole: --max-new-tokens or --context-length ended a part of it. Raise them."
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
 def add_transcribe(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verb."""
-    from qwen3_omni_neuron.options import LOAD_OPTIONS, RequestOptions
-    from qwen3_omni_neuron.transcription import INSTRUCTION
-
     parser.set_defaults(run=_transcribe)
     parser.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="WAV, FLAC, OGG, MP3, WebM, MP4, M4A"

@@ -1,26 +1,16 @@
 """Settings of a server. Each is a field with its default, bounds, meaning, and flag of `serve`.
 
 The flags of `serve`, the `args` of a Ray application and a table of docs/serving.md are made from
-these fields. The command line imports this module early, so it needs no other package but pydantic.
+these fields. The command line imports this module early, so it needs no other package.
 """
 
+import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
-
-from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.errors import OptionError, format_value
 from qwen3_omni_neuron.options import LOAD_OPTIONS
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -34,8 +24,13 @@ SLOTS = 8
 """Requests that a model runs at a time by default."""
 RENAMED: Mapping[str, str] = {"max_bodies_bytes": "max_held_bytes"}
 """Settings of version 0.1.0 that are refused, with those that replace them."""
-Seconds = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+_WORDS = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    Path: "a path",
+}
 _RETRY, _FULL, _CUT = "429, Retry-After", "503, Retry-After", "the connection is cut"
 
 
@@ -45,26 +40,52 @@ def name_of_model(model: str) -> str:
 
 
 @dataclass(frozen=True)
+class Bounds:
+    """Check of a number: least <= value, or above < value; and value <= most."""
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+
+    def __call__(self, name: str, value: float) -> float:
+        """Return the value. Raises OptionError for one out of bounds."""
+        words, fits = [], True  # NaN fits no bound
+        if self.least is not None:
+            words, fits = [f"{self.least} or more"], value >= self.least
+        if self.above is not None:
+            words, fits = [f"above {self.above:g}"], value > self.above
+        if self.most is not None:
+            words, fits = [*words, f"at most {self.most}"], fits and value <= self.most
+        if not fits:
+            raise OptionError(f"{name} is {' and '.join(words)}, got {value}.")
+        return value
+
+
+Seconds = Annotated[float, Bounds(above=0)]
+Count = Annotated[int, Bounds(least=1)]
+
+
+@dataclass(frozen=True)
 class Flag:
     """Flag of `serve` that gives a setting.
 
-    name: None for a setting without a flag. default: text for the default. answer: status of a
-    request that exceeds a limit.
+    description: of the setting. name: None for a setting without a flag. default: text for the
+    default. answer: status of a request that exceeds a limit.
     """
 
+    description: str
     name: str | None
     metavar: str
     default: str
     answer: str
 
     @staticmethod
-    def of(name: str) -> "Flag":
+    def of(one: "Field[Any]") -> "Flag":
         """Return the flag of a field of ServerSettings."""
-        field = ServerSettings.model_fields[name]
-        given: Any = field.json_schema_extra
-        spelled = f"--{name.replace('_', '-')}" if given["flag"] == "" else given["flag"]
-        text = given["shown"] or _value_text(name, field.default)
-        return Flag(spelled, given["metavar"], text, given["answer"])
+        given = one.metadata
+        spelled = f"--{one.name.replace('_', '-')}" if given["flag"] == "" else given["flag"]
+        text = given["shown"] or _value_text(one.name, one.default)
+        return Flag(given["description"], spelled, given["metavar"], text, given["answer"])
 
 
 def setting(
@@ -75,16 +96,15 @@ def setting(
     flag: str | None = "",
     metavar: str = "N",
     shown: str = "",
-    **bounds: Any,
+    repr: bool = True,
 ) -> Any:
     """Return the field of a setting.
 
     answer: see Flag. flag: by default the setting's name with hyphens; None: it has no flag. shown:
-    text for a default that is not one value. bounds: bounds of the value, as pydantic's Field takes
-    them.
+    text for a default that is not one value. repr: whether a repr shows the value.
     """
-    extra: Any = {"answer": answer, "flag": flag, "metavar": metavar, "shown": shown}
-    return Field(default, description=description, json_schema_extra=extra, **bounds)
+    about = {"description": description, "answer": answer, "flag": flag, "metavar": metavar}
+    return field(default=default, metadata={**about, "shown": shown}, repr=repr)
 
 
 def load_setting(name: str, answer: str = "", **given: Any) -> Any:
@@ -95,55 +115,91 @@ def load_setting(name: str, answer: str = "", **given: Any) -> Any:
     return setting(description=option.doc.help, answer=answer, shown=shown, **kept)
 
 
-class Settings(BaseModel):
-    """Base of frozen settings. An unknown name or a wrong value raises OptionError."""
+class Settings:
+    """Base of frozen dataclasses of settings: each value is checked by its field's annotation.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    A number of a float's field becomes one, a list a tuple, and a text a path. A wrong value
+    raises OptionError.
+    """
 
-    def __init__(self, **given: Any):
-        try:
-            super().__init__(**given)
-        except ValidationError as error:
-            raise OptionError("; ".join(map(_said, error.errors(include_url=False)))) from None
+    def __post_init__(self) -> None:
+        for name, kind in _kinds(type(self)).items():
+            value = _checked(kind, name, getattr(self, name))
+            if name in LOAD_OPTIONS:
+                LOAD_OPTIONS[name].check(value)
+            object.__setattr__(self, name, value)
 
 
-def _origin(url: str) -> str:
+def _kinds(settings: type) -> Mapping[str, Any]:
+    """Return the annotation of each field of a class."""
+    return get_type_hints(settings, include_extras=True)
+
+
+def _checked(kind: Any, name: str, value: Any) -> Any:
+    """Return a value as its annotation has it. Raises OptionError."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return None if value is None else _checked(get_args(kind)[0], name, value)
+    if get_origin(kind) is Annotated:
+        kind, check = get_args(kind)
+        return check(name, _checked(kind, name, value))
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list | tuple):
+            raise OptionError(f"{name} must be a list, got {format_value(value)}.")
+        return tuple(_checked(get_args(kind)[0], name, one) for one in value)
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        words = _WORDS.get(kind, kind.__name__)
+        raise OptionError(f"{name} must be {words}, got {format_value(value)}.")
+    return value
+
+
+def _origin(_: str, url: str) -> str:
     """Return an origin as browsers send it."""
     return url.lower().rstrip("/")
 
 
-def _share(share: float | None) -> float | None:
-    if share is not None and not 0 < share <= 1:
-        raise ValueError(f"owner_share is above 0 and at most 1, got {share}.")
-    return share
-
-
-def _host_name(name: str) -> str:
+def _host_name(setting: str, name: str) -> str:
     if not name or any(mark in name for mark in "/:@ "):
-        raise ValueError(
-            "allowed_hosts has names alone, such as example.org, without scheme and port; got "
-            f"{name!r}."
+        raise OptionError(
+            f"{setting} has names alone, such as example.org, without scheme and port; got "
+            f"{format_value(name)}."
         )
     return name
 
 
-def _alias(text: str) -> str:
+def _alias(setting: str, text: str) -> str:
     name, mark, voice = (part.strip() for part in text.partition("="))
     if not (name and mark and voice):
-        raise ValueError(f"voice_aliases has NAME=VOICE, such as marin=Chelsie; got {text!r}.")
+        raise OptionError(
+            f"{setting} has NAME=VOICE, such as marin=Chelsie; got {format_value(text)}."
+        )
     return f"{name}={voice}"
 
 
+def _model_name(setting: str, name: str) -> str:
+    if not name or not name.isprintable():
+        raise OptionError(
+            f"{setting} must be a name of characters that can be printed, got {format_value(name)}."
+        )
+    return name
+
+
+@dataclass(frozen=True)
 class Limits(Settings):
     """Limits and deadlines of one server, alone or a replica in a Ray cluster."""
 
-    model_name: str = setting(
+    model_name: Annotated[str, _model_name] = setting(
         "qwen3-omni",
         "name of the model in requests",
         metavar="NAME",
         shown="the folder's, or the hub id",
     )
-    voice_aliases: tuple[Annotated[str, AfterValidator(_alias)], ...] = setting(
+    voice_aliases: tuple[Annotated[str, _alias], ...] = setting(
         (),
         "another name of a voice, such as marin=Chelsie, before those that OpenAI's voices have; "
         "repeatable",
@@ -163,14 +219,14 @@ class Limits(Settings):
         _RETRY,
         shown="any number",
     )
-    owner_share: Annotated[float | None, AfterValidator(_share)] = setting(
+    owner_share: Annotated[float, Bounds(above=0, most=1)] | None = setting(
         None,
         "share of all bytes, requests and realtime sessions that one key may have, or one address "
         "without keys",
         _RETRY,
         shown="0.5; 1 with one key, and without keys on loopback",
     )
-    allowed_hosts: tuple[Annotated[str, AfterValidator(_host_name)], ...] = setting(
+    allowed_hosts: tuple[Annotated[str, _host_name], ...] = setting(
         (),
         "name under which a server without keys may be asked, beside localhost, its addresses and "
         "`--host`; repeatable",
@@ -179,7 +235,7 @@ class Limits(Settings):
         metavar="NAME",
         shown="none",
     )
-    allowed_origins: tuple[Annotated[str, AfterValidator(_origin)], ...] = setting(
+    allowed_origins: tuple[Annotated[str, _origin], ...] = setting(
         (),
         "page of another host that may use the server, such as https://example.org; repeatable",
         "403",
@@ -203,8 +259,8 @@ class Limits(Settings):
     max_media_s: Seconds = setting(1800.0, "duration of one media item", "400")
     max_pixels: Count = setting(8192 * 6144, "pixels of an image or a frame", "400")
     decoders: Count = setting(2, "processes that decode media at a time")
-    decoder_bytes: int = setting(
-        GIB, "memory of one process that decodes media", "400", ge=64 * MIB
+    decoder_bytes: Annotated[int, Bounds(least=64 * MIB)] = setting(
+        GIB, "memory of one process that decodes media", "400"
     )
     decode_timeout_s: Seconds = setting(30.0, "time to decode one media item", "400")
     media_hosts: tuple[str, ...] = setting(
@@ -261,34 +317,21 @@ class Limits(Settings):
     )
     log_content: bool = setting(False, "write texts of requests and replies to the log")
 
-    @field_validator(*LOAD_OPTIONS, check_fields=False)
-    @classmethod
-    def _check_load_option(cls, value: Any, field: ValidationInfo) -> Any:
-        LOAD_OPTIONS[str(field.field_name)].check(value)
-        return value
-
-    @field_validator("model_name")
-    @classmethod
-    def _check_model_name(cls, name: str) -> str:
-        if not name or not name.isprintable():
-            raise ValueError("the model's name is empty, or has characters that can't be printed.")
-        return name
-
-    @model_validator(mode="after")
-    def _check_session_keys(self) -> "Limits":
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.session_folder is not None and self.session_keys is None:
-            raise ValueError(
+            raise OptionError(
                 "session_folder needs session_keys, the file with its keys: there is no default "
                 "one. `openssl rand -hex 32 > FILE` makes it."
             )
-        return self
 
 
+@dataclass(frozen=True)
 class ServerSettings(Limits):
     """Settings of a server that owns its connections and its address."""
 
     host: str = setting("127.0.0.1", "address to listen on", metavar="HOST")
-    port: int = setting(8000, "port to listen on", ge=0, le=65535)
+    port: Annotated[int, Bounds(least=0, most=65535)] = setting(8000, "port to listen on")
     tls_cert: Path | None = setting(None, "certificate, for HTTPS", metavar="PEM", shown="none")
     tls_key: Path | None = setting(
         None, "private key of the certificate", metavar="PEM", shown="none"
@@ -311,13 +354,12 @@ class ServerSettings(Limits):
         30.0, "time for a client that has stopped reading to go on", _CUT
     )
 
-    @model_validator(mode="after")
-    def _check_tls_and_keys(self) -> "ServerSettings":
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("TLS needs both --tls-cert and --tls-key.")
+            raise OptionError("TLS needs both --tls-cert and --tls-key.")
         if not all(self.api_keys):
-            raise ValueError("an API key is empty.")
-        return self
+            raise OptionError("an API key is empty.")
 
     @property
     def share_of_owner(self) -> float:
@@ -328,24 +370,19 @@ class ServerSettings(Limits):
         return 1.0 if one else 0.5
 
 
+def flags() -> dict[str, Flag]:
+    """Return the flag of each setting, by the setting's name."""
+    return {one.name: Flag.of(one) for one in fields(ServerSettings)}
+
+
 def renamed(old: str, spelled: Callable[[str], str] = str) -> str:
     """Return the error for a setting of RENAMED. spelled: returns how a setting is written."""
     new = RENAMED[old]
-    what, default = ServerSettings.model_fields[new].description, Flag.of(new).default
+    flag = flags()[new]
     return (
-        f"{spelled(old)} became {spelled(new)} in version 0.2.0: {what}; default: {default}. "
-        f"Write {spelled(new)}."
+        f"{spelled(old)} became {spelled(new)} in version 0.2.0: {flag.description}; default: "
+        f"{flag.default}. Write {spelled(new)}."
     )
-
-
-def _said(error: Mapping[str, Any]) -> str:
-    """Return what is wrong with a setting, and its bounds."""
-    name, context = ".".join(map(str, error["loc"])), error.get("ctx", {})
-    words = {"greater_than_equal": "{ge} or more", "greater_than": "above {gt:g}"}
-    words["less_than_equal"] = "at most {le}"
-    if error["type"] in words:
-        return f"{name} is {words[error['type']].format(**context)}, got {error['input']}."
-    return str(context["error"]) if error["type"] == "value_error" else f"{name}: {error['msg']}."
 
 
 def _value_text(name: str, value: Any) -> str:

@@ -1,10 +1,9 @@
 """Settings of an application: the `args` in its YAML, checked once."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
-
-from pydantic import Field, InstanceOf
+from typing import Annotated, Any
 
 from qwen3_omni_neuron.checkpoint import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.errors import OptionError
@@ -13,6 +12,7 @@ from qwen3_omni_neuron.serving.edge.keys import read_keys
 from qwen3_omni_neuron.serving.settings import (
     RENAMED,
     SLOTS,
+    Bounds,
     Limits,
     ServerSettings,
     load_setting,
@@ -28,6 +28,7 @@ _LOAD = {
 }
 
 
+@dataclass(frozen=True)
 class FleetSettings(Limits):
     """Settings of every replica of one application: its limits, and how it loads its model.
 
@@ -37,15 +38,15 @@ class FleetSettings(Limits):
     """
 
     model: str = str(SPEAKING_CHECKPOINT)
-    load: InstanceOf[LoadOptions] = LoadOptions()
-    neuron_cores: int = Field(0, ge=0)
+    load: LoadOptions = field(default_factory=LoadOptions)
+    neuron_cores: Annotated[int, Bounds(least=0)] = 0
     max_queued: int = load_setting("max_queued", default=SLOTS)
     api_keys: str | None = None
 
     @staticmethod
     def parse(args: Mapping[str, Any]) -> "FleetSettings":
         """Read the `args` of an application. Raises OptionError, also for an unknown name."""
-        known = FleetSettings.model_fields.keys() - {"load"} | _LOAD.keys()
+        known = {one.name for one in fields(FleetSettings)} - {"load"} | _LOAD.keys()
         unknown = sorted(map(str, set(args) - known))
         for name in RENAMED:
             if name in unknown:
@@ -68,12 +69,14 @@ class FleetSettings(Limits):
     def server_settings(self) -> ServerSettings:
         """Return the server's settings, with the API keys read from their file."""
         keys = () if self.api_keys is None else read_keys(Path(self.api_keys))
-        limits = {name: getattr(self, name) for name in Limits.model_fields}
+        limits = {one.name: getattr(self, one.name) for one in fields(Limits)}
         return ServerSettings(**limits, api_keys=keys)
 
     def load_arguments(self, cores: Mapping[str, str] | None) -> dict[str, Any]:
         """Return the arguments of `serving.model.load_and_answer`. cores: cores of each stage."""
-        limits = {name: getattr(self, name) for name in LOAD_OPTIONS if name in Limits.model_fields}
+        limits = {
+            one.name: getattr(self, one.name) for one in fields(Limits) if one.name in LOAD_OPTIONS
+        }
         compiled = self.load.compiled_path is not None
         return {
             "model": self.model,
