@@ -9,6 +9,7 @@ import stat
 import subprocess
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, contextmanager
+from html import unescape
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -79,6 +80,41 @@ def test_clients_know_the_certificate_by_the_ways_that_the_page_names(
     (key,) = read_keys(made / "keys.txt")
     with OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60) as openai:
         assert len(openai.models.list().data) == 1
+
+
+def test_the_examples_of_the_page_of_endpoints_run(server: Server, made: Path) -> None:
+    """By curl, over TLS. Those that name a stored answer find none."""
+    shutil.copy(SUM_WAV, made / "speech.wav")
+    (key,) = read_keys(made / "keys.txt")
+    url = url_of(server, "https")
+    values = {"URL": url, "KEY": key, "CURL_CA_BUNDLE": str(made / "cert.pem")}
+    with HttpClient(url) as client:
+        page = client.ask("/docs").body.decode()
+    examples = [unescape(found) for found in re.findall(r"<pre>(curl .*?)</pre>", page, re.DOTALL)]
+    found: dict[str, int] = {}
+    for example in examples:
+        command = f"{example} -w '\\n%{{http_code}}' --max-time 60"
+        asked = subprocess.run(
+            ["bash", "-ec", command],
+            cwd=made,
+            env={**os.environ, **values},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        answer, _, status = asked.stdout.rpartition("\n")
+        found[example.splitlines()[0].rstrip(" \\")] = int(status)
+        if "translations" in example:
+            assert "no_translation" in answer  # of the checkpoint that ships
+    wrong = {line: status for line, status in found.items() if status != 200}
+    assert {re.sub(r'.*"\$URL(.*)"', r"\1", line): status for line, status in wrong.items()} == {
+        "/v1/chat/completions/COMPLETION_ID": 404,
+        "/v1/responses/RESPONSE_ID": 404,
+        "/v1/models/NAME": 404,
+        "/v1/audio/translations": 400,
+    }
+    assert len(found) == len(examples) == 16
+    assert (made / "answer").stat().st_size > 1000
 
 
 def test_talk_knows_the_certificate_by_ca(

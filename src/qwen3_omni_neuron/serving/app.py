@@ -24,10 +24,11 @@ from qwen3_omni_neuron.serving.endpoints.completions import CompletionRequest
 from qwen3_omni_neuron.serving.endpoints.speech import SpeechRequest
 from qwen3_omni_neuron.serving.openai.chat_request import ChatRequest
 from qwen3_omni_neuron.serving.openai.errors import ApiError
-from qwen3_omni_neuron.serving.openai.openapi import schemas_of
+from qwen3_omni_neuron.serving.openai.openapi import EXAMPLES, schemas_of
 from qwen3_omni_neuron.serving.openai.response_request import ResponseRequest
 from qwen3_omni_neuron.serving.openai.unserved import advice_for
 from qwen3_omni_neuron.serving.page import page_router
+from qwen3_omni_neuron.serving.reference import reference_router
 from qwen3_omni_neuron.serving.service import Service
 
 ENDPOINTS = (
@@ -41,11 +42,20 @@ class _Application(FastAPI):
     """FastAPI for routes and their document: `serving` itself reads bodies and makes errors."""
 
     def openapi(self) -> dict[str, Any]:
-        """Return the document, with the schemas of the bodies that the endpoints read."""
+        """Return the document, with schemas and examples of the bodies that the endpoints read."""
+        if self.openapi_schema is not None:
+            return self.openapi_schema
         made = super().openapi()
         schemas = made.setdefault("components", {}).setdefault("schemas", {})
         for body in BODIES:
             schemas.update(schemas_of(body))
+        for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's, which no answer has
+            schemas.pop(name, None)
+        for path, methods in made["paths"].items():
+            for operation in methods.values():
+                operation["responses"].pop("422", None)
+                for body in operation.get("requestBody", {}).get("content", {}).values():
+                    body["example"] = EXAMPLES[path]
         return made
 
 
@@ -55,7 +65,7 @@ def make_app(service: Service) -> Gate:
         title="qwen3-omni-neuron", version=__version__, docs_url=None, redoc_url=None
     )
     app.state.service = service
-    for endpoint in (*ENDPOINTS, page_router()):
+    for endpoint in (*ENDPOINTS, page_router(), reference_router(app.openapi)):
         app.include_router(endpoint)
     for kind in (ApiError, Qwen3OmniError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)

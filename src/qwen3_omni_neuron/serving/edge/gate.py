@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from qwen3_omni_neuron.serving import logs, page
+from qwen3_omni_neuron.serving import logs, page, reference
 from qwen3_omni_neuron.serving.edge.context import BODY_COPIES, Context
 from qwen3_omni_neuron.serving.edge.protocol import MOST_HEADERS
 from qwen3_omni_neuron.serving.endpoints.answer import AnswerSender
@@ -23,7 +23,7 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
 
 PROBES = ("/health", "/ready")
 """Paths that are answered to everybody, for any host name and any origin."""
-OPEN_PATHS = (*PROBES, *page.FILES)
+OPEN_PATHS = (*PROBES, *page.FILES, reference.PATH)
 """Paths that need no key, count towards no rate and are answered while the server drains."""
 MOST_HEADER_BYTES = 1 << 15
 _LAST_S = 1.0

@@ -89,6 +89,7 @@ class SpeechRequest(BaseModel):
 
 @router.post(
     "/v1/audio/speech",
+    response_class=Response,
     openapi_extra=body_of(SpeechRequest, FURTHER_FIELDS),
     responses=errors_of(with_body=True),
 )

@@ -21,6 +21,21 @@ _STATUSES = {
     503: "Loading, draining or restarting; Retry-After says when",
     504: "The request took longer than the server allows",
 }
+_FILE = {"file": "speech.wav", "response_format": "text"}
+EXAMPLES: Mapping[str, Mapping[str, Any]] = {
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "What is six plus two?"}],
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "alloy", "format": "mp3"},
+    },
+    "/v1/responses": {"input": "What is six plus two?"},
+    "/v1/completions": {"prompt": "One, two, three,", "max_tokens": 20},
+    "/v1/audio/speech": {"input": "three five seven", "voice": "alloy", "response_format": "mp3"},
+    "/v1/audio/transcriptions": _FILE,
+    "/v1/audio/translations": _FILE,
+    "/v1/realtime/client_secrets": {"expires_after": {"anchor": "created_at", "seconds": 600}},
+}
+"""Body of a request by its path; a form names a file that its sender has."""
 _WITHOUT_BODY = (401, 403, 429, 500, 503)
 ERROR_SCHEMA: dict[str, Any] = {
     "type": "object",

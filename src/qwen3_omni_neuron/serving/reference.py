@@ -1,0 +1,196 @@
+"""The page at /docs: endpoints with fields, limits and examples, from the OpenAPI document.
+
+FastAPI's own page loads its code from another host; this one is HTML alone, without a script.
+"""
+
+import base64
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from html import escape
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+PATH = "/docs"
+_STYLE = """
+:root { color-scheme: light dark; --line: rgb(128 128 128 / 40%); --back: rgb(128 128 128 / 12%) }
+body { font: 1rem/1.5 system-ui, sans-serif; max-width: 64rem; margin: 0 auto; padding: 1rem }
+code, pre { font: 0.9em/1.5 ui-monospace, monospace; overflow-wrap: anywhere }
+pre { background: var(--back); padding: 0.75rem; white-space: pre-wrap }
+section { border-top: 1px solid var(--line); margin-top: 2rem }
+table { border-collapse: collapse; width: 100%; table-layout: fixed }
+th, td { border-bottom: 1px solid var(--line); padding: 0.3rem 0.5rem 0.3rem 0; text-align: left }
+th, td { vertical-align: top; overflow-wrap: anywhere }
+"""
+_DIGEST = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+_HEADERS = {
+    "content-security-policy": f"default-src 'none'; style-src 'sha256-{_DIGEST}'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+_JSON, _FORM = "application/json", "multipart/form-data"
+_Schema = Mapping[str, Any]
+
+
+def reference_router(document: Callable[[], Mapping[str, Any]]) -> APIRouter:
+    """Return the page's endpoint. document: called once, in a thread, at the first request."""
+    router = APIRouter()
+    made = cache(lambda: reference_page(document()).encode())
+
+    async def answer(request: Request) -> Response:
+        page = await request.app.state.service.model.in_thread(made)
+        return Response(page, media_type="text/html", headers=_HEADERS)
+
+    router.add_api_route(PATH, answer, include_in_schema=False)
+    return router
+
+
+def reference_page(document: Mapping[str, Any]) -> str:
+    """Return the HTML of an OpenAPI document."""
+    info = document["info"]
+    title = escape(f"{info['title']} {info['version']}")
+    operations = [
+        (method.upper(), path, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+    schemas = document.get("components", {}).get("schemas", {})
+    return "\n".join(
+        (
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{title}</title><style>{_STYLE}</style></head><body><main>",
+            f"<h1>{title}</h1>",
+            "<p>What this server answers over HTTP, from its <code>/openapi.json</code>. Examples "
+            "take its address and an API key, if it has keys, from two variables:</p>",
+            "<pre>URL=http://127.0.0.1:8000 KEY=none</pre>",
+            "<p>What fields mean that this page does not explain, and the WebSocket "
+            "<code>/v1/realtime</code>, is in the package's docs/serving.md and docs/realtime.md. "
+            "</p>",
+            "<nav><ul>",
+            *(
+                f'<li><a href="#{_anchor(method, path)}"><code>{method} {escape(path)}</code></a>'
+                for method, path, _ in operations
+            ),
+            '<li><a href="#objects">Objects in fields</a></ul></nav>',
+            *(line for operation in operations for line in _section(*operation)),
+            '<section id="objects"><h2>Objects in fields</h2>',
+            *(line for name, schema in schemas.items() for line in _object(name, schema)),
+            "</section></main></body></html>",
+        )
+    )
+
+
+def _section(method: str, path: str, operation: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the HTML of one endpoint."""
+    yield f'<section id="{_anchor(method, path)}">'
+    yield f"<h2><code>{method} {escape(path)}</code></h2>"
+    yield f"<p>{escape(operation.get('description', ''))}</p>"
+    yield f"<h3>Example</h3><pre>{escape(_curl(method, path, operation))}</pre>"
+    schema = _body(operation)[1].get("schema", {})
+    in_path = {one["name"]: one["schema"] for one in operation.get("parameters", ())}
+    fields = {**in_path, **schema.get("properties", {})}
+    if fields:
+        yield "<h3>Fields</h3>"
+        yield from _fields(fields, {*in_path, *schema.get("required", ())})
+    rows = (
+        f"<tr><td>{escape(str(status))}<td>{escape(answer['description'])}"
+        for status, answer in operation["responses"].items()
+        if str(status) != "200"
+    )
+    yield from ("<h3>Errors</h3><table><tr><th>status<th>why", *rows, "</table></section>")
+
+
+def _object(name: str, schema: _Schema) -> Iterator[str]:
+    """Yield the HTML of an object that fields refer to."""
+    yield f'<h3 id="{escape(name)}"><code>{escape(_short(name))}</code></h3>'
+    yield f"<p>{escape(schema.get('description', ''))}</p>"
+    yield from _fields(schema.get("properties", {}), set(schema.get("required", ())))
+
+
+def _fields(fields: Mapping[str, _Schema], required: set[str]) -> Iterator[str]:
+    yield "<table><tr><th>field<th>type, limits and meaning"
+    for name, schema in fields.items():
+        must = ", required" if name in required else ""
+        default = schema.get("default")
+        ends = "" if default is None else f"; default: <code>{escape(json.dumps(default))}</code>"
+        meaning = f"<br>{escape(schema['description'])}" if "description" in schema else ""
+        yield f"<tr><td><code>{escape(name)}</code>{must}<td>{_type(schema)}{ends}{meaning}"
+    yield "</table>"
+
+
+def _type(schema: _Schema) -> str:
+    """Return the HTML of a value's type and limits."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f'<a href="#{escape(name)}"><code>{escape(_short(name))}</code></a>'
+    for union in ("anyOf", "oneOf"):
+        if union in schema:
+            return " or ".join(dict.fromkeys(map(_type, schema[union])))
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if values is not None:
+        return " or ".join(f"<code>{escape(json.dumps(value))}</code>" for value in values)
+    kind = schema.get("type", "any value")
+    kinds = escape(" or ".join([kind] if isinstance(kind, str) else kind))
+    if kind == "array":
+        kinds = f"list of {_type(schema.get('items', {}))}"
+    elif schema.get("format") == "binary":
+        kinds = "file"
+    return ", ".join((kinds, *_limits(schema)))
+
+
+def _limits(schema: _Schema) -> Iterator[str]:
+    """Yield the HTML of the limits of a value."""
+    words = (
+        *(("minimum", "at least {}"), ("exclusiveMinimum", "above {}"), ("maximum", "at most {}")),
+        *(("minLength", "at least {} characters"), ("maxLength", "at most {} characters")),
+        *(("minItems", "at least {} items"), ("maxItems", "at most {} items")),
+        *(("maxProperties", "at most {} fields"), ("pattern", "of the form {}")),
+    )
+    for name, text in words:
+        if name in schema:
+            limit = schema[name]
+            shown = f"{limit:g}" if isinstance(limit, float) else str(limit)
+            yield escape(text.format(shown))
+
+
+def _curl(method: str, path: str, operation: Mapping[str, Any]) -> str:
+    """Return a command that asks an endpoint."""
+    placed = re.sub(r"\{(\w+)[^}]*\}", lambda found: found[1].upper(), path)
+    how = "" if method == "GET" else f" -X {method}"
+    parts = [f'curl -s{how} "$URL{placed}"', '-H "Authorization: Bearer $KEY"']
+    form, body = _body(operation)
+    example = body.get("example", {})
+    if form == _FORM:
+        fields = body["schema"]["properties"]
+        for name, value in example.items():
+            at = "@" if fields[name].get("format") == "binary" else ""
+            parts.append(f"-F {shlex.quote(f'{name}={at}{value}')}")
+    elif form:
+        parts.append(f"-H 'Content-Type: {form}'")
+        parts.append(f"-d {shlex.quote(json.dumps(example))}")
+    if _JSON not in operation["responses"].get("200", {}).get("content", {}):
+        parts.append("-o answer")
+    return " \\\n    ".join(parts)
+
+
+def _body(operation: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return the media type of an endpoint's body, and its description; "" without a body."""
+    content = operation.get("requestBody", {}).get("content", {})
+    return next(iter(content.items()), ("", {}))
+
+
+def _anchor(method: str, path: str) -> str:
+    return f"{method.lower()}{re.sub(r'[^a-z0-9]+', '-', path.lower())}".rstrip("-")
+
+
+def _short(name: str) -> str:
+    """Return an object's name without the request that it is in."""
+    return name.partition("_")[2] or name

@@ -1,0 +1,155 @@
+"""The page at /docs: it has all of the OpenAPI document, and texts in that stay texts."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from html import unescape
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from qwen3_omni_neuron.serving.app import make_app
+from qwen3_omni_neuron.serving.reference import reference_page
+from qwen3_omni_neuron.serving.service import Service
+from qwen3_omni_neuron.serving.settings import ServerSettings
+
+LIMITS = ("minimum", "maximum", "exclusiveMinimum", "minLength", "maxLength", "minItems")
+LIMITS += ("maxItems", "maxProperties", "pattern", "const")
+HOSTILE = "<script>'\"&</script>"
+
+
+class Elements(HTMLParser):
+    """Tags of a page with their attributes, and the text of its elements `code`."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.codes: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "code":
+            self.codes.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.codes and self.lasttag == "code":
+            self.codes[-1] += data
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[Any]:
+    service = Service.of(ServerSettings(api_keys=("key",)))
+    try:
+        yield make_app(service)
+    finally:
+        service.close()
+
+
+@pytest.fixture(scope="module")
+def document(app: Any) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = app._app.openapi()
+    return found
+
+
+def limits_of(schema: Any) -> Iterator[str]:
+    """Texts of all limits and values in a schema, also in its unions and lists."""
+    if isinstance(schema, list):
+        for inner in schema:
+            yield from limits_of(inner)
+    elif isinstance(schema, dict):
+        for name, value in schema.items():
+            if name == "enum":
+                yield from map(json.dumps, value)
+            elif name == "const":
+                yield json.dumps(value)
+            elif name in LIMITS:
+                yield f" {value:g}" if isinstance(value, float) else f" {value}"
+            elif name in ("anyOf", "oneOf", "items"):
+                yield from limits_of(value)
+
+
+def test_every_path_and_field_is_on_the_page_with_its_limits(document: Any) -> None:
+    page = reference_page(document)
+    sections = re.split(r'<section id="|<h3 id="', page)[1:]
+    fields_of: list[tuple[str, Mapping[str, Any]]] = []
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            (section,) = [s for s in sections if f"<h2><code>{method.upper()} {path}</code>" in s]
+            assert f'href="#{section.partition(chr(34))[0]}"' in page
+            assert operation["description"].splitlines()[0] in unescape(section)
+            content = operation.get("requestBody", {}).get("content", {})
+            for body in content.values():
+                fields_of.append((section, body["schema"]["properties"]))
+            fields_of.append((section, {p["name"]: p for p in operation.get("parameters", ())}))
+    assert len(fields_of) > 20
+    for name, schema in document["components"]["schemas"].items():
+        (section,) = [s for s in sections if s.startswith(f'{name}"')]
+        fields_of.append((section, schema["properties"]))
+    for section, fields in fields_of:
+        for name, field in fields.items():
+            (row,) = re.findall(rf"<tr><td><code>{re.escape(name)}</code>.*", section)
+            for text in (field.get("description", ""), *limits_of(field)):
+                assert text in unescape(row), (name, text)
+
+
+def test_links_of_the_page_lead_to_places_on_it(document: Any) -> None:
+    tags = Elements(reference_page(document)).tags
+    places = [attributes["id"] for _, attributes in tags if "id" in attributes]
+    assert len(places) == len(set(places))
+    links = {attributes["href"] for tag, attributes in tags if tag == "a"}
+    assert links <= {f"#{place}" for place in places}
+    assert len(links) > 60
+
+
+def test_texts_of_the_document_are_texts_on_the_page() -> None:
+    schema = {
+        "properties": {
+            HOSTILE: {"description": HOSTILE, "default": HOSTILE, "pattern": HOSTILE},
+            "a": {"const": HOSTILE},
+            "b": {"enum": [HOSTILE]},
+            "c": {"$ref": f"#/components/schemas/{HOSTILE}"},
+            "d": {"type": HOSTILE},
+        }
+    }
+    body = {"application/json": {"schema": schema, "example": {HOSTILE: HOSTILE}}}
+    operation = {
+        "description": HOSTILE,
+        "requestBody": {"content": body},
+        "responses": {HOSTILE: {"description": HOSTILE}},
+    }
+    page = reference_page(
+        {
+            "info": {"title": HOSTILE, "version": HOSTILE},
+            "paths": {f"/{HOSTILE}": {"post": operation}},
+            "components": {"schemas": {HOSTILE: {"description": HOSTILE, **schema}}},
+        }
+    )
+    found = Elements(page)
+    assert "script" not in {tag for tag, _ in found.tags}
+    assert {name for _, attributes in found.tags for name in attributes} <= {
+        *("lang", "charset", "name", "content", "id", "href")
+    }
+    assert found.codes.count(HOSTILE) >= 2
+    assert "<script" not in page
+
+
+def test_the_page_is_served_without_a_key_and_asks_for_nothing_elsewhere(app: Any) -> None:
+    client = TestClient(app, base_url="http://127.0.0.1")
+    answer = client.get("/docs")
+    assert client.get("/openapi.json").status_code == 401
+    assert (answer.status_code, answer.headers["content-type"]) == (
+        200,
+        "text/html; charset=utf-8",
+    )
+    (style,) = re.findall(r"<style>(.*?)</style>", answer.text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith(f"default-src 'none'; style-src 'sha256-{digest}'; ")
+    tags = Elements(answer.text).tags
+    assert not {"script", "link", "img", "iframe", "form"} & {tag for tag, _ in tags}
+    assert len(answer.content) < 100_000
