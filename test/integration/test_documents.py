@@ -200,12 +200,16 @@ def test_what_is_shown_of_the_server_runs(tmp_path: Path) -> None:
     assert (tmp_path / "answer.wav").stat().st_size > 10_000
 
 
-def test_the_notebook_runs_and_is_kept_without_its_outputs(tmp_path: Path) -> None:
+def test_the_notebook_runs_and_is_kept_without_its_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each cell shows what its page says: a player, a file, text and speech that arrive."""
     notebook = nbformat.read(ROOT / "examples" / "first_hour.ipynb", as_version=4)
     nbformat.validate(notebook)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.execution_count is None and not cell.outputs for cell in cells)
+    for folder in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):  # not the user's own
+        monkeypatch.setenv(folder, str(tmp_path / folder))
     (tmp_path / "sum.wav").symlink_to(ROOT / "examples" / "sum.wav")
     NotebookClient(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
