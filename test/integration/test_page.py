@@ -8,6 +8,7 @@ import io
 import random
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -34,7 +35,7 @@ from testing.browser import (
     write_microphone,
 )
 from testing.http_client import ask
-from testing.http_server import serving, url_of
+from testing.http_server import serving, url_of, wait_until
 from testing.imports import PACKAGE
 from testing.media_cases import noise_image
 from testing.scripted_model import ScriptedModel
@@ -136,15 +137,37 @@ def test_a_question_is_heard_and_its_answer_sounds(
         [word] = words(judge, visitor.heard())
         assert (word.word, word.speaker) == ("eight", "chelsie")
         assert texts(visitor, "answer") == ["eight"]
-        visitor.until("received.some(({ type }) => type.endsWith('transcription.completed'))")
-        [written] = visitor.received("conversation.item.input_audio_transcription.completed")
-        assert texts(visitor, "user") == [written["transcript"]] != [""]
+        assert texts(visitor, "user") == ["(spoken)"]
+        assert (
+            visitor.sent("session.update")[0]["session"]["audio"]["input"]["transcription"] is None
+        )
         asked = page.evaluate("asked.audio")
         assert asked["echoCancellation"] is asked["noiseSuppression"] is True
         figures = page.text_content(".answer .figures")
         assert "first text" in figures and "first sound" in figures
         here = (url_of(server) + "/", url_of(server).replace("http", "ws") + "/")
         assert all(url.startswith(here) for url in visitor.requests), visitor.requests
+        assert visitor.problems == []
+
+
+def test_a_model_that_transcribes_questions_has_them_written(
+    browser: Any, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has an instruction for that. The one that ships would answer, which nobody has said."""
+    url = url_of(server)
+    [entry] = ask(url + "/v1/models").json()["data"]
+    assert entry["transcribes_questions"] is False
+    monkeypatch.setattr(Qwen3Omni, "transcription_instruction", "say it again")
+    [entry] = ask(url + "/v1/models").json()["data"]
+    assert entry["transcribes_questions"] is True
+    with visiting(browser, url, puppet=True) as visitor:
+        visitor.page.click("#talk")
+        visitor.until("window.say")
+        visitor.say(SUM, SUM_RATE)
+        visitor.answered(1)
+        visitor.until("received.some(({ type }) => type.endsWith('transcription.completed'))")
+        [written] = visitor.received("conversation.item.input_audio_transcription.completed")
+        assert texts(visitor, "user") == [written["transcript"]] != [""]
         assert visitor.problems == []
 
 
@@ -186,7 +209,8 @@ def test_push_to_talk_by_the_keyboard(visitor: Visitor, judge: Judge) -> None:
     focus = "[document.activeElement].map((x) => x.id || x.value || x.type)[0]"
     reached = []
     page.locator("#questions button").first.wait_for()
-    for _ in range(12):
+    page.evaluate("document.querySelector('#settings').open = true")
+    for _ in range(17):
         page.keyboard.press("Tab")
         reached.append(page.evaluate(focus))
         ring = page.evaluate(
@@ -213,7 +237,8 @@ def test_push_to_talk_by_the_keyboard(visitor: Visitor, judge: Judge) -> None:
     page.keyboard.up("Space")
     visitor.answered(1)
     assert texts(visitor, "answer") == ["eight"]
-    assert {"scroller", "text", "talk", "voice", "image"} <= set(reached)
+    controls = {"new", "scroller", "image", "camera", "text", "talk", "voice", "language"}
+    assert controls | {"system", "microphone", "loudspeaker"} <= set(reached)
     assert [word.word for word in words(judge, visitor.heard())] == ["eight"]
 
 
@@ -317,8 +342,10 @@ def test_the_small_model_introduces_itself(visitor: Visitor, server: Server) -> 
     visitor.answered(1)
     assert texts(visitor, "user") == ["what is two plus three"]
     assert texts(visitor, "answer") == ["five"]
-    assert page.evaluate("document.activeElement.id") == "talk"
     assert page.is_hidden("#introduction")
+    buttons.nth(1).click()  # they stay
+    visitor.answered(2)
+    assert texts(visitor, "answer") == ["five", "red blue"]
 
 
 def test_what_a_model_says_of_itself_is_text(browser: Any) -> None:
@@ -326,7 +353,10 @@ def test_what_a_model_says_of_itself_is_text(browser: Any) -> None:
     model: Any = ScriptedModel(["hello"])
     with serving(model) as server:
         [entry] = ask(url_of(server) + "/v1/models").json()["data"]
-        assert entry.keys() == {"id", "object", "created", "owned_by", "root", "max_model_len"}
+        assert entry.keys() == {"id", "object", "created", "owned_by", "root"} | {
+            "max_model_len",
+            "transcribes_questions",
+        }
         with visiting(browser, url_of(server)) as visitor:
             visitor.page.locator("#voice option[value=Ethan]").wait_for(state="attached")
             visitor.until("document.querySelector('#introduction').hidden")
@@ -419,35 +449,210 @@ def test_an_answer_that_is_interrupted_before_it_begins(visitor: Visitor) -> Non
 
 
 def test_an_answer_is_heard_to_its_end_though_the_connection_is_not(visitor: Visitor) -> None:
+    """Another one is opened meanwhile: of a server that keeps nothing, for a new conversation."""
     page = visitor.page
     page.fill("#text", "say seven red goodbye white")
     page.keyboard.press("Enter")
     visitor.until("received.some(({ type }) => type === 'response.done')")
     page.evaluate("sockets[0].close()")
-    page.get_by_text("The connection ended").wait_for()
+    page.get_by_text("The connection was lost. Trying again.").wait_for()
+    page.get_by_text("the model does not know what stands above").wait_for()
+    assert page.is_hidden("#problem")
+    visitor.answered(1)
     figures = page.text_content(".answer .figures")
     assert "played" in figures and "interrupted" not in figures
-    assert page.evaluate("contexts.every((x) => x.state === 'closed')")
+    assert texts(visitor, "user") == ["say seven red goodbye white"]
+    assert visitor.sent("session.resume") == []
+    page.fill("#text", "say red")
+    page.keyboard.press("Enter")
+    visitor.answered(2)
+    assert texts(visitor, "answer")[1] == "red"
+    page.click("#end")
+    visitor.until("contexts.every((x) => x.state === 'closed')")
+
+
+def test_a_lost_connection_is_opened_again_and_its_session_goes_on(
+    browser: Any, speaking: Qwen3Omni, tmp_path: Path
+) -> None:
+    """The server knows what was said, and how much was heard of the answer that was cut off."""
+    (tmp_path / "keys").write_text("ab" * 32)
+    (tmp_path / "keys").chmod(0o600)
+    kept: Any = {"session_folder": tmp_path / "kept", "session_keys": tmp_path / "keys"}
+
+    def stored() -> list[Path]:
+        files = (tmp_path / "kept").iterdir()
+        return [file for file in files if file.suffix not in (".tmp", ".used")]
+
+    with serving(speaking, **kept) as server, visiting(browser, url_of(server)) as visitor:
+        page = visitor.page
+        page.click("#talk")  # the microphone is heard all the time
+        visitor.answered(1)
+        page.evaluate(
+            """() => sockets[0].addEventListener("message", ({ data }) => {
+              if (JSON.parse(data).type === "response.output_audio.delta") sockets[0].close();
+            })"""
+        )
+        page.fill("#text", "say seven red goodbye white")
+        page.keyboard.press("Enter")
+        visitor.until("sent.some(({ type }) => type === 'conversation.item.truncate')")
+        [first, second] = visitor.received("session.created")
+        [resume] = visitor.sent("session.resume")
+        assert resume["resume_token"] == first["session"]["resume_token"]
+        resumed = visitor.received("session.updated")[1]
+        assert resumed["session"]["id"] == first["session"]["id"] != second["session"]["id"]
+        between = page.evaluate(
+            "([from, to]) => sent.filter(({ at }) => at > from && at < to)",
+            [resume["at"], resumed["at"]],
+        )
+        assert between == []  # sound, such as before it would be another session's
+        page.locator("#status", has_text="Listening").wait_for()
+        assert page.is_hidden("#problem")
+        assert "interrupted" in page.locator(".answer .figures").nth(1).text_content()
+        said = ["(spoken)", "say seven red goodbye white"]
+        assert texts(visitor, "user") == said
+        known = visitor.received("conversation.item.done")[0]
+        page.evaluate(
+            """(item_id) => sockets.at(-1).send(
+              JSON.stringify({ type: "conversation.item.retrieve", item_id }))""",
+            known["item"]["id"],
+        )
+        visitor.until("received.some(({ type }) => type === 'conversation.item.retrieved')")
+        assert page.locator("#turns .note").count() == 0
+
+        # It ends, and goes on; a new one is another, and nothing of this one is left.
+        page.click("#end")
+        page.fill("#text", "say red")
+        page.keyboard.press("Enter")
+        visitor.answered(3)
+        assert visitor.received("session.updated")[-2]["session"]["id"] == first["session"]["id"]
+        wait_until(stored)
+        page.get_by_role("button", name="New conversation").click()
+        page.get_by_text("Say something.").wait_for()
+        assert page.locator("#turns li").count() == 0
+        wait_until(lambda: not stored())
+        page.fill("#text", "say blue")
+        page.keyboard.press("Enter")
+        visitor.answered(1)
+        assert texts(visitor, "answer") == ["blue"]
+        assert len(visitor.sent("session.resume")) == 2
+        assert visitor.received("error") == visitor.problems == []
+
+
+def test_a_server_that_can_t_be_reached_is_named(browser: Any, speaking: Qwen3Omni) -> None:
+    """Tries end some time, and begin again with Start; what was said stays."""
+    with ExitStack() as running, browser.new_context() as context:
+        server = running.enter_context(serving(speaking))
+        page = context.new_page()
+        page.clock.install()
+        visitor = Visitor(page, url_of(server))
+        visitor.open()
+        page.fill("#text", "say red")
+        page.keyboard.press("Enter")
+        visitor.answered(1)
+        running.close()
+        page.get_by_text("The server can't be reached. Trying again.").wait_for()
+        for _ in range(20):
+            page.clock.fast_forward(45_000)
+            page.wait_for_timeout(20)
+        page.get_by_text("The server can't be reached. Press Start to try again.").wait_for()
+        assert texts(visitor, "answer") == ["red"]
+        page.click("#talk")
+        page.get_by_text("The server can't be reached.", exact=True).wait_for()
+        page.fill("#text", "say blue")
+        page.keyboard.press("Enter")
+        page.locator("#status", has_text="Not connected").wait_for()
+        assert page.input_value("#text") == "say blue"
+
+
+# What the user may choose, and take along.
+
+
+def test_an_answer_can_be_heard_again_saved_and_copied(visitor: Visitor, judge: Judge) -> None:
+    page = visitor.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.fill("#text", "say seven red")
+    page.keyboard.press("Enter")
+    visitor.answered(1)
+    with page.expect_download() as found:
+        page.get_by_role("button", name="Download").press("Enter")
+    assert found.value.suggested_filename == "answer-1.wav"
+    saved, rate = soundfile.read(found.value.path(), dtype="float32")
+    assert rate == 24000 and len(saved) > 0.5 * rate
+    assert [word.word for word in words(judge, saved)] == ["seven", "red"]
+    page.click("#end")
+    since = page.evaluate("Date.now()")
+    page.get_by_role("button", name="Replay").press("Enter")
+    page.get_by_role("button", name="Stop replay").wait_for()
+    page.get_by_role("button", name="Replay", exact=True).wait_for()
+    assert [word.word for word in words(judge, visitor.heard(since))] == ["seven", "red"]
+    page.get_by_role("button", name="Copy").press("Enter")
+    page.get_by_role("button", name="Copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == "seven red"
+    page.get_by_role("button", name="Replay").click()
+    page.get_by_role("button", name="New conversation").click()
+    visitor.until("contexts.every((x) => x.state === 'closed')")
+
+
+def test_the_user_chooses_prompt_language_and_devices(browser: Any, server: Server) -> None:
+    """The language is asked for in the instructions: the server's transcripts have none."""
+    with visiting(browser, url_of(server)) as visitor:
+        page = visitor.page
+        page.locator("#model", has_text=server.service.model.name).wait_for()
+        assert page.evaluate("sockets.length") == 0
+        page.evaluate("document.querySelector('#settings').open = true")
+        page.fill("#system", "Answer in text only.")
+        page.select_option("#language", "German")
+        page.click("#talk")
+        page.locator("#status", has_text="Listening").wait_for()
+        visitor.until("document.querySelector('#microphone').options.length > 2")
+        [shown] = visitor.received("session.updated")
+        assert shown["session"]["instructions"] == "Answer in text only.\n\nAnswer in German."
+        assert "deviceId" not in page.evaluate("asked.audio")
+        page.select_option("#microphone", index=2)
+        visitor.until("streams.length === 2")
+        chosen = page.input_value("#microphone")
+        assert page.evaluate("asked.audio.deviceId.exact") == chosen != ""
+        states = page.evaluate("streams.map((x) => x.getTracks()[0].readyState)")
+        assert states == ["ended", "live"]
+        page.locator("#status", has_text="Listening").wait_for()
+        visitor.until("document.querySelector('#loudspeaker').options.length > 1")
+        page.select_option("#loudspeaker", index=1)
+        loudspeaker = page.input_value("#loudspeaker")
+        visitor.until(f"contexts.some((x) => x.sinkId === '{loudspeaker}')")
+        page.select_option("#language", "")
+        visitor.until("received.filter(({ type }) => type === 'session.updated').length === 2")
+        shown = visitor.received("session.updated")[1]
+        assert shown["session"]["instructions"] == "Answer in text only."
+        assert page.is_hidden("#problem") and visitor.problems == []
 
 
 # What it looks like, and is read as.
 
+# Colours of the figures of an answer, and of what they are about in its timeline.
+LEGEND = """() => [...document.querySelectorAll(".figures span")].map(({ className: kind }) => {
+  const mark = document.querySelector(`.track .${kind}`) ?? document.querySelector(".track");
+  const colour = (x, part) => getComputedStyle(x, part).backgroundColor;
+  return [kind, colour(document.querySelector(`.figures .${kind}`), "::before"), colour(mark)];
+})"""
 TREE = """
 - banner:
   - heading "Talk" [level=1]
+  - paragraph: qwen3-omni
+  - paragraph:
+    - button "New conversation"
 - main:
   - region "Conversation":
     - group "Turns so far":
       - paragraph: Say something.
       - paragraph: /small model/
-      - list "Questions to try":
-        - listitem:
-          - button "what is two plus three"
-        - listitem:
-          - button "please say red blue"
-        - listitem:
-          - button "hello"
       - list
+    - list "Questions to try":
+      - listitem:
+        - button "what is two plus three"
+      - listitem:
+        - button "please say red blue"
+      - listitem:
+        - button "hello"
     - button "Show the model an image"
     - 'button "Camera: a picture with each question"'
     - textbox "Message"
@@ -464,6 +669,10 @@ TREE = """
         - radio "Hands free" [checked]
         - radio "Push to talk"
       - combobox "Voice"
+      - combobox "Language of the answers"
+      - textbox "System prompt"
+      - combobox "Microphone"
+      - combobox "Loudspeaker"
 """
 
 
@@ -487,6 +696,10 @@ def test_no_text_of_the_page_is_faint_or_cut_off(
         faint = page.evaluate(FAINT)
         assert faint == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert "underrun" not in page.content()
+        legend = page.evaluate(LEGEND)
+        assert {kind for kind, *_ in legend} >= {"text", "waiting", "sound"}
+        assert [kind for kind, figure, mark in legend if figure != mark] == []
         assert "say red" in page.locator("#turns").aria_snapshot()
         # What was heard is not read out as well.
         assert "Answer" not in page.text_content("[aria-live=polite]")
@@ -501,7 +714,8 @@ def test_a_written_answer_is_read_out(visitor: Visitor) -> None:
     got = visitor.page.evaluate(
         """async () => {
           const { Answer } = await import("/page/conversation.js");
-          const answer = new Answer("resp", performance.now());
+          const { Recording } = await import("/page/replies.js");
+          const answer = new Answer("resp", performance.now(), new Recording(1));
           answer.add("eight");
           answer.finish();
           return document.querySelector("[aria-live=polite]").textContent;

@@ -26,7 +26,9 @@ async def models(request: Request) -> dict[str, Any]:
 async def model(request: Request, name: str) -> dict[str, Any]:
     """Describe the model, by any name that a chat may call it.
 
-    With what its checkpoint says of itself, if anything: introduction, and questions to try.
+    With whether it can write down a spoken question, which the checkpoint's
+    `transcription_instruction` tells, and what the checkpoint says of itself, if anything:
+    introduction, and questions to try.
     """
     service: Service = request.app.state.service
     check_model(service, name)
@@ -75,8 +77,8 @@ async def metrics(request: Request) -> Response:
 
 
 def _model(service: Service) -> dict[str, Any]:
-    model = service.model
-    info = None if model.omni is None else model.omni.info
+    model, omni = service.model, service.model.omni
+    info = None if omni is None else omni.info
     # root and max_model_len are vLLM's, which load tools and gateways read.
     found = {
         "id": model.name,
@@ -85,6 +87,8 @@ def _model(service: Service) -> dict[str, Any]:
         "owned_by": "qwen3-omni-neuron",
         "root": model.name,
         "max_model_len": None if info is None else info.context_length,
+        # Without an instruction it takes speech for a question, and writes the answer.
+        "transcribes_questions": None if omni is None else omni.transcription_instruction != "",
     }
     if info is None or not info.introduction:
         return found

@@ -1,5 +1,7 @@
 // The turns on the page: what each side said, as it comes, and the timeline of each answer.
 
+import { copyButtons } from "./replies.js";
+
 const list = document.getElementById("turns");
 const scroller = document.getElementById("scroller");
 const announcement = document.getElementById("announcement");
@@ -31,12 +33,16 @@ class Turn {
   pending(yes) {
     this.root.classList.toggle("pending", yes);
   }
-
 }
 
 export class UserTurn extends Turn {
   constructor() {
     super("You", "user");
+  }
+
+  // Its words are not known, and won't be.
+  unwritten() {
+    if (!this.text) this.write("(spoken)");
   }
 
   show(image) {
@@ -48,11 +54,11 @@ export class UserTurn extends Turn {
 
 // Times are performance.now()'s, in ms.
 export class Answer extends Turn {
-  // since: end of the question. id: of the response.
-  constructor(id, since) {
+  // since: end of the question. id: of the response. recording: see replies.js.
+  constructor(id, since, recording) {
     super("Answer", "answer");
-    Object.assign(this, { id, since, making: true, dropped: false, over: false });
-    this.underruns = [];
+    Object.assign(this, { id, since, recording, making: true, dropped: false, over: false });
+    this.gaps = [];
     this.track = element("div", "track");
     this.track.setAttribute("aria-hidden", "true");
     this.figures = element("p", "figures");
@@ -69,8 +75,8 @@ export class Answer extends Turn {
     this.draw();
   }
 
-  underrun() {
-    this.underruns.push(performance.now());
+  gap() {
+    this.gaps.push(performance.now());
     this.draw();
   }
 
@@ -83,6 +89,7 @@ export class Answer extends Turn {
     this.pending(false);
     this.root.classList.toggle("cut", note !== "");
     this.draw();
+    this.offer();
     this.onOver?.();
     // One that was heard is not read out, too: that would be heard by the microphone.
     if (this.text && !this.firstSound) announce(`${this.who}: ${this.text}`);
@@ -93,6 +100,7 @@ export class Answer extends Turn {
     if (!this.making && !this.over) await new Promise((resolve) => (this.onOver = resolve));
   }
 
+  // Its timeline, and beside each figure the colour that stands for it there.
   draw() {
     const end = this.end ?? performance.now();
     const place = (time) => `${(100 * (time - this.since)) / Math.max(1, end - this.since)}%`;
@@ -101,28 +109,44 @@ export class Answer extends Turn {
       made.style.left = place(time);
       return made;
     };
-    const marks = this.underruns.map((time) => mark("underrun", time));
+    const marks = this.gaps.map((time) => mark("gap", time));
     if (this.firstText) marks.push(mark("text", this.firstText));
     if (this.firstSound) marks.unshift(mark("sound", this.firstSound));
     this.track.replaceChildren(...marks);
     const after = (time) => `${Math.round(time - this.since)} ms`;
-    const count = this.underruns.length;
-    const parts = [
-      this.firstText && `first text ${after(this.firstText)}`,
-      this.firstSound && `first sound ${after(this.firstSound)}`,
-      this.firstSound && this.end && `${((this.end - this.firstSound) / 1000).toFixed(1)} s played`,
-      this.firstSound && (count === 1 ? "1 underrun" : `${count} underruns`),
-      this.note,
+    const gaps = this.gaps.length;
+    const figures = [
+      this.firstText && ["text", `first text ${after(this.firstText)}`],
+      this.firstSound && ["waiting", `first sound ${after(this.firstSound)}`],
+      this.firstSound && this.end && ["sound", `${seconds(this.end - this.firstSound)} played`],
+      gaps && ["gap", gaps === 1 ? "1 gap in the sound" : `${gaps} gaps in the sound`],
+      this.note && ["", this.note],
     ];
-    const spans = parts.filter(Boolean).map((part) => element("span", "", part));
-    this.figures.replaceChildren(...spans.flatMap((span, k) => (k ? [" · ", span] : [span])));
+    const spans = figures.filter(Boolean).map(([kind, text]) => element("span", kind, text));
+    this.figures.replaceChildren(...spans);
     keepAtEnd(() => this.root.append(this.track, this.figures));
   }
+
+  // What the user may do with it now.
+  offer() {
+    const sound = this.recording.length ? this.recording.buttons : [];
+    const buttons = element("p", "buttons");
+    buttons.append(...sound, ...(this.text ? copyButtons(() => this.text) : []));
+    if (buttons.childElementCount) keepAtEnd(() => this.root.append(buttons));
+  }
 }
+
+const seconds = (ms) => `${(ms / 1000).toFixed(1)} s`;
 
 // Have screen readers read something out.
 export function announce(text) {
   announcement.textContent = text;
+}
+
+// Forget all turns.
+export function clearTurns() {
+  list.replaceChildren();
+  document.getElementById("empty").hidden = false;
 }
 
 export function note(text) {

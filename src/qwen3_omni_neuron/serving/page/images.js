@@ -1,6 +1,6 @@
 // Images as data URLs: of files, and of the camera.
 
-import { device } from "./sound.js";
+import { device } from "./devices.js";
 
 const MOST_PIXELS = 1280; // of a side: no model makes use of more
 

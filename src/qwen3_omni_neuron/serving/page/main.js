@@ -1,12 +1,23 @@
 // The page: what its controls do, and what it does with each event of the server.
 
-import { Answer, UserTurn, announce, note } from "./conversation.js";
+import { announce, Answer, clearTurns, note, UserTurn } from "./conversation.js";
+import { listDevices } from "./devices.js";
 import { Camera, readImage } from "./images.js";
-import { describedModel, Realtime, voices } from "./realtime.js";
-import { base64Of, Loudspeaker, Microphone, RATE } from "./sound.js";
+import { level, problem, status, write } from "./panel.js";
+import { Realtime, sleep } from "./realtime.js";
+import { forgetRecordings, Recording, stopReplay } from "./replies.js";
+import { describedModel, voices } from "./server.js";
+import { allowHandsFree, handsFree, offerVoices, sessionSettings } from "./settings.js";
+import { base64Of, Loudspeaker, Microphone, RATE, samplesOf } from "./sound.js";
 
 const SHORTEST_MS = 200; // of a turn that is worth sending
 const RESPOND = "respond"; // id of the event that asks for an answer
+const DELAYS_S = [0.5, 1, 2, 4, 8, 15, 30]; // before each try to open a lost connection again
+
+const ENDS = {
+  session_expired: "The session's time is over.",
+  session_resumed: "The conversation goes on in another window.",
+};
 
 const at = (id) => document.getElementById(id);
 const talk = at("talk");
@@ -16,27 +27,28 @@ let microphone = null;
 let opening = null; // microphone that the user has not allowed yet
 let loudspeaker = null;
 let camera = null; // null where it is off, too
-let starting = null; // promise of a session that begins
-let model = null; // name that the server has for it, null while there is no session
+let starting = null; // promise of a session that begins, or whose connection is opened again
+let model = null; // what the server says of its model, null before it was asked
 let detection = null; // how the server finds turns, null where it can't
+let token = null; // of the session that has ended, which the next one goes on with
 let key = "";
 let muted = false;
 let held = null; // samples sent while the button is held, null where it is not
 let asked = false; // for an answer that the server has not begun
 let unwanted = false; // it was interrupted, too
 let interrupting = null; // promise of the last answer's end
+let uncut = null; // what was heard of an answer that the server could not be told
 let answer = null; // the last one
+let answers = 0; // since the conversation began
 let endOfQuestion = 0; // time by performance.now()
 const turns = new Map(); // the user's turns by the ids of their items
 let hearing = null; // the turn that the user speaks
-
-const handsFree = () => document.querySelector("[name=mode]:checked").value === "hands-free";
 
 // The session.
 
 // Begin a session, once. withMicrophone: false where the user writes.
 async function start(withMicrophone) {
-  problem("");
+  if (realtime?.ready !== false) problem("");
   if (!starting) {
     status("Connecting");
     starting = connect();
@@ -45,8 +57,10 @@ async function start(withMicrophone) {
   try {
     await mine;
   } catch (error) {
-    if (mine === starting) end();
-    problem(error.message);
+    if (mine === starting) {
+      end();
+      problem(error.message);
+    }
     throw error;
   }
   if (withMicrophone) await listen();
@@ -55,17 +69,78 @@ async function start(withMicrophone) {
 
 async function connect() {
   loudspeaker = new Loudspeaker(heardFrom);
-  await loudspeaker.open();
-  await loadVoices();
-  const session = new Realtime(handlers);
+  const session = new Realtime(handlers, (reason, ended) => lost(session, reason, ended), token);
   realtime = session;
-  await session.open(key, async (reason) => {
-    await answer?.played();
-    if (session !== realtime) return; // ended here
-    end();
-    problem(`The connection ended${reason ? `: ${reason}` : ""}. Press Start for a new session.`);
-  });
+  show();
+  const sound = loudspeaker.open(at("loudspeaker").value);
+  sound.catch(() => {}); // where the server is gone, that is what the user is told
+  await attach(session, sound);
+}
+
+// Open a session's connection, for the first time or again. sound: to wait for before.
+async function attach(session, sound = null) {
+  await describe();
+  await sound;
+  if (session !== realtime) throw new Error("The session has ended.");
+  const resumed = await session.open(key);
   configure();
+  if (resumed && uncut) realtime.send("conversation.item.truncate", uncut);
+  uncut = null;
+  const earlier = at("empty").hidden;
+  if (earlier && !resumed) note("A new conversation: the model does not know what stands above.");
+}
+
+// The connection is gone. ended: the server has ended the session.
+async function lost(session, reason, ended) {
+  if (session !== realtime) return;
+  if (answer?.making) {
+    answer.making = false;
+    interrupt({ byServer: true });
+  } else if (asked) {
+    note("The connection was lost before the answer came: ask again.");
+  }
+  asked = unwanted = false;
+  forget();
+  turns.forEach((turn) => turn.unwritten());
+  show();
+  if (!ended) {
+    starting = reopen(session);
+    return;
+  }
+  await answer?.played();
+  if (session !== realtime) return; // ended here
+  end();
+  problem(`${ENDS[reason] ?? `The connection ended: ${reason || "the server closed it"}.`} Press Start to go on.`);
+}
+
+async function reopen(session) {
+  const wanted = () => session === realtime;
+  const words = await again("The connection was lost.", () => attach(session), wanted);
+  show();
+  if (!words) return;
+  await answer?.played();
+  if (!wanted()) return;
+  end();
+  problem(words);
+}
+
+// Try something after longer and longer times while it is wanted, and say why. Gives words for the
+// user where all tries were in vain.
+async function again(words, action, wanted) {
+  for (const delay_s of DELAYS_S) {
+    problem(`${words} Trying again.`);
+    await sleep(delay_s * (0.5 + Math.random()));
+    if (!wanted()) return "";
+    try {
+      await action();
+      problem("");
+      return "";
+    } catch (error) {
+      words = error.message;
+    }
+    if (!at("key-form").hidden) return words; // it takes another key
+  }
+  return `${words} Press Start to try again.`;
 }
 
 // Open the microphone, once. The session may end while the user is asked for it.
@@ -75,9 +150,10 @@ async function listen() {
   opening = made;
   show();
   try {
-    await made.open();
+    await made.open(at("microphone").value);
     if (opening === made) microphone = made;
     else made.close();
+    await listDevices();
   } catch (error) {
     made.close();
     if (session === realtime) problem(error.message);
@@ -87,12 +163,16 @@ async function listen() {
 
 // The microphone is gone.
 function deaf() {
+  hangUp();
+  problem("The microphone was lost. Press Start to go on with another one.");
+  show();
+}
+
+function hangUp() {
   microphone?.close();
   microphone = null;
   forget();
   level(0);
-  problem("The microphone was lost. Press Start to go on with another one.");
-  show();
 }
 
 // Forget what the user is saying: it has no end.
@@ -107,11 +187,12 @@ function forget() {
 
 function end() {
   const parts = [microphone, loudspeaker, camera, realtime];
-  if (model) note("The session ended. The next one begins anew.");
+  token = realtime ? realtime.token : token;
   answer?.finish("interrupted");
-  hearing?.root.remove();
-  microphone = opening = loudspeaker = camera = realtime = starting = held = hearing = null;
-  answer = interrupting = model = null;
+  forget();
+  turns.forEach((turn) => turn.unwritten());
+  microphone = opening = loudspeaker = camera = realtime = starting = null;
+  answer = interrupting = null;
   asked = unwanted = muted = false;
   turns.clear();
   parts.forEach((part) => part?.close());
@@ -120,39 +201,66 @@ function end() {
   status("Not connected", { aloud: true });
 }
 
-function configure() {
-  const input = { turn_detection: handsFree() ? detection : null, transcription: { model } };
-  const voice = at("voice").value;
-  const audio = { input, output: voice ? { voice } : {} };
-  realtime?.send("session.update", { session: { type: "realtime", audio } });
+// Forget the conversation, here and at the server, and begin another one where one was going on.
+async function renew() {
+  const live = microphone !== null;
+  const session = realtime;
+  await session?.forget();
+  if (session !== realtime) return; // it was pressed twice
+  end();
+  token = uncut = null;
+  answers = 0;
+  forgetRecordings();
+  clearTurns();
+  problem("");
+  status("Ready");
+  announce("A new conversation");
+  if (live) await start(true);
 }
 
-async function loadVoices() {
-  const found = await voices(key);
+function configure() {
+  if (!realtime?.ready) return;
+  const transcription = model.transcribes_questions ? { model: model.id } : null;
+  realtime.send("session.update", { session: sessionSettings(detection, transcription) });
+}
+
+// Ask the server for its model and voices, and show them. Throws an Error with words for the user.
+async function describe() {
+  const found = await describedModel(key);
   at("key-form").hidden = found !== null;
   if (found === null) {
     at("key").focus();
     throw new Error(key ? "The server does not know this key." : "This server asks for an API key.");
   }
-  const chosen = at("voice").value;
-  at("voice").replaceChildren(...found.map((name) => new Option(name, name)));
-  if (found.includes(chosen)) at("voice").value = chosen;
-  introduce((await describedModel(key)) ?? {});
+  model = found;
+  introduce(model);
+  offerVoices((await voices(key)) ?? []);
+}
+
+// Show the model before the first session.
+async function greet() {
+  let words = "";
+  try {
+    await describe();
+  } catch (error) {
+    const tried = at("key-form").hidden;
+    words = tried ? await again(error.message, describe, () => !realtime) : error.message;
+  }
+  if (words) problem(words);
 }
 
 // Say what the checkpoint says of itself, with a button for each question that it answers.
-function introduce({ introduction = "", questions = [] }) {
+function introduce({ id, introduction = "", questions = [] }) {
+  write("model", id);
   write("introduction", introduction);
   at("introduction").hidden = !introduction;
   at("questions").hidden = !questions.length;
+  if (at("questions").childElementCount === questions.length) return; // the focus may be on one
   const items = questions.map((question) => {
     const item = document.createElement("li");
     const button = Object.assign(document.createElement("button"), { type: "button" });
     button.textContent = question;
-    button.addEventListener("click", quietly(() => {
-      talk.focus(); // it would be lost with the button
-      return sendText(question);
-    }));
+    button.addEventListener("click", quietly(() => sendText(question)));
     item.append(button);
     return item;
   });
@@ -175,8 +283,9 @@ function hear(samples, peak) {
 }
 
 function press() {
-  if (held !== null || !microphone) return;
+  if (held !== null || !microphone || !realtime.ready) return;
   held = 0;
+  stopReplay();
   realtime.send("input_audio_buffer.clear");
   interrupt();
   look();
@@ -220,18 +329,18 @@ function interrupt({ byServer = false } = {}) {
 async function silence(stopped) {
   const { item, ms } = await loudspeaker.stop();
   stopped.finish("interrupted");
-  if (item !== null) {
-    const heard = { item_id: item, content_index: 0, audio_end_ms: ms };
-    realtime?.send("conversation.item.truncate", heard);
-  }
+  if (item === null) return;
+  const heard = { item_id: item, content_index: 0, audio_end_ms: ms };
+  if (!realtime?.send("conversation.item.truncate", heard)) uncut = heard;
 }
 
 // Make room for what the user writes or shows, in a session.
 async function takeTurn() {
+  stopReplay();
   await start(false);
   interrupt();
   await interrupting;
-  if (!realtime) throw new Error("The session has ended.");
+  if (!realtime?.ready) throw new Error("The session has ended.");
 }
 
 function add(content) {
@@ -307,13 +416,11 @@ async function switchCamera() {
 const transcription = "conversation.item.input_audio_transcription";
 const handlers = {
   "session.created": ({ session }) => {
-    model = session.model;
     detection = session.audio.input.turn_detection;
-    at("model").textContent = model;
-    document.querySelector("[value=hands-free]").disabled = !detection;
-    if (!detection) document.querySelector("[value=push]").checked = true;
+    allowHandsFree(detection !== null);
   },
   "input_audio_buffer.speech_started": ({ item_id }) => {
+    stopReplay();
     interrupt({ byServer: true });
     look();
     hearing = userTurn(item_id);
@@ -325,15 +432,18 @@ const handlers = {
   },
   "input_audio_buffer.committed": ({ item_id }) => {
     hearing = null;
-    userTurn(item_id);
+    const turn = userTurn(item_id);
+    if (!model.transcribes_questions) turn.unwritten();
   },
   [`${transcription}.delta`]: ({ item_id, delta }) => userTurn(item_id).add(delta),
   [`${transcription}.completed`]: ({ item_id, transcript }) => {
-    userTurn(item_id).write(transcript || "(nothing that could be written down)");
+    userTurn(item_id).write(transcript);
+    userTurn(item_id).unwritten();
   },
-  [`${transcription}.failed`]: ({ item_id }) => userTurn(item_id).write("(not written down)"),
+  [`${transcription}.failed`]: ({ item_id }) => userTurn(item_id).unwritten(),
   "response.created": ({ response }) => {
-    answer = new Answer(response.id, endOfQuestion);
+    answers += 1;
+    answer = new Answer(response.id, endOfQuestion, new Recording(answers, interrupt));
     answer.dropped = unwanted;
     asked = unwanted = false;
     if (!answer.dropped) status("Thinking");
@@ -343,7 +453,10 @@ const handlers = {
   "response.output_text.delta": ({ delta }) => answer.add(delta),
   "response.output_audio.delta": ({ response_id, item_id, delta }) => {
     answer.item = item_id;
-    if (response_id === answer.id && !answer.dropped) loudspeaker.push(item_id, delta);
+    if (response_id !== answer.id || answer.dropped) return;
+    const samples = samplesOf(delta);
+    answer.recording.add(samples);
+    loudspeaker.push(item_id, samples);
   },
   "response.output_audio.done": ({ item_id }) => loudspeaker.end(item_id),
   "response.done": ({ response }) => {
@@ -365,18 +478,19 @@ const handlers = {
 const answerOf = (item) => (item === answer?.item ? answer : null);
 const heardFrom = {
   started: ({ item }) => {
+    stopReplay();
     answerOf(item)?.started();
     status("Speaking");
     show();
   },
-  underrun: ({ item }) => answerOf(item)?.underrun(),
+  underrun: ({ item }) => answerOf(item)?.gap(),
   finished: ({ item }) => {
     answerOf(item)?.finish();
     show();
   },
   report: ({ depth, underruns }) => {
-    write("depth", `${Math.round((depth * 1000) / RATE)} ms`);
-    write("underruns", `${underruns}`);
+    write("depth", `${(depth / RATE).toFixed(1)} s`);
+    write("gaps", `${underruns}`);
     if (answer?.firstSound && !answer.over) answer.draw();
   },
 };
@@ -392,32 +506,6 @@ function userTurn(item) {
 
 // What the page shows of it.
 
-function write(id, text) {
-  if (at(id).textContent !== text) at(id).textContent = text;
-}
-
-// aloud: screen readers read it out. What sounds itself they leave alone: they would be heard by the
-// microphone.
-function status(text, { aloud = false } = {}) {
-  write("status", text);
-  if (aloud) announce(text);
-}
-
-function problem(text) {
-  at("problem").textContent = text;
-  at("problem").hidden = !text;
-}
-
-function level(peak) {
-  // From -60 dB to full scale.
-  const share = Math.max(0, Math.min(1, 1 + Math.log10(peak + 1e-6) / 3));
-  at("stage").style.setProperty("--level", share.toFixed(3));
-  const tens = `${10 * Math.round(10 * share)}`;
-  if (at("level").getAttribute("aria-valuenow") !== tens) {
-    at("level").setAttribute("aria-valuenow", tens);
-  }
-}
-
 function show() {
   const [does, says] = doing();
   const playing = Boolean(answer && !answer.over);
@@ -427,7 +515,8 @@ function show() {
   enable("stop", playing);
   enable("end", Boolean(realtime));
   at("camera").setAttribute("aria-pressed", Boolean(camera));
-  if (realtime && !playing && !hearing) status(says);
+  if (realtime?.ready === false) status("Connecting");
+  else if (realtime && !playing && !hearing) status(says);
 }
 
 function enable(id, yes) {
@@ -488,13 +577,23 @@ at("mode").addEventListener("change", () => {
   configure();
   show();
 });
-at("voice").addEventListener("change", configure);
+for (const id of ["voice", "language", "system"]) at(id).addEventListener("change", configure);
+at("microphone").addEventListener("change", quietly(async () => {
+  if (!microphone) return;
+  hangUp();
+  await listen();
+  show();
+}));
+at("loudspeaker").addEventListener("change", () => {
+  loudspeaker?.choose(at("loudspeaker").value).catch((error) => problem(error.message));
+});
+at("new").addEventListener("click", quietly(renew));
 at("key-form").addEventListener("submit", quietly(async (event) => {
   event.preventDefault();
   key = at("key").value.trim();
   problem("");
   try {
-    await loadVoices();
+    await describe();
     status("Ready");
   } catch (error) {
     problem(error.message);
@@ -507,4 +606,7 @@ for (const kind of ["visibilitychange", "click", "keydown"]) {
 }
 
 at("settings").open = matchMedia("(min-width: 56rem)").matches;
-loadVoices().catch((error) => problem(error.message));
+at("loudspeaker-choice").hidden = !AudioContext.prototype.setSinkId;
+navigator.mediaDevices?.addEventListener("devicechange", listDevices);
+listDevices();
+greet();

@@ -1,6 +1,8 @@
 // Microphone and loudspeaker, each an AudioWorklet with a context of its own: the microphone's runs
 // at the device's rate, which Firefox does not convert.
 
+import { device } from "./devices.js";
+
 export const RATE = 24000;
 
 export class Microphone {
@@ -11,11 +13,12 @@ export class Microphone {
     this.flushed = () => {};
   }
 
-  // Ask the user for the microphone and open it. Throws an Error with words for the user.
-  async open() {
+  // Ask the user for the microphone and open it. id: of the chosen one, empty for the default.
+  // Throws an Error with words for the user.
+  async open(id) {
     const sound = { channelCount: 1, echoCancellation: true, noiseSuppression: true };
-    const asked = { audio: { ...sound, autoGainControl: true } };
-    this.stream = await device("microphone", asked, this.onLost);
+    const audio = { ...sound, autoGainControl: true, ...(id && { deviceId: { exact: id } }) };
+    this.stream = await device("microphone", { audio }, this.onLost);
     this.context = new AudioContext({ latencyHint: "interactive" });
     await this.context.audioWorklet.addModule("page/capture.worklet.js");
     const options = { numberOfOutputs: 0, channelCount: 1, channelCountMode: "explicit" };
@@ -53,9 +56,11 @@ export class Loudspeaker {
     this.stopped = () => {};
   }
 
-  async open() {
+  // id: of the chosen device, empty for the default.
+  async open(id) {
     this.context = new AudioContext({ sampleRate: RATE, latencyHint: "interactive" });
     this.resume(); // at once: some browsers allow it during the user's click alone
+    if (id) await this.choose(id);
     await this.context.audioWorklet.addModule("page/playback.worklet.js");
     const options = { numberOfInputs: 0, outputChannelCount: [1] };
     this.node = new AudioWorkletNode(this.context, "playback", options);
@@ -67,10 +72,13 @@ export class Loudspeaker {
     resume(this.context);
   }
 
-  // base64: of 16-bit samples.
-  push(item, base64) {
-    const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
-    const samples = Float32Array.from(new Int16Array(bytes.buffer), (value) => value / 32768);
+  // Play through another device. Throws an Error with words for the user.
+  async choose(id) {
+    await chooseSink(this.context, id);
+  }
+
+  push(item, pcm) {
+    const samples = floats(pcm);
     this.node.port.postMessage({ kind: "push", item, samples }, [samples.buffer]);
   }
 
@@ -93,24 +101,53 @@ export class Loudspeaker {
   }
 }
 
-// Ask the user for a device. onLost(): called when it is gone. Throws an Error with words for the user.
-export async function device(name, asked, onLost) {
-  if (!navigator.mediaDevices) {
-    throw new Error(`A browser gives the ${name} to pages at localhost or over https only.`);
+// Plays a sound that is there, once.
+export class Player {
+  // onEnd(): called when all of it was played.
+  constructor(onEnd) {
+    this.onEnd = onEnd;
   }
-  try {
-    const stream = await navigator.mediaDevices.getUserMedia(asked);
-    stream.getTracks().forEach((track) => track.addEventListener("ended", onLost));
-    return stream;
-  } catch (error) {
-    const why = { NotAllowedError: "it was not allowed", NotFoundError: "there is none" };
-    throw new Error(`No ${name}: ${why[error.name] ?? error.message}. You can still write.`);
+
+  // pieces: Int16Array, at least one. id: of the chosen device, empty for the default.
+  async open(pieces, id) {
+    this.context = new AudioContext({ sampleRate: RATE });
+    const length = pieces.reduce((sum, piece) => sum + piece.length, 0);
+    const buffer = this.context.createBuffer(1, length, RATE);
+    let at = 0;
+    for (const piece of pieces) {
+      buffer.copyToChannel(floats(piece), 0, at);
+      at += piece.length;
+    }
+    const source = new AudioBufferSourceNode(this.context, { buffer });
+    source.connect(this.context.destination);
+    source.addEventListener("ended", () => this.onEnd());
+    source.start();
+    if (id) await chooseSink(this.context, id);
   }
+
+  close() {
+    this.context.close();
+  }
+}
+
+async function chooseSink(context, id) {
+  await context.setSinkId(id).catch(() => {
+    throw new Error("The chosen loudspeaker can't be used. Choose another one.");
+  });
 }
 
 // A telephone suspends sound during a call, and browsers until there was a click.
 function resume(context) {
   if (context && context.state !== "running") context.resume().catch(() => {}); // closed meanwhile
+}
+
+function floats(pcm) {
+  return Float32Array.from(pcm, (value) => value / 32768);
+}
+
+export function samplesOf(base64) {
+  const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
+  return new Int16Array(bytes.buffer);
 }
 
 export function base64Of(samples) {

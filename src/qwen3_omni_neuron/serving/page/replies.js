@@ -1,0 +1,103 @@
+// What the user may do with an answer: hear it again, save its sound, copy its text.
+
+import { Player, RATE } from "./sound.js";
+
+const MOST_SAMPLES = 20 * 60 * RATE; // of all answers, 58 MB; the oldest ones are forgotten first
+
+const kept = []; // recordings, the oldest first
+let replaying = null; // recording that is played again
+
+// Sound of one answer, with the buttons to play and save it.
+export class Recording {
+  // onReplay(): called before it is played again.
+  constructor(number, onReplay) {
+    const pieces = []; // Int16Array
+    Object.assign(this, { name: `answer-${number}.wav`, onReplay, pieces, length: 0 });
+    this.play = button("Replay", () => (this.player ? this.stop() : this.replay()));
+    this.save = button("Download", () => download(this.wav(), this.name));
+    this.buttons = [this.play, this.save];
+  }
+
+  add(samples) {
+    if (!this.length) kept.push(this);
+    this.pieces.push(samples);
+    this.length += samples.length;
+    while (kept.length > 1 && kept.reduce((sum, { length }) => sum + length, 0) > MOST_SAMPLES) {
+      kept.shift().forget();
+    }
+  }
+
+  forget() {
+    this.stop();
+    Object.assign(this, { pieces: [], length: 0 });
+    this.buttons.forEach((one) => one.remove());
+  }
+
+  async replay() {
+    this.onReplay();
+    stopReplay();
+    replaying = this;
+    this.player = new Player(() => this.stop());
+    this.play.textContent = "Stop replay";
+    await this.player.open(this.pieces, document.getElementById("loudspeaker").value);
+  }
+
+  stop() {
+    this.player?.close();
+    this.player = null;
+    this.play.textContent = "Replay";
+    if (replaying === this) replaying = null;
+  }
+
+  // A file of 16-bit samples.
+  wav() {
+    const header = new DataView(new ArrayBuffer(44));
+    const bytes = 2 * this.length;
+    const letters = (at, text) => [...text].forEach((x, k) => header.setUint8(at + k, x.charCodeAt(0)));
+    letters(0, "RIFF");
+    header.setUint32(4, 36 + bytes, true);
+    letters(8, "WAVEfmt ");
+    header.setUint32(16, 16, true); // bytes of the format
+    header.setUint16(20, 1, true); // PCM
+    header.setUint16(22, 1, true); // channels
+    header.setUint32(24, RATE, true);
+    header.setUint32(28, 2 * RATE, true); // bytes a second
+    header.setUint16(32, 2, true); // bytes of a sample
+    header.setUint16(34, 16, true); // bits of it
+    letters(36, "data");
+    header.setUint32(40, bytes, true);
+    return new Blob([header, ...this.pieces], { type: "audio/wav" });
+  }
+}
+
+export function stopReplay() {
+  replaying?.stop();
+}
+
+export function forgetRecordings() {
+  kept.splice(0).forEach((recording) => recording.forget());
+}
+
+// A button that copies a text; none where the browser lets pages copy nothing.
+export function copyButtons(text) {
+  if (!navigator.clipboard) return [];
+  const made = button("Copy", async () => {
+    await navigator.clipboard.writeText(text());
+    made.textContent = "Copied";
+    setTimeout(() => (made.textContent = "Copy"), 2000);
+  });
+  return [made];
+}
+
+function button(label, action) {
+  const made = Object.assign(document.createElement("button"), { type: "button" });
+  made.textContent = label;
+  made.addEventListener("click", action);
+  return made;
+}
+
+function download(blob, name) {
+  const url = URL.createObjectURL(blob);
+  Object.assign(document.createElement("a"), { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
