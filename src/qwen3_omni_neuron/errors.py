@@ -16,7 +16,7 @@
     ├── BucketError (ValueError) a call of a size that no engine was compiled for
     ├── BusyError                every slot is in use, and the queue is full
     ├── GrammarError             a reply can't go on within its grammar
-    ├── ToolCallError            a reply's call of a tool is malformed or cut off
+    ├── ToolCallError            a reply's call of a tool is malformed
     ├── LateError (TimeoutError) a deadline of the request has passed
     ├── ClosedError              the model or the session was closed
     ├── ForkError                a process was forked after a model was loaded: see the message
@@ -112,7 +112,7 @@ class GrammarError(Qwen3OmniError):
 
 
 class ToolCallError(Qwen3OmniError):
-    """A reply's call of a tool is malformed, or was cut off; nothing of it was passed on."""
+    """A reply's call of a tool is malformed; nothing of it was passed on."""
 
 
 class LateError(Qwen3OmniError, TimeoutError):

@@ -217,20 +217,16 @@ def test_a_choice_that_can_not_be_made_is_refused(
         omni.stream(HELLO, **{"tools": TOOLS, **LIMITS, **options})
 
 
-@pytest.mark.parametrize("how", ["cut by the limit", "ended by a stop string", "malformed"])
+@pytest.mark.parametrize("how", ["malformed", "left open by the model"])
 def test_a_call_that_fails_is_an_error_and_nothing_of_it_is_passed_on(
     omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch, script: Any, how: str
 ) -> None:
     """In a stream, and in a session, whose history has what was said before the call."""
     options: dict[str, Any] = {"tools": TOOLS, **LIMITS}
-    begun = tokens(omni, "Hm. " + CUT)
-    if how == "cut by the limit":
-        options["thinker_max_new_tokens"] = len(begun)
-    elif how == "ended by a stop string":
-        options["stop"] = ['"wea']
-    else:
-        without_llguidance(monkeypatch)
-        begun = tokens(omni, 'Hm. <tool_call>\n{"name": "stop"\n</tool_call>')
+    without_llguidance(monkeypatch)
+    begun = tokens(omni, 'Hm. <tool_call>\n{"name": "stop"\n</tool_call>')
+    if how == "left open by the model":
+        begun = tokens(omni, "Hm. " + CUT + "<|im_end|>")
     for speak in (False, True):
         script(begun)
         events = []
@@ -248,6 +244,22 @@ def test_a_call_that_fails_is_an_error_and_nothing_of_it_is_passed_on(
         with pytest.raises(ToolCallError):
             list(session.respond(speak=False))
         assert "tool_call" not in json.dumps(session.messages)
+
+
+@pytest.mark.parametrize("how", ["cut by the limit", "ended by a stop string"])
+def test_a_call_that_the_callers_limit_cuts_off_ends_the_text_and_is_not_spoken(
+    omni: Qwen3Omni, script: Any, how: str
+) -> None:
+    options: dict[str, Any] = {"tools": TOOLS, **LIMITS}
+    begun, reason = tokens(omni, "Hm. " + CUT), "length"
+    options["thinker_max_new_tokens"] = len(begun)
+    if how == "ended by a stop string":
+        options |= {"stop": ['"wea'], "thinker_max_new_tokens": 150}
+        reason = "stop"
+    script(begun)
+    result = omni.generate_audio(HELLO, **options)
+    assert result.thinker_finish_reason == reason and len(result.audio)
+    assert result.text == "Hm. " + CUT.removesuffix("" if reason == "length" else '"wea')
 
 
 def without_llguidance(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,23 +299,96 @@ def failed_calls(server: Server) -> float:
     return float(next(x for x in text.splitlines() if x.startswith(name)).split()[1])
 
 
-def test_a_call_that_is_cut_off_is_an_error_of_the_chat_and_counted(
-    omni: Qwen3Omni, client: OpenAI, server: Server, script: Any
+def test_a_call_that_fails_is_an_error_of_the_chat_and_counted(
+    omni: Qwen3Omni, client: OpenAI, server: Server, monkeypatch: Any, script: Any
 ) -> None:
-    before, begun = failed_calls(server), tokens(omni, "Hm. " + CUT)
+    without_llguidance(monkeypatch)
+    before, begun = failed_calls(server), tokens(omni, 'Hm. <tool_call>\n{"name"\n</tool_call>')
     asked: Any = {"model": server.settings.model_name, "messages": HELLO, "tools": TOOLS}
-    asked["max_completion_tokens"] = len(begun)
     script(begun)
-    with pytest.raises(openai.InternalServerError, match="inside a call of a tool") as failed:
+    with pytest.raises(openai.InternalServerError, match="not a JSON object") as failed:
         client.with_options(max_retries=0).chat.completions.create(**asked)
     assert failed.value.code == "tool_call_failed"
     script(begun)
     pieces = client.with_options(max_retries=0).chat.completions.create(**asked, stream=True)
     contents: list[str] = []
-    with pytest.raises(openai.APIError, match="inside a call of a tool"):
+    with pytest.raises(openai.APIError, match="not a JSON object"):
         contents.extend(piece.choices[0].delta.content or "" for piece in pieces)
-    assert "wea" not in "".join(contents)
+    assert "name" not in "".join(contents)
     assert failed_calls(server) == before + 2
+
+
+WRITTEN = ' "weather", "arguments": {"city": "Köln", "place": ['
+
+
+@pytest.mark.parametrize("written", ["", ' "weath', ' "weather", "arguments":', WRITTEN])
+@pytest.mark.parametrize("choice", ["auto", "required", NAMED], ids=["auto", "required", "named"])
+def test_a_call_that_the_limit_cuts_off_is_told_as_far_as_it_was_written(
+    omni: Qwen3Omni, client: OpenAI, server: Server, script: Any, choice: Any, written: str
+) -> None:
+    """Whole and streamed, in chat and in responses, and sent back as it came."""
+    said = "Hm. " if choice == "auto" else ""
+    begun = tokens(omni, f'{said}<tool_call>\n{{"name":{written}')
+    asked: Any = {"model": server.settings.model_name, "tools": TOOLS, "tool_choice": choice}
+    asked["extra_body"] = {"thinker_max_new_tokens": len(begun)}
+    call = ("weather", WRITTEN.partition(": ")[2]) if written == WRITTEN else None
+    script(begun)
+    (whole,) = client.chat.completions.create(**asked, messages=HELLO).choices
+    calls = [(c.function.name, c.function.arguments) for c in whole.message.tool_calls or ()]
+    assert (whole.finish_reason, calls) == ("length", [call] if call else [])
+    assert (whole.message.content or "") == said
+    script(begun)
+    pieces = [
+        p.choices[0] for p in client.chat.completions.create(**asked, messages=HELLO, stream=True)
+    ]
+    streamed = [call for piece in pieces for call in piece.delta.tool_calls or ()]
+    assert [(c.function.name, c.function.arguments) for c in streamed if c.function] == calls
+    assert "".join(piece.delta.content or "" for piece in pieces) == said
+    assert pieces[-1].finish_reason == "length"
+    history = [*HELLO, whole.message.to_dict(), {"role": "tool", "content": "?"}, *HELLO]
+    client.chat.completions.create(**asked | {"tool_choice": "none"}, messages=history)
+
+    asked["tools"] = [{"type": "function", **one["function"]} for one in TOOLS]
+    asked["tool_choice"] = {"type": "function", "name": "weather"} if choice == NAMED else choice
+    script(begun)
+    made = client.responses.create(**asked, input="Hello")
+    script(begun)
+    events = list(client.responses.create(**asked, input="Hello", stream=True))
+    last = events[-1]
+    assert last.type == "response.incomplete"
+    for response in (made, last.response):
+        assert response.status == "incomplete" and response.incomplete_details is not None
+        assert response.incomplete_details.reason == "max_output_tokens"
+        assert response.output_text == said
+        found = [item for item in response.output if item.type == "function_call"]
+        assert [(item.name, item.arguments) for item in found] == calls
+        assert {item.status for item in found} <= {"incomplete"}
+    client.responses.create(
+        **asked | {"tool_choice": "none"}, input="Hi", previous_response_id=made.id
+    )
+
+
+def test_a_complete_call_before_the_limit_does_not_hide_it(
+    omni: Qwen3Omni, client: OpenAI, server: Server, script: Any
+) -> None:
+    begun = tokens(omni, '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>\n' + CUT)
+    asked: Any = {"model": server.settings.model_name, "messages": HELLO, "tools": TOOLS}
+    script(begun)
+    (made,) = client.chat.completions.create(**asked, max_completion_tokens=len(begun)).choices
+    assert made.finish_reason == "length"
+    assert [call.function.name for call in made.message.tool_calls] == ["stop"]
+
+
+def test_a_call_that_a_stop_string_cuts_off_is_not_one_to_run(
+    omni: Qwen3Omni, client: OpenAI, server: Server, script: Any
+) -> None:
+    written = WRITTEN.removesuffix(": [")
+    asked: Any = {"model": server.settings.model_name, "messages": HELLO, "tools": TOOLS}
+    script(tokens(omni, f'<tool_call>\n{{"name":{written}'))
+    (made,) = client.chat.completions.create(**asked, stop='"place"').choices
+    assert made.finish_reason == "stop"
+    (call,) = made.message.tool_calls
+    assert call.function.arguments == '{"city": "Köln", '
 
 
 SCHEMA = {"name": "place", "schema": PARAMETERS, "strict": True}
@@ -364,10 +449,9 @@ def test_a_format_that_can_not_be_kept_is_refused_before_the_answer(
 REALTIME_TOOLS = [{"type": "function", **one["function"]} for one in TOOLS]
 
 
-def test_a_realtime_response_calls_the_tool_that_it_must_and_a_cut_call_fails_it(
+def test_a_realtime_response_calls_the_tool_that_it_must_and_tells_a_cut_call(
     omni: Qwen3Omni, server: Server, script: Any
 ) -> None:
-    before = failed_calls(server)
     with calling(server) as caller:
         caller.update(audio=PUSH_TO_TALK, tools=REALTIME_TOOLS, parallel_tool_calls=False, **LIMITS)
         caller.write("Hello")
@@ -378,14 +462,15 @@ def test_a_realtime_response_calls_the_tool_that_it_must_and_a_cut_call_fails_it
         assert not [event for event in events if event.type == "response.output_audio.delta"]
         result = {"type": "function_call_output", "call_id": call.call_id, "output": "warm"}
         caller.send("conversation.item.create", item=result)
-        begun = tokens(omni, "Hm. " + CUT)
+        begun = tokens(omni, f'Hm. <tool_call>\n{{"name":{WRITTEN}')
         script(begun)
         caller.send("response.create", response={"max_output_tokens": len(begun)})
         events = caller.until("response.done")
-        failed = events[-1].response
-        assert failed.status == "failed" and failed.status_details.error.code == "tool_call_failed"
-        assert "wea" not in "".join(getattr(e, "delta", None) or "" for e in events)
+        cut = events[-1].response
+        assert (cut.status, cut.status_details.reason) == ("incomplete", "max_output_tokens")
+        said, call = cut.output
+        assert said.content[0].transcript == "Hm. " and call.status == "incomplete"
+        assert call.arguments == WRITTEN.partition(": ")[2]
         caller.write("And?")
         (again,) = caller.answer(tool_choice="required")[-1].response.output
         check(again.name, json.loads(again.arguments))
-    assert failed_calls(server) == before + 1

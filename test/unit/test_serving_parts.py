@@ -83,17 +83,44 @@ def test_a_reply_is_split_the_same_however_its_text_comes(
 @pytest.mark.parametrize(
     "body",
     [
-        *("{</tool_call>x", '{"name": 1, "arguments": {}}</tool_call>', '{"name": "f"'),
+        *("{</tool_call>x", '{"name": 1, "arguments": {}}</tool_call>'),
         *('{"name": "\\ud800", "arguments": {}}</tool_call>', "[" * 9999 + "</tool_call>"),
-        *('{"name": "f"}</tool_call>', "[]</tool_call>", '{"name": "f", "arguments": {}}'),
+        *('{"name": "f"}</tool_call>', "[]</tool_call>"),
     ],
 )
-def test_a_call_that_is_malformed_or_cut_off_is_never_content(body: str) -> None:
+def test_a_call_that_is_malformed_is_never_content(body: str) -> None:
     split = ReplyText(False, True)
     assert split.push("One. <tool_call>") == [Content("One. ")]
     with pytest.raises(ToolCallError):
         split.push(body)
         split.finish()
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments"),
+    [
+        *[("", None), ('{"name": "f"', None), ('{"name": "f", "arguments": ', None)],
+        *[('{"arguments": {"a": 1}', None), ('{"name": "\\ud800", "arguments": {', None)],
+        *[
+            ('\n{"name": "f", "arguments": {"a": "Kö', '{"a": "Kö'),
+            ('{"name":"f","arguments":{', "{"),
+        ],
+        *[
+            ('{"name": "f", "arguments": {}', "{}"),
+            ('{"name": "f", "arguments": {"a": 1}}\n</', '{"a": 1}'),
+        ],
+        ('{"name": "f", "arguments": ' + '{"a":' * 9999, '{"a":' * 9999),
+    ],
+)
+def test_a_call_that_is_cut_off_has_what_was_written_of_its_arguments(
+    body: str, arguments: str | None
+) -> None:
+    split = ReplyText(False, True)
+    assert split.push(f"One. <tool_call>{body}") == [Content("One. ")]
+    calls = split.finish()
+    assert [(c.name, c.arguments, c.complete) for c in calls if isinstance(c, Call)] == (
+        [] if arguments is None else [("f", arguments, False)]
+    )
 
 
 def test_a_calls_arguments_are_passed_on_as_they_were_written() -> None:

@@ -362,7 +362,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
             given += task.stop.flush()
         spoken = given
         if task.calls is not None:
-            given, spoken = task.calls.push(given, last)
+            given, spoken = task.calls.push(given, last, is_end)
         for given_id in given:
             live.output.put(given_id)
         for spoken_id in spoken:

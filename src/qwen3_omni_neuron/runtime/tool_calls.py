@@ -1,4 +1,4 @@
-"""Calls of tools in a reply: found while its tokens are written, and never passed on in part.
+"""Calls of tools in a reply: found while its tokens are written, and passed on whole.
 
 The format is that of Qwen3's chat templates: `<tool_call>`, a JSON object with the function's name
 and its arguments, `</tool_call>`, the object on a line of its own.
@@ -42,9 +42,10 @@ class CompleteCall:
 class CallWatch:
     """Watch for calls over the tokens of one reply.
 
-    The caller gets the tokens of a call when it is complete and well formed, all at once. The
-    talker gets the tokens before the first call, and none from there on. A token that may begin a
-    call is held from both until later tokens decide.
+    The caller gets the tokens of a call when it is complete and well formed, all at once; those of
+    a call that the reply's end cuts off come with the end. The talker gets the tokens before the
+    first call, and none from there on. A token that may begin a call is held from both until later
+    tokens decide.
     begun: a call has begun, so that the talker's text has ended.
     """
 
@@ -62,24 +63,21 @@ class CallWatch:
         """Number of tokens that are held."""
         return len(self._held)
 
-    def push(self, token_ids: Sequence[int], last: bool) -> tuple[list[int], list[int]]:
+    def push(
+        self, token_ids: Sequence[int], last: bool, by_model: bool
+    ) -> tuple[list[int], list[int]]:
         """Add tokens. Returns the tokens for the caller, and those for the talker.
 
-        last: the reply ends with them. Raises ToolCallError for a call that is malformed, or that
-        the end cuts off.
+        last: the reply ends with them. by_model: the model has ended it, no limit and no string.
+        Raises ToolCallError for a call that is malformed, or that the model itself does not end.
         """
         given: list[int] = []
         spoken: list[int] = []
         for token_id in token_ids:
             self._add(token_id, given, spoken)
         if last:
-            if self._end is not None:
-                raise ToolCallError(
-                    f"the reply ended inside a call of a tool, after {self.held} tokens of it. "
-                    "Nothing of the call is kept: raise thinker_max_new_tokens (in OpenAI's API "
-                    "max_completion_tokens or max_output_tokens), or leave out strings that end "
-                    "the text."
-                )
+            if by_model and self._end is not None:
+                raise _malformed()
             given += self._held
             spoken += [] if self.begun else self._start.flush()
             self._held = []

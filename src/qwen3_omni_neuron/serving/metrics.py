@@ -48,7 +48,7 @@ class Metrics:
         self._finished = counter("replies", "Replies by the reason that text ended", "reason")
         self._runaway = counter("runaway_replies", "Replies whose speech ran away, and was ended")
         self.failed_calls = counter(
-            "tool_calls_failed", "Replies that a malformed or unfinished call of a tool has ended"
+            "tool_calls_failed", "Replies that a malformed call of a tool has ended"
         )
         self.without_effect = counter(
             "fields_without_effect", "Fields that were sent and have no effect", "path", "field"

@@ -181,9 +181,12 @@ class ChatReply(Reply):
             self._service.replies.keep(self._audio_id, self._expires_at, self._context.owner, text)
 
     def _finish_reason(self) -> str:
-        if self._calls:  # as OpenAI: a client that has named the function knows of the call
-            return "stop" if isinstance(self.wanted.tool_choice, NamedTool) else "tool_calls"
-        return "length" if self._reached_limit else "stop"
+        if self._reached_limit:
+            return "length"
+        # As OpenAI: a client that has named the function knows of the call.
+        named = isinstance(self.wanted.tool_choice, NamedTool)
+        called = bool(self._calls) and self._calls[-1].complete
+        return "tool_calls" if called and not named else "stop"
 
     def _usage(self) -> Json:
         return chat_usage(self._ended.timings, self._reasoning_tokens)

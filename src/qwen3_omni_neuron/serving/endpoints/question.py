@@ -237,9 +237,9 @@ class Reply(ABC):
 
     @property
     def _reached_limit(self) -> bool:
-        """True where the text or the speech has ended at its limit."""
-        reasons = self._ended.thinker_finish_reason, self._ended.talker_finish_reason
-        return "length" in reasons
+        """True where the text has ended at its limit, or the speech that a client hears."""
+        heard = None if self._calls else self._ended.talker_finish_reason
+        return "length" in (self._ended.thinker_finish_reason, heard)
 
     def _take(self, event: Event) -> list[ReplyPart]:
         """Process an event. Returns the parts of text that it completes."""

@@ -269,7 +269,7 @@ class ResponseReply(Reply):
 
     @property
     def _status(self) -> str:
-        return "incomplete" if self._reached_limit and not self._calls else "completed"
+        return "incomplete" if self._reached_limit else "completed"
 
     def _failed(self, error: Exception) -> bytes:
         """Return the last event of a response that an error has ended."""

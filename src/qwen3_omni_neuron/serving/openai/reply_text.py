@@ -1,8 +1,9 @@
 """Splitter of a reply's text into reasoning, content and tool calls, while it is generated."""
 
+import json
+import re
 from dataclasses import dataclass
 
-from qwen3_omni_neuron.errors import ToolCallError
 from qwen3_omni_neuron.runtime.tool_calls import CALL, END_OF_CALL, END_OF_THOUGHT, CompleteCall
 from qwen3_omni_neuron.serving.openai.ids import new_id
 
@@ -23,14 +24,19 @@ class Content:
 
 @dataclass(frozen=True)
 class Call:
-    """Complete tool call. arguments: JSON text."""
+    """Tool call. arguments: JSON text, or its beginning where the reply's end has cut it off."""
 
     id: str
     name: str
     arguments: str
+    complete: bool = True
 
 
 ReplyPart = Reasoning | Content | Call
+# A call that has come to its arguments: its name in JSON, and the rest of the text.
+_BEGUN = re.compile(
+    r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(\S.*)', re.DOTALL
+)
 
 
 class ReplyText:
@@ -48,7 +54,10 @@ class ReplyText:
         return self._split(last=False)
 
     def finish(self) -> list[ReplyPart]:
-        """Return the remaining parts at the end of the reply. Raises ToolCallError, as push."""
+        """Return the remaining parts at the end of the reply. Raises ToolCallError, as push.
+
+        The last one is the call that the end has cut off, if it has come to its arguments.
+        """
         return self._split(last=True)
 
     def _split(self, last: bool) -> list[ReplyPart]:
@@ -59,7 +68,8 @@ class ReplyText:
                 if not found and not last:
                     return parts
                 if not found:
-                    raise ToolCallError("the reply ended inside a call of a tool.")
+                    self._held = ""
+                    return [*parts, *_cut_call(body)]
                 self._held, self._in_call, self._strip = rest, False, True
                 call = CompleteCall.parse(body)
                 parts.append(Call(new_id("call_"), call.name, call.arguments))
@@ -89,6 +99,30 @@ class ReplyText:
         if text:
             self._strip = False
             parts.append(Content(text))
+
+
+def _cut_call(body: str) -> list[Call]:
+    """Return the call that a reply's end has cut off, in a list; none before its arguments.
+
+    A client would take a call without arguments for one of a function that has none.
+    """
+    begun = _BEGUN.match(body)
+    if begun is None:
+        return []
+    written = begun[2]
+    try:
+        name = json.loads(begun[1])
+        f"{name}{written}".encode()  # JSON can encode lone surrogates, UTF-8 can't
+    except ValueError:
+        return []
+    if written.startswith("{"):
+        try:
+            _, end = json.JSONDecoder().raw_decode(written)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            written = written[:end]  # what is cut off is the end of the call around them
+    return [Call(new_id("call_"), name, written, complete=False)]
 
 
 def _begun(text: str, marker: str) -> int:

@@ -73,7 +73,8 @@ class OutputItems:
         self.items.append(item | {"status": "in_progress", "arguments": ""})
         yield self._of_item("response.output_item.added")
         where = {"item_id": name, "output_index": len(self.items) - 1}
-        self.items[-1] |= {"status": "completed", "arguments": call.arguments}
+        status = "completed" if call.complete else "incomplete"
+        self.items[-1] |= {"status": status, "arguments": call.arguments}
         arguments = "response.function_call_arguments"
         yield f"{arguments}.delta", where | {"delta": call.arguments}
         yield f"{arguments}.done", where | {"arguments": call.arguments, "name": call.name}

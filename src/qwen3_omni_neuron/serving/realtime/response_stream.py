@@ -259,6 +259,8 @@ class Response:
         self._served.muted = True  # a call is not meant to be heard: speech is left out
         function = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
         draft, before = draft_of(CallItem(type="function_call", **function)), None
+        if not call.complete:
+            draft.shown["status"] = "incomplete"
         if self.message is not None:
             add_call = self._items.add_call
             before = await self._connection.in_thread(add_call, draft, self._kept)
