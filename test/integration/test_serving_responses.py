@@ -16,7 +16,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import LateError
-from qwen3_omni_neuron.serving.openai.without_effect import FIELDS, RESPONSES
+from qwen3_omni_neuron.serving.openai.without_effect import FIELDS, LOGPROBS, RESPONSES
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import HttpClient, ask
 from testing.http_server import client_of, same_sound, serving, url_of, wait_until
@@ -352,6 +352,50 @@ def test_a_client_that_leaves_ends_its_response_which_is_not_kept(
     wait_until(lambda: server.service.held.taken == responses.bytes_held == before)
 
 
+def test_log_probabilities_are_those_of_a_chat(client: OpenAI) -> None:
+    """Whole and in each event, whose types have no bytes; none where they are not asked for."""
+    seed = {"seed": 3}
+    asked: Any = {"model": MODEL, "temperature": 1.0, "top_logprobs": 2, "extra_body": seed}
+    hello: Any = [{"role": "user", "content": "Hello"}]
+    (chat,) = client.chat.completions.create(
+        **asked, logprobs=True, messages=hello, max_tokens=9
+    ).choices
+    assert chat.logprobs is not None and chat.logprobs.content is not None
+    wanted = [one.to_dict() for one in chat.logprobs.content]
+    asked |= {"max_output_tokens": 9, "input": "Hello", "include": [LOGPROBS]}
+    made = client.responses.create(**asked)
+    Response.model_validate(made.to_dict())
+    (item,) = made.output
+    assert item.type == "message" and item.content[0].type == "output_text"
+    assert [one.to_dict() for one in item.content[0].logprobs or ()] == wanted != []
+    assert made.top_logprobs == 2
+
+    events = events_of(client, **asked)
+    short = [
+        {
+            **{"token": one["token"], "logprob": one["logprob"]},
+            "top_logprobs": [
+                {"token": other["token"], "logprob": other["logprob"]}
+                for other in one["top_logprobs"]  # type: ignore[attr-defined]
+            ],
+        }
+        for one in wanted
+    ]
+    deltas = [e["logprobs"] for e in events if e["type"] == "response.output_text.delta"]
+    (done,) = [e["logprobs"] for e in events if e["type"] == "response.output_text.done"]
+    assert [one for delta in deltas for one in delta] == done == short
+    (part,) = [e["part"] for e in events if e["type"] == "response.content_part.done"]
+    assert (
+        part["logprobs"] == wanted == events[-1]["response"]["output"][0]["content"][0]["logprobs"]
+    )
+
+    assert client.responses.retrieve(made.id) == made
+    del asked["include"], asked["top_logprobs"]
+    bare = client.responses.create(**asked, previous_response_id=made.id)
+    (item,) = bare.output
+    assert item.type == "message" and item.content[0].to_dict()["logprobs"] == []
+
+
 class Answers(BaseModel):
     """Form of a structured output."""
 
@@ -479,6 +523,9 @@ def test_fields_without_effect_are_counted() -> None:
         assert ask(f"{url_of(server)}/v1/responses", {"input": "Hi", **fields}).status == 200
         counted = server.service.metrics.without_effect._metrics
         assert {field for path, field in counted if path == RESPONSES} == set(FIELDS[RESPONSES])
+        before = counted[RESPONSES, "include"]._value.get()
+        ask(f"{url_of(server)}/v1/responses", {"input": "Hi", "include": [LOGPROBS]})
+        assert counted[RESPONSES, "include"]._value.get() == before == 1
 
 
 @pytest.mark.parametrize(
@@ -488,9 +535,9 @@ def test_fields_without_effect_are_counted() -> None:
         ({"conversation": "conv_1"}, "previous_response_id"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"context_management": [{"type": "compaction"}]}, "truncation: auto"),
-        ({"top_logprobs": 3}, "top_logprobs"),
-        ({"logprobs": True}, "logprobs"),
-        ({"include": ["message.output_text.logprobs"]}, "logprobs"),
+        ({"top_logprobs": 3}, r"top_logprobs needs include: \[message.output_text.logprobs\]"),
+        ({"top_logprobs": 21, "include": [LOGPROBS]}, "top_logprobs"),
+        ({"logprobs": True}, r"include: \[message.output_text.logprobs\]"),
         ({"messages": []}, "takes input"),
         ({"max_tokens": 5}, "max_output_tokens"),
         ({"response_format": {"type": "text"}}, "text.format"),

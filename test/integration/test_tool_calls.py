@@ -368,6 +368,28 @@ def test_a_call_that_the_limit_cuts_off_is_told_as_far_as_it_was_written(
     )
 
 
+def test_log_probabilities_are_those_of_the_text_beside_calls(
+    omni: Qwen3Omni, client: OpenAI, server: Server, script: Any
+) -> None:
+    """Each text has its own, also where its pieces come together."""
+    call = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
+    begun = tokens(omni, f"Hm. {call}Well, {call}")
+    tools = [{"type": "function", **one["function"]} for one in TOOLS]
+    asked: Any = {"model": server.settings.model_name, "tools": tools, "input": "Hello"}
+    asked |= {"include": ["message.output_text.logprobs"], "max_output_tokens": len(begun)}
+    script(begun)
+    made = client.responses.create(**asked)
+    script(begun)
+    last = list(client.responses.create(**asked, stream=True))[-1]
+    assert last.type == "response.incomplete"
+    for response in (made, last.response):
+        first, _, second, _ = response.output
+        for item, said in ((first, "Hm. "), (second, "Well, ")):
+            (part,) = item.content
+            assert part.text == said
+            assert b"".join(bytes(one.bytes) for one in part.logprobs) == said.encode()
+
+
 def test_a_complete_call_before_the_limit_does_not_hide_it(
     omni: Qwen3Omni, client: OpenAI, server: Server, script: Any
 ) -> None:

@@ -90,7 +90,7 @@ class ChatReply(Reply):
         self._id, self._created = new_id("chatcmpl-"), int(time.time())
         self._audio_id, self._expires_at = service.replies.named(self._id)
         self._voice = options.get("speaker", RequestOptions.speaker)
-        self._deltas, self._sent_logprobs = WRITTEN, 0
+        self._deltas = WRITTEN
         if wanted.in_vllm_omnis_way:
             self._deltas = VLLM_OMNI
         elif wanted.speaks:
@@ -153,16 +153,13 @@ class ChatReply(Reply):
             answer["warnings"] = self._context.warnings
         return to_json(answer)
 
-    def _told(self, logprobs: list[Json]) -> Json | None:
+    def _told(self, logprobs: Sequence[Json]) -> Json | None:
         """Return log-probabilities as a choice has them; None where the request asks for none."""
         return {"content": logprobs, "refusal": None} if self.wanted.logprobs else None
 
     def _part(self, part: ReplyPart) -> bytes:
-        """Return a part as a server-sent event; the first content has all that is not sent yet."""
-        logprobs: Json | None = None
-        if isinstance(part, Content):
-            logprobs = self._told(self._logprobs[self._sent_logprobs :])
-            self._sent_logprobs = len(self._logprobs)
+        """Return a part as a server-sent event."""
+        logprobs = self._told(part.logprobs) if isinstance(part, Content) else None
         return self._event((to_json(self._delta(part)),), "text", logprobs=logprobs)
 
     def _delta(self, part: ReplyPart) -> Json:

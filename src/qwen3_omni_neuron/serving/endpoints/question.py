@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -265,7 +265,16 @@ class Reply(ABC):
         return parts, None if self._calls else chunk
 
     def _noted(self, parts: list[ReplyPart], tokens: int) -> list[ReplyPart]:
-        """Add parts to the whole answer and return them. tokens: number that they came from."""
+        """Add parts to the whole answer and return them. tokens: number that they came from.
+
+        The first content has the log-probabilities of all tokens that they came from.
+        """
+        if parts:
+            held, self._held_logprobs = self._held_logprobs, []
+            for i, part in enumerate(parts):
+                if held and isinstance(part, Content):
+                    self._logprobs += held
+                    parts[i], held = replace(part, logprobs=held), []
         for part in parts:
             if isinstance(part, Reasoning):
                 self._reasons.append(part.text)
@@ -274,10 +283,6 @@ class Reply(ABC):
                 self._texts.append(part.text)
             else:
                 self._calls.append(part)
-        if parts:
-            if any(isinstance(part, Content) for part in parts):
-                self._logprobs += self._held_logprobs
-            self._held_logprobs = []
         return parts
 
     def _finish(self) -> None:
@@ -291,8 +296,10 @@ def _joined(parts: Sequence[ReplyPart]) -> list[ReplyPart]:
     joined: list[ReplyPart] = []
     for part in parts:
         before = joined[-1] if joined else None
-        if isinstance(part, Reasoning | Content) and isinstance(before, type(part)):
-            joined[-1] = type(part)(before.text + part.text)
+        if isinstance(part, Content) and isinstance(before, Content):
+            joined[-1] = Content(before.text + part.text, [*before.logprobs, *part.logprobs])
+        elif isinstance(part, Reasoning) and isinstance(before, Reasoning):
+            joined[-1] = Reasoning(before.text + part.text)
         else:
             joined.append(part)
     return joined

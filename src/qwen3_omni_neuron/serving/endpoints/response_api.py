@@ -29,7 +29,11 @@ from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.ids import PUBLIC_ID_BYTES, new_id
 from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of
 from qwen3_omni_neuron.serving.openai.reply_text import Content
-from qwen3_omni_neuron.serving.openai.response_items import OutputItems, ResponseEvent
+from qwen3_omni_neuron.serving.openai.response_items import (
+    OutputItems,
+    ResponseEvent,
+    sent_back,
+)
 from qwen3_omni_neuron.serving.openai.response_request import (
     FURTHER_RESPONSE_FIELDS,
     EarlierReasoning,
@@ -262,7 +266,7 @@ class ResponseReply(Reply):
         super()._finish()
         self._body = to_json(self._object(self._status))
         if self._kept_input is not None:
-            output = {item["id"]: to_json(item) for item in self._items.items}
+            output = {item["id"]: to_json(sent_back(item)) for item in self._items.items}
             previous = self._asked.previous_response_id
             kept = KeptResponse(self._body, previous, self._kept_input, output)
             self._service.responses.keep(self._context.owner, self._id, kept)
@@ -310,7 +314,7 @@ class ResponseReply(Reply):
             "text": {"format": self._format()},
             "tool_choice": self._tool_choice(),
             "tools": [tool.model_dump() for tool in asked.tools or ()],
-            "top_logprobs": 0,
+            "top_logprobs": asked.top_logprobs or 0,
             "top_p": asked.top_p,
             "truncation": "disabled" if extra.get("truncation") in (None, "disabled") else "auto",
             "usage": self._usage() if ended else None,

@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from qwen3_omni_neuron.runtime.tool_calls import CALL, END_OF_CALL, END_OF_THOUGHT, CompleteCall
 from qwen3_omni_neuron.serving.openai.ids import new_id
@@ -17,9 +19,10 @@ class Reasoning:
 
 @dataclass(frozen=True)
 class Content:
-    """Next part of the answer."""
+    """Next part of the answer. logprobs: of its tokens, in the form of chat completions."""
 
     text: str
+    logprobs: Sequence[dict[str, Any]] = ()
 
 
 @dataclass(frozen=True)

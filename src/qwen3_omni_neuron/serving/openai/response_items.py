@@ -1,10 +1,10 @@
 """Output items of a response while it is made, and the events that tell of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from qwen3_omni_neuron.serving.openai.ids import PUBLIC_ID_BYTES, new_id
-from qwen3_omni_neuron.serving.openai.reply_text import Call, Reasoning, ReplyPart
+from qwen3_omni_neuron.serving.openai.reply_text import Call, Content, Reasoning, ReplyPart
 
 Json = dict[str, Any]
 ResponseEvent = tuple[str, Json]
@@ -20,6 +20,7 @@ class OutputItems:
     def __init__(self) -> None:
         self.items: list[Json] = []
         self._texts: list[str] = []  # parts of the item in progress
+        self._logprobs: list[Json] = []
         self._open: str | None = None  # its type
 
     def add(self, part: ReplyPart) -> Iterator[ResponseEvent]:
@@ -33,7 +34,9 @@ class OutputItems:
             yield from self.end()
             yield from self._begin(kind)
         self._texts.append(part.text)
-        yield self._of_part(f"response.{self._text_kind}.delta", delta=part.text)
+        logprobs = part.logprobs if isinstance(part, Content) else ()
+        self._logprobs += logprobs
+        yield self._of_part(f"response.{self._text_kind}.delta", logprobs, delta=part.text)
 
     def finish(self, status: str) -> Iterator[ResponseEvent]:
         """End the last item with a status. Yields the events for it.
@@ -50,14 +53,14 @@ class OutputItems:
         if self._open is None:
             return
         kind, text, item = self._text_kind, "".join(self._texts), self.items[-1]
-        item |= {"status": status, "content": [_part(kind, text)]}
-        yield self._of_part(f"response.{kind}.done", text=text)
+        item |= {"status": status, "content": [_part(kind, text, self._logprobs)]}
+        yield self._of_part(f"response.{kind}.done", self._logprobs, text=text)
         yield self._of_part("response.content_part.done", part=item["content"][0])
         yield self._of_item("response.output_item.done")
         self._open = None
 
     def _begin(self, kind: str) -> Iterator[ResponseEvent]:
-        self._open, self._texts = kind, []
+        self._open, self._texts, self._logprobs = kind, [], []
         if kind == "message":
             name = new_id("msg_", PUBLIC_ID_BYTES)
             item: Json = {"id": name, "type": kind, "role": "assistant"}
@@ -87,14 +90,31 @@ class OutputItems:
     def _of_item(self, event: str) -> ResponseEvent:
         return event, {"output_index": len(self.items) - 1, "item": dict(self.items[-1])}
 
-    def _of_part(self, event: str, **more: Any) -> ResponseEvent:
+    def _of_part(self, event: str, logprobs: Sequence[Json] = (), **more: Any) -> ResponseEvent:
         where = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
         fields = {**where, "content_index": 0, **more}
         if event.startswith("response.output_text"):
-            fields["logprobs"] = []
+            fields["logprobs"] = [_in_event(one) for one in logprobs]
         return event, fields
 
 
-def _part(kind: str, text: str) -> Json:
+def sent_back(item: Json) -> Json:
+    """Return an item as a later turn takes it: without log-probabilities, which may be long."""
+    if item["type"] != "message":
+        return item
+    return item | {"content": [part | {"logprobs": []} for part in item["content"]]}
+
+
+def _part(kind: str, text: str, logprobs: Sequence[Json] = ()) -> Json:
     part: Json = {"type": kind, "text": text}
-    return part | {"annotations": [], "logprobs": []} if kind == "output_text" else part
+    return part | {"annotations": [], "logprobs": logprobs} if kind == "output_text" else part
+
+
+def _in_event(logprob: Json) -> Json:
+    """Return a token's log-probability as events have it: without the token's bytes."""
+    likeliest = [_without_bytes(other) for other in logprob["top_logprobs"]]
+    return _without_bytes(logprob) | {"top_logprobs": likeliest}
+
+
+def _without_bytes(logprob: Json) -> Json:
+    return {"token": logprob["token"], "logprob": logprob["logprob"]}

@@ -59,9 +59,13 @@ from qwen3_omni_neuron.serving.openai.engine_fields import ENGINE_FIELDS
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.openapi import schema_of_option, with_item_fields
 from qwen3_omni_neuron.serving.openai.voices import VoiceName
-from qwen3_omni_neuron.serving.openai.without_effect import FIELDS, RESPONSES, names_in
+from qwen3_omni_neuron.serving.openai.without_effect import (
+    FIELDS,
+    LOGPROBS,
+    RESPONSES,
+    names_in,
+)
 
-_LOGPROBS = "message.output_text.logprobs"
 # Fields of a message beside those of a chat's, in which it came from an earlier response.
 _SENT_BACK = ("status", "phase")
 # Fields that are refused by their name: the values that ask for nothing, beside null, and what to
@@ -71,8 +75,7 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "conversation": ((), "Send previous_response_id, or all of the conversation as input."),
     "prompt": ((), "Prompts that are stored at OpenAI are not here: send its text as input."),
     "context_management": (([],), "truncation: auto drops the oldest turns."),
-    "logprobs": ((False,), "Log-probabilities are not in responses."),
-    "top_logprobs": ((0,), "Log-probabilities are not in responses."),
+    "logprobs": ((False,), f"In a response it is include: [{LOGPROBS}]."),
     "messages": ((), "This path takes input; POST /v1/chat/completions takes messages."),
     "response_format": ((), "In a response it is text.format."),
     "max_tokens": ((), "In a response it is max_output_tokens."),
@@ -279,6 +282,7 @@ class ResponseRequest(BaseModel):
     store: bool | None = None
     metadata: Metadata | None = None
     include: list[str] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
     stream: bool | None = None
     modalities: list[Literal["text", "audio"]] | None = None
     audio: StreamedSound | None = None
@@ -307,6 +311,11 @@ class ResponseRequest(BaseModel):
         )
 
     @property
+    def tells_logprobs(self) -> bool:
+        """True where its text comes with log-probabilities."""
+        return LOGPROBS in (self.include or ())
+
+    @property
     def keeps(self) -> bool:
         """True where the response is kept for later turns."""
         return self.store is not False
@@ -318,11 +327,8 @@ def check_response_request(asked: ResponseRequest) -> None:
         value = (asked.model_extra or {}).get(name)
         if value is not None and value not in values:
             raise wrong_value(f"{name} is not supported. {advice}", name)
-    if _LOGPROBS in (asked.include or ()):
-        raise wrong_value(
-            f"{_LOGPROBS} is not supported: log-probabilities are not in responses. Leave it out.",
-            "include",
-        )
+    if asked.top_logprobs and not asked.tells_logprobs:
+        raise wrong_value(f"top_logprobs needs include: [{LOGPROBS}].", "top_logprobs")
     if "audio" in (asked.modalities or ()) and not asked.stream:
         raise wrong_value(
             "speech is in streamed responses alone, as OpenAI's response has no place for it. "
@@ -398,6 +404,8 @@ def _chat_request(
         top_p=asked.top_p,
         seed=asked.seed,
         stop=asked.stop,
+        logprobs=asked.tells_logprobs,
+        top_logprobs=asked.top_logprobs,
         max_completion_tokens=asked.max_output_tokens,
         tools=tools,
         tool_choice=None if choice == "auto" and not tools else _tool_choice(choice),

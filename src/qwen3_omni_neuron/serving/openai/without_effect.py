@@ -23,6 +23,8 @@ CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 SPEECH, REALTIME = "/v1/audio/speech", "/v1/realtime"
 TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
 COMPLETIONS = "/v1/completions"
+LOGPROBS = "message.output_text.logprobs"
+"""What a response may include of its text."""
 ITEM = "conversation.item.create"  # an event of the socket
 
 
@@ -117,7 +119,7 @@ FIELDS: Mapping[str, Mapping[str, WithoutEffect]] = {
         **_OF_CONVERSATIONS,
         "reasoning": _REASONING,
         "text.verbosity": _VERBOSITY,
-        "include": WithoutEffect("there is nothing of these kinds to include"),
+        "include": WithoutEffect(f"there is nothing to include but `{LOGPROBS}`", [LOGPROBS]),
         "max_tool_calls": WithoutEffect("it limits built-in tools, and there are none"),
         "moderation": WithoutEffect("nothing is moderated"),
         "stream_options": WithoutEffect("events have no obfuscation"),
