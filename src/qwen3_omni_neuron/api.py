@@ -257,6 +257,14 @@ class Qwen3Omni:
         """
         return self._grammars.begin(RequestOptions.parse(options), admit)
 
+    def count_tokens(self, messages: Sequence[Any], **options: "Unpack[RequestArguments]") -> int:
+        """Return the number of tokens of a conversation's prompt, with those of its media.
+
+        Raises an InputError (see errors), for a text that is certainly too long, too.
+        """
+        with one_torch_thread():
+            return len(self._prompt(messages, RequestOptions.parse(options)))
+
     @property
     def transcription_instruction(self) -> str | None:
         """Text that asks this checkpoint for a transcription, if it names one; may be empty."""
@@ -402,19 +410,21 @@ class Qwen3Omni:
         if speak:
             options.speaker_id(self._config)  # refuse a wrong speaker before anything is read
         with one_torch_thread():
-            prompt = self.prompt_builder.prompt(
-                messages,
-                options.use_audio_in_video,
-                self._context_length - 1,
-                options.shown_tools,
-                options.literal_text,
-                Truncation.of(
-                    options.truncation, self._context_length, options.thinker_max_new_tokens
-                ),
-                options.thinker_max_new_tokens,
-            )
+            prompt = self._prompt(messages, options)
         request = self._request(prompt, options, speak, arrived_s)
         return SpeechStream(self._pipeline, request, owner=self)
+
+    def _prompt(self, messages: Sequence[Any], options: RequestOptions) -> Prompt:
+        reply_tokens = options.thinker_max_new_tokens
+        return self.prompt_builder.prompt(
+            messages,
+            options.use_audio_in_video,
+            self._context_length - 1,
+            options.shown_tools,
+            options.literal_text,
+            Truncation.of(options.truncation, self._context_length, reply_tokens),
+            reply_tokens,
+        )
 
     def _pieces(self, text: str, rows: int) -> list[WrittenReply]:
         """Cut a text into pieces that the talker can speak after a prompt of `rows` rows."""

@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 from openai import OpenAI
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from qwen3_omni_neuron import Qwen3Omni
@@ -25,6 +25,7 @@ from testing.scripted_model import ScriptedModel
 
 MODEL = "qwen3-omni"
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+ITEM: TypeAdapter[Any] = TypeAdapter(ResponseItem)
 TOOL: Any = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
@@ -207,6 +208,92 @@ def test_a_conversation_continues_by_ids_alone() -> None:
             list(client.responses.retrieve(previous, stream=True))
 
 
+def test_the_items_that_a_response_has_answered_are_listed() -> None:
+    """Those of its whole conversation, in pages, from the last one on."""
+    call: Any = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
+    result: Any = {"type": "function_call_output", "call_id": "c", "output": "3", "id": "fco_mine"}
+    items: Any = [
+        {"role": "developer", "content": "Be brief.", "id": "mine"},
+        {"role": "assistant", "content": "Hello."},
+        {"type": None, "role": "user", "content": [{"type": "input_text", "text": "1 + 2?"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+        *(call, result, {"role": "user", "content": "Hi", "id": "mine"}),
+    ]
+    with scripted(["Yes."]) as (_, client, server):
+        first = client.responses.create(model=MODEL, input=items, instructions="Not an item.")
+        second = client.responses.create(
+            model=MODEL, input="Sure?", previous_response_id=first.id, store=True
+        )
+        third = client.responses.create(model=MODEL, previous_response_id=second.id)
+        listing = client.responses.input_items.list
+        asked = listing(second.id, order="asc").data
+        for item in asked:
+            ITEM.validate_python(item.to_dict())
+        told: Any = [item.to_dict() for item in asked]
+        assert [item["type"] for item in told] == [
+            *["message"] * 3,
+            *("function_call", "function_call_output", "message", "message", "message"),
+        ]
+        assert {item["status"] for item in told} == {"completed"}
+        texts = [part["text"] for item in told for part in item.get("content", ())]
+        assert texts == ["Be brief.", "Hello.", "1 + 2?", "Hi", "Yes.", "Sure?"]
+        ids = [item["id"] for item in told]
+        assert (ids[0], ids[4], ids[6]) == ("mine", "fco_mine", first.output[0].id)
+        assert len({*ids}) == len(ids)
+        assert [item.id for item in listing(second.id)] == ids[::-1]
+        assert [item.id for item in listing(third.id, order="asc")] == [*ids, second.output[0].id]
+
+        page = listing(second.id, limit=3)
+        assert page.to_dict()["has_more"] and page.to_dict()["first_id"] == ids[-1]
+        assert [item.id for item in page] == ids[::-1]  # its iterator asks for the further pages
+        end: Any = listing(second.id, after=ids[0]).to_dict()
+        assert (end["data"], end["first_id"], end["has_more"]) == ([], None, False)
+        wrong: Any
+        for wrong in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "msg_0"}):
+            with pytest.raises(openai.BadRequestError) as refused:
+                listing(second.id, **wrong)
+            assert refused.value.param == next(iter(wrong))
+        client.responses.delete(first.id)
+        with pytest.raises(openai.NotFoundError, match="not kept"):
+            listing(second.id)
+        wait_until(lambda: server.service.held.taken == server.service.responses.bytes_held)
+
+
+def test_the_tokens_of_a_request_are_counted_without_an_answer(
+    omni: Qwen3Omni, client: OpenAI
+) -> None:
+    """The count is that of the answer, with its media and the conversation before it."""
+    picture = io.BytesIO()
+    noise_image(64, 96).save(picture, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(picture.getvalue()).decode()}"
+    clip = {"data": base64.b64encode(QUESTION_WAV.read_bytes()).decode(), "format": "wav"}
+    content: Any = [{"type": "input_audio", "input_audio": clip}]
+    content += [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "This?"}]
+    asked: Any = {"model": MODEL, "instructions": "Be brief."}
+    asked["input"] = [{"role": "user", "content": content}]
+    count = client.responses.input_tokens.count
+    counted = count(**asked)
+    made = client.responses.create(**asked, max_output_tokens=4)
+    assert made.usage is not None and counted.object == "response.input_tokens"
+    assert counted.input_tokens == made.usage.input_tokens
+    assert count(model=MODEL, input="This?").input_tokens < counted.input_tokens - 30
+
+    again: Any = {"model": MODEL, "input": "Sure?", "previous_response_id": made.id}
+    more = client.responses.create(**again, max_output_tokens=4)
+    assert more.usage is not None
+    assert count(**again).input_tokens == more.usage.input_tokens
+    bare = count(model=MODEL, previous_response_id=more.id).input_tokens
+    assert bare > more.usage.input_tokens
+    for wrong, said in (
+        ({"input": "word " * 9000}, "KV cache"),
+        ({"model": MODEL}, "no message"),
+        ({"previous_response_id": "resp_0"}, "not kept"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=said):
+            count(**wrong)
+    assert omni.status().running == 0
+
+
 def test_nothing_is_kept_where_the_client_says_so() -> None:
     with scripted() as (_, client, server):
         made = client.responses.create(model=MODEL, input="Hi", store=False)
@@ -231,7 +318,7 @@ def test_another_key_can_not_name_a_response() -> None:
         with pytest.raises(openai.BadRequestError, match="not kept"):
             reference: Any = {"type": "item_reference", "id": made.output[0].id}
             two.responses.create(model=MODEL, input=[reference])
-        for call in (two.responses.retrieve, two.responses.delete):
+        for call in (two.responses.retrieve, two.responses.delete, two.responses.input_items.list):
             with pytest.raises(openai.NotFoundError):
                 call(made.id)
         one.responses.create(**asked, previous_response_id=made.id)
@@ -394,6 +481,8 @@ def test_log_probabilities_are_those_of_a_chat(client: OpenAI) -> None:
     bare = client.responses.create(**asked, previous_response_id=made.id)
     (item,) = bare.output
     assert item.type == "message" and item.content[0].to_dict()["logprobs"] == []
+    (_, said, _) = client.responses.input_items.list(bare.id).data
+    assert said.to_dict()["content"][0]["logprobs"] == []  # type: ignore[index, call-overload]
 
 
 class Answers(BaseModel):
@@ -591,7 +680,7 @@ def test_what_is_not_supported_is_refused_by_its_name(change: Any, said: str) ->
         assert answer.status == 400, answer.body
         assert re.search(said, answer.json()["error"]["message"]), answer.body
         assert not model.asked
-        assert server.service.held.taken == 0
+        wait_until(lambda: server.service.held.taken == 0)
 
 
 def test_a_medium_that_can_not_be_read_is_named_by_its_place(client: OpenAI) -> None:

@@ -34,6 +34,7 @@ METHODS = [
         "checkpoint_fingerprint",
         "close",
         "compile_grammar",
+        "count_tokens",
         "generate_audio",
         "generate_text",
         "info",

@@ -31,7 +31,7 @@ _WATCHED = ("/metrics", *OPEN_PATHS)
 _KNOWN = (
     *("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/audio/speech"),
     *("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/models", "/v1/audio/voices"),
-    *("/v1/realtime/client_secrets", *SOCKETS, *_WATCHED),
+    *("/v1/responses/input_tokens", "/v1/realtime/client_secrets", *SOCKETS, *_WATCHED),
 )
 _KEY_PROTOCOL = b"openai-insecure-api-key."  # prefix of the key in OpenAI's client for browsers
 

@@ -153,6 +153,10 @@ class Question:
         find = partial(self.context.omni.media_room, self.messages, **self.options)
         return await self.service.model.in_thread(find)
 
+    def count_tokens(self) -> int:
+        """Return the number of tokens of its prompt. Raises the API's errors."""
+        return self.context.omni.count_tokens(self.messages, **self.options)
+
     def answer(self) -> "Reply":
         """Start the request. Raises the API's errors."""
         wanted, context = self.wanted, self.context

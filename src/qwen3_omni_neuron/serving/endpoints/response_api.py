@@ -1,7 +1,7 @@
 """POST /v1/responses: a conversation in OpenAI's other format, answered like a chat."""
 
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -27,12 +27,14 @@ from qwen3_omni_neuron.serving.openai.bodies import (
 from qwen3_omni_neuron.serving.openai.chat_request import ChatRequest
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.ids import PUBLIC_ID_BYTES, new_id
-from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of
+from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of, query_of
 from qwen3_omni_neuron.serving.openai.reply_text import Content
 from qwen3_omni_neuron.serving.openai.response_items import (
     OutputItems,
     ResponseEvent,
+    listed,
     sent_back,
+    with_ids,
 )
 from qwen3_omni_neuron.serving.openai.response_request import (
     FURTHER_RESPONSE_FIELDS,
@@ -40,6 +42,7 @@ from qwen3_omni_neuron.serving.openai.response_request import (
     InputItem,
     InputItems,
     ItemReference,
+    ItemsQuery,
     ResponseRequest,
     chat_request_of,
     check_response_request,
@@ -91,6 +94,46 @@ async def get_response(request: Request, response_id: str) -> Response:
     return Response(body, media_type="application/json")
 
 
+@router.get(
+    "/v1/responses/{response_id}/input_items",
+    openapi_extra=query_of(ItemsQuery),
+    responses={**_NOT_FOUND, 400: errors_of(True)[400]},
+)
+async def list_input_items(request: Request, response_id: str) -> Response:
+    """Return the items that a response has answered: its conversation's, and its own input."""
+    service: Service = request.app.state.service
+    context: Context = request.scope["context"]
+    try:
+        query = ItemsQuery.model_validate(dict(request.query_params))
+    except ValidationError as error:
+        raise refused_field(error) from error
+    turns = service.responses.conversation(context.owner, response_id, whole=False)
+    if turns is None:
+        raise _not_kept(404, response_id, None)
+    with closing(service.account_of_request(context.owner)) as account:
+        context.account = account
+        _hold(sum(map(len, turns)), service, context)
+        body = await service.model.in_thread(_page, turns, query)
+        return Response(body, media_type="application/json")
+
+
+@router.post(
+    "/v1/responses/input_tokens",
+    openapi_extra=body_of(ResponseRequest, FURTHER_RESPONSE_FIELDS),
+    responses=errors_of(with_body=True),
+)
+async def count_input_tokens(request: Request) -> Json:
+    """Return the number of tokens of a response's prompt, with those of its media."""
+    service: Service = request.app.state.service
+    context: Context = request.scope["context"]
+    context.param = "input"
+    question = await service.model.in_thread(_counted, service, context)
+    context.release_body()
+    await question.finish()
+    count = await service.model.in_thread(question.count_tokens)
+    return {"object": "response.input_tokens", "input_tokens": count}
+
+
 @router.delete("/v1/responses/{response_id}", responses=_NOT_FOUND)
 async def delete_response(request: Request, response_id: str) -> Json:
     """Delete a response, which no later turn can name then."""
@@ -117,6 +160,35 @@ def _read(
 ) -> Question:
     """Return the question of a request. parsed: its body, if it was parsed. Raises ApiError."""
     asked = parsed or parse_json(ResponseRequest, context.body)
+    own, wanted, names = _conversation(asked, service, context)
+    kept = None
+    if asked.keeps and len(context.body) <= service.responses.largest:
+        said: list[InputItem] = [i for i in own if not isinstance(i, EarlierReasoning)]
+        kept = to_json(with_ids(_ITEMS.dump_python(said, exclude_none=True)))[1:-1]
+        context.account.hold(len(kept))
+    asked.input = []  # frees the media: the chat request has them
+    reply = partial(ResponseReply, asked, response_id, kept)
+    question = Question.of(wanted, reply, service, context, names)
+    service.count_without_effect(RESPONSES, asked)
+    return question
+
+
+def _counted(service: Service, context: Context) -> Question:
+    """Return the question of a request that is not answered. Raises ApiError."""
+    asked = parse_json(ResponseRequest, context.body)
+    _, wanted, names = _conversation(asked, service, context)
+    reply = partial(ResponseReply, asked, "", None)
+    return Question.of(wanted, reply, service, context, names)
+
+
+def _conversation(
+    asked: ResponseRequest, service: Service, context: Context
+) -> tuple[list[InputItem], ChatRequest, list[str]]:
+    """Check a request. Raises ApiError.
+
+    Returns its own input without references, the chat request, and the names of that one's
+    messages.
+    """
     if asked.model is not None:
         check_model(service, asked.model)
     check_response_request(asked)
@@ -124,17 +196,28 @@ def _read(
     own = _own_items(asked, service, context)
     names = ["input"] if isinstance(asked.input, str) else [f"input[{i}]" for i in range(len(own))]
     items += zip(names, own, strict=True)
-    wanted, names = chat_request_of(asked, items, context.omni.info.context_length)
-    kept = None
-    if asked.keeps and len(context.body) <= service.responses.largest:
-        said: list[InputItem] = [i for i in own if not isinstance(i, EarlierReasoning)]
-        kept = _ITEMS.dump_json(said, exclude_none=True)[1:-1]
-        context.account.hold(len(kept))
-    asked.input = []  # frees the media: the chat request has them
-    reply = partial(ResponseReply, asked, response_id, kept)
-    question = Question.of(wanted, reply, service, context, names)
-    service.count_without_effect(RESPONSES, asked)
-    return question
+    return own, *chat_request_of(asked, items, context.omni.info.context_length)
+
+
+def _page(turns: Sequence[bytes], query: ItemsQuery) -> bytes:
+    """Return a page of the items of a conversation's turns. Raises ApiError."""
+    body = b"[" + b",".join(turns) + b"]"
+    check_json(body)
+    items = list({item["id"]: item for item in from_json(body)}.values())  # each is in it once
+    if query.order == "desc":
+        items.reverse()
+    ids, first = [item["id"] for item in items], 0
+    if query.after is not None:
+        if query.after not in ids:
+            raise wrong_value(f"after: there is no item {query.after[:80]!r} in it.", "after")
+        first = ids.index(query.after) + 1
+    page = [listed(item) for item in items[first : first + query.limit]]
+    made = {"object": "list", "data": page, "has_more": first + len(page) < len(items)}
+    return to_json(made | {"first_id": _id(page[:1]), "last_id": _id(page[-1:])})
+
+
+def _id(items: Sequence[Json]) -> str | None:
+    return items[0]["id"] if items else None
 
 
 def _earlier(

@@ -20,7 +20,7 @@ SESSION_HEADER = "x-session-id"
 CALLBACK = "qwen3_omni_neuron.serving.fleet.affinity.proxy_middlewares"
 """Value of RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH that makes Ray's proxies use this module."""
 # Ends of the paths of conversations: an application may have a prefix before /v1.
-PATHS = ("/chat/completions", "/responses")
+PATHS = ("/chat/completions", "/responses", "/responses/input_tokens")
 # Only the beginning of a body is parsed, and only if it has few values: all clients share the
 # proxy's event loop and memory, and no API key has been checked yet.
 BEGINNING_BYTES = 1 << 18
@@ -114,7 +114,9 @@ class AffinityMiddleware:
         has_key = any(value and self._is_session(name) for name, value in headers)
         path, posted = scope["path"], scope.get("method") == "POST"
         if has_key or not (posted and path.endswith(PATHS)):
-            key = None if has_key else key_of_response(path.rpartition("/")[2])
+            # The last part of a path, or the one before it, is the id of a response.
+            named = map(key_of_response, () if has_key else path.split("/")[-2:])
+            key = next(filter(None, named), None)
             self._add(headers, key)
             await self._app(scope, receive, send)
             return

@@ -64,6 +64,14 @@ def body_of(model: type[BaseModel], more: Mapping[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
+def query_of(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the description of a query."""
+    fields = _schema(model)["properties"].items()
+    return {
+        "parameters": [{"name": name, "in": "query", "schema": field} for name, field in fields]
+    }
+
+
 def form_of(model: type[BaseModel], file: str) -> dict[str, Any]:
     """Return the description of a multipart body. file: name of its file field."""
     schema = _schema(model)

@@ -1,6 +1,6 @@
 """Output items of a response while it is made, and the events that tell of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from qwen3_omni_neuron.serving.openai.ids import PUBLIC_ID_BYTES, new_id
@@ -9,6 +9,13 @@ from qwen3_omni_neuron.serving.openai.reply_text import Call, Content, Reasoning
 Json = dict[str, Any]
 ResponseEvent = tuple[str, Json]
 """Type and fields of an event, without its number."""
+# Of the ids of items, by their type.
+_PREFIXES = {
+    "message": "msg_",
+    "reasoning": "rs_",
+    "function_call": "fc_",
+    "function_call_output": "fco_",
+}
 
 
 class OutputItems:
@@ -62,16 +69,15 @@ class OutputItems:
     def _begin(self, kind: str) -> Iterator[ResponseEvent]:
         self._open, self._texts, self._logprobs = kind, [], []
         if kind == "message":
-            name = new_id("msg_", PUBLIC_ID_BYTES)
-            item: Json = {"id": name, "type": kind, "role": "assistant"}
+            item: Json = {"id": _item_id(kind), "type": kind, "role": "assistant"}
         else:
-            item = {"id": new_id("rs_", PUBLIC_ID_BYTES), "type": kind, "summary": []}
+            item = {"id": _item_id(kind), "type": kind, "summary": []}
         self.items.append(item | {"status": "in_progress", "content": []})
         yield self._of_item("response.output_item.added")
         yield self._of_part("response.content_part.added", part=_part(self._text_kind, ""))
 
     def _call(self, call: Call) -> Iterator[ResponseEvent]:
-        name = new_id("fc_", PUBLIC_ID_BYTES)
+        name = _item_id("function_call")
         item = {"id": name, "type": "function_call", "call_id": call.id, "name": call.name}
         self.items.append(item | {"status": "in_progress", "arguments": ""})
         yield self._of_item("response.output_item.added")
@@ -105,9 +111,35 @@ def sent_back(item: Json) -> Json:
     return item | {"content": [part | {"logprobs": []} for part in item["content"]]}
 
 
+def with_ids(items: Iterable[Json]) -> list[Json]:
+    """Return the items of an input, each with an id: the client's, unless it has come before."""
+    made, seen = list[Json](), set[str]()
+    for item in items:
+        name = item.get("id")
+        if not isinstance(name, str) or name in seen:
+            name = _item_id(item.get("type", "message"))
+        seen.add(name)
+        made.append(item | {"id": name})
+    return made
+
+
+def listed(item: Json) -> Json:
+    """Return an item of an input as a list of them has it: with type, status and parts."""
+    made = {"type": "message", "status": "completed", **item}
+    content = made.get("content")
+    if isinstance(content, str):
+        kind = "output_text" if made["role"] == "assistant" else "input_text"
+        made["content"] = [_part(kind, content)]
+    return made
+
+
 def _part(kind: str, text: str, logprobs: Sequence[Json] = ()) -> Json:
     part: Json = {"type": kind, "text": text}
     return part | {"annotations": [], "logprobs": logprobs} if kind == "output_text" else part
+
+
+def _item_id(kind: str) -> str:
+    return new_id(_PREFIXES[kind], PUBLIC_ID_BYTES)
 
 
 def _in_event(logprob: Json) -> Json:

@@ -154,6 +154,7 @@ class InputCall(LenientObject):
     """A call of a function by an earlier response. arguments: JSON text."""
 
     type: Literal["function_call"]
+    id: str | None = None
     call_id: str
     name: str
     arguments: str
@@ -163,6 +164,7 @@ class CallOutput(LenientObject):
     """Result of a function that was called."""
 
     type: Literal["function_call_output"]
+    id: str | None = None
     call_id: str
     output: InputContent
 
@@ -250,6 +252,18 @@ class TextSettings(StrictObject):
     verbosity: str | None = None
 
 
+class ItemsQuery(BaseModel):
+    """Query of GET /v1/responses/ID/input_items.
+
+    after: id of the item before the first one of the page. limit: most items of a page. order: by
+    the conversation's, or its reverse.
+    """
+
+    after: str | None = None
+    limit: int = Field(20, ge=1, le=100)
+    order: Literal["asc", "desc"] = "desc"
+
+
 class StreamedSound(StrictObject):
     """Voice of the speech, whose format is 16-bit PCM at 24 kHz."""
 
@@ -276,7 +290,7 @@ class ResponseRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     model: str | None = None
-    input: Input
+    input: Input | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
@@ -301,7 +315,7 @@ class ResponseRequest(BaseModel):
         """The input as items."""
         if isinstance(self.input, str):
             return [InputMessage(role="user", content=self.input)]
-        return self.input
+        return self.input or []
 
     @property
     def names_earlier(self) -> bool:

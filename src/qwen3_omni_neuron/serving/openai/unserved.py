@@ -21,8 +21,8 @@ ADVICE: Mapping[str, str] = {
     "/v1/live/sessions": "Take the WebSocket /v1/realtime, which hears and speaks in turns.",
     "/v1/realtime": "Connect to the WebSocket /v1/realtime with the API key, or a secret of "
     "/v1/realtime/client_secrets: there is no WebRTC, so choose your client's WebSocket transport.",
-    "/v1/responses": "A response is read and deleted by its id: "
-    "GET and DELETE /v1/responses/ID. It can't be cancelled, as its client waits for it.",
+    "/v1/responses": "A response is read and deleted by its id: GET and DELETE /v1/responses/ID, "
+    "and GET /v1/responses/ID/input_items. It can't be cancelled, as its client waits for it.",
     "/v1/conversations": "POST /v1/responses continues a response by previous_response_id.",
     "/v1/assistants": "POST /v1/responses has instructions and tools, and remembers.",
     "/v1/threads": "POST /v1/responses continues a response by previous_response_id.",

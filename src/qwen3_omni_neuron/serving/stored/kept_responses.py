@@ -108,10 +108,13 @@ class KeptResponses:
             found = self._kept.get((owner, response_id))
             return None if found is None else found[0].body
 
-    def conversation(self, owner: str, response_id: str) -> list[bytes] | None:
+    def conversation(
+        self, owner: str, response_id: str, *, whole: bool = True
+    ) -> list[bytes] | None:
         """Return the turns of a conversation up to a response, as `KeptResponse.turn`.
 
-        None if one of its responses is not kept, or for another owner.
+        whole: with the output of the response itself. None if one of its responses is not kept, or
+        for another owner.
         """
         turns, until = list[bytes](), self._now() + self._seconds
         with self._lock:
@@ -124,9 +127,9 @@ class KeptResponses:
                 # Last used is the first response, so that a conversation loses its end first.
                 self._kept[owner, name] = found[0], until
                 self._kept.move_to_end((owner, name))
-                turns.append(found[0].turn)
+                turns.append(found[0].turn if turns or whole else found[0].input)
                 name = found[0].previous
-        return turns[::-1]
+        return [turn for turn in reversed(turns) if turn]
 
     def item(self, owner: str, item_id: str) -> bytes | None:
         """Return an item of a response in JSON; None if it is not kept, or for another owner."""
