@@ -141,6 +141,17 @@ def test_penalties_are_the_options_of_the_api(omni: Qwen3Omni, client: OpenAI) -
     assert answer.choices[0].message.content != omni.generate_text(HELLO, **limits).text
 
 
+def test_a_list_of_one_prompt_is_that_prompt(omni: Qwen3Omni, client: OpenAI) -> None:
+    token_ids = omni.prompt_builder._tokenizer.encode(RAW)
+    prompts: list[Any] = [RAW, [RAW], token_ids, [token_ids]]
+    answers = [
+        client.completions.create(model=MODEL, prompt=prompt, max_tokens=4, seed=3)
+        for prompt in prompts
+    ]
+    assert len({answer.choices[0].text for answer in answers}) == 1
+    assert {answer.usage and answer.usage.prompt_tokens for answer in answers} == {len(token_ids)}
+
+
 @pytest.mark.parametrize("name", sorted(ENGINE_FIELDS))
 def test_null_is_neutral_for_every_field(name: str) -> None:
     assert engine_options({name: None}, False) == {}
@@ -161,6 +172,7 @@ def test_null_is_neutral_for_every_field(name: str) -> None:
         ({"presence_penalty": "a"}, "presence_penalty must be"),
         ({"top_k": 3, "thinker_top_k": 4}, "are the same"),
         ({"chat_template_kwargs": {"enable_thinking": True}}, "never thinks"),
+        ({"enable_thinking": True}, "^enable_thinking can't be True: this checkpoint never thinks"),
         ({"chat_template_kwargs": {"colour": 1}}, "can only have enable_thinking"),
     ],
 )
@@ -172,7 +184,7 @@ def test_fields_that_would_change_the_answer_are_refused(given: dict[str, Any], 
 def test_neutral_values_of_another_spelling_change_nothing() -> None:
     given = {"length_penalty": 1.0, "n": 1, "chat_template_kwargs": {"enable_thinking": False}}
     assert engine_options({**given, "priority": 0, "suffix": ""}, False) == {}
-    assert engine_options({"top_k": -1}, False) == {"thinker_top_k": 0}
+    assert engine_options({"top_k": -1, "enable_thinking": False}, False) == {"thinker_top_k": 0}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +192,7 @@ def test_neutral_values_of_another_spelling_change_nothing() -> None:
     [
         ({"prompt": ["a", "b"]}, "2 texts"),
         ({"prompt": ["a", 1]}, "2 texts or tokens"),
-        ({"prompt": [[1, 2]]}, "other values than token ids"),
+        ({"prompt": [[1, 2], [3]]}, "other values than token ids"),
         ({"prompt": [True]}, "other values than token ids"),
         ({"prompt": []}, "the prompt is empty"),
         ({"prompt": ""}, "the prompt is empty"),

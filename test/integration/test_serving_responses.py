@@ -42,6 +42,13 @@ def scripted(
         yield model, client, server
 
 
+@pytest.fixture(scope="module")
+def unasked() -> Iterator[tuple[ScriptedModel, Server]]:
+    """A server whose requests are all refused."""
+    with scripted() as (model, _, server):
+        yield model, server
+
+
 def events_of(client: OpenAI, **asked: Any) -> list[dict[str, Any]]:
     """Return the events of a streamed response, each checked as OpenAI's client has its type."""
     events = []
@@ -663,6 +670,28 @@ def test_fields_without_effect_are_counted() -> None:
             },
             "output",
         ),
+        (
+            {
+                "input": [
+                    {
+                        **{"type": "function_call_output", "call_id": "1"},
+                        "output": [{"type": "input_image", "image_url": "data:,"}],
+                    }
+                ]
+            },
+            r"^input\[0\].output\[0\] is image_url: the result of a function is text",
+        ),
+        (
+            {
+                "input": [
+                    {
+                        "role": "assistant",
+                        "content": [{"type": "input_image", "image_url": "data:image/png;base64,"}],
+                    }
+                ]
+            },
+            r"^input\[0\].content\[0\] is image, which only messages of the user",
+        ),
         ({"input": [{"type": "item_reference", "id": "msg_0"}]}, "is not kept"),
         ({"previous_response_id": "resp_0"}, "is not kept"),
         ({"previous_response_id": ""}, "is not kept"),
@@ -674,13 +703,15 @@ def test_fields_without_effect_are_counted() -> None:
         ({"max_output_tokens": 0}, "max_output_tokens"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_its_name(change: Any, said: str) -> None:
-    with scripted() as (model, _, server):
-        answer = ask(f"{url_of(server)}/v1/responses", {"input": "Hi", **change})
-        assert answer.status == 400, answer.body
-        assert re.search(said, answer.json()["error"]["message"]), answer.body
-        assert not model.asked
-        wait_until(lambda: server.service.held.taken == 0)
+def test_what_is_not_supported_is_refused_by_its_name(
+    unasked: tuple[ScriptedModel, Server], change: Any, said: str
+) -> None:
+    model, server = unasked
+    answer = ask(f"{url_of(server)}/v1/responses", {"input": "Hi", **change})
+    assert answer.status == 400, answer.body
+    assert re.search(said, answer.json()["error"]["message"]), answer.body
+    assert not model.asked
+    wait_until(lambda: server.service.held.taken == 0)
 
 
 def test_a_medium_that_can_not_be_read_is_named_by_its_place(client: OpenAI) -> None:

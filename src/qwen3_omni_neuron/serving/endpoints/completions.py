@@ -57,14 +57,14 @@ FURTHER_FIELDS = {
 """Schemas of the fields that a request may have beside those of `CompletionRequest`."""
 RawPrompt = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[list[Any], Tag("<list>")],
-    by_form(text="a string", list="a list of one string, or of token ids"),
+    by_form(text="a string", list="a list of one string, of token ids, or of one list of them"),
 ]
 
 
 class CompletionRequest(SampledBody):
     """Body of POST /v1/completions.
 
-    prompt: a text, a list of one text, or token ids. Further fields are those of engines.
+    prompt: a text, token ids, or a list of one of these. Further fields are those of engines.
     """
 
     model: str | None = None
@@ -123,6 +123,8 @@ def _start(service: Service, context: Context) -> "Completion":
 def _prompt_of(wanted: CompletionRequest) -> str | list[int]:
     """Return the one prompt of a request. Raises ApiError."""
     given = wanted.prompt
+    if len(given) == 1 and isinstance(given[0], list):
+        given = given[0]
     if isinstance(given, str):
         return given
     texts = [one for one in given if isinstance(one, str)]

@@ -488,9 +488,17 @@ def _message(
     if isinstance(content, str) or content is None:
         return {**made, "content": content or ""}
     items = [_item(part, f"{where}.content[{i}]", media) for i, part in enumerate(content)]
-    if role != "user" and all(item["type"] == "text" for item in items):
-        return {**made, "content": "".join(item["text"] for item in items)}
-    return {**made, "content": items}
+    if role == "user":
+        return {**made, "content": items}
+    for i, item in enumerate(items):
+        if item["type"] != "text":
+            place = f"{where}.content[{i}]"
+            raise wrong_value(
+                f"{place} is {item['type']}, which only messages of the user may hold. Send it in "
+                f"one of them, after this message of role {message.role}.",
+                place,
+            )
+    return {**made, "content": "".join(item["text"] for item in items)}
 
 
 def _check_message(message: Message, where: str) -> None:

@@ -61,11 +61,12 @@ _NEUTRAL: Mapping[str, _Neutral] = {
         _Neutral(None, "Give response_format or grammar to /v1/chat/completions."),
     ),
 }
-_TEMPLATE = "chat_template_kwargs"
+_TEMPLATE, _THINKS = "chat_template_kwargs", "enable_thinking"
 ENGINE_FIELDS: Mapping[str, Any] = {
     **{name: schema_of_option(_OPTION[option]) for name, option in _OPTIONS.items()},
     **{name: {"enum": [one.value, None]} for name, one in _NEUTRAL.items()},
-    _TEMPLATE: {"type": "object", "description": "enable_thinking, as the checkpoint has it"},
+    _TEMPLATE: {"type": "object", "description": f"{_THINKS}, as the checkpoint has it"},
+    _THINKS: {"type": "boolean", "description": "as the checkpoint has it"},
 }
 """Schemas of these fields, by name."""
 
@@ -84,6 +85,8 @@ def engine_options(given: Mapping[str, Any], thinks: bool) -> dict[str, Any]:
             options[_OPTIONS[name]] = _option(name, value, given)
         elif name == _TEMPLATE:
             _check_template(value, thinks)
+        elif name == _THINKS:  # so in DashScope's requests
+            _check_thinks(value, thinks, name)
         elif not _is_neutral(value, _NEUTRAL[name].value):
             raise _not_neutral(name)
     return options
@@ -133,14 +136,16 @@ def _not_neutral(name: str) -> ApiError:
 
 
 def _check_template(value: Any, thinks: bool) -> None:
-    if not isinstance(value, Mapping) or set(value) - {"enable_thinking"}:
-        message = f"{_TEMPLATE} can only have enable_thinking here. Leave it out."
+    if not isinstance(value, Mapping) or set(value) - {_THINKS}:
+        message = f"{_TEMPLATE} can only have {_THINKS} here. Leave it out."
         raise wrong_value(message, _TEMPLATE)
-    wanted = value.get("enable_thinking")
-    if wanted is not None and wanted is not thinks:
+    if value.get(_THINKS) is not None:
+        _check_thinks(value[_THINKS], thinks, f"{_TEMPLATE}.{_THINKS}")
+
+
+def _check_thinks(wanted: Any, thinks: bool, name: str) -> None:
+    if wanted is not thinks:
         does = "always thinks" if thinks else "never thinks"
         raise wrong_value(
-            f"{_TEMPLATE}.enable_thinking can't be {format_value(wanted)}: this checkpoint {does}. "
-            "Leave it out.",
-            f"{_TEMPLATE}.enable_thinking",
+            f"{name} can't be {format_value(wanted)}: this checkpoint {does}. Leave it out.", name
         )

@@ -443,6 +443,8 @@ def _message(item: InputItem, where: str, before: Sequence[Message]) -> Message 
         return None
     if isinstance(item, CallOutput):
         content = _content(item.output, f"{where}.output")
+        if not isinstance(content, str):
+            _check_output(content, f"{where}.output")
         return Message(role="tool", tool_call_id=item.call_id, content=content)
     if isinstance(item, InputMessage):
         further = {n: v for n, v in (item.model_extra or {}).items() if n not in _SENT_BACK}
@@ -455,6 +457,16 @@ def _content(content: InputContent, where: str) -> Content:
     if isinstance(content, str):
         return content
     return [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+
+
+def _check_output(content: Sequence[MessagePart], where: str) -> None:
+    for i, part in enumerate(content):
+        if not isinstance(part, TextPart | RefusalPart):
+            raise wrong_value(
+                f"{where}[{i}] is {part.type}: the result of a function is text here. Send it in a "
+                "message of the user, after the result.",
+                f"{where}[{i}]",
+            )
 
 
 def _part(part: InputPart, where: str) -> MessagePart:
