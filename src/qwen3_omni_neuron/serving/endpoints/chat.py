@@ -78,18 +78,12 @@ def _read(service: Service, context: Context) -> Question:
 class ChatReply(Reply):
     """Answer in the format of chat completions."""
 
-    def __init__(
-        self,
-        wanted: ChatRequest,
-        stream: SpeechStream,
-        options: Json,
-        service: Service,
-        context: Context,
-    ):
-        super().__init__(wanted, stream, options, service, context)
+    def __init__(self, question: Question, stream: SpeechStream):
+        super().__init__(question, stream)
+        wanted = self.wanted
         self._id, self._created = new_id("chatcmpl-"), int(time.time())
-        self._audio_id, self._expires_at = service.replies.named(self._id)
-        self._voice = options.get("speaker", RequestOptions.speaker)
+        self._audio_id, self._expires_at = self._service.replies.named(self._id)
+        self._voice = question.options.get("speaker", RequestOptions.speaker)
         self._deltas = WRITTEN
         if wanted.in_vllm_omnis_way:
             self._deltas = VLLM_OMNI

@@ -22,9 +22,9 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     bounded_options,
     by_form,
     check_further,
+    check_known,
     check_model,
     parse_json,
-    unknown_field,
     wrong_value,
 )
 from qwen3_omni_neuron.serving.openai.chat_request import (
@@ -97,9 +97,7 @@ def _start(service: Service, context: Context) -> "Completion":
     wanted = parse_json(CompletionRequest, context.body)
     check_model(service, wanted.model)
     extra = wanted.model_extra or {}
-    for name, value in extra.items():
-        if value is not None and name not in FURTHER_FIELDS:
-            raise unknown_field(name, FURTHER_FIELDS)
+    check_known(wanted, FURTHER_FIELDS, FURTHER_FIELDS)
     if wanted.stream_options is not None:
         taken = names_in(COMPLETIONS, "stream_options")
         check_further(wanted.stream_options, "stream_options", taken)

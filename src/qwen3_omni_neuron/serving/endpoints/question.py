@@ -43,8 +43,8 @@ from qwen3_omni_neuron.serving.openai.usage import token_logprobs
 from qwen3_omni_neuron.serving.service import Service
 
 Json = dict[str, Any]
-ReplyMaker = Callable[[ChatRequest, SpeechStream, Json, Service, Context], "Reply"]
-"""Function that makes the reply to a request from its stream and its options."""
+ReplyMaker = Callable[["Question", SpeechStream], "Reply"]
+"""Function that makes the reply to a question from its stream. The reply holds no media of it."""
 
 
 async def answer(
@@ -165,7 +165,7 @@ class Question:
         stream = ask(self.messages, **self.options)
         if self.service.settings.log_content:  # only now: a refused request may have any length
             context.question = [_texts(message) for message in self.messages]
-        return self.reply(wanted, stream, self.options, self.service, context)
+        return self.reply(self, stream)
 
     def close(self) -> None:
         """Stop compiling the grammar."""
@@ -189,18 +189,13 @@ class Reply(ABC):
     tokens and frames so far.
     """
 
-    def __init__(
-        self,
-        wanted: ChatRequest,
-        stream: SpeechStream,
-        options: Json,
-        service: Service,
-        context: Context,
-    ):
-        self.wanted, self._service, self._context = wanted, service, context
-        self._served = ServedStream(stream, service, context, bursts=bool(wanted.stream))
-        wanted.messages.clear()  # frees the media, which are as large as everything else
-        self._split = ReplyText(context.omni.info.thinks, "tools" in options)
+    def __init__(self, question: Question, stream: SpeechStream):
+        self.wanted = question.wanted
+        self._service, self._context = question.service, question.context
+        bursts = bool(self.wanted.stream)
+        self._served = ServedStream(stream, self._service, self._context, bursts=bursts)
+        self.wanted.messages.clear()  # frees the media, which are as large as everything else
+        self._split = ReplyText(self._context.omni.info.thinks, "tools" in question.options)
         self._texts: list[str] = []
         self._reasons: list[str] = []
         self._calls: list[Call] = []

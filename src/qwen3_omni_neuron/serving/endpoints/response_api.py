@@ -285,17 +285,14 @@ class ResponseReply(Reply):
         asked: ResponseRequest,
         response_id: str,
         kept: bytes | None,
-        wanted: ChatRequest,
+        question: Question,
         stream: SpeechStream,
-        options: Json,
-        service: Service,
-        context: Context,
     ):
         """kept: the input in JSON, where the response is kept; None where it is not."""
-        super().__init__(wanted, stream, options, service, context)
+        super().__init__(question, stream)
         self._asked, self._kept_input, self._id = asked, kept, response_id
         self._created_at, self._number = int(time.time()), 0
-        self._items, self._chunks = OutputItems(), 0
+        self._items = OutputItems()
         self._body = b""
 
     async def collect(self) -> None:
@@ -328,9 +325,7 @@ class ResponseReply(Reply):
                         pieces, sent = [], True
             pieces += map(self._numbered, self._items.finish(self._status))
             if self.wanted.speaks:
-                pieces += map(
-                    self._event, ("response.audio.done", "response.audio.transcript.done")
-                )
+                pieces += map(self._event, _END_OF_SPEECH)
             self._finish()
         except Exception as error:
             if not sent:

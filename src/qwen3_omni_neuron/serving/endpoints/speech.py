@@ -22,11 +22,11 @@ from qwen3_omni_neuron.serving.endpoints.sound import Tempo
 from qwen3_omni_neuron.serving.openai.bodies import (
     Seed,
     bounded_options,
+    check_known,
     check_model,
     lower_name,
     parse_json,
     seed_of,
-    unknown_field,
 )
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of, schema_of_option
@@ -120,9 +120,8 @@ def _start(service: Service, context: Context) -> "SpokenText":
     wanted = parse_json(SpeechRequest, context.body)
     omni = context.omni
     check_model(service, wanted.model)
-    extra = wanted.model_extra or {}
-    for name in extra.keys() - _OWN_OPTIONS:
-        raise unknown_field(name, _OWN_OPTIONS)
+    check_known(wanted, _OWN_OPTIONS, _OWN_OPTIONS)
+    extra = {n: value for n, value in (wanted.model_extra or {}).items() if value is not None}
     if not omni.info.speakers:
         message = "this checkpoint has no talker: it can write text, not speak."
         raise ApiError(400, message, "no_speech", "model")

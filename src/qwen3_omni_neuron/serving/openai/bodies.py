@@ -199,13 +199,18 @@ def check_model(service: Service, name: str | None) -> None:
         raise ApiError(404, message, "model_not_found", "model")
 
 
-def unknown_field(name: str, options: Collection[str]) -> ApiError:
-    """Return the error for an unknown field. options: names of the known options."""
-    return wrong_value(
-        f"unknown field {name[:80]!r}. Beside OpenAI's fields a request may have: "
-        f"{', '.join(sorted(options))}.",
-        name[:80],
-    )
+def check_known(given: BaseModel, known: Collection[str], options: Collection[str]) -> None:
+    """Refuse the further fields of a body, except null and known ones. Raises ApiError.
+
+    options: names of those that the error lists.
+    """
+    for name, value in (given.model_extra or {}).items():
+        if value is not None and name not in known:
+            raise wrong_value(
+                f"unknown field {name[:80]!r}. Beside OpenAI's fields a request may have: "
+                f"{', '.join(sorted(options))}.",
+                name[:80],
+            )
 
 
 def has_grammar(options: Mapping[str, Any]) -> bool:

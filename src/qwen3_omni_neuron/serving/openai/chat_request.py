@@ -17,9 +17,9 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     by_form,
     by_type,
     check_further,
+    check_known,
     lower_name,
     seed_of,
-    unknown_field,
     wrong_value,
 )
 from qwen3_omni_neuron.serving.openai.engine_fields import (
@@ -293,7 +293,7 @@ class StreamOptions(OpenObject):
 
 
 class SampledBody(BaseModel):
-    """Body with OpenAI's fields of sampling, which chat and completions have alike."""
+    """Body with OpenAI's fields of sampling, which all endpoints of text have alike."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -363,9 +363,7 @@ def check_request(wanted: ChatRequest) -> None:
         )
     if wanted.top_logprobs and not wanted.logprobs:
         raise wrong_value("top_logprobs needs logprobs: true.", "top_logprobs")
-    for name, value in (wanted.model_extra or {}).items():
-        if value is not None and name not in FURTHER_FIELDS:
-            raise unknown_field(name, CHAT_OPTIONS)
+    check_known(wanted, FURTHER_FIELDS, CHAT_OPTIONS)
 
 
 def _check_further(given: BaseModel, place: str, where: str) -> None:

@@ -18,7 +18,6 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     MOST_TOOLS,
     LenientObject,
     OpenObject,
-    Seed,
     StrictObject,
     by_form,
     by_type,
@@ -48,7 +47,7 @@ from qwen3_omni_neuron.serving.openai.chat_request import (
     NamedTool,
     RefusalPart,
     ResponseFormat,
-    Stop,
+    SampledBody,
     TextFormat,
     TextPart,
     Tool,
@@ -280,14 +279,12 @@ Metadata = Annotated[
 ]
 
 
-class ResponseRequest(BaseModel):
+class ResponseRequest(SampledBody):
     """Body of POST /v1/responses.
 
     Further fields are options of a request (`options.RequestArguments`), or those of OpenAI's that
     have no effect.
     """
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
     model: str | None = None
     input: Input | None = None
@@ -300,10 +297,6 @@ class ResponseRequest(BaseModel):
     stream: bool | None = None
     modalities: list[Literal["text", "audio"]] | None = None
     audio: StreamedSound | None = None
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, ge=0, le=1)
-    seed: Seed | None = None
-    stop: Stop | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     tools: list[FlatTool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: ChosenFlatTool | None = None
