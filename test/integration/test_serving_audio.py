@@ -321,7 +321,7 @@ def test_a_request_asks_once_whether_the_model_is_ready(
     hello: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
     spoken: Any = {"modalities": ["text", "audio"], "audio": {"format": "pcm16"}, "stream": True}
     counts = []
-    for ask in (
+    for answer in (
         lambda: client.chat.completions.create(**hello, max_tokens=2),
         lambda: list(client.chat.completions.create(**hello, **spoken, max_tokens=2)),
         lambda: client.audio.speech.create(**SPEECH),
@@ -329,6 +329,6 @@ def test_a_request_asks_once_whether_the_model_is_ready(
         lambda: client.get("/audio/voices", cast_to=object),
     ):
         asked.clear()
-        ask()
+        answer()
         counts.append(len(asked))
     assert counts == [1] * 5
