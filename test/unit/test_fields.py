@@ -1,14 +1,31 @@
 """Every field that a client knows is honoured, without effect and listed, or refused by name."""
 
+import base64
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args, get_origin
 
 import numpy as np
 import pytest
-from openai.types.audio import speech_create_params, transcription_create_params
+from openai.types.audio import (
+    speech_create_params,
+    transcription_create_params,
+    translation_create_params,
+)
 from openai.types.chat import completion_create_params
+from openai.types.realtime import conversation_item_param
+from openai.types.realtime import realtime_response_create_params_param as realtime_response
 from openai.types.realtime import realtime_session_create_request_param as realtime_session
+from openai.types.realtime import (
+    realtime_transcription_session_create_request_param as realtime_transcription,
+)
+from openai.types.responses import (
+    function_tool_param,
+    response_create_params,
+    response_input_item_param,
+)
+from pydantic import ValidationError
 from typing_extensions import get_type_hints, is_typeddict
 
 from qwen3_omni_neuron.errors import InputError, MessageError
@@ -16,7 +33,7 @@ from qwen3_omni_neuron.prompt.media.item_fields import DETAILS, ITEM_FIELDS, fie
 from qwen3_omni_neuron.prompt.messages import MEDIA_KINDS, MessageReader
 from qwen3_omni_neuron.serving.endpoints import speech, transcriptions
 from qwen3_omni_neuron.serving.endpoints.media import MediaReader
-from qwen3_omni_neuron.serving.openai.bodies import parse_json
+from qwen3_omni_neuron.serving.openai.bodies import parse_json, refused_field, unknown_field
 from qwen3_omni_neuron.serving.openai.chat_request import (
     ChatRequest,
     check_request,
@@ -24,16 +41,38 @@ from qwen3_omni_neuron.serving.openai.chat_request import (
     request_options,
 )
 from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.response_request import (
+    ResponseRequest,
+    chat_request_of,
+    check_response_request,
+)
 from qwen3_omni_neuron.serving.openai.voices import Voices
 from qwen3_omni_neuron.serving.openai.without_effect import (
     CHAT,
     FIELDS,
+    ITEM,
     REALTIME,
+    RESPONSES,
     SPEECH,
     TRANSCRIPTIONS,
+    TRANSLATIONS,
     sent_without_effect,
 )
-from qwen3_omni_neuron.serving.realtime.session_config import SessionConfig
+from qwen3_omni_neuron.serving.realtime.audio_codecs import codec_of
+from qwen3_omni_neuron.serving.realtime.drafts import read_item as read_draft
+from qwen3_omni_neuron.serving.realtime.events import (
+    EventError,
+    ItemCreate,
+    read_event,
+    read_items,
+)
+from qwen3_omni_neuron.serving.realtime.session_config import (
+    first_config,
+    response_config,
+    updated,
+    without_mcp,
+)
+from qwen3_omni_neuron.serving.realtime.session_config import options_of as options_of_session
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 Json = dict[str, Any]
@@ -192,6 +231,7 @@ BACK: Json = {"reasoning_content": "because", "annotations": [1], "parsed": {"a"
 # By path: a body in which the field asks for something.
 WITHOUT_EFFECT: Mapping[str, Json] = {
     "model": {"model": "gpt-4o"},
+    f"{REALTIME} prompt": {"id": "p"},
     **{
         name: {name: "x"}
         for name in FIELDS[CHAT]
@@ -261,18 +301,18 @@ CLOSED = (
 )
 
 
-def published(kind: Any, path: str = "") -> Iterator[str]:
+def published(kind: Any, path: str = "", closed: Sequence[str] = CLOSED) -> Iterator[str]:
     """Yield the paths of all fields of a TypedDict of openai-python, and of those inside."""
     if get_origin(kind) is not None:
         listed = getattr(get_origin(kind), "__name__", "") in ("Iterable", "list", "List")
         for inner in get_args(kind):
-            yield from published(inner, f"{path}[]" if listed and path else path)
+            yield from published(inner, f"{path}[]" if listed and path else path, closed)
     elif is_typeddict(kind):
         for name, inner in get_type_hints(kind).items():
             place = f"{path}.{name}" if path else name
             yield place
-            if place not in CLOSED:
-                yield from published(inner, place)
+            if place not in closed:
+                yield from published(inner, place, closed)
 
 
 PUBLISHED = {
@@ -493,34 +533,523 @@ def test_numbers_that_are_too_large_to_matter_become_ones_that_fit_a_job() -> No
     assert DETAILS == ("auto", "low", "high", "original")
 
 
-# The other endpoints: a field is one of the request's class, or refused as unknown.
+# The other endpoints and the socket. Each reader returns what is asked of the server, and the
+# names of the fields without effect; it raises ApiError for a field that is refused.
+
+VOICES = Voices(("Ethan", "Chelsie"))
+Found = tuple[Any, list[str]]
+PCM = base64.b64encode(bytes(3200)).decode()
+FLAT: Json = {"type": "function", "name": "f"}
+FLAT_CALL: Json = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+FLAT_RESULT: Json = {"type": "function_call_output", "call_id": "c", "output": "5"}
+
+
+def read_speech(body: Json) -> Found:
+    full = {"input": "Hi.", "voice": "Ethan", "model": "own", **body}
+    wanted = parse_json(speech.SpeechRequest, json.dumps(full).encode())
+    for name in wanted.model_extra or {}:
+        raise unknown_field(name, ())
+    asked = wanted.model_dump(exclude={"voice", *FIELDS[SPEECH]})
+    return (asked, VOICES.speaker(wanted.voice, "voice")), sent_without_effect(
+        SPEECH, wanted, "own"
+    )
+
+
+def read_form(kind: type[transcriptions.TranslationRequest], path: str, body: Json) -> Found:
+    try:
+        wanted = kind.model_validate({"model": "own", **body})
+    except ValidationError as error:
+        raise refused_field(error) from error
+    wanted.check()
+    return wanted.model_dump(exclude={*FIELDS[path]}), sent_without_effect(path, wanted, "own")
+
+
+def read_transcription(body: Json) -> Found:
+    return read_form(transcriptions.TranscriptionRequest, TRANSCRIPTIONS, body)
+
+
+def read_translation(body: Json) -> Found:
+    return read_form(transcriptions.TranslationRequest, TRANSLATIONS, body)
+
+
+def read_session(body: Json) -> Found:
+    left, wrong = without_mcp(body)
+    if wrong is not None:
+        raise wrong
+    config = updated(first_config("own", VOICES), left, VOICES, by_meaning=True)
+    heard, said = config.audio.input, config.audio.output
+    detection = heard.turn_detection
+    asked = (
+        *(options_of_session(config), config.instructions, config.output_modalities),
+        *(config.answers, config.logprobs, heard.format, said.format, said.speed),
+        *(heard.transcription is not None, detection and detection.turns),
+        detection and (detection.create_response, detection.interrupt_response),
+    )
+    return asked, sent_without_effect(REALTIME, body, "own")
+
+
+def read_response_create(body: Json) -> Found:
+    config = response_config(body, VOICES)
+    asked = (
+        *(options_of_session(config), config.instructions, config.output_modalities),
+        *(config.conversation, config.metadata, read_items(config.input or [])),
+    )
+    return asked, sent_without_effect(REALTIME, body, "own")
+
+
+class HeldBytes:
+    """Account of a session that may hold anything."""
+
+    def hold(self, size: int) -> None:
+        """Hold memory."""
+
+    def release(self, size: int) -> None:
+        """Release memory."""
+
+
+def read_socket_item(body: Json) -> Found:
+    full = {"type": "conversation.item.create", "item": {"role": "user", "content": [], **body}}
+    if body.get("type", "message") != "message":
+        full["item"] = body
+    full["item"].setdefault("type", "message")
+    try:
+        event = read_event(json.dumps(full), lambda given: given)
+    except EventError as error:
+        raise error.error from error
+    assert isinstance(event, ItemCreate)
+    media: Any = MediaReader(Service(), None, "me")  # type: ignore[arg-type]
+    draft = read_draft(event.item, HeldBytes(), media, codec_of("audio/pcm", None))  # type: ignore[arg-type]
+    shown = {n: v for n, v in draft.shown.items() if n != "id" or "id" in body}
+    items = [(found.content, found.options) for found in media._items]
+    asked = repr((draft.role, draft.given, draft.calls, shown, items))
+    return asked, sent_without_effect(ITEM, event.item, "own")
+
+
+def read_response(body: Json) -> Found:
+    full = {"model": "own", "input": "Hi", **body}
+    asked = parse_json(ResponseRequest, json.dumps(full).encode())
+    check_response_request(asked)
+    items = [i for i in asked.items if i.type != "item_reference"]
+    items = items if len(items) > 0 else [*ResponseRequest(input="Hi").items]
+    named = [(f"input[{number}]", item) for number, item in enumerate(items)]
+    counted = sent_without_effect(RESPONSES, asked, "own")
+    wanted, names = chat_request_of(asked, named, 1000)
+    check_request(wanted)
+    media: Any = MediaReader(Service(), None, "me")  # type: ignore[arg-type]
+    options = request_options(wanted, ServerSettings(), "me", VOICES, False)
+    messages = conversation(wanted, media, Replies(), "me", names)  # type: ignore[arg-type]
+    found = [(item.content, item.options) for item in media._items]
+    kept = asked.keeps, asked.names_earlier, asked.metadata, asked.stream
+    return (options, messages, found, kept), counted
+
+
+def beside(path: str, value: Any, base: Json) -> Json:
+    """Return a body with a value at a path, and what the objects on the way have in `base`."""
+    name, _, rest = path.partition(".")
+    listed = name.endswith("[]")
+    name = name.removesuffix("[]")
+    if not rest:
+        return {**base, name: [value] if listed else value}
+    inner = base.get(name)
+    if listed:
+        return {**base, name: [beside(rest, value, (inner or [{}])[0])]}
+    return {**base, name: beside(rest, value, inner if isinstance(inner, dict) else {})}
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Fields of one kind of request, as openai-python's types have them.
+
+    kinds: the types, each with the path before it. read: reads a body. honoured: by path, values
+    of the field that make a difference to None, or bodies: with the field, and without it.
+    unread: bodies with fields without effect, by path. bases: what is beside the others, by the
+    beginning of their paths. closed: objects that are refused, or without effect, as a whole.
+    """
+
+    kinds: Sequence[tuple[str, Any]]
+    read: Callable[[Json], Found]
+    table: str
+    honoured: Mapping[str, tuple[Json, Json]]
+    bases: Mapping[str, Json] = field(default_factory=dict)
+    closed: Sequence[str] = ()
+
+    @property
+    def paths(self) -> list[str]:
+        found = dict.fromkeys(
+            p for at, kind in self.kinds for p in published(kind, at, self.closed)
+        )
+        return [path for path in found if path != "file"]
+
+
+def differs(path: str, value: Any, base: Json | None = None) -> tuple[Json, Json]:
+    return beside(path, value, base or {}), base or {}
+
+
+PCM16, PCMU = {"type": "audio/pcm", "rate": 16000}, {"type": "audio/pcmu"}
+SERVER_VAD: Json = {"audio": {"input": {"turn_detection": {"type": "server_vad"}}}}
+SEMANTIC: Json = {"audio": {"input": {"turn_detection": {"type": "semantic_vad"}}}}
+INPUT_PCM: Json = {"audio": {"input": {"format": {"type": "audio/pcm"}}}}
+OUTPUT_PCM: Json = {"audio": {"output": {"format": {"type": "audio/pcm"}}}}
+LIMITED: Json = {"truncation": {"type": "retention_ratio", "retention_ratio": 0.5}}
+AT, DETECTS = "audio.input", "audio.input.turn_detection"
+FUNCTION: Json = {"tools": [FLAT]}
+OF_TOOLS = {
+    "tools": (FUNCTION, {}),
+    "tools[].type": (FUNCTION, {}),
+    "tools[].name": (FUNCTION, {"tools": [{**FLAT, "name": "g"}]}),
+    "tools[].description": differs("tools[].description", "d", FUNCTION),
+    "tools[].parameters": differs("tools[].parameters", {"type": "object"}, FUNCTION),
+    "parallel_tool_calls": differs("parallel_tool_calls", False),
+    "tool_choice": differs("tool_choice", "required", FUNCTION),
+    "tool_choice.type": differs("tool_choice", FLAT, FUNCTION),
+    "tool_choice.name": differs("tool_choice", FLAT, FUNCTION),
+}
+OF_REPLIES = {
+    **OF_TOOLS,
+    "audio": differs("audio.output.voice", "Chelsie"),
+    "audio.output": differs("audio.output.voice", "Chelsie"),
+    "audio.output.voice": differs("audio.output.voice", "Chelsie"),
+    "audio.output.voice.id": differs("audio.output.voice", {"id": "Chelsie"}),
+    "instructions": differs("instructions", "Be brief."),
+    "max_output_tokens": differs("max_output_tokens", 5),
+    "output_modalities": differs("output_modalities", ["text"]),
+}
+SESSION = Endpoint(
+    [("", realtime_session.RealtimeSessionCreateRequestParam)],
+    read_session,
+    REALTIME,
+    {
+        **OF_REPLIES,
+        "type": ({"type": "transcription"}, {}),
+        AT: differs(f"{AT}.format", PCMU),
+        f"{AT}.format": differs(f"{AT}.format", PCMU),
+        f"{AT}.format.type": differs(f"{AT}.format", PCMU),
+        f"{AT}.format.rate": differs(f"{AT}.format.rate", 16000, INPUT_PCM),
+        f"{AT}.transcription": differs(f"{AT}.transcription", {}),
+        DETECTS: differs(DETECTS, None),
+        f"{DETECTS}.type": (SEMANTIC, SERVER_VAD),
+        f"{DETECTS}.eagerness": differs(f"{DETECTS}.eagerness", "low", SEMANTIC),
+        **{
+            f"{DETECTS}.{name}": differs(f"{DETECTS}.{name}", value, SERVER_VAD)
+            for name, value in {
+                **{"create_response": False, "interrupt_response": False, "threshold": 0.25},
+                **{"idle_timeout_ms": 5000, "prefix_padding_ms": 64, "silence_duration_ms": 64},
+            }.items()
+        },
+        "audio.output.format": differs("audio.output.format", PCMU),
+        "audio.output.format.type": differs("audio.output.format", PCMU),
+        "audio.output.format.rate": differs("audio.output.format.rate", 16000, OUTPUT_PCM),
+        "audio.output.speed": differs("audio.output.speed", 0.5),
+        "include": differs("include", ["item.input_audio_transcription.logprobs"]),
+        "truncation": (LIMITED, {}),
+        "truncation.type": (LIMITED, {}),
+        "truncation.retention_ratio": (LIMITED, beside("truncation.retention_ratio", 1, LIMITED)),
+        "truncation.token_limits": differs(
+            "truncation.token_limits", {"post_instructions": 9}, LIMITED
+        ),
+        "truncation.token_limits.post_instructions": differs(
+            "truncation.token_limits.post_instructions", 9, LIMITED
+        ),
+    },
+    {"tools[]": FUNCTION, "tool_choice": {**FUNCTION, "tool_choice": FLAT}},
+    (
+        "prompt",
+        "reasoning",
+        "tracing",
+        "tools[].parameters",
+        "tools[].require_approval",
+        "tools[].allowed_tools",
+    ),
+)
+TRANSCRIBING = replace(
+    SESSION,
+    kinds=[("", realtime_transcription.RealtimeTranscriptionSessionCreateRequestParam)],
+)
+RESPONSE_CREATE = Endpoint(
+    [("", realtime_response.RealtimeResponseCreateParamsParam)],
+    read_response_create,
+    REALTIME,
+    {
+        **OF_REPLIES,
+        "conversation": differs("conversation", "none"),
+        "metadata": differs("metadata", {"a": "b"}),
+        "input": differs("input", [FLAT_RESULT]),
+    },
+    {"tools[]": FUNCTION, "tool_choice": {**FUNCTION, "tool_choice": FLAT}},
+    (
+        *(
+            "prompt",
+            "reasoning",
+            "metadata",
+            "tools[].parameters",
+            "tools[].require_approval",
+            "tools[].allowed_tools",
+        ),
+        *("input[]", "input"),
+    ),
+)
+SAYS: Json = {"content": [{"type": "input_text", "text": "a"}]}
+HEARS: Json = {"content": [{"type": "input_audio", "audio": PCM}]}
+SEES: Json = {"content": [{"type": "input_image", "image_url": URL}]}
+SAID: Json = {"role": "assistant", "content": [{"type": "output_text", "text": "a"}]}
+SPOKE: Json = {"role": "assistant", "content": [{"type": "output_audio", "transcript": "a"}]}
+SOCKET_ITEM = Endpoint(
+    [("", kind) for kind in get_args(conversation_item_param.ConversationItemParam)[:5]],
+    read_socket_item,
+    ITEM,
+    {
+        "id": differs("id", "i", SAYS),
+        "type": (FLAT_CALL, SAYS),
+        "role": (SAID, SAYS),
+        "content": (SAYS, HEARS),
+        "content[].type": (SAYS, HEARS),
+        "content[].text": (SAYS, beside("content[].text", "b", SAYS)),
+        "content[].audio": (HEARS, SAYS),
+        "content[].transcript": (SPOKE, beside("content[].transcript", "b", SPOKE)),
+        "content[].image_url": (SEES, SAYS),
+        "content[].detail": differs("content[].detail", "low", SEES),
+        "call_id": (FLAT_RESULT, {**FLAT_RESULT, "call_id": "d"}),
+        "name": (FLAT_CALL, {**FLAT_CALL, "name": "g"}),
+        "arguments": (FLAT_CALL, {**FLAT_CALL, "arguments": '{"a": 1}'}),
+        "output": (FLAT_RESULT, {**FLAT_RESULT, "output": "6"}),
+    },
+    {"": SAYS},
+)
+MESSAGE: Json = {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}]}
+ANSWER: Json = {"type": "message", "role": "assistant"}
+ANSWERED: Json = {"input": [{**ANSWER, "content": [{"type": "output_text", "text": "a"}]}]}
+LOOKED: Json = {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": URL}]}]}
+CALLED: Json = {"input": [FLAT_CALL, FLAT_RESULT]}
+RESULT: Json = {"input": [FLAT_RESULT]}
+IN_PARTS: Json = {"input": [{**FLAT_RESULT, "output": [{"type": "input_text", "text": "a"}]}]}
+ALLOWED_FLAT: Json = {
+    **FUNCTION,
+    "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [FLAT]},
+}
+FLAT_SCHEMA: Json = {"text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}}
+CREATE = response_create_params.ResponseCreateParamsNonStreaming
+RESPONSE = Endpoint(
+    [
+        ("", CREATE),
+        ("", response_create_params.ResponseCreateParamsStreaming),
+        *(("tools[]", kind) for kind in (function_tool_param.FunctionToolParam,)),
+        *(
+            ("input[]", kind)
+            for kind in (
+                response_input_item_param.Message,
+                response_input_item_param.EasyInputMessageParam,
+                response_input_item_param.ResponseOutputMessageParam,
+                response_input_item_param.ResponseFunctionToolCallParam,
+                response_input_item_param.FunctionCallOutput,
+                response_input_item_param.ItemReference,
+            )
+        ),
+    ],
+    read_response,
+    RESPONSES,
+    {
+        **OF_TOOLS,
+        "parallel_tool_calls": differs("parallel_tool_calls", False, FUNCTION),
+        "input": (MESSAGE, {}),
+        "instructions": differs("instructions", "Be brief."),
+        "max_output_tokens": differs("max_output_tokens", 5),
+        "metadata": differs("metadata", {"a": "b"}),
+        "model": ({"model": "own"}, {"model": "own", "input": "Ho"}),
+        "previous_response_id": differs("previous_response_id", "resp_1"),
+        "store": differs("store", False),
+        "stream": differs("stream", True),
+        "temperature": differs("temperature", 0.5),
+        "top_p": differs("top_p", 0.5),
+        "truncation": differs("truncation", "auto"),
+        "text": (FLAT_SCHEMA, {}),
+        "text.format": (FLAT_SCHEMA, {}),
+        "text.format.type": (FLAT_SCHEMA, {}),
+        "text.format.schema": (FLAT_SCHEMA, beside("text.format.schema", {"a": 1}, FLAT_SCHEMA)),
+        "text.format.strict": differs("text.format.strict", True, FLAT_SCHEMA),
+        "tool_choice.mode": (ALLOWED_FLAT, beside("tool_choice.mode", "required", ALLOWED_FLAT)),
+        "tool_choice.tools": (ALLOWED_FLAT, FUNCTION),
+        "tools[].strict": differs("tools[].strict", True, FUNCTION),
+        "input[].type": (CALLED, MESSAGE),
+        "input[].role": (ANSWERED, MESSAGE),
+        "input[].content": (MESSAGE, ANSWERED),
+        "input[].content[].type": (MESSAGE, LOOKED),
+        "input[].content[].text": (MESSAGE, beside("input[].content[].text", "b", MESSAGE)),
+        "input[].content[].refusal": (
+            {"input": [{**ANSWER, "content": [{"type": "refusal", "refusal": "No."}]}]},
+            ANSWERED,
+        ),
+        "input[].content[].image_url": (LOOKED, MESSAGE),
+        "input[].content[].detail": differs("input[].content[].detail", "low", LOOKED),
+        "input[].call_id": ({"input": [FLAT_CALL]}, MESSAGE),
+        "input[].name": ({"input": [FLAT_CALL]}, {"input": [{**FLAT_CALL, "name": "g"}]}),
+        "input[].arguments": (
+            {"input": [FLAT_CALL]},
+            {"input": [{**FLAT_CALL, "arguments": '{"a": 1}'}]},
+        ),
+        "input[].output": (RESULT, {"input": [{**FLAT_RESULT, "output": "6"}]}),
+        "input[].output[].type": (IN_PARTS, RESULT),
+        "input[].output[].text": (IN_PARTS, beside("input[].output[].text", "b", IN_PARTS)),
+    },
+    {
+        "input[].content[]": MESSAGE,
+        "input[].output[]": IN_PARTS,
+        "input[]": RESULT,
+        "tools[]": FUNCTION,
+        "tool_choice": {**FUNCTION, "tool_choice": FLAT},
+        "text": FLAT_SCHEMA,
+    },
+    (
+        *("access_programs", "background_options", "context_management", "conversation", "image"),
+        *("moderation", "prompt", "prompt_cache_options", "reasoning", "input", "tools"),
+        *("stream_options", "metadata", "tool_choice.tools", "text.format.schema"),
+        *("tools[].parameters", "tools[].output_schema", "input[].caller"),
+        *(f"input[].content[].{name}" for name in ("annotations", "logprobs")),
+        *(f"input[].{name}[].prompt_cache_breakpoint" for name in ("content", "output")),
+    ),
+)
+ENDPOINTS = {
+    "speech": Endpoint(
+        [("", speech_create_params.SpeechCreateParams)],
+        read_speech,
+        SPEECH,
+        {
+            "input": differs("input", "Ho."),
+            "response_format": differs("response_format", "wav"),
+            "speed": differs("speed", 2),
+            "stream_format": differs("stream_format", "sse"),
+            "voice": differs("voice", "Chelsie"),
+            "voice.id": differs("voice", {"id": "Chelsie"}),
+        },
+    ),
+    "transcription": Endpoint(
+        [
+            ("", transcription_create_params.TranscriptionCreateParamsNonStreaming),
+            ("", transcription_create_params.TranscriptionCreateParamsStreaming),
+        ],
+        read_transcription,
+        TRANSCRIPTIONS,
+        {
+            "chunking_strategy": differs("chunking_strategy", "auto"),
+            "include": differs("include", ["logprobs"]),
+            "response_format": differs("response_format", "text"),
+            "stream": differs("stream", True),
+            "temperature": differs("temperature", 0.5),
+            "timestamp_granularities": differs(
+                "timestamp_granularities", ["segment"], {"response_format": "verbose_json"}
+            ),
+        },
+        closed=["chunking_strategy"],
+    ),
+    "translation": Endpoint(
+        [("", translation_create_params.TranslationCreateParams)],
+        read_translation,
+        TRANSLATIONS,
+        {
+            "response_format": differs("response_format", "text"),
+            "temperature": differs("temperature", 0.5),
+        },
+    ),
+    "session": SESSION,
+    "transcribing session": TRANSCRIBING,
+    "response.create": RESPONSE_CREATE,
+    "item": SOCKET_ITEM,
+    "response": RESPONSE,
+}
+OF_ENDPOINTS = [(name, path) for name, endpoint in ENDPOINTS.items() for path in endpoint.paths]
+# Values that a field of these names may have, where "x" would be refused as such.
+VALUES: Mapping[str, Any] = {
+    **{"languages": ["x"], "keywords": ["x"], "strength": 0.5, "delay": "low"},
+    **{"noise_reduction": {"type": "near_field"}, "model": "gpt-4o"},
+    f"{REALTIME} prompt": {"id": "p"},
+    **{"annotations": [{"a": 1}], "logprobs": [{"a": 1}], "status": "completed", "type": "x"},
+    **{"include": ["reasoning.encrypted_content"], "verbosity": "low", "max_tool_calls": 5},
+}
+
+
+def body_of(endpoint: Endpoint, path: str) -> Json:
+    """Return a body that has a field of a path, with some value."""
+    base = max((at for at in endpoint.bases if path.startswith(at)), key=len, default=None)
+    last = path.rpartition(".")[2].removesuffix("[]")
+    value = VALUES.get(f"{endpoint.table} {path}", VALUES.get(last, "x"))
+    return beside(path, value, {} if base is None else endpoint.bases[base])
+
+
+@pytest.mark.parametrize(("name", "path"), OF_ENDPOINTS)
+def test_every_path_of_openais_other_requests_is_one_of_the_three(name: str, path: str) -> None:
+    """Its effect is seen in what is asked, or it is counted, or it is refused by its name."""
+    endpoint = ENDPOINTS[name]
+    if path in endpoint.honoured:
+        body, other = endpoint.honoured[path]
+        assert endpoint.read(body)[0] != endpoint.read(other)[0]
+        return
+    body = body_of(endpoint, path)
+    last = path.rpartition(".")[2].removesuffix("[]")
+    counted = [path[:end] for end in range(len(path) + 1) if path[:end] in FIELDS[endpoint.table]]
+    try:
+        found = endpoint.read(body)[1]
+    except ApiError as error:
+        assert last in str(error.param) or last in error.message, error
+        assert path not in FIELDS[endpoint.table], error
+    else:
+        assert set(counted) & set(found), found
+
+
+SENT_BACK: Mapping[str, Json] = {
+    f"{RESPONSES} input[].*": {"input": [{**FLAT_CALL, "parsed_arguments": {}, "colour": "red"}]},
+    f"{ITEM} *": {**SAID, "colour": "red"},
+}
 
 
 @pytest.mark.parametrize(
-    ("path", "kind", "model", "refused"),
+    ("name", "path"),
     [
-        (SPEECH, speech_create_params.SpeechCreateParams, speech.SpeechRequest, set[str]()),
-        (
-            TRANSCRIPTIONS,
-            transcription_create_params.TranscriptionCreateParamsBase,
-            transcriptions.TranscriptionRequest,
-            {"known_speaker_names", "known_speaker_references"},
-        ),
-        (
-            REALTIME,
-            realtime_session.RealtimeSessionCreateRequestParam,
-            SessionConfig,
-            set[str](),
-        ),
+        (name, path)
+        for name in ("speech", "transcription", "translation", "session", "item", "response")
+        for path in FIELDS[ENDPOINTS[name].table]
+        if path != "audio.output.speed"  # it has its effect here
     ],
 )
-def test_every_field_of_openais_other_requests_is_one_of_the_three(
-    path: str, kind: Any, model: Any, refused: set[str]
-) -> None:
-    names = set(get_type_hints(kind)) - {"file"}
-    known = set(model.model_fields)
-    assert names - known == refused
-    assert {name for name in FIELDS[path] if "." not in name} <= known
+def test_every_field_in_the_table_of_the_others_is_counted(name: str, path: str) -> None:
+    endpoint = ENDPOINTS[name]
+    body = SENT_BACK.get(f"{endpoint.table} {path}") or body_of(endpoint, path)
+    assert path in endpoint.read(body)[1]
+    assert path not in endpoint.read({})[1]
+
+
+@pytest.mark.parametrize("name", ENDPOINTS)
+def test_a_field_that_nobody_knows_is_refused_by_the_others(name: str) -> None:
+    endpoint = ENDPOINTS[name]
+    bodies = [{"colour": "red"}]
+    bodies += [beside(f"{at}.colour", "red", base) for at, base in endpoint.bases.items() if at]
+    for body in bodies:
+        with pytest.raises(ApiError, match="colour"):
+            endpoint.read(body)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [FLAT_RESULT, {"type": "item_reference", "id": "i"}, {"role": "user", "content": "Hi"}],
+)
+def test_an_unknown_field_of_a_responses_input_is_refused_by_its_path(item: Json) -> None:
+    with pytest.raises(ApiError) as refused:
+        read_response({"input": [{**item, "colour": "red"}]})
+    assert refused.value.param == "input[0].colour"
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        ({**SAYS["content"][0], "image_url": URL}, "image_url"),
+        ({**SEES["content"][0], "text": "a"}, "text"),
+        ({**HEARS["content"][0], "text": "a"}, "text"),
+        ({**SPOKE["content"][0], "audio": PCM}, "audio"),
+    ],
+)
+def test_a_part_of_a_socket_item_has_no_field_of_another_type(part: Json, name: str) -> None:
+    role = "assistant" if part["type"] == "output_audio" else "user"
+    with pytest.raises(ApiError, match=f"a part of type {part['type']} has .* alone") as refused:
+        read_socket_item({"role": role, "content": [part]})
+    assert refused.value.param == f"item.content[0].{name}"
 
 
 # Fields of a message in Python.

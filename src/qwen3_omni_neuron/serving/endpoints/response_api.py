@@ -166,11 +166,10 @@ def _read(
         said: list[InputItem] = [i for i in own if not isinstance(i, EarlierReasoning)]
         kept = to_json(with_ids(_ITEMS.dump_python(said, exclude_none=True)))[1:-1]
         context.account.hold(len(kept))
+    service.count_without_effect(RESPONSES, asked)
     asked.input = []  # frees the media: the chat request has them
     reply = partial(ResponseReply, asked, response_id, kept)
-    question = Question.of(wanted, reply, service, context, names)
-    service.count_without_effect(RESPONSES, asked)
-    return question
+    return Question.of(wanted, reply, service, context, names)
 
 
 def _counted(service: Service, context: Context) -> Question:
@@ -246,12 +245,12 @@ def _own_items(asked: ResponseRequest, service: Service, context: Context) -> li
     found: dict[int, bytes] = {}
     for i, item in enumerate(asked.items):
         if isinstance(item, ItemReference):
-            content = service.responses.item(context.owner, item.id)
+            content = service.responses.item(context.owner, item.item_id)
             if content is None:
                 raise ApiError(
                     400,
-                    f"input[{i}] refers to the item {item.id[:80]!r}, which is not kept: it has "
-                    "expired, was too large, was not to be stored, or never was. Send the item "
+                    f"input[{i}] refers to the item {item.item_id[:80]!r}, which is not kept: it "
+                    "has expired, was too large, was not to be stored, or never was. Send the item "
                     "itself (with the AI SDK: store: false).",
                     "item_not_found",
                     "input",

@@ -65,8 +65,6 @@ from qwen3_omni_neuron.serving.openai.without_effect import (
     names_in,
 )
 
-# Fields of a message beside those of a chat's, in which it came from an earlier response.
-_SENT_BACK = ("status", "phase")
 # Fields that are refused by their name: the values that ask for nothing, beside null, and what to
 # do instead.
 _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
@@ -149,7 +147,7 @@ class InputMessage(OpenObject):
     content: InputContent
 
 
-class InputCall(LenientObject):
+class InputCall(OpenObject):
     """A call of a function by an earlier response. arguments: JSON text."""
 
     type: Literal["function_call"]
@@ -159,7 +157,7 @@ class InputCall(LenientObject):
     arguments: str
 
 
-class CallOutput(LenientObject):
+class CallOutput(OpenObject):
     """Result of a function that was called."""
 
     type: Literal["function_call_output"]
@@ -168,17 +166,17 @@ class CallOutput(LenientObject):
     output: InputContent
 
 
-class EarlierReasoning(LenientObject):
+class EarlierReasoning(OpenObject):
     """Reasoning of an earlier response, which the model does not get again."""
 
     type: Literal["reasoning"]
 
 
-class ItemReference(LenientObject):
+class ItemReference(StrictObject):
     """Id of an item of an earlier response, which is kept here."""
 
     type: Literal["item_reference"] | None = "item_reference"
-    id: str
+    item_id: str = Field(alias="id")  # other items have an id without effect
 
 
 InputItem = Annotated[
@@ -423,7 +421,14 @@ def _chat_request(
 
 
 def _message(item: InputItem, where: str, before: Sequence[Message]) -> Message | None:
-    """Return an item as a message, None where it has none or is added to the last one before it."""
+    """Return an item as a message, None where it has none or is added to the last one before it.
+
+    Raises ApiError for a field that is not in the table, unless a response has said the item.
+    """
+    said = isinstance(item, InputCall | EarlierReasoning)
+    said = said or (isinstance(item, InputMessage) and item.role == "assistant")
+    names = names_in(RESPONSES, "input[]")
+    check_further(item, where, names if said else names - {"*"})
     if isinstance(item, InputCall):
         function = CalledFunction(name=item.name, arguments=item.arguments)
         call, last = ToolCall(id=item.call_id, function=function), before[-1] if before else None
@@ -440,9 +445,8 @@ def _message(item: InputItem, where: str, before: Sequence[Message]) -> Message 
             _check_output(content, f"{where}.output")
         return Message(role="tool", tool_call_id=item.call_id, content=content)
     if isinstance(item, InputMessage):
-        further = {n: v for n, v in (item.model_extra or {}).items() if n not in _SENT_BACK}
         content = _content(item.content, f"{where}.content")
-        return Message(role=item.role, content=content, **further)
+        return Message(role=item.role, content=content)
     return None
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from qwen3_omni_neuron.prompt.turns import Turn
 from qwen3_omni_neuron.serving.edge.quotas import Account
 from qwen3_omni_neuron.serving.endpoints.media import Hold, MediaReader, sound_bytes
-from qwen3_omni_neuron.serving.openai.bodies import check_further
+from qwen3_omni_neuron.serving.openai.bodies import check_further, wrong_value
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.openai.without_effect import ITEM, names_in
@@ -28,6 +28,11 @@ from qwen3_omni_neuron.serving.realtime.events import (
     OutputItem,
 )
 
+# Fields of a part of content by its type, beside those without effect.
+_PART_FIELDS = {
+    **{"input_text": ("text",), "input_audio": ("audio", "transcript")},
+    **{"input_image": ("image_url",), "output_text": ("text",), "output_audio": ("transcript",)},
+}
 ITEM_BYTES = 1024  # bytes that an item counts for beside its content
 
 
@@ -97,6 +102,7 @@ def _read_content(
     for index, part in enumerate(item.content):
         if part.type != "input_image":
             check_further(part, f"item.content[{index}]", taken)
+        _check_fields(part, f"item.content[{index}]")
         read, shown = _read_part(part, item.role, f"item.content[{index}]", media, codec)
         if read["type"] == "audio":
             hold(sound_bytes(len(read["audio"])))
@@ -104,6 +110,18 @@ def _read_content(
         draft.shown["content"].append(shown)
     if item.role != "user":
         draft.given = "".join(part["text"] for part in draft.given)
+
+
+def _check_fields(part: ContentPart, where: str) -> None:
+    """Refuse a field that parts of other types have. Raises ApiError."""
+    own = _PART_FIELDS[part.type]
+    for name in ("text", "audio", "transcript", "image_url"):
+        if getattr(part, name) is not None and name not in own:
+            raise wrong_value(
+                f"{where}.{name}: a part of type {part.type} has {' and '.join(own)} alone. Send "
+                "another part, or leave it out.",
+                f"{where}.{name}",
+            )
 
 
 def _taken(item: Item) -> frozenset[str]:

@@ -14,7 +14,6 @@ from pydantic import Field, Tag, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from qwen3_omni_neuron.serving.openai.bodies import (
-    LenientObject,
     OpenObject,
     StrictObject,
     by_type,
@@ -75,7 +74,7 @@ Item = Annotated[
 ]
 
 
-class ItemReference(LenientObject):
+class ItemReference(StrictObject):
     """Reference to an item of the conversation, as input of one response."""
 
     type: Literal["item_reference"]
