@@ -51,6 +51,7 @@ from qwen3_omni_neuron.serving.openai.without_effect import (
     CHAT,
     FIELDS,
     ITEM,
+    LOGPROBS,
     REALTIME,
     RESPONSES,
     SPEECH,
@@ -67,6 +68,7 @@ from qwen3_omni_neuron.serving.realtime.events import (
     read_items,
 )
 from qwen3_omni_neuron.serving.realtime.session_config import (
+    SoundFormat,
     first_config,
     response_config,
     updated,
@@ -232,6 +234,10 @@ BACK: Json = {"reasoning_content": "because", "annotations": [1], "parsed": {"a"
 WITHOUT_EFFECT: Mapping[str, Json] = {
     "model": {"model": "gpt-4o"},
     f"{REALTIME} prompt": {"id": "p"},
+    f"{REALTIME} audio.input.noise_reduction.type": "near_field",
+    f"{REALTIME} audio.output.format": {"type": "audio/pcmu"},
+    f"{REALTIME} audio.output.format.type": "audio/pcmu",
+    f"{REALTIME} audio.output.format.rate": 16000,
     **{
         name: {name: "x"}
         for name in FIELDS[CHAT]
@@ -589,7 +595,7 @@ def read_session(body: Json) -> Found:
 
 
 def read_response_create(body: Json) -> Found:
-    config = response_config(body, VOICES)
+    config = response_config(body, VOICES, SoundFormat())
     asked = (
         *(options_of_session(config), config.instructions, config.output_modalities),
         *(config.conversation, config.metadata, read_items(config.input or [])),
@@ -860,6 +866,7 @@ RESPONSE = Endpoint(
         "stream": differs("stream", True),
         "temperature": differs("temperature", 0.5),
         "top_p": differs("top_p", 0.5),
+        "top_logprobs": differs("top_logprobs", 3, {"include": [LOGPROBS]}),
         "truncation": differs("truncation", "auto"),
         "text": (FLAT_SCHEMA, {}),
         "text.format": (FLAT_SCHEMA, {}),
@@ -961,6 +968,10 @@ VALUES: Mapping[str, Any] = {
     **{"languages": ["x"], "keywords": ["x"], "strength": 0.5, "delay": "low"},
     **{"noise_reduction": {"type": "near_field"}, "model": "gpt-4o"},
     f"{REALTIME} prompt": {"id": "p"},
+    f"{REALTIME} audio.input.noise_reduction.type": "near_field",
+    f"{REALTIME} audio.output.format": {"type": "audio/pcmu"},
+    f"{REALTIME} audio.output.format.type": "audio/pcmu",
+    f"{REALTIME} audio.output.format.rate": 16000,
     **{"annotations": [{"a": 1}], "logprobs": [{"a": 1}], "status": "completed", "type": "x"},
     **{"include": ["reasoning.encrypted_content"], "verbosity": "low", "max_tool_calls": 5},
 }
@@ -990,8 +1001,21 @@ def test_every_path_of_openais_other_requests_is_one_of_the_three(name: str, pat
     except ApiError as error:
         assert last in str(error.param) or last in error.message, error
         assert path not in FIELDS[endpoint.table], error
+        assert "Input should be" not in error.message, error
     else:
         assert set(counted) & set(found), found
+
+
+def test_a_responses_sound_has_the_sessions_format() -> None:
+    for given in ({"type": "audio/pcm"}, {"type": "audio/pcm", "rate": 16000}, {"rate": 16000}):
+        body: Json = {"audio": {"output": {"format": given}}}
+        response_config(body, VOICES, SoundFormat(rate=16000))
+    for wrong in ({"type": "audio/pcma"}, {"rate": 24000}):
+        with pytest.raises(
+            ApiError, match="has the format of the session's: type audio/pcm, rate 16000"
+        ):
+            body = {"audio": {"output": {"format": wrong}}}
+            response_config(body, VOICES, SoundFormat(rate=16000))
 
 
 SENT_BACK: Mapping[str, Json] = {

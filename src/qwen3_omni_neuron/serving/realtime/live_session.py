@@ -227,7 +227,8 @@ class LiveSession:
             case events.ItemTruncate():
                 await self._items.truncate(event.item_id, event.content_index, event.audio_end_ms)
             case events.ResponseCreate():
-                overrides = response_config(event.response, self._voices)
+                sound = self._config.audio.output.format
+                overrides = response_config(event.response, self._voices, sound)
                 self._service.count_without_effect(REALTIME, event.response)
                 await self._responses.start(self._config, overrides)
             case events.ResponseCancel():

@@ -348,8 +348,13 @@ def _check_transcribing(given: Mapping[str, Any]) -> None:
         raise ApiError(400, message, "unknown_field", path)
 
 
-def response_config(given: Json | None, voices: Voices) -> ResponseConfig:
-    """Parse a client's configuration of one response. Raises ApiError."""
+def response_config(
+    given: Json | None, voices: Voices, session: SoundFormat | None = None
+) -> ResponseConfig:
+    """Parse a client's configuration of one response. Raises ApiError.
+
+    session: format of the session's sound, from which a response's can't differ.
+    """
     try:
         config = ResponseConfig.model_validate(given or {})
     except ValidationError as error:
@@ -358,6 +363,16 @@ def response_config(given: Json | None, voices: Voices) -> ResponseConfig:
     output = config.audio.output
     if output.voice is not None:
         output.voice = voices.speaker(output.voice, "response.audio.output.voice")
+    if session is not None and output.format is not None:
+        asked = output.format.model_dump(exclude_unset=True)
+        if asked != session.model_dump(include=set(asked)):
+            raise ApiError(
+                400,
+                f"a response's sound has the format of the session's: type {session.type}, rate "
+                f"{session.rate}. Change it by session.update.",
+                "invalid_value",
+                "response.audio.output.format",
+            )
     _check_options(config, "response")
     return config
 
