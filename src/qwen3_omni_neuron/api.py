@@ -257,7 +257,7 @@ class Qwen3Omni:
         """
         return self._grammars.begin(RequestOptions.parse(options), admit)
 
-    def count_tokens(self, messages: Sequence[Any], **options: "Unpack[RequestArguments]") -> int:
+    def count_tokens(self, messages: Conversation, **options: "Unpack[RequestArguments]") -> int:
         """Return the number of tokens of a conversation's prompt, with those of its media.
 
         Raises an InputError (see errors), for a text that is certainly too long, too.
@@ -414,7 +414,7 @@ class Qwen3Omni:
         request = self._request(prompt, options, speak, arrived_s)
         return SpeechStream(self._pipeline, request, owner=self)
 
-    def _prompt(self, messages: Sequence[Any], options: RequestOptions) -> Prompt:
+    def _prompt(self, messages: Conversation, options: RequestOptions) -> Prompt:
         reply_tokens = options.thinker_max_new_tokens
         return self.prompt_builder.prompt(
             messages,
