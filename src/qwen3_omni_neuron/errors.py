@@ -26,6 +26,8 @@
 A message says what happened, the numbers, and what to do next.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from enum import IntEnum
 
 
@@ -139,6 +141,7 @@ class OutputError(Qwen3OmniError, OSError):
 
 
 _MAX_VALUE_CHARACTERS = 100
+_MOST_COMPARED = 40  # characters of an unknown name that are compared with known ones
 
 
 def format_value(value: object) -> str:
@@ -148,6 +151,12 @@ def format_value(value: object) -> str:
     except Exception:  # too deep, too many digits, or an error of the object's own
         return f"a {type(value).__name__}"
     return printable(text, _MAX_VALUE_CHARACTERS)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a question with the known name that is nearest to an unknown one, or "" if none is."""
+    near = get_close_matches(str.__str__(name)[:_MOST_COMPARED], [*known], 1)
+    return f" Did you mean {near[0]}?" if near else ""
 
 
 def printable(text: str, longest: int) -> str:

@@ -9,7 +9,6 @@ made from both. The command line imports this module early, so it needs neither 
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -22,7 +21,7 @@ from typing import (
     get_type_hints,
 )
 
-from qwen3_omni_neuron.errors import CheckpointError, OptionError, format_value
+from qwen3_omni_neuron.errors import CheckpointError, OptionError, did_you_mean, format_value
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 
 if TYPE_CHECKING:
@@ -761,8 +760,9 @@ class RequestOptions:
         speakers = config.talker.speaker_ids
         if self.speaker.lower() not in speakers:
             names = ", ".join(name.capitalize() for name in sorted(speakers))
+            hint = did_you_mean(self.speaker.capitalize(), names.split(", "))
             raise OptionError(
-                f"unknown speaker {format_value(self.speaker)}. This checkpoint has {names}."
+                f"unknown speaker {format_value(self.speaker)}.{hint} This checkpoint has {names}."
             )
         return speakers[self.speaker.lower()]
 
@@ -864,8 +864,7 @@ def _check(given: Mapping[str, Any], options: Iterable[Option]) -> None:
     known = {option.name: option for option in options}
     for name, value in given.items():
         if name not in known:
-            close = get_close_matches(name, known, 1)
-            hint = f" Did you mean {close[0]}?" if close else ""
+            hint = did_you_mean(name, known)
             raise OptionError(
                 f"unknown option {format_value(name)}.{hint} Options: {', '.join(known)}."
             )

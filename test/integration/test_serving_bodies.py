@@ -15,11 +15,12 @@ import openai
 import pytest
 import soundfile
 from PIL import Image
+from websockets.sync.client import connect
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.sound.encoding import wav_header
-from testing.http_client import HttpClient
+from testing.http_client import HttpClient, ask, form
 from testing.http_server import client_of, serving, url_of, wait_until
 from testing.media_cases import QUESTION_WAV
 from testing.raw_http import (
@@ -302,6 +303,55 @@ def test_a_refusal_names_the_part_and_its_field(
     assert error["message"].startswith(param), error
     (line,) = [vars(record) for record in caplog.records if record.getMessage() == "request"]
     assert (line["param"], line["reason"]) == (error["param"], error["message"])
+
+
+def test_a_misspelt_name_is_refused_with_the_one_that_it_may_mean(server: Server) -> None:
+    """A field at any depth, an option, a voice or a model, of every endpoint with a body."""
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "shema": {}}}
+    audio = {"voyce": "Ethan", "format": "wav"}
+    for path, change, meant in (
+        ("chat/completions", {"temprature": 1}, "temperature"),
+        ("chat/completions", {"thinker_tempature": 1}, "thinker_temperature"),
+        ("chat/completions", {"audio": audio}, "voice"),
+        ("chat/completions", {"audio": {"voice": "ehtan", "format": "wav"}}, "Ethan"),
+        ("chat/completions", {"response_format": schema}, "schema"),
+        ("chat/completions", {"model": server.service.model.name[1:]}, server.service.model.name),
+        ("responses", {"input": "a", "instuctions": "b"}, "instructions"),
+        ("responses", {"input": "a", "text": {"formt": {}}}, "format"),
+        ("completions", {"prompt": "a", "max_token": 3}, "max_tokens"),
+        ("audio/speech", {"input": "a", "voice": "alloi"}, "alloy"),
+        (
+            "audio/speech",
+            {"input": "a", "voice": "alloy", "respnse_format": "mp3"},
+            "response_format",
+        ),
+    ):
+        body = {**ASKED, **change} if path == "chat/completions" else change
+        error = ask(f"{url_of(server)}/v1/{path}", body).json()["error"]
+        assert f" Did you mean {meant}?" in error["message"], error
+        assert "?." not in error["message"], error
+    form_data, headers = form({"promt": b"a"}, WAV[:20_044])
+    answer = ask(f"{url_of(server)}/v1/audio/transcriptions", form_data, headers=headers)
+    assert " Did you mean prompt?" in answer.json()["error"]["message"]
+    with connect(f"{url_of(server, 'ws')}/v1/realtime") as socket:
+        for session, meant in (
+            ({"audio": {"output": {"voise": "Ethan"}}}, "voice"),
+            (
+                {"audio": {"input": {"turn_detection": {"type": "server_vad", "treshold": 0.5}}}},
+                "threshold",
+            ),
+            ({"instuctions": "a"}, "instructions"),
+        ):
+            update = {"type": "session.update", "session": {"type": "realtime", **session}}
+            socket.send(json.dumps(update))
+            while (event := json.loads(socket.recv(10)))["type"] != "error":
+                pass
+            assert f" Did you mean {meant}?" in event["error"]["message"], event
+
+
+def test_a_name_far_from_all_others_has_no_hint(server: Server) -> None:
+    error = ask(f"{url_of(server)}/v1/chat/completions", {**ASKED, "zzz": 1}).json()["error"]
+    assert "Did you mean" not in error["message"]
 
 
 def test_no_file_is_opened_and_no_name_looked_up_for_a_request(server: Server) -> None:

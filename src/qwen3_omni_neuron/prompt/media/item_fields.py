@@ -6,10 +6,9 @@ is refused by name.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
-from qwen3_omni_neuron.errors import format_value
+from qwen3_omni_neuron.errors import did_you_mean, format_value
 from qwen3_omni_neuron.prompt.media.fields import real_number, whole_number
 
 DETAILS = ("auto", "low", "high", "original")
@@ -19,7 +18,6 @@ _MOST_FRAMES = 2**31 - 1
 _MOST_SECONDS = 1e9
 # One frame in 11 days is slower than any time lapse, and its positions still fit float32.
 LEAST_FPS, MOST_FPS = 1e-6, 1e6
-_NAME_CHARACTERS = 40  # most of an unknown name that is compared with known ones
 
 Refusal = Callable[[str, str | None], Exception]
 """Function (message, name) that makes the error for a field. name: None for several fields."""
@@ -300,8 +298,7 @@ def _hint(name: str, known: list[str]) -> str:
     kinds = [kind for f in ITEM_FIELDS if f.name == name for kind in f.kinds]
     if kinds:
         return f" It is a field of {' and '.join(kinds)} items."
-    near = get_close_matches(str.__str__(name)[:_NAME_CHARACTERS], known, 1)
-    return f" Did you mean {near[0]}?" if near else ""
+    return did_you_mean(name, known)
 
 
 def _text(name: Any) -> str | None:

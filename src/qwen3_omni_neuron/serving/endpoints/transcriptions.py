@@ -257,7 +257,7 @@ def _read(
         wanted = kind.model_validate(form.fields)
         wanted.take(engines, context.omni.info.thinks)
     except ValidationError as error:
-        raise refused_field(error) from error
+        raise refused_field(error, kind) from error
     check_model(service, wanted.model)
     wanted.check()
     translates = wanted.task == "translate"

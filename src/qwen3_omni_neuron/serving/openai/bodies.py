@@ -1,8 +1,7 @@
 """Parsing of request bodies: limits of the JSON, fields, the model's name, a request's options."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from difflib import get_close_matches
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -14,6 +13,7 @@ from pydantic import (
 )
 from pydantic_core import from_json
 
+from qwen3_omni_neuron.errors import did_you_mean
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
@@ -111,23 +111,26 @@ def parse_json(kind: type[Body], body: bytes) -> Body:
         # Not model_validate_json: it would copy a union's values for the union's discriminator.
         return kind.model_validate(from_json(body))
     except ValidationError as error:
-        raise refused_field(error) from error
+        raise refused_field(error, kind) from error
     except ValueError as error:
         message = f"the body is not JSON: {str(error)[:200]}."
         raise ApiError(400, message, "invalid_json") from error
 
 
-def refused_field(error: ValidationError) -> ApiError:
-    """Return the error for the first wrong field of a body."""
-    path, message = first_wrong(error)
-    message = f"{path or 'the body'}: {message}. See the table of fields in docs/serving.md."
+def refused_field(error: ValidationError, kind: type[BaseModel] | None = None) -> ApiError:
+    """Return the error for the first wrong field of a body. kind: as of `first_wrong`."""
+    path, message = first_wrong(error, kind=kind)
+    message = f"{path or 'the body'}: {message} See the table of fields in docs/serving.md."
     return ApiError(400, message, "invalid_value", path or None)
 
 
-def first_wrong(error: ValidationError, before: str = "") -> tuple[str, str]:
-    """Return the path of the first wrong field, and what is wrong with it.
+def first_wrong(
+    error: ValidationError, before: str = "", kind: type[BaseModel] | None = None
+) -> tuple[str, str]:
+    """Return the path of the first wrong field, and what is wrong with it, in a sentence.
 
-    before: path of the value that was validated. A path is such as messages[0].content[2].type.
+    before: path of the value that was validated. kind: what it should be, for a hint at the field
+    that an unknown one may mean. A path is such as messages[0].content[2].type.
     """
     first = error.errors(include_url=False)[0]
     loc, unknown = first["loc"], first["type"] == "extra_forbidden"
@@ -140,8 +143,43 @@ def first_wrong(error: ValidationError, before: str = "") -> tuple[str, str]:
             path += f".{name}" if path else name
     if first["type"] == _UNION and isinstance(first["input"], Mapping):
         path += ".type"
-    message = _MESSAGES.get(first["type"], first["msg"])
-    return path[:200], message[:300]
+    message = _MESSAGES.get(first["type"], first["msg"])[:300]
+    hint = did_you_mean(str(loc[-1]), _fields_at(kind, loc[:-1])) if unknown else ""
+    return path[:200], f"{message}.{hint}"
+
+
+def _fields_at(kind: type[BaseModel] | None, path: Sequence[int | str]) -> set[str]:
+    """Return the names of the fields of the objects that may stand at a path in a body.
+
+    path: as pydantic has it, with tags of unions in angle brackets.
+    """
+    found = set() if kind is None else {kind}
+    for name in path:
+        fields = [_fields_of(one)[name] for one in found if name in _fields_of(one)]
+        if fields:
+            found = {inner for annotation in fields for inner in _objects_in(annotation)}
+        elif isinstance(name, str):  # a tag
+            found = {one for one in found if name[1:-1] in _types_of(one)} or found
+    return {name for one in found for name in _fields_of(one)}
+
+
+def _fields_of(kind: type[BaseModel]) -> dict[Any, Any]:
+    """Return the annotations of an object's fields, by their names in a body."""
+    return {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
+
+
+def _objects_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the objects that an annotation names, also in its unions and lists."""
+    inner = get_args(annotation)
+    if not inner and isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for one in inner:
+        yield from _objects_in(one)
+
+
+def _types_of(kind: type[BaseModel]) -> tuple[Any, ...]:
+    """Return the values of an object's field `type`."""
+    return get_args(kind.model_fields["type"].annotation) if "type" in kind.model_fields else ()
 
 
 def check_further(given: BaseModel, where: str, taken: Collection[str]) -> None:
@@ -151,8 +189,7 @@ def check_further(given: BaseModel, where: str, taken: Collection[str]) -> None:
     """
     for name, value in (given.model_extra or {}).items():
         if value is not None and name not in taken and "*" not in taken:
-            near = get_close_matches(name[:40], [*type(given).model_fields, *taken], 1)
-            hint = f" Did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(name, [*type(given).model_fields, *taken])
             path = f"{where}.{name}"[:200]
             message = f"{path}: this field is unknown here.{hint} See docs/serving.md."
             raise wrong_value(message, path)
@@ -195,7 +232,9 @@ def is_model(name: str, own: str) -> bool:
 def check_model(service: Service, name: str | None) -> None:
     """Refuse a request for another model. None: the request names none. Raises ApiError."""
     if name is not None and not is_model(name, service.model.name):
-        message = f"there is no model {name[:80]!r} here, only {service.model.name!r}."
+        own = service.model.name
+        hint = did_you_mean(name, [own])
+        message = f"there is no model {name[:80]!r} here, only {own!r}.{hint}"
         raise ApiError(404, message, "model_not_found", "model")
 
 
@@ -206,8 +245,9 @@ def check_known(given: BaseModel, known: Collection[str], options: Collection[st
     """
     for name, value in (given.model_extra or {}).items():
         if value is not None and name not in known:
+            hint = did_you_mean(name, [*type(given).model_fields, *options])
             raise wrong_value(
-                f"unknown field {name[:80]!r}. Beside OpenAI's fields a request may have: "
+                f"unknown field {name[:80]!r}.{hint} Beside OpenAI's fields a request may have: "
                 f"{', '.join(sorted(options))}.",
                 name[:80],
             )

@@ -22,6 +22,7 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     by_form,
     by_type,
     check_further,
+    check_known,
     refused_field,
     wrong_value,
 )
@@ -332,6 +333,8 @@ def check_response_request(asked: ResponseRequest) -> None:
         value = (asked.model_extra or {}).get(name)
         if value is not None and value not in values:
             raise wrong_value(f"{name} is not supported. {advice}", name)
+    # Here, and not in the chat request, whose fields have other names.
+    check_known(asked, FURTHER_RESPONSE_FIELDS.keys() | _REFUSED.keys(), CHAT_OPTIONS)
     if asked.top_logprobs and not asked.tells_logprobs:
         raise wrong_value(f"top_logprobs needs include: [{LOGPROBS}].", "top_logprobs")
     if "audio" in (asked.modalities or ()) and not asked.stream:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.errors import OptionError, did_you_mean
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 
 OTHER_VOICES: Mapping[str, str] = {
@@ -73,6 +73,8 @@ class Voices:
         found = self._own.get(voice.lower()) or self._aliases.get(voice.lower())
         if found is None:
             known = ", ".join(self.names) or "none"
-            message = f"there is no voice {voice[:80]!r}. There are: {known}."
+            hint = did_you_mean(voice.capitalize(), self.names)
+            hint = hint or did_you_mean(voice.lower(), self._aliases)
+            message = f"there is no voice {voice[:80]!r}.{hint} There are: {known}."
             raise ApiError(400, message, "invalid_value", param)
         return found

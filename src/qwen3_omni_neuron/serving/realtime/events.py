@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, Tag, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, Tag, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from qwen3_omni_neuron.serving.openai.bodies import (
@@ -251,7 +251,7 @@ def read_event(text: str, heard: Callable[[Json], Json]) -> ClientEvent:
     try:
         return _EVENTS[kind].model_validate(given)
     except ValidationError as error:
-        raise EventError(wrong_field(error), event_id, kind) from error
+        raise EventError(wrong_field(error, "", _EVENTS[kind]), event_id, kind) from error
 
 
 def read_items(given: Any) -> list[Item | ItemReference]:
@@ -262,10 +262,12 @@ def read_items(given: Any) -> list[Item | ItemReference]:
         raise wrong_field(error, before="response.input") from error
 
 
-def wrong_field(error: ValidationError, before: str = "") -> ApiError:
-    """Return the error that names the first wrong field. before: path of the value."""
-    path, message = first_wrong(error, before)
-    message = f"{path or 'the event'}: {message}. See docs/realtime.md."
+def wrong_field(
+    error: ValidationError, before: str = "", kind: type[BaseModel] | None = None
+) -> ApiError:
+    """Return the error that names the first wrong field. before, kind: as of `first_wrong`."""
+    path, message = first_wrong(error, before, kind)
+    message = f"{path or 'the event'}: {message} See docs/realtime.md."
     return ApiError(400, message, "invalid_value", path or None)
 
 

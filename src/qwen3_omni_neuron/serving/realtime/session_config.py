@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Tag, ValidationError
 
-from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.errors import OptionError, did_you_mean
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, RequestOptions
 from qwen3_omni_neuron.serving.endpoints.sound import can_stretch
 from qwen3_omni_neuron.serving.openai.bodies import (
@@ -309,7 +309,7 @@ def updated(
     try:
         new = SessionConfig.model_validate(merged(config.model_dump(), given))
     except ValidationError as error:
-        raise wrong_field(error, before="session") from error
+        raise wrong_field(error, "session", SessionConfig) from error
     if not is_model(new.model, config.model):
         message = f"the session's model is {config.model!r} and can't be changed."
         raise ApiError(400, message, "invalid_value", "session.model")
@@ -358,7 +358,7 @@ def response_config(
     try:
         config = ResponseConfig.model_validate(given or {})
     except ValidationError as error:
-        raise wrong_field(error, before="response") from error
+        raise wrong_field(error, "response", ResponseConfig) from error
     check_speech(config, voices, "response")
     output = config.audio.output
     if output.voice is not None:
@@ -436,7 +436,10 @@ def _check_options(config: _CommonConfig, where: str) -> None:
     for name, value in given.items():
         if name not in _OPTIONS:
             known = ", ".join(sorted(_OPTIONS))
-            message = f"unknown field {name[:80]!r}. Beside OpenAI's fields there may be: {known}."
+            hint = did_you_mean(name, [*type(config).model_fields, *_OPTIONS])
+            message = (
+                f"unknown field {name[:80]!r}.{hint} Beside OpenAI's fields there may be: {known}."
+            )
             raise ApiError(400, message, "unknown_field", f"{where}.{name[:80]}")
         try:
             _OPTIONS[name].check(seed_of(value) if name == "seed" else value)
