@@ -334,19 +334,22 @@ def test_a_misspelt_name_is_refused_with_the_one_that_it_may_mean(server: Server
     answer = ask(f"{url_of(server)}/v1/audio/transcriptions", form_data, headers=headers)
     assert " Did you mean prompt?" in answer.json()["error"]["message"]
     with connect(f"{url_of(server, 'ws')}/v1/realtime") as socket:
-        for session, meant in (
-            ({"audio": {"output": {"voise": "Ethan"}}}, "voice"),
+        # Only the end of a turn by its silence has a threshold.
+        by = {kind: {"type": kind, "treshold": 0.5} for kind in ("server_vad", "semantic_vad")}
+        for session, hint in (
+            ({"audio": {"output": {"voise": "Ethan"}}}, "here. Did you mean voice? "),
             (
-                {"audio": {"input": {"turn_detection": {"type": "server_vad", "treshold": 0.5}}}},
-                "threshold",
+                {"audio": {"input": {"turn_detection": by["server_vad"]}}},
+                "here. Did you mean threshold? ",
             ),
-            ({"instuctions": "a"}, "instructions"),
+            ({"audio": {"input": {"turn_detection": by["semantic_vad"]}}}, "unknown here. See"),
+            ({"instuctions": "a"}, " Did you mean instructions? "),
         ):
             update = {"type": "session.update", "session": {"type": "realtime", **session}}
             socket.send(json.dumps(update))
             while (event := json.loads(socket.recv(10)))["type"] != "error":
                 pass
-            assert f" Did you mean {meant}?" in event["error"]["message"], event
+            assert hint in event["error"]["message"], event
 
 
 def test_a_name_far_from_all_others_has_no_hint(server: Server) -> None:
