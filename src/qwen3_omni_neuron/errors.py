@@ -45,6 +45,8 @@ class ExitStatus(IntEnum):
     """A process or thread of a served model has ended, and a supervisor may start it anew."""
     INTERRUPTED = 130
     """Ctrl-C: 128 and the number of SIGINT."""
+    UNREAD = 141
+    """Nobody reads the output any more: 128 and the number of SIGPIPE."""
     TERMINATED = 143
     """SIGTERM."""
 

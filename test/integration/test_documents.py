@@ -74,12 +74,13 @@ def blocks(document: str, language: str) -> list[Block]:
 
 
 def commands(document: str) -> Iterator[tuple[list[str], Block]]:
-    """Every command of a document's shell blocks, without the program that it is piped into."""
+    """Every command of a document's shell blocks, without what its output goes into."""
     for block in blocks(document, "sh"):
         for line in block.text.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if words:
-                yield words[: words.index("|")] if "|" in words else words, block
+                end = next((i for i, word in enumerate(words) if word in ("|", ">")), None)
+                yield words[:end], block
 
 
 def ours(document: str) -> list[tuple[list[str], Block]]:

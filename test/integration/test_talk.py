@@ -81,7 +81,7 @@ def test_a_question_in_a_file_is_answered_into_a_file(
     assert main(["talk", *files, "--speaker", "Chelsie", *partner]) == 0
     printed = capsys.readouterr()
     assert printed.out == "eight\n"
-    assert ("knows 25 words" in printed.err) == (not partner)
+    assert "knows 25 words" not in printed.err  # no terminal
     samples, rate = soundfile.read(out, dtype="float32")
     [word] = judge.hear(samples)
     assert (rate, word.word, word.speaker) == (24000, "eight", "chelsie")

@@ -1,13 +1,15 @@
 """`doctor`: what is measured and derived of this CPU, the port and the extras."""
 
+import json
 import socket
 from importlib import metadata
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from qwen3_omni_neuron import cli
-from qwen3_omni_neuron.cli.doctor import EXTRAS, port_text, speed_text
+from qwen3_omni_neuron.cli.doctor import EXTRAS, port_text, speed_text, verdict
 from qwen3_omni_neuron.compilation import versions
 from qwen3_omni_neuron.compilation.versions import PACKAGE, missing_packages
 from qwen3_omni_neuron.cpu import rates
@@ -120,10 +122,12 @@ def test_an_extra_misses_what_is_not_there_or_too_old(monkeypatch: pytest.Monkey
 def test_the_report_answers_whether_this_machine_runs_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A verdict first; what a laptop needs before what Neuron needs."""
     required = ['nothing-has-this-name>=1; extra == "talk"']
     monkeypatch.setattr(metadata, "requires", {PACKAGE: required}.get)
     assert cli.main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Qwen3-Omni-30B-A3B ")
     assert (
         "| talk | `talk` | nothing-has-this-name>=1 | `pip install 'qwen3-omni-neuron[talk]'` |"
         in lines
@@ -133,5 +137,54 @@ def test_the_report_answers_whether_this_machine_runs_it(
     assert any(line.startswith("| default port of `serve` | 8000 ") for line in lines)
     [measured] = [line for line in lines if line.startswith("Measured, with ")]
     assert "23.8 GB/s" in measured and "88.9 billion" in measured
-    after = lines[lines.index(measured) :]
+    neuron = lines.index("## Neuron")
+    after = lines[lines.index(measured) : neuron - 1]
     assert [line.split(" | ")[0] for line in after[-len(DTYPES) :]] == [f"| {d}" for d in DTYPES]
+    before = [line for line in lines[1:neuron] if "euron" in line.replace(PACKAGE, "")]
+    assert [line.split(" | ")[0] for line in before] == ["| Neuron devices"]
+
+
+@pytest.mark.usefixtures("given_rates")
+def test_the_report_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert list(report) == ["verdict", "machine", "packages", "extras", "cpu", "neuron"]
+    assert report["cpu"]["measured"] == {
+        "bytes_per_s": 23.8e9,
+        "multiply_adds_per_s": 88.9e9,
+        "threads": 2,
+    }
+    assert list(report["cpu"]["dtypes"]) == list(DTYPES)
+    for of in report["cpu"]["dtypes"].values():
+        low, high = of["rtf_expected"]
+        assert low == of["rtf_least"] < high
+    assert report["neuron"]["packages"]["neuron"]["torch-neuronx"]["installed"] is None
+
+
+def test_the_verdict_is_about_the_fastest_dtype_that_fits() -> None:
+    def cpu(**conversations: int) -> dict[str, Any]:
+        rtf = {"mixed": 2.0, "int8": 1.0, "int4": 0.5}
+        return {
+            "memory_gb": 32.0,
+            "dtypes": {
+                name: {
+                    "memory_gb": 71.0 / rank,
+                    "conversations": conversations.get(name, 0),
+                    "rtf_expected": [rtf[name], 1.8 * rtf[name]],
+                }
+                for rank, name in enumerate(rtf, 1)
+            },
+        }
+
+    assert verdict(cpu(int4=1, int8=2), 0, None) == (
+        "Qwen3-Omni-30B-A3B runs on this CPU with --dtype int4, as it plays: RTF 0.5 to 0.9 "
+        "expected (seconds of work for a second of speech)."
+    )
+    assert "--dtype int8, slower than it plays: RTF 1.0 to 1.8" in verdict(cpu(int8=1), 0, None)
+    assert verdict(cpu(), 0, None) == (
+        "Qwen3-Omni-30B-A3B does not fit this machine: int4 takes 23.7 GB of memory, of 32.0. "
+        "The small model that ships runs."
+    )
+    assert "as torch can't be imported (libx)" in verdict({"error": "libx"}, 0, None)
+    assert verdict(cpu(), 16, None).startswith("There are 16 Neuron devices, and no Neuron SDK is")
+    assert "and target torchneuron is installed" in verdict(cpu(), 16, "torchneuron")

@@ -1,6 +1,5 @@
 """The command line, `qwen3-omni-neuron VERB`: a file for each verb, or for two alike."""
 
-import argparse
 import os
 import sys
 import traceback
@@ -8,6 +7,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from qwen3_omni_neuron.cli.ending import EndBySignal, leave, open_standard_files
+from qwen3_omni_neuron.cli.parsing import PROGRAM, CommandParser, with_flags
+from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
 from qwen3_omni_neuron.errors import ExitStatus, Qwen3OmniError
 
 
@@ -28,29 +29,44 @@ def run() -> NoReturn:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb. Returns the exit status. Raises SystemExit for a wrong command line."""
+    """Run one verb. Returns the exit status. Raises SystemExit for a wrong command line, and help.
+
+    Where the reader of the output is gone, as `| head -1` is, it ends without a word.
+    """
     try:
-        parsed = make_parser().parse_args(arguments)
-        status = parsed.run(parsed)
-        sys.stdout.flush()
-        return status
-    except Qwen3OmniError as error:
-        print(f"qwen3-omni-neuron: {error}", file=sys.stderr)
-        return ExitStatus.FAILED
+        try:
+            return _run_verb(arguments)
+        finally:
+            sys.stdout.flush()
     except BrokenPipeError:
-        # The reader is gone. The rest of stdout's buffer must not be flushed at exit.
+        # The rest of stdout's buffer must not be flushed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print("qwen3-omni-neuron: nobody reads the output any more.", file=sys.stderr)
+        return ExitStatus.UNREAD
+
+
+def _run_verb(arguments: Sequence[str] | None) -> int:
+    parser = make_parser()
+    parsed = parser.parse_args(arguments)
+    if parsed.run is None:
+        parser.print_help()
+        return ExitStatus.OK
+    try:
+        return parsed.run(parsed)
+    except BrokenPipeError:
+        raise
+    except Qwen3OmniError as error:
+        print(f"{PROGRAM}: {with_flags(str(error))}", file=sys.stderr)
         return ExitStatus.FAILED
     except KeyboardInterrupt:
-        print("qwen3-omni-neuron: interrupted.", file=sys.stderr)
+        print(f"{PROGRAM}: interrupted.", file=sys.stderr)
         return ExitStatus.INTERRUPTED
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> CommandParser:
     """Make the parser of the whole command line."""
     # A signal is taken before these imports, which take a tenth of a second: see `run`.
     from qwen3_omni_neuron.cli.compile import add_compile
+    from qwen3_omni_neuron.cli.completion import add_completion
     from qwen3_omni_neuron.cli.doctor import add_doctor
     from qwen3_omni_neuron.cli.inspect import add_inspect
     from qwen3_omni_neuron.cli.serve import add_serve
@@ -61,20 +77,33 @@ def make_parser() -> argparse.ArgumentParser:
     from qwen3_omni_neuron.cli.transcribe import add_transcribe
     from qwen3_omni_neuron.cli.verify import add_verify
 
-    parser = argparse.ArgumentParser(
-        prog="qwen3-omni-neuron", description="Qwen3-Omni listens, writes and speaks."
+    parser = CommandParser(
+        prog=PROGRAM,
+        description="Qwen3-Omni listens, writes and speaks. VERB --help has flags and examples.",
     )
-    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    version = f"{PROGRAM} {PACKAGE_VERSION}"
+    parser.add_argument("--version", action="version", version=version)
+    parser.set_defaults(run=None)
+    verbs = parser.add_subparsers(metavar="VERB")
+
     add_speak(verbs.add_parser("speak", help="answer a question in text and speech"))
     add_say(verbs.add_parser("say", help="speak a text itself"))
     add_serve(verbs.add_parser("serve", help="answer over HTTP, as OpenAI's API does"))
     add_talk(verbs.add_parser("talk", help="talk with a model or a server, by microphone"))
     add_transcribe(verbs.add_parser("transcribe", help="write down the words of sound files"))
     add_compile(verbs.add_parser("compile", help="convert a checkpoint once, for one target"))
-    add_inspect(verbs.add_parser("inspect", help="show what compile wrote, and verify it"))
+    add_inspect(
+        verbs.add_parser("inspect", help="show what compile wrote, and verify it; or a checkpoint")
+    )
     add_push(verbs.add_parser("push", help="copy what compile wrote to shared storage"))
     add_pull(verbs.add_parser("pull", help="copy it from there to this machine"))
     add_doctor(verbs.add_parser("doctor", help="report on this machine, to paste into an issue"))
     add_verify(verbs.add_parser("verify", help="compare a model with transformers, by stages"))
     add_tiny(verbs.add_parser("tiny-checkpoint", help="write a small checkpoint of random weights"))
+    add_completion(
+        verbs.add_parser("completion", help="write a shell's completion of this command"),
+        make_parser,
+    )
+    for made in verbs.choices.values():
+        made.set_defaults(verb=made)
     return parser

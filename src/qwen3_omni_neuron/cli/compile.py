@@ -5,12 +5,15 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.cli.inspect import MB, aligned, model_row
 from qwen3_omni_neuron.cli.model_arguments import add_checkpoint_argument, chosen_model, sizes
+from qwen3_omni_neuron.cli.parsing import CommandParser
+from qwen3_omni_neuron.cli.progress import add_quiet, bar_settings
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.plan import (
     MODEL_OF_PART,
@@ -30,12 +33,15 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.neuron.graphs.graph import Graph
 
 DRY_RUN_TARGETS = ("torchneuron", "neuron")  # the first is the default
-REDRAW_S, REDRAW_IN_A_LOG_S = 0.1, 30.0
 
 
-def add_compile(parser: argparse.ArgumentParser) -> None:
+def add_compile(parser: CommandParser) -> None:
     """Add the verb's arguments."""
     parser.set_defaults(run=_compile)
+    parser.add_examples(
+        "compile --model CHECKPOINT --target cpu --dry-run",
+        "compile --model CHECKPOINT --dtype int8 --out tree",
+    )
     add_checkpoint_argument(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="the tree's folder")
     parser.add_argument(
@@ -75,6 +81,7 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="go on where an earlier run ended, which is done with or without this",
     )
+    add_quiet(parser)
 
 
 def _values(name: str) -> str:
@@ -117,11 +124,13 @@ def _compile(parsed: argparse.Namespace) -> int:
         raise OptionError("no folder for the tree: give --out DIR, or --dry-run.")
     from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 
-    model = resolve_checkpoint(chosen_model(parsed))
-    plan = _plan(parsed, model, parsed.target or DEFAULT_TARGET)
-    bar = _Bar()
+    named = chosen_model(parsed)
+    target = find_target(parsed.target or DEFAULT_TARGET)
+    target.require()  # before a checkpoint is downloaded
+    plan = _plan(parsed, resolve_checkpoint(named), target.limits.target)
+    bar = _Bar(parsed.quiet)
     try:
-        outcome = compile_tree(plan, parsed.out, find_target(plan.target), parsed.only, bar)
+        outcome = compile_tree(plan, parsed.out, target, parsed.only, bar)
     finally:
         bar.close()
     print(_table(outcome))
@@ -150,11 +159,13 @@ def _dry_run(parsed: argparse.Namespace) -> int:
         plan = _plan(parsed, folder, parsed.target or DRY_RUN_TARGETS[0])
         if plan.target in DRY_RUN_TARGETS:
             each_default = parsed.tp is None and parsed.instance is None
-            return _dry_run_on_trn2(plan, parsed.instance, each_default)
+            return _dry_run_on_trn2(plan, parsed.instance, each_default, parsed.quiet)
         return _dry_run_here(plan, parsed.out or Path.cwd())
 
 
-def _dry_run_on_trn2(plan: "CompilePlan", instance: str | None, each_default: bool) -> int:
+def _dry_run_on_trn2(
+    plan: "CompilePlan", instance: str | None, each_default: bool, quiet: bool
+) -> int:
     """Print the verdict on a plan, and its sizes and times on a trn2.
 
     instance: see neuron.graphs.verdict.instances_of. each_default: with the default degrees of each
@@ -167,18 +178,19 @@ def _dry_run_on_trn2(plan: "CompilePlan", instance: str | None, each_default: bo
     config = read_config(plan.model)
     defaults = find_target(plan.target).limits.tp if each_default else None
     instances = instances_of(plan, instance, defaults)
-    run = dry_run(config, plan, list(instances.values()), show=_shown)
+    run = dry_run(config, plan, list(instances.values()), show=partial(_shown, quiet))
     verdicts = [make_verdict(run, tp, name, config.code2wav) for name, tp in instances.items()]
     print("\n".join(verdict_lines(run, verdicts, config.code2wav)))
     print(dry_run_text(run))
     return 0
 
 
-def _shown(graphs: "Sequence[tuple[int, Graph]]") -> "Iterator[tuple[int, Graph]]":
+def _shown(quiet: bool, graphs: "Sequence[tuple[int, Graph]]") -> "Iterator[tuple[int, Graph]]":
     """Yield the graphs of a dry run; on stderr a line for each model, and on a terminal a bar."""
     from tqdm import tqdm
 
-    with tqdm(total=len(graphs), unit="graph", disable=not sys.stderr.isatty()) as bar:
+    hidden = quiet or not sys.stderr.isatty()
+    with tqdm(total=len(graphs), unit="graph", disable=hidden) as bar:
         models = groupby(graphs, lambda pair: (pair[0], MODEL_OF_PART[pair[1].part]))
         for (tp, model), group in models:
             bar.set_description(f"TP {tp}, {model}")
@@ -188,7 +200,8 @@ def _shown(graphs: "Sequence[tuple[int, Graph]]") -> "Iterator[tuple[int, Graph]
                 count += 1
                 bar.update()
             took = f"{count} graph{'s' * (count > 1)} in {time.monotonic() - start_s:.1f} s"
-            bar.write(f"TP {tp}, {model}: {took}", file=sys.stderr)
+            if not quiet:
+                bar.write(f"TP {tp}, {model}: {took}", file=sys.stderr)
 
 
 def _dry_run_here(plan: "CompilePlan", out: Path) -> int:
@@ -216,27 +229,23 @@ def _dry_run_here(plan: "CompilePlan", out: Path) -> int:
 
 
 class _Bar(Progress):
-    """Progress bar on stderr: bytes written, elapsed and remaining time."""
+    """Progress on stderr: bytes written and time, and a line for each model."""
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: bool) -> None:
         self._bar: Any = None
+        self._quiet = quiet
         self._expected: Mapping[str, int] = {}
         self._done = 0
 
     def begins(self, expected_bytes: Mapping[str, int], reasons: Mapping[str, str]) -> None:
         from tqdm import tqdm
 
-        for model, reason in reasons.items():
-            print(f"{model}: to be compiled, {reason}", file=sys.stderr)
+        if not self._quiet:
+            for model, reason in reasons.items():
+                print(f"{model}: to be compiled, {reason}", file=sys.stderr)
         self._expected = expected_bytes
-        self._bar = tqdm(
-            total=sum(expected_bytes.values()),
-            unit="B",
-            unit_scale=True,
-            file=sys.stderr,
-            mininterval=REDRAW_S if sys.stderr.isatty() else REDRAW_IN_A_LOG_S,
-            disable=not expected_bytes,
-        )
+        total, settings = sum(expected_bytes.values()), bar_settings(self._quiet)
+        self._bar = tqdm(total=total, unit="B", unit_scale=True, **settings)
 
     def advances(self, model: str, written_bytes: int) -> None:
         self._bar.set_description(model, refresh=False)
@@ -245,9 +254,9 @@ class _Bar(Progress):
     def compiled(self, model: str, record: "ModelRecord") -> None:
         self._done += self._expected[model]
         self._show(0)
-        self._bar.write(
-            f"{model}: {record.bytes / MB:.1f} MB in {record.seconds:.2f} s", file=sys.stderr
-        )
+        if not self._quiet:
+            took = f"{record.bytes / MB:.1f} MB in {record.seconds:.2f} s"
+            self._bar.write(f"{model}: {took}", file=sys.stderr)
 
     def close(self) -> None:
         if self._bar is not None:

@@ -4,21 +4,25 @@ Of a tree it shows the manifest, and checks its files; of a checkpoint, the form
 """
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from qwen3_omni_neuron.cli.parsing import CommandParser
 from qwen3_omni_neuron.compilation.manifest import (
     MANIFEST_FILE,
+    RECORD_FILE,
     GraphRecord,
     Manifest,
     ModelRecord,
     TensorRecord,
     check_files,
+    manifest_bytes,
     read_manifest,
     verify_files,
 )
 from qwen3_omni_neuron.compilation.runner import MB
-from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.errors import CheckpointError, OptionError
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -39,9 +43,10 @@ def model_row(model: str, record: ModelRecord, seconds: str) -> tuple[str, str, 
     return model, "; ".join(buckets) or "any", seconds, f"{record.bytes / MB:.1f}"
 
 
-def add_inspect(parser: argparse.ArgumentParser) -> None:
+def add_inspect(parser: CommandParser) -> None:
     """Add the verb's arguments."""
     parser.set_defaults(run=_inspect)
+    parser.add_examples("inspect tree --verify", "inspect CHECKPOINT --json")
     parser.add_argument(
         "folder",
         metavar="DIR|ID",
@@ -51,34 +56,67 @@ def add_inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify", action="store_true", help="hash every file, and fail on the first that differs"
     )
+    parser.add_argument(
+        "--json", action="store_true", help="print a line of JSON: the manifest, or the table"
+    )
 
 
 def _inspect(parsed: argparse.Namespace) -> int:
     """Print a tree's manifest, or the forms of a checkpoint's tensors. Returns the exit status."""
     folder = Path(parsed.folder)
-    is_tree = (folder / MANIFEST_FILE).exists()
-    if not is_tree and ((folder / "config.json").exists() or not folder.exists()):
+    begun = any(folder.glob(f"*/{RECORD_FILE}"))  # a compile that did not end
+    if not (begun or (folder / MANIFEST_FILE).exists()):
+        _check_checkpoint(parsed.folder)
         if parsed.verify:
             raise OptionError("--verify is for compiled trees: a checkpoint has no hashes.")
-        from qwen3_omni_neuron.checkpoint.hub_headers import open_headers
-        from qwen3_omni_neuron.cli.inspect_checkpoint import (  # imports torch
-            auto_dtype,
-            checkpoint_rows,
-        )
-
-        with open_headers(parsed.folder) as headers:
-            print(aligned(checkpoint_rows(headers)))
-            print(f"\ndtype auto on the CPU: {auto_dtype(headers)}")
-        return 0
+        return _show_checkpoint(parsed)
     manifest = read_manifest(folder)
-    print(_format(manifest))
-    if parsed.verify:
-        verify_files(folder, manifest)
+    if parsed.json:
+        print(json.dumps(json.loads(manifest_bytes(folder)) | {"verified": parsed.verify}))
+    else:
+        print(_format(manifest))
+    if not parsed.verify:
+        check_files(folder, manifest)
+        return 0
+    verify_files(folder, manifest)
+    if not parsed.json:
         files = [file for record in manifest.models.values() for file in record.files.values()]
         total = sum(file.bytes for file in files)
         print(f"\nverified: {len(files)} files, {total / MB:.1f} MB, every hash as it was")
+    return 0
+
+
+def _check_checkpoint(named: str) -> None:
+    """Raise OptionError for what is neither a checkpoint's folder nor a hub id."""
+    from qwen3_omni_neuron.checkpoint.files import local_folder
+
+    try:
+        folder = local_folder(named)
+    except CheckpointError:
+        found = "is a file" if Path(named).exists() else "does not exist"
     else:
-        check_files(folder, manifest)
+        if folder is None or (folder / "config.json").exists():
+            return
+        found = f"has neither {MANIFEST_FILE}, as a compiled tree, nor config.json, as a checkpoint"
+    raise OptionError(
+        f"{named} {found}. Name the folder that compile wrote as --out, or a checkpoint: its "
+        "folder, or its hub id such as Qwen/Qwen3-Omni-30B-A3B-Instruct."
+    )
+
+
+def _show_checkpoint(parsed: argparse.Namespace) -> int:
+    from qwen3_omni_neuron.checkpoint.hub_headers import open_headers
+    from qwen3_omni_neuron.cli.inspect_checkpoint import auto_dtype, checkpoint_rows
+
+    with open_headers(parsed.folder) as headers:
+        heading, *rows = checkpoint_rows(headers)
+        dtype = auto_dtype(headers)
+    if parsed.json:
+        tensors = [dict(zip(heading, row, strict=True)) for row in rows]
+        print(json.dumps({"tensors": tensors, "dtype auto on the CPU": dtype}))
+    else:
+        print(aligned([heading, *rows]))
+        print(f"\ndtype auto on the CPU: {dtype}")
     return 0
 
 

@@ -4,11 +4,13 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.checkpoint import SPEAKING_CHECKPOINT
-from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.options import LOAD_OPTIONS, Option
+from qwen3_omni_neuron.errors import OptionError, format_value
+from qwen3_omni_neuron.options import LOAD_OPTIONS, Option, RequestOptions
 
 if TYPE_CHECKING:
     from qwen3_omni_neuron.events import ModelInfo
@@ -23,25 +25,41 @@ def add_model_arguments(parser: argparse.ArgumentParser, otherwise: str = _NO_DE
 
     otherwise: see add_checkpoint_argument.
     """
-    add_checkpoint_argument(parser, otherwise)
+    group = parser.add_argument_group("the model")
+    add_checkpoint_argument(group, otherwise)
     for option in LOAD_OPTIONS.values():
         if option.doc.loads:
-            add_option(parser, option, option.default)
+            add_option(group, option, option.default)
 
 
-def add_option(parser: argparse.ArgumentParser, option: Option, default: Any = None) -> None:
+def add_option(parser: argparse._ActionsContainer, option: Option, default: Any = None) -> None:
     """Add the flag of an option of a load or a request."""
-    kind = option.value_type
     parser.add_argument(
         option.flag,
-        type=_PARSERS.get(option.name) or (_boolean if kind is bool else kind),
+        type=partial(option_value, option),
         default=default,
-        metavar=option.doc.metavar or kind.__name__.upper(),
+        metavar=option.doc.metavar or option.value_type.__name__.upper(),
+        choices=None if option.doc.values is None else option.doc.values.limits.get("enum"),
         help=f"{option.doc.help}; default: {option.default_text}",
     )
 
 
-def add_checkpoint_argument(parser: argparse.ArgumentParser, otherwise: str = _NO_DEFAULT) -> None:
+def option_value(option: Option, text: str) -> Any:
+    """Return the value of an option's flag. Raises ArgumentTypeError for one that it can't have."""
+    kind, values = option.value_type, option.doc.values
+    parse = _PARSERS.get(option.name) or (_boolean if kind is bool else kind)
+    try:
+        value = parse(text)
+        option.check(value)
+    except (OptionError, ValueError):
+        words = values.phrase if values else f"of type {kind.__name__}"
+        raise argparse.ArgumentTypeError(f"must be {words}, got {format_value(text)}") from None
+    return value
+
+
+def add_checkpoint_argument(
+    parser: argparse._ActionsContainer, otherwise: str = _NO_DEFAULT
+) -> None:
     """Add --model. otherwise: help text for the default where the environment sets none."""
     parser.add_argument(
         "--model",
@@ -56,9 +74,40 @@ def model_or_shipped(parsed: argparse.Namespace) -> str:
     return parsed.model or str(SPEAKING_CHECKPOINT)
 
 
+def check_speaker(model: str, speaker: str | None) -> None:
+    """Check a speaker by config.json, before a model is loaded. Raises OptionError.
+
+    model: a folder or a hub id; of one that is not released nothing is fetched, nor checked.
+    """
+    from qwen3_omni_neuron.checkpoint.config_json import read_config
+    from qwen3_omni_neuron.checkpoint.files import local_folder
+    from qwen3_omni_neuron.checkpoint.released import SPEAKS, open_config
+
+    if local_folder(model) is None and model not in SPEAKS:
+        return
+    options = RequestOptions() if speaker is None else RequestOptions(speaker=speaker)
+    with open_config(model) as folder:
+        try:
+            options.speaker_id(read_config(folder))
+        except OptionError as error:
+            raise OptionError(f"--speaker: {error}" if speaker else str(error)) from error
+
+
 def introduce(info: "ModelInfo") -> None:
-    """Print what the checkpoint says of itself, if anything, and how to get the whole model."""
-    if info.introduction:
+    """Print what the checkpoint says of itself, if anything, and how to get the whole model.
+
+    Once for each text, which a file in the user's cache folder remembers, and on a terminal alone.
+    """
+    if info.introduction and sys.stderr.isatty():
+        from qwen3_omni_neuron.compilation.storage import tree_cache
+
+        seen = tree_cache().with_name("introduced")
+        with suppress(OSError):
+            if seen.read_text(encoding="utf-8") == info.introduction:
+                return
+        with suppress(OSError):
+            seen.parent.mkdir(parents=True, exist_ok=True)
+            seen.write_text(info.introduction, encoding="utf-8")
         questions = ", ".join(f'"{question}"' for question in info.questions)
         asked = f" Ask it: {questions}." if questions else ""
         print(

@@ -15,6 +15,7 @@ from qwen3_omni_neuron.cli.model_arguments import (
     load_arguments,
     model_or_shipped,
 )
+from qwen3_omni_neuron.cli.parsing import CommandParser
 from qwen3_omni_neuron.errors import NotInstalledError
 from qwen3_omni_neuron.serving.settings import (
     KEYS_VARIABLE,
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.api import Qwen3Omni
 
 
-def add_serve(parser: argparse.ArgumentParser) -> None:
+def add_serve(parser: CommandParser) -> None:
     """Add the arguments of the verb, those of ServerSettings among them."""
     parser.set_defaults(run=partial(_serve, parser))
+    parser.add_examples("serve", "serve --port 8001 --host 0.0.0.0 --api-keys keys.txt")
     parser.add_argument(
         "--ray",
         type=Path,
@@ -85,7 +87,7 @@ class _Renamed(argparse.Action):
         parser.error(renamed(self.dest, _flag))
 
 
-def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
+def _serve(parser: CommandParser, parsed: argparse.Namespace) -> int:
     """Serve until a signal comes. Returns the exit status."""
     others = sorted(
         _flag(name)

@@ -1,33 +1,39 @@
 """`qwen3-omni-neuron speak` and `say`: answer a question in speech, or speak a text itself."""
 
 import argparse
+import json
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from qwen3_omni_neuron.cli.model_arguments import (
     add_model_arguments,
     add_option,
+    check_speaker,
     introduce,
     load_arguments,
     model_or_shipped,
 )
-from qwen3_omni_neuron.errors import ExitStatus, OptionError
+from qwen3_omni_neuron.cli.parsing import PROGRAM, CommandParser
+from qwen3_omni_neuron.errors import ExitStatus, OptionError, OutputError
+from qwen3_omni_neuron.options import REQUEST_OPTIONS, Option, RequestOptions, SpeechArguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     import numpy as np
     from numpy.typing import NDArray
 
     from qwen3_omni_neuron.api import Qwen3Omni
+    from qwen3_omni_neuron.cli.given_media import GivenMedia
     from qwen3_omni_neuron.events import SpeechResult
-    from qwen3_omni_neuron.options import Option
     from qwen3_omni_neuron.runtime.stream import SpeechStream
 
 STDIN = STDOUT = "-"
+OUT = "speech.wav"
 # Options that need the tokenizer, a list or dicts, serve several callers, or change no output here.
 _FOR_PROGRAMS = (
     *("thinker_eos_token_id", "stop", "tools", "tool_choice", "parallel_tool_calls", "grammar"),
@@ -35,11 +41,14 @@ _FOR_PROGRAMS = (
 )
 
 
-def add_speak(parser: argparse.ArgumentParser) -> None:
+def add_speak(parser: CommandParser) -> None:
     """Add the arguments of the verb and a flag for each option of a request."""
-    from qwen3_omni_neuron.options import REQUEST_OPTIONS
-
     parser.set_defaults(run=_speak)
+    parser.add_examples(
+        'speak "two plus three"',
+        "speak --audio question.wav --out answer.mp3 --speaker Chelsie",
+        'speak "two plus three" --out - | aplay -f S16_LE -r 24000',
+    )
     parser.add_argument("text", nargs="?", help="the question, in words")
     for media, what in (("audio", "a spoken part"), ("image", "an image"), ("video", "a video")):
         parser.add_argument(
@@ -47,104 +56,170 @@ def add_speak(parser: argparse.ArgumentParser) -> None:
             action="append",
             dest="media",
             default=[],
-            type=partial(_media_item, media),
+            type=partial(_media_file, media),
             metavar="FILE",
             help=f"{what} of the question; repeatable, in order",
         )
     parser.add_argument("--system", help="a system message before the question")
-    _add_out(parser)
+    _add_output(parser)
     add_model_arguments(parser, "the small one that ships with the package")
     _add_options(parser, REQUEST_OPTIONS)
 
 
-def add_say(parser: argparse.ArgumentParser) -> None:
+def add_say(parser: CommandParser) -> None:
     """Add the arguments of the verb and a flag for each option that its requests have."""
-    from qwen3_omni_neuron.options import REQUEST_OPTIONS, SpeechArguments
-
     parser.set_defaults(run=_say)
+    parser.add_examples(
+        'say "seven red goodbye"',
+        'say "seven red goodbye" --speaker Chelsie --out said.mp3',
+        "say - --json < text.txt",
+    )
     parser.add_argument("text", help="the words to speak; - reads them from stdin")
-    _add_out(parser)
+    _add_output(parser)
     add_model_arguments(parser, "the small one that ships with the package")
     names = SpeechArguments.__annotations__
     _add_options(parser, [option for option in REQUEST_OPTIONS if option.name in names])
 
 
-def _add_out(parser: argparse.ArgumentParser) -> None:
-    """Add --out."""
+def _add_output(parser: CommandParser) -> None:
+    """Add the flags that say what becomes of a reply."""
     parser.add_argument(
         "--out",
-        default="speech.wav",
         metavar="FILE",
         help="where the speech goes, in the format of the name's ending: .wav, .mp3, .flac, .opus, "
-        ".ogg, .pcm; default: %(default)s; - writes it to stdout as it is made, raw 16-bit PCM of "
-        "24 kHz",
+        f".ogg, .pcm; an earlier file is replaced; default: {OUT}, or where it exists the first "
+        "free one of speech-2.wav, speech-3.wav and so on; - writes it to stdout as it is made, "
+        "raw 16-bit PCM of 24 kHz",
+    )
+    parser.add_argument(
+        "--play",
+        action="store_true",
+        help="play the speech when it is complete; it is written to a file only with --out",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print a line of JSON with text, file, seed, warnings and times, instead of the text",
+    )
+    parser.add_argument(
+        "--quiet", action="store_true", help="print no figures, and nothing about the model"
     )
 
 
-def _add_options(parser: argparse.ArgumentParser, options: "Sequence[Option]") -> None:
+def _add_options(parser: CommandParser, options: Sequence[Option]) -> None:
     """Add a flag for each option of a request."""
+    group = parser.add_argument_group("options of the reply")
     for option in options:
         if option.name not in _FOR_PROGRAMS:
-            add_option(parser, option)
+            add_option(group, option)
 
 
 def _speak(parsed: argparse.Namespace) -> int:
     """Answer one question. Returns the exit status."""
+    from qwen3_omni_neuron.cli.given_media import GivenMedia
+
     if not parsed.text and not parsed.media:
         raise OptionError("nothing to answer: give a text, or --audio, --image or --video FILE.")
+    options = _given_options(parsed)
+    RequestOptions.parse(options)
+    message = 1 if parsed.system else 0
+    media = GivenMedia(parsed.media, f"messages[{message}]")
+    media.check()
     messages = _messages(parsed)
-    return _write_speech(parsed, lambda omni, options: omni.stream(messages, **options))
+    return _write_speech(parsed, lambda omni: omni.stream(messages, **options), media)
 
 
 def _say(parsed: argparse.Namespace) -> int:
     """Speak one text. Returns the exit status."""
+    from qwen3_omni_neuron.cli.given_media import GivenMedia
+
+    options = _given_options(parsed)
+    RequestOptions.parse(options, SpeechArguments)
     text = sys.stdin.read() if parsed.text == STDIN else parsed.text
+    nothing = GivenMedia([], "")
     return _write_speech(
-        parsed, lambda omni, options: omni.stream_speech(text, **options), shows_text=False
+        parsed, lambda omni: omni.stream_speech(text, **options), nothing, shows_text=False
     )
+
+
+def _media_file(kind: str, file: str) -> tuple[str, str]:
+    return kind, file
+
+
+def _given_options(parsed: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of the request that flags give."""
+    given = {option.name: getattr(parsed, option.name, None) for option in REQUEST_OPTIONS}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _write_speech(
     parsed: argparse.Namespace,
-    start: "Callable[[Qwen3Omni, dict[str, Any]], SpeechStream]",
+    start: "Callable[[Qwen3Omni], SpeechStream]",
+    media: "GivenMedia",
     shows_text: bool = True,
 ) -> int:
     """Load the model, and write a stream's speech. Returns the exit status.
 
-    start: function that starts the stream with the given options. shows_text: also print the text.
+    start: function that starts the stream. media: of the question. shows_text: also print the text.
+    Everything that can be checked without the model is, before it is loaded.
     """
-    from qwen3_omni_neuron.api import Qwen3Omni
+    model, out = model_or_shipped(parsed), _out(parsed)
+    text: TextIO | None = sys.stderr if out == STDOUT else sys.stdout
+    with ExitStack() as stack:
+        write_audio = _open_out(out, stack)
+        check_speaker(model, parsed.speaker)
+        if parsed.play:
+            from qwen3_omni_neuron.sound.playing import check_player
+
+            check_player()
+        from qwen3_omni_neuron.api import Qwen3Omni  # imports torch
+
+        omni = stack.enter_context(Qwen3Omni.load(model, **load_arguments(parsed, slots=1)))
+        if not (parsed.quiet or parsed.json):
+            introduce(omni.info)
+        with media.named_by_flags():
+            written = text if shows_text and not parsed.json else None
+            result = _write_events(start(omni), write_audio, written)
+    limits = _limits(result)
+    warnings = [media.by_flags(line) for line in result.warnings]
+    for line in (*warnings, *limits):
+        print(f"{PROGRAM}: {line}", file=sys.stderr)
+    if parsed.json:
+        print(_json_line(result, out, [*warnings, *limits]), file=text, flush=True)
+    elif not parsed.quiet:
+        print(_summary(result, out), file=sys.stderr)
+    if parsed.play:
+        result.play()
+    return ExitStatus.CUT if limits else ExitStatus.OK
+
+
+def _open_out(out: str | None, stack: ExitStack) -> "Callable[[NDArray[np.float32]], None]":
+    """Open where the speech goes until the stack ends. Returns the function that writes samples."""
     from qwen3_omni_neuron.events import SAMPLE_RATE
-    from qwen3_omni_neuron.options import REQUEST_OPTIONS
     from qwen3_omni_neuron.sound.encoding import pcm16
     from qwen3_omni_neuron.sound.speech_file import SpeechFile
 
-    model = model_or_shipped(parsed)
-    given = {
-        option.name: value
-        for option in REQUEST_OPTIONS
-        if (value := getattr(parsed, option.name, None)) is not None
-    }
-    load = load_arguments(parsed, slots=1)
-    with ExitStack() as stack:
-        if parsed.out == STDOUT:
-            raw, text = sys.stdout.buffer, sys.stderr
+    def write_raw(samples: "NDArray[np.float32]") -> None:
+        sys.stdout.buffer.write(pcm16(samples))
+        sys.stdout.buffer.flush()
 
-            def write_audio(samples: "NDArray[np.float32]") -> None:
-                raw.write(pcm16(samples))
-                raw.flush()
-        else:
-            write_audio = stack.enter_context(SpeechFile(Path(parsed.out), SAMPLE_RATE)).write
-            text = sys.stdout
-        omni = stack.enter_context(Qwen3Omni.load(model, **load))
-        introduce(omni.info)
-        stream = start(omni, given)
-        result = _write_events(stream, write_audio, text if shows_text else None)
-    limits = _limits(result)
-    for line in (*result.warnings, *limits):
-        print(f"qwen3-omni-neuron: {line}", file=sys.stderr)
-    print(_summary(result, parsed.out), file=sys.stderr)
-    return ExitStatus.CUT if limits else ExitStatus.OK
+    if out is None:
+        return lambda samples: None
+    if out == STDOUT:
+        return write_raw
+    try:
+        return stack.enter_context(SpeechFile(Path(out), SAMPLE_RATE)).write
+    except OutputError as error:
+        raise OutputError(f"--out {error}") from error
+
+
+def _out(parsed: argparse.Namespace) -> str | None:
+    """Return where the speech goes: the file of --out or a new one; None where it is only heard."""
+    if parsed.out is not None or parsed.play:
+        return parsed.out
+    first = Path(OUT)
+    others = (f"{first.stem}-{number}{first.suffix}" for number in count(2))
+    return OUT if not first.exists() else next(n for n in others if not Path(n).exists())
 
 
 def _write_events(
@@ -169,7 +244,7 @@ def _write_events(
 
 
 def _messages(parsed: argparse.Namespace) -> list[dict[str, Any]]:
-    content: list[dict[str, Any]] = list(parsed.media)
+    content: list[dict[str, Any]] = [{"type": kind, kind: file} for kind, file in parsed.media]
     if parsed.text:
         content.append({"type": "text", "text": parsed.text})
     messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
@@ -194,22 +269,36 @@ def _limits(result: "SpeechResult") -> list[str]:
     return found
 
 
-def _summary(result: "SpeechResult", out: str) -> str:
+def _json_line(result: "SpeechResult", out: str | None, warnings: Sequence[str]) -> str:
+    """Return a reply as a line of JSON. warnings: the result's, and the limits that ended it."""
+    line = {
+        "text": result.text,
+        "file": None if out == STDOUT else out,
+        "audio_s": result.timings.audio_s,
+        "sample_rate": result.sample_rate,
+        "seed": result.seed,
+        "thinker_finish_reason": result.thinker_finish_reason,
+        "talker_finish_reason": result.talker_finish_reason,
+        "warnings": list(warnings),
+        "timings": asdict(result.timings),
+    }
+    return json.dumps(line, ensure_ascii=False)
+
+
+def _summary(result: "SpeechResult", out: str | None) -> str:
     t = result.timings
     lines = [f"text: {t.text_tokens} tokens, finished by {result.thinker_finish_reason}"]
     if t.ttfb_s is None or t.rtf is None:
         lines.append("speech: none, the reply was empty")
         return "\n".join(lines)
+    where = "" if out is None else f" -> {out}"
     lines += [
         f"speech: {t.frames} frames, {t.audio_s:.2f} s, finished by "
-        f"{result.talker_finish_reason} -> {out}",
-        f"TTFT {1000 * t.ttft_s:.0f} ms   TTFB {1000 * t.ttfb_s:.0f} ms   RTF {t.rtf:.2f}   "
-        f"seed {result.seed}",
+        f"{result.talker_finish_reason}{where}",
+        f"TTFT {1000 * t.ttft_s:.0f} ms (to the first text)   "
+        f"TTFB {1000 * t.ttfb_s:.0f} ms (to the first sound)   "
+        f"RTF {t.rtf:.2f} (below 1: made faster than it plays)   seed {result.seed}",
     ]
     if t.slow_speech is not None:
         lines.append(t.slow_speech)
     return "\n".join(lines)
-
-
-def _media_item(kind: str, path: str) -> dict[str, Any]:
-    return {"type": kind, kind: path}

@@ -5,14 +5,20 @@ import os
 from pathlib import Path
 
 from qwen3_omni_neuron.cli.model_arguments import add_model_arguments
+from qwen3_omni_neuron.cli.parsing import CommandParser
 from qwen3_omni_neuron.errors import NotInstalledError
 
 KEY_VARIABLE = "QWEN3_OMNI_API_KEY"
 
 
-def add_talk(parser: argparse.ArgumentParser) -> None:
+def add_talk(parser: CommandParser) -> None:
     """Add the arguments of the verb."""
     parser.set_defaults(run=_talk)
+    parser.add_examples(
+        "talk",
+        "talk --url http://127.0.0.1:8000 --hands-free",
+        "talk --from question.wav --to answer.mp3",
+    )
     text = "server to talk with, such as http://127.0.0.1:8000; default: a model here"
     parser.add_argument("--url", help=text)
     key = os.environ.get(KEY_VARIABLE, "")

@@ -2,10 +2,13 @@
 
 import argparse
 
+from qwen3_omni_neuron.cli.parsing import CommandParser
 
-def add_tiny(parser: argparse.ArgumentParser) -> None:
+
+def add_tiny(parser: CommandParser) -> None:
     """Add the verb's arguments."""
     parser.set_defaults(run=_tiny)
+    parser.add_examples("tiny-checkpoint my-checkpoint --seed 7")
     parser.add_argument("folder", metavar="DIR")
     parser.add_argument("--seed", type=int, default=0)
     sizes = "tiny (1.4 M parameters), small (155 M), wide (2.7 G), released (35 G), speaking (6 M)"

@@ -5,6 +5,7 @@ import json
 import sys
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,12 @@ from qwen3_omni_neuron.cli.model_arguments import (
     add_option,
     load_arguments,
     model_or_shipped,
+    option_value,
 )
+from qwen3_omni_neuron.cli.parsing import CommandParser
+from qwen3_omni_neuron.cli.progress import add_quiet
 from qwen3_omni_neuron.errors import ExitStatus
-from qwen3_omni_neuron.options import INSTRUCTION, LOAD_OPTIONS, RequestOptions
+from qwen3_omni_neuron.options import INSTRUCTION, LOAD_OPTIONS, REQUEST_OPTIONS
 
 _CUT_TEXT = (
     "the text is not whole: --max-new-tokens or --context-length ended a part of it. Raise them."
@@ -25,20 +29,22 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.transcription import Failure, Transcript
 
 
-def add_transcribe(parser: argparse.ArgumentParser) -> None:
+def add_transcribe(parser: CommandParser) -> None:
     """Add the arguments of the verb."""
     parser.set_defaults(run=_transcribe)
+    parser.add_examples("transcribe question.wav", "transcribe question.wav answer.wav --json")
     parser.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="WAV, FLAC, OGG, MP3, WebM, MP4, M4A"
     )
+    [limit] = [option for option in REQUEST_OPTIONS if option.name == "thinker_max_new_tokens"]
     add_model_arguments(parser, "the small one that ships with the package")
     parser.add_argument(
         "--instruction", help=f"default: the checkpoint's own, or else: {INSTRUCTION}"
     )
     parser.add_argument(
         "--max-new-tokens",
-        type=int,
-        default=RequestOptions.thinker_max_new_tokens,
+        type=partial(option_value, limit),
+        default=limit.default,
         metavar="N",
         help="most tokens of text a window of at most half a minute; default: %(default)s",
     )
@@ -47,11 +53,16 @@ def add_transcribe(parser: argparse.ArgumentParser) -> None:
     )
     add_option(parser, LOAD_OPTIONS["context_length"])
     parser.add_argument(
-        "--concurrency", type=int, default=1, metavar="N", help="windows at once; default: 1"
+        "--concurrency",
+        type=partial(option_value, LOAD_OPTIONS["max_concurrency"]),
+        default=1,
+        metavar="N",
+        help="windows at once; default: 1",
     )
     parser.add_argument(
         "--json", action="store_true", help="a line of JSON a file, with times in seconds"
     )
+    add_quiet(parser)
 
 
 def _transcribe(parsed: argparse.Namespace) -> int:
@@ -63,6 +74,7 @@ def _transcribe(parsed: argparse.Namespace) -> int:
 
     load = load_arguments(parsed, parsed.concurrency)
     many, failed, cut = len(parsed.files) > 1, False, False
+    shown = many and sys.stderr.isatty() and not parsed.quiet
     with (
         Qwen3Omni.load(model_or_shipped(parsed), **load) as omni,
         closing(
@@ -75,9 +87,7 @@ def _transcribe(parsed: argparse.Namespace) -> int:
                 parsed.translate,
             )
         ) as outcomes,
-        tqdm(
-            total=len(parsed.files), unit="file", disable=not (many and sys.stderr.isatty())
-        ) as bar,
+        tqdm(total=len(parsed.files), unit="file", disable=not shown) as bar,
     ):
         for outcome in outcomes:
             if isinstance(outcome, Failure):

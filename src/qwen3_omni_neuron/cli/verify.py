@@ -11,15 +11,21 @@ from qwen3_omni_neuron.cli.model_arguments import (
     chosen_model,
     load_arguments,
 )
+from qwen3_omni_neuron.cli.parsing import CommandParser
 from qwen3_omni_neuron.errors import ExitStatus, NotInstalledError, OptionError
 from qwen3_omni_neuron.options import LOAD_OPTIONS
 
 _DTYPES = ("float32", "bfloat16")
 
 
-def add_verify(parser: argparse.ArgumentParser) -> None:
+def add_verify(parser: CommandParser) -> None:
     """Add the verb's arguments."""
     parser.set_defaults(run=_verify)
+    parser.add_examples(
+        "verify --model CHECKPOINT",
+        "verify --model CHECKPOINT --write reference.npz",
+        "verify --model CHECKPOINT --against reference.npz --compiled tree",
+    )
     either = parser.add_mutually_exclusive_group()
     either.add_argument(
         "--write",

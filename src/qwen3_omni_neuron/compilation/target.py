@@ -99,6 +99,7 @@ class Target:
     versions: returns the versions that a compiled model depends on, by package, and the flags of
         its compiler, by environment variable; if one differs, the model is compiled again.
     compile_model: compiles one model of a plan.
+    require: raises NotInstalledError where packages that a compile needs are not installed.
     expected_bytes: returns the approximate size in bytes of a model's folder, for the progress bar
         and the error about a full disk.
     build_engines: builds the engines of some stages. It is sent to other processes, so it must be
@@ -118,6 +119,7 @@ class Target:
     expected_bytes: Callable[[CompilePlan, str], int]
     build_engines: EngineBuilder
     environments: Callable[[CompilePlan, CoreRequest], Mapping[str, Mapping[str, str]]]
+    require: Callable[[], object] = lambda: None
     faster: Callable[[CompilePlan, int], Sequence[str]] = lambda plan, threads: ()
     kv_cache_dtypes: tuple[str, ...] = ()
     needs_tree: bool = False

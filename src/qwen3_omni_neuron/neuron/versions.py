@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from importlib import metadata
 
-from qwen3_omni_neuron.compilation.versions import PACKAGE
+from qwen3_omni_neuron.compilation.versions import PACKAGE, installed_version
 from qwen3_omni_neuron.errors import NotInstalledError
 
 # SDK 2.31, the last line with NxDI. The packages that PyPI has under these names are placeholders.
@@ -105,4 +105,16 @@ def require_sdk() -> None:
             f"target neuron needs {', '.join(absent)}, not installed here. They come with the "
             f"Neuron SDK {NEURON_SDK}: see docs/trn2.md, and run `qwen3-omni-neuron doctor` to "
             "list what is installed."
+        )
+
+
+def require_torchneuron() -> None:
+    """Check that TorchNeuron is installed. Raises NotInstalledError."""
+    version = installed_version("torch-neuronx")
+    if version is None or not is_torchneuron(version):
+        found = "none" if version is None else f"torch-neuronx {version}"
+        raise NotInstalledError(
+            f"target torchneuron needs TorchNeuron, torch-neuronx {TORCHNEURON_VERSIONS}, and here "
+            f"is {found}. It comes with the Neuron SDK {TORCHNEURON_SDK}: see docs/trn2.md, and "
+            "run `qwen3-omni-neuron doctor` to list what is installed."
         )

@@ -23,7 +23,7 @@ PROGRAMS = {
     "ffplay": ("-nodisp", "-autoexit", "-loglevel", "error"),
 }
 """Programs that play a WAV file, with their arguments before its name."""
-_ELSE = 'Without a loudspeaker, write a file: result.save("speech.wav").'
+_ELSE = 'Without a loudspeaker, write a file: result.save("speech.wav"), or --out speech.wav.'
 _SHOWN_CHARACTERS = 300  # of what a program says
 
 
@@ -58,6 +58,14 @@ def play(samples: NDArray[np.float32], sample_rate: int) -> None:
         raise OutputError(f"the loudspeaker can't be opened: {error}. {_ELSE}") from error
 
 
+def check_player() -> None:
+    """Raise NotInstalledError where `play` has no player outside of a notebook."""
+    try:
+        import sounddevice  # noqa: F401
+    except (ImportError, OSError):
+        _program()
+
+
 def _in_notebook() -> bool:
     """Return whether a kernel of Jupyter runs this, which shows values on a page."""
     module: Any = sys.modules.get("IPython")
@@ -65,7 +73,8 @@ def _in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-def _play_by_program(samples: NDArray[np.float32], sample_rate: int) -> None:
+def _program() -> str:
+    """Return the path of one of PROGRAMS. Raises NotInstalledError where there is none."""
     found = next((path for name in PROGRAMS if (path := shutil.which(name))), None)
     if found is None:
         raise NotInstalledError(
@@ -73,6 +82,11 @@ def _play_by_program(samples: NDArray[np.float32], sample_rate: int) -> None:
             "'qwen3-omni-neuron[talk]'; on Linux also apt-get install libportaudio2) nor one of "
             f"the programs {', '.join(PROGRAMS)}. Install one of them. {_ELSE}"
         )
+    return found
+
+
+def _play_by_program(samples: NDArray[np.float32], sample_rate: int) -> None:
+    found = _program()
     with TemporaryDirectory() as folder:
         file = Path(folder, "speech.wav")
         with SpeechFile(file, sample_rate) as speech:

@@ -6,7 +6,7 @@ from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.target import LazyFunction, Target
 from qwen3_omni_neuron.compilation.versions import decisive_versions
 from qwen3_omni_neuron.neuron import target as neuron_target
-from qwen3_omni_neuron.neuron.versions import NEURON_PACKAGES
+from qwen3_omni_neuron.neuron.versions import NEURON_PACKAGES, require_sdk
 
 LIMITS = replace(
     neuron_target.LIMITS,
@@ -35,6 +35,7 @@ NEURON = Target(
     expected_bytes=LazyFunction("qwen3_omni_neuron.neuron.nxdi.compile", "expected_bytes"),
     build_engines=LazyFunction("qwen3_omni_neuron.neuron.nxdi.build", "build_engines"),
     environments=neuron_target.environments,
+    require=require_sdk,
     needs_tree=True,
     keeps_failed=True,
 )

@@ -12,13 +12,7 @@ from typing import Protocol
 import torch
 from torch import distributed
 
-from qwen3_omni_neuron.compilation.versions import installed_version
-from qwen3_omni_neuron.errors import NotInstalledError
-from qwen3_omni_neuron.neuron.versions import (
-    TORCHNEURON_SDK,
-    TORCHNEURON_VERSIONS,
-    is_torchneuron,
-)
+from qwen3_omni_neuron.neuron.versions import require_torchneuron
 
 
 @dataclass(frozen=True)
@@ -108,15 +102,3 @@ def make_fake_group(ranks: int) -> None:
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-
-
-def require_torchneuron() -> None:
-    """Check that TorchNeuron is installed. Raises NotInstalledError."""
-    version = installed_version("torch-neuronx")
-    if version is None or not is_torchneuron(version):
-        found = "none" if version is None else f"torch-neuronx {version}"
-        raise NotInstalledError(
-            f"target torchneuron needs TorchNeuron, torch-neuronx {TORCHNEURON_VERSIONS}, and here "
-            f"is {found}. It comes with the Neuron SDK {TORCHNEURON_SDK}: see docs/trn2.md, and "
-            "run `qwen3-omni-neuron doctor` to list what is installed."
-        )

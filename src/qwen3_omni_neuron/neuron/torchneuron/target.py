@@ -4,7 +4,7 @@ from qwen3_omni_neuron.compilation.target import LazyFunction, Target
 from qwen3_omni_neuron.compilation.versions import decisive_versions
 from qwen3_omni_neuron.neuron.target import LIMITS, environments
 from qwen3_omni_neuron.neuron.torchneuron.environment import COMPILER_FLAGS
-from qwen3_omni_neuron.neuron.versions import TORCHNEURON_PACKAGES
+from qwen3_omni_neuron.neuron.versions import TORCHNEURON_PACKAGES, require_torchneuron
 
 
 def versions() -> dict[str, str]:
@@ -21,6 +21,7 @@ TORCHNEURON = Target(
     ),
     build_engines=LazyFunction("qwen3_omni_neuron.neuron.torchneuron.build", "build_engines"),
     environments=environments,
+    require=require_torchneuron,
     needs_tree=True,
     keeps_failed=True,
 )

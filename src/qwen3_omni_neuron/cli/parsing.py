@@ -1,0 +1,95 @@
+"""Parser of the command line: short errors, usage and help with examples.
+
+It is built by every call of the command, so that neither this nor a verb's module imports a large
+package before the verb runs.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, NoReturn
+
+from qwen3_omni_neuron.errors import ExitStatus
+from qwen3_omni_neuron.options import LOAD_OPTIONS, REQUEST_OPTIONS
+from qwen3_omni_neuron.serving.settings import flags
+
+PROGRAM = "qwen3-omni-neuron"
+_FEW_FLAGS = 8  # a usage line with more of them is not read
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parser of the command or of a verb.
+
+    A wrong argument ends the process with one line that says what is wrong, and one that names the
+    help; argparse would print all flags before them.
+    """
+
+    def __init__(self, **given: Any):
+        super().__init__(**given, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def add_examples(self, *commands: str) -> None:
+        """Show commands at the end of the help, each without the program's name."""
+        shown = "\n".join(f"  {PROGRAM} {command}" for command in commands)
+        self.epilog = f"examples:\n{shown}"
+
+    def format_usage(self) -> str:
+        """Return the usage in one line where there are many flags."""
+        self._shorten_usage()
+        return super().format_usage()
+
+    def format_help(self) -> str:
+        """Return the help. See `format_usage`."""
+        self._shorten_usage()
+        return super().format_help()
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse a command line. An unknown flag is refused by the verb that lacks it."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            verb: CommandParser = getattr(parsed, "verb", self)
+            verb.refuse_unknown(unknown)
+        return parsed
+
+    def refuse_unknown(self, arguments: Sequence[str]) -> NoReturn:
+        """End the process with the arguments that this parser does not know."""
+        flag = arguments[0].partition("=")[0]
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        near = get_close_matches(flag, known, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        self.error(f"unknown argument{'s' * (len(arguments) > 1)}: {' '.join(arguments)}{hint}")
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with what is wrong with the command line."""
+        text = f"{self.prog}: {message}\nSee: {self.prog} --help\n"
+        self.exit(ExitStatus.WRONG_COMMAND_LINE, text)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Write a message. argparse would hide that nobody reads it."""
+        (file or sys.stderr).write(message)
+
+    def _shorten_usage(self) -> None:
+        flags = [action for action in self._actions if action.option_strings]
+        if self.usage is None and len(flags) > _FEW_FLAGS:
+            formatter = self._get_formatter()
+            formatter.add_usage(None, self._get_positional_actions(), [], prefix="")
+            words = " ".join(formatter.format_help().split()).removeprefix(self.prog)
+            self.usage = f"%(prog)s [options]{words}"
+
+
+@cache
+def _flags_of_options() -> dict[str, str]:
+    """Return flags by the names that options and settings have in errors of the package."""
+    options = (*REQUEST_OPTIONS, *LOAD_OPTIONS.values())
+    found = {option.name: option.flag for option in options}
+    found |= {name: flag.name for name, flag in flags().items() if flag.name}
+    return {"model_path": "--model", **{n: flag for n, flag in found.items() if "_" in n}}
+
+
+def with_flags(message: str) -> str:
+    """Return a message of the package with options named as on the command line."""
+    names = "|".join(_flags_of_options())
+    pattern = rf"(?<![\w.\"'`-])({names})(?![\w=\"'`]|\.\w)"
+    return re.sub(pattern, lambda found: _flags_of_options()[found[1]], message)

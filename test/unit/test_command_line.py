@@ -1,0 +1,146 @@
+"""The parser: help, examples, errors that name a flag, completion; and pipes that are closed."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from qwen3_omni_neuron.cli import main, make_parser
+from qwen3_omni_neuron.cli.completion import SHELLS
+from qwen3_omni_neuron.cli.parsing import with_flags
+from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
+from qwen3_omni_neuron.errors import ExitStatus
+from testing.command_examples import examples, verbs
+
+VERBS = verbs()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_a_verb_has_examples_that_it_takes(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in examples(verb):
+        assert words[0] == verb
+        assert make_parser().parse_args(words).run is not None
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    shown = capsys.readouterr().out
+    usage = shown.split("\n\n")[0]
+    assert usage.startswith(f"usage: qwen3-omni-neuron {verb} ") and len(usage) < 300
+    assert "examples:\n  qwen3-omni-neuron " in shown
+
+
+def test_without_a_verb_it_shows_its_help_and_with_version_its_version(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([]) == ExitStatus.OK
+    shown = capsys.readouterr().out
+    for verb in VERBS:
+        assert f"\n    {verb}" in shown
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"qwen3-omni-neuron {PACKAGE_VERSION}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["speak", "a", "--spaeker", "b"],
+            "unknown arguments: --spaeker b; did you mean --speaker?",
+        ),
+        (["speak", "a", "--colour=b"], "unknown argument: --colour=b"),
+        (["say", "a", "b"], "unknown argument: b"),
+        (
+            ["speak", "a", "--thinker-max-new-tokens", "0"],
+            "argument --thinker-max-new-tokens: must be an integer of 1 or more, got '0'",
+        ),
+        (["speak", "--talker-top-p", "a"], "argument --talker-top-p: must be a number from"),
+        (
+            ["speak", "--placement", "here"],
+            "argument --placement: must be shared or split, got 'here'",
+        ),
+        (
+            ["transcribe", "a", "--max-new-tokens", "0"],
+            "argument --max-new-tokens: must be an integer",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_told_in_a_line_that_names_its_flag(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == ExitStatus.WRONG_COMMAND_LINE
+    prefix = f"qwen3-omni-neuron {arguments[0]}"
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"{prefix}: {said}")
+    assert second == f"See: {prefix} --help"
+
+
+def test_errors_of_the_package_name_flags() -> None:
+    said = (
+        "compiled_path is not set; max_body_bytes is 1; chunk_frames has 3. speaker model_path x."
+    )
+    assert with_flags(said) == (
+        "--compiled is not set; --max-body-bytes is 1; --chunk-frames has 3. speaker --model x."
+    )
+    for kept in ("`load(compiled_path=1)`", "a.chunk_frames", "'chunk_frames'", "my_chunk_frames"):
+        assert with_flags(kept) == kept
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["speak", "--help"], ["doctor"]])
+@pytest.mark.parametrize("buffered", [False, True])
+def test_a_reader_that_leaves_ends_a_verb_without_a_word(
+    arguments: list[str], buffered: bool
+) -> None:
+    """With the status of a program that SIGPIPE ended."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "qwen3_omni_neuron.cli", *arguments],
+        env={**os.environ, "PYTHONUNBUFFERED": "" if buffered else "1"},
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (ExitStatus.UNREAD, "")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shells_completion_has_verbs_and_flags(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("shtab")
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in (*VERBS, "thinker-max-new-tokens", "max-realtime-sessions"):
+        assert word in script
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=script, text=True, check=True)
+    if shell == "bash":
+        for typed, completed in (
+            ("tran", "transcribe"),
+            ("speak --first-chunk ea", "early"),
+            ("serve --max-realtime-ses", "--max-realtime-sessions"),
+        ):
+            words = ["qwen3-omni-neuron", *typed.split()]
+            ask = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; "
+            ask += "_shtab_qwen3_omni_neuron; echo ${COMPREPLY[@]}"
+            done = subprocess.run(
+                ["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True
+            )
+            assert done.stdout.split() == [completed]
+
+
+def test_without_shtab_completion_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == ExitStatus.FAILED
+    assert "pip install 'qwen3-omni-neuron[completion]'" in capsys.readouterr().err
