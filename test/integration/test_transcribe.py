@@ -154,13 +154,21 @@ def test_bad_files_are_reported_and_the_others_transcribed(
         assert said in outcome["error"]
 
 
+def test_without_a_file_that_can_be_read_no_model_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Qwen3Omni, "load", None)
+    assert main(["transcribe", "/nowhere.wav", __file__]) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "qwen3-omni-neuron: /nowhere.wav: the file does not exist."
+    assert second.startswith(f"qwen3-omni-neuron: {__file__}: the file can't be read as audio")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--model", "/nowhere"], "does not exist"),
-        (["--concurrency", "0"], "1 or more, got 0"),
-        (["--max-new-tokens", "0"], "1 or more, got 0"),
-        (["--context-length", "1"], "context_length is 2 to"),
+        (["--context-length", "1"], "--context-length is 2 to"),
     ],
 )
 def test_what_concerns_every_file_ends_the_command(

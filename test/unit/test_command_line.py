@@ -1,15 +1,21 @@
 """The parser: help, examples, errors that name a flag, completion; and pipes that are closed."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.cli import main, make_parser
 from qwen3_omni_neuron.cli.completion import SHELLS
 from qwen3_omni_neuron.cli.parsing import with_flags
+from qwen3_omni_neuron.cli.progress import bar_settings
 from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
 from qwen3_omni_neuron.errors import ExitStatus
 from testing.command_examples import examples, verbs
@@ -144,3 +150,62 @@ def test_without_shtab_completion_says_what_to_install(
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == ExitStatus.FAILED
     assert "pip install 'qwen3-omni-neuron[completion]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("torchneuron", "target torchneuron needs TorchNeuron"),
+        ("neuron", "target neuron needs torch_neuronx"),
+    ],
+)
+def test_a_compile_for_neuron_asks_for_its_sdk_before_anything_else(
+    target: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The checkpoint is not looked at, let alone downloaded, and no folder is made."""
+    tree = tmp_path / "tree"
+    words = ["compile", "--model", "/nowhere", "--target", target, "--out", str(tree)]
+    assert main(words) == ExitStatus.FAILED
+    assert said in capsys.readouterr().err
+    assert not tree.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "",
+            "has neither manifest.json, as a compiled tree, nor config.json, as a checkpoint. Name",
+        ),
+        ("file", "is a file. Name the folder that compile wrote as --out, or a checkpoint"),
+        ("nothing/here/at/all", "does not exist. Name the folder that compile wrote as --out"),
+    ],
+)
+def test_inspect_of_neither_a_tree_nor_a_checkpoint_says_so(
+    name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["inspect", str(tmp_path / name)]) == ExitStatus.FAILED
+    assert f"{tmp_path / name} {said}" in capsys.readouterr().err
+
+
+def test_inspect_shows_a_checkpoint_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(SPEAKING_CHECKPOINT), "--json"]) == ExitStatus.OK
+    shown = json.loads(capsys.readouterr().out)
+    assert {row["part"] for row in shown["tensors"]} >= {"thinker", "talker", "code2wav"}
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    for quiet in (True, False):
+        with tqdm(total=4000, unit="B", unit_scale=True, **bar_settings(quiet)) as bar:
+            bar.set_description("thinker", refresh=False)
+            bar.update(4000)
+        assert not (quiet and capsys.readouterr().err)
+    shown = capsys.readouterr().err
+    assert ("\r" in shown) == terminal
+    if not terminal:
+        assert re.fullmatch(r"0% of 4.00kB after 00:00\nthinker: 100% of 4.00kB after .*\n", shown)

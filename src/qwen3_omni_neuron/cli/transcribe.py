@@ -3,7 +3,8 @@
 import argparse
 import json
 import sys
-from contextlib import closing
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,9 +17,9 @@ from qwen3_omni_neuron.cli.model_arguments import (
     model_or_shipped,
     option_value,
 )
-from qwen3_omni_neuron.cli.parsing import CommandParser
+from qwen3_omni_neuron.cli.parsing import PROGRAM, CommandParser
 from qwen3_omni_neuron.cli.progress import add_quiet
-from qwen3_omni_neuron.errors import ExitStatus
+from qwen3_omni_neuron.errors import AudioError, ExitStatus
 from qwen3_omni_neuron.options import INSTRUCTION, LOAD_OPTIONS, REQUEST_OPTIONS
 
 _CUT_TEXT = (
@@ -72,13 +73,19 @@ def _transcribe(parsed: argparse.Namespace) -> int:
     from qwen3_omni_neuron.api import Qwen3Omni
     from qwen3_omni_neuron.transcription import Failure, transcribe
 
-    load = load_arguments(parsed, parsed.concurrency)
     many, failed, cut = len(parsed.files) > 1, False, False
     shown = many and sys.stderr.isatty() and not parsed.quiet
-    with (
-        Qwen3Omni.load(model_or_shipped(parsed), **load) as omni,
-        closing(
-            transcribe(
+    errors = _errors(parsed.files)
+    with ExitStack() as stack:
+        outcomes: Iterable[Transcript | Failure]
+        if len(errors) == len(parsed.files):  # no model is needed
+            outcomes = [
+                Failure(file, error) for file, error in zip(parsed.files, errors, strict=True)
+            ]
+        else:
+            load = load_arguments(parsed, parsed.concurrency)
+            omni = stack.enter_context(Qwen3Omni.load(model_or_shipped(parsed), **load))
+            made = transcribe(
                 omni,
                 parsed.files,
                 parsed.instruction,
@@ -86,9 +93,8 @@ def _transcribe(parsed: argparse.Namespace) -> int:
                 parsed.max_new_tokens,
                 parsed.translate,
             )
-        ) as outcomes,
-        tqdm(total=len(parsed.files), unit="file", disable=not shown) as bar,
-    ):
+            outcomes = stack.enter_context(closing(made))
+        bar = stack.enter_context(tqdm(total=len(parsed.files), unit="file", disable=not shown))
         for outcome in outcomes:
             if isinstance(outcome, Failure):
                 failed, remarks = True, [outcome.error]
@@ -98,7 +104,8 @@ def _transcribe(parsed: argparse.Namespace) -> int:
                     cut = True
                     remarks.append(_CUT_TEXT)
             for remark in remarks:
-                tqdm.write(f"qwen3-omni-neuron: {outcome.file}: {remark}", file=sys.stderr)
+                said = remark.replace(f"audio: {outcome.file} ", "the file ")
+                tqdm.write(f"{PROGRAM}: {outcome.file}: {said}", file=sys.stderr)
             if parsed.json:
                 tqdm.write(_json_line(outcome))
             elif not isinstance(outcome, Failure):
@@ -108,6 +115,21 @@ def _transcribe(parsed: argparse.Namespace) -> int:
     if failed:
         return ExitStatus.FAILED
     return ExitStatus.CUT if cut else ExitStatus.OK
+
+
+def _errors(files: Sequence[Path]) -> list[str]:
+    """Return the errors of the files before the first one that can be opened as sound."""
+    errors = []
+    from qwen3_omni_neuron.prompt.media.audio import open_audio
+
+    for file in files:
+        try:
+            open_audio({"audio": file}, "audio")
+        except AudioError as error:
+            errors.append(str(error))
+        else:
+            break
+    return errors
 
 
 def _json_line(outcome: "Transcript | Failure") -> str:
