@@ -442,6 +442,9 @@ def test_an_earlier_turn_may_be_named_by_its_audio(client: OpenAI) -> None:
     assert by_id != ask({"role": "assistant", "content": "x"})
     # The message as the client got it, sent back whole.
     assert by_id == ask(first.model_dump(exclude_none=True))
+    # Its text with the message's other fields, as OpenAI's Agents SDK for JavaScript sends it.
+    part = {"type": "text", "text": first.audio.transcript, "role": "assistant", "refusal": None}
+    assert by_id == ask({"role": "assistant", "content": [part]})
     with pytest.raises(openai.BadRequestError, match="expired or never was"):
         ask({"role": "assistant", "audio": {"id": "audio_0"}})
 

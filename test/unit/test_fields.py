@@ -269,7 +269,7 @@ WITHOUT_EFFECT: Mapping[str, Json] = {
     ),
     **{
         f"messages[].content[].{name}": user({**TEXT, name: "x"})
-        for name in ("id", "index", "uuid", "annotations", "logprobs", "cache_control")
+        for name in ("id", "index", "uuid", "role", "annotations", "logprobs", "cache_control")
     },
     "messages[].content[].prompt_cache_breakpoint": user(
         {**TEXT, "prompt_cache_breakpoint": {"mode": "explicit"}}

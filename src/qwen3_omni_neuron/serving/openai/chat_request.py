@@ -56,10 +56,11 @@ FURTHER_FIELDS: Mapping[str, Any] = {
 
 
 class TextPart(OpenObject):
-    """Text of a message."""
+    """Text of a message. refusal: null, beside the text of a reply that is sent back."""
 
     type: Literal["text"]
     text: str
+    refusal: None = None
 
 
 class RefusalPart(OpenObject):

@@ -99,6 +99,7 @@ FIELDS: Mapping[str, Mapping[str, WithoutEffect]] = {
         "messages[].content[].id": _LABEL,
         "messages[].content[].index": _LABEL,
         "messages[].content[].uuid": _LABEL,
+        "messages[].content[].role": _SENT_BACK,
         "messages[].content[].annotations": _SENT_BACK,
         "messages[].content[].logprobs": _SENT_BACK,
         "messages[].content[].cache_control": _CACHE,
