@@ -51,7 +51,7 @@ WHEELS_VENV := .venv-wheels
 OPENVINO_VENV := .venv-openvino
 SITE_VENV := .venv-site
 CLIENTS ?= openai openai-agents openai-node openai-agents-node livekit pipecat ai-node pydantic-ai \
-    langchain langchain-node llm litellm strands dashscope
+    langchain langchain-node llm litellm strands dashscope guidellm evalscope
 CLIENT_VENVS = $(addprefix .venv-clients-,$(CLIENTS))
 BENCH_RESULTS := $(VENV)/bench
 NATIVE := src/qwen3_omni_neuron/cpu/native
@@ -294,7 +294,9 @@ $(IMPORT_VENV)/installed: requirements/import.txt
 $(QUANTISED_VENV)/installed: requirements/quantised.txt
 $(WHEELS_VENV)/installed: requirements/wheels.txt
 $(addsuffix /installed,$(QUANTISED_READERS)): .venv-%/installed: requirements/%.txt
-$(addsuffix /installed,$(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(QUANTISED_VENV) $(QUANTISED_READERS) $(WHEELS_VENV)): $(VENV)/installed
+# guidellm needs torch, which PyPI has for CUDA alone, 5 GB.
+.venv-clients-guidellm/installed: requirements/clients-guidellm.txt
+$(addsuffix /installed,$(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(QUANTISED_VENV) $(QUANTISED_READERS) $(WHEELS_VENV) .venv-clients-guidellm): $(VENV)/installed
 	$(PYTHON) -m venv $(@D)
 	$(VENV)/bin/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 	    > $(@D)/newest.pth

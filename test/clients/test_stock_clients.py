@@ -39,6 +39,7 @@ CLIENTS = {
     "openai-agents-node": "openai_agents_node.cjs",
     "livekit": "livekit_agents.py",
     "pipecat": "pipecat_ai.py",
+    "dashscope": "dashscope_realtime.py",
 }
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"word": "sky"}}\n</tool_call>'
 DIALOGUE_S = 90.0
@@ -142,23 +143,4 @@ def test_a_spoken_dialogue(
     assert (first, last) == ("red", "eight")
     assert cut
     assert made["interrupted"] == [1]
-    assert all(seconds > 0.2 for seconds in made["seconds"])
-
-
-def test_dashscopes_class_asks_at_16_khz(clips: Path) -> None:
-    if "dashscope" not in os.environ.get("TEST_CLIENTS", "").split():
-        pytest.skip("dashscope needs an environment of its own, which has a client's packages")
-    python = str(ROOT / ".venv-clients-dashscope/bin/python")
-    with Qwen3Omni.load(SPEAKING_CHECKPOINT) as omni, serving(omni) as running:
-        done = subprocess.run(
-            [python, "-m", "testing.clients.dashscope_realtime", url_of(running), str(clips)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=DIALOGUE_S,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout.splitlines()[-1])
-    assert made["answers"] == ["six", "eight"]
     assert all(seconds > 0.2 for seconds in made["seconds"])

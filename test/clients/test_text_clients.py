@@ -2,7 +2,7 @@
 
 Each is a process in an environment of its own, which `make test-clients` makes. It holds a dialogue
 of two turns with the checkpoint that ships: a question that is answered by a call of a tool, whose
-result is said, and a sum. The first call alone is scripted. Tools of load send a few requests.
+result is said, and a sum. The first call alone is scripted. A load test without tools asks sums.
 """
 
 import json
@@ -28,9 +28,11 @@ WAYS = {
     ("langchain", "langchain_python"): ("chat", "responses"),
     ("langchain-node", "langchain_node.cjs"): ("chat", "responses"),
     ("openai-agents", "openai_agents_text"): ("chat", "responses"),
+    ("openai-agents-node", "openai_agents_text_node.cjs"): ("chat", "responses"),
     ("llm", "llm_command"): ("chat", "responses"),
-    ("litellm", "litellm_sdk"): ("chat", "responses", "proxy"),
+    ("litellm", "litellm_sdk"): ("chat", "responses", "proxy", "anthropic"),
     ("strands", "strands_agent"): ("chat", "responses"),
+    ("guidellm", "guidellm_command"): ("chat", "responses"),
 }
 DIALOGUES = [(*client, way) for client, ways in WAYS.items() for way in ways]
 WITH_OBJECT = ("ai-node", "pydantic-ai", "langchain", "langchain-node")
@@ -47,7 +49,8 @@ class CallingModel:
 
     def stream_text(self, messages: Any, **options: Any) -> Any:
         called = any(message["role"] == "tool" for message in messages)
-        if options.get("tools") and options.get("tool_choice") in (None, "auto") and not called:
+        free = options.get("tool_choice") in (None, "auto", "required")
+        if options.get("tools") and free and not called:
             return ScriptedModel([CALL]).stream_text(messages)
         return self._omni.stream_text(messages, **options)
 
@@ -91,3 +94,9 @@ def test_a_dialogue_with_a_tool(name: str, program: str, way: str, server: Serve
         assert made["object"] in ({"colour": "red"}, {"colour": "blue"})
     if name == "langchain":
         assert made["named"] == ["paint"]
+
+
+@pytest.mark.parametrize("way", ("chat", "responses"))
+def test_a_dialogue_of_a_load_test_without_tools(way: str, server: Server) -> None:
+    made = made_by("evalscope", "evalscope_command", url_of(server), way)
+    assert made == {"answers": ["six", "eight"], "replies": 3}

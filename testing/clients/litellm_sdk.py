@@ -1,6 +1,6 @@
-"""A dialogue in text by litellm: its SDK, or openai-python through its proxy.
+"""A dialogue in text by litellm: its SDK, or OpenAI's or Anthropic's client through its proxy.
 
-python -m testing.clients.litellm_sdk URL chat|responses|proxy
+python -m testing.clients.litellm_sdk URL chat|responses|proxy|anthropic
 """
 
 import json
@@ -43,7 +43,7 @@ def dialogue(complete: Any) -> dict[str, Any]:
 
 
 def in_responses(respond: Any) -> dict[str, Any]:
-    """Hold the dialogue by litellm.responses(), and end as `dialogue` does."""
+    """Hold the dialogue by litellm.responses(), as `dialogue` does."""
     tools = [{"type": "function", **LOOK_UP}]
     items: list[Any] = [{"role": "user", "content": "look it up"}]
     asked = respond(input=items, tools=tools)
@@ -54,9 +54,29 @@ def in_responses(respond: Any) -> dict[str, Any]:
     first = respond(input=items, tools=tools)
     items += [item.model_dump(exclude_none=True) for item in first.output]
     items.append({"role": "user", "content": "what is two plus four"})
-    second = respond(input=items, tools=tools)
-    answers = [reply.output[0].content[0].text for reply in (first, second)]
+    *_, last = respond(input=items, tools=tools, stream=True)
+    answers = [reply.output[0].content[0].text for reply in (first, last.response)]
     return {"calls": [json.loads(call.arguments) for call in calls], "answers": answers}
+
+
+def in_messages(client: Any) -> dict[str, Any]:
+    """Hold the dialogue in Anthropic's messages, as `dialogue` does."""
+    tool = {"name": LOOK_UP["name"], "description": LOOK_UP["description"]}
+    given = {"model": "speaker", "max_tokens": 1000}
+    given["tools"] = [{**tool, "input_schema": LOOK_UP["parameters"]}]
+    messages: list[Any] = [{"role": "user", "content": "look it up"}]
+    asked = client.messages.create(messages=messages, **given)
+    calls = [part for part in asked.content if part.type == "tool_use"]
+    results = [{"type": "tool_result", "tool_use_id": call.id, "content": "red"} for call in calls]
+    messages.append({"role": "assistant", "content": asked.content})
+    messages.append({"role": "user", "content": results})
+    first = client.messages.create(messages=messages, **given)
+    messages.append({"role": "assistant", "content": first.content})
+    messages.append({"role": "user", "content": "what is two plus four"})
+    with client.messages.stream(messages=messages, **given) as stream:
+        second = stream.get_final_message()
+    answers = ["".join(part.text for part in reply.content) for reply in (first, second)]
+    return {"calls": [call.input for call in calls], "answers": answers}
 
 
 @contextmanager
@@ -107,6 +127,11 @@ def run(url: str, way: str) -> dict[str, Any]:
             return dialogue(
                 lambda **given: client.chat.completions.create(model="speaker", **given)
             )
+    if way == "anthropic":
+        from anthropic import Anthropic
+
+        with proxy(url) as before:
+            return in_messages(Anthropic(base_url=before, api_key=PROXY_KEY, max_retries=0))
     import litellm
 
     address = {"model": "openai/gpt-4o", "api_base": f"{url}/v1", "api_key": "none"}

@@ -34,11 +34,12 @@ def dialogue(url: str, way: str) -> dict[str, Any]:
         return "red"
 
     first = agent.run_sync("look it up")
-    second = agent.run_sync("what is two plus four", message_history=first.all_messages())
+    history = first.all_messages()
+    second = agent.run_stream_sync("what is two plus four", message_history=history).get_output()
     made = Agent(model, output_type=NativeOutput(Colour)).run_sync("say red").output
     return {
         "calls": calls,
-        "answers": [first.output, second.output],
+        "answers": [first.output, second],
         "object": made.model_dump(),
     }
 
