@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from testing.made_recordings import Unseekable
+
 SIZE = (48, 64)  # height, width
 TONE_RATE = 44100
 STEP = 6  # brightness between two frames; coding changes it by about 2
@@ -34,16 +36,18 @@ def make_video(
     video: bool = True,
     file: Path | None = None,
     options: dict[str, str] | None = None,
+    piped: bool = False,
 ) -> bytes:
     """Return the bytes of a video of n frames (at most 40, so that the greys differ).
 
     times_ms: each frame's timestamp; 1 / rate apart by default. The upper left corner is white, to
     tell rotations apart. audio: codec of a stereo track, whose right channel is silent. file: path
-    to write the video to as well; some options need a real file.
+    to write the video to as well; some options need a real file. piped: written without seeking.
     """
     import av
 
-    target: Any = io.BytesIO() if file is None else str(file)
+    memory: Any = Unseekable() if piped else io.BytesIO()
+    target: Any = memory if file is None else str(file)
     clock = Fraction(1, 1000) if times_ms is not None else Fraction(1, rate)
     with av.open(target, "w", format=container, options=options or {}) as out:
         if video:
@@ -74,4 +78,6 @@ def make_video(
                 part.pts = start + round(audio_late_s * TONE_RATE)
                 out.mux(tone.encode(part))
             out.mux(tone.encode())
-    return target.getvalue() if file is None else file.read_bytes()
+    if piped:
+        return bytes(memory.content)
+    return memory.getvalue() if file is None else file.read_bytes()

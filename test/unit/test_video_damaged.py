@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from qwen3_omni_neuron.errors import PromptTooLongError, VideoError
+from qwen3_omni_neuron.prompt.media import animated_webp
 from qwen3_omni_neuron.prompt.media.video import Video, VideoHeader, load_video
 from testing.made_recordings import FRAGMENTS
 from testing.made_videos import SIZE, STEP, frame_numbers, make_video
@@ -149,7 +150,10 @@ def test_files_that_are_joined_are_used_one_after_the_other(container: str, code
 
 @pytest.mark.parametrize(
     ("container", "codec"),
-    [("mp4", "mpeg4"), ("mov", "mpeg4"), ("flv", "flv"), ("asf", "mpeg4"), ("3gp", "mpeg4")],
+    [
+        *(("mp4", "mpeg4"), ("mov", "mpeg4"), ("flv", "flv"), ("asf", "mpeg4"), ("3gp", "mpeg4")),
+        *(("nut", "mpeg4"), ("wtv", "mpeg4"), ("ivf", "libvpx"), ("swf", "flv"), ("rm", "rv10")),
+    ],
 )
 def test_where_the_first_of_joined_files_is_used_it_is_said(container: str, codec: str) -> None:
     one = clip(container, codec, 20)
@@ -171,6 +175,9 @@ def test_where_the_first_of_joined_files_is_used_it_is_said(container: str, code
         ("ivf", "libvpx", r"of 2.00 s that its header promises \d"),
         ("rm", "rv10", r"of 2.00 s that its header promises \d"),
         ("flv", "flv", r"of 2.00 s that its header promises \d"),
+        ("nut", "mpeg4", "its last packet is not whole"),
+        ("mpeg", "mpeg2video", "its last packet is not whole"),
+        ("yuv4mpegpipe", "wrapped_avframe", "its last packet is not whole"),
     ],
 )
 def test_a_header_shows_that_a_file_is_cut_short(container: str, codec: str, said: str) -> None:
@@ -396,3 +403,40 @@ def test_a_file_without_video_says_what_is_in_it() -> None:
     empty = struct.pack(">I4s4sI", 16, b"ftyp", b"isom", 0) + struct.pack(">I4s", 116, b"moov")
     with pytest.raises(VideoError, match=r"\(mov.*\) has no streams: it is broken, or cut short"):
         load(empty + header)
+
+
+@pytest.mark.parametrize("container", ["matroska", "nut", "mp4"])
+def test_frames_in_another_order_are_not_of_a_joined_file(container: str) -> None:
+    """FFmpeg knows no decoding time of the first packets, whose frames are shown later."""
+    data = make_video(25, rate=25, container=container, codec="libx264", b_frames=3)
+    video, warnings = load(data)
+    assert warnings == []
+    assert len(video.frames) / video.fps == pytest.approx(1.0)
+
+
+def test_joined_files_with_frames_in_another_order_follow_one_another() -> None:
+    data = make_video(25, rate=25, container="matroska", codec="libx264", b_frames=3)
+    video, (warning,) = load(2 * data, fps=25)
+    assert len(video.frames) / video.fps == pytest.approx(2.0, abs=0.05)
+    assert "is joined of 2 files" in warning
+    expected = 2 * list(range(25))
+    assert np.abs(np.array(frame_numbers(video.frames)) - expected[: len(video.frames)]).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("container", "codec"),
+    [("avi", "mpeg4"), ("ivf", "libvpx"), ("rm", "rv10"), ("swf", "flv")],
+)
+def test_a_whole_file_written_to_a_pipe_is_not_said_to_be_cut_short(
+    container: str, codec: str
+) -> None:
+    """FFmpeg puts a length into its header that is none."""
+    _, warnings = load(make_video(25, rate=25, container=container, codec=codec, piped=True))
+    assert warnings == []
+
+
+def test_a_webp_of_too_many_chunks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(animated_webp, "MOST_CHUNKS", 1000)
+    data = animation("WEBP") + b"ANMF\0\0\0\0" * 1000
+    with pytest.raises(VideoError, match=f"here: {len(data)} bytes are a WebP of more than 1000 "):
+        load(data)

@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from qwen3_omni_neuron.errors import VideoError
 from qwen3_omni_neuron.prompt.media.image import load_image
 from qwen3_omni_neuron.prompt.media.video_times import Timeline
 
@@ -16,6 +17,7 @@ _CHUNK = struct.Struct("<4sI")
 _CANVAS = 4, 7  # places of width - 1 and height - 1, 3 bytes each, in that chunks flags
 _DURATION_AT = 12  # in a frame's chunk, after its place and size
 _SHORT_MS = 100  # time of a frame without a duration, as in browsers
+MOST_CHUNKS = 200_000  # of a file: an hour and a half of 30 frames a second
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,16 +53,22 @@ class AnimatedWebp:
                 yield np.asarray(load_image({"image": picture}, where))
 
 
-def animated_webp(content: bytes) -> AnimatedWebp | None:
-    """Read the chunks' headers of a WebP file.
+def animated_webp(content: bytes, where: str) -> AnimatedWebp | None:
+    """Read the chunks' headers of a WebP file. where: name of the file in errors.
 
-    Returns None if it has no whole frame of several, or does not begin with the chunk VP8X, in
-    which an animation has its size.
+    Raises VideoError if there are more than MOST_CHUNKS. Returns None if it has no whole frame of
+    several, or does not begin with the chunk VP8X, in which an animation has its size.
     """
     first = at = end = _CHUNK.size + 4  # RIFF, its size, WEBP
     durations: list[int] = []
-    complete = True
+    complete, chunks = True, 0
     while at + _CHUNK.size <= len(content):
+        chunks += 1
+        if chunks > MOST_CHUNKS:
+            raise VideoError(
+                f"{where}: {len(content)} bytes are a WebP of more than {MOST_CHUNKS} chunks. Send "
+                "a part of it."
+            )
         name, size = _CHUNK.unpack_from(content, at)
         at += _CHUNK.size + size + size % 2
         if at > len(content) + size % 2:

@@ -19,6 +19,7 @@ from qwen3_omni_neuron.prompt.media.fields import (
     Source,
     Warn,
     ignore,
+    name_of,
     real_number,
     source_of,
 )
@@ -240,7 +241,7 @@ def _open(source: Any, rate: Any, where: str, warn: Warn) -> AudioSource:
 
 def _open_file(source: Source, where: str, warn: Warn) -> AudioSource:
     sound = open_sound(source, where, warn)
-    rate = _checked_rate(sound.rate, where)
+    rate = _checked_rate(sound.rate, f"{where}: {name_of(source)}")
     return AudioSource(rate, sound.seconds, at_one_rate(sound.sections, rate, where, warn))
 
 

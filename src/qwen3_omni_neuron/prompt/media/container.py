@@ -15,8 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import AudioError, InputError
+from qwen3_omni_neuron.prompt.media.cut_short import (
+    BY_SIZE,
+    MISSING_S,
+    cut_short,
+    lacks_its_end,
+    promised_by_frames,
+    promised_by_size,
+    promised_s,
+)
 from qwen3_omni_neuron.prompt.media.fields import Source, Warn, name_of, open_media
-from qwen3_omni_neuron.prompt.media.joined import UNKNOWN_SIZE, FileView, Part, whole
+from qwen3_omni_neuron.prompt.media.joined import FileView, Part, whole
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
@@ -32,21 +41,7 @@ SOUND_NAMES = (
     "Matroska, MP4, M4A, AVI and MPEG-TS"
 )
 WITHOUT_PYAV = "WAV, AIFF, AU, CAF, FLAC, or Ogg (Vorbis, Opus)"
-# FFmpeg's formats whose header has the length of a stream, or else of the file. FFmpeg guesses the
-# length of other files from their size and bit rate, or reads it from their end.
-_SAY_STREAM = frozenset(
-    ("mov", "flac", "w64", "caf", "aiff", "au", "tta", "wv", "ape", "nistsphere")
-)
-_SAY_FILE = frozenset(("matroska", "flv"))
-_BY_SIZE = frozenset(("avi", "wav", "asf", "swf"))  # formats whose header has the size in bytes
-_ASF_SIZE = bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")  # name of the object that has it
-HEAD = 1 << 16  # bytes: the object comes early
 _BARE = frozenset(("mp3", "aac", "ac3", "eac3"))  # frames, one after another, without a header
-# Names in an MP3's first frame, and how far behind them it has the number of frames.
-_XING = 8
-_MPEG_HEADS = ((b"Xing", _XING), (b"Info", _XING), (b"VBRI", 14))
-_MPEG_FRAME = 2000  # bytes: the first frame is smaller
-MISSING_S = 0.1  # less than this may be a codec's first and last samples
 _PICTURES = ("_pipe", "image2", "gif", "ico")  # ends of the names of FFmpeg's formats of pictures
 _BATCH = 1 << 16  # numbers joined to one block; a frame of MP3 has 1,152
 
@@ -104,19 +99,6 @@ def no_decoder(where: str, source: Source, kind: str, error: type[InputError]) -
     )
 
 
-def cut_short(where: str, promised: float | None, found: float) -> str:
-    """Return the warning about a file that is cut short. promised, found: lengths in seconds."""
-    if promised is None:
-        return (
-            f"{where}: the file is cut short: its last packet is not whole. The {found:.2f} s that "
-            "can be decoded are used."
-        )
-    return (
-        f"{where}: the file is cut short: of {promised:.2f} s that its header promises {found:.2f} "
-        "s are there. They are used."
-    )
-
-
 @dataclass(frozen=True)
 class ContainedAudio:
     """First audio stream of a file, not yet decoded.
@@ -146,15 +128,19 @@ def open_contained(source: Source, where: str, part: Part, warn: Warn) -> Contai
             raise AudioError(
                 f"{where}: {name_of(source)} has no sound that can be decoded. Export it again."
             )
-        promised = _promised_s(container, stream, found)
         name = container.format.name
+        size = part.end - part.start
         with open_media(source, where, AudioError) as file:
             view = FileView(file, part)
-            if name in _BY_SIZE:
-                promised = _promised_by_size(view, part, found)
-            elif name in _BARE:
-                promised = _promised_by_frames(view, found)
+            promised = promised_s(container, stream, view, found.seconds, found.span)
+            if name in BY_SIZE and promised is None:
+                promised = promised_by_size(view, size, found.seconds)
+            if name in _BARE:
+                promised = promised_by_frames(view, found.first, found.packets, found.seconds)
                 part = replace(part, cut=found.ends_short)
+            elif name != "ogg":  # whose pages were looked at; the last one of a stream may lack
+                torn = lacks_its_end(view, size, name, found.end_byte)
+                part = replace(part, cut=part.cut or torn)
     sections = _sections(source, where, part, warn, promised)
     return ContainedAudio(found.rate, found.seconds, sections)
 
@@ -187,16 +173,18 @@ class _StreamSizes:
     """Sizes and times of a file's packets.
 
     rate: sampling rate of the first samples, None if no packet can be decoded; a header may have
-    half of it, as HE-AAC's. seconds: length of the stream. end: that of the last packet of all
-    streams, in seconds. packets: number of the stream's. first: position of its first in the file.
-    ends_short: the last one is smaller than the others, whose sizes differ by one byte at most.
+    half of it, as HE-AAC's. seconds: length of the stream. span: seconds from the first to the last
+    packet of all streams. packets: number of the stream's. first: position of its first in the
+    file. end_byte: position where the last one of all streams ends. ends_short: the last one is
+    smaller than the others, whose sizes differ by two bytes at most.
     """
 
     rate: int | None
     seconds: float
-    end: float
+    span: float
     packets: int
     first: int
+    end_byte: int
     ends_short: bool
 
 
@@ -204,12 +192,15 @@ def _measure(container: "InputContainer", stream: "AudioStream") -> _StreamSizes
     rate: int | None = None
     tick = stream.time_base or Fraction(1)
     ticks, untimed, bounds = 0, False, (math.inf, -math.inf)
-    count, first, last, end = 0, 0, 0, 0.0
+    count, first, last, begin, end, end_byte = 0, 0, 0, 0.0, 0.0, 0
     least, most = math.inf, 0.0
     for packet in packets(container, None):
         if not packet.size:
             continue
+        if packet.pos is not None:
+            end_byte = max(end_byte, packet.pos + packet.size)
         if packet.pts is not None and packet.time_base:
+            begin = min(begin, float(packet.pts * packet.time_base))
             end = max(end, float((packet.pts + (packet.duration or 0)) * packet.time_base))
         if packet.stream_index != stream.index:
             continue
@@ -226,8 +217,9 @@ def _measure(container: "InputContainer", stream: "AudioStream") -> _StreamSizes
             bounds = min(bounds[0], packet.pts), max(bounds[1], packet.pts)
     if untimed and count:
         ticks = max(ticks, int(max(0, bounds[1] - bounds[0])))
-    short = most <= least + 1 and last < least
-    return _StreamSizes(rate, float(ticks * tick), end, count, first, short and count > 1)
+    short = most <= least + 2 and last < least
+    seconds, short = float(ticks * tick), short and count > 1
+    return _StreamSizes(rate, seconds, end - begin, count, first, end_byte, short)
 
 
 def packets(
@@ -241,6 +233,8 @@ def packets(
         for packet in container.demux(stream) if stream else container.demux():
             yield packet
             count += 1
+    except IndexError:
+        pass  # PyAV's at a file's end if a stream has begun that the file's beginning doesn't name
     except av.FFmpegError as error:
         if isinstance(error, MemoryError) or not count:
             raise
@@ -258,66 +252,26 @@ def decoded(packet: "Packet") -> list[Any] | None:
         return None
 
 
-def _promised_s(
-    container: "InputContainer", stream: "AudioStream", found: _StreamSizes
-) -> float | None:
-    """Return the length that the header promises; None if it has none, or the file keeps it."""
-    name = container.format.name.split(",")[0]
-    promised, there = 0.0, found.seconds
-    if name in _SAY_STREAM and stream.duration and stream.time_base:
-        promised = float(stream.duration * stream.time_base)
-    elif name in _SAY_FILE and container.duration:
-        promised, there = container.duration / 1e6, found.end
-    return promised if there < promised - MISSING_S else None
-
-
-def _promised_by_size(view: FileView, part: Part, found: _StreamSizes) -> float | None:
-    """Return the length that a file promises by its size, or None if all is there."""
-    there = part.end - part.start
-    said = promised_bytes(view.read(HEAD))
-    return found.seconds * said / there if there < said < UNKNOWN_SIZE else None
-
-
-def promised_bytes(head: bytes) -> int:
-    """Return the size that a RIFF, SWF or ASF file's first HEAD bytes promise; 0 if none."""
-    if head.startswith(b"RIFF"):
-        return 8 + int.from_bytes(head[4:8], "little")
-    if head.startswith(b"FWS"):
-        return int.from_bytes(head[4:8], "little")
-    at = head.find(_ASF_SIZE)
-    return int.from_bytes(head[at + 40 : at + 48], "little") if at >= 0 else 0
-
-
-def _promised_by_frames(view: FileView, found: _StreamSizes) -> float | None:
-    """Return the length that an MP3's first frame promises, or None if all is there."""
-    view.seek(max(0, found.first - _MPEG_FRAME))
-    head = view.read(min(found.first, _MPEG_FRAME))
-    for name, place in _MPEG_HEADS:
-        at = head.find(name)
-        if at >= 0 and (place != _XING or head[at + 7] & 1):  # the flag of this number
-            frames = int.from_bytes(head[at + place : at + place + 4], "big")
-            promised = frames * found.seconds / found.packets
-            return promised if found.seconds < promised - MISSING_S else None
-    return None
-
-
 def _sections(
     source: Source, where: str, part: Part, warn: Warn, promised: float | None
 ) -> Iterator[Section]:
     """Decode a file's samples. promised: length in seconds, if it is known to be cut short."""
     count = broken = 0
-    ends_broken, found, batch = part.cut, 0.0, _Batch()
+    ends_broken, marked, found, batch = part.cut, False, 0.0, _Batch()
     with opened(source, where, "audio", AudioError, part) as container:
         stream = _audio_stream(container, source, where)
-        # A WAV without its size ends in such a packet, too.
-        trusted = container.format.name != "wav"
-        by_size = container.format.name in _BY_SIZE
+        # One of these without its size ends in such a packet, too.
+        name = container.format.name
+        trusted = name not in ("wav", "mmf") and (name != "caf" or stream.frames > 0)
+        by_size = name in BY_SIZE
         for packet in packets(container, stream):
             frames = decoded(packet)
             if packet.size:
                 failed = frames is None
                 count, broken = count + 1, broken + failed
-                ends_broken = part.cut or failed or (trusted and packet.is_corrupt)
+                # All packets of ADX are marked so.
+                torn = trusted and packet.is_corrupt and not marked
+                ends_broken, marked = part.cut or failed or torn, packet.is_corrupt
             for frame in frames or ():
                 found += frame.samples / frame.sample_rate
                 yield from batch.add(frame)
@@ -366,8 +320,11 @@ def frame_samples(frame: "AudioFrame") -> NDArray[Any]:
     import av
 
     channels, planar = frame.layout.nb_channels, frame.format.is_planar
-    # 64-bit integers have no way to numpy, and of 8 planes PyAV 18 reads a ninth, and crashes.
-    if frame.format.name.startswith("s64") or (planar and channels >= 8):
+    if frame.format.name == "s64":  # it has no way to numpy
+        plane = np.frombuffer(memoryview(frame.planes[0]), np.int64, frame.samples * channels)
+        return plane.reshape(-1, channels).copy()
+    # Of 8 planes PyAV 18 reads a ninth, and crashes.
+    if frame.format.name == "s64p" or (planar and channels >= 8):
         (frame,) = av.AudioResampler(format="dbl").resample(frame)
         planar = False
     array: NDArray[Any] = frame.to_ndarray()

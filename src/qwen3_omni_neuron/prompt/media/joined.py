@@ -7,10 +7,10 @@ of sound is opened as its own. MP3 and AAC need no such thing: they are frames, 
 import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from qwen3_omni_neuron.errors import AudioError, InputError
 
@@ -26,14 +26,59 @@ _HEADS = {
     # AU: its head's size, below 2048, the samples' size, and the number of the encoding.
     b".snd": re.compile(rb"\.snd\0\0[\0-\x07].{5}\0\0\0[\x01-\x1b]", re.DOTALL),
     b"NIST": re.compile(b"NIST_1A\n   1024\n"),
+    b"nut/": re.compile(b"nut/multimedia container\0"),
+    b".RMF": re.compile(rb"\.RMF\0\0\0\x12\0[\0\1]"),  # the size of its first block
+    b"DKIF": re.compile(rb"DKIF\0\0\x20\0"),  # IVF: version, and the head's size
+    b"\x89PNG": re.compile(rb"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"),
+    b"\xb7\xd8\0\x20": re.compile(re.escape(bytes.fromhex("b7d800203749da11a64e0007e95ead8d"))),
+    # MXF: the key of the partition of a header.
+    b"\x06\x0e\x2b\x34": re.compile(re.escape(bytes.fromhex("060e2b34020501010d0102010102"))),
+    # AVR: whether of two channels, 8 or 16 bits, whether signed.
+    b"2BIT": re.compile(rb"2BIT.{8}(?:\0\0|\xff\xff)\0[\x08\x10](?:\0\0|\xff\xff)", re.DOTALL),
+    # IRCAM of both orders of bytes: rate, number of channels, encoding.
+    **dict.fromkeys(
+        (b"d\xa3\1\0", b"d\xa3\2\0", b"d\xa3\3\0", b"d\xa3\4\0"),
+        re.compile(rb"d\xa3[\x01-\x04]\0.{4}[\x01-\xff]\0\0\0.\0[\0-\x04]\0", re.DOTALL),
+    ),
+    **dict.fromkeys(
+        (b"\0\1\xa3d", b"\0\2\xa3d", b"\0\3\xa3d", b"\0\4\xa3d"),
+        re.compile(rb"\0[\x01-\x04]\xa3d.{4}\0\0\0[\x01-\xff]\0[\0-\x04]\0.", re.DOTALL),
+    ),
+    b"MATL": re.compile(b"MATLAB 5\\.0 MAT-file"),
+    # MAT4 of both orders of bytes, as libsndfile begins it.
+    b"\0\0\0\0": re.compile(rb"\0{4}\x01\0\0\0\x01\0{7}\x0b\0\0\0samplerate\0"),
+    b"\0\0\3\xe8": re.compile(rb"\0\0\x03\xe8\0\0\0\x01\0\0\0\x01\0{7}\x0bsamplerate\0"),
+    # PAF of both: format, order, rate, encoding, number of channels.
+    b" paf": re.compile(rb" paf\0{8}.{4}\0\0\0[\0-\x02]\0\0\0[\x01-\xff]", re.DOTALL),
+    b"fap ": re.compile(rb"fap \0{4}[\0\x01]\0\0\0.{4}[\0-\x02]\0\0\0[\x01-\xff]\0\0\0", re.DOTALL),
+    b"PVF1": re.compile(rb"PVF1\n\d{1,4} \d{1,7} (?:8|16|32)\n"),
+    # SDS: its first message, whose bytes have 7 bits, from its number of bits to its end.
+    b"\xf0\x7e\0\1": re.compile(rb"\xf0\x7e\0\x01[\0-\x7f]{2}[\x08-\x1c][\0-\x7f]{13}\xf7"),
+    b"Exte": re.compile(b"Extended Instrument: "),  # XI
+    b"ALaw": re.compile(rb"ALawSoundFile\*\*\0"),  # WVE
+    # WV: block 0, the first of its channels.
+    b"wvpk": re.compile(
+        rb"wvpk.{4}[\x02-\x10]\x04.{6}\0{4}.{5}[\x08-\x0f\x18-\x1f\x28-\x2f\x38-\x3f\x48-\x4f"
+        rb"\x58-\x5f\x68-\x6f\x78-\x7f\x88-\x8f\x98-\x9f\xa8-\xaf\xb8-\xbf\xc8-\xcf\xd8-\xdf"
+        rb"\xe8-\xef\xf8-\xff]",
+        re.DOTALL,
+    ),
+    # TTA: its format, and numbers of channels and of bits.
+    b"TTA1": re.compile(rb"TTA1[\x01-\x03]\0[\x01-\xff]\0[\x08\x10\x18\x20]\0"),
     # Matroska and WebM: the size of the EBML header, and its first element with its size.
     b"\x1aE\xdf\xa3": re.compile(
         rb"\x1aE\xdf\xa3(?:[\x80-\xfe]|[\x40-\x7f].|\x01.{7})\x42[\x82-\xf7][\x80-\x88]",
         re.DOTALL,
     ),
 }
-_WAVE = re.compile(rb"RIFF.{4}WAVE", re.DOTALL)
-_OGG = re.compile(rb"OggS")
+# Files whose header has no size, as those written to a pipe.
+_WAVE = re.compile(rb"(?:RIFF|RF64).{4}WAVE", re.DOTALL)
+_AIFF = re.compile(rb"FORM.{4}AIF[FC]", re.DOTALL)
+# Head of the first page of a stream of Ogg, all of one packet, and that of any page.
+_FIRST_PAGE = re.compile(rb"OggS\0[\x02\x03\x06\x07]\0{8}.{12}\x01.", re.DOTALL)
+_PAGE = re.compile(rb"OggS\0[\0-\x07]")
+_PAGE_HEAD, _PAGE_BYTES = 27, 27 + 255 + 255 * 255  # with its number of segments; at most
+_MOST_STREAMS = 4  # of each file of Ogg, on average
 _BOXES = frozenset(  # types of boxes in a whole MP4; what follows it may be anything
     b"ftyp styp moov moof mdat mfra free skip wide uuid sidx emsg prft meta udta pnot".split()
 )
@@ -41,16 +86,21 @@ _LONGEST = 32  # bytes: no head is longer
 _W64_DATA = bytes.fromhex("64617461f3acd3118cd100c04f8edb8a")  # name of the chunk of samples
 _W64_HEAD = 1 << 16  # bytes: it comes early
 _TAG, _APE = 128, 32  # bytes of an ID3v1 tag, and of an APE tag's head and of its foot
-# Head of a page of Ogg: magic, version, flags, position, serial, number, CRC, segments.
-_PAGE = struct.Struct("<4sBBqIIIB")
+_MOST_BOXES = 500_000  # of MP4: 2.7 hours in fragments of one frame, at 25 a second
 _CHUNKED = {
     b"RIFF": (b"WAVE", b"AVI "),
+    b"RF64": (b"WAVE",),
     b"RIFX": (b"WAVE",),
     b"FORM": (b"AIFF", b"AIFC", b"8SVX", b"16SV"),
 }
-_ORDERS = {b"RIFF": "<", b"RIFX": ">", b"FORM": ">"}
-_BEGINS = 2  # flag of the first page of a logical stream of Ogg
+_ORDERS: "dict[bytes, Literal['little', 'big']]" = {
+    b"RIFF": "little",
+    b"RF64": "little",
+    b"RIFX": "big",
+    b"FORM": "big",
+}
 _AT_ONCE = 1 << 16  # bytes read at a time
+_MOST_BYTES = 1 << 40  # of a file
 UNKNOWN_SIZE = 0x7FFF0000  # bytes: this and more is what writers to a pipe say, that can't know it
 
 
@@ -109,19 +159,18 @@ def find_parts(file: BinaryIO, where: str, error: type[InputError] = AudioError)
     start = _after_tag(file)
     magic, form = _read(file, start, 4), _read(file, start + 8, 4)
     reached = 0
-    starts = list[int]()
-    is_mp4 = _read(file, start + 4, 4) == b"ftyp"
-    if magic == b"OggS" or is_mp4:
-        walk = _boxes if is_mp4 else _ogg_pages
-        for at, begins, end_of_it in walk(file, start):
-            reached = end_of_it
-            starts += [at] if begins else []
-            if len(starts) > MOST_JOINED:
-                break
+    found: Iterable[int] = ()
+    if magic == b"OggS":
+        found, reached = _links(file, start), _end_of_pages(file, start, end)
+    elif _read(file, start + 4, 4) == b"ftyp":
+        found, reached = _mp4_files(file, start, where, error)
     elif magic in _HEADS:
-        starts += islice(_find(file, _HEADS[magic], start), MOST_JOINED + 1)
+        found = _find(file, _HEADS[magic], start)
     elif magic in _CHUNKED and form in _CHUNKED[magic]:
-        starts += islice(_chunked(file, start), MOST_JOINED + 1)
+        found = _chunked(file, start)
+    elif magic.startswith(b"FWS"):
+        found = _flash(file, start)
+    starts = list(islice(found, MOST_JOINED + 1))
     if len(starts) > MOST_JOINED:
         raise error(f"{where} is joined of more than {MOST_JOINED} files. Send them one by one.")
     if not starts:
@@ -171,43 +220,68 @@ def _end_of_samples(file: BinaryIO, start: int) -> int | None:
     return start + at + size if at > 0 and size > 24 else None
 
 
-def _ogg_pages(file: BinaryIO, at: int) -> Iterator[tuple[int, bool, int]]:
-    """Yield each page's position, whether a link begins with it, and the position of its end."""
-    before = False
-    while True:
-        head = _read(file, at, _PAGE.size + 255)
-        if len(head) < _PAGE.size:
-            return
-        magic, _, flags, *_, segments = _PAGE.unpack_from(head)
-        if magic != b"OggS":
-            following = next(_find(file, _OGG, at), None)
-            if following is None:
-                return
-            at = following
-            continue
-        sizes = head[_PAGE.size : _PAGE.size + segments]
-        end = at + _PAGE.size + segments + sum(sizes)
-        first = bool(flags & _BEGINS)
-        yield at, first and not before, end  # each stream of a link begins, before any goes on
-        before, at = first, end
+def _links(file: BinaryIO, at: int) -> Iterator[int]:
+    """Yield where each link of a chained Ogg begins, by the first pages of its streams."""
+    after = -1
+    first_pages = _find(file, _FIRST_PAGE, at)
+    for page in islice(first_pages, _MOST_STREAMS * (MOST_JOINED + 1)):
+        if page != after:  # each stream of a link begins, before any goes on
+            yield page
+        after = page + _PAGE_HEAD + 1 + _read(file, page + _PAGE_HEAD, 1)[0]
+
+
+def _end_of_pages(file: BinaryIO, start: int, end: int) -> int:
+    """Return where the last page of an Ogg file ends, or would if it were whole."""
+    begin = max(start, end - _PAGE_BYTES)
+    tail = _read(file, begin, end - begin)
+    pages = [found.start() for found in _PAGE.finditer(tail)]
+    if not pages:
+        return 0
+    table = tail[pages[-1] + _PAGE_HEAD - 1 :]  # number of segments, and their sizes
+    if not table or len(table) <= table[0]:
+        return end + 1
+    return begin + pages[-1] + _PAGE_HEAD + sum(table[: 1 + table[0]])
 
 
 def _chunked(file: BinaryIO, at: int) -> Iterator[int]:
     """Yield where each of the joined WAV, AVI or AIFF files begins, by their sizes."""
     while True:
-        head = _read(file, at, 12)
-        order = _ORDERS.get(head[:4])
-        if order is None or head[8:] not in _CHUNKED[head[:4]]:
+        head = _read(file, at, _LONGEST)
+        magic, form = head[:4], head[8:12]
+        if form not in _CHUNKED.get(magic, ()):
             return
         yield at
-        (size,) = struct.unpack_from(order + "I", head, 4)
-        if head[8:] == b"WAVE" and (not size or size >= UNKNOWN_SIZE):
-            following = next(_find(file, _WAVE, at + len(head)), None)
+        # RF64 has its size of 64 bits in its first chunk.
+        size = int.from_bytes(head[20:28] if magic == b"RF64" else head[4:8], _ORDERS[magic])
+        unknown = _MOST_BYTES if magic == b"RF64" else UNKNOWN_SIZE
+        if not size or size >= unknown:
+            wanted = _AIFF if magic == b"FORM" else _WAVE
+            following = next(_find(file, wanted, at + 12), None)
             if following is None:
                 return
             at = following
             continue
         at += 8 + size + size % 2
+
+
+def _flash(file: BinaryIO, at: int) -> Iterator[int]:
+    """Yield where each of the joined SWF files begins, by their sizes."""
+    while len(head := _read(file, at, 8)) == 8 and head.startswith(b"FWS"):
+        yield at
+        at += max(8, int.from_bytes(head[4:], "little"))
+
+
+def _mp4_files(
+    file: BinaryIO, at: int, where: str, error: type[InputError]
+) -> tuple[list[int], int]:
+    """Return where each of the joined MP4 files begins, and where the last box ends or would."""
+    starts, end = list[int](), 0
+    for count, (box, begins, end_of_it) in enumerate(_boxes(file, at)):
+        starts += [box] if begins else []
+        end = end_of_it
+        if count == _MOST_BOXES:
+            raise error(f"{where} is an MP4 of more than {_MOST_BOXES} boxes. Export it again.")
+    return starts, end
 
 
 def _boxes(file: BinaryIO, at: int) -> Iterator[tuple[int, bool, int]]:
@@ -231,5 +305,7 @@ def _find(file: BinaryIO, wanted: "re.Pattern[bytes]", at: int) -> Iterator[int]
 
 
 def _read(file: BinaryIO, at: int, count: int) -> bytes:
+    if at >= _MOST_BYTES:  # where a size says so; systems refuse to go there
+        return b""
     file.seek(at)
     return file.read(count)

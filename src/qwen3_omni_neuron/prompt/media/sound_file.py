@@ -12,13 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qwen3_omni_neuron.errors import AudioError
-from qwen3_omni_neuron.prompt.media.container import (
-    MISSING_S,
-    Section,
-    cut_short,
-    open_contained,
-)
-from qwen3_omni_neuron.prompt.media.fields import Source, Warn, ignore, open_media
+from qwen3_omni_neuron.prompt.media.container import Section, open_contained
+from qwen3_omni_neuron.prompt.media.cut_short import MISSING_S, cut_short
+from qwen3_omni_neuron.prompt.media.fields import Source, Warn, ignore, name_of, open_media
 from qwen3_omni_neuron.prompt.media.joined import UNKNOWN_SIZE, FileView, Part, find_parts
 
 BLOCK_NUMBERS = 1 << 20  # numbers of all channels in one block: 11 s of 48 kHz stereo, 4 MiB
@@ -35,11 +31,14 @@ _MPC2K = struct.Struct("<2s19xB8xI8x")
 _UNKNOWN_LENGTH = 2**63 - 1  # number of samples that libsndfile gives if the header has none
 # Line of libsndfile's log about a chunk of sound that is shorter than it says.
 _SHORTER = re.compile(
-    r"^\s*(?:data|SSND|BODY|Data Size|riff|Riff size)\s*: (\d+) \(should be (\d+)\)", re.MULTILINE
+    r"^\s*(?:data|SSND|BODY|Data Size|riff|Riff size|Data length)\s*:? (\d+) \(?should be (\d+)",
+    re.MULTILINE,
 )
 # Number of samples that a header promises, in that log or in a file's own text.
-_FRAMES = re.compile(rb"\b(?:Frames *:|Cols *:|sample_count -i) (\d+)")
-_SAY_FRAMES = ("AVR", "MAT5", "NIST")  # libsndfile's formats that have it
+_FRAMES = re.compile(rb"\b(?:[Ff]rames *:|Cols *:|sample_count -i) (\d+)")
+_SAY_FRAMES = ("AVR", "MAT4", "MAT5", "NIST", "W64")  # libsndfile's formats that have it
+# In that log, of a W64: libsndfile takes what isn't PCM for it there.
+_EXTENSIBLE, _PCM = "WAVE_FORMAT_EXTENSIBLE", "format : pcm"
 _HEAD = 1024  # bytes: the text at the beginning of a NIST file
 _MOST_WARNINGS = 4  # of one file
 
@@ -134,21 +133,25 @@ def _open_by_libsndfile(source: Source, where: str, part: Part, warn: Warn) -> O
         try:
             with soundfile.SoundFile(view) as audio:
                 frames, rate, log = audio.frames, audio.samplerate, audio.extra_info
-                estimated = audio.subtype.startswith("MPEG")
-                says_frames = audio.format in _SAY_FRAMES
-                is_flac = audio.format == "FLAC"
+                form, subtype = audio.format, audio.subtype
         except (soundfile.SoundFileError, TypeError):
             return None
-    if estimated or frames in (0, _UNKNOWN_LENGTH):
+    misread = form == "W64" and _EXTENSIBLE in log and _PCM not in log
+    if frames in (0, _UNKNOWN_LENGTH) and subtype.startswith("G72") and form == "WAV":
+        raise AudioError(  # PyAV would take its bits in another order
+            f"{where}: {name_of(source)} has sound of {subtype} and no length in its header, "
+            "without which it can't be decoded. Export it again."
+        )
+    if misread or subtype.startswith("MPEG") or frames in (0, _UNKNOWN_LENGTH):
         return None
     seconds = frames / rate
     promised = seconds * _promised(log)
-    if says_frames:
+    if form in _SAY_FRAMES:
         said = [int(count) for count in _FRAMES.findall(log.encode() + head)]
-        promised = max((count / rate for count in said if count < UNKNOWN_SIZE), default=0.0)
+        promised = max([promised, *(count / rate for count in said if count < UNKNOWN_SIZE)])
     part = replace(part, cut=part.cut or "truncated file" in log)
     # libsndfile trusts the number of samples in a FLAC's header.
-    measured = _measured_s(source, where, part) if is_flac else None
+    measured = _measured_s(source, where, part) if form == "FLAC" else None
     if measured is not None and measured > seconds + MISSING_S:
         warn(
             f"{where}: its header promises {seconds:.2f} s, and {measured:.2f} s are there. All of "
@@ -193,10 +196,12 @@ def _read(source: Source, where: str, part: Part, warn: Warn, promised: float) -
         try:
             with soundfile.SoundFile(view) as audio:
                 rate = audio.samplerate
+                # Of PAF, libsndfile shifts other numbers by a channel where its own buffer ends.
+                dtype = "int32" if audio.format == "PAF" else "float32"
                 # Not SoundFile.blocks(): it trusts the header's length, and repeats the last
                 # block's samples if the file ends earlier.
                 at_once = max(1, BLOCK_NUMBERS // audio.channels)
-                while len(block := audio.read(at_once, dtype="float32", always_2d=True)):
+                while len(block := audio.read(at_once, dtype=dtype, always_2d=True)):
                     count += len(block)
                     yield rate, block
         except soundfile.SoundFileError:

@@ -5,11 +5,9 @@ then its frames, of which the chosen ones are kept. Its audio is read in a third
 that is cut short or damaged, what can be decoded is used.
 """
 
-import io
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -20,18 +18,17 @@ from qwen3_omni_neuron.errors import VideoError
 from qwen3_omni_neuron.prompt.media.animated_webp import animated_webp
 from qwen3_omni_neuron.prompt.media.audio import Waveform, at_one_rate, load_waveform
 from qwen3_omni_neuron.prompt.media.container import (
-    HEAD,
-    cut_short,
     decoded,
     frame_samples,
     no_decoder,
     opened,
     packets,
-    promised_bytes,
 )
+from qwen3_omni_neuron.prompt.media.cut_short import cut_short, lacks_its_end, promised_s
 from qwen3_omni_neuron.prompt.media.fields import Source, Warn, ignore, name_of, open_media
-from qwen3_omni_neuron.prompt.media.joined import UNKNOWN_SIZE, find_parts
-from qwen3_omni_neuron.prompt.media.magic import HEAD_BYTES, TS_PACKET, file_format
+from qwen3_omni_neuron.prompt.media.joined import FileView, Part, find_parts
+from qwen3_omni_neuron.prompt.media.joined import whole as whole_file
+from qwen3_omni_neuron.prompt.media.magic import HEAD_BYTES, file_format
 from qwen3_omni_neuron.prompt.media.video_times import (
     Sampling,
     Timeline,
@@ -48,9 +45,10 @@ if TYPE_CHECKING:
 Frames = NDArray[np.uint8]
 Fit = Callable[[NDArray[np.uint8]], NDArray[np.uint8]]
 """Function of an upright frame, [height, width, 3], that returns the frame to keep; may raise."""
-# A header promises more than is there where both are exceeded.
-_LESS_S, _LESS = Fraction(1, 10), Fraction(1, 50)
-_TAIL_BYTES = 1 << 17  # an Ogg page has 64 KiB at most
+_LESS = 0.02  # part of a length by which headers and timestamps differ
+# First bytes of files after which FFmpeg takes the next of joined ones for packets of theirs: NUT,
+# IVF, MXF, RM, WMV.
+_ENDLESS = (b"nut/", b"DKIF", b"\x06\x0e\x2b\x34", b".RMF", b"0&\xb2u")
 _HOLE = 1.5  # mean distances between frames
 
 
@@ -134,14 +132,16 @@ def read_video_file(
     is too long.
     """
     with open_media(source, where, VideoError) as file:
-        found = file_format(file.read(HEAD_BYTES))
+        head = file.read(HEAD_BYTES)
+        found = file_format(head)
         parts = find_parts(file, where, VideoError)
+        part = parts[0] if head.startswith(_ENDLESS) else whole_file(file)
     place = f"{where}: {name_of(source)}"
     if found is not None and found.name == "WebP":
         return _read_webp(source, where, sampling, check, fit, warn)
     if found is not None and found.kind == "document":
         raise VideoError(f"{place} is {found.name}, not a video. Give a video, or frames.")
-    with opened(source, where, "video", VideoError) as container:
+    with opened(source, where, "video", VideoError, part) as container:
         stream = _video_stream(container, source, where, threads)
         whole = read_timeline(container, stream, sampling.fps)
         total = len(whole.ticks)
@@ -151,40 +151,59 @@ def read_video_file(
         if still and total == 1:
             kind = found.name if found else container.format.name.removesuffix("_pipe").upper()
             raise _still_picture(place, kind)
-        torn = parts[-1].cut or _torn(source, where, found.name if found else container.format.name)
-        shortage = _shortage(where, container, stream, whole, torn)
-        if shortage is not None:
-            warn(shortage)
-        if whole.joined:
-            warn(
-                f"{place} is joined of {whole.joined + 1} files: its timestamps begin anew. Their "
-                f"{float(whole.seconds):.2f} s are used, one file after the other."
-            )
-        used = sum(part.start <= whole.last_byte for part in parts)
-        if 0 < used < len(parts):
-            first = "the first is" if used == 1 else f"the first {used} are"
-            warn(
-                f"{place}: of the {len(parts)} files that it is joined of {first} used, "
-                f"{float(whole.seconds):.2f} s. Send the others one by one."
-            )
+        _report_length(source, where, parts, part, container, stream, whole, warn)
         timeline = _part_of(whole, sampling, where)
         chosen = choose_frames(timeline, sampling)
         audio_s = 0.0 if audio_rate is None else _audio_seconds(container, timeline, sampling)
         seconds = float(timeline.seconds)
         check(VideoHeader(len(chosen), stream.height, stream.width, seconds, audio_s))
     try:
-        kept = _read_frames(source, where, timeline, chosen, fit, threads)
+        kept = _read_frames(source, where, part, timeline, chosen, fit, threads)
     except _DisorderError:
         timeline = _part_of(whole.by_count(), sampling, where)
         chosen = choose_frames(timeline, sampling)
-        kept = _read_frames(source, where, timeline, chosen, fit, threads)
+        kept = _read_frames(source, where, part, timeline, chosen, fit, threads)
     if kept.frames is None:
         raise VideoError(f"{place}: no frame of it can be decoded. Export it again.")
     kept.report(place, warn)
     audio = None
     if audio_rate is not None:
-        audio = _read_audio(source, where, audio_rate, timeline, sampling, limit_s, warn)
+        audio = _read_audio(source, where, part, audio_rate, timeline, sampling, limit_s, warn)
     return Video(kept.frames, float(len(kept.frames) / timeline.seconds), audio)
+
+
+def _report_length(
+    source: Source,
+    where: str,
+    parts: list[Part],
+    part: Part,
+    container: "InputContainer",
+    stream: "VideoStream",
+    whole: Timeline,
+    warn: Warn,
+) -> None:
+    """Warn if a file is cut short, or joined of several. part: the opened one of its parts."""
+    place = f"{where}: {name_of(source)}"
+    name, size = container.format.name, part.end - part.start
+    with open_media(source, where, VideoError) as file:
+        view = FileView(file, part)
+        seconds, span = float(whole.seconds), float(whole.there_s)
+        promised = promised_s(container, stream, view, seconds, span, _LESS)
+        torn = parts[-1].cut or lacks_its_end(view, size, name, whole.end_byte)
+    if promised is not None or torn or whole.broken:
+        warn(cut_short(where, promised, float(whole.seconds)))
+    if whole.joined:
+        warn(
+            f"{place} is joined of {whole.joined + 1} files: its timestamps begin anew. Their "
+            f"{float(whole.seconds):.2f} s are used, one file after the other."
+        )
+    used = 1 if part == parts[0] else sum(file.start < whole.end_byte for file in parts)
+    if 0 < used < len(parts):
+        first = "the first is" if used == 1 else f"the first {used} are"
+        warn(
+            f"{place}: of the {len(parts)} files that it is joined of {first} used, "
+            f"{float(whole.seconds):.2f} s. Send the others one by one."
+        )
 
 
 def _read_webp(
@@ -192,7 +211,7 @@ def _read_webp(
 ) -> Video:
     place = f"{where}: {name_of(source)}"
     with open_media(source, where, VideoError) as file:
-        found = animated_webp(file.read())
+        found = animated_webp(file.read(), where)
     if found is None:
         raise _still_picture(place, "WebP")
     whole = found.timeline()
@@ -242,56 +261,6 @@ def _still_picture(place: str, kind: str) -> VideoError:
     )
 
 
-def _shortage(
-    where: str,
-    container: "InputContainer",
-    stream: "VideoStream",
-    timeline: Timeline,
-    torn: bool,
-) -> str | None:
-    """Return the warning about a file that is cut short; None if it is complete.
-
-    torn: the file's end shows it.
-    """
-    promised, there = Fraction(0), timeline.seconds
-    name = container.format.name
-    if ("mp4" in name or name in ("rm", "ivf")) and stream.duration and stream.time_base:
-        promised = stream.duration * stream.time_base
-    elif name == "avi" and stream.average_rate:
-        promised = stream.frames / stream.average_rate
-    elif container.duration and name.startswith(("matroska", "flv", "asf")):
-        promised, there = Fraction(container.duration, 10**6), timeline.there_s
-    if promised - there > max(_LESS_S, promised * _LESS):
-        return cut_short(where, float(promised), float(there))
-    if timeline.broken or torn:
-        return cut_short(where, None, float(timeline.seconds))
-    return None
-
-
-def _torn(source: Source, where: str, name: str) -> bool:
-    """Return whether a file of a format without a length in its header lacks its end.
-
-    name: file_format's, or else FFmpeg's.
-    """
-    with open_media(source, where, VideoError) as file:
-        head = file.read(HEAD)
-        size = file.seek(0, io.SEEK_END)
-        file.seek(max(0, size - _TAIL_BYTES))
-        tail = file.read()
-    if name in ("WMV or WMA", "swf"):
-        return size < promised_bytes(head) < UNKNOWN_SIZE
-    if name == "MPEG-TS":
-        return size % TS_PACKET != 0
-    if name == "GIF":
-        return b";" not in tail[-2:]  # some have a zero after it
-    if name == "PNG":
-        return b"IEND" not in tail[-12:]
-    if name == "Ogg":
-        page = tail.rfind(b"OggS")
-        return page < 0 or not tail[page + 5 : page + 6] > b"\x03"  # bit 2: the last page
-    return False
-
-
 def _video_stream(
     container: "InputContainer", source: Source, where: str, threads: int
 ) -> "VideoStream":
@@ -337,10 +306,16 @@ def _audio_seconds(container: "InputContainer", timeline: Timeline, sampling: Sa
 
 
 def _read_frames(
-    source: Source, where: str, timeline: Timeline, chosen: list[int], fit: Fit, threads: int
+    source: Source,
+    where: str,
+    part: Part,
+    timeline: Timeline,
+    chosen: list[int],
+    fit: Fit,
+    threads: int,
 ) -> "_KeptFrames":
     """Decode the frame shown at each chosen tick, without keeping others in memory."""
-    with opened(source, where, "video", VideoError) as container:
+    with opened(source, where, "video", VideoError, part) as container:
         stream = _video_stream(container, source, where, threads)
         kept = _KeptFrames(chosen, timeline, fit)
         previous: tuple[int, VideoFrame] | None = None
@@ -443,6 +418,7 @@ class _KeptFrames:
 def _read_audio(
     source: Source,
     where: str,
+    part: Part,
     rate: int,
     timeline: Timeline,
     sampling: Sampling,
@@ -454,7 +430,7 @@ def _read_audio(
     It ends with the audio, or with a part's end. Returns None if there is no audio in this time.
     """
     place = f"{where} (its audio)"
-    with opened(source, where, "video", VideoError) as container:
+    with opened(source, where, "video", VideoError, part) as container:
         if not container.streams.audio:
             return None
         stream: AudioStream = container.streams.audio[0]

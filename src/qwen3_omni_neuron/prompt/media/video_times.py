@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 FRAMES_A_PATCH = 2  # temporal_patch_size: the encoder takes frames in pairs
+_END_IN_ERROR = ("smjpeg", "mpjpeg")  # FFmpeg's formats whose end is an error to its demuxers
 _BACK_S = Fraction(1, 10)  # decoding times of one file never go back, but for errors of a muxer
 
 
@@ -48,7 +49,7 @@ class Timeline:
     joined: number of files that were joined to the first: timestamps begin anew.
     there_s: seconds from the first to the last packet of any stream.
     broken: an error ended the file before its end, or its last packet is not whole.
-    last_byte: position in the file of the last packet that says it.
+    end_byte: position in the file where the last packet ends that says its own.
     keys: int64 [keyframes, 2]; numbers of the packets with keyframes, and their timestamps.
     """
 
@@ -62,7 +63,7 @@ class Timeline:
     joined: int = 0
     there_s: Fraction = Fraction(0)
     broken: bool = False
-    last_byte: int = 0
+    end_byte: int = 0
     keys: NDArray[np.int64] | None = None
 
     def by_count(self) -> "Timeline":
@@ -120,22 +121,43 @@ class _TimedPackets:
         self.keys: list[tuple[int, int]] = []
         self.joined = 0
         self._back = max(1, math.ceil(_BACK_S / tick))
-        self._offset, self._next = 0, 0  # next: decoding time after the packet before
+        self._offset, self._end = 0, 0  # end: of the frame that is shown last
+        self._next: int | None = None  # decoding time after the packet before that has one
+        self._undated = 0  # packets since then: the first ones of a file may have none
 
     def add(self, packet: "Packet") -> None:
         """Take the next packet."""
-        pts, dts = packet.pts, packet.dts if packet.dts is not None else packet.pts
-        duration = packet.duration or 0
-        if dts is not None:
-            if self.times and dts + self._offset < self._next - duration - self._back:
+        pts, dts, duration = packet.pts, packet.dts, packet.duration or 0
+        if dts is None:
+            self._undated += 1
+        else:
+            if self._next is not None and dts < self._next - duration - self._back:
                 self.joined += 1
-                self._offset = self._next - dts
-            self._next = dts + self._offset + duration
+                self._begin_anew(dts if pts is None else pts)
+            self._next, self._undated = dts + duration, 0
         if pts is not None:
             pts += self._offset
+            self._end = max(self._end, pts + duration)
             if packet.is_keyframe:
                 self.keys.append((len(self.times), pts))
         self.times.append((pts, duration, packet.size))
+
+    def _begin_anew(self, first: int) -> None:
+        """Put the packets since the last dated one, which are of the next file, after its end.
+
+        first: timestamp of the next packet.
+        """
+        before, places = self._offset, range(len(self.times) - self._undated, len(self.times))
+        undated = [pts - before for pts, *_ in self.times[places.start :] if pts is not None]
+        self._offset = self._end - (undated or [first])[0]
+        for place in places:
+            pts, duration, size = self.times[place]
+            if pts is not None:
+                self.times[place] = pts - before + self._offset, duration, size
+        self.keys = [
+            (place, pts - before + self._offset if place in places else pts)
+            for place, pts in self.keys
+        ]
 
 
 def read_timeline(container: "InputContainer", stream: "VideoStream", fps: float) -> Timeline:
@@ -143,11 +165,11 @@ def read_timeline(container: "InputContainer", stream: "VideoStream", fps: float
     import av
 
     tick = stream.time_base or Fraction(1)
-    packets, broken, last_byte = _TimedPackets(tick), False, 0
+    packets, broken, end_byte = _TimedPackets(tick), False, 0
     bounds: dict[int, tuple[Fraction, int, int]] = {}  # of each stream: tick, first and last one
     try:
         for packet in container.demux():
-            last_byte = max(last_byte, packet.pos or 0)
+            end_byte = max(end_byte, 0 if packet.pos is None else packet.pos + packet.size)
             broken = packet.is_corrupt if packet.size else broken
             if packet.pts is not None:
                 ends = packet.pts + (packet.duration or 0)
@@ -157,17 +179,19 @@ def read_timeline(container: "InputContainer", stream: "VideoStream", fps: float
                 bounds[packet.stream_index] = base, min(low, packet.pts), max(high, ends)
             if packet.stream_index == stream.index and (packet.size or packet.pts is not None):
                 packets.add(packet)
+    except IndexError:
+        pass  # at the end, as in container.py
     except av.FFmpegError as error:
         if isinstance(error, MemoryError) or not packets.times:
             raise
-        broken = True
+        broken = container.format.name not in _END_IN_ERROR or broken
     there_s = Fraction(0)
     if bounds:
         first = min(base * low for base, low, _ in bounds.values())
         there_s = max(base * high for base, _, high in bounds.values()) - first
     timeline = _timeline(packets, stream, tick, fps)
     joined = packets.joined
-    return replace(timeline, joined=joined, there_s=there_s, broken=broken, last_byte=last_byte)
+    return replace(timeline, joined=joined, there_s=there_s, broken=broken, end_byte=end_byte)
 
 
 def _timeline(
