@@ -55,6 +55,25 @@ def test_every_video_is_seen_rightly_or_refused(container: str) -> None:
         assert not bad(videos.cases(container, codec, every=RUNS_ALL), verdict.watch)
 
 
+@pytest.mark.parametrize(
+    ("container", "codec", "damages"),
+    [
+        ("apng", "apng", ("joined", "cut")),
+        ("dv", "dvvideo", ("cut",)),
+        ("mjpeg", "mjpeg", ("cut",)),
+        ("mpjpeg", "mjpeg", ("joined", "cut")),
+        ("mxf", "mpeg2video", ("joined", "cut")),
+        ("obu", "libsvtav1", ("cut",)),
+        ("smjpeg", "mjpeg", ("joined", "cut")),
+    ],
+)
+def test_what_is_not_used_of_a_video_is_told(
+    container: str, codec: str, damages: tuple[str, ...]
+) -> None:
+    cases = [c for c in videos.cases(container, codec, every=True) if c.damage in damages]
+    assert {verdict.watch(case).kind for case in cases} <= {"warned", "refused"}
+
+
 def usual(container: str) -> list[sounds.Case]:
     """Return the files of a usual container and codec, the whole one first."""
     forms = sounds.forms(container) if container in sounds.containers() else ()
@@ -103,6 +122,7 @@ FAULTS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
     "of-one-channel": (lambda wave: wave / 0.7, "wrong"),
     "in-another-order": (lambda wave: np.roll(wave, len(wave) // 2), "wrong"),
     "noise": (lambda wave: np.random.default_rng(0).standard_normal(wave.shape), "wrong"),
+    "warned-of": (lambda wave: wave, "false alarm"),
     "written-to-stderr": (_writing, "bad manners"),
     "refused-without-a-cause": (
         _refusing("here: 9 bytes can't be read (Unspecified internal error.)."),
@@ -117,7 +137,9 @@ def test_a_fault_of_a_reader_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch
     """A fault that the judge overlooks could be in the package, too."""
     change, kind = FAULTS[fault]
 
-    def faulty(*args: Any, **fields: Any) -> np.ndarray:
+    def faulty(*args: Any, warn: verdict.Warn, **fields: Any) -> np.ndarray:
+        if fault == "warned-of":
+            warn("here: the file is cut short.")
         return change(load_waveform(*args, **fields))
 
     whole = usual("sndfile WAV")[0]

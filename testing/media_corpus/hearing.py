@@ -1,10 +1,11 @@
 """Compare what was heard of a file with the sounds that were written into it."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import soundfile
 
 from testing.media_corpus.sounds import SECONDS, Mono, Sound, gains, signal
 
@@ -109,3 +110,13 @@ def by_pyav(content: bytes) -> list[tuple[int, Mono]]:
     except (av.FFmpegError, ValueError, ArithmeticError, AttributeError):
         pass  # what was decoded before it counts
     return pieces
+
+
+def by_libsndfile(content: bytes, wanted: bool) -> Iterator[Mono]:
+    """Yield what libsndfile decodes of a file if it is wanted: mono samples."""
+    if wanted:
+        try:
+            with soundfile.SoundFile(io.BytesIO(content)) as file:
+                yield file.read(file.frames, dtype="float32", always_2d=True).mean(axis=1)
+        except soundfile.SoundFileError:
+            return

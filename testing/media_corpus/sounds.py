@@ -135,7 +135,7 @@ def containers() -> list[str]:
 _NOT_SOUND = {  # write any stream's bytes without a header, which is no file of this codec
     *("data", "ffmetadata", "rawvideo", "mkvtimestamp_v2"),
 }
-_RATES = {  # by codec, or container and codec: what FFmpeg's encoders and muxers take silently
+_RATES = {  # by codec, container, or both: what FFmpeg's encoders and muxers take silently
     "libopencore_amrnb": (8000,),
     "g723_1": (8000,),
     "real_144": (8000,),
@@ -152,6 +152,12 @@ _RATES = {  # by codec, or container and codec: what FFmpeg's encoders and muxer
     "MPC2K PCM_16": RATES[:-1],  # 16 bits
     "SVX PCM_S8": RATES[:-1],
     "SVX PCM_16": RATES[:-1],
+    **dict.fromkeys(("rm", "smjpeg", "wsaud"), RATES[:-1]),
+    "SDS": (22050, 48000, 16000, 8000, 11025, 37800),  # as whole nanoseconds of a sample
+}
+_MOST_CHANNELS = {
+    "flv": 2,  # with more FFmpeg's muxer would end the process
+    "voc": 2,  # with more the rate, a fraction of 256 MHz by their number, is not exact
 }
 _BIT_RATES = {"aac": 128_000, "g723_1": 6300, "wmav1": 128_000, "wmav2": 128_000}
 _WRONGLY_WRITTEN = {  # by FFmpeg's own muxers
@@ -212,9 +218,11 @@ def write(form: Form, sound: Sound, *, piped: bool = False, serial: int = 0) -> 
     channels = mono[:, None] * gains(sound.channels)  # [samples, channels]
     if form.sndfile:
         file = io.BytesIO()
+        # Of PAF, libsndfile loses other numbers where its own buffer ends.
+        whole_numbers = (channels * 2.0**31).astype(np.int32)
         soundfile.write(
             file,
-            channels,
+            whole_numbers if form.container == "PAF" else channels,
             sound.rate,
             subtype=form.codec,
             endian=form.endian,
@@ -265,7 +273,7 @@ def whole(form: Form) -> Case | None:
 @lru_cache
 def rates(form: Form) -> tuple[int, ...]:
     """Return RATES without those that the codec does not take."""
-    for key in (form.codec, f"{form.container} {form.codec}"):
+    for key in (form.codec, form.container, f"{form.container} {form.codec}"):
         if key in _RATES:
             return _RATES[key]
     if form.sndfile:
@@ -277,7 +285,7 @@ def rates(form: Form) -> tuple[int, ...]:
 
 
 def _try(form: Form, name: str, sound: Sound, **how: Any) -> Case | None:
-    if sound.channels > 2 and form.container == "flv":  # FFmpeg's muxer would end the process
+    if sound.channels > _MOST_CHANNELS.get(form.container, 8):
         return None
     try:
         content = write(form, sound, **how)
@@ -351,6 +359,8 @@ def _cut(tenth: int) -> Maker:
 
 def _between(before: str | None, after: str | None) -> Maker:
     def make(case: Case) -> Case | None:
+        if before == "an ID3v2 tag" and case.form.container == "RAW":
+            return None  # by its beginning it is an MP3
         if before is not None:
             content = BEFORE[before] + case.content
             return replace(case, name=f"before: {before}", content=content)
