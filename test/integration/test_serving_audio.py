@@ -17,7 +17,7 @@ from openai import OpenAI
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.edge.context import Context
-from qwen3_omni_neuron.serving.endpoints import chat_deltas, sound, speech
+from qwen3_omni_neuron.serving.endpoints import chat_deltas, speech
 from qwen3_omni_neuron.serving.endpoints.speech import SpeechRequest, SpokenText
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.service import Turnstile
@@ -79,7 +79,7 @@ def test_chunks_after_the_first_wait_for_their_turn(
     client: OpenAI, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     sent: list[str] = []
-    chunk_of, wait = sound.pcm16, Turnstile.wait
+    chunk_of, wait = pcm16, Turnstile.wait
 
     async def noted(turnstile: Turnstile) -> None:
         sent.append("turn")
