@@ -110,10 +110,11 @@ def test_the_examples_of_the_page_of_endpoints_run(server: Server, made: Path) -
     assert {re.sub(r'.*"\$URL(.*)"', r"\1", line): status for line, status in wrong.items()} == {
         "/v1/chat/completions/COMPLETION_ID": 404,
         "/v1/responses/RESPONSE_ID": 404,
+        "/v1/responses/RESPONSE_ID/input_items": 404,
         "/v1/models/NAME": 404,
         "/v1/audio/translations": 400,
     }
-    assert len(found) == len(examples) == 16
+    assert len(found) == len(examples) > 16
     assert (made / "answer").stat().st_size > 1000
 
 
