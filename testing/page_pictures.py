@@ -1,7 +1,7 @@
 """Pictures of the page at / in a real browser, and what axe-core finds on it.
 
-    npm install --prefix build/axe axe-core    # only for --axe
-    python -m testing.page_pictures FOLDER [--axe build/axe/node_modules/axe-core/axe.min.js]
+    npm install axe-core    # only for --axe; anywhere
+    python -m testing.page_pictures FOLDER [--axe node_modules/axe-core/axe.min.js]
 
 Writes page.png, which is docs/page.png, and for the width of a phone and of a desk, in light and
 dark, the page before the first turn, after some, and with its settings, a problem and the request

@@ -614,6 +614,7 @@ def test_the_user_chooses_prompt_language_and_devices(browser: Any, server: Serv
         page.click("#talk")
         page.locator("#status", has_text="Listening").wait_for()
         visitor.until("document.querySelector('#microphone').options.length > 2")
+        visitor.until("received.some(({ type }) => type === 'session.updated')")
         [shown] = visitor.received("session.updated")
         assert shown["session"]["instructions"] == "Answer in text only.\n\nAnswer in German."
         assert "deviceId" not in page.evaluate("asked.audio")
