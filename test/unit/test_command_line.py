@@ -94,7 +94,8 @@ def test_errors_of_the_package_name_flags() -> None:
     assert with_flags(said) == (
         "--compiled is not set; --max-body-bytes is 1; --chunk-frames has 3. speaker --model x."
     )
-    for kept in ("`load(compiled_path=1)`", "a.chunk_frames", "'chunk_frames'", "my_chunk_frames"):
+    calls = ("`load(compiled_path=1)`", "a.chunk_frames", "'chunk_frames'", "my_chunk_frames")
+    for kept in (*calls, "/a/chunk_frames", "chunk_frames/a", "chunk_frames.wav"):
         assert with_flags(kept) == kept
 
 

@@ -17,6 +17,7 @@ from qwen3_omni_neuron.options import LOAD_OPTIONS, REQUEST_OPTIONS
 from qwen3_omni_neuron.serving.settings import flags
 
 PROGRAM = "qwen3-omni-neuron"
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _FEW_FLAGS = 8  # a usage line with more of them is not read
 
 
@@ -71,11 +72,12 @@ class CommandParser(argparse.ArgumentParser):
         (file or sys.stderr).write(message)
 
     def _shorten_usage(self) -> None:
-        flags = [action for action in self._actions if action.option_strings]
-        if self.usage is None and len(flags) > _FEW_FLAGS:
+        count = sum(bool(action.option_strings) for action in self._actions)
+        if self.usage is None and count > _FEW_FLAGS:
             formatter = self._get_formatter()
             formatter.add_usage(None, self._get_positional_actions(), [], prefix="")
-            words = " ".join(formatter.format_help().split()).removeprefix(self.prog)
+            plain = _COLOUR.sub("", formatter.format_help())  # Python 3.14 colours it
+            words = " ".join(plain.split()).removeprefix(self.prog)
             self.usage = f"%(prog)s [options]{words}"
 
 
@@ -91,5 +93,5 @@ def _flags_of_options() -> dict[str, str]:
 def with_flags(message: str) -> str:
     """Return a message of the package with options named as on the command line."""
     names = "|".join(_flags_of_options())
-    pattern = rf"(?<![\w.\"'`-])({names})(?![\w=\"'`]|\.\w)"
+    pattern = rf"(?<![\w.\"'`/-])({names})(?![\w=\"'`/-]|\.\w)"
     return re.sub(pattern, lambda found: _flags_of_options()[found[1]], message)

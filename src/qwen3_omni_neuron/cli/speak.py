@@ -188,7 +188,7 @@ def _write_speech(
         print(_json_line(result, out, [*warnings, *limits]), file=text, flush=True)
     elif not parsed.quiet:
         print(_summary(result, out), file=sys.stderr)
-    if parsed.play:
+    if parsed.play and len(result.audio):
         result.play()
     return ExitStatus.CUT if limits else ExitStatus.OK
 
