@@ -74,6 +74,15 @@ def test_what_is_not_used_of_a_video_is_told(
     assert {verdict.watch(case).kind for case in cases} <= {"warned", "refused"}
 
 
+def test_a_stream_that_begins_later_is_no_error() -> None:
+    """PyAV ends the second of joined SWF files, which has another rate, with an IndexError."""
+    whole = sounds.whole(sounds.Form("swf", "libmp3lame"))
+    assert whole is not None
+    case = sounds.MAKERS["joined rates"](whole)
+    assert case is not None
+    assert verdict.hear(case).good
+
+
 def usual(container: str) -> list[sounds.Case]:
     """Return the files of a usual container and codec, the whole one first."""
     forms = sounds.forms(container) if container in sounds.containers() else ()

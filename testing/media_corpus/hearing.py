@@ -93,6 +93,7 @@ def by_pyav(content: bytes) -> list[tuple[int, Mono]]:
     import av
 
     pieces: list[tuple[int, Mono]] = []
+    kind, resampler = None, av.AudioResampler(format="flt")
     try:
         with av.open(io.BytesIO(content), metadata_errors="ignore") as container:
             if not container.streams.audio:
@@ -104,10 +105,13 @@ def by_pyav(content: bytes) -> list[tuple[int, Mono]]:
                     continue
                 for frame in frames:
                     # Packed: PyAV 18 reads beyond the planes of 8 channels.
-                    for part in av.AudioResampler(format="flt").resample(frame):
+                    now = frame.format.name, frame.layout.name, frame.sample_rate
+                    if now != kind:
+                        kind, resampler = now, av.AudioResampler(format="flt")
+                    for part in resampler.resample(frame):
                         samples = part.to_ndarray().reshape(-1, frame.layout.nb_channels)
                         pieces.append((frame.sample_rate, samples.mean(axis=1)))
-    except (av.FFmpegError, ValueError, ArithmeticError, AttributeError):
+    except (av.FFmpegError, ValueError, ArithmeticError, AttributeError, IndexError):
         pass  # what was decoded before it counts
     return pieces
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from qwen3_omni_neuron.errors import InputError
-from qwen3_omni_neuron.prompt.media.audio import load_waveform
+from qwen3_omni_neuron.prompt.media.audio import MAX_RATE, load_waveform
 from qwen3_omni_neuron.prompt.media.image import FORMATS, load_image
 from qwen3_omni_neuron.prompt.media.video_file import read_video_file
 from qwen3_omni_neuron.prompt.media.video_times import Sampling
@@ -47,7 +47,7 @@ _LEAST = {  # correlation: of codecs for voices, which chirps and tones are not
 _UNTOLD = {
     "cut": {
         *("IRCAM", "PAF", "PVF", "RAW", "XI", "ircam", "sox", "spdif", "rm"),
-        *("adx", "alp", "apm", "argo_asf", "kvag", "wsaud"),  # of games
+        *("adx", "alp", "apm", "argo_asf", "kvag", "roq", "wsaud"),  # of games
         *("h264", "hevc", "m4v"),  # without a container
         *("ac3", "eac3", "dvd", "mpeg", "svcd", "vcd", "vob", "obu"),  # between two packets
     },
@@ -195,7 +195,8 @@ def _undamaged(
     if not (same or min(lengths) - 2 <= len(heard) <= most + 2):
         return Verdict("length", text)
     if warnings:
-        return Verdict("false alarm" if recognised else "warned", text)
+        complete = recognised and len(heard) >= lengths[0] - 2
+        return Verdict("false alarm" if complete else "warned", text)
     return Verdict("right", text)
 
 
@@ -215,7 +216,7 @@ def _waveform(content: bytes, rate: int, warn: Warn) -> Mono:
 def _refused(case: Case, said: str) -> Verdict:
     """Judge a refusal: right where PyAV, packet by packet, can't read the file either."""
     pieces = hearing.by_pyav(case.content)
-    if len({rate for rate, _ in pieces}) != 1:
+    if len({rate for rate, _ in pieces}) != 1 or pieces[0][0] > MAX_RATE:
         return Verdict("refused", said)
     rate, mono = pieces[0][0], np.concatenate([piece for _, piece in pieces])
     by_pyav = hearing.recognise(mono, rate, case.parts, least=0.98, levels=False, unsure_s=0.15)

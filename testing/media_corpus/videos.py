@@ -158,6 +158,6 @@ def by_pyav(content: bytes) -> list[np.ndarray]:
                     frames += [frame.to_ndarray(format="rgb24") for frame in packet.decode()]
                 except (av.FFmpegError, ValueError):
                     continue
-    except (av.FFmpegError, ValueError, ArithmeticError, AttributeError):
+    except (av.FFmpegError, ValueError, ArithmeticError, AttributeError, IndexError):
         pass
     return frames

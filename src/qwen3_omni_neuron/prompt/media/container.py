@@ -42,6 +42,7 @@ SOUND_NAMES = (
 )
 WITHOUT_PYAV = "WAV, AIFF, AU, CAF, FLAC, or Ogg (Vorbis, Opus)"
 _BARE = frozenset(("mp3", "aac", "ac3", "eac3"))  # frames, one after another, without a header
+_W64_UNIT = 8  # bytes
 _PICTURES = ("_pipe", "image2", "gif", "ico")  # ends of the names of FFmpeg's formats of pictures
 _BATCH = 1 << 16  # numbers joined to one block; a frame of MP3 has 1,152
 
@@ -262,11 +263,13 @@ def _sections(
         stream = _audio_stream(container, source, where)
         # One of these without its size ends in such a packet, too.
         name = container.format.name
-        trusted = name not in ("wav", "mmf") and (name != "caf" or stream.frames > 0)
+        trusted = name not in ("wav", "w64", "mmf") and (name != "caf" or stream.frames > 0)
         by_size = name in BY_SIZE
         for packet in packets(container, stream):
             frames = decoded(packet)
-            if packet.size:
+            # The samples of a W64 are filled up to a multiple of so many bytes.
+            filling = name == "w64" and frames is None and packet.size < _W64_UNIT
+            if packet.size and not filling:
                 failed = frames is None
                 count, broken = count + 1, broken + failed
                 # All packets of ADX are marked so.
