@@ -263,7 +263,7 @@ def _sections(
         stream = _audio_stream(container, source, where)
         # One of these without its size ends in such a packet, too.
         name = container.format.name
-        trusted = name not in ("wav", "w64", "mmf") and (name != "caf" or stream.frames > 0)
+        trusted = name not in ("wav", "mmf") and (name != "caf" or stream.frames > 0)
         by_size = name in BY_SIZE
         for packet in packets(container, stream):
             frames = decoded(packet)
