@@ -15,7 +15,7 @@ APART = "neuron"
 
 
 def test_an_error_names_a_command_that_needs_this_package_on_no_index() -> None:
-    """Where it is installed, from a checkout or a wheel, pip takes it and fetches the extra's."""
+    """From a checkout or a wheel, pip takes what is installed and fetches the extra's packages."""
     wanted = f"{PACKAGE}[serve]"
     command = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--dry-run"]
     done = subprocess.run([*command, wanted], check=False, capture_output=True, text=True)

@@ -20,7 +20,7 @@ SUFFIXES = (".py", ".c", ".h", ".md", ".toml", ".txt", "Makefile", ".ci/run")
 
 # Words with capitals inside that are no class of this repository.
 WORDS = {
-    *("DashScope", "KiB", "LibriSpeech", "LangChain", "LiveKit", "MoE", "SoX"),
+    *("DashScope", "KiB", "LibriSpeech", "LangChain", "LiveKit", "MoE", "SoX", "WavPack"),
     *("KubeRay", "NeuronCores", "NxD", "ModelBuilderV2", "TorchScript"),
     *("GitHub", "JavaScript", "WebRTC", "WebSocket", "WebSockets"),
 }
@@ -35,7 +35,6 @@ ELSEWHERE = {
     "--build-arg": "an option of docker",
     "--entrypoint": "an option of docker",
     "--stop-timeout": "an option of docker",
-    "omni.lan": "a name of a machine, which readers replace by theirs",
     "flush_interval": "an option of Caddy",
     "gcsfs": "a package of fsspec's",
     "s3fs": "a package of fsspec's",
@@ -49,8 +48,14 @@ ELSEWHERE = {
     "uniqueItems": "a keyword of JSON Schema",
     "dist/": "a folder that `make wheels` makes",
     "pypi": "an environment of the repository at GitHub",
-    **dict.fromkeys(("show_root_heading", "show_root_toc_entry"), "options of mkdocstrings"),
-    "merge_init_into_class": "an option of mkdocstrings",
+    **dict.fromkeys(
+        ("show_root_heading", "show_root_toc_entry", "merge_init_into_class", "heading_level"),
+        "options of mkdocstrings",
+    ),
+    "show_bases": "an option of mkdocstrings",
+    "RealAudio": "a format of RealNetworks",
+    "sglang.bench_serving": "a module of sglang",
+    **dict.fromkeys(("--base-url", "--tokenizer"), "options of vllm bench and of sglang's"),
     "--max-bodies-bytes": "a flag of version 0.1.0",
     "manifest.jsonl": "a file that the caller of bench/asr.py writes",
     **dict.fromkeys(
@@ -58,8 +63,10 @@ ELSEWHERE = {
         "functions and an option of the AI SDK",
     ),
     "withStructuredOutput": "a method of LangChain",
-    **dict.fromkeys(("openai_http", "csv_file", "--backend", "--data"), "options of guidellm"),
 }
+# Dotted names that exist elsewhere, for which a string of the code is enough: a method of browsers,
+# and a machine's name that readers replace by theirs.
+DOTTED = ("AudioContext.setSinkId", "omni.lan")
 # Events of OpenAI's Realtime API, and fields of its sessions.
 REALTIME = re.compile(r"(?:session|conversation|response|audio)\.[a-z][a-z_.]*")
 TORCHNEURON = {  # of aws-neuron/torch-neuronx
