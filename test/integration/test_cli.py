@@ -394,7 +394,7 @@ def test_the_examples_of_the_help_run(
     capsysbinary: pytest.CaptureFixture[bytes],  # one of them plays samples to stdout
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those of `verify` and `talk` have tests of their own, and are parsed elsewhere."""
+    """All examples but those of `verify` and `talk`, which have tests of their own."""
     monkeypatch.delenv("QWEN3_OMNI_MODEL", raising=False)
     monkeypatch.chdir(tmp_path)
     Path("question.wav").write_bytes(QUESTION_WAV.read_bytes())

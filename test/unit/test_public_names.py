@@ -171,10 +171,10 @@ VERBS = {
     """,
     "speak": """
         --audio --chunk-frames --compiled --cores --dtype --first-chunk
-        --first-token-timeout-s --help --ignore-eos --image --instance --kv-cache-dtype
+        --first-token-timeout-s --help --ignore-eos --image --instance --json --kv-cache-dtype
         --literal-text
-        --model --out --placement --predictor-do-sample --predictor-dtype
-        --predictor-top-k --predictor-top-p --runaway-speech --seed --speaker --system
+        --model --out --placement --play --predictor-do-sample --predictor-dtype
+        --predictor-top-k --predictor-top-p --quiet --runaway-speech --seed --speaker --system
         --talker-do-sample
         --talker-max-new-tokens --talker-repetition-penalty --talker-temperature
         --talker-top-k --talker-top-p --thinker-do-sample --thinker-frequency-penalty
@@ -185,8 +185,8 @@ VERBS = {
     """,
     "say": """
         --chunk-frames --compiled --cores --dtype --first-chunk --first-token-timeout-s --help
-        --instance --kv-cache-dtype --model --out --placement --predictor-do-sample
-        --predictor-dtype --predictor-top-k --predictor-top-p
+        --instance --json --kv-cache-dtype --model --out --placement --play --predictor-do-sample
+        --predictor-dtype --predictor-top-k --predictor-top-p --quiet
         --runaway-speech --seed --speaker --talker-do-sample --talker-max-new-tokens
         --talker-repetition-penalty --talker-temperature --talker-top-k --talker-top-p
         --threads --wait-timeout-s -h text
@@ -198,7 +198,7 @@ VERBS = {
     "transcribe": """
         --compiled --concurrency --context-length --cores --dtype --help --instance
         --instruction --json --kv-cache-dtype --max-new-tokens --model --placement
-        --predictor-dtype --threads --translate -h files
+        --predictor-dtype --quiet --threads --translate -h files
     """,
     "serve": """
         --allow-host --allow-media-host --allow-origin --api-keys --body-timeout-s --compiled
@@ -219,23 +219,26 @@ VERBS = {
     "compile": """
         --audio-windows --batches --buckets --chunk-frames --context-length
         --decode-buckets --dry-run --dtype --help --instance --lnc --max-concurrency --model --only
-        --out --patch-buckets --predictor-dtype --predictor-top-k --projection-rows --resume
+        --out --patch-buckets --predictor-dtype --predictor-top-k --projection-rows --quiet --resume
         --talker-context-length --target --tp -h
     """,
     "inspect": """
-        --help --verify -h folder
+        --help --json --verify -h folder
     """,
     "push": """
-        --help -h tree url
+        --help --quiet -h tree url
     """,
     "pull": """
-        --help -h folder url
+        --help --quiet -h folder url
     """,
     "doctor": """
-        --help -h
+        --help --json -h
     """,
     "tiny-checkpoint": """
         --drawn --dtype --help --outlier --seed --size -h folder
+    """,
+    "completion": """
+        --help -h shell
     """,
 }
 PLAN = [
