@@ -510,6 +510,9 @@ def test_a_lost_connection_is_opened_again_and_its_session_goes_on(
         [first, second] = visitor.received("session.created")
         tokens = [event["resume_token"] for event in visitor.sent("session.resume")]
         assert tokens == 2 * [first["session"]["resume_token"]]
+        kinds = page.evaluate("sent.map(({ type }) => type)")
+        sent = kinds[kinds.index("session.resume") :]
+        assert sent[:3] == ["session.resume", "session.resume", "session.update"]
         resumed = visitor.received("session.updated")[1]
         assert resumed["session"]["id"] == first["session"]["id"] != second["session"]["id"]
         page.locator("#status", has_text="Listening").wait_for()
