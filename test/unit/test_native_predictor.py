@@ -55,7 +55,13 @@ def test_frames_start_from_rows_of_tables_and_leave_their_feedback_there(
     native, (hidden, code0, uniforms) = native_predictor(c, library), frames(c, 4)
     feedback, limits = torch.full_like(hidden, 7.0), [0.9, 1.0, 0.5][: len(rows)]
     codes = native.frames(
-        rows, code0[rows].tolist(), hidden, feedback, uniforms[rows].numpy(), limits, 20
+        rows,
+        code0[rows].tolist(),
+        hidden,
+        feedback,
+        uniforms[rows].numpy(),
+        limits,
+        [20] * len(rows),
     )
     expected = native(hidden[rows], code0[rows], uniforms[rows], torch.tensor(limits), 20)
     assert_equal((codes, feedback[rows]), expected)
@@ -132,6 +138,21 @@ def test_sampled_frames_are_the_modules(config: OmniConfig, library: Library, dt
     expected_codes, expected_feedback = predictor(hidden, code0, uniforms, limits, top_k=20)
     assert codes.tolist() == expected_codes.tolist()
     torch.testing.assert_close(feedback, expected_feedback, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_frames_of_different_top_k_share_a_call(config: OmniConfig, library: Library) -> None:
+    """Each is as alone, a greedy one, too; the weights are read once."""
+    c = talker_config(config, layers=2)
+    native, (hidden, code0, uniforms) = native_predictor(c, library), frames(c, 4)
+    top_k, top_p = [1, 50, 0, 7], [0.3, 0.8, 1.0, 0.9]
+    feedback = torch.empty_like(hidden)
+    how = uniforms.numpy(), top_p, top_k
+    codes = native.frames(range(4), code0.tolist(), hidden, feedback, *how)
+    for row, (k, p) in enumerate(zip(top_k, top_p, strict=True)):
+        one = slice(row, row + 1)
+        drawn = () if k == 1 else (uniforms[one], top_p_limits([p]), k)
+        assert_equal((codes[one], feedback[one]), native(hidden[one], code0[one], *drawn))
 
 
 @torch.no_grad()

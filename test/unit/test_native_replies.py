@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +56,17 @@ def test_a_reply_without_media_is_computed_without_a_torch_operation(pair: Qwen3
     assert talker is not None and vocoder is not None and c.talker is not None
     speaker_id = next(iter(c.talker.speaker_ids.values()))
     none, chunk = torch.empty(0, c.thinker.text.hidden_size), torch.zeros(2, 16, dtype=torch.int64)
-    sampling = [PredictorSampling(np.full(15, 0.5, np.float32), 50, 1.0)] * 2
+    drawn = PredictorSampling(np.full(15, 0.5, np.float32), 50, 1.0)
+    greedy, other = replace(drawn, uniforms=None), replace(drawn, top_k=20)
     steps: list[Callable[[], object]] = [
         lambda: thinker.prefill(1, prompt),
         lambda: thinker.step(order, ids),
         lambda: talker.prepare(1, prompt.talker, speaker_id),
         lambda: talker.prefill(1, none, ids[0]),
         lambda: talker.step(order, ids),
-        lambda: talker.predict(order, ids, sampling),
+        lambda: talker.predict(order, ids, [drawn, drawn]),
+        lambda: talker.predict(order, ids, [drawn, other]),
+        lambda: talker.predict(order, ids, [greedy, drawn]),
         lambda: vocoder.start(order, [chunk, chunk]),
         lambda: vocoder.step(order, [chunk, chunk]),
     ]

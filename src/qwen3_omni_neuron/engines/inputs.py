@@ -1,6 +1,7 @@
 """Inputs and outputs of engine calls: padding of chunks, integers as tensors, sampling inputs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -42,6 +43,17 @@ def batch_of(rows: Sequence[Tensor]) -> Tensor:
     if rows[0].dtype is torch.bfloat16:
         return torch.cat(list(rows))
     return torch.from_numpy(np.concatenate([row.numpy() for row in rows]))
+
+
+def as_sampled(sampling: Sequence[PredictorSampling], codes: int) -> list[PredictorSampling]:
+    """Return frames that are all sampled: a greedy one from the likeliest code alone.
+
+    codes: number of uniforms of a frame.
+    """
+    none = np.zeros(codes, np.float32)
+    return [
+        replace(how, uniforms=none, top_k=1) if how.uniforms is None else how for how in sampling
+    ]
 
 
 def sampling_inputs(sampling: Sequence[PredictorSampling]) -> tuple[Tensor, Tensor]:

@@ -154,12 +154,12 @@ typedef struct {
 } Predictor;
 
 /* Predict a frame of each of some slots. rows [slots]: their rows in hidden and feedback [.., hidden].
- * code0 [slots]; uniforms [slots, steps] and top_p [slots], both NULL for greedy. Writes codes
- * [slots, steps + 1], the rows of feedback and, unless NULL, logits [steps, slots, vocab]. Keeps no
- * state between calls: several threads may call it. */
+ * code0 [slots]; uniforms [slots, steps], top_p and top_k [slots], all NULL for greedy; a top_k of 1
+ * is greedy, too, 0 is all codes. Writes codes [slots, steps + 1], the rows of feedback and, unless
+ * NULL, logits [steps, slots, vocab]. Keeps no state between calls: several threads may call it. */
 int predict_frame(const Predictor *p, int64_t slots, const int64_t *rows, const float *hidden,
-                  const int64_t *code0, const float *uniforms, const float *top_p, int64_t top_k,
-                  int64_t *codes, float *feedback, float *logits);
+                  const int64_t *code0, const float *uniforms, const float *top_p,
+                  const int64_t *top_k, int64_t *codes, float *feedback, float *logits);
 
 /* ---- draws of text tokens and of code 0 ---- */
 

@@ -75,8 +75,8 @@ static int run_head(Team *team, const Predictor *p, Frame *f, int64_t slots, int
 }
 
 int predict_frame(const Predictor *p, int64_t slots, const int64_t *rows, const float *hidden,
-                  const int64_t *code0, const float *uniforms, const float *top_p, int64_t top_k,
-                  int64_t *codes, float *feedback, float *logits)
+                  const int64_t *code0, const float *uniforms, const float *top_p,
+                  const int64_t *top_k, int64_t *codes, float *feedback, float *logits)
 {
     int64_t width = p->decoder.hidden, groups = p->steps + 1, vocab = p->head.out;
     size_t row_bytes = (size_t)width * sizeof(float);
@@ -113,7 +113,7 @@ int predict_frame(const Predictor *p, int64_t slots, const int64_t *rows, const 
             if (uniforms == NULL)
                 code = likeliest(of_slot, NULL, vocab);
             else
-                code = draw(&f.drawing, of_slot, NULL, vocab, 1, top_k,
+                code = draw(&f.drawing, of_slot, NULL, vocab, 1, top_k[r],
                             uniforms[r * p->steps + step], top_p[r], 0);
             codes[r * groups + step + 1] = code;
             look_up(x + r * width, &p->embedding, step * vocab + code);

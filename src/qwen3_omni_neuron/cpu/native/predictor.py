@@ -76,13 +76,13 @@ class NativePredictor:
         slots, feedback = len(code0), torch.empty_like(hidden)
         check_dense(hidden, torch.float32, slots, self._hidden)
         check_dense(code0, torch.int64, slots)
-        numbers, limits = None, list[float]()
-        if uniforms is not None and top_p is not None:
-            check_dense(uniforms, torch.float32, slots, self._steps)
-            check_dense(top_p, torch.float32, slots)
-            numbers, limits = uniforms.numpy(), top_p.tolist()
         rows, ids = range(slots), code0.tolist()
-        return self.frames(rows, ids, hidden, feedback, numbers, limits, top_k, logits), feedback
+        if uniforms is None or top_p is None:
+            return self.frames(rows, ids, hidden, feedback, logits=logits), feedback
+        check_dense(uniforms, torch.float32, slots, self._steps)
+        check_dense(top_p, torch.float32, slots)
+        how = uniforms.numpy(), top_p.tolist(), [top_k] * slots
+        return self.frames(rows, ids, hidden, feedback, *how, logits), feedback
 
     def frames(
         self,
@@ -92,13 +92,14 @@ class NativePredictor:
         feedback: Tensor,
         uniforms: NDArray[np.float32] | None = None,
         top_p: Sequence[float] = (),
-        top_k: int = 50,
+        top_k: Sequence[int] = (),
         logits: Tensor | None = None,
     ) -> Tensor:
         """Predict frames of some slots; hidden and feedback are tables of all slots.
 
         rows: row of each slot in hidden and feedback, float32 [all slots, hidden]. uniforms:
-        [slots, 15], None for greedy. Returns the codes int64 [slots, 16]; otherwise as `__call__`.
+        [slots, 15], None for greedy; top_p and top_k: of each slot. Returns the codes int64
+        [slots, 16]; otherwise as `__call__`.
         """
         slots, all_slots = len(rows), len(hidden)
         if not 0 <= min(rows) <= max(rows) < all_slots:
@@ -115,7 +116,7 @@ class NativePredictor:
             list(code0),
             ffi.NULL if uniforms is None else ffi.from_buffer("float[]", uniforms),
             ffi.NULL if uniforms is None else list(top_p),
-            top_k,
+            ffi.NULL if uniforms is None else list(top_k),
             address_of(codes),
             pointer_to(feedback, torch.float32, all_slots, self._hidden),
             written,

@@ -10,6 +10,7 @@ from qwen3_omni_neuron.cpu.native.binding import table_of
 from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
 from qwen3_omni_neuron.cpu.native.steps import NativeSlots
 from qwen3_omni_neuron.cpu.talker import CpuPredictor
+from qwen3_omni_neuron.engines.inputs import as_sampled
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.engines.talker import TalkerEngine, TextRows
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -46,6 +47,7 @@ class NativeTalker(TalkerEngine):
             newline_id,
         )
         self._slots, self._frames = decoder, predictor.frames
+        self._codes = config.talker.code_groups - 1  # of a frame, without code 0
         self._codec_bos_row = codec_rows[self._codec_bos].numpy()
         self._rows_of = text_rows.with_rows
         # Tables of all slots, in which the library reads and writes the rows of a call's slots.
@@ -83,12 +85,10 @@ class NativeTalker(TalkerEngine):
         self, slots: Sequence[int], code0: Sequence[int], sampling: Sequence[PredictorSampling]
     ) -> Tensor:
         """Complete the frame of each slot; see Talker.predict."""
-        uniforms = [frame.uniforms for frame in sampling if frame.uniforms is not None]
         tables = self._hidden_rows, self._feedback_rows
-        if not uniforms:
+        if all(frame.uniforms is None for frame in sampling):
             return self._frames(slots, code0, *tables)
-        top_k = sampling[0].top_k
-        if len(uniforms) < len(slots) or any(frame.top_k != top_k for frame in sampling):
-            return super().predict(slots, code0, sampling)  # in several calls
-        top_p = [frame.top_p for frame in sampling]
-        return self._frames(slots, code0, *tables, np.stack(uniforms), top_p, top_k)
+        each = as_sampled(sampling, self._codes)
+        uniforms = np.stack([frame.uniforms for frame in each if frame.uniforms is not None])
+        limits = [frame.top_p for frame in each], [frame.top_k for frame in each]
+        return self._frames(slots, code0, *tables, uniforms, *limits)

@@ -1,13 +1,11 @@
 """The code predictor on Neuron."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.engines.inputs import sampling_inputs
+from qwen3_omni_neuron.engines.inputs import as_sampled, sampling_inputs
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.neuron.engines.encoders import pad_rows
@@ -27,7 +25,6 @@ class NeuronPredictor:
         self._part, self._codes = part, codes
         *_, self._graph = graphs_by_size(part, "code_predictor", "slots").values()
         self._most = self._graph.size("top_k")
-        self._uniforms = np.zeros(self._graph.inputs[2].shape[1], np.float32)
 
     def predict(
         self, hidden: Tensor, code0: Tensor, sampling: Sequence[PredictorSampling]
@@ -36,11 +33,7 @@ class NeuronPredictor:
 
         Raises BucketError for a top_k above the compiled one.
         """
-        # A greedy frame is one that is sampled from the likeliest code alone.
-        each = [
-            replace(how, uniforms=self._uniforms, top_k=1) if how.uniforms is None else how
-            for how in sampling
-        ]
+        each = as_sampled(sampling, self._graph.inputs[2].shape[1])
         limits = torch.tensor([self._limit(how.top_k) for how in each])
         return self._run((hidden, code0, *sampling_inputs(each), limits))
 
