@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any, NoReturn
 
+from qwen3_omni_neuron.compilation.plan import SETTINGS, flag_of
 from qwen3_omni_neuron.errors import ExitStatus
 from qwen3_omni_neuron.options import LOAD_OPTIONS, REQUEST_OPTIONS
 from qwen3_omni_neuron.serving.settings import flags
@@ -87,6 +88,7 @@ def _flags_of_options() -> dict[str, str]:
     options = (*REQUEST_OPTIONS, *LOAD_OPTIONS.values())
     found = {option.name: option.flag for option in options}
     found |= {name: flag.name for name, flag in flags().items() if flag.name}
+    found |= {name: flag_of(name) for name in SETTINGS}
     return {"model_path": "--model", **{n: flag for n, flag in found.items() if "_" in n}}
 
 
