@@ -7,10 +7,11 @@
 Speaks each line of a file in each voice, and has it transcribed: by a server of OpenAI's API, or by
 pocketsphinx, which needs no network: its wheel brings a model. That is a weak recogniser of 2015's
 kind, so it is held to the sentences' own words, and hears the same words by espeak-ng, too:
-reference_wer is what it makes of these, and says how far its figures can be trusted.
+reference_wer is what it makes of these. chance is the error rate of what was heard against the next
+sentence's text: as far as the figure is below it, so much was understood.
 
-A row is a sentence in a voice: text, heard, wer; ttfb_s, rtf; audio_s; silence_s, the longest
-silence within the speech; clipped, the share of samples at full scale; word_s, seconds a word. The
+A row is a sentence in a voice: text, heard; ttfb_s, rtf; audio_s; silence_s, the longest silence
+within the speech; clipped, the share of samples at full scale; word_s, seconds a word. The
 summary has them by voice. similarity: how alike two sentences of one voice are by resemblyzer's
 model, the mean cosine; others: of two voices; both where that is installed.
 """
@@ -30,7 +31,10 @@ import numpy as np
 import soundfile
 import soxr
 from numpy.typing import NDArray
-from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
+from transformers.models.whisper.english_normalizer import (
+    BasicTextNormalizer,
+    EnglishTextNormalizer,
+)
 
 from bench.asr import error_rates
 from bench.common.models import add_model_arguments
@@ -50,7 +54,7 @@ SILENT = 10 ** (-50 / 20)  # of full scale, root mean square of 10 ms
 FULL_SCALE = 0.999
 # A new word's probability: with pocketsphinx's own of 0.65 one word is often heard as two.
 WORD_PROBABILITY = 0.05
-NORMALIZE = EnglishTextNormalizer({})
+WITHOUT_SPACES = ("zh", "yue", "ja", "th")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,6 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--speaker", action="append", help="repeatable; default: all")
     parser.add_argument("--limit", type=positive, help="take this many sentences, the first ones")
     parser.add_argument("--seed", type=natural, default=0, help="of every sentence")
+    parser.add_argument(
+        "--language", default="en", help="of the sentences; with --recogniser-url; default: en"
+    )
     parser.add_argument("--recogniser-url", metavar="URL", help="a server of OpenAI's API")
     parser.add_argument("--recogniser-model", metavar="NAME", help="with --recogniser-url")
     parser.add_argument("--key", default="none", help="with --recogniser-url")
@@ -73,23 +80,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measure(options: argparse.Namespace) -> Figures:
     """Speak, hear and compare: a row for each sentence in each voice."""
     sentences = read_sentences(options.sentences)[: options.limit]
-    hear = recogniser(options, sentences)
+    hear, language = recogniser(options, sentences), options.language
+    reference = None if options.recogniser_url else reference_wer(sentences, hear)
     rows: list[Row] = []
     sounds: dict[str, list[Sound]] = {}
     with Qwen3Omni.load(model_or_shipped(options), **load_arguments(options, 1)) as omni:
-        for speaker in options.speaker or omni.speakers:
+        if not (speakers := options.speaker or omni.speakers):
+            raise InputError("this checkpoint has no talker: it can write text, not speak.")
+        for speaker in speakers:
             for text in sentences:
                 result = omni.say(text, speaker=speaker, seed=options.seed)
                 rows.append({"speaker": speaker, **row_of(text, result, hear)})
                 sounds.setdefault(speaker, []).append(result.audio)
-    reference = None if options.recogniser_url else reference_wer(sentences, hear)
     voices = {
-        speaker: of_voice([row for row in rows if row["speaker"] == speaker]) for speaker in sounds
+        speaker: of_voice([row for row in rows if row["speaker"] == speaker], language)
+        for speaker in sounds
     }
-    summary = {**of_voice(rows), "reference_wer": reference, "voices": voices, **alike(sounds)}
-    anchor = "" if reference is None else f"espeak-ng's own recordings {100 * reference:.3g} %"
+    chance = error_rate(shuffled(rows), language)
+    summary = {**of_voice(rows, language), "chance": chance, "reference_wer": reference}
+    summary |= {"voices": voices, **alike(sounds)}
+    anchor = f"words of another sentence {100 * chance:.3g} %"
+    if reference is not None:
+        anchor += f", espeak-ng's own recordings {100 * reference:.3g} %"
     headlines = [
-        headline("WER", [summary["wer"]], "%", anchor),
+        headline(rate_of(language).upper(), [summary["error_rate"]], "%", anchor),
         headline("TTFB", [row["ttfb_s"] for row in rows], "s"),
         headline("RTF", [row["rtf"] for row in rows], "", PLAYS),
     ]
@@ -113,7 +127,6 @@ def row_of(text: str, result: SpeechResult, hear: Hear) -> Row:
     return {
         "text": text,
         "heard": heard,
-        "wer": word_error_rate([(text, heard)]),
         "ttfb_s": result.timings.ttfb_s,
         "rtf": result.timings.rtf,
         "audio_s": len(sound) / RATE,
@@ -123,16 +136,28 @@ def row_of(text: str, result: SpeechResult, hear: Hear) -> Row:
     }
 
 
-def word_error_rate(pairs: Sequence[tuple[str, str]]) -> float:
-    """Return the errors over all words of pairs of a text and what was heard.
+def rate_of(language: str) -> str:
+    """Return which rate counts: of characters where a language writes no spaces between words."""
+    return "cer" if language in WITHOUT_SPACES else "wer"
+
+
+def error_rate(pairs: Sequence[tuple[str, str]], language: str) -> float:
+    """Return the errors over all words, or characters, of pairs of a text and what was heard.
 
     Normalised as Whisper's figures are. Raises InputError for texts without words.
     """
     texts, heard = zip(*pairs, strict=True)
-    rate = error_rates(texts, heard, NORMALIZE)["wer"]
+    normalize = EnglishTextNormalizer({}) if language == "en" else BasicTextNormalizer()
+    rate = error_rates(texts, heard, normalize)[rate_of(language)]
     if rate is None:
         raise InputError(f"{texts[0]!r} has no words to be heard.")
     return float(rate)
+
+
+def shuffled(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return each text with what was heard of the next one: what a deaf recogniser would get."""
+    following = [*rows[1:], rows[0]]
+    return [(row["text"], other["heard"]) for row, other in zip(rows, following, strict=True)]
 
 
 def longest_silence_s(sound: Sound) -> float:
@@ -143,10 +168,10 @@ def longest_silence_s(sound: Sound) -> float:
     return float(max(np.diff(loud) - 1, default=0)) / 100
 
 
-def of_voice(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the word error rate of all rows, their longest silence, and means of the rest."""
+def of_voice(rows: Sequence[Row], language: str) -> dict[str, Any]:
+    """Return the error rate of all rows, their longest silence, and means of the rest."""
     return {
-        "wer": word_error_rate([(row["text"], row["heard"]) for row in rows]),
+        "error_rate": error_rate([(row["text"], row["heard"]) for row in rows], language),
         "silence_s": max(row["silence_s"] for row in rows),
         "clipped": mean(row["clipped"] for row in rows),
         "word_s": mean(row["word_s"] for row in rows),
@@ -158,31 +183,34 @@ def recogniser(options: argparse.Namespace, sentences: Sequence[str]) -> Hear:
     if options.recogniser_url:
         if not options.recogniser_model:
             raise InputError("--recogniser-url needs --recogniser-model, the name of its model.")
-        return over_http(options.recogniser_url, options.recogniser_model, options.key)
+        return over_http(options)
+    if options.language != "en":
+        raise InputError("pocketsphinx hears English alone. Name a server by --recogniser-url.")
     if importlib.util.find_spec("pocketsphinx") is None:
         raise InputError(
             "pocketsphinx is not installed: it has wheels for Python 3.10 to 3.13 on x86-64 "
             "(pip install pocketsphinx). Or name a server by --recogniser-url."
         )
+    if importlib.util.find_spec("espeakng_loader") is None:
+        raise InputError("espeak-ng is not installed: pip install espeakng-loader.")
     return pocketsphinx(sentences)
 
 
-def over_http(url: str, model: str, key: str) -> Hear:
+def over_http(options: argparse.Namespace) -> Hear:
     """Return a recogniser that asks a server of OpenAI's API."""
     from openai import OpenAI, OpenAIError
 
-    client = OpenAI(base_url=url, api_key=key)
+    client = OpenAI(base_url=options.recogniser_url, api_key=options.key)
+    asked = {"model": options.recogniser_model, "language": options.language}
 
     def hear(sound: Sound) -> str:
         file = io.BytesIO()
         soundfile.write(file, sound, RATE, format="WAV", subtype="PCM_16")
         try:
-            asked = client.audio.transcriptions.create(
-                model=model, file=("speech.wav", file.getvalue()), language="en"
-            )
+            sent = ("speech.wav", file.getvalue())
+            return client.audio.transcriptions.create(file=sent, **asked).text
         except OpenAIError as error:
-            raise InputError(f"{url}: {error}") from error
-        return asked.text
+            raise InputError(f"{options.recogniser_url}: {error}") from error
 
     return hear
 
@@ -234,7 +262,7 @@ def reference_wer(sentences: Sequence[str], hear: Hear) -> float:
         return np.concatenate([sound for part in parts for sound in part])
 
     recorded = product(sentences, VOICES.values())
-    return word_error_rate([(text, hear(recording(text, voice))) for text, voice in recorded])
+    return error_rate([(text, hear(recording(text, voice))) for text, voice in recorded], "en")
 
 
 def alike(sounds: dict[str, list[Sound]]) -> dict[str, Any]:
