@@ -79,9 +79,8 @@ def test_a_server_of_openais_api_hears() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Transcriptions) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/v1"
-        asked = Namespace(
-            recogniser_url=url, recogniser_model="whisper-1", key="sk-own", language="de"
-        )
+        asked = Namespace(recogniser_url=url, recogniser_model="whisper-1")
+        asked.key, asked.language = "sk-own", "de"
         assert quality.recogniser(asked, [])(tone(0.1)) == "Red one."
         asked.recogniser_model = "none"
         with pytest.raises(InputError, match=url):
