@@ -1,6 +1,5 @@
 """The declared options: one set of names and types, for Python's signatures, parsing and tables."""
 
-import argparse
 import os
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.cli.parsing import CommandParser
 from qwen3_omni_neuron.cli.speak import add_speak
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.loading import TARGETS
@@ -145,7 +145,7 @@ def test_a_default_is_in_range_and_none_only_where_it_is_the_default(option: Any
 
 
 def test_the_command_line_has_a_flag_for_every_option() -> None:
-    parser = argparse.ArgumentParser()
+    parser = CommandParser()
     add_speak(parser)
     values = {str: "Ethan", bool: "true", int: "3", float: "0.5"}
     given = {o.name: values[o.value_type] for o in REQUEST_OPTIONS if o.value_type in values}

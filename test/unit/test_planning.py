@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from qwen3_omni_neuron.cli import compile as verb
+from qwen3_omni_neuron.cli.parsing import CommandParser
 from qwen3_omni_neuron.compilation.plan import MODELS, flag_of, models_of
 from qwen3_omni_neuron.cpu import target
 from qwen3_omni_neuron.cpu.slots import CpuSlots
@@ -110,9 +111,8 @@ def test_the_command_makes_the_same_plan_again(target: str, parse: Any) -> None:
 
 @pytest.fixture
 def parse() -> Any:
-    import argparse
 
-    parser = argparse.ArgumentParser()
+    parser = CommandParser()
     verb.add_compile(parser)
     return parser.parse_args
 
