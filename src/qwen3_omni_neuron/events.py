@@ -1,8 +1,9 @@
 """Events and result of a request; abilities and present work of a loaded model."""
 
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
 from html import escape
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,38 +15,56 @@ from qwen3_omni_neuron.errors import OutputError
 SAMPLE_RATE = 24000
 
 FinishReason = Literal["stop", "length", "no_speech", "runaway"]
-_SHOWN_CHARACTERS = 80  # of a text, in a repr
-_SHOWN_ITEMS = 4  # of a list
+_SHOWN_CHARACTERS = 80  # of a text or bytes, in a repr
+_SHOWN_ITEMS = 4  # of a list or another sequence
+_SHOWN_KEYS = 16  # of a mapping: more than a model has stages
 
 
 class ShortRepr:
     """Base of dataclasses with a short repr.
 
-    It shows arrays as type and shape, the beginning of texts and lists, and no field that is empty
-    as by default.
+    It shows arrays as type and shape, the beginning of texts, bytes, sequences and mappings, and no
+    field that has its default.
     """
 
     def __repr__(self) -> str:
         shown = []
         for of in fields(self):  # type: ignore[arg-type]  # each subclass is a dataclass
-            value, required = getattr(self, of.name), of.default is of.default_factory is MISSING
-            if of.repr and (required or value):
+            value = getattr(self, of.name)
+            if of.repr and not _is_default(of, value):
                 shown.append(f"{of.name}={_short(value)}")
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _is_default(of: "Field[Any]", value: Any) -> bool:
+    """Return whether a value is a field's default. No field has an array as its default."""
+    default = of.default if of.default_factory is MISSING else of.default_factory()
+    return type(value) is type(default) and bool(value == default)
 
 
 def _short(value: Any) -> str:
     """Return a short repr of a field's value."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
-    if isinstance(value, str) and len(value) > _SHOWN_CHARACTERS:
-        return f"{value[:_SHOWN_CHARACTERS]!r}... ({len(value)} characters)"
-    if isinstance(value, list):
-        left = [f"... ({len(value)} in all)"] if len(value) > _SHOWN_ITEMS else []
-        return f"[{', '.join([*map(_short, value[:_SHOWN_ITEMS]), *left])}]"
+    if isinstance(value, str | bytes | bytearray):
+        unit = "characters" if isinstance(value, str) else "bytes"
+        left = f"... ({len(value)} {unit})" if len(value) > _SHOWN_CHARACTERS else ""
+        return f"{value[:_SHOWN_CHARACTERS]!r}{left}"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key!r}: {_short(item)}' for key, item in value.items())}}}"
+        items = (f"{_short(key)}: {_short(item)}" for key, item in value.items())
+        return f"{{{_first(items, value, _SHOWN_KEYS)}}}"
+    if isinstance(value, tuple):
+        one = "," if len(value) == 1 else ""
+        return f"({_first(map(_short, value), value, _SHOWN_ITEMS)}{one})"
+    if isinstance(value, Sequence) and not isinstance(value, range | memoryview):  # short as it is
+        return f"[{_first(map(_short, value), value, _SHOWN_ITEMS)}]"
     return f"{value:.4g}" if isinstance(value, float) else repr(value)
+
+
+def _first(shown: Iterable[str], of: Collection[Any], most: int) -> str:
+    """Return the first reprs of a collection's items, and how many items it has if not all."""
+    left = [f"... ({len(of)} in all)"] if len(of) > most else []
+    return ", ".join([*islice(shown, most), *left])
 
 
 @dataclass(frozen=True, repr=False)
