@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import AudioError, LateError, OptionError, PromptTooLongError
 from qwen3_omni_neuron.events import Finished, FinishReason, SpeechResult, TextDelta, Timings
 from qwen3_omni_neuron.options import INSTRUCTION, RequestArguments, RequestOptions
@@ -21,10 +20,13 @@ from qwen3_omni_neuron.prompt.media.windows import (
     Window,
     read_windows,
 )
-from qwen3_omni_neuron.runtime.stream import SpeechStream
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it from Python 3.11 on
+
+    # These import torch, which the command line doesn't wait for where no file can be opened.
+    from qwen3_omni_neuron.api import Qwen3Omni
+    from qwen3_omni_neuron.runtime.stream import SpeechStream
 
 TRANSLATION = "Translate the speech in this audio into English. Answer with the translation alone."
 # Longest audio that one prompt has. Its text has 34 tokens a second for the limit of 1,024: more
@@ -121,7 +123,7 @@ class JoinedText:
 
 
 def transcribe(
-    omni: Qwen3Omni,
+    omni: "Qwen3Omni",
     files: Sequence[Path],
     instruction: str | None = None,
     concurrency: int = 1,
@@ -169,7 +171,7 @@ def transcribe(
 
 
 def stream_transcript(
-    omni: Qwen3Omni,
+    omni: "Qwen3Omni",
     audio: Mapping[str, Any],
     instruction: str | None = None,
     max_new_tokens: int = RequestOptions.thinker_max_new_tokens,
@@ -194,7 +196,7 @@ def stream_transcript(
 
 
 def transcribe_windows(
-    omni: Qwen3Omni,
+    omni: "Qwen3Omni",
     audio: Mapping[str, Any],
     instruction: str | None = None,
     concurrency: int = 1,
@@ -213,12 +215,12 @@ def transcribe_windows(
 
 
 def stream_window(
-    omni: Qwen3Omni,
+    omni: "Qwen3Omni",
     window: Window,
     instruction: str,
     max_new_tokens: int = RequestOptions.thinker_max_new_tokens,
     **options: "Unpack[RequestArguments]",
-) -> SpeechStream:
+) -> "SpeechStream":
     """Transcribe one window by one request, greedily unless `options` say otherwise.
 
     instruction: see `instruction_of`. Raises the errors of Qwen3Omni.stream.
@@ -234,7 +236,7 @@ def stream_window(
     return omni.stream_text([{"role": "user", "content": content}], **given)
 
 
-def instruction_of(omni: Qwen3Omni, instruction: str | None, translate: bool = False) -> str:
+def instruction_of(omni: "Qwen3Omni", instruction: str | None, translate: bool = False) -> str:
     """Return the text that follows the audio in the question; empty for none.
 
     instruction: the caller's, if there is one. Raises OptionError for a translation by a checkpoint
@@ -253,7 +255,7 @@ def instruction_of(omni: Qwen3Omni, instruction: str | None, translate: bool = F
     return INSTRUCTION if own is None else own
 
 
-def windows_for(omni: Qwen3Omni, timed: bool) -> GrowingWindows:
+def windows_for(omni: "Qwen3Omni", timed: bool) -> GrowingWindows:
     """Return the windows of a sound for a model, whose context may be too small for LONGEST_S.
 
     timed: for a transcript with times.
@@ -316,7 +318,7 @@ def reason_of(segments: Iterable[Segment]) -> FinishReason:
     return "length" if any(made.finish_reason == "length" for made in segments) else "stop"
 
 
-def _segment(omni: Qwen3Omni, window: Window, instruction: str, max_new_tokens: int) -> Segment:
+def _segment(omni: "Qwen3Omni", window: Window, instruction: str, max_new_tokens: int) -> Segment:
     with stream_window(omni, window, instruction, max_new_tokens) as stream:
         (result,) = (event.result for event in stream if isinstance(event, Finished))
     return Segment.of(window, result)

@@ -56,7 +56,7 @@ def test_without_a_verb_it_shows_its_help_and_with_version_its_version(
     [
         (
             ["speak", "a", "--spaeker", "b"],
-            "unknown arguments: --spaeker b; did you mean --speaker?",
+            "unknown arguments: --spaeker b. Did you mean --speaker?",
         ),
         (["speak", "a", "--colour=b"], "unknown argument: --colour=b"),
         (["say", "a", "b"], "unknown argument: b"),
@@ -117,6 +117,42 @@ def test_a_reader_that_leaves_ends_a_verb_without_a_word(
     )
     os.close(write)
     assert (done.returncode, done.stderr) == (ExitStatus.UNREAD, "")
+
+
+def test_a_pipe_that_breaks_in_a_verb_is_an_error() -> None:
+    """Only where stdout's reader is gone does it end without a word."""
+    script = """
+import sys
+from qwen3_omni_neuron import cli
+from qwen3_omni_neuron.cli import doctor
+
+def breaks(parsed):
+    raise BrokenPipeError("a worker's pipe")
+
+doctor._doctor = breaks
+sys.argv[1:] = ["doctor"]
+cli.run()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == ExitStatus.FAILED
+    assert done.stderr.endswith("BrokenPipeError: a worker's pipe\n")
+
+
+def test_files_that_are_not_there_are_told_without_torch(tmp_path: Path) -> None:
+    script = f"""
+import sys
+sys.modules["torch"] = None  # so that its import fails
+from qwen3_omni_neuron.cli import main
+sys.exit(main(["transcribe", {str(tmp_path / "nofile.wav")!r}, {str(tmp_path)!r}]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    first, second = done.stderr.splitlines()
+    assert "nofile.wav: the file does not exist" in first
+    assert done.returncode == ExitStatus.FAILED and str(tmp_path) in second
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -209,4 +245,24 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(
     shown = capsys.readouterr().err
     assert ("\r" in shown) == terminal
     if not terminal:
-        assert re.fullmatch(r"0% of 4.00kB after 00:00\nthinker: 100% of 4.00kB after .*\n", shown)
+        assert re.fullmatch(
+            r"0.00B of 4.00kB after .*\nthinker: 4.00kB of 4.00kB after .*\n", shown
+        )
+
+
+@pytest.mark.parametrize(
+    ("total", "done", "last"), [(None, 2500, "2.50kB of ?B"), (0, 0, "0.00B of 0.00B")]
+)
+def test_lines_of_progress_say_what_is_done_and_none_is_repeated(
+    total: int | None,
+    done: int,
+    last: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    with tqdm(total=total, unit="B", unit_scale=True, **bar_settings(quiet=False)) as bar:
+        bar.update(done)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith(f"{last} after ")
+    assert len(lines) == len(set(lines))

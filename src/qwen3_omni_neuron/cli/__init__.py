@@ -1,10 +1,12 @@
 """The command line, `qwen3-omni-neuron VERB`: a file for each verb, or for two alike."""
 
 import os
+import select
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from contextlib import suppress
+from typing import NoReturn, TextIO
 
 from qwen3_omni_neuron.cli.ending import EndBySignal, leave, open_standard_files
 from qwen3_omni_neuron.cli.parsing import PROGRAM, CommandParser, with_flags
@@ -24,14 +26,16 @@ def run() -> NoReturn:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # a library may have made another exception of KeyboardInterrupt
         if ends.status is None:
-            traceback.print_exc()
+            with suppress(OSError):  # nobody may read stderr either
+                traceback.print_exc()
     leave(status if ends.status is None else ends.status)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. Returns the exit status. Raises SystemExit for a wrong command line, and help.
 
-    Where the reader of the output is gone, as `| head -1` is, it ends without a word.
+    Where the reader of the output is gone, as `| head -1` is, it ends without a word. A pipe or a
+    socket of the verb's own that breaks is an error like others, which is raised.
     """
     try:
         try:
@@ -39,9 +43,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
+        if not _is_unread(sys.stdout):
+            raise
         # The rest of stdout's buffer must not be flushed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitStatus.UNREAD
+
+
+def _is_unread(file: TextIO) -> bool:
+    """Return whether a file is a pipe or a socket whose reader is gone."""
+    try:
+        poll = select.poll()
+        poll.register(file.fileno(), 0)
+        return bool(poll.poll(0))
+    except (OSError, ValueError):  # closed, or of Python alone
+        return False
 
 
 def _run_verb(arguments: Sequence[str] | None) -> int:
@@ -52,8 +68,6 @@ def _run_verb(arguments: Sequence[str] | None) -> int:
         return ExitStatus.OK
     try:
         return parsed.run(parsed)
-    except BrokenPipeError:
-        raise
     except Qwen3OmniError as error:
         print(f"{PROGRAM}: {with_flags(str(error))}", file=sys.stderr)
         return ExitStatus.FAILED

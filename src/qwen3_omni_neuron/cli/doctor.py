@@ -185,7 +185,7 @@ def _neuron_report() -> dict[str, Any]:
         NEURON: supported_neuron(),
     }
     return {
-        "devices": len(list(Path("/dev").glob("neuron[0-9]*"))),
+        "devices": _devices(),
         "target": target,
         "verdict": "Neither Neuron target can run here: torch-neuronx is not installed."
         if target is None
@@ -218,8 +218,13 @@ def _prompts() -> list[str]:
     return _table(("target", "rows of an earlier prompt"), rows)
 
 
+def _devices() -> int:
+    """Return the number of this machine's Neuron devices."""
+    return len(list(Path("/dev").glob("neuron[0-9]*")))
+
+
 def _machine() -> dict[str, str]:
-    devices = len(list(Path("/dev").glob("neuron[0-9]*")))
+    devices = _devices()
     return {
         "system": platform.platform(),
         "CPU": _cpu(),

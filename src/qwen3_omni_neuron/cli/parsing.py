@@ -8,12 +8,11 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from functools import cache
 from typing import Any, NoReturn
 
 from qwen3_omni_neuron.compilation.plan import SETTINGS, flag_of
-from qwen3_omni_neuron.errors import ExitStatus
+from qwen3_omni_neuron.errors import ExitStatus, did_you_mean
 from qwen3_omni_neuron.options import LOAD_OPTIONS, REQUEST_OPTIONS
 from qwen3_omni_neuron.serving.settings import flags
 
@@ -59,9 +58,8 @@ class CommandParser(argparse.ArgumentParser):
         """End the process with the arguments that this parser does not know."""
         flag = arguments[0].partition("=")[0]
         known = [name for name in self._option_string_actions if name.startswith("--")]
-        near = get_close_matches(flag, known, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        self.error(f"unknown argument{'s' * (len(arguments) > 1)}: {' '.join(arguments)}{hint}")
+        hint = did_you_mean(flag, known)
+        self.error(f"unknown argument{'s' * (len(arguments) > 1)}: {' '.join(arguments)}.{hint}")
 
     def error(self, message: str) -> NoReturn:
         """End the process with what is wrong with the command line."""

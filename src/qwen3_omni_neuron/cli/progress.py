@@ -7,15 +7,20 @@ from typing import Any
 from qwen3_omni_neuron.cli.parsing import CommandParser
 
 REDRAW_S, LINE_S = 0.1, 30.0
-_LINE = "{desc}{percentage:.0f}% of {total_fmt}{unit} after {elapsed}"
+_LINE = "{desc}{n_fmt}{unit} of {total_fmt}{unit} after {elapsed}"  # "?" for an unknown total
 
 
 class _Lines:
-    """File for tqdm, of which each redraw becomes a line of stderr."""
+    """File for tqdm, of which each redraw that shows something new becomes a line of stderr."""
+
+    def __init__(self) -> None:
+        self._last = ""
 
     def write(self, text: str) -> None:
         """Write what is drawn, without the movements of a terminal's cursor."""
-        if drawn := text.strip("\r\n "):
+        drawn = text.strip("\r\n ")
+        if drawn not in ("", self._last):
+            self._last = drawn
             print(drawn, file=sys.stderr, flush=True)
 
     def flush(self) -> None:

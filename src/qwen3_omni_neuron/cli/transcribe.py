@@ -70,7 +70,6 @@ def _transcribe(parsed: argparse.Namespace) -> int:
     """Transcribe the files. Returns the exit status: FAILED if any failed, CUT if one is cut."""
     from tqdm import tqdm
 
-    from qwen3_omni_neuron.api import Qwen3Omni
     from qwen3_omni_neuron.transcription import Failure, transcribe
 
     many, failed, cut = len(parsed.files) > 1, False, False
@@ -83,6 +82,8 @@ def _transcribe(parsed: argparse.Namespace) -> int:
                 Failure(file, error) for file, error in zip(parsed.files, errors, strict=True)
             ]
         else:
+            from qwen3_omni_neuron.api import Qwen3Omni  # imports torch
+
             load = load_arguments(parsed, parsed.concurrency)
             omni = stack.enter_context(Qwen3Omni.load(model_or_shipped(parsed), **load))
             made = transcribe(
@@ -119,9 +120,9 @@ def _transcribe(parsed: argparse.Namespace) -> int:
 
 def _errors(files: Sequence[Path]) -> list[str]:
     """Return the errors of the files before the first one that can be opened as sound."""
-    errors = []
     from qwen3_omni_neuron.prompt.media.audio import open_audio
 
+    errors = []
     for file in files:
         try:
             open_audio({"audio": file}, "audio")
