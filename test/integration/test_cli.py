@@ -16,6 +16,7 @@ import soundfile
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
 from qwen3_omni_neuron.cli import main
+from qwen3_omni_neuron.cli.model_arguments import introduce
 from qwen3_omni_neuron.errors import ExitStatus
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.sound import playing
@@ -302,6 +303,17 @@ def test_a_user_is_told_once_that_the_model_is_a_small_one(
     assert capsys.readouterr().err.startswith(INTRODUCED)
     assert main(SAY) == 0
     assert "25 words" not in capsys.readouterr().err
+
+
+def test_each_model_introduces_itself_once_whichever_was_used_between(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    on_a_terminal(monkeypatch, tmp_path / "cache")
+    info = ScriptedModel(["hello"]).info
+    for own in ("I am small.", "I am smaller.", "I am small.", "I am smaller."):
+        introduce(replace(info, introduction=own))
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(" The ")[0] for line in said] == ["I am small.", "I am smaller."]
 
 
 def test_speech_gets_a_new_name_unless_it_has_one(

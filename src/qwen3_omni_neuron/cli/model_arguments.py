@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.checkpoint import SPEAKING_CHECKPOINT
@@ -96,18 +97,19 @@ def check_speaker(model: str, speaker: str | None) -> None:
 def introduce(info: "ModelInfo") -> None:
     """Print what the checkpoint says of itself, if anything, and how to get the whole model.
 
-    Once for each text, which a file in the user's cache folder remembers, and on a terminal alone.
+    Once for each text, and on a terminal alone. Files in the user's cache folder, whose names are
+    hashes of the texts, remember them.
     """
     if info.introduction and sys.stderr.isatty():
         from qwen3_omni_neuron.compilation.storage import tree_cache
 
-        seen = tree_cache().with_name("introduced")
+        name = sha256(info.introduction.encode()).hexdigest()
+        seen = tree_cache().with_name("introductions") / name
         with suppress(OSError):
-            if seen.read_text(encoding="utf-8") == info.introduction:
+            if seen.exists():
                 return
-        with suppress(OSError):
             seen.parent.mkdir(parents=True, exist_ok=True)
-            seen.write_text(info.introduction, encoding="utf-8")
+            seen.touch()
         questions = ", ".join(f'"{question}"' for question in info.questions)
         asked = f" Ask it: {questions}." if questions else ""
         print(
