@@ -88,15 +88,34 @@ def test_a_wrong_argument_is_told_in_a_line_that_names_its_flag(
 
 
 def test_errors_of_the_package_name_flags() -> None:
-    said = (
-        "compiled_path is not set; max_body_bytes is 1; chunk_frames has 3. speaker model_path x."
+    verb = make_parser().parse_args(["serve"]).verb
+    said = "compiled_path is not set; max_body_bytes is 1. speaker model_path x."
+    assert with_flags(said, verb) == (
+        "--compiled is not set; --max-body-bytes is 1. speaker --model x."
     )
-    assert with_flags(said) == (
-        "--compiled is not set; --max-body-bytes is 1; --chunk-frames has 3. speaker --model x."
-    )
-    calls = ("`load(compiled_path=1)`", "a.chunk_frames", "'chunk_frames'", "my_chunk_frames")
-    for kept in (*calls, "/a/chunk_frames", "chunk_frames/a", "chunk_frames.wav"):
-        assert with_flags(kept) == kept
+    calls = ("`load(model_path=1)`", "a.model_path", "'model_path'", "my_model_path")
+    for kept in (*calls, "/a/model_path", "model_path/a", "model_path.wav"):
+        assert with_flags(kept, verb) == kept
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "named"),
+    [
+        (["transcribe", "a"], "thinker_max_new_tokens is 0.", "--max-new-tokens is 0."),
+        (["transcribe", "a"], "max_concurrency is 0.", "--concurrency is 0."),
+        (["transcribe", "a"], "talker_top_p is 2.", None),
+        (["speak", "a"], "thinker_max_new_tokens is 0.", "--thinker-max-new-tokens is 0."),
+        (["compile", "--out", "a"], "prompt_buckets has 3.", "--buckets has 3."),
+        (["compile", "--out", "a"], "chunk_frames has 3.", "--chunk-frames has 3."),
+        (["serve"], "chunk_frames has 3.", None),
+        (["speak", "a"], "tool_choice needs tools.", None),
+        (["doctor"], "max_body_bytes is 1.", None),
+    ],
+)
+def test_errors_name_flags_of_the_running_verb_alone(
+    arguments: list[str], said: str, named: str | None
+) -> None:
+    assert with_flags(said, make_parser().parse_args(arguments).verb) == (named or said)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["speak", "--help"], ["doctor"]])

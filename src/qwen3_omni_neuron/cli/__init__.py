@@ -69,7 +69,7 @@ def _run_verb(arguments: Sequence[str] | None) -> int:
     try:
         return parsed.run(parsed)
     except Qwen3OmniError as error:
-        print(f"{PROGRAM}: {with_flags(str(error))}", file=sys.stderr)
+        print(f"{PROGRAM}: {with_flags(str(error), parsed.verb)}", file=sys.stderr)
         return ExitStatus.FAILED
     except KeyboardInterrupt:
         print(f"{PROGRAM}: interrupted.", file=sys.stderr)

@@ -8,12 +8,12 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NoReturn
 
 from qwen3_omni_neuron.compilation.plan import SETTINGS, flag_of
 from qwen3_omni_neuron.errors import ExitStatus, did_you_mean
-from qwen3_omni_neuron.options import LOAD_OPTIONS, REQUEST_OPTIONS
+from qwen3_omni_neuron.options import LOAD_OPTIONS, REQUEST_OPTIONS, Option
 from qwen3_omni_neuron.serving.settings import flags
 
 PROGRAM = "qwen3-omni-neuron"
@@ -87,11 +87,21 @@ def _flags_of_options() -> dict[str, str]:
     found = {option.name: option.flag for option in options}
     found |= {name: flag.name for name, flag in flags().items() if flag.name}
     found |= {name: flag_of(name) for name in SETTINGS}
-    return {"model_path": "--model", **{n: flag for n, flag in found.items() if "_" in n}}
+    return {"model_path": "--model", **found}
 
 
-def with_flags(message: str) -> str:
-    """Return a message of the package with options named as on the command line."""
-    names = "|".join(_flags_of_options())
-    pattern = rf"(?<![\w.\"'`/-])({names})(?![\w=\"'`/-]|\.\w)"
-    return re.sub(pattern, lambda found: _flags_of_options()[found[1]], message)
+def _flags_of(verb: CommandParser) -> dict[str, str]:
+    """Return the flags of a verb by the names that they have in errors of the package."""
+    taken = verb._option_string_actions
+    found = {name: flag for name, flag in _flags_of_options().items() if flag in taken}
+    for action in taken.values():
+        if isinstance(action.type, partial) and isinstance(action.type.args[0], Option):
+            found[action.type.args[0].name] = action.option_strings[0]  # by a flag of its own
+    return {name: flag for name, flag in found.items() if "_" in name}
+
+
+def with_flags(message: str, verb: CommandParser) -> str:
+    """Return a message of the package with the options of a verb named by its flags."""
+    flags_of = _flags_of(verb)
+    pattern = rf"(?<![\w.\"'`/-])({'|'.join(flags_of)})(?![\w=\"'`/-]|\.\w)"
+    return re.sub(pattern, lambda found: flags_of[found[1]], message) if flags_of else message
