@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.checkpoint.files import conversation_fingerprint, resolve_checkpoint
 from qwen3_omni_neuron.compilation.storage import local_tree
@@ -92,11 +93,12 @@ class Qwen3Omni:
         reuse: bool = True,
         faster: Sequence[str] = (),
         spill: SpillLimits | None = None,
+        adapters: Sequence[AdapterPath] = (),
     ):
         """Do not call this; use `load`."""
         self._config, self._defaults, self.prompt_builder = config, defaults, prompt_builder
         self._context_length, self._slots = engines.thinker.context_length, engines.thinker.slots
-        self._max_queued = max_queued
+        self._max_queued, self._adapters = max_queued, adapters
         self._vocab_size = vocab_size = config.thinker.text.vocab_size
         self._grammars = Grammars(prompt_builder, vocab_size, config.im_end_id, self._slots)
         self._talker_context_length = engines.talker.context_length if engines.talker else 0
@@ -121,10 +123,11 @@ class Qwen3Omni:
 
         model_path: a folder, or a hub id. options: see options.LoadArguments and docs/options.md.
         With a compiled tree (compiled_path) the checkpoint gives config, tokenizer and template
-        alone; without one the weights are converted as they are read.
-        Raises CheckpointError for a checkpoint that can't be used, ArtifactError for a tree that
-        doesn't fit it or can't be pulled, OutputError if there is no space for the tree or
-        spill_folder can't be used, NotInstalledError if packages of the target are missing,
+        alone; without one the weights are converted as they are read, and adapters are merged into
+        them: PEFT's folders, or pairs of a folder and a weight.
+        Raises CheckpointError for a checkpoint or an adapter that can't be used, ArtifactError for
+        a tree that doesn't fit it or can't be pulled, OutputError if there is no space for the tree
+        or spill_folder can't be used, NotInstalledError if packages of the target are missing,
         OptionError for an option, ForkError in a child that was forked after an earlier load.
         """
         check_not_forked()
@@ -158,6 +161,7 @@ class Qwen3Omni:
                 given.reuse,
                 faster,
                 spill,
+                plan.adapters,
             )
         except BaseException:
             engines.close()
@@ -272,12 +276,12 @@ class Qwen3Omni:
 
     @cached_property
     def checkpoint_fingerprint(self) -> str:
-        """Digest of what a conversation depends on in the checkpoint's folder, 64 hex digits.
+        """Digest of what a conversation depends on in checkpoint and adapters, 64 hex digits.
 
         See checkpoint.files.conversation_fingerprint; computed when it is first asked for.
         Raises CheckpointError.
         """
-        return conversation_fingerprint(self.prompt_builder.folder)
+        return conversation_fingerprint(self.prompt_builder.folder, self._adapters)
 
     @property
     def turns_by_silence(self) -> bool:

@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
 from qwen3_omni_neuron.compilation.plan import SETTINGS, CompilePlan, make_plan
 from qwen3_omni_neuron.compilation.target import CoreRequest, EngineBuilder, EngineSpec, Target
 from qwen3_omni_neuron.compilation.tree import open_tree
@@ -82,10 +83,11 @@ def plan_of(
         for name, value in vars(options).items()
         if name in SETTINGS and value not in (None, "auto")
     }
+    adapters = [AdapterPath.of(adapter) for adapter in options.adapters]
     if tree is not None:
-        return open_tree(tree, folder, config, TARGETS, given)
+        return open_tree(tree, folder, config, TARGETS, given, adapters)
     chosen = find_target(given.pop("target", DEFAULT_TARGET))
-    plan = make_plan(folder, config, chosen.limits, options.instance, **given)
+    plan = make_plan(folder, config, chosen.limits, options.instance, adapters, **given)
     if chosen.needs_tree:
         raise OptionError(
             f"target {plan.target} runs what was compiled for it: give compiled_path. To compile: "

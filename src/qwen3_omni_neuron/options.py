@@ -74,6 +74,12 @@ def _are_integers(values: Any, least: int) -> bool:
     )
 
 
+def _is_adapter(value: Any) -> bool:
+    """Return whether a value is a folder, or a folder and its weight."""
+    folder, weight = value if isinstance(value, tuple | list) and len(value) == 2 else (value, 1)
+    return isinstance(folder, str | Path) and _is_number(weight, -_MAX_NUMBER, _MAX_NUMBER)
+
+
 def _one_of(*names: str) -> ValueRange:
     return ValueRange(
         " or ".join(names),
@@ -126,6 +132,11 @@ _PENALTY = ValueRange(
     "a number from -2 to 2",
     lambda value: _is_number(value, -2, 2),
     {"minimum": -2, "maximum": 2},
+)
+_ADAPTERS = ValueRange(
+    f"a list of folders, or of pairs of a folder and a number from -{_MAX_NUMBER:g} to "
+    f"{_MAX_NUMBER:g}",
+    lambda value: isinstance(value, list | tuple) and all(map(_is_adapter, value)),
 )
 _PART = ValueRange(
     "a number from 0 to 1", lambda value: _is_number(value, 0, 1), {"minimum": 0, "maximum": 1}
@@ -541,6 +552,18 @@ class LoadArguments(TypedDict, total=False):
             loads=True,
         ),
     ]
+    adapters: Annotated[
+        Sequence[str | Path | tuple[str | Path, float]],
+        OptionDoc(
+            "LoRA adapters that are merged into the weights in this order: PEFT's folders, each "
+            "perhaps with a weight; those of a tree are named again",
+            _ADAPTERS,
+            "none",
+            flag="--adapter",
+            metavar="DIR[=WEIGHT]",
+            loads=True,
+        ),
+    ]
     wrap_engines: Annotated[
         Callable[[Engines], Engines] | None,
         OptionDoc("function that gets the engines and returns those to run, as to record calls"),
@@ -787,6 +810,7 @@ class LoadOptions:
     threads: int | None = None
     kv_cache_dtype: str = "auto"
     predictor_dtype: str = "auto"
+    adapters: Sequence[str | Path | tuple[str | Path, float]] = ()
     wrap_engines: Callable[[Engines], Engines] | None = None
 
     @staticmethod

@@ -21,6 +21,7 @@ SUFFIXES = (".py", ".c", ".h", ".md", ".toml", ".txt", "Makefile", ".ci/run")
 # Words with capitals inside that are no class of this repository.
 WORDS = {
     *("DashScope", "KiB", "LibriSpeech", "LangChain", "LiveKit", "MoE", "SoX", "WavPack"),
+    *("DoRA", "LoRA"),
     *("KubeRay", "NeuronCores", "NxD", "ModelBuilderV2", "TorchScript"),
     *("GitHub", "JavaScript", "WebRTC", "WebSocket", "WebSockets"),
 }

@@ -78,6 +78,7 @@ LOAD = [
     "threads",
     "kv_cache_dtype",
     "predictor_dtype",
+    "adapters",
     "wrap_engines",
 ]
 OPTIONS = [
@@ -166,11 +167,11 @@ ERRORS = [
 ]
 VERBS = {
     "verify": """
-        --against --by-layer --compiled --cores --device --dtype --help --instance
+        --adapter --against --by-layer --compiled --cores --device --dtype --help --instance
         --kv-cache-dtype --model --placement --predictor-dtype --target --threads --write -h
     """,
     "speak": """
-        --audio --chunk-frames --compiled --cores --dtype --first-chunk
+        --adapter --audio --chunk-frames --compiled --cores --dtype --first-chunk
         --first-token-timeout-s --help --ignore-eos --image --instance --json --kv-cache-dtype
         --literal-text
         --model --out --placement --play --predictor-do-sample --predictor-dtype
@@ -184,25 +185,26 @@ VERBS = {
         --video --wait-timeout-s -h text
     """,
     "say": """
-        --chunk-frames --compiled --cores --dtype --first-chunk --first-token-timeout-s --help
-        --instance --json --kv-cache-dtype --model --out --placement --play --predictor-do-sample
+        --adapter --chunk-frames --compiled --cores --dtype --first-chunk
+        --first-token-timeout-s --help --instance --json --kv-cache-dtype
+        --model --out --placement --play --predictor-do-sample
         --predictor-dtype --predictor-top-k --predictor-top-p --quiet
         --runaway-speech --seed --speaker --talker-do-sample --talker-max-new-tokens
         --talker-repetition-penalty --talker-temperature --talker-top-k --talker-top-p
         --threads --wait-timeout-s -h text
     """,
     "talk": """
-        --api-key --ca --compiled --cores --dtype --from --hands-free --help --instance
+        --adapter --api-key --ca --compiled --cores --dtype --from --hands-free --help --instance
         --kv-cache-dtype --model --placement --predictor-dtype --speaker --threads --to --url -h
     """,
     "transcribe": """
-        --compiled --concurrency --context-length --cores --dtype --help --instance
+        --adapter --compiled --concurrency --context-length --cores --dtype --help --instance
         --instruction --json --kv-cache-dtype --max-new-tokens --model --placement
         --predictor-dtype --quiet --threads --translate -h files
     """,
     "serve": """
-        --allow-host --allow-media-host --allow-origin --api-keys --body-timeout-s --compiled
-        --context-length --cores --decode-timeout-s --decoder-bytes --decoders
+        --adapter --allow-host --allow-media-host --allow-origin --api-keys --body-timeout-s
+        --compiled --context-length --cores --decode-timeout-s --decoder-bytes --decoders
         --drain-timeout-s --dtype --header-timeout-s --help --host --instance --kept-replies
         --kept-reply-s --kept-session-s --kv-cache-dtype --log-content --log-format --log-level
         --max-body-bytes
@@ -217,7 +219,7 @@ VERBS = {
         --tls-cert --tls-key --voice-alias -h
     """,
     "compile": """
-        --audio-windows --batches --buckets --chunk-frames --context-length
+        --adapter --audio-windows --batches --buckets --chunk-frames --context-length
         --decode-buckets --dry-run --dtype --help --instance --lnc --max-concurrency --model --only
         --out --patch-buckets --predictor-dtype --predictor-top-k --projection-rows --quiet --resume
         --talker-context-length --target --tp -h
@@ -260,7 +262,7 @@ PLAN = [
     "predictor_dtype",
 ]
 MANIFEST = {
-    "Manifest": "fingerprint plan versions models",
+    "Manifest": "fingerprint plan versions models adapters",
     "ModelRecord": "graphs files seconds",
     "GraphRecord": "name bucket inputs outputs state",
     "TensorRecord": "shape dtype",
@@ -319,7 +321,7 @@ def test_names_in_a_manifest_are_those_listed_here() -> None:
     *settings, last = PLAN
     of_the_target = ["chunked_prefill", "mixed_arithmetic"]
     assert [field.name for field in fields(CompilePlan)] == [
-        *("model", *settings, *of_the_target, last)
+        *("model", *settings, *of_the_target, last, "adapters")
     ]
     for name, expected in MANIFEST.items():
         found = [field.name for field in fields(getattr(manifest, name))]
@@ -336,7 +338,7 @@ def test_keys_of_a_manifest_and_of_a_record(tmp_path: Path) -> None:
     manifest.write_record(tmp_path, manifest.Origin("f", {}, {}), model)
     written = json.loads((tmp_path / manifest.MANIFEST_FILE).read_text())
     record = json.loads((tmp_path / manifest.RECORD_FILE).read_text())
-    assert list(written) == ["schema", "fingerprint", "plan", "versions", "graphs"]
+    assert list(written) == ["schema", "fingerprint", "plan", "versions", "adapters", "graphs"]
     assert list(written["graphs"]["audio"]) == ["calls", "files", "seconds"]
     assert list(written["graphs"]["audio"]["calls"][0]) == MANIFEST["GraphRecord"].split()
     assert list(record) == ["made_from", "calls", "files", "seconds"]

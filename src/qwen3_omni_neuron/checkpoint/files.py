@@ -1,7 +1,8 @@
 """A checkpoint's files: found on disk or on the hub, read by tensor name, and fingerprinted.
 
 A quantised matrix is read under its released name, as the weights that it stands for: see
-checkpoint.quantised. Its published numbers can be read, too.
+checkpoint.quantised. Its published numbers can be read, too. Adapters are merged into weights while
+they are read: see checkpoint.adapters.
 """
 
 import hashlib
@@ -10,11 +11,19 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from qwen3_omni_neuron.checkpoint.adapters import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    Adapter,
+    AdapterPath,
+    unreadable,
+)
 from qwen3_omni_neuron.checkpoint.drawn import DRAWN_FILE, DrawnTensors
 from qwen3_omni_neuron.checkpoint.headers import (
     INDEX_FILE,
@@ -97,12 +106,14 @@ def download(hub_id: str, patterns: Sequence[str]) -> Path:
 class Checkpoint:
     """A checkpoint's tensors by released name: those of its shards, or drawn (checkpoint.drawn).
 
-    quantised: the form of each quantised matrix by its name. Shards are opened only while they are
-    read, so that no file stays mapped in memory. Raises CheckpointError if the index, a shard, or
-    the single file is missing or broken, or a matrix is quantised in a form that is not understood.
+    quantised: the form of each quantised matrix by its name, but for those that an adapter changes,
+    which are weights as any other. Shards are opened only while they are read, so that no file
+    stays mapped in memory. Raises CheckpointError if the index, a shard, or the single file is
+    missing or broken, a matrix is quantised in a form that is not understood, or an adapter can't
+    be merged.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, adapters: Sequence[AdapterPath] = ()):
         self.folder = folder
         self.quantised: dict[str, QuantisedForm] = {}
         self._drawn = DrawnTensors(folder) if (folder / DRAWN_FILE).exists() else None
@@ -113,11 +124,36 @@ class Checkpoint:
         if settings is not None or any(map(is_quantised_name, self._files)):
             self.quantised, used = quantised_forms(headers, settings or QuantisationSettings())
             self._names = (self._names - used) | self.quantised.keys()
+        self._forms, self._adapters = self.quantised, list[Adapter]()
+        if adapters:
+            if self._drawn is not None:
+                raise CheckpointError(
+                    f"{folder} has a {DRAWN_FILE} and no weights in files: no adapter can be "
+                    "merged. Write it without --drawn."
+                )
+            shapes = {n: (self._forms.get(n) or headers[n]).shape for n in self._names}
+            self._adapters = [Adapter(adapter, shapes) for adapter in adapters]
+            self.quantised = {n: f for n, f in self._forms.items() if n not in self.merged_names}
 
     @property
     def names(self) -> Iterable[str]:
         """Released names of all tensors."""
         return self._names
+
+    @property
+    def merged_names(self) -> set[str]:
+        """Released names of the weights that adapters change."""
+        return {name for adapter in self._adapters for name in adapter.changes}
+
+    @property
+    def merged(self) -> tuple[str, ...]:
+        """A text for each adapter: its folder, its weight, and how many weights it changes."""
+        texts = []
+        for adapter in self._adapters:
+            rounded = len(self._forms.keys() & adapter.changes)
+            anew = f", {rounded} of them quantised, which are rounded anew" if rounded else ""
+            texts.append(f"{adapter.given} merged into {len(adapter.changes)} weights{anew}")
+        return tuple(texts)
 
     def headers(self) -> dict[str, StoredTensor]:
         """Return type, shape and place of every tensor, by its name in the files.
@@ -137,7 +173,7 @@ class Checkpoint:
     @contextmanager
     def reader(self) -> Iterator["ShardReader | DrawnTensors"]:
         """Open a reader, which is closed at the end of the `with` block."""
-        reader = self._drawn or ShardReader(self.folder, self._files, self.quantised)
+        reader = self._drawn or ShardReader(self.folder, self._files, self._forms, self._adapters)
         try:
             yield reader
         finally:
@@ -150,32 +186,41 @@ OPEN_BYTES = 64 << 20  # size limit of the shards that a reader keeps open
 class ShardReader:
     """Reader of tensors by name, which keeps one large shard open at a time, or several small ones.
 
-    The parts read from an open shard count as this process's memory.
+    Adapters are merged, in their order, into each weight that they change. The parts read from open
+    files count as this process's memory.
     """
 
     def __init__(
-        self, folder: Path, files: Mapping[str, str], quantised: Mapping[str, QuantisedForm]
+        self,
+        folder: Path,
+        files: Mapping[str, str],
+        quantised: Mapping[str, QuantisedForm],
+        adapters: Sequence[Adapter] = (),
     ):
         self._folder = folder
         self._files = files
         self._quantised = quantised
+        self._adapters = adapters
         self._open: dict[str, Any] = {}
+        self._open_adapters: dict[Path, Any] = {}
         self._open_bytes = 0
 
     def tensor(self, name: str) -> "Tensor":
         """Read a tensor; a quantised matrix as the weights that it stands for, in float32.
 
-        Raises CheckpointError when its shard is missing or broken.
+        A weight that an adapter changes is merged in float32. Raises CheckpointError when its shard
+        or an adapter's file is missing or broken.
         """
-        if name not in self._quantised:
-            return self._stored(name)
-        from qwen3_omni_neuron.checkpoint.numbers import read_weights  # imports torch
-
-        return read_weights(self._quantised[name], self._stored)
+        weight = self._weight(name)
+        for adapter in self._adapters:
+            if change := adapter.changes.get(name):
+                weight = change.merged(weight, partial(self._of_adapter, adapter.path))
+        return weight
 
     def dtype(self, name: str) -> "torch.dtype":
         """Return the type of a tensor as `tensor` reads it. Raises CheckpointError."""
-        if name not in self._quantised:
+        merged = any(name in adapter.changes for adapter in self._adapters)
+        if name not in self._quantised and not merged:
             return self._stored(name).dtype
         import torch
 
@@ -190,6 +235,21 @@ class ShardReader:
 
         return read_numbers(self._quantised[name], self._stored)
 
+    def _weight(self, name: str) -> "Tensor":
+        if name not in self._quantised:
+            return self._stored(name)
+        from qwen3_omni_neuron.checkpoint.numbers import read_weights  # imports torch
+
+        return read_weights(self._quantised[name], self._stored)
+
+    def _of_adapter(self, path: Path, name: str) -> "Tensor":
+        try:
+            if path not in self._open_adapters:
+                self._open_adapters[path] = safe_open(path, framework="pt")
+            return self._open_adapters[path].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise unreadable(path.parent, error) from error
+
     def _stored(self, name: str) -> "Tensor":
         file_name = self._files[name]
         path = self._folder / file_name
@@ -197,7 +257,7 @@ class ShardReader:
             if file_name not in self._open:
                 size = path.stat().st_size
                 if self._open_bytes + size > OPEN_BYTES:
-                    self.close()
+                    self._close_shards()
                 self._open[file_name] = safe_open(path, framework="pt")
                 self._open_bytes += size
             return self._open[file_name].get_tensor(name)
@@ -212,12 +272,17 @@ class ShardReader:
             ) from error
 
     def trim(self) -> None:
-        """Close the open shards if they are large, so that they no longer count."""
+        """Close the open shards if they are large, and adapters, so that they no longer count."""
+        self._open_adapters.clear()
         if self._open_bytes > OPEN_BYTES:
-            self.close()
+            self._close_shards()
 
     def close(self) -> None:
-        """Close the open shards; the next tensor opens one again."""
+        """Close the open files; the next tensor opens one again."""
+        self._open_adapters.clear()
+        self._close_shards()
+
+    def _close_shards(self) -> None:
         self._open.clear()
         self._open_bytes = 0
 
@@ -248,14 +313,14 @@ def tensor_files(folder: Path) -> dict[str, str]:
 SAMPLE_BYTES = 64
 
 
-def fingerprint(folder: Path) -> str:
+def fingerprint(folder: Path, adapters: Sequence[AdapterPath] = ()) -> str:
     """Return a sha256, as 64 hex digits, that tells one checkpoint from another.
 
     It covers config.json, the index, and for every shard its size, its header (names, types,
     shapes and offsets of its tensors), and the 64 bytes in the middle of every tensor: two
     fine-tunes of one model differ in nothing else. Paths and times of files don't count. A change
     of values outside the middle of every tensor is not noticed.
-    Takes seconds for the released checkpoint: 28,000 reads.
+    Takes seconds for the released checkpoint: 28,000 reads. adapters: see adapters_digest.
     Raises CheckpointError for a file that is missing or can't be read.
     """
     digest = hashlib.sha256()
@@ -263,25 +328,44 @@ def fingerprint(folder: Path) -> str:
         digest.update(read_bytes(folder / "config.json"))
         if (folder / DRAWN_FILE).exists():
             digest.update(read_bytes(folder / DRAWN_FILE))
-            return digest.hexdigest()
-        for shard in _shards(folder, digest):
-            _add_shard(folder / shard, digest)
+        else:
+            for shard in _shards(folder, digest):
+                _add_shard(folder / shard, digest)
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{folder} can't be fingerprinted: {reason(error)}. Is it a whole checkpoint, with "
             "config.json and every shard? Download what is missing."
         ) from error
+    if adapters:
+        digest.update(adapters_digest(adapters).encode())
     return digest.hexdigest()
 
 
-def conversation_fingerprint(folder: Path) -> str:
+def adapters_digest(adapters: Sequence[AdapterPath]) -> str:
+    """Return a sha256, as 64 hex digits, of adapters, their weights and their order.
+
+    Of their files it covers what `fingerprint` does of shards. Raises CheckpointError for a file
+    that is missing or can't be read.
+    """
+    digest = hashlib.sha256()
+    for adapter in adapters:
+        try:
+            digest.update(f"{adapter.weight!r}\n".encode())
+            digest.update(read_bytes(adapter.folder / ADAPTER_CONFIG))
+            _add_shard(adapter.folder / ADAPTER_WEIGHTS, digest)
+        except (OSError, ValueError) as error:
+            raise unreadable(adapter.folder, error) from error
+    return digest.hexdigest()
+
+
+def conversation_fingerprint(folder: Path, adapters: Sequence[AdapterPath] = ()) -> str:
     """Return a sha256, as 64 hex digits, of what makes a conversation another one.
 
     It covers what `fingerprint` does, and the tokenizer, the chat template and the settings of
     audio and images. generation_config.json, which has defaults of options, does not count.
     Raises CheckpointError as `fingerprint` does.
     """
-    digest = hashlib.sha256(fingerprint(folder).encode())
+    digest = hashlib.sha256(fingerprint(folder, adapters).encode())
     for path in (folder / name for name in _CONVERSATION_FILES):
         try:
             content = read_bytes(path) if path.exists() else b""

@@ -10,8 +10,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
 from qwen3_omni_neuron.cli.inspect import MB, aligned, model_row
-from qwen3_omni_neuron.cli.model_arguments import add_checkpoint_argument, chosen_model, sizes
+from qwen3_omni_neuron.cli.model_arguments import (
+    add_adapters,
+    add_checkpoint_argument,
+    chosen_model,
+    sizes,
+)
 from qwen3_omni_neuron.cli.parsing import CommandParser
 from qwen3_omni_neuron.cli.progress import add_quiet, bar_settings
 from qwen3_omni_neuron.compilation.degrees import Degrees
@@ -43,6 +49,7 @@ def add_compile(parser: CommandParser) -> None:
         "compile --model CHECKPOINT --dtype int8 --out tree",
     )
     add_checkpoint_argument(parser)
+    add_adapters(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="the tree's folder")
     parser.add_argument(
         "--dry-run",
@@ -148,7 +155,8 @@ def _plan(parsed: argparse.Namespace, model: Path, target: str) -> "CompilePlan"
 
     settings = {name: getattr(parsed, name) for name in SETTINGS if name != "target"}
     limits = find_target(target).limits
-    return make_plan(model, read_config(model), limits, parsed.instance, **settings)
+    adapters = [AdapterPath.of(adapter) for adapter in parsed.adapter or ()]
+    return make_plan(model, read_config(model), limits, parsed.instance, adapters, **settings)
 
 
 def _dry_run(parsed: argparse.Namespace) -> int:
@@ -215,7 +223,7 @@ def _dry_run_here(plan: "CompilePlan", out: Path) -> int:
     quantised = {}
     if read_settings(plan.model) is not None:
         try:
-            quantised = Checkpoint(plan.model).quantised
+            quantised = Checkpoint(plan.model, plan.adapters).quantised
         except CheckpointError as error:  # the folder may have config.json alone
             print(f"counted as if it were not quantised: {error}", file=sys.stderr)
     lengths = plan.context_length, plan.talker_context_length

@@ -22,7 +22,7 @@ from qwen3_omni_neuron.compilation.manifest import (
     verify_files,
 )
 from qwen3_omni_neuron.compilation.runner import MB
-from qwen3_omni_neuron.errors import CheckpointError, OptionError
+from qwen3_omni_neuron.errors import CheckpointError, OptionError, printable
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -122,6 +122,7 @@ def _show_checkpoint(parsed: argparse.Namespace) -> int:
 
 def _format(manifest: Manifest) -> str:
     lines = [f"checkpoint: {manifest.fingerprint}"]
+    lines += [f"adapter: {printable(adapter, 300)}" for adapter in manifest.adapters]
     for name, value in manifest.plan.items():
         text = (",".join(map(str, value)) or "any") if isinstance(value, list) else value
         lines.append(f"{name}: {text}")

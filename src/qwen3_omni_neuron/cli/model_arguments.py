@@ -30,7 +30,10 @@ def add_model_arguments(parser: argparse.ArgumentParser, otherwise: str = _NO_DE
     add_checkpoint_argument(group, otherwise)
     for option in LOAD_OPTIONS.values():
         if option.doc.loads:
-            add_option(group, option, option.default)
+            if option.name == "adapters":
+                add_adapters(group)
+            else:
+                add_option(group, option, option.default)
 
 
 def add_option(parser: argparse._ActionsContainer, option: Option, default: Any = None) -> None:
@@ -42,6 +45,18 @@ def add_option(parser: argparse._ActionsContainer, option: Option, default: Any 
         metavar=option.doc.metavar or option.value_type.__name__.upper(),
         choices=None if option.doc.values is None else option.doc.values.limits.get("enum"),
         help=f"{option.doc.help}; default: {option.default_text}",
+    )
+
+
+def add_adapters(parser: argparse._ActionsContainer) -> None:
+    """Add --adapter, which may be given several times."""
+    option = LOAD_OPTIONS["adapters"]
+    parser.add_argument(
+        option.flag,
+        type=adapter,
+        action="append",
+        metavar=option.doc.metavar,
+        help=f"{option.doc.help}; repeatable; default: {option.default_text}",
     )
 
 
@@ -139,6 +154,20 @@ def load_arguments(parsed: argparse.Namespace, slots: int) -> dict[str, Any]:
         if getattr(parsed, attribute, None) is not None
     }
     return given if parsed.compiled else {"max_concurrency": slots} | given
+
+
+def adapter(text: str) -> tuple[str, float]:
+    """Parse "folder=0.5" into ("folder", 0.5); "folder" has the weight 1."""
+    folder, _, weight = text.rpartition("=")
+    try:
+        given = (folder, float(weight)) if folder else (text, 1.0)
+    except ValueError:  # the folder's own name has the sign
+        given = (text, 1.0)
+    try:
+        LOAD_OPTIONS["adapters"].check([given])
+    except OptionError:
+        raise argparse.ArgumentTypeError(f"{text!r} has a weight that is no number") from None
+    return given
 
 
 def cores(text: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
 from qwen3_omni_neuron.cli.model_arguments import (
     add_model_arguments,
     add_option,
@@ -79,6 +80,14 @@ def _write(parsed: argparse.Namespace) -> int:
     tell = partial(print, file=sys.stderr)
     questions = make_questions()
     model = chosen_model(parsed)
-    write_reference(model, parsed.write, questions, dtype, parsed.device, progress=tell)
+    write_reference(
+        model,
+        parsed.write,
+        questions,
+        dtype,
+        parsed.device,
+        adapters=[AdapterPath.of(adapter) for adapter in parsed.adapter or ()],
+        progress=tell,
+    )
     print(f"wrote {parsed.write}: {parsed.write.stat().st_size / 1e6:.1f} MB")
     return 0

@@ -14,7 +14,7 @@ In the files a model stands under "graphs", and its graphs under "calls".
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -97,13 +97,14 @@ class Manifest:
 
     fingerprint: fingerprint of the checkpoint (see checkpoint.files). plan: CompilePlan.settings
     (see compilation.plan). versions: Target.versions and further package versions in the run that
-    wrote it. models: models by name.
+    wrote it. models: models by name. adapters: Checkpoint.merged.
     """
 
     fingerprint: str
     plan: Mapping[str, Any]
     versions: Mapping[str, str]
     models: Mapping[str, ModelRecord]
+    adapters: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class Origin:
         """Describe the difference from `wanted`; "" if there is none."""
         found = []
         if self.fingerprint != wanted.fingerprint:
-            found.append("another checkpoint")
+            found.append("another checkpoint, or with other adapters")
         for ours, theirs in ((self.settings, wanted.settings), (self.versions, wanted.versions)):
             found += [
                 f"{name} {_shown(ours.get(name))} instead of {_shown(theirs.get(name))}"
@@ -205,7 +206,8 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
             _name(name): _model_record(model) for name, model in _object(raw["graphs"]).items()
         }
         origin = _origin({**raw, "settings": raw["plan"]})
-        return Manifest(origin.fingerprint, origin.settings, origin.versions, models)
+        adapters = tuple(map(_text, _list(raw.get("adapters", []))))
+        return Manifest(origin.fingerprint, origin.settings, origin.versions, models, adapters)
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(
             f"{path} is not a manifest ({reason(error)}). Delete it and compile again: models that "

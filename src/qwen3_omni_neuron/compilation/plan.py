@@ -1,11 +1,12 @@
 """The compile plan: the settings of a compile, their checks and their defaults."""
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.engines.buckets import buckets_within
 from qwen3_omni_neuron.errors import OptionError
@@ -48,9 +49,10 @@ class CompilePlan:
     """Settings of a compile, made and checked by `make_plan`.
 
     A list of sizes ascends; an empty one means any size, without padding. model: the checkpoint's
-    folder; its path does not affect what is compiled. predictor_dtype: "same": the code predictor
-    is in `dtype`, as the other models. "mixed": its weights are, or in int8 and int4 are bfloat16,
-    and it computes in float32. "float32": its weights are float32, too.
+    folder; its path does not affect what is compiled. adapters: those that are merged into its
+    weights, in this order; no setting: a manifest keeps their digest. predictor_dtype: "same": the
+    code predictor is in `dtype`, as the other models. "mixed": its weights are, or in int8 and int4
+    are bfloat16, and it computes in float32. "float32": its weights are float32, too.
     chunked_prefill: whether rows can be appended to the rows of a slot, and slots copied.
     mixed_arithmetic: dtype of activations where weights have another. Both follow from the target
     and are no settings: see TargetLimits. A setting with a default is missing in trees of earlier
@@ -82,6 +84,7 @@ class CompilePlan:
     chunked_prefill: bool
     mixed_arithmetic: str = "float32"
     predictor_dtype: str = field(default=SAME, metadata={"help": "numbers of the code predictor"})
+    adapters: tuple[AdapterPath, ...] = ()
 
     @property
     def is_static(self) -> bool:
@@ -116,6 +119,8 @@ class CompilePlan:
     def command(self, out: Path) -> str:
         """Return the command line that compiles this plan into the folder `out`."""
         words = ["qwen3-omni-neuron", "compile", "--model", str(self.model), "--out", str(out)]
+        for adapter in self.adapters:
+            words += ["--adapter", str(adapter)]
         for name, value in self.settings.items():
             if value not in ([], 0):
                 words += [
@@ -191,13 +196,15 @@ def make_plan(
     config: OmniConfig,
     limits: TargetLimits,
     instance: str | None = None,
+    adapters: Sequence[AdapterPath] = (),
     **given: Any,
 ) -> CompilePlan:
     """Make the plan from a caller's settings, a target's limits and a checkpoint's config.
 
     instance: EC2 instance type whose default degrees the plan has; None: the target's first.
-    given: some of SETTINGS but target; None: the target's default. tp: see Degrees.parse. dtype:
-    "auto" (the checkpoint's dtype, or the limits' dtype for the checkpoint), or one of the limits.
+    adapters: see CompilePlan. given: some of SETTINGS but target; None: the target's default. tp:
+    see Degrees.parse. dtype: "auto" (the checkpoint's dtype, or the limits' dtype for the
+    checkpoint), or one of the limits.
     context_length: by default 8192, or the model's own limit if that is less.
     talker_context_length: by default context_length, plus the assistant's rows, plus 4096 frames.
     predictor_dtype: "auto", or one of the limits. Sizes ascend. If there are any, the last decode
@@ -258,6 +265,7 @@ def make_plan(
         predictor_dtype=_predictor_dtype(limits, dtype, given["predictor_dtype"]),
         chunked_prefill=limits.chunked_prefill,
         mixed_arithmetic=limits.mixed_arithmetic,
+        adapters=tuple(adapters),
         **chosen,
     )
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.checkpoint.files import fingerprint
+from qwen3_omni_neuron.checkpoint.files import Checkpoint, fingerprint
 from qwen3_omni_neuron.compilation.manifest import (
     MANIFEST_FILE,
     RECORD_FILE,
@@ -145,7 +145,8 @@ def _compile(
     progress: Progress,
     lock: int,
 ) -> Outcome:
-    checkpoint, versions = fingerprint(plan.model), target.versions()
+    merged = Checkpoint(plan.model, plan.adapters).merged if plan.adapters else ()
+    checkpoint, versions = fingerprint(plan.model, plan.adapters), target.versions()
     origins = {m: Origin(checkpoint, plan.model_settings(m), versions) for m in models}
     records: dict[str, ModelRecord] = {}
     missing: dict[str, str] = {}
@@ -185,7 +186,7 @@ def _compile(
                 (tree / MANIFEST_FILE).unlink(missing_ok=True)
                 _discard(tree, model)
         present = installed_versions() | versions
-        write_manifest(tree, Manifest(checkpoint, plan.settings, present, ordered))
+        write_manifest(tree, Manifest(checkpoint, plan.settings, present, ordered, merged))
     return Outcome(ordered, tuple(chosen), missing)
 
 

@@ -1,10 +1,11 @@
 """Opening a compiled tree: checks that it fits the checkpoint, the versions and the call."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
+from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
 from qwen3_omni_neuron.checkpoint.files import fingerprint
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.manifest import check_files, read_manifest
@@ -33,11 +34,13 @@ def open_tree(
     config: OmniConfig,
     targets: Mapping[str, Target],
     given: Mapping[str, Any],
+    adapters: Sequence[AdapterPath] = (),
 ) -> CompilePlan:
     """Check a tree against a checkpoint, and return the plan that it was compiled for.
 
     model: the checkpoint's folder. targets: targets by name; the tree must be of one of them.
-    given: the caller's settings, which the plan must have; None: not given. Files are checked for
+    given: the caller's settings, which the plan must have; None: not given. adapters: those that
+    were merged at the compile. Files are checked for
     presence and size, not hashed.
     Raises ArtifactError with the mismatch and the command that compiles a fitting tree, and
     OptionError for a setting that contradicts the plan.
@@ -45,7 +48,7 @@ def open_tree(
     if not folder.is_dir():
         raise ArtifactError(f"{folder} is not a folder: compiled_path is what compile wrote.")
     manifest = read_manifest(folder)
-    plan = _plan(folder, model, config, targets, manifest.plan)
+    plan = replace(_plan(folder, model, config, targets, manifest.plan), adapters=tuple(adapters))
     again = _again(plan, folder)
     for name, value in given.items():
         compiled = plan.settings[name]
@@ -54,10 +57,13 @@ def open_tree(
                 f"{name} is {value!r}, and {folder} was compiled with {compiled!r}. Leave it out, "
                 "or compile another tree with it."
             )
-    if (found := fingerprint(model)) != manifest.fingerprint:
+    if (found := fingerprint(model, adapters)) != manifest.fingerprint:
+        merged = " and ".join(printable(text, 300) for text in manifest.adapters)
         raise ArtifactError(
-            f"{folder} was compiled from another checkpoint than {model} (fingerprint "
-            f"{manifest.fingerprint[:12]} against {found[:12]}). Name that one, or: {again}"
+            f"{folder} was compiled from another checkpoint or with other adapters than {model} "
+            f"with {' and '.join(map(str, adapters)) or 'none'} (fingerprint "
+            f"{manifest.fingerprint[:12]} against {found[:12]}; it has {merged or 'none'}). Name "
+            f"those, or: {again}"
         )
     for name, version in targets[plan.target].versions().items():
         if (theirs := manifest.versions.get(name)) != version:

@@ -29,7 +29,7 @@ def build_engines(spec: EngineSpec, stages: Sequence[str] = STAGES) -> StageEngi
 
 
 def _models(spec: EngineSpec, stages: Sequence[str], packed: bool) -> Models:
-    plan, checkpoint = spec.plan, Checkpoint(spec.plan.model)
+    plan, checkpoint = spec.plan, Checkpoint(spec.plan.model, spec.plan.adapters)
     given = spec.config, plan.dtype, stages, packed
     if spec.compiled is None:
         return load_checkpoint_models(checkpoint, *given, plan.predictor_dtype)

@@ -267,7 +267,7 @@ def compile_model(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
     of the other models of its stage.
     """
     started = time.monotonic()
-    checkpoint = Checkpoint(plan.model)
+    checkpoint = Checkpoint(plan.model, plan.adapters)
     parts = _stage_parts(plan, model)
     check_names(list(parts.values()), checkpoint)
 
@@ -290,8 +290,8 @@ def compile_model(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
 
 def expected_bytes(plan: CompilePlan, model: str) -> int:
     """Return the size in bytes of a model's weights in the plan's dtype. Raises CheckpointError."""
-    numbers = plan.dtype, plan.predictor_dtype
-    return model_bytes(_stage_parts(plan, model), *numbers, model, Checkpoint(plan.model).quantised)
+    numbers, checkpoint = (plan.dtype, plan.predictor_dtype), Checkpoint(plan.model, plan.adapters)
+    return model_bytes(_stage_parts(plan, model), *numbers, model, checkpoint.quantised)
 
 
 def model_bytes(

@@ -30,6 +30,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
+from qwen3_omni_neuron.checkpoint.files import adapters_digest
 from qwen3_omni_neuron.errors import ArtifactError, OutputError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.verification.questions import Question
@@ -108,11 +110,16 @@ def text_rows(config: OmniConfig, token_ids: list[int], frames: int) -> list[int
     return (ids + [config.tts_pad_id] * frames)[: frames + 1]
 
 
-def config_digest(folder: Path) -> str:
-    """Return a sha256 of a checkpoint's config.json without its quantisation settings."""
+def config_digest(folder: Path, adapters: Sequence[AdapterPath] = ()) -> str:
+    """Return a sha256 of a checkpoint's config.json without its quantisation settings.
+
+    With adapters it is of their digest, too.
+    """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     for name in ("quantization_config", "transformers_version", "_name_or_path"):
         config.pop(name, None)
+    if adapters:
+        config["adapters"] = adapters_digest(adapters)
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
 
@@ -134,7 +141,7 @@ def save_reference(path: Path, about: About, answers: Sequence[ReferenceAnswer])
 
 
 def read_reference(
-    path: Path, folder: Path, config: OmniConfig
+    path: Path, folder: Path, config: OmniConfig, adapters: Sequence[AdapterPath] = ()
 ) -> tuple[About, list[ReferenceAnswer]]:
     """Read a reference, and check that it fits a checkpoint.
 
@@ -148,9 +155,10 @@ def read_reference(
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         about, texts = _about(arrays.pop("about", None))
-        if about.config != config_digest(folder):
+        if about.config != config_digest(folder, adapters):
             raise ArtifactError(
-                f"{path} was written for a checkpoint with another config.json than {folder} has. "
+                f"{path} was written for a checkpoint with another config.json than {folder} has, "
+                "or with other adapters. "
                 "Name the checkpoint that it was written for, or write a reference of this one: "
                 f"qwen3-omni-neuron verify --model {folder} --write reference.npz"
             )

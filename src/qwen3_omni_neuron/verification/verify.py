@@ -92,9 +92,14 @@ def verify(
         load["compiled_path"] = local_tree(load["compiled_path"])
     about: About | None = None
     answers: list[ReferenceAnswer] = []
-    if against is not None:
-        about, answers = read_reference(against, folder, config)
     plan = plan_of(folder, config, load.get("compiled_path"), LoadOptions.parse(load))
+    if by_layer and plan.adapters:
+        raise OptionError(
+            "by_layer loads checkpoints of the first layers alone, into which adapters of all "
+            "layers can't be merged. Leave one of them out."
+        )
+    if against is not None:
+        about, answers = read_reference(against, folder, config, plan.adapters)
     seen, built = Seen(), []
 
     def watch(engines: Engines) -> Engines:

@@ -1,20 +1,30 @@
 """Writes a reference: transformers' answers, and the results of its stages, on the CPU or a GPU."""
 
 import gc
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
 
+from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
+from qwen3_omni_neuron.checkpoint.files import (
+    SINGLE_FILE,
+    Checkpoint,
+    resolve_checkpoint,
+    tensor_files,
+)
+from qwen3_omni_neuron.checkpoint.headers import INDEX_FILE
 from qwen3_omni_neuron.checkpoint.quantised import read_settings
+from qwen3_omni_neuron.checkpoint.tensor_file import write_tensors
 from qwen3_omni_neuron.errors import CheckpointError, NotInstalledError, OptionError, format_value
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.verification.forced import Stages, record
@@ -29,6 +39,10 @@ from qwen3_omni_neuron.verification.reference import (
 from qwen3_omni_neuron.verification.rounded_weights import ROUNDED, round_weights
 
 TOKENS, FRAMES = 16, 24
+# transformers reads all tensors of all files, in the order of their names, and the last one counts.
+MERGED_FILE = "with-adapters.safetensors"
+# It reads a file of this name alone, without the index.
+_SHARD = {SINGLE_FILE: "model-00001-of-00001.safetensors"}
 
 
 def write_reference(
@@ -39,13 +53,15 @@ def write_reference(
     device: str = "cpu",
     tokens: int = TOKENS,
     frames: int = FRAMES,
+    adapters: Sequence[AdapterPath] = (),
     progress: Callable[[str], object] = lambda line: None,
 ) -> None:
     """Ask transformers, and write its answers and its stages' results to a file.
 
     Encoders and decoders compute once more with the weights of int8 and of int4, unless the
     checkpoint is quantised. dtype: "float32" or "bfloat16". device: "cpu", "cuda" or "cuda:N".
-    tokens, frames: most of an answer. progress: called with a line of text for each step.
+    tokens, frames: most of an answer. adapters: merged into the weights. progress: called with a
+    line of text for each step.
     Raises CheckpointError, OutputError, and the errors of `computing_on` and of transformers.
     """
     folder = resolve_checkpoint(model)
@@ -53,9 +69,9 @@ def write_reference(
     if config.talker is None or config.code2wav is None:
         raise CheckpointError(f"{folder} can't speak: a reference is of a checkpoint that can.")
     prompt_builder = PromptBuilder(folder, config)
-    with computing_on(device):
+    with merged_checkpoint(folder, adapters) as merged, computing_on(device):
         progress(f"transformers {transformers.__version__} reads {folder} in {dtype} on {device}")
-        stages = Stages(_reference(folder, dtype, device), config)
+        stages = Stages(_reference(merged, dtype, device), config)
         given, answers = [], []
         for number, question in enumerate(questions):
             progress(f"{number + 1} of {len(questions)}: {question.title}")
@@ -72,7 +88,7 @@ def write_reference(
             progress(f"encoders and decoders with weights of {rounded}")
             del stages
             gc.collect()
-            stages = Stages(_reference(folder, dtype, device), config)
+            stages = Stages(_reference(merged, dtype, device), config)
             round_weights(stages.reference.model, rounded)
             for number, (one, answer) in enumerate(zip(given, answers, strict=True)):
                 hidden = torch.from_numpy(answer.arrays["hidden"])
@@ -81,8 +97,40 @@ def write_reference(
                 answers[number] = ReferenceAnswer(
                     answer.question, answer.arrays, {**answer.rounded, rounded: found}
                 )
-    about = About(config_digest(folder), transformers.__version__, dtype, device)
+    about = About(config_digest(folder, adapters), transformers.__version__, dtype, device)
     save_reference(path, about, answers)
+
+
+@contextmanager
+def merged_checkpoint(folder: Path, adapters: Sequence[AdapterPath]) -> Iterator[Path]:
+    """Write a checkpoint with adapters merged, for transformers; without any it is the folder.
+
+    Its files are links to the folder's, and MERGED_FILE has the weights that adapters change, in
+    float32. It is deleted at the end of the `with` block. Raises CheckpointError, also for a
+    quantised checkpoint, whose form transformers would expect of them.
+    """
+    if not adapters:
+        yield folder
+        return
+    if read_settings(folder) is not None:
+        raise CheckpointError(
+            f"{folder} is quantised: a reference with adapters is of the one in bfloat16."
+        )
+    checkpoint = Checkpoint(folder, adapters)
+    headers = checkpoint.headers()
+    names = sorted(checkpoint.merged_names)
+    with TemporaryDirectory() as made, checkpoint.reader() as reader:
+        into = Path(made)
+        for path in folder.resolve().iterdir():
+            if path.name != INDEX_FILE:
+                (into / _SHARD.get(path.name, path.name)).symlink_to(path)
+        layout = {name: (headers[name].shape, torch.float32) for name in names}
+        tensors = ((name, reader.tensor(name).contiguous()) for name in names)
+        write_tensors(into / MERGED_FILE, layout, tensors)
+        files = {name: _SHARD.get(file, file) for name, file in tensor_files(folder).items()}
+        index = {"metadata": {}, "weight_map": files | dict.fromkeys(names, MERGED_FILE)}
+        (into / INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
+        yield into
 
 
 def _reference(folder: Path, dtype: str, device: str) -> Reference:

@@ -106,7 +106,7 @@ def _thinker(spec: EngineSpec, loader: _Loader) -> ThinkerEngine:
 def _talker(spec: EngineSpec, loader: _Loader) -> TalkerEngine:
     config = spec.config
     assert config.talker is not None
-    tables = load_tables(Checkpoint(spec.plan.model), config, spec.dtype)
+    tables = load_tables(Checkpoint(spec.plan.model, spec.plan.adapters), config, spec.dtype)
     assert tables.embedding is not None and tables.codec_embedding is not None
     with ExitStack() as loaded:
         with ExitStack() as for_the_table:

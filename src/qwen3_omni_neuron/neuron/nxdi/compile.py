@@ -41,7 +41,7 @@ def compile_model(
     started = time.monotonic()
     os.environ["NEURON_LOGICAL_NC_CONFIG"] = str(plan.lnc)
     toolchain = toolchain or NxdToolchain()
-    config, checkpoint = read_config(plan.model), Checkpoint(plan.model)
+    config, checkpoint = read_config(plan.model), Checkpoint(plan.model, plan.adapters)
     # Check the names before hours of compiling, not after.
     check_names(list(lay_out(config, (MODEL_STAGES[model],))[1].values()), checkpoint)
     for part in MODEL_PARTS[model]:

@@ -176,7 +176,7 @@ class ModelRanks:
 
 def _thinker(spec: EngineSpec, ranks: ModelRanks) -> ThinkerEngine:
     config, dtype = spec.config, spec.dtype
-    tables = load_tables(Checkpoint(spec.plan.model), config, dtype)
+    tables = load_tables(Checkpoint(spec.plan.model, spec.plan.adapters), config, dtype)
     assert tables.embedding is not None
     table = tables.embedding.weight.detach()
     slots = GraphThinkerSlots(ranks.part("thinker"), table)
@@ -189,7 +189,7 @@ def _thinker(spec: EngineSpec, ranks: ModelRanks) -> ThinkerEngine:
 def _talker(spec: EngineSpec, ranks: ModelRanks) -> TalkerEngine:
     config = spec.config
     assert config.talker is not None
-    tables = load_tables(Checkpoint(spec.plan.model), config, spec.dtype)
+    tables = load_tables(Checkpoint(spec.plan.model, spec.plan.adapters), config, spec.dtype)
     assert tables.embedding is not None and tables.codec_embedding is not None
     project_text = NeuronProjection(ranks.part("text_projection"), "text_projection")
     width = config.talker.text.hidden_size

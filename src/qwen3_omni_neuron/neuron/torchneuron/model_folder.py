@@ -31,7 +31,7 @@ def fill_folder(
     Raises CheckpointError, CompileError, OSError, NotInstalledError without TorchNeuron.
     """
     started = time.monotonic()
-    config, checkpoint = read_config(plan.model), Checkpoint(plan.model)
+    config, checkpoint = read_config(plan.model), Checkpoint(plan.model, plan.adapters)
     # Check the names before hours of compiling, not after.
     check_names(list(lay_out(config, (MODEL_STAGES[model],))[1].values()), checkpoint)
     device = (runtime or TorchNeuron()).start_compiling(plan.tp.of(model))

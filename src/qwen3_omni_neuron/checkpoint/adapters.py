@@ -1,0 +1,285 @@
+"""LoRA adapters in PEFT's folders: checked against a checkpoint, and merged into its weights.
+
+A folder has adapter_config.json and adapter_model.safetensors. For the matrix W [out, into] of a
+layer it has A [r, into] and B [out, r], from which the merged matrix follows in float32:
+
+    plain     W + B A scale      scale = weight lora_alpha / r, or / sqrt(r) with use_rslora
+    DoRA      m (W + B A scale) / |W + B A scale|, by rows: the magnitudes m and the norms are [out]
+    table     W + (B A)^T scale, W [rows, width], A [r, rows], B [width, r]
+
+A tensor that is no factor, as those of modules_to_save are, takes the place of the stored one.
+
+Source: PEFT 0.21, scaling and merge of its LoRA layers, tables and DoRA.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qwen3_omni_neuron.checkpoint.headers import StoredTensor, read_headers
+from qwen3_omni_neuron.errors import CheckpointError, format_value, printable
+from qwen3_omni_neuron.untrusted_files import read_json, reason
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_NAME_CHARACTERS = 200
+_FLOATS = ("F32", "F16", "BF16")
+_A, _B, _MAGNITUDE = "lora_A", "lora_B", "lora_magnitude_vector"
+_TABLE_A, _TABLE_B = "lora_embedding_A", "lora_embedding_B"
+_WHOLE = "whole"
+_FACTOR = re.compile(
+    rf"(.+)\.({_A}|{_B}|{_MAGNITUDE}|{_TABLE_A}|{_TABLE_B})(?:\.default)?(?:\.weight)?"
+)
+_WRAPPER = re.compile(r"\.(?:base_layer|modules_to_save(?:\.default)?)(?=\.)")
+# What stands before or within a name beside the checkpoint's own: PEFT's wrapper, also after
+# "thinker.", and the holder that transformers 5 puts around the thinker's decoder and encoders.
+_PREFIXES = (
+    (re.compile(r"^(thinker\.)?base_model\.model\."), r"\1"),
+    (re.compile(r"^(thinker\.)?model\.language_model\."), r"\1model."),
+    (re.compile(r"^(thinker\.)?model\.(?=(?:audio_tower|visual)\.)"), r"\1"),
+)
+# Settings that only training, PEFT's injection, or the names of tensors depend on.
+_WITHOUT_EFFECT = {
+    *("auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "exclude_modules"),
+    *("inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_config"),
+    *("megatron_core", "modules_to_save", "peft_version", "qalora_group_size", "revision"),
+    *("runtime_config", "target_modules", "target_parameters", "task_type", "lora_dtype"),
+    *("lorap_lr_ratio", "lorap_emb_lr", "eva_config", "loftq_config"),
+}
+_READ = {"peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern"}
+_STARTS = (True, False, "gaussian", "orthogonal", "eva")  # init_lora_weights that leave W as it is
+_PATTERN = re.compile(r"\^?[\w.]+")
+
+
+@dataclass(frozen=True)
+class AdapterPath:
+    """An adapter's folder, and the weight of what it adds."""
+
+    folder: Path
+    weight: float = 1.0
+
+    @staticmethod
+    def of(given: "str | Path | tuple[str | Path, float]") -> "AdapterPath":
+        """Return a caller's folder, or pair of folder and weight."""
+        folder, weight = given if isinstance(given, tuple | list) else (given, 1.0)
+        return AdapterPath(Path(folder), float(weight))
+
+    def __str__(self) -> str:
+        return str(self.folder) if self.weight == 1 else f"{self.folder}={self.weight:g}"
+
+
+@dataclass(frozen=True)
+class _Change:
+    """Change of one weight by an adapter.
+
+    names: names of its tensors by kind. scale: factor of B A.
+    """
+
+    names: Mapping[str, str]
+    scale: float
+
+    def merged(self, weight: "Tensor", read: "Callable[[str], Tensor]") -> "Tensor":
+        """Return a weight of float32 with this change."""
+        import torch
+
+        factors = {kind: read(name).float() for kind, name in self.names.items()}
+        if _WHOLE in factors:
+            return factors[_WHOLE]
+        if _TABLE_A in factors:
+            return (factors[_TABLE_B] @ factors[_TABLE_A]).t() * self.scale + weight
+        merged = (factors[_B] @ factors[_A]).mul_(self.scale).add_(weight)
+        if _MAGNITUDE in factors:
+            norms = torch.linalg.norm(merged, dim=1)
+            merged *= (factors[_MAGNITUDE] / norms)[:, None]
+        return merged
+
+
+class Adapter:
+    """An adapter, checked against the shapes of a checkpoint's tensors by released name.
+
+    given: its folder and weight. path: its file. changes: what it does to each weight, by released
+    name. Raises CheckpointError for a folder that can't be read, a kind or a setting that is not
+    implemented, and a tensor that does not fit.
+    """
+
+    def __init__(self, given: AdapterPath, shapes: Mapping[str, tuple[int, ...]]):
+        self.path, self.given = given.folder / ADAPTER_WEIGHTS, given
+        self._config = _read_config(given.folder)
+        tensors = _read_tensors(given.folder)
+        grouped: dict[str, dict[str, str]] = {}
+        for name in tensors:
+            weight, kind = self._weight_of(name, shapes)
+            if kind in grouped.setdefault(weight, {}):
+                raise self._error(f"has two tensors for {weight}: {_shown(name)} is one")
+            grouped[weight][kind] = name
+        self.changes = {
+            weight: self._change(weight, names, {k: tensors[n] for k, n in names.items()}, shapes)
+            for weight, names in grouped.items()
+        }
+        replaced = [w for w, names in grouped.items() if names.keys() & {_WHOLE, _MAGNITUDE}]
+        if replaced and given.weight != 1:
+            raise self._error(
+                f"has modules_to_save or DoRA (for {_shown(replaced[0])}), which no weight scales, "
+                f"got weight {given.weight:g}. Leave the weight out"
+            )
+
+    def _error(self, what: str) -> CheckpointError:
+        return CheckpointError(f"The adapter {self.given.folder} {what}.")
+
+    def _weight_of(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, str]:
+        """Return the released name of the weight that a tensor is for, and the tensor's kind."""
+        found = _FACTOR.fullmatch(name)
+        weight, kind = (f"{found[1]}.weight", found[2]) if found else (name, _WHOLE)
+        weight = _own_name(weight)
+        for released in (weight, f"thinker.{weight}"):
+            if released in shapes:
+                return released, kind
+        shown = _shown(name)
+        if re.search(r"\.mlp\.experts\.(?:weight|gate_up_proj|down_proj)$", weight):
+            raise self._error(
+                f"adapts experts as one stack ({shown}), as PEFT does with target_parameters, "
+                "which is not implemented. Merge it by PEFT and load the merged checkpoint, or "
+                "train the experts' own matrices, mlp.experts.N.gate_proj, up_proj and down_proj"
+            )
+        base = self._config.get("base_model_name_or_path")
+        raise self._error(
+            f"has {shown}, and the checkpoint has no {_shown(weight)}. It was trained on "
+            f"{format_value(base)}: name that checkpoint, or another adapter"
+        )
+
+    def _change(
+        self,
+        weight: str,
+        names: Mapping[str, str],
+        stored: Mapping[str, StoredTensor],
+        shapes: Mapping[str, tuple[int, ...]],
+    ) -> _Change:
+        shape, kinds = shapes[weight], set(names)
+        if kinds == {_WHOLE}:
+            self._check(weight, names[_WHOLE], stored[_WHOLE], shape)
+            return _Change(names, 1.0)
+        factors = (_TABLE_A, _TABLE_B) if _TABLE_A in kinds or _TABLE_B in kinds else (_A, _B)
+        wanted = {*factors, _MAGNITUDE} if self._config.get("use_dora") else {*factors}
+        if kinds != wanted:
+            raise self._error(
+                f"has {', '.join(sorted(kinds))} for {weight}, and {', '.join(sorted(wanted))} "
+                "was expected. Save it again"
+            )
+        if len(shape) != 2:
+            raise self._error(
+                f"adapts {weight}, whose shape is {list(shape)}: implemented are matrices and "
+                "tables of two axes"
+            )
+        if _MAGNITUDE in kinds and factors != (_A, _B):
+            raise self._error(f"has DoRA for the table {weight}, which is not implemented")
+        layer = _own_name(names[factors[0]]).rpartition(f".{factors[0]}")[0]
+        rank = self._number("rank_pattern", "r", layer)
+        out, into = shape if factors == (_A, _B) else shape[::-1]
+        self._check(weight, names[factors[0]], stored[factors[0]], (rank, into))
+        self._check(weight, names[factors[1]], stored[factors[1]], (out, rank))
+        if _MAGNITUDE in kinds:
+            self._check(weight, names[_MAGNITUDE], stored[_MAGNITUDE], (out,))
+        alpha = self._number("alpha_pattern", "lora_alpha", layer)
+        over = math.sqrt(rank) if self._config.get("use_rslora") else rank
+        return _Change(names, self.given.weight * alpha / over)
+
+    def _check(self, weight: str, name: str, stored: StoredTensor, shape: tuple[int, ...]) -> None:
+        if stored.shape != shape or stored.dtype not in _FLOATS:
+            raise self._error(
+                f"has {_shown(name)} of {stored.dtype} {list(stored.shape)}; {weight} and "
+                f"{ADAPTER_CONFIG} need {list(shape)} in {', '.join(_FLOATS)}. It was trained on "
+                "another checkpoint, or its two files don't belong together"
+            )
+
+    def _number(self, pattern: str, default: str, layer: str) -> Any:
+        """Return the rank or alpha of a layer: of the first pattern that its name ends with."""
+        for key, number in (self._config.get(pattern) or {}).items():
+            own = _own_name(key.removeprefix("^"))
+            if layer == own or (key[0] != "^" and layer.endswith(f".{own}")):
+                return number
+        return self._config[default]
+
+
+def _own_name(name: str) -> str:
+    """Return a tensor's name without what training put before or within it."""
+    for pattern, kept in _PREFIXES:
+        name = pattern.sub(kept, name)
+    return _WRAPPER.sub("", name)
+
+
+def _read_tensors(folder: Path) -> dict[str, StoredTensor]:
+    if not (folder / ADAPTER_WEIGHTS).exists():
+        pickled = folder / "adapter_model.bin"
+        but = (
+            f", but {pickled.name}, which is not read: it may run code" if pickled.exists() else ""
+        )
+        raise CheckpointError(
+            f"The adapter {folder} has no {ADAPTER_WEIGHTS}{but}. Save it anew by PEFT's "
+            "save_pretrained, which writes that file."
+        )
+    return read_headers(folder, [ADAPTER_WEIGHTS])
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Read an adapter's settings. Raises CheckpointError for those that are not implemented."""
+    try:
+        config = read_json(folder / ADAPTER_CONFIG)
+        if not isinstance(config, dict):
+            raise ValueError(f"{ADAPTER_CONFIG} is not an object")
+    except (OSError, ValueError) as error:
+        raise unreadable(folder, error) from error
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise CheckpointError(
+            f"The adapter {folder} is of type {format_value(kind)}; LORA is implemented. Merge it "
+            "by PEFT, and load the merged checkpoint."
+        )
+    settings = {name: value for name, value in config.items() if value not in (None, False, [], {})}
+    if settings.get("bias") == "none":
+        del settings["bias"]
+    if config.get("init_lora_weights", True) in _STARTS:
+        settings.pop("init_lora_weights", None)
+    if unknown := sorted(settings.keys() - _WITHOUT_EFFECT - _READ):
+        raise CheckpointError(
+            f"The adapter {folder} has {_shown(unknown[0])} "
+            f"{format_value(settings[unknown[0]])}, which is not implemented and may change its "
+            "weights. Merge it by PEFT, and load the merged checkpoint."
+        )
+    _check_numbers(folder, config)
+    return config
+
+
+def _check_numbers(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raise CheckpointError unless ranks are whole numbers from 1, and alphas are numbers."""
+    for name, pattern in (("r", "rank_pattern"), ("lora_alpha", "alpha_pattern")):
+        patterns = config.get(pattern) or {}
+        if not isinstance(patterns, dict) or not all(map(_PATTERN.fullmatch, patterns)):
+            raise CheckpointError(
+                f"The adapter {folder} has {pattern} {format_value(patterns)}; implemented are "
+                "names of layers, whole or their ends. Write each name out."
+            )
+        for value in (config.get(name), *patterns.values()):
+            whole = type(value) is int and value >= 1
+            if not whole and (name == "r" or type(value) is not float):
+                wanted = "whole numbers of 1 or more" if name == "r" else "numbers"
+                raise CheckpointError(
+                    f"The adapter {folder} has {name} or {pattern} {format_value(value)}; both are "
+                    f"{wanted}. Save it again."
+                )
+
+
+def unreadable(folder: Path, error: Exception) -> CheckpointError:
+    """Return the error of an adapter whose files can't be read."""
+    return CheckpointError(
+        f"The adapter {folder} can't be read: {reason(error)}. Name a folder with {ADAPTER_CONFIG} "
+        f"and {ADAPTER_WEIGHTS}, as PEFT saves it."
+    )
+
+
+def _shown(name: str) -> str:
+    return printable(name, _NAME_CHARACTERS)

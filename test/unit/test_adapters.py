@@ -1,0 +1,436 @@
+"""LoRA adapters: merged as PEFT merges them, wherever weights are read, or refused by name."""
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from qwen3_omni_neuron import Qwen3Omni, cli
+from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import (
+    Checkpoint,
+    adapters_digest,
+    conversation_fingerprint,
+    fingerprint,
+)
+from qwen3_omni_neuron.checkpoint.modules import STAGES
+from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
+from qwen3_omni_neuron.compilation import runner
+from qwen3_omni_neuron.compilation.plan import MODELS, make_plan
+from qwen3_omni_neuron.compilation.runner import compile_tree
+from qwen3_omni_neuron.cpu.target import CPU, LIMITS
+from qwen3_omni_neuron.cpu.weights import load_checkpoint_models, load_compiled_models
+from qwen3_omni_neuron.errors import ArtifactError, CheckpointError, OptionError
+from qwen3_omni_neuron.verification.reference import config_digest
+from qwen3_omni_neuron.verification.verify import verify
+from testing.quantised_checkpoint import int8_rows, write_quantised_checkpoint
+from testing.replies import GREEDY
+
+QUERY = "thinker.model.layers.0.self_attn.q_proj"
+KEY = "thinker.model.layers.1.self_attn.k_proj"
+EXPERT = "thinker.model.layers.1.mlp.experts.3.down_proj"
+SOUND = "thinker.audio_tower.layers.0.self_attn.v_proj"
+PICTURE = "thinker.visual.blocks.0.attn.qkv"
+SPEECH = "talker.model.layers.0.mlp.shared_expert.up_proj"
+LAYERS = (QUERY, KEY, EXPERT, SOUND, PICTURE, SPEECH)
+TABLE = "thinker.model.embed_tokens"
+HEAD = "talker.codec_head.weight"
+RANK = 4
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint in float32."""
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("base"), 5, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def weights(base: Path) -> dict[str, Tensor]:
+    return {n: t for file in base.glob("*.safetensors") for n, t in load_file(file).items()}
+
+
+def factors(weights: Mapping[str, Tensor], layer: str, seed: int = 0, rank: int = RANK) -> Any:
+    """Draw A and B of a layer: names in the checkpoint, tensors of PEFT."""
+    out, into = weights[f"{layer}.weight"].shape
+    draw = torch.Generator().manual_seed(seed)
+    a, b = (torch.randn(*s, generator=draw) * 0.05 for s in ((rank, into), (out, rank)))
+    return {f"{layer}.lora_A.weight": a, f"{layer}.lora_B.weight": b}
+
+
+def write(folder: Path, tensors: Mapping[str, Tensor], **settings: Any) -> Path:
+    """Write an adapter as PEFT does."""
+    folder.mkdir(parents=True)
+    save_file(
+        {f"base_model.model.{name}": tensor for name, tensor in tensors.items()},
+        folder / "adapter_model.safetensors",
+    )
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 6, "bias": "none"} | settings
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory, weights: dict[str, Tensor]) -> Path:
+    tensors = {n: t for layer in LAYERS for n, t in factors(weights, layer).items()}
+    return write(tmp_path_factory.mktemp("adapter") / "lora", tensors)
+
+
+def read(base: Path, name: str, *adapters: Path | tuple[Path, float]) -> Tensor:
+    """Return a stored tensor with adapters merged."""
+    with Checkpoint(base, [AdapterPath.of(one) for one in adapters]).reader() as reader:
+        assert not adapters or reader.dtype(name) == torch.float32
+        return reader.tensor(name)
+
+
+def delta(tensors: Mapping[str, Tensor], layer: str, scale: float) -> Tensor:
+    return (tensors[f"{layer}.lora_B.weight"] @ tensors[f"{layer}.lora_A.weight"]) * scale
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_is_merged_by_pefts_formula(
+    base: Path, weights: dict[str, Tensor], adapter: Path, layer: str
+) -> None:
+    name = f"{layer}.weight"
+    expected = weights[name] + delta(factors(weights, layer), layer, 6 / RANK)
+    assert torch.equal(read(base, name, adapter), expected)
+    assert not torch.equal(expected, weights[name])
+    other = f"{layer.replace('.0.', '.1.') if '.0.' in layer else layer.replace('3', '4')}.weight"
+    if layer != KEY:
+        assert torch.equal(read(base, other), weights[other])
+
+
+def test_rank_and_alpha_follow_patterns_and_rslora(
+    base: Path, weights: dict[str, Tensor], tmp_path: Path
+) -> None:
+    tensors = factors(weights, QUERY, rank=2) | factors(weights, KEY)
+    folder = write(
+        tmp_path / "one",
+        tensors,
+        use_rslora=True,
+        rank_pattern={"layers.0.self_attn.q_proj": 2},
+        alpha_pattern={"^thinker.model.layers.1.self_attn.k_proj": 5, "^q_proj": 9},
+    )
+    for layer, scale in ((QUERY, 6 / math.sqrt(2)), (KEY, 5 / math.sqrt(RANK))):
+        expected = weights[f"{layer}.weight"] + delta(tensors, layer, scale)
+        assert torch.equal(read(base, f"{layer}.weight", folder), expected)
+
+
+def test_dora_scales_rows_to_their_magnitudes(
+    base: Path, weights: dict[str, Tensor], tmp_path: Path
+) -> None:
+    tensors = factors(weights, QUERY)
+    magnitudes = torch.rand(len(weights[f"{QUERY}.weight"])) + 0.5
+    magnitude = {f"{QUERY}.lora_magnitude_vector": magnitudes}
+    folder = write(tmp_path / "one", tensors | magnitude, use_dora=True)
+    merged = weights[f"{QUERY}.weight"] + delta(tensors, QUERY, 6 / RANK)
+    expected = (magnitudes / torch.linalg.norm(merged, dim=1)).view(-1, 1) * merged
+    found = read(base, f"{QUERY}.weight", folder)
+    assert torch.equal(found, expected)
+    torch.testing.assert_close(found.norm(dim=1), magnitudes)
+
+
+def test_a_table_and_a_saved_module_are_taken(
+    base: Path, weights: dict[str, Tensor], tmp_path: Path
+) -> None:
+    rows, width = weights[f"{TABLE}.weight"].shape
+    a, b, head = torch.randn(RANK, rows), torch.randn(width, RANK), torch.randn_like(weights[HEAD])
+    tensors = {f"{TABLE}.lora_embedding_A": a, f"{TABLE}.lora_embedding_B": b, HEAD: head}
+    folder = write(tmp_path / "one", tensors, modules_to_save=["codec_head"])
+    expected = weights[f"{TABLE}.weight"] + (b @ a).T * (6 / RANK)
+    assert torch.equal(read(base, f"{TABLE}.weight", folder), expected)
+    assert torch.equal(read(base, HEAD, folder), head)
+
+
+def test_several_adapters_are_added_in_order_with_their_weights(
+    base: Path, weights: dict[str, Tensor], adapter: Path, tmp_path: Path
+) -> None:
+    name, tensors = f"{QUERY}.weight", factors(weights, QUERY, seed=1)
+    other = write(tmp_path / "other", tensors)
+    first = weights[name] + delta(factors(weights, QUERY), QUERY, 6 / RANK)
+    expected = first + delta(tensors, QUERY, 0.3 * 6 / RANK)
+    assert torch.equal(read(base, name, adapter, (other, 0.3)), expected)
+    assert torch.equal(read(base, name, (adapter, 0.0)), weights[name])
+    head = write(tmp_path / "head", {HEAD: torch.zeros_like(weights[HEAD])})
+    assert not read(base, HEAD, adapter, head).any()
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "base_model.model.{}",
+        "thinker.base_model.model.{short}",  # as one trainer wrote them for a time
+        "base_model.model.{short}",  # of a thinker that was trained alone
+        "base_model.model.thinker.model.language_model.layers.0.self_attn.q_proj",  # transformers 5
+        "{}",
+    ],
+)
+@pytest.mark.parametrize("ending", ["{}.weight", "{}.default.weight"])
+def test_names_of_other_programs_are_the_checkpoints(
+    base: Path, weights: dict[str, Tensor], tmp_path: Path, written: str, ending: str
+) -> None:
+    tensors = factors(weights, QUERY)
+    folder, file = write(tmp_path / "one", {}), tmp_path / "one" / "adapter_model.safetensors"
+    layer = written.format(QUERY, short=QUERY.removeprefix("thinker."))
+    a, b = (f"{layer}.{ending.format(kind)}" for kind in ("lora_A", "lora_B"))
+    save_file(dict(zip((a, b), tensors.values(), strict=True)), file)
+    expected = weights[f"{QUERY}.weight"] + delta(tensors, QUERY, 6 / RANK)
+    assert torch.equal(read(base, f"{QUERY}.weight", folder), expected)
+
+
+def test_encoders_names_of_transformers_5_are_the_checkpoints(
+    base: Path, weights: dict[str, Tensor], adapter: Path, tmp_path: Path
+) -> None:
+    tensors = factors(weights, SOUND) | factors(weights, PICTURE)
+    held = {n.replace("thinker.", "thinker.model."): t for n, t in tensors.items()}
+    folder = write(tmp_path / "one", held)
+    for name in (f"{SOUND}.weight", f"{PICTURE}.weight"):
+        assert torch.equal(read(base, name, folder), read(base, name, adapter))
+
+
+STACK = "thinker.model.layers.0.mlp.experts"
+
+
+@pytest.mark.parametrize(
+    ("settings", "renamed", "message"),
+    [
+        ({"peft_type": "IA3"}, {}, "is of type 'IA3'; LORA is implemented"),
+        ({"bias": "all"}, {}, "has bias 'all', which is not implemented"),
+        ({"lora_bias": True}, {}, "has lora_bias True"),
+        ({"init_lora_weights": "pissa"}, {}, "has init_lora_weights 'pissa'"),
+        ({"use_qalora": True}, {}, "has use_qalora True"),
+        ({"trainable_token_indices": [1]}, {}, "has trainable_token_indices"),
+        ({"new_in_some_version": 3}, {}, "has new_in_some_version 3"),
+        ({"r": 8}, {}, r"lora_A.weight of F32 \[4, \d+\]; .* need \[8, "),
+        ({"r": 0}, {}, "has r or rank_pattern 0; both are whole numbers of 1 or more"),
+        ({"lora_alpha": "6"}, {}, "has lora_alpha or alpha_pattern '6'; both are numbers"),
+        ({"rank_pattern": {"(a+)+b": 4}}, {}, "implemented are names of layers"),
+        ({"use_dora": True}, {}, "lora_A, lora_B for .* and lora_A, lora_B, lora_magnitude_vector"),
+        (
+            {"base_model_name_or_path": "Qwen/Qwen2.5-Omni-7B"},
+            {QUERY: "thinker.model.layers.9.self_attn.q_proj"},
+            "checkpoint has no thinker.model.layers.9.self_attn.q_proj.weight. It was trained on "
+            "'Qwen/Qwen2.5-Omni-7B'",
+        ),
+        ({"target_parameters": ["experts"]}, {QUERY: STACK}, "adapts experts as one stack"),
+        ({}, {QUERY: "thinker.audio_tower.conv2d1"}, r"whose shape is \[\d+, 1, 3, 3\]"),
+        ({}, {QUERY: EXPERT}, "need .* trained on another checkpoint"),
+    ],
+)
+def test_what_is_not_implemented_or_does_not_fit_is_refused_by_name(
+    base: Path,
+    weights: dict[str, Tensor],
+    tmp_path: Path,
+    settings: dict[str, Any],
+    renamed: dict[str, str],
+    message: str,
+) -> None:
+    tensors = factors(weights, QUERY)
+    for layer, other in renamed.items():
+        tensors = {name.replace(layer, other): tensor for name, tensor in tensors.items()}
+    folder = write(tmp_path / "one", tensors, **settings)
+    with pytest.raises(CheckpointError, match=f"The adapter {re.escape(str(folder))} .*{message}"):
+        Checkpoint(base, [AdapterPath(folder)])
+
+
+def test_a_lone_factor_a_pickle_and_a_weight_without_effect_are_refused(
+    base: Path, weights: dict[str, Tensor], tmp_path: Path
+) -> None:
+    lone = dict([next(iter(factors(weights, QUERY).items()))])
+    head = {HEAD: weights[HEAD]}
+    for folder, weight, message in (
+        (write(tmp_path / "lone", lone), 1.0, "has lora_A for .*, and lora_A, lora_B was expected"),
+        (write(tmp_path / "head", head), 0.5, "which no weight scales, got weight 0.5"),
+        (tmp_path / "none", 1.0, "can't be read: No such file"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            Checkpoint(base, [AdapterPath(folder, weight)])
+    with pytest.raises(CheckpointError, match="can't be read: No such file"):
+        fingerprint(base, [AdapterPath(tmp_path / "none")])
+    file = tmp_path / "head" / "adapter_model.safetensors"
+    file.rename(file.with_suffix(".bin"))
+    with pytest.raises(CheckpointError, match=r"but adapter_model\.bin, which is not read"):
+        Checkpoint(base, [AdapterPath(file.parent)])
+
+
+def test_adapters_their_order_and_weights_are_part_of_fingerprints(
+    base: Path, weights: dict[str, Tensor], adapter: Path, tmp_path: Path
+) -> None:
+    other = write(tmp_path / "other", factors(weights, QUERY, seed=1))
+    again = Path(shutil.copytree(adapter, tmp_path / "again"))
+    one, two = AdapterPath(adapter), AdapterPath(other)
+    given = [(), (one,), (two,), (one, two), (two, one), (AdapterPath(adapter, 0.5),)]
+    for of in (fingerprint, conversation_fingerprint):
+        assert len({of(base, adapters) for adapters in given}) == len(given)
+        assert of(base) == of(base, ())
+        assert of(base, [one]) == of(base, [AdapterPath(again)])
+    assert adapters_digest([one]) != adapters_digest([two])
+
+
+def test_a_tree_holds_the_merged_weights_and_asks_for_its_adapters(
+    base: Path,
+    adapter: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def compile_here(compile_model: Any, plan: Any, model: str, part: Path, *_: Any) -> Any:
+        return compile_model(plan, model, part)
+
+    monkeypatch.setattr(runner, "run_worker", compile_here)  # processes take seconds
+    config, given, tree = read_config(base), [AdapterPath(adapter)], tmp_path / "tree"
+    plan = make_plan(base, config, LIMITS, adapters=given, dtype="bfloat16")
+    assert f"--adapter {adapter}" in plan.command(tree)
+    compile_tree(plan, tree, CPU)
+    compiled = load_compiled_models(tree, config, "bfloat16", STAGES, packed=False)
+    direct = load_checkpoint_models(
+        Checkpoint(base, given), config, "bfloat16", STAGES, packed=False
+    )
+    plain = load_checkpoint_models(Checkpoint(base), config, "bfloat16", STAGES, packed=False)
+    for name in ("thinker", "audio_encoder", "vision_encoder", "talker"):
+        changed = 0
+        unlike = dict(getattr(plain, name).named_parameters())
+        for (key, ours), theirs in zip(
+            getattr(compiled, name).named_parameters(),
+            getattr(direct, name).parameters(),
+            strict=True,
+        ):
+            assert torch.equal(ours, theirs), key
+            changed += not torch.equal(ours, unlike[key])
+        assert changed == (3 if name == "thinker" else 1), name
+    assert cli.main(["inspect", str(tree)]) == 0
+    assert f"\nadapter: {adapter} merged into 6 weights\n" in capsys.readouterr().out
+    for adapters in ([], [(adapter, 0.5)]):
+        with pytest.raises(ArtifactError, match=f"it has {re.escape(str(adapter))} merged into 6"):
+            Qwen3Omni.load(base, compiled_path=tree, adapters=adapters)
+    assert not compile_tree(plan, tree, CPU).compiled
+    without = make_plan(base, config, LIMITS, dtype="bfloat16")
+    assert compile_tree(without, tree, CPU).compiled == MODELS
+
+
+def test_over_a_quantised_checkpoint_the_changed_matrices_are_rounded_anew(
+    base: Path, weights: dict[str, Tensor], tmp_path: Path
+) -> None:
+    rounded = re.compile(r"thinker\.model\.layers.*_proj\.weight")
+    quantised, widened = write_quantised_checkpoint(
+        base,
+        tmp_path,
+        lambda name: int8_rows if rounded.fullmatch(name) else None,
+        {"quant_method": "compressed-tensors", "format": "int-quantized"},
+    )
+    given = [AdapterPath(write(tmp_path / "one", factors(weights, QUERY)))]
+    merged = Checkpoint(quantised, given)
+    name = f"{QUERY}.weight"
+    assert merged.merged == (
+        f"{given[0]} merged into 1 weights, 1 of them quantised, which are rounded anew",
+    )
+    assert Checkpoint(quantised).quantised.keys() - merged.quantised.keys() == {name}
+    with merged.reader() as reader:
+        assert torch.equal(reader.tensor(name), read(widened, name, given[0].folder))
+    config = read_config(base)
+    ours, theirs = (
+        load_checkpoint_models(Checkpoint(folder, given), config, "int8", ["thinker"], packed=False)
+        for folder in (quantised, widened)
+    )
+    assert ours.thinker is not None and theirs.thinker is not None
+    target = "decoder.layers.0.attention.qkv.weight"
+    assert torch.equal(ours.thinker.get_parameter(target), theirs.thinker.get_parameter(target))
+
+
+def test_a_reply_with_an_adapter_is_transformers_over_the_merged_weights(
+    base: Path, weights: dict[str, Tensor], tmp_path: Path
+) -> None:
+    from qwen3_omni_neuron.verification.oracle import Reference
+    from qwen3_omni_neuron.verification.write import merged_checkpoint
+
+    layers = (QUERY, EXPERT, SPEECH)
+    tensors = {n: 8 * t for layer in layers for n, t in factors(weights, layer).items()}
+    folder = write(tmp_path / "one", tensors)
+    asked: dict[str, Any] = {**GREEDY, "thinker_max_new_tokens": 12, "talker_max_new_tokens": 12}
+    with Qwen3Omni.load(base, dtype="float32", max_concurrency=1) as omni:
+        plain = omni.generate_audio("Say a word.", ignore_eos=True, **asked)
+    with Qwen3Omni.load(base, dtype="float32", max_concurrency=1, adapters=[folder]) as omni:
+        ours = omni.generate_audio("Say a word.", ignore_eos=True, **asked)
+        prompt = omni.prompt_builder.prompt([{"role": "user", "content": "Say a word."}])
+        assert omni.checkpoint_fingerprint == conversation_fingerprint(base, [AdapterPath(folder)])
+    with merged_checkpoint(base, [AdapterPath(folder)]) as merged:
+        reference = Reference(merged)
+    theirs = reference.generate(
+        prompt, thinker_max_new_tokens=12, talker_max_new_tokens=12, speaker="ethan"
+    )
+    assert list(ours.token_ids) == theirs.token_ids != list(plain.token_ids)
+    assert ours.codes.tolist() == theirs.codes.tolist()
+
+
+def test_verify_takes_references_with_its_adapters_alone(base: Path, adapter: Path) -> None:
+    assert config_digest(base) != config_digest(base, [AdapterPath(adapter)])
+    with pytest.raises(OptionError, match="by_layer loads checkpoints of the first layers"):
+        verify(base, load={"adapters": [adapter]}, by_layer=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [("a", ("a", 1.0)), ("a=0.5", ("a", 0.5)), ("a=b", ("a=b", 1.0)), ("a=b=-2", ("a=b", -2.0))],
+)
+def test_the_flag_takes_a_folder_and_a_weight(text: str, given: tuple[str, float]) -> None:
+    from qwen3_omni_neuron.cli.model_arguments import adapter
+
+    assert adapter(text) == given
+
+
+def test_the_command_line_names_a_wrong_adapter(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = str(tmp_path / "none")
+    for words in (["say", "a"], ["compile", "--out", str(tmp_path / "tree")], ["speak", "a"]):
+        assert cli.main([words[0], "--model", str(base), "--adapter", wrong, *words[1:]]) != 0
+        assert f"The adapter {wrong} can't be read" in capsys.readouterr().err
+
+
+def test_weights_are_those_that_peft_merges(base: Path, tmp_path: Path) -> None:
+    """Adapters that PEFT itself makes over transformers' model, writes and merges."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    from qwen3_omni_neuron.verification.oracle import Reference
+
+    wanted = re.compile(
+        r".*(?:q_proj|k_proj|o_proj|attn\.qkv|fc1)|thinker\.lm_head|.*(?:embed_tokens|codec_embedding)"
+    )
+    for number, settings in enumerate(
+        ({"use_rslora": True, "rank_pattern": {"0.self_attn.q_proj": 2}}, {"use_dora": True})
+    ):
+        model = Reference(base).model
+        kinds = (nn.Linear,) if "use_dora" in settings else (nn.Linear, nn.Embedding)
+        targets = [
+            name
+            for name, module in model.named_modules()
+            if isinstance(module, kinds) and wanted.fullmatch(name) and name[:4] != "code"
+        ]
+        saved = ["talker.codec_head"]
+        config = peft.LoraConfig(
+            r=RANK, lora_alpha=6, target_modules=targets, modules_to_save=saved, **settings
+        )
+        made = peft.get_peft_model(model, config)
+        draw = torch.Generator().manual_seed(number)
+        for name, parameter in made.named_parameters():
+            if "lora_" in name or "modules_to_save" in name:
+                parameter.data += torch.rand(parameter.shape, generator=draw) * 0.1
+        folder = tmp_path / str(number)
+        made.save_pretrained(folder, save_embedding_layers=False)
+        merged = peft.PeftModel.from_pretrained(Reference(base).model, folder).merge_and_unload()
+        theirs = dict(merged.named_parameters())
+        checkpoint = Checkpoint(base, [AdapterPath(folder)])
+        assert len(checkpoint.merged_names) == len(targets) + 1
+        with checkpoint.reader() as reader:
+            for name in checkpoint.merged_names:
+                held = re.sub(r"^thinker\.model\.", "thinker.model.language_model.", name)
+                held = re.sub(r"^thinker\.(audio_tower|visual)", r"thinker.model.\1", held)
+                own = theirs[name] if name in theirs else theirs[held]
+                assert torch.equal(reader.tensor(name), own), name
