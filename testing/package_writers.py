@@ -110,6 +110,47 @@ def modelopt_fp8(weight: Tensor) -> Written:
     return tensors, made.dequantize(torch.float32, scale=scale)
 
 
+def compressed_tensors_nvfp4(weight: Tensor) -> Written:
+    """Write NVFP4 by compressed-tensors, its numbers unpacked as float32; W4A4."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+    from compressed_tensors.quantization import QuantizationScheme
+    from compressed_tensors.quantization.lifecycle.forward import dequantize
+    from compressed_tensors.quantization.quant_scheme import NVFP4
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+
+    scheme = QuantizationScheme(targets=["Linear"], **NVFP4)
+    args = scheme.weights
+    whole = generate_gparam(weight.amin(), weight.amax())
+    parts = weight.unflatten(1, (-1, args.group_size))
+    scale, _ = calculate_qparams(parts.amin(-1), parts.amax(-1), args, global_scale=whole)
+    stored = {"weight": weight, "weight_scale": scale, "weight_global_scale": whole}
+    compressor = BaseCompressor.get_value_from_registry("nvfp4-pack-quantized")
+    tensors = compressor.compress({**stored, "input_global_scale": torch.tensor([0.5])}, scheme)
+    numbers = unpack_fp4_from_uint8(tensors["weight_packed"], *weight.shape, dtype=torch.float32)
+    wide = dequantize(
+        numbers, tensors["weight_scale"].float(), args=args, dtype=torch.float32, global_scale=whole
+    )
+    return tensors, wide
+
+
+def modelopt_nvfp4(weight: Tensor) -> Written:
+    """Write NVFP4 by nvidia-modelopt; the scale of activations is any."""
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+
+    made, scale, whole = NVFP4QTensor.quantize(weight.clone(), 16)
+    tensors = {
+        "weight": made._quantized_data,
+        "weight_scale": scale,
+        "weight_scale_2": whole,
+        "input_scale": torch.tensor(0.5),
+    }
+    wide = made.dequantize(
+        torch.float32, scale=scale, double_scale=whole, block_sizes={-1: 16}
+    )
+    return tensors, wide
+
+
 def _linear(weight: Tensor) -> nn.Linear:
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     layer.weight.data = weight

@@ -190,3 +190,35 @@ def block_fp8(size: int = 128, reciprocal: bool = False) -> Writer:
         return {"weight": numbers, "weight_scale_inv": scale}, wide
 
     return write
+
+
+def nvfp4(modelopt: bool = False, rounded_inputs: bool = True) -> Writer:
+    """Return a writer of NVFP4 as compressed-tensors, or modelopt, stores it.
+
+    rounded_inputs: with a scale of activations (W4A4).
+    """
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+    def write(weight: Tensor) -> Written:
+        groups = weight.unflatten(1, (-1, 16))
+        whole = 448 * 6 / weight.abs().max()
+        if modelopt:
+            whole = 1 / whole
+        largest = groups.abs().amax(2)
+        scale = (largest / 6 / whole if modelopt else largest / 6 * whole).to(torch.float8_e4m3fn)
+        each = scale.float() * whole if modelopt else scale.float() / whole
+        each = each.unsqueeze(2)
+        nearest = (groups.abs() / each).unsqueeze(3).sub(values).abs().argmin(3)
+        wide = (values[nearest] * groups.sign() * each).flatten(1)
+        numbers = (nearest + 8 * (groups < 0)).flatten(1).to(torch.uint8)
+        packed = numbers[:, 0::2] + 16 * numbers[:, 1::2]
+        names = ("weight", "weight_scale_2", "input_scale")
+        if not modelopt:
+            names = ("weight_packed", "weight_global_scale", "input_global_scale")
+            whole = whole.reshape(1)
+        tensors = dict(zip(names, (packed, whole, torch.tensor(0.5)), strict=True))
+        if not rounded_inputs:
+            del tensors[names[2]]
+        return {**tensors, "weight_scale": scale}, wide
+
+    return write

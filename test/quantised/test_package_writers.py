@@ -96,6 +96,18 @@ CASES = {
         {"quant_method": "modelopt", "quant_algo": "FP8"},
         False,
     ),
+    "nvfp4": Case(
+        "compressed_tensors",
+        lambda: packages.compressed_tensors_nvfp4,
+        {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+        False,
+    ),
+    "modelopt nvfp4": Case(
+        "modelopt",
+        lambda: packages.modelopt_nvfp4,
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        False,
+    ),
 }
 
 

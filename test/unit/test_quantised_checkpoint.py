@@ -48,6 +48,7 @@ from testing.quantised_checkpoint import (
     fp8,
     gptq,
     int8_rows,
+    nvfp4,
     pack_quantized,
     write_quantised_checkpoint,
 )
@@ -93,6 +94,7 @@ PACKED: dict[str, Any] = {"quant_method": "compressed-tensors", "format": "pack-
 FLOATS = {"quant_method": "compressed-tensors", "format": "float-quantized"}
 BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
+FP4 = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
 ROW = "a row"  # an expert's width is one group of 32
 INT4, INT8 = torch.uint8, torch.int8
 CASES = {
@@ -143,6 +145,11 @@ CASES = {
     "reciprocals": Case(
         block_fp8(24, reciprocal=True), {**BLOCKS, "weight_block_size": [24, 24]},
         "block FP8", 8, "24 x 24", None,
+    ),
+    "nvfp4 W4A4": Case(nvfp4(), FP4, "NVFP4", 4, "16 inputs", None),
+    "nvfp4 W4A16": Case(nvfp4(rounded_inputs=False), FP4, "NVFP4", 4, "16 inputs", None),
+    "modelopt nvfp4": Case(
+        nvfp4(modelopt=True), {**MODELOPT, "quant_algo": "NVFP4"}, "NVFP4", 4, "16 inputs", None
     ),
 }  # fmt: skip
 EVERY_FORM = pytest.mark.parametrize("name", CASES)
@@ -411,6 +418,29 @@ def add_global_scale(edited: Edited) -> None:
     edited.tensors[f"{QUERY}.weight_scale_2"] = torch.ones(())
 
 
+def cut_global_scale(edited: Edited) -> None:
+    edited.tensors[f"{QUERY}.weight_global_scale"] = torch.ones(2)
+
+
+def widen_global_scale(edited: Edited) -> None:
+    name = f"{QUERY}.weight_global_scale"
+    edited.tensors[name] = edited.tensors[name].double()
+
+
+def widen_scale(edited: Edited) -> None:
+    name = f"{QUERY}.weight_scale"
+    edited.tensors[name] = edited.tensors[name].float()
+
+
+def take_groups_of_32(edited: Edited) -> None:
+    name = f"{QUERY}.weight_scale"
+    edited.tensors[name] = edited.tensors[name][:, ::2].contiguous()
+
+
+def drop_packed(edited: Edited) -> None:
+    del edited.tensors[f"{QUERY}.weight_packed"]
+
+
 def take_six_bits(edited: Edited) -> None:
     zeros = edited.tensors[f"{QUERY}.qzeros"]
     edited.tensors[f"{QUERY}.qzeros"] = zeros.new_zeros(zeros.shape[0], 12)
@@ -444,7 +474,12 @@ def take_e5m2(edited: Edited) -> None:
         ("gptq", drop_settings, "no quantization_config says how qweight is packed"),
         ("gptq", drop_scales, f"{QUERY} has qweight, qzeros: scales is missing"),
         ("fp8 rows", drop_float_scale, f"{QUERY}.weight is of type F8_E4M3, and no scale"),
-        ("fp8 rows", add_global_scale, "weight_scale_2 is not understood"),
+        ("fp8 rows", add_global_scale, "weight is of type F8_E4M3; implemented: U8"),
+        ("nvfp4 W4A4", cut_global_scale, r"weight_global_scale has shape \[2\], and not one number"),
+        ("nvfp4 W4A4", widen_global_scale, "global_scale is of type F64; implemented: F32"),
+        ("nvfp4 W4A4", widen_scale, "weight_scale is of type F32; implemented: F8_E4M3"),
+        ("nvfp4 W4A4", take_groups_of_32, r"shape \[64, 2\], and \[64, 4\] was expected"),
+        ("nvfp4 W4A4", drop_packed, f"{QUERY} has .*: weight_packed is missing"),
         ("fp8 rows", take_e5m2, "weight is of type F8_E5M2; implemented: F8_E4M3, I8"),
         ("gptq", take_six_bits, "its numbers have 6 bits; implemented: 4 and 8"),
         ("gptq", cut_qweight, r"qweight has shape \[8, 56\], and \[8, 64\] was expected"),
@@ -594,7 +629,7 @@ def test_inspect_shows_form_bits_groups_and_bytes(
     layers = {name.removesuffix(".weight") for name in sizes}
     parts = {n: t for n, t in stored.items() if n.rpartition(".")[0] in layers}
     assert sum(sizes.values()) == sum(
-        tensor.nbytes for name, tensor in parts.items() if not name.endswith("input_scale")
+        tensor.nbytes for name, tensor in parts.items() if "input" not in name.rpartition(".")[2]
     )
     forms = [row for row in rows[1:] if len(row) == len(rows[0])]
     use = "kept" if case.kept else "widened"

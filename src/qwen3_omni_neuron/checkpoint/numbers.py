@@ -13,6 +13,7 @@ from qwen3_omni_neuron.checkpoint.quantised import WORD_BITS, QuantisedForm
 from qwen3_omni_neuron.errors import CheckpointError
 
 _AWQ_OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)  # output of each number of a word, lowest bits first
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # values of the 8 numbers whose sign bit is 0
 Read = Callable[[str], Tensor]
 """Function that reads a stored tensor by name."""
 
@@ -50,6 +51,8 @@ def read_weights(form: QuantisedForm, read: Read) -> Tensor:
     """
     if not form.floating and form.block[0] in (1, form.shape[0]):
         return read_numbers(form, read).weights()
+    if form.bits == 4:
+        return _of_fp4(form, read)
     (out, into), (rows, inputs) = form.shape, form.block
     ending = "weight_scale_inv" if "weight_scale_inv" in form.endings else "weight_scale"
     scale = read(f"{form.layer}.{ending}").float().reshape(-(-out // rows), -(-into // inputs))
@@ -79,6 +82,22 @@ def read_numbers(form: QuantisedForm, read: Read) -> IntegerMatrix:
         stored = read(f"{form.layer}.weight_zero_point").to(torch.int16)
         zeros = stored.reshape(-1, groups).expand(out, groups)
     return IntegerMatrix(read(f"{form.layer}.weight"), scale, zeros, None, size)
+
+
+def _of_fp4(form: QuantisedForm, read: Read) -> Tensor:
+    """Read the weights of a matrix of NVFP4."""
+    scale = read(f"{form.layer}.weight_scale").float()
+    if "weight_global_scale" in form.endings:
+        scale /= read(f"{form.layer}.weight_global_scale")
+        packed = read(f"{form.layer}.weight_packed")
+    else:
+        scale *= read(f"{form.layer}.weight_scale_2")
+        packed = read(f"{form.layer}.weight")
+    values = torch.tensor([*_E2M1, *(-value for value in _E2M1)])
+    both = torch.stack((values.repeat(16), values.repeat_interleave(16)), -1)  # low bits first
+    # [out, into / 2] -> [out, into / 2, 2] -> [out, into]
+    wide = both[packed.int()].flatten(1)
+    return wide.mul_(scale.repeat_interleave(form.block[1], 1)[:, : form.shape[1]])
 
 
 def _of_columns(form: QuantisedForm, read: Read) -> IntegerMatrix:

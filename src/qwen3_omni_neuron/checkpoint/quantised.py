@@ -11,6 +11,8 @@ A matrix has several tensors, whose names are that of its layer and an ending:
     int8, FP8         weight weight_scale, int8 perhaps with               scale * (q - z)
                       weight_zero_point
     block FP8         weight weight_scale_inv                              scale * q, or q / scale
+    NVFP4             weight_packed weight_scale weight_global_scale       scale / global * q
+    NVFP4, modelopt   weight weight_scale weight_scale_2                   scale * scale_2 * q
 
 (*) And auto-round's files with the packing "auto_round:auto_gptq". Their scales have either sign.
 Its packing "auto_round", which it writes where zero points are free (sym False), is as GPTQ v2.
@@ -18,13 +20,14 @@ Its packing "auto_round", which it writes where zero points are free (sym False)
 Every matrix has its form from its own tensors: files in which some matrices are quantised are the
 rule. The settings (quantization_config of config.json) say only what the tensors do not: how
 qweight is packed, whether 1 is missing from its zero points, and the sizes of groups that do not
-divide a row. Scales of activations and of a KV cache are left aside: here neither is rounded.
+divide a row. Scales of activations and of a KV cache are left aside: here neither is rounded. So a
+checkpoint of 4-bit weights and activations (W4A4) is read as one of 4-bit weights (W4A16).
 
 Nothing but headers and the tensors weight_shape, of two numbers each, is read here.
 checkpoint.numbers reads the values.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -37,9 +40,12 @@ from qwen3_omni_neuron.untrusted_files import read_json, reason
 WEIGHT = ".weight"
 READ_WITH_HEADERS = "weight_shape"
 """Ending of the tensors whose numbers are read to tell a form."""
-_OF_ACTIVATIONS = ("input_scale", "output_scale", "k_scale", "v_scale")
+_OF_INPUTS = ("input_scale", "input_global_scale")
+_OF_ACTIVATIONS = (*_OF_INPUTS, "output_scale", "k_scale", "v_scale")
 _LAYOUTS = {
     "qweight": ({"qweight", "qzeros", "scales"}, {"g_idx"}),
+    "weight_global_scale": ({"weight_packed", "weight_scale", "weight_global_scale"}, set()),
+    "weight_scale_2": ({"weight", "weight_scale", "weight_scale_2"}, set()),
     "weight_packed": (
         {"weight_packed", "weight_scale", "weight_shape"},
         {"weight_zero_point", "weight_g_idx"},
@@ -47,15 +53,18 @@ _LAYOUTS = {
     "weight_scale": ({"weight", "weight_scale"}, {"weight_zero_point"}),
     "weight_scale_inv": ({"weight", "weight_scale_inv"}, set()),
 }
-"""Endings that a matrix must have and those that it may have, by the ending that tells its form."""
-_REFUSED = ("weight_scale_2", "weight_global_scale", "input_global_scale")  # NVFP4
+"""Endings that a matrix must have and those that it may have, by the ending that tells its form.
+
+The first of these endings that a matrix has tells it.
+"""
 _ENDINGS = {
     *(ending for must, may in _LAYOUTS.values() for ending in must | may),
     *_OF_ACTIVATIONS,
-    *_REFUSED,
 } - {"weight"}
 _SCALES = ("F16", "BF16", "F32")
-_NUMBERS = {"F8_E4M3": True, "I8": False}  # types of a weight with a scale; True: floating
+_WORDS = ("I32",)
+_E4M3 = "F8_E4M3"
+_NUMBERS = {_E4M3: True, "I8": False}  # types of a weight with a scale; True: floating
 _PLAIN = ("BF16", "F16", "F32", "F64")
 _METHODS = ("auto-round", "awq", "compressed-tensors", "fp8", "gptq", "modelopt")
 _PACKINGS = {
@@ -67,6 +76,7 @@ _PACKINGS = {
     ("awq", "gemm"): "AWQ",
 }
 _BLOCK = (128, 128)
+_FP4_GROUP = 16
 WORD_BITS = 32
 
 
@@ -75,8 +85,8 @@ class QuantisedForm:
     """The form of one quantised matrix [out, into].
 
     layer: name of the matrix without an ending. endings: endings of its tensors. label: name of the
-    form for people. bits: size of a number. floating: True for FP8 numbers (e4m3), False for
-    integers. block: how many rows and inputs share a scale. scale: safetensors' name of the scales'
+    form for people. bits: size of a number. floating: True for FP8 (e4m3) and NVFP4 (e2m1),
+    False for integers. block: how many rows and inputs share a scale. scale: safetensors' name of the scales'
     type. zero_points: whether some zero points may differ from the middle. one_less: whether stored
     zero points are less by 1. ordered: whether a tensor names the group of each input, in any
     order. bytes: size of all its tensors.
@@ -206,22 +216,18 @@ class _Matrix:
             raise self.refused(f"{ending} has shape {list(shape)}, and not two axes")
         return shape[0], shape[1]
 
-    def scale_type(self, ending: str) -> str:
-        if self[ending].dtype not in _SCALES:
-            raise self.refused(
-                f"{ending} is of type {self[ending].dtype}; implemented: {', '.join(_SCALES)}"
-            )
-        return self[ending].dtype
+    def type_of(self, ending: str, known: Iterable[str] = _SCALES) -> str:
+        """Return the type of a tensor, one of those that are known."""
+        dtype = self[ending].dtype
+        if dtype not in known:
+            raise self.refused(f"{ending} is of type {dtype}; implemented: {', '.join(known)}")
+        return dtype
 
     def check_shape(self, ending: str, *expected: int) -> None:
         if self[ending].shape != expected:
             raise self.refused(
                 f"{ending} has shape {list(self[ending].shape)}, and {list(expected)} was expected"
             )
-
-    def check_words(self, ending: str) -> None:
-        if self[ending].dtype != "I32":
-            raise self.refused(f"{ending} is of type {self[ending].dtype}, and not I32")
 
     def check_bits(self, bits: int, known: tuple[int, ...]) -> None:
         if bits not in known:
@@ -254,8 +260,8 @@ def _words_of_columns(m: _Matrix) -> QuantisedForm:
     packing = m.settings.packing
     if packing is None:
         raise m.refused("no quantization_config says how qweight is packed")
-    m.check_words("qweight")
-    m.check_words("qzeros")
+    m.type_of("qweight", _WORDS)
+    m.type_of("qzeros", _WORDS)
     groups, out = m.rows_and_columns("scales")
     bits = m.rows_and_columns("qzeros")[1] * WORD_BITS // out
     m.check_bits(bits, (4,) if packing == "AWQ" else (4, 8))
@@ -277,7 +283,7 @@ def _words_of_columns(m: _Matrix) -> QuantisedForm:
         (out, into),
         bits,
         (1, m.group_size(into, groups)),
-        m.scale_type("scales"),
+        m.type_of("scales"),
         m.bytes,
         zero_points=not m.settings.symmetric,
         one_less=packing == "GPTQ",
@@ -287,7 +293,7 @@ def _words_of_columns(m: _Matrix) -> QuantisedForm:
 
 def _words_of_rows(m: _Matrix) -> QuantisedForm:
     """Return the form of compressed-tensors' pack-quantized."""
-    m.check_words("weight_packed")
+    m.type_of("weight_packed", _WORDS)
     try:
         out, into = read_integers(m[READ_WITH_HEADERS])
     except (OSError, ValueError) as error:
@@ -299,7 +305,7 @@ def _words_of_rows(m: _Matrix) -> QuantisedForm:
     rows, groups = m.rows_and_columns("weight_scale")
     m.check_shape("weight_scale", out, groups)
     if "weight_zero_point" in m.endings:
-        m.check_words("weight_zero_point")
+        m.type_of("weight_zero_point", _WORDS)
         m.check_shape("weight_zero_point", -(-rows * bits // WORD_BITS), groups)
     if "weight_g_idx" in m.endings:
         m.check_shape("weight_g_idx", into)
@@ -310,7 +316,7 @@ def _words_of_rows(m: _Matrix) -> QuantisedForm:
         (out, into),
         bits,
         (1, m.group_size(into, groups)),
-        m.scale_type("weight_scale"),
+        m.type_of("weight_scale"),
         m.bytes,
         zero_points="weight_zero_point" in m.endings,
         ordered="weight_g_idx" in m.endings,
@@ -320,9 +326,7 @@ def _words_of_rows(m: _Matrix) -> QuantisedForm:
 def _scaled(m: _Matrix) -> QuantisedForm:
     """Return the form of int8 or FP8 numbers with scales beside them."""
     out, into = m.rows_and_columns("weight")
-    dtype = m["weight"].dtype
-    if dtype not in _NUMBERS:
-        raise m.refused(f"weight is of type {dtype}; implemented: {', '.join(_NUMBERS)}")
+    dtype = m.type_of("weight", _NUMBERS)
     ending = "weight_scale_inv" if "weight_scale_inv" in m.endings else "weight_scale"
     block = _block(m, ending, (out, into))
     if "weight_zero_point" in m.endings:
@@ -339,15 +343,40 @@ def _scaled(m: _Matrix) -> QuantisedForm:
         (out, into),
         8,
         block,
-        m.scale_type(ending),
+        m.type_of(ending),
         m.bytes,
         floating=_NUMBERS[dtype],
         zero_points="weight_zero_point" in m.endings,
     )
 
 
+def _fp4(m: _Matrix) -> QuantisedForm:
+    """Return the form of NVFP4: two e2m1 numbers a byte, and e4m3 scales under one of the matrix."""
+    numbers = "weight_packed" if "weight_packed" in m.endings else "weight"
+    whole = "weight_global_scale" if "weight_global_scale" in m.endings else "weight_scale_2"
+    m.type_of(numbers, ("U8",))
+    m.type_of(whole, ("F32",))
+    if prod(m[whole].shape) != 1:
+        raise m.refused(f"{whole} has shape {list(m[whole].shape)}, and not one number")
+    out, half = m.rows_and_columns(numbers)
+    m.check_shape("weight_scale", out, -(-2 * half // _FP4_GROUP))
+    return QuantisedForm(
+        m.layer,
+        m.endings,
+        "NVFP4",
+        (out, 2 * half),
+        4,
+        (1, _FP4_GROUP),
+        m.type_of("weight_scale", (_E4M3,)),
+        m.bytes,
+        floating=True,
+    )
+
+
 _READERS = {
     "qweight": _words_of_columns,
+    "weight_global_scale": _fp4,
+    "weight_scale_2": _fp4,
     "weight_packed": _words_of_rows,
     "weight_scale": _scaled,
     "weight_scale_inv": _scaled,
