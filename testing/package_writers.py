@@ -145,9 +145,7 @@ def modelopt_nvfp4(weight: Tensor) -> Written:
         "weight_scale_2": whole,
         "input_scale": torch.tensor(0.5),
     }
-    wide = made.dequantize(
-        torch.float32, scale=scale, double_scale=whole, block_sizes={-1: 16}
-    )
+    wide = made.dequantize(torch.float32, scale=scale, double_scale=whole, block_sizes={-1: 16})
     return tensors, wide
 
 

@@ -149,9 +149,17 @@ def hub_of(folder: Path) -> Iterator[tuple[str, Counter[str]]]:
 
 
 def inspected(name: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `inspect` in a process of its own: the hub client reads its settings when imported."""
+    """Run `inspect` over a hub."""
+    command = [sys.executable, "-m", "qwen3_omni_neuron.cli", "inspect", name]
+    return run_with_hub(command, cache, **environment)
+
+
+def run_with_hub(
+    command: list[str], cache: Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a process of its own: the hub client reads its settings when imported."""
     return subprocess.run(
-        [sys.executable, "-m", "qwen3_omni_neuron.cli", "inspect", name],
+        command,
         env={**os.environ, "HF_HUB_CACHE": str(cache), "HF_HUB_DISABLE_XET": "1", **environment},
         capture_output=True,
         text=True,
@@ -192,6 +200,31 @@ def test_a_hub_id_whose_shards_are_cached_is_shown_offline(
     shown = inspected("someone/omni", tmp_path, HF_HUB_OFFLINE="1")
     assert shown.returncode == 0, shown.stderr
     assert "thinker" in shown.stdout and "dtype auto on the CPU: mixed" in shown.stdout
+
+
+@pytest.mark.usefixtures("warm_commands")
+def test_gguf_on_the_hub_is_refused_by_its_files_names(tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "omni-Q4_K_M.gguf").write_bytes(b"GGUF")
+    with hub_of(folder) as (url, sent):
+        shown = inspected("someone/omni", tmp_path / "cache", HF_ENDPOINT=url)
+    assert shown.returncode == 1 and not sent
+    assert "someone/omni is GGUF: files of llama.cpp" in shown.stderr
+
+
+@pytest.mark.usefixtures("warm_commands")
+def test_what_is_not_read_is_refused_before_its_weights_are_downloaded(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """MLX has the same files, and says its packing in config.json."""
+    settings = {"group_size": 64, "bits": 4}
+    folder, _ = write_quantised_checkpoint(checkpoint, tmp_path, lambda _: None, settings)
+    load = "from qwen3_omni_neuron import Qwen3Omni; Qwen3Omni.load('someone/omni')"
+    with hub_of(folder) as (url, sent):
+        loaded = run_with_hub([sys.executable, "-c", load], tmp_path / "cache", HF_ENDPOINT=url)
+    assert re.search("CheckpointError: .* is MLX: 4 or 8 bits in words", loaded.stderr)
+    assert sent["config.json"] and not sent["model.safetensors"]
 
 
 @pytest.mark.usefixtures("warm_commands")

@@ -475,7 +475,7 @@ def take_e5m2(edited: Edited) -> None:
         ("gptq", drop_scales, f"{QUERY} has qweight, qzeros: scales is missing"),
         ("fp8 rows", drop_float_scale, f"{QUERY}.weight is of type F8_E4M3, and no scale"),
         ("fp8 rows", add_global_scale, "weight is of type F8_E4M3; implemented: U8"),
-        ("nvfp4 W4A4", cut_global_scale, r"weight_global_scale has shape \[2\], and not one number"),
+        ("nvfp4 W4A4", cut_global_scale, r"global_scale has shape \[2\], and not one number"),
         ("nvfp4 W4A4", widen_global_scale, "global_scale is of type F64; implemented: F32"),
         ("nvfp4 W4A4", widen_scale, "weight_scale is of type F32; implemented: F8_E4M3"),
         ("nvfp4 W4A4", take_groups_of_32, r"shape \[64, 2\], and \[64, 4\] was expected"),

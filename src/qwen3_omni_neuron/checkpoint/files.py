@@ -35,6 +35,7 @@ from qwen3_omni_neuron.checkpoint.headers import (
     read_headers,
     read_index,
 )
+from qwen3_omni_neuron.checkpoint.other_kinds import refuse_gguf, refuse_local_gguf
 from qwen3_omni_neuron.checkpoint.quantised import (
     QuantisationSettings,
     QuantisedForm,
@@ -67,14 +68,22 @@ def resolve_checkpoint(model_path: str | Path) -> Path:
     """Return a checkpoint's folder, given that folder or a hub id ("Qwen/Qwen3-Omni-...").
 
     A hub id is downloaded, or taken from the local cache when the hub can't be reached.
-    Raises CheckpointError when there is neither a folder nor a download.
+    Raises CheckpointError when there is neither a folder nor a download, and, before weights are
+    downloaded, for a checkpoint of a kind or quantised by a method that is not read.
     """
-    return local_folder(model_path) or download(str(model_path), HUB_FILES)
+    if (folder := local_folder(model_path)) is not None:
+        return folder
+    read_settings(download(str(model_path), ("*.json",)))
+    return download(str(model_path), HUB_FILES)
 
 
 def local_folder(model_path: str | Path) -> Path | None:
-    """Return a checkpoint's folder, or None for a hub id. Raises CheckpointError for neither."""
+    """Return a checkpoint's folder, or None for a hub id.
+
+    Raises CheckpointError for neither, and for GGUF.
+    """
     folder = Path(model_path)
+    refuse_local_gguf(folder)
     if folder.is_dir():
         return folder
     if folder.exists():
@@ -90,17 +99,22 @@ def local_folder(model_path: str | Path) -> Path | None:
 def download(hub_id: str, patterns: Sequence[str]) -> Path:
     """Download the files of a hub id that match. Returns the folder of its revision in the cache.
 
-    Raises CheckpointError where the hub can't be reached and the cache has none.
+    Raises CheckpointError where the hub can't be reached and the cache has none, and for GGUF.
     """
-    from huggingface_hub import snapshot_download  # slow to import; a folder does not need it
+    # Slow to import; a folder does not need it.
+    from huggingface_hub import list_repo_files, snapshot_download
 
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=list(patterns)))
+        folder = Path(snapshot_download(hub_id, allow_patterns=list(patterns)))
+        has_weights = (folder / INDEX_FILE).exists() or (folder / SINGLE_FILE).exists()
+        files = [] if has_weights else list_repo_files(hub_id)
     except Exception as error:  # the hub client also raises its HTTP library's errors
         raise CheckpointError(
             f"{hub_id} is not a local folder, and the hub gave no checkpoint of that name: "
             f"{error}. Check the id and the network, or download it elsewhere and pass its folder."
         ) from error
+    refuse_gguf(hub_id, files)
+    return folder
 
 
 class Checkpoint:

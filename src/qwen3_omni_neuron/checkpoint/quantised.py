@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen3_omni_neuron.checkpoint.headers import StoredTensor, read_integers
+from qwen3_omni_neuron.checkpoint.other_kinds import refuse_mlx
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.untrusted_files import read_json, reason
 
@@ -85,11 +86,11 @@ class QuantisedForm:
     """The form of one quantised matrix [out, into].
 
     layer: name of the matrix without an ending. endings: endings of its tensors. label: name of the
-    form for people. bits: size of a number. floating: True for FP8 (e4m3) and NVFP4 (e2m1),
-    False for integers. block: how many rows and inputs share a scale. scale: safetensors' name of the scales'
-    type. zero_points: whether some zero points may differ from the middle. one_less: whether stored
-    zero points are less by 1. ordered: whether a tensor names the group of each input, in any
-    order. bytes: size of all its tensors.
+    form for people. bits: size of a number. floating: True for numbers of FP8 (e4m3) and NVFP4
+    (e2m1), False for integers. block: how many rows and inputs share a scale. scale: safetensors'
+    name of the scales' type. zero_points: whether some zero points may differ from the middle.
+    one_less: whether stored zero points are less by 1. ordered: whether a tensor names the group of
+    each input, in any order. bytes: size of all its tensors.
     """
 
     layer: str
@@ -155,6 +156,11 @@ def read_settings(folder: Path) -> QuantisationSettings | None:
 def is_quantised_name(name: str) -> bool:
     """Return whether only a quantised checkpoint has a tensor of this name."""
     return name.rpartition(".")[2] in _ENDINGS
+
+
+def scales_of_inputs(names: Iterable[str]) -> int:
+    """Return how many matrices have a scale by which their inputs would be rounded."""
+    return sum(name.rpartition(".")[2] in _OF_INPUTS for name in names)
 
 
 def quantised_forms(
@@ -351,7 +357,7 @@ def _scaled(m: _Matrix) -> QuantisedForm:
 
 
 def _fp4(m: _Matrix) -> QuantisedForm:
-    """Return the form of NVFP4: two e2m1 numbers a byte, and e4m3 scales under one of the matrix."""
+    """Return the form of NVFP4: two e2m1 numbers a byte, e4m3 scales, and one of the matrix."""
     numbers = "weight_packed" if "weight_packed" in m.endings else "weight"
     whole = "weight_global_scale" if "weight_global_scale" in m.endings else "weight_scale_2"
     m.type_of(numbers, ("U8",))
@@ -416,6 +422,8 @@ def _raw_settings(folder: Path) -> Mapping[str, Any] | None:
             raise CheckpointError(
                 f"{folder / name} can't be read: {reason(error)}. Download it again."
             ) from error
+        if key and isinstance(raw, Mapping):
+            refuse_mlx(folder, raw)
         found = raw.get(key) if key and isinstance(raw, Mapping) else raw
         if isinstance(found, Mapping):
             return found

@@ -89,7 +89,9 @@ def _inspect(parsed: argparse.Namespace) -> int:
 def _check_checkpoint(named: str) -> None:
     """Raise OptionError for what is neither a checkpoint's folder nor a hub id."""
     from qwen3_omni_neuron.checkpoint.files import local_folder
+    from qwen3_omni_neuron.checkpoint.other_kinds import refuse_local_gguf
 
+    refuse_local_gguf(Path(named))
     try:
         folder = local_folder(named)
     except CheckpointError:
@@ -105,18 +107,32 @@ def _check_checkpoint(named: str) -> None:
 
 
 def _show_checkpoint(parsed: argparse.Namespace) -> int:
+    from qwen3_omni_neuron.checkpoint.files import Checkpoint
     from qwen3_omni_neuron.checkpoint.hub_headers import open_headers
-    from qwen3_omni_neuron.cli.inspect_checkpoint import auto_dtype, checkpoint_rows
+    from qwen3_omni_neuron.checkpoint.quantised import scales_of_inputs
+    from qwen3_omni_neuron.cli.inspect_checkpoint import auto_dtype, checkpoint_rows, weights_gb
 
     with open_headers(parsed.folder) as headers:
-        heading, *rows = checkpoint_rows(headers)
-        dtype = auto_dtype(headers)
+        checkpoint = Checkpoint(headers)
+        heading, *rows = checkpoint_rows(checkpoint)
+        left = scales_of_inputs(checkpoint.headers())
+        weights, dtype = weights_gb(checkpoint), auto_dtype(headers)
     if parsed.json:
         tensors = [dict(zip(heading, row, strict=True)) for row in rows]
-        print(json.dumps({"tensors": tensors, "dtype auto on the CPU": dtype}))
-    else:
-        print(aligned([heading, *rows]))
-        print(f"\ndtype auto on the CPU: {dtype}")
+        shown = {
+            "tensors": tensors,
+            "scales of inputs left aside": left,
+            "weights in memory on the CPU, GB": weights,
+            "dtype auto on the CPU": dtype,
+        }
+        print(json.dumps(shown))
+        return 0
+    print(aligned([heading, *rows]) + "\n")
+    if left:
+        print(f"scales of the inputs of {left} matrices are left aside: no inputs are rounded")
+    sizes = ", ".join(f"{name} {size:.1f}" for name, size in weights.items())
+    print(f"weights in memory on the CPU, GB: {sizes}")
+    print(f"dtype auto on the CPU: {dtype}")
     return 0
 
 

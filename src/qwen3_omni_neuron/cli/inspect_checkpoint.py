@@ -12,6 +12,7 @@ from qwen3_omni_neuron.checkpoint.parameters import check_names
 from qwen3_omni_neuron.checkpoint.quantised import QuantisedForm
 from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.compilation.runner import MB
+from qwen3_omni_neuron.cpu.fits import GB, fits_of
 from qwen3_omni_neuron.cpu.precision import PRECISIONS
 from qwen3_omni_neuron.cpu.published import kept_names
 from qwen3_omni_neuron.cpu.target import LIMITS
@@ -22,15 +23,14 @@ HEADING = ("part", "form", "bits", "a scale for", "tensors", "MB", "dtypes int8,
 _PLAIN = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
 
-def checkpoint_rows(folder: Path) -> list[tuple[str, ...]]:
+def checkpoint_rows(checkpoint: Checkpoint) -> list[tuple[str, ...]]:
     """Return the heading and, for each part and form, a row of text.
 
     The last column says what the CPU's dtypes int8 and int4 do with quantised matrices: keep their
     numbers, or widen them and treat them as any weight. Only headers are read. Raises
-    CheckpointError; see checkpoint.files.Checkpoint and checkpoint.parameters.check_names.
+    CheckpointError; see checkpoint.parameters.check_names.
     """
-    checkpoint = Checkpoint(folder)
-    _, parts = lay_out(read_config(folder))
+    _, parts = lay_out(read_config(checkpoint.folder))
     check_names(list(parts.values()), checkpoint)
     headers, quantised = checkpoint.headers(), checkpoint.quantised
     sizes: dict[tuple[str, ...], list[int]] = defaultdict(list)
@@ -49,6 +49,13 @@ def checkpoint_rows(folder: Path) -> list[tuple[str, ...]]:
     for (*columns, use), each in sizes.items():
         rows.append((*columns, str(len(each)), f"{sum(each) / MB:.1f}", use))
     return rows
+
+
+def weights_gb(checkpoint: Checkpoint) -> dict[str, float]:
+    """Return the size of the weights in memory, by dtype of the CPU."""
+    config = read_config(checkpoint.folder)
+    fits = fits_of(config, 1, 1, checkpoint.quantised)  # whose weights depend on no length
+    return {fit.dtype: round(fit.tree_bytes / GB, 1) for fit in fits}
 
 
 def auto_dtype(folder: Path) -> str:

@@ -1,0 +1,115 @@
+"""Checkpoints on the hubs: docs/options.md says what `inspect` shows of them, or why not."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qwen3_omni_neuron import Qwen3Omni, cli
+from qwen3_omni_neuron.checkpoint.other_kinds import NOT_READ
+from qwen3_omni_neuron.errors import CheckpointError
+from testing.hub_checkpoints import HUB_CHECKPOINTS
+from testing.imports import ROOT
+from testing.repeats import again
+
+DTYPES = ("mixed", "int8", "int4")
+
+
+def rows() -> dict[str, list[str]]:
+    """Return the cells of the table in docs/options.md, by checkpoint."""
+    text = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"\| checkpoint \|.*\n\| ---.*\n((?:\|.*\n)+)", text)
+    cells = [line.strip("| \n").split(" | ") for line in table.splitlines()]
+    return {name.split("`")[1]: row for name, *row in cells}
+
+
+def inspected(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert cli.main(["inspect", str(folder), "--json"]) == 0
+    shown: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return shown
+
+
+def form_and_use(shown: dict[str, Any]) -> list[str]:
+    """Return the first cells of a row: what is quantised, how, and what becomes of it."""
+    quantised = [row for row in shown["tensors"] if row["dtypes int8, int4"]]
+    if not quantised:
+        return ["bfloat16", "rounded"]
+    parts = ", ".join(row["part"].replace("_", " ") for row in quantised)
+    cells = {
+        (
+            f"{row['form']}, {row['bits']} bits, a scale for {row['a scale for']}: {parts}",
+            row["dtypes int8, int4"],
+        )
+        for row in quantised
+    }
+    assert len(cells) == 1
+    return list(cells.pop())
+
+
+def test_the_table_has_every_checkpoint_and_every_kind_that_is_not_read() -> None:
+    table = rows()
+    others = {kind: row for kind in NOT_READ for name, row in table.items() if row[0] == kind}
+    assert len(table) == len(HUB_CHECKPOINTS) + len(NOT_READ)
+    assert table.keys() > HUB_CHECKPOINTS.keys()
+    assert {kind: row[1] for kind, row in others.items()} == {
+        kind: f"not read: {why}" for kind, why in NOT_READ.items()
+    }
+
+
+@pytest.mark.parametrize("name", HUB_CHECKPOINTS)
+def test_a_checkpoint_is_read_in_the_form_that_the_table_says(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its headers, with the published names and all widths, in three layers."""
+    HUB_CHECKPOINTS[name].write(tmp_path, layers=3)
+    assert form_and_use(inspected(tmp_path, capsys)) == rows()[name][:2]
+
+
+@pytest.mark.parametrize("name", [again(n) for n in HUB_CHECKPOINTS])
+def test_a_checkpoint_takes_the_memory_that_the_table_says(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its headers, in all layers."""
+    HUB_CHECKPOINTS[name].write(tmp_path)
+    sizes = inspected(tmp_path, capsys)["weights in memory on the CPU, GB"]
+    assert [f"{sizes[dtype]:.1f}" for dtype in DTYPES] == rows()[name][2:]
+
+
+def test_scales_of_inputs_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    HUB_CHECKPOINTS["NVFP4"].write(tmp_path, layers=3)
+    assert cli.main(["inspect", str(tmp_path)]) == 0
+    told = "scales of the inputs of 1164 matrices are left aside: no inputs are rounded\n"
+    assert told in capsys.readouterr().out
+
+
+@pytest.fixture(params=["a GGUF file", "GGUF files", "MLX", "MLX of old"])
+def other_kind(request: pytest.FixtureRequest, checkpoint: Path, tmp_path: Path) -> tuple[str, str]:
+    """Return a path, and its kind."""
+    folder = tmp_path / "other"
+    if "GGUF" in request.param:
+        folder.mkdir()
+        (folder / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+        (folder / "omni-Q4_K_M.gguf").write_bytes(b"GGUF")
+        return str(folder / "omni-Q4_K_M.gguf" if "a " in request.param else folder), "GGUF"
+    shutil.copytree(checkpoint, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization"] = {"group_size": 64, "bits": 4, "mode": "affine"}
+    if request.param == "MLX":  # newer files have both
+        config["quantization_config"] = config["quantization"]
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder), "MLX"
+
+
+def test_another_kind_is_refused_with_its_row(
+    other_kind: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At load, and by `inspect`."""
+    path, kind = other_kind
+    said = f"{path} is {kind}: {NOT_READ[kind]}. It is not read. Take a folder of safetensors"
+    with pytest.raises(CheckpointError, match=re.escape(said)):
+        Qwen3Omni.load(path)
+    assert cli.main(["inspect", path]) == 1
+    assert said in capsys.readouterr().err
