@@ -195,7 +195,7 @@ def block_fp8(size: int = 128, reciprocal: bool = False) -> Writer:
 def nvfp4(modelopt: bool = False, rounded_inputs: bool = True) -> Writer:
     """Return a writer of NVFP4 as compressed-tensors, or modelopt, stores it.
 
-    rounded_inputs: with a scale of activations (W4A4).
+    rounded_inputs: with a scale of activations.
     """
     values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 

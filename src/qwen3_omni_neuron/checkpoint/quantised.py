@@ -12,7 +12,7 @@ A matrix has several tensors, whose names are that of its layer and an ending:
                       weight_zero_point
     block FP8         weight weight_scale_inv                              scale * q, or q / scale
     NVFP4             weight_packed weight_scale weight_global_scale       scale / global * q
-    NVFP4, modelopt   weight weight_scale weight_scale_2                   scale * scale_2 * q
+    NVFP4, modelopt   weight weight_scale weight_scale_2                   scale * global * q
 
 (*) And auto-round's files with the packing "auto_round:auto_gptq". Their scales have either sign.
 Its packing "auto_round", which it writes where zero points are free (sym False), is as GPTQ v2.
@@ -21,7 +21,7 @@ Every matrix has its form from its own tensors: files in which some matrices are
 rule. The settings (quantization_config of config.json) say only what the tensors do not: how
 qweight is packed, whether 1 is missing from its zero points, and the sizes of groups that do not
 divide a row. Scales of activations and of a KV cache are left aside: here neither is rounded. So a
-checkpoint of 4-bit weights and activations (W4A4) is read as one of 4-bit weights (W4A16).
+checkpoint of 4-bit weights and activations is read as one of 4-bit weights alone.
 
 Nothing but headers and the tensors weight_shape, of two numbers each, is read here.
 checkpoint.numbers reads the values.
