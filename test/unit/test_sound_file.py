@@ -15,6 +15,7 @@ from qwen3_omni_neuron.errors import AudioError, PromptTooLongError
 from qwen3_omni_neuron.prompt.media import joined, sound_file
 from qwen3_omni_neuron.prompt.media.audio import load_waveform, open_audio
 from qwen3_omni_neuron.prompt.media.container import SOUND_NAMES, WITHOUT_PYAV
+from qwen3_omni_neuron.prompt.media.cut_short import promised_by_frames
 from testing.made_recordings import FRAGMENTS, make_matroska, make_recording
 from testing.made_videos import make_video
 
@@ -609,6 +610,62 @@ def test_a_vorbis_file_cut_short_is_used() -> None:
     whole = read(content)[0]
     assert 2 * RATE < len(part) < 15 * RATE
     assert np.abs(part[:-RATE] - whole[: len(part) - RATE]).max() < 1e-6
+
+
+def with_id3(text: bytes, content: bytes) -> bytes:
+    """Return an MP3 after one more ID3v2 tag, whose only frame, a comment, ends with `text`."""
+    comment = b"\0eng\0" + text
+    frame = b"COMM" + struct.pack(">IH", len(comment), 0) + comment
+    return b"ID3\3\0\0\0\0" + bytes((len(frame) >> 7, len(frame) & 0x7F)) + frame + content
+
+
+def with_vbri(content: bytes, frames: int) -> bytes:
+    """Return an MP3 of MPEG 1 in mono with a VBRI header in place of its Xing header."""
+    at = re.search(b"Xing|Info", content).start()  # type: ignore[union-attr]
+    start = at - 4 - 17
+    vbri = bytes(32) + b"VBRI" + struct.pack(">HHHII", 1, 0, 0, len(content) - start, frames)
+    return content[: start + 4] + vbri + content[start + 4 + len(vbri) :]
+
+
+@pytest.mark.parametrize("text", [b"Info", b"Xing", b"VBRI", b"Info ABCDEFG hello there"])
+def test_the_text_of_a_tag_is_no_header_of_an_mp3(text: bytes) -> None:
+    content = mpeg()
+    content = content[content.index(b"\xff\xfb") :]  # without its own tag
+    heard, warnings = read(with_id3(text, content))
+    assert warnings == []
+    np.testing.assert_array_equal(heard, read(content)[0])
+
+
+@pytest.mark.parametrize("tags", [0, 1, 2])
+def test_an_mp3s_header_is_found_after_its_tags(tags: int) -> None:
+    content = mpeg(xing=True)
+    content = content[content.index(b"\xff\xfb") :]
+    for _ in range(tags):
+        content = with_id3(b"Info ABCDEFG hello there", content)
+    _, (warning,) = read(content[:-5000])
+    assert re.match(r"here: the file is cut short: of 1\.5\d s that its header promises", warning)
+
+
+@pytest.mark.parametrize("rate", [44100, 22050, 8000])  # of MPEG 1, 2 and 2.5
+@pytest.mark.parametrize("channels", [1, 2])
+def test_an_mp3s_first_frame_promises_a_length(rate: int, channels: int) -> None:
+    content = mpeg(rate, 64_000, channels, xing=True)
+    assert read(content)[1] == []
+    _, (warning,) = read(content[: len(content) * 2 // 3])
+    assert re.match(r"here: the file is cut short: of 1\.[56]\d s that its header", warning)
+
+
+def test_an_mp3s_vbri_header_promises_a_length() -> None:
+    content = mpeg(xing=True)
+    assert read(with_vbri(content, 59))[1] == []  # of 1,152 samples
+    _, (warning,) = read(with_vbri(content, 3 * 59))
+    assert re.match(r"here: the file is cut short: of 4\.\d\d s that its header", warning)
+
+
+def test_an_mp3_without_a_packet_promises_no_length() -> None:
+    file = io.BytesIO(mpeg(xing=True))
+    view = joined.FileView(file, joined.whole(file))
+    assert promised_by_frames(view, 1000, 0, 0.0) is None
 
 
 def test_a_file_whose_packets_are_longer_than_they_say_is_not_cut_short() -> None:

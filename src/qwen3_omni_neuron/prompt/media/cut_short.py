@@ -3,7 +3,7 @@
 import re
 from typing import TYPE_CHECKING, Literal
 
-from qwen3_omni_neuron.prompt.media.joined import UNKNOWN_SIZE, FileView
+from qwen3_omni_neuron.prompt.media.joined import UNKNOWN_SIZE, FileView, after_tags
 from qwen3_omni_neuron.prompt.media.magic import TS_PACKET
 
 if TYPE_CHECKING:
@@ -40,10 +40,11 @@ _LAST = {"mjpeg": b"\xff\xd9", "sds": b"\xf7", "swf": b"\0\0"}  # bytes
 _LAST_WORDS = 64  # bytes: the mark at the end of MJPEG in these
 _ASF_SIZE = bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")  # name of the object that has it
 _HEAD = 1 << 16  # bytes: the object comes early
-# Names in an MP3's first frame, and how far behind them it has the number of frames.
-_XING = 8
-_MPEG_HEADS = ((b"Xing", _XING), (b"Info", _XING), (b"VBRI", 14))
-_MPEG_FRAME = 2000  # bytes: the first frame is smaller
+# Position of a Xing header in an MP3's first frame, in bytes, by whether it is of MPEG 1 and
+# whether of one channel: after the frame's head of 4 bytes and the side information.
+_XING_AT = {(True, False): 36, (True, True): 21, (False, False): 21, (False, True): 13}
+_VBRI_AT = 36  # bytes, in all of them
+_MPEG_HEAD = 64  # bytes of a frame: either header has its number of frames in these
 MISSING_S = 0.1  # less than this may be a codec's first and last samples
 _TAIL = 1 << 17  # bytes: an Ogg page has 64 KiB at most
 _NUT_INDEX = bytes.fromhex("4e58dd672f23e64e")
@@ -126,15 +127,21 @@ def promised_by_frames(
 
     first_byte: position of the frame that follows it. packets: their number, of there_s together.
     """
-    view.seek(max(0, first_byte - _MPEG_FRAME))
-    head = view.read(min(first_byte, _MPEG_FRAME))
-    for name, place in _MPEG_HEADS:
-        at = head.find(name)
-        if at >= 0 and (place != _XING or head[at + 7] & 1):  # the flag of this number
-            frames = int.from_bytes(head[at + place : at + place + 4], "big")
-            promised = frames * there_s / packets
-            return promised if there_s < promised - MISSING_S else None
-    return None
+    start = after_tags(view)
+    view.seek(start)
+    head = view.read(max(0, min(first_byte - start, _MPEG_HEAD)))
+    if len(head) < _MPEG_HEAD or head[0] != 0xFF or head[1] < 0xE0 or not packets:
+        return None
+    xing = head[_XING_AT[head[1] & 0x18 == 0x18, head[3] & 0xC0 == 0xC0] :]
+    vbri = head[_VBRI_AT:]
+    if xing.startswith((b"Xing", b"Info")) and xing[7] & 1:  # the flag of this number
+        frames = int.from_bytes(xing[8:12], "big")
+    elif vbri.startswith(b"VBRI"):
+        frames = int.from_bytes(vbri[14:18], "big")
+    else:
+        return None
+    promised = frames * there_s / packets
+    return promised if there_s < promised - MISSING_S else None
 
 
 def lacks_its_end(view: FileView, size: int, name: str, end_byte: int) -> bool:

@@ -86,6 +86,7 @@ _LONGEST = 32  # bytes: no head is longer
 _W64_DATA = bytes.fromhex("64617461f3acd3118cd100c04f8edb8a")  # name of the chunk of samples
 _W64_HEAD = 1 << 16  # bytes: it comes early
 _TAG, _APE = 128, 32  # bytes of an ID3v1 tag, and of an APE tag's head and of its foot
+_MOST_TAGS = 16  # ID3v2 tags that may follow one another at the beginning of a file
 _MOST_BOXES = 500_000  # of MP4: 2.7 hours in fragments of one frame, at 25 a second
 _CHUNKED = {
     b"RIFF": (b"WAVE", b"AVI "),
@@ -152,11 +153,11 @@ def whole(file: BinaryIO) -> Part:
 def find_parts(file: BinaryIO, where: str, error: type[InputError] = AudioError) -> list[Part]:
     """Return the files that a file is joined of: usually one, the whole.
 
-    It begins after an ID3 tag, and ends before one. where: name of the file in errors. Raises
+    It begins after ID3 tags, and ends before one. where: name of the file in errors. Raises
     `error` if there are more than MOST_JOINED.
     """
     end = _before_tags(file)
-    start = _after_tag(file)
+    start = after_tags(file)
     magic, form = _read(file, start, 4), _read(file, start + 8, 4)
     reached = 0
     found: Iterable[int] = ()
@@ -185,15 +186,18 @@ def find_parts(file: BinaryIO, where: str, error: type[InputError] = AudioError)
     return [Part(a, b, b == end < reached) for a, b in zip(starts, ends, strict=True)]
 
 
-def _after_tag(file: BinaryIO) -> int:
-    """Return where the file begins after an ID3v2 tag."""
-    head = _read(file, 0, 10)
-    if head[:3] != b"ID3" or len(head) < 10:
-        return 0
-    size = 0
-    for byte in head[6:]:  # seven bits in each
-        size = size << 7 | byte & 0x7F
-    return 10 + size
+def after_tags(file: BinaryIO | FileView) -> int:
+    """Return where the file begins after its ID3v2 tags."""
+    at = 0
+    for _ in range(_MOST_TAGS):
+        head = _read(file, at, 10)
+        if head[:3] != b"ID3" or len(head) < 10:
+            break
+        size = 0
+        for byte in head[6:]:  # seven bits in each
+            size = size << 7 | byte & 0x7F
+        at += 10 + size
+    return at
 
 
 def _before_tags(file: BinaryIO) -> int:
@@ -304,7 +308,7 @@ def _find(file: BinaryIO, wanted: "re.Pattern[bytes]", at: int) -> Iterator[int]
         at += _AT_ONCE
 
 
-def _read(file: BinaryIO, at: int, count: int) -> bytes:
+def _read(file: BinaryIO | FileView, at: int, count: int) -> bytes:
     if at >= _MOST_BYTES:  # where a size says so; systems refuse to go there
         return b""
     file.seek(at)
