@@ -505,6 +505,15 @@ def test_text_that_is_old_leaves_a_new_image_at_least_half() -> None:
     assert small.begin < fitted.begin
 
 
+@pytest.mark.parametrize(("earlier", "kept", "tokens"), [(40, 18, 3300), (5, 5, 5590)])
+def test_the_example_of_truncation_is_true(earlier: int, kept: int, tokens: int) -> None:
+    """It stands in docs/options.md. A turn and its reply have 200 tokens of text."""
+    photo = image(*PHONE)
+    found = turns(*[0] * earlier, 1, text_tokens=100).fit(SIZES, [photo])
+    assert found.begin == (1 + 2 * (earlier - kept) if kept < earlier else 0)
+    assert SIZES.tokens(shown(photo, found.shares[0])) == tokens
+
+
 def test_a_last_turn_that_does_not_fit_alone_is_refused_with_its_images() -> None:
     photos = [image(*PHONE, detail="high")]
     with pytest.raises(PromptTooLongError, match="11844 vision tokens; 8141 fit into the context"):
