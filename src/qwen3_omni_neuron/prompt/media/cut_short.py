@@ -36,8 +36,8 @@ _EBML = b"\x1aE\xdf\xa3"
 _DURATION = re.compile(rb"\x44\x89(?:\x01\0{6})?[\x84\x88\x04\x08]")
 # Formats of which all is packets: nothing follows the last one.
 _ENDS_WITH_PACKET = frozenset(("yuv4mpegpipe", "roq", "obu"))
-_LAST = {"mjpeg": b"\xff\xd9", "sds": b"\xf7", "swf": b"\0\0"}  # bytes
-_LAST_WORDS = 64  # bytes: the mark at the end of MJPEG in these
+_END_MARKERS = {"mjpeg": b"\xff\xd9", "sds": b"\xf7", "swf": b"\0\0"}
+_END_MARKER_BYTES = 64  # at most: SMJPEG ends with "DONE", multipart MJPEG with its boundary
 _ASF_SIZE = bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")  # name of the object that has it
 _HEAD = 1 << 16  # bytes: the object comes early
 # Position of a Xing header in an MP3's first frame, in bytes, by whether it is of MPEG 1 and
@@ -77,8 +77,8 @@ def promised_s(
 ) -> float | None:
     """Return the length that a header promises; None if it has none, or the file keeps it.
 
-    there_s: length of the stream's packets; span_s: of those of all streams. least: part of the
-    length that has to lack.
+    there_s: length of the stream's packets; span_s: of those of all streams. least: least
+    share of the length that must be missing.
     """
     name = container.format.name.split(",")[0]
     promised = 0.0
@@ -153,7 +153,7 @@ def lacks_its_end(view: FileView, size: int, name: str, end_byte: int) -> bool:
     tail = view.read()
     match name:
         case "asf" | "swf":
-            return size < promised_bytes(view) or not tail.endswith(_LAST.get(name, b""))
+            return size < promised_bytes(view) or not tail.endswith(_END_MARKERS.get(name, b""))
         case "dv":
             return end_byte != size  # FFmpeg fills up the last frame
         case "mpegts":
@@ -166,7 +166,7 @@ def lacks_its_end(view: FileView, size: int, name: str, end_byte: int) -> bool:
         case "apng" | "png_pipe":
             return b"IEND" not in tail[-12:]
         case "mjpeg" | "sds":
-            return not tail.rstrip(b"\0").endswith(_LAST[name])
+            return not tail.rstrip(b"\0").endswith(_END_MARKERS[name])
         case "ogg":
             page = tail.rfind(b"OggS")
             return page < 0 or not tail[page + 5 : page + 6] > b"\x03"  # bit 2: the last page
@@ -176,7 +176,7 @@ def lacks_its_end(view: FileView, size: int, name: str, end_byte: int) -> bool:
         case "mxf":
             return not any(key in tail for key in _MXF_ENDS)
         case "smjpeg" | "mpjpeg":
-            return size - end_byte > _LAST_WORDS
+            return size - end_byte > _END_MARKER_BYTES
     return name in _ENDS_WITH_PACKET and 0 < end_byte < size
 
 
