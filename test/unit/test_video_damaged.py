@@ -4,8 +4,10 @@ import io
 import random
 import re
 import struct
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import av
@@ -15,7 +17,9 @@ from PIL import Image
 
 from qwen3_omni_neuron.errors import PromptTooLongError, VideoError
 from qwen3_omni_neuron.prompt.media import animated_webp
+from qwen3_omni_neuron.prompt.media.container import packets
 from qwen3_omni_neuron.prompt.media.video import Video, VideoHeader, load_video
+from qwen3_omni_neuron.prompt.media.video_times import read_timeline
 from testing.made_recordings import FRAGMENTS
 from testing.made_videos import SIZE, STEP, frame_numbers, make_video
 
@@ -241,6 +245,23 @@ def test_a_file_whose_frames_change_their_size_is_used_and_said() -> None:
         f"here: {len(both)} bytes changes from 64 x 48 to 32 x 24 pixels. All frames are scaled "
         "to the first size."
     )
+
+
+@pytest.mark.parametrize("wanted", ["packets", "timeline"])
+def test_pyavs_index_error_at_the_end_of_a_file_is_no_error(wanted: str) -> None:
+    """A stream has begun that the file's beginning doesn't name."""
+    with av.open(io.BytesIO(make_video(20, container="mpegts", codec="mpeg2video"))) as opened:
+
+        def demux(*_: Any) -> Iterator[Any]:
+            yield from opened.demux()
+            raise IndexError("list index out of range")
+
+        container: Any = SimpleNamespace(demux=demux, format=opened.format)
+        if wanted == "packets":
+            assert sum(packet.size > 0 for packet in packets(container, None)) == 20
+        else:
+            timeline = read_timeline(container, opened.streams.video[0], 30.0)
+            assert (len(timeline.ticks), timeline.broken) == (20, False)
 
 
 def test_sound_that_changes_its_rate_is_resampled_and_said() -> None:

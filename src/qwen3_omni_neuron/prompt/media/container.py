@@ -6,7 +6,7 @@ have; then its samples. What can't be decoded of it is left out, with a warning.
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -231,14 +231,21 @@ def packets(
 
     count = 0
     try:
-        for packet in container.demux(stream) if stream else container.demux():
+        for packet in demuxed(container, stream):
             yield packet
             count += 1
-    except IndexError:
-        pass  # PyAV's at a file's end if a stream has begun that the file's beginning doesn't name
     except av.FFmpegError as error:
         if isinstance(error, MemoryError) or not count:
             raise
+
+
+def demuxed(
+    container: "InputContainer", stream: "AudioStream | VideoStream | None"
+) -> "Iterator[Packet]":
+    """Yield the packets of a stream, or of all. Raises av.FFmpegError where one can't be read."""
+    # PyAV raises it at a file's end if a stream has begun that the file's beginning doesn't name.
+    with suppress(IndexError):
+        yield from container.demux(stream) if stream else container.demux()
 
 
 def decoded(packet: "Packet") -> list[Any] | None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from qwen3_omni_neuron.prompt.media.container import demuxed
+
 if TYPE_CHECKING:
     from av.container import InputContainer
     from av.packet import Packet
@@ -168,7 +170,7 @@ def read_timeline(container: "InputContainer", stream: "VideoStream", fps: float
     packets, broken, end_byte = _TimedPackets(tick), False, 0
     bounds: dict[int, tuple[Fraction, int, int]] = {}  # of each stream: tick, first and last one
     try:
-        for packet in container.demux():
+        for packet in demuxed(container, None):
             end_byte = max(end_byte, 0 if packet.pos is None else packet.pos + packet.size)
             broken = packet.is_corrupt if packet.size else broken
             if packet.pts is not None:
@@ -179,8 +181,6 @@ def read_timeline(container: "InputContainer", stream: "VideoStream", fps: float
                 bounds[packet.stream_index] = base, min(low, packet.pts), max(high, ends)
             if packet.stream_index == stream.index and (packet.size or packet.pts is not None):
                 packets.add(packet)
-    except IndexError:
-        pass  # at the end, as in container.py
     except av.FFmpegError as error:
         if isinstance(error, MemoryError) or not packets.times:
             raise
