@@ -87,6 +87,18 @@ def test_a_wrong_argument_is_told_in_a_line_that_names_its_flag(
     assert second == f"See: {prefix} --help"
 
 
+@pytest.mark.parametrize(("verb", "hint"), [("speek", "; did you mean speak?"), ("qqqq", "")])
+def test_a_wrong_verb_is_told_with_the_one_that_was_meant(
+    verb: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([verb])
+    assert ended.value.code == ExitStatus.WRONG_COMMAND_LINE
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == f"qwen3-omni-neuron: there is no verb {verb}{hint}"
+    assert second == "See: qwen3-omni-neuron --help"
+
+
 def test_errors_of_the_package_name_flags() -> None:
     verb = make_parser().parse_args(["serve"]).verb
     said = "compiled_path is not set; max_body_bytes is 1. speaker model_path x."
