@@ -87,7 +87,7 @@ def test_a_wrong_argument_is_told_in_a_line_that_names_its_flag(
     assert second == f"See: {prefix} --help"
 
 
-@pytest.mark.parametrize(("verb", "hint"), [("speek", "; did you mean speak?"), ("qqqq", "")])
+@pytest.mark.parametrize(("verb", "hint"), [("speek", ". Did you mean speak?"), ("qqqq", ".")])
 def test_a_wrong_verb_is_told_with_the_one_that_was_meant(
     verb: str, hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

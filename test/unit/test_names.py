@@ -20,7 +20,17 @@ SUFFIXES = (".py", ".c", ".h", ".md", ".toml", ".txt", "Makefile", ".ci/run")
 
 # Words with capitals inside that are no class of this repository.
 WORDS = {
-    *("DashScope", "KiB", "LibriSpeech", "LangChain", "LiveKit", "MoE", "SoX", "WavPack"),
+    *(
+        "DashScope",
+        "KiB",
+        "LibriSpeech",
+        "LangChain",
+        "LiveKit",
+        "MoE",
+        "SoX",
+        "WavPack",
+        "ModelScope",
+    ),
     *("DoRA", "LoRA"),
     *("KubeRay", "NeuronCores", "NxD", "ModelBuilderV2", "TorchScript"),
     *("GitHub", "JavaScript", "WebRTC", "WebSocket", "WebSockets"),
@@ -57,6 +67,11 @@ ELSEWHERE = {
     "RealAudio": "a format of RealNetworks",
     "sglang.bench_serving": "a module of sglang",
     **dict.fromkeys(("--base-url", "--tokenizer"), "options of vllm bench and of sglang's"),
+    **dict.fromkeys(
+        ("--api-url", "--eval-type", "--model-args", "--datasets", "seed_tts_eval"),
+        "options and a data set of evalscope",
+    ),
+    "W4A4": "a scheme of llmcompressor",
     "--max-bodies-bytes": "a flag of version 0.1.0",
     "manifest.jsonl": "a file that the caller of bench/asr.py writes",
     **dict.fromkeys(

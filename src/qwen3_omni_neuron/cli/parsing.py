@@ -65,9 +65,8 @@ class CommandParser(argparse.ArgumentParser):
         """End the process with what is wrong with the command line."""
         found = re.match(r"argument VERB: invalid choice: '(\S+)' \(choose from (.*)\)", message)
         if found:
-            near = get_close_matches(found[1], re.findall(r"[\w-]+", found[2]), 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            message = f"there is no verb {found[1]}{hint}"
+            known = re.findall(r"[\w-]+", found[2])
+            message = f"there is no verb {found[1]}.{did_you_mean(found[1], known)}"
         text = f"{self.prog}: {message}\nSee: {self.prog} --help\n"
         self.exit(ExitStatus.WRONG_COMMAND_LINE, text)
 
