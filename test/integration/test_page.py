@@ -600,6 +600,20 @@ def test_an_answer_can_be_heard_again_saved_and_copied(visitor: Visitor, judge: 
     page.get_by_role("button", name="Copy").press("Enter")
     page.get_by_role("button", name="Copied").wait_for()
     assert page.evaluate("navigator.clipboard.readText()") == "seven red"
+    page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error()) }")
+    page.locator(".answer .buttons button").last.press("Enter")
+    page.get_by_text("The browser did not let the page copy.").wait_for()
+    page.evaluate(
+        """() => {
+          const list = document.querySelector("#loudspeaker");
+          list.append(new Option("Unplugged", "gone"));
+          list.value = "gone";
+        }"""
+    )
+    page.get_by_role("button", name="Replay").press("Enter")
+    page.get_by_text("The chosen loudspeaker can't be used.").wait_for()
+    page.get_by_role("button", name="Replay", exact=True).wait_for()
+    page.evaluate("document.querySelector('#loudspeaker').value = ''")
     page.get_by_role("button", name="Replay").click()
     page.get_by_role("button", name="New conversation").click()
     visitor.until("contexts.every((x) => x.state === 'closed')")

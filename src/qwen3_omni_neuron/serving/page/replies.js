@@ -1,5 +1,6 @@
 // What the user may do with an answer: hear it again, save its sound, copy its text.
 
+import { problem } from "./panel.js";
 import { Player, RATE } from "./sound.js";
 
 const MOST_SAMPLES = 20 * 60 * RATE; // of all answers, 58 MB; the oldest ones are forgotten first
@@ -37,9 +38,16 @@ export class Recording {
     this.onReplay();
     stopReplay();
     replaying = this;
-    this.player = new Player(() => this.stop());
+    const player = new Player(() => this.stop());
+    this.player = player;
     this.play.textContent = "Stop replay";
-    await this.player.open(this.pieces, document.getElementById("loudspeaker").value);
+    try {
+      await player.open(this.pieces, document.getElementById("loudspeaker").value);
+    } catch (error) {
+      if (this.player !== player) return; // it was stopped, which may be why
+      this.stop();
+      throw error;
+    }
   }
 
   stop() {
@@ -82,17 +90,26 @@ export function forgetRecordings() {
 export function copyButtons(text) {
   if (!navigator.clipboard) return [];
   const made = button("Copy", async () => {
-    await navigator.clipboard.writeText(text());
+    await navigator.clipboard.writeText(text()).catch(() => {
+      throw new Error("The browser did not let the page copy. Select the text and copy it.");
+    });
     made.textContent = "Copied";
     setTimeout(() => (made.textContent = "Copy"), 2000);
   });
   return [made];
 }
 
+// action: may throw an Error with words for the user.
 function button(label, action) {
   const made = Object.assign(document.createElement("button"), { type: "button" });
   made.textContent = label;
-  made.addEventListener("click", action);
+  made.addEventListener("click", async () => {
+    try {
+      await action();
+    } catch (error) {
+      problem(error.message);
+    }
+  });
   return made;
 }
 
