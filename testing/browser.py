@@ -21,10 +21,11 @@ _FLAGS = (
     "--use-file-for-fake-audio-capture={}%noloop",
 )
 # Sound for a loudspeaker also goes to the page's own microphone worklet. Times are Date.now(), in
-# ms, when the page was told. onSent: called when an event is sent.
+# ms, when the page was told. onSent, onReceived, onRendered: called with each event and each sound.
 _WATCH = """
 window.rendered = []; window.received = []; window.sent = []; window.asked = null;
 window.contexts = []; window.streams = []; window.sockets = []; window.onSent = () => {};
+window.onReceived = window.onRendered = () => {};
 const PlainContext = AudioContext;
 window.AudioContext = class extends PlainContext {
   constructor(...given) {
@@ -39,8 +40,11 @@ AudioNode.prototype.connect = function (target, ...rest) {
       const tap = new AudioWorkletNode(this.context, "capture", { numberOfOutputs: 0 });
       tap.port.onmessage = ({ data: { samples, peak } }) => {
         window.rendered.push({ at: Date.now(), sounds: peak > 1e-3, samples });
+        window.onRendered(window.rendered.at(-1));
       };
       connect.call(this, tap);
+    }).catch((error) => {
+      if (this.context.state !== "closed") throw error; // it was closed before anything sounded
     });
   }
   return connect.call(this, target, ...rest);
@@ -52,6 +56,7 @@ window.WebSocket = class extends Plain {
     window.sockets.push(this);
     this.addEventListener("message", ({ data }) => {
       window.received.push({ at: Date.now(), ...JSON.parse(data) });
+      window.onReceived(window.received.at(-1));
     });
   }
   send(data) {
@@ -196,6 +201,16 @@ class Visitor:
     def say(self, samples: NDArray[np.float32], rate: int) -> None:
         """Begin to play samples through the microphone of `visiting(puppet=True)`."""
         self.page.evaluate("(wav) => { window.said = say(wav) }", _wav(samples, rate))
+
+    def say_to_the_end(self, samples: NDArray[np.float32], rate: int) -> None:
+        """Play samples through that microphone, until the page has sent them and 0.5 s more."""
+        self.say(samples, rate)
+        self.page.evaluate("() => said")
+        before = self.page.evaluate("sent.length")
+        self.until(
+            f"sent.slice({before}).filter(({{ type }}) => type.endsWith('buffer.append')).length"
+            " >= 25"
+        )
 
     def heard(self, since: float = 0.0) -> NDArray[np.float32]:
         """Return what the loudspeaker got from a time on: float32 [samples] at 24 kHz."""
