@@ -7,8 +7,8 @@ import base64
 import io
 import random
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -85,6 +85,23 @@ def picture(url: str) -> Image.Image:
 
 def texts(visitor: Visitor, side: str) -> list[str]:
     return visitor.page.locator(f"#turns .{side} .words").all_text_contents()
+
+
+@contextmanager
+def keeping_sessions(
+    speaking: Qwen3Omni, folder: Path
+) -> Iterator[tuple[Server, Callable[[], list[Path]]]]:
+    """Serve with a session folder. Gives the server, and a function that lists what is stored."""
+    (folder / "keys").write_text("ab" * 32)
+    (folder / "keys").chmod(0o600)
+    kept: Any = {"session_folder": folder / "kept", "session_keys": folder / "keys"}
+
+    def stored() -> list[Path]:
+        files = (folder / "kept").iterdir()
+        return [file for file in files if file.suffix not in (".tmp", ".used")]
+
+    with serving(speaking, **kept) as server:
+        yield server, stored
 
 
 # What is served.
@@ -491,15 +508,10 @@ def test_a_lost_connection_is_opened_again_and_its_session_goes_on(
 
     It gets no sound before, and is asked again where it can't find the session at once.
     """
-    (tmp_path / "keys").write_text("ab" * 32)
-    (tmp_path / "keys").chmod(0o600)
-    kept: Any = {"session_folder": tmp_path / "kept", "session_keys": tmp_path / "keys"}
-
-    def stored() -> list[Path]:
-        files = (tmp_path / "kept").iterdir()
-        return [file for file in files if file.suffix not in (".tmp", ".used")]
-
-    with serving(speaking, **kept) as server, visiting(browser, url_of(server)) as visitor:
+    with (
+        keeping_sessions(speaking, tmp_path) as (server, stored),
+        visiting(browser, url_of(server)) as visitor,
+    ):
         page = visitor.page
         page.click("#talk")  # the microphone is heard all the time
         visitor.answered(1)
@@ -563,6 +575,43 @@ def test_a_lost_connection_is_opened_again_and_its_session_goes_on(
         assert visitor.problems == []
 
 
+def test_a_new_conversation_deletes_what_is_stored_of_one_without_a_connection(
+    browser: Any, speaking: Qwen3Omni, tmp_path: Path
+) -> None:
+    """After End; where the server can't be reached, once it can."""
+    with (
+        keeping_sessions(speaking, tmp_path) as (server, stored),
+        visiting(browser, url_of(server)) as visitor,
+    ):
+        page = visitor.page
+        for number in (1, 2):
+            page.fill("#text", "say red")
+            page.keyboard.press("Enter")
+            visitor.answered(1)
+            page.click("#end")
+            wait_until(stored)
+            if number == 2:
+                page.evaluate(
+                    """() => {
+                      window.Reachable = WebSocket;
+                      window.WebSocket = class { constructor() { throw new Error(); } };
+                    }"""
+                )
+            page.get_by_role("button", name="New conversation").click()
+            page.get_by_text("Say something.").wait_for()
+            if number == 2:
+                page.get_by_text("The last conversation is not deleted at the server").wait_for()
+                assert stored()
+                page.evaluate("() => { window.WebSocket = Reachable }")
+                page.fill("#text", "say blue")
+                page.keyboard.press("Enter")
+                visitor.until("sent.filter(({ type }) => type === 'session.resume').length === 2")
+                visitor.answered(1)
+                page.get_by_role("button", name="New conversation").click()
+            wait_until(lambda: not stored())
+        assert visitor.problems == []
+
+
 def test_a_server_that_can_t_be_reached_is_named(browser: Any, speaking: Qwen3Omni) -> None:
     """Tries end some time, and begin again with Start; what was said stays."""
     with ExitStack() as running, browser.new_context() as context:
@@ -587,6 +636,67 @@ def test_a_server_that_can_t_be_reached_is_named(browser: Any, speaking: Qwen3Om
         page.keyboard.press("Enter")
         page.locator("#status", has_text="Not connected").wait_for()
         assert page.input_value("#text") == "say blue"
+
+
+def test_a_silent_server_is_not_waited_for(browser: Any, server: Server) -> None:
+    """A connection that says nothing ends after a time, and End ends the tries without a word."""
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.clock.install()
+        page.add_init_script(
+            """(() => {
+              window.sockets = [];
+              const Plain = WebSocket;
+              window.WebSocket = class extends Plain {
+                constructor(...given) {
+                  super(...given);
+                  sockets.push(this);
+                }
+                addEventListener(kind, action) {
+                  if (kind !== "message") return super.addEventListener(kind, action);
+                  super.addEventListener(kind, (event) => window.silent || action(event));
+                }
+              };
+            })()"""
+        )
+        visitor = Visitor(page, url_of(server))
+        visitor.open()
+
+        def after_a_time(condition: str) -> None:
+            for _ in range(200):
+                if page.evaluate(f"() => Boolean({condition})"):
+                    return
+                page.clock.fast_forward(1000)
+                page.wait_for_timeout(50)
+            raise AssertionError(f"it did not come to hold: {condition}")
+
+        problem = "document.querySelector('#problem').textContent"
+        late = "The server did not answer within 10 s."
+        page.evaluate("window.silent = true")
+        page.fill("#text", "say red")
+        page.keyboard.press("Enter")
+        after_a_time(f"{problem} === '{late}'")
+        visitor.until("sockets[0].readyState === WebSocket.CLOSED")
+        assert page.input_value("#text") == "say red"
+
+        page.evaluate("window.silent = false")
+        page.keyboard.press("Enter")
+        page.locator("#turns .user").wait_for()
+        page.evaluate("() => { window.silent = true; sockets[1].close(); }")
+        after_a_time(f"{problem} === '{late} Trying again.'")
+        tried = page.evaluate("sockets.length")
+        after_a_time(f"sockets.length > {tried}")
+        page.evaluate(
+            """() => {
+              const problem = document.querySelector("#problem");
+              problem.textContent = "";
+              document.querySelector("#end").click();
+            }"""
+        )
+        visitor.until("sockets.at(-1).readyState === WebSocket.CLOSED")
+        page.wait_for_timeout(100)
+        assert page.text_content("#problem") == ""
+        assert visitor.problems == []
 
 
 # What the user may choose, and take along.

@@ -21,6 +21,7 @@ const ENDS = {
 
 const at = (id) => document.getElementById(id);
 const talk = at("talk");
+const undeleted = []; // sessions that the user wants deleted, and the server may still have
 
 let realtime = null; // these are null while there is no session
 let microphone = null;
@@ -75,6 +76,7 @@ async function connect() {
   const sound = loudspeaker.open(at("loudspeaker").value);
   sound.catch(() => {}); // where the server is gone, that is what the user is told
   await attach(session, sound);
+  tidy();
 }
 
 // Open a session's connection, for the first time or again. sound: to wait for before.
@@ -133,9 +135,10 @@ async function again(words, action, wanted) {
     if (!wanted()) return "";
     try {
       await action();
-      problem("");
+      if (wanted()) problem("");
       return "";
     } catch (error) {
+      if (!wanted()) return ""; // such as by End, which may be why it failed
       words = error.message;
     }
     if (!at("key-form").hidden) return words; // it takes another key
@@ -208,6 +211,7 @@ async function renew() {
   await session?.forget();
   if (session !== realtime) return; // it was pressed twice
   end();
+  if (token) undeleted.push(new Realtime({}, () => {}, token)); // there was no connection
   token = uncut = null;
   answers = 0;
   forgetRecordings();
@@ -215,7 +219,19 @@ async function renew() {
   problem("");
   status("Ready");
   announce("A new conversation");
-  if (live) await start(true);
+  await Promise.allSettled([live && start(true), tidy()]);
+}
+
+// Delete what is stored of sessions whose connection was gone when the user wanted that.
+async function tidy() {
+  for (const session of undeleted.splice(0)) {
+    try {
+      await session.deleteStored(key);
+    } catch (error) {
+      undeleted.push(session);
+      problem(`The last conversation is not deleted at the server yet: ${error.message} The next one will try again.`);
+    }
+  }
 }
 
 function configure() {
@@ -239,12 +255,14 @@ async function describe() {
 
 // Show the model before the first session.
 async function greet() {
+  const wanted = () => !realtime;
   let words = "";
   try {
     await describe();
   } catch (error) {
+    if (!wanted()) return; // Start says it
     const tried = at("key-form").hidden;
-    words = tried ? await again(error.message, describe, () => !realtime) : error.message;
+    words = tried ? await again(error.message, describe, wanted) : error.message;
   }
   if (words) problem(words);
 }

@@ -1,10 +1,11 @@
 // The connection to /v1/realtime, in the events of OpenAI's Realtime API. It can be opened again
 // after it was lost, and goes on with its session where the server keeps sessions.
 
-import { UNSENDABLE } from "./server.js";
+import { TIMEOUT_MS, UNSENDABLE } from "./server.js";
 
 const RESUME = "resume"; // id of the event that asks for an earlier session
 const RESUME_TRIES = 3; // a second apart: another server may still be writing it
+const NOTHING_THERE = ["session_not_found", "unsupported"]; // of a token that resumes nothing
 const ENDED_CODES = [1000, 1008, 1009]; // of a server that would not take the connection again
 
 export const sleep = (seconds) => new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
@@ -28,8 +29,10 @@ export class Realtime {
     } catch {
       throw new Error(UNSENDABLE);
     }
-    this.socket.addEventListener("message", ({ data }) => this.take(JSON.parse(data)));
-    this.socket.addEventListener("close", ({ code, reason }) => this.closed(code, reason));
+    const { socket } = this; // one that was given up may still have something to tell
+    const current = (action) => (event) => socket === this.socket && action(event);
+    socket.addEventListener("message", current(({ data }) => this.take(JSON.parse(data))));
+    socket.addEventListener("close", current(({ code, reason }) => this.closed(code, reason)));
     await this.until(({ type }) => type === "session.created");
     const resumed = this.token !== null && (await this.resume(this.token));
     this.token = this.offered; // a token is good once
@@ -44,17 +47,28 @@ export class Realtime {
       const answers = ({ type, error }) => type === "session.updated" || error?.event_id === RESUME;
       const { error } = await this.until(answers);
       if (!error) return true;
-      if (error.code !== "session_not_found" || tries === RESUME_TRIES) return false;
+      if (error.code !== "session_not_found" || tries === RESUME_TRIES) {
+        this.refusal = error;
+        return false;
+      }
       await sleep(1);
     }
   }
 
-  // Wait for an event. Throws an Error with words for the user when the connection is gone before.
+  // Wait for an event. Throws an Error with words for the user when the connection is gone before,
+  // and closes it where the event does not come in time.
   until(matches) {
-    return new Promise((resolve, reject) => {
+    const { socket } = this;
+    let timer;
+    const found = new Promise((resolve, reject) => {
       this.waiting = { matches, resolve, reject };
-      if (this.socket.readyState > WebSocket.OPEN) this.closed();
+      timer = setTimeout(() => {
+        reject(new Error(`The server did not answer within ${TIMEOUT_MS / 1000} s.`));
+        socket.close();
+      }, TIMEOUT_MS);
+      if (socket.readyState > WebSocket.OPEN) this.closed();
     });
+    return found.finally(() => clearTimeout(timer));
   }
 
   take(event) {
@@ -84,6 +98,23 @@ export class Realtime {
     this.send("session.update", { session: { type: "realtime", resume_token: null } });
     const deleted = this.until(({ session }) => session?.resume_token === null);
     await Promise.race([deleted.catch(() => {}), sleep(1)]);
+  }
+
+  // Have the server delete what it has stored of a session that has no connection: open one for
+  // that. Throws an Error with words for the user; then it may be tried again.
+  async deleteStored(key) {
+    const { token } = this;
+    try {
+      if (await this.open(key)) {
+        await this.forget();
+        if (this.token) throw new Error("The server did not answer.");
+      } else if (!NOTHING_THERE.includes(this.refusal.code)) {
+        this.token = token;
+        throw new Error(this.refusal.message);
+      }
+    } finally {
+      this.close();
+    }
   }
 
   close() {

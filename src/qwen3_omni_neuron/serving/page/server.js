@@ -1,6 +1,6 @@
 // What the server says of itself over HTTP.
 
-const TIMEOUT_MS = 10_000;
+export const TIMEOUT_MS = 10_000;
 export const UNSENDABLE = "This key has characters that a browser can't send.";
 
 // Ask the server for its model: its id, whether it transcribes questions, and its introduction and
