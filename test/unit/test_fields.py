@@ -33,7 +33,7 @@ from qwen3_omni_neuron.prompt.media.item_fields import DETAILS, ITEM_FIELDS, fie
 from qwen3_omni_neuron.prompt.messages import MEDIA_KINDS, MessageReader
 from qwen3_omni_neuron.serving.endpoints import speech, transcriptions
 from qwen3_omni_neuron.serving.endpoints.media import MediaReader
-from qwen3_omni_neuron.serving.openai.bodies import parse_json, refused_field, unknown_field
+from qwen3_omni_neuron.serving.openai.bodies import check_known, parse_json, refused_field
 from qwen3_omni_neuron.serving.openai.chat_request import (
     ChatRequest,
     check_request,
@@ -553,8 +553,7 @@ FLAT_RESULT: Json = {"type": "function_call_output", "call_id": "c", "output": "
 def read_speech(body: Json) -> Found:
     full = {"input": "Hi.", "voice": "Ethan", "model": "own", **body}
     wanted = parse_json(speech.SpeechRequest, json.dumps(full).encode())
-    for name in wanted.model_extra or {}:
-        raise unknown_field(name, ())
+    check_known(wanted, (), ())
     asked = wanted.model_dump(exclude={"voice", *FIELDS[SPEECH]})
     return (asked, VOICES.speaker(wanted.voice, "voice")), sent_without_effect(
         SPEECH, wanted, "own"
