@@ -1,9 +1,11 @@
-"""The page at /docs: it has all of the OpenAPI document, and texts in that stay texts."""
+"""The OpenAPI document and the page at /docs: it has all of the former, whose texts stay texts."""
 
+import asyncio
 import base64
 import hashlib
 import json
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from html import unescape
 from html.parser import HTMLParser
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from qwen3_omni_neuron.serving import app as serving_app
 from qwen3_omni_neuron.serving.app import make_app
 from qwen3_omni_neuron.serving.reference import reference_page
 from qwen3_omni_neuron.serving.service import Service
@@ -138,10 +141,58 @@ def test_texts_of_the_document_are_texts_on_the_page() -> None:
     assert "<script" not in page
 
 
-def test_the_page_is_served_without_a_key_and_asks_for_nothing_elsewhere(app: Any) -> None:
+def test_whoever_asks_first_at_the_same_time_gets_the_whole_document_once_made(
+    app: Any, document: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a thread: the event loop goes on. The first two ask while the document is made."""
+    made: list[int] = []
+    begun, asked = threading.Event(), threading.Event()
+    get = serving_app.get_openapi
+
+    def slow(**given: Any) -> dict[str, Any]:
+        made.append(threading.get_ident())
+        begun.set()
+        assert asked.wait(10), "the event loop waits for the document"
+        return get(**given)
+
+    monkeypatch.setattr(serving_app, "get_openapi", slow)
+    fresh = make_app(app._service)
+
+    async def ask(path: str) -> tuple[int, bytes]:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        host = [(b"host", b"127.0.0.1")]
+        scope = {"type": "http", "method": "GET", "path": path, "headers": host}
+        scope |= {"query_string": b"", "client": ("127.0.0.1", 1)}
+        await fresh(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]
+        return sent[0]["status"], b"".join(one.get("body", b"") for one in sent[1:])
+
+    async def both() -> list[tuple[int, bytes]]:
+        asking = [asyncio.create_task(ask(path)) for path in ("/docs", "/openapi.json")]
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        asyncio.get_running_loop().call_later(0.01, asked.set)
+        return await asyncio.gather(*asking)
+
+    (of_page, page), (of_document, text) = asyncio.run(both())
+    assert (of_page, of_document, len(made)) == (200, 200, 1)
+    assert json.loads(text) == document
+    assert page.decode() == reference_page(document)
+    assert made[0] != threading.get_ident()
+
+
+def test_both_are_served_without_a_key_and_the_page_asks_for_nothing_elsewhere(
+    app: Any, document: Any
+) -> None:
     client = TestClient(app, base_url="http://127.0.0.1")
     answer = client.get("/docs")
-    assert client.get("/openapi.json").status_code == 401
+    told = client.get("/openapi.json")
+    assert (told.status_code, told.json()) == (200, document)
+    assert told.headers["content-type"] == "application/json"
+    assert client.get("/v1/models").status_code == 401
     assert (answer.status_code, answer.headers["content-type"]) == (
         200,
         "text/html; charset=utf-8",

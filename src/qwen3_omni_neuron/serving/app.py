@@ -3,6 +3,7 @@
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
@@ -42,10 +43,11 @@ class _Application(FastAPI):
     """FastAPI for routes and their document: `serving` itself reads bodies and makes errors."""
 
     def openapi(self) -> dict[str, Any]:
-        """Return the document, with schemas and examples of the bodies that the endpoints read."""
-        if self.openapi_schema is not None:
-            return self.openapi_schema
-        made = super().openapi()
+        """Return the document, with schemas and examples of the bodies that the endpoints read.
+
+        Made anew by each call, in some 0.2 s: what is kept would be seen before it is complete.
+        """
+        made = get_openapi(title=self.title, version=self.version, routes=self.routes)
         schemas = made.setdefault("components", {}).setdefault("schemas", {})
         for body in BODIES:
             schemas.update(schemas_of(body))
@@ -61,9 +63,8 @@ class _Application(FastAPI):
 
 def make_app(service: Service) -> Gate:
     """Make the application of one server."""
-    app = _Application(
-        title="qwen3-omni-neuron", version=__version__, docs_url=None, redoc_url=None
-    )
+    # Without FastAPI's path of the document, which makes it on the event loop.
+    app = _Application(title="qwen3-omni-neuron", version=__version__, openapi_url=None)
     app.state.service = service
     for endpoint in (*ENDPOINTS, page_router(), reference_router(app.openapi)):
         app.include_router(endpoint)

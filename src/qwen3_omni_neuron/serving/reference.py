@@ -1,4 +1,4 @@
-"""The page at /docs: endpoints with fields, limits and examples, from the OpenAPI document.
+"""The OpenAPI document, and the page at /docs: its endpoints with fields, limits and examples.
 
 FastAPI's own page loads its code from another host; this one is HTML alone, without a script.
 """
@@ -8,15 +8,17 @@ import hashlib
 import json
 import re
 import shlex
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
 from html import escape
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from pydantic_core import to_json
 
-PATH = "/docs"
+DOCUMENT, PAGE = "/openapi.json", "/docs"
+PATHS = (DOCUMENT, PAGE)
 _STYLE = """
 :root { color-scheme: light dark; --line: rgb(128 128 128 / 40%); --back: rgb(128 128 128 / 12%) }
 body { font: 1rem/1.5 system-ui, sans-serif; max-width: 64rem; margin: 0 auto; padding: 1rem }
@@ -40,15 +42,27 @@ _Schema = Mapping[str, Any]
 
 
 def reference_router(document: Callable[[], Mapping[str, Any]]) -> APIRouter:
-    """Return the page's endpoint. document: called once, in a thread, at the first request."""
-    router = APIRouter()
-    made = cache(lambda: reference_page(document()).encode())
+    """Return the endpoints of both. document: called once, in a thread, at the first request."""
+    router, lock = APIRouter(), threading.Lock()
+    made: dict[str, bytes] = {}
 
-    async def answer(request: Request) -> Response:
-        page = await request.app.state.service.model.in_thread(made)
-        return Response(page, media_type="text/html", headers=_HEADERS)
+    def make() -> None:
+        with lock:
+            if not made:
+                found = document()
+                page = reference_page(found).encode()
+                made.update({DOCUMENT: to_json(found), PAGE: page})  # last: it is complete
 
-    router.add_api_route(PATH, answer, include_in_schema=False)
+    def add(path: str, media_type: str, headers: Mapping[str, str]) -> None:
+        async def answer(request: Request) -> Response:
+            if path not in made:
+                await request.app.state.service.model.in_thread(make)
+            return Response(made[path], media_type=media_type, headers=headers)
+
+        router.add_api_route(path, answer, include_in_schema=False)
+
+    add(DOCUMENT, _JSON, {"cache-control": "no-cache"})
+    add(PAGE, "text/html", _HEADERS)
     return router
 
 

@@ -23,7 +23,7 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
 
 PROBES = ("/health", "/ready")
 """Paths that are answered to everybody, for any host name and any origin."""
-OPEN_PATHS = (*PROBES, *page.FILES, reference.PATH)
+OPEN_PATHS = (*PROBES, *page.FILES, *reference.PATHS)
 """Paths that need no key, count towards no rate and are answered while the server drains."""
 MOST_HEADER_BYTES = 1 << 15
 _LAST_S = 1.0
