@@ -245,12 +245,14 @@ def check_known(given: BaseModel, known: Collection[str], options: Collection[st
     """
     for name, value in (given.model_extra or {}).items():
         if value is not None and name not in known:
-            hint = did_you_mean(name, [*type(given).model_fields, *options])
-            raise wrong_value(
-                f"unknown field {name[:80]!r}.{hint} Beside OpenAI's fields a request may have: "
-                f"{', '.join(sorted(options))}.",
-                name[:80],
-            )
+            raise wrong_value(unknown_field(given, name, options), name[:80])
+
+
+def unknown_field(given: BaseModel, name: str, options: Collection[str]) -> str:
+    """Return what is wrong with a further field of a body. options: names that it may have."""
+    hint = did_you_mean(name, [*type(given).model_fields, *options])
+    known = ", ".join(sorted(options))
+    return f"unknown field {name[:80]!r}.{hint} Beside OpenAI's fields there may be: {known}."
 
 
 def has_grammar(options: Mapping[str, Any]) -> bool:

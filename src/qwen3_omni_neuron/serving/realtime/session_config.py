@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Tag, ValidationError
 
-from qwen3_omni_neuron.errors import OptionError, did_you_mean
+from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, RequestOptions
 from qwen3_omni_neuron.serving.endpoints.sound import can_stretch
 from qwen3_omni_neuron.serving.openai.bodies import (
@@ -16,6 +16,7 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     by_type,
     is_model,
     seed_of,
+    unknown_field,
 )
 from qwen3_omni_neuron.serving.openai.chat_request import CHAT_OPTIONS, Function
 from qwen3_omni_neuron.serving.openai.errors import ApiError
@@ -435,11 +436,7 @@ def _check_options(config: _CommonConfig, where: str) -> None:
         given["truncation"] = config.truncation
     for name, value in given.items():
         if name not in _OPTIONS:
-            known = ", ".join(sorted(_OPTIONS))
-            hint = did_you_mean(name, [*type(config).model_fields, *_OPTIONS])
-            message = (
-                f"unknown field {name[:80]!r}.{hint} Beside OpenAI's fields there may be: {known}."
-            )
+            message = unknown_field(config, name, _OPTIONS)
             raise ApiError(400, message, "unknown_field", f"{where}.{name[:80]}")
         try:
             _OPTIONS[name].check(seed_of(value) if name == "seed" else value)
