@@ -31,7 +31,7 @@ else:
     Engines = Any  # for get_type_hints: the class needs torch
 
 INSTRUCTION = "Transcribe the speech in this audio. Answer with the words alone."
-"""What a checkpoint is asked that is to write down speech and has no instruction of its own."""
+"""Default transcription instruction, for checkpoints without one."""
 _MAX_INTRODUCTION, _MAX_QUESTIONS, _MAX_QUESTION = 200, 6, 60
 _MAX_INSTRUCTION = 4096
 _MAX_TOP_K = 2**31 - 1  # larger than any vocabulary; engines keep it in 32 bits
