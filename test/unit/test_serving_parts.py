@@ -405,6 +405,9 @@ def of_request(**fields: Any) -> logging.LogRecord:
 def test_a_line_for_people_begins_with_what_became_of_the_request_and_ends_with_why() -> None:
     done = HumanFormatter().format(of_request(status=200, error=None, ttfb_s=0.1))
     assert re.fullmatch(r"[\d:]{8} 200 POST /v1/audio/speech 0.25 s ttfb_s=0.1", done)
+    for status in (0, 200):  # it may leave before the answer or in it
+        left = HumanFormatter().format(of_request(status=status, error="client_left"))
+        assert left[8:] == " left POST /v1/audio/speech 0.25 s error=client_left"
     wrong = {"error": "invalid_value", "param": "voice", "reason": "there is no voice 'x'."}
     refused = HumanFormatter().format(of_request(status=400, **wrong))
     assert refused.endswith("error=invalid_value param=voice: there is no voice 'x'.")

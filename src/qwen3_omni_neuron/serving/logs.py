@@ -53,6 +53,8 @@ class HumanFormatter(logging.Formatter):
         event = record.getMessage()
         reason = None
         if event == "request":
+            if fields.get("error") == "client_left":
+                fields["status"] = "left"  # as in the metrics: nobody has got a status
             words += [_shown(fields.pop(name)) for name in ("status", "method", "path")]
             words.append(f"{fields.pop('seconds')} s")
             reason = fields.pop("reason", None)
