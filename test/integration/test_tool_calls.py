@@ -401,16 +401,28 @@ def test_a_complete_call_before_the_limit_does_not_hide_it(
     assert [call.function.name for call in made.message.tool_calls] == ["stop"]
 
 
-def test_a_call_that_a_stop_string_cuts_off_is_not_one_to_run(
+def test_a_call_that_a_stop_string_cuts_off_is_not_told(
     omni: Qwen3Omni, client: OpenAI, server: Server, script: Any
 ) -> None:
     written = WRITTEN.removesuffix(": [")
     asked: Any = {"model": server.settings.model_name, "messages": HELLO, "tools": TOOLS}
     script(tokens(omni, f'<tool_call>\n{{"name":{written}'))
     (made,) = client.chat.completions.create(**asked, stop='"place"').choices
-    assert made.finish_reason == "stop"
-    (call,) = made.message.tool_calls
-    assert call.function.arguments == '{"city": "Köln", '
+    assert (made.finish_reason, made.message.tool_calls) == ("stop", None)
+
+    whole = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>\n'
+    flat = [{"type": "function", **one["function"]} for one in TOOLS]
+    for before in ("", whole):
+        script(tokens(omni, f'{before}<tool_call>\n{{"name":{written}'))
+        answer = client.responses.create(
+            model=asked["model"], input="Hello", tools=flat, extra_body={"stop": ['"place"']}
+        )
+        kinds = [(item.type, item.status) for item in answer.output]
+        kind = "function_call" if before else "message"
+        assert (answer.status, kinds) == ("completed", [(kind, "completed")])
+    script(tokens(omni, f'{whole}<tool_call>\n{{"name":{written}'))
+    (made,) = client.chat.completions.create(**asked, stop='"place"').choices
+    assert (made.finish_reason, len(made.message.tool_calls)) == ("tool_calls", 1)
 
 
 SCHEMA = {"name": "place", "schema": PARAMETERS, "strict": True}

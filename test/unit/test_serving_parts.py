@@ -71,7 +71,7 @@ def test_a_reply_is_split_the_same_however_its_text_comes(
         size = data.draw(st.integers(1, 8))
         parts += split.push(text[at : at + size])
         at += size
-    parts += split.finish()
+    parts += split.finish(at_limit=True)
     reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
     content = "".join(part.text for part in parts if isinstance(part, Content))
     calls = [part for part in parts if isinstance(part, Call)]
@@ -93,7 +93,7 @@ def test_a_call_that_is_malformed_is_never_content(body: str) -> None:
     assert split.push("One. <tool_call>") == [Content("One. ")]
     with pytest.raises(ToolCallError):
         split.push(body)
-        split.finish()
+        split.finish(at_limit=True)
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,12 @@ def test_a_call_that_is_malformed_is_never_content(body: str) -> None:
 def test_a_call_that_is_cut_off_has_what_was_written_of_its_arguments(
     body: str, arguments: str | None
 ) -> None:
-    split = ReplyText(False, True)
-    assert split.push(f"One. <tool_call>{body}") == [Content("One. ")]
-    calls = split.finish()
+    """None of it is told where a stop string cuts it off: nobody has asked for half a call."""
+    for at_limit in (False, True):
+        split = ReplyText(False, True)
+        assert split.push(f"One. <tool_call>{body}") == [Content("One. ")]
+        calls = split.finish(at_limit=at_limit)
+        assert at_limit or not calls
     assert [(c.name, c.arguments, c.complete) for c in calls if isinstance(c, Call)] == (
         [] if arguments is None else [("f", arguments, False)]
     )

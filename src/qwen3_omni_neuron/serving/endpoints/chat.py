@@ -176,8 +176,7 @@ class ChatReply(Reply):
             return "length"
         # As OpenAI: a client that has named the function knows of the call.
         named = isinstance(self.wanted.tool_choice, NamedTool)
-        called = bool(self._calls) and self._calls[-1].complete
-        return "tool_calls" if called and not named else "stop"
+        return "tool_calls" if self._calls and not named else "stop"
 
     def _usage(self) -> Json:
         return chat_usage(self._ended.timings, self._reasoning_tokens)

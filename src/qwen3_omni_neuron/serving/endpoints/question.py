@@ -255,7 +255,8 @@ class Reply(ABC):
                 self._samples.append(event.samples)
             return []
         self._result = event.result
-        return self._noted(self._split.finish(), 0)
+        at_limit = event.result.thinker_finish_reason == "length"
+        return self._noted(self._split.finish(at_limit=at_limit), 0)
 
     def _taken(self, events: Sequence[Event]) -> tuple[list[ReplyPart], AudioChunk | None]:
         """Process events that came together. Returns the parts of text, and the chunk to send."""

@@ -27,7 +27,7 @@ class Content:
 
 @dataclass(frozen=True)
 class Call:
-    """Tool call. arguments: JSON text, or its beginning where the reply's end has cut it off."""
+    """Tool call. arguments: JSON text, or its beginning where the reply's limit has cut it off."""
 
     id: str
     name: str
@@ -56,14 +56,15 @@ class ReplyText:
         self._held += text
         return self._split(last=False)
 
-    def finish(self) -> list[ReplyPart]:
+    def finish(self, *, at_limit: bool) -> list[ReplyPart]:
         """Return the remaining parts at the end of the reply. Raises ToolCallError, as push.
 
-        The last one is the call that the end has cut off, if it has come to its arguments.
+        at_limit: the reply has reached its limit. The last part is then the call that is cut off,
+        if it has come to its arguments. A stop string in a call ends the reply before that call.
         """
-        return self._split(last=True)
+        return self._split(last=True, tells_cut=at_limit)
 
-    def _split(self, last: bool) -> list[ReplyPart]:
+    def _split(self, last: bool, tells_cut: bool = False) -> list[ReplyPart]:
         parts: list[ReplyPart] = []
         while True:
             if self._in_call:
@@ -72,7 +73,7 @@ class ReplyText:
                     return parts
                 if not found:
                     self._held = ""
-                    return [*parts, *_cut_call(body)]
+                    return [*parts, *_cut_call(body)] if tells_cut else parts
                 self._held, self._in_call, self._strip = rest, False, True
                 call = CompleteCall.parse(body)
                 parts.append(Call(new_id("call_"), call.name, call.arguments))
@@ -105,7 +106,7 @@ class ReplyText:
 
 
 def _cut_call(body: str) -> list[Call]:
-    """Return the call that a reply's end has cut off, in a list; none before its arguments.
+    """Return the call that a reply's limit has cut off, in a list; none before its arguments.
 
     A client would take a call without arguments for one of a function that has none.
     """

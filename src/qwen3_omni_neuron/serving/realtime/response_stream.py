@@ -170,8 +170,9 @@ class Response:
                 elif isinstance(event, AudioChunk):
                     await self._sound(event)
                 else:
-                    await self._take(self._split.finish())
                     result = event.result
+                    at_limit = result.thinker_finish_reason == "length"
+                    await self._take(self._split.finish(at_limit=at_limit))
         return result
 
     async def _end_items(self, whole: bool) -> None:
