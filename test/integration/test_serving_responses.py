@@ -16,7 +16,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import LateError
-from qwen3_omni_neuron.serving.openai.without_effect import FIELDS, LOGPROBS, RESPONSES
+from qwen3_omni_neuron.serving.openai.without_effect import FIELDS, INPUT_ITEMS, LOGPROBS, RESPONSES
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import HttpClient, ask
 from testing.http_server import client_of, same_sound, serving, url_of, wait_until
@@ -260,14 +260,38 @@ def test_the_items_that_a_response_has_answered_are_listed() -> None:
             with pytest.raises(openai.BadRequestError) as refused:
                 listing(second.id, **wrong)
             assert refused.value.param == next(iter(wrong))
+        with pytest.raises(openai.BadRequestError, match=r"oder: .* Did you mean order\?"):
+            listing(second.id, extra_query={"oder": "asc"})
+        assert listing(second.id, include=[LOGPROBS]).data == listing(second.id).data
+        counted = server.service.metrics.without_effect._metrics
+        assert counted[INPUT_ITEMS, "include"]._value.get() == 1
         client.responses.delete(first.id)
         with pytest.raises(openai.NotFoundError, match="not kept"):
             listing(second.id)
         wait_until(lambda: server.service.held.taken == server.service.responses.bytes_held)
 
 
+def test_items_that_share_an_id_are_all_listed_and_one_that_is_sent_back_is_there_once() -> None:
+    with scripted(["Yes."]) as (_, client, _):
+        asked: Any = {"role": "user", "content": "One?", "id": "msg_1"}
+        first = client.responses.create(model=MODEL, input=[asked])
+        again: Any = [first.output[0].to_dict(), {**asked, "content": "Two?"}]
+        more: Any = {"model": MODEL, "previous_response_id": first.id}
+        second = client.responses.create(**more, input=again)
+        more["previous_response_id"] = second.id
+        shorter: Any = {"type": "message", "role": "assistant", "id": first.output[0].id}
+        shorter["content"] = [{"type": "output_text", "text": "Yes."}]
+        third = client.responses.create(**more, input=[shorter, {**asked, "content": "3?"}])
+        told: Any = list(client.responses.input_items.list(third.id, order="asc", limit=2))
+        said = [(item.id, item.content[0].text) for item in told]
+    assert said == [
+        *(("msg_1", "One?"), (first.output[0].id, "Yes."), ("msg_1_2", "Two?")),
+        *((second.output[0].id, "Yes."), ("msg_1_3", "3?")),
+    ]
+
+
 def test_the_tokens_of_a_request_are_counted_without_an_answer(
-    omni: Qwen3Omni, client: OpenAI
+    omni: Qwen3Omni, client: OpenAI, server: Server
 ) -> None:
     """The count is that of the answer, with its media and the conversation before it."""
     picture = io.BytesIO()
@@ -291,6 +315,11 @@ def test_the_tokens_of_a_request_are_counted_without_an_answer(
     assert count(**again).input_tokens == more.usage.input_tokens
     bare = count(model=MODEL, previous_response_id=more.id).input_tokens
     assert bare > more.usage.input_tokens
+    spoken: Any = {"modalities": ["text", "audio"], "moderation": {"model": "m"}}
+    without_effect = server.service.metrics.without_effect.labels(RESPONSES, "moderation")
+    before = without_effect._value.get()
+    assert count(**again, extra_body=spoken).input_tokens == more.usage.input_tokens
+    assert without_effect._value.get() == before + 1
     for wrong, said in (
         ({"input": "word " * 9000}, "KV cache"),
         ({"model": MODEL}, "no message"),

@@ -22,6 +22,7 @@ from openai.types.realtime import (
 )
 from openai.types.responses import (
     function_tool_param,
+    input_item_list_params,
     response_create_params,
     response_input_item_param,
 )
@@ -42,14 +43,17 @@ from qwen3_omni_neuron.serving.openai.chat_request import (
 )
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.response_request import (
+    ItemsQuery,
     ResponseRequest,
     chat_request_of,
     check_response_request,
+    fields_of_query,
 )
 from qwen3_omni_neuron.serving.openai.voices import Voices
 from qwen3_omni_neuron.serving.openai.without_effect import (
     CHAT,
     FIELDS,
+    INPUT_ITEMS,
     ITEM,
     LOGPROBS,
     REALTIME,
@@ -648,6 +652,19 @@ def read_response(body: Json) -> Found:
     return (options, messages, found, kept), counted
 
 
+def read_items_query(body: Json) -> Found:
+    pairs = [
+        (name, str(value))
+        for name, values in body.items()
+        for value in (values if isinstance(values, list) else [values])
+    ]
+    try:
+        query = ItemsQuery.model_validate(fields_of_query(pairs))
+    except ValidationError as error:
+        raise refused_field(error, ItemsQuery) from error
+    return query.model_dump(exclude={"include"}), sent_without_effect(INPUT_ITEMS, query, "own")
+
+
 def beside(path: str, value: Any, base: Json) -> Json:
     """Return a body with a value at a path, and what the objects on the way have in `base`."""
     name, _, rest = path.partition(".")
@@ -955,6 +972,16 @@ ENDPOINTS = {
             "temperature": differs("temperature", 0.5),
         },
     ),
+    "input items": Endpoint(
+        [("", input_item_list_params.InputItemListParams)],
+        read_items_query,
+        INPUT_ITEMS,
+        {
+            "after": differs("after", "msg_1"),
+            "limit": differs("limit", 5),
+            "order": differs("order", "asc"),
+        },
+    ),
     "session": SESSION,
     "transcribing session": TRANSCRIBING,
     "response.create": RESPONSE_CREATE,
@@ -1027,7 +1054,10 @@ SENT_BACK: Mapping[str, Json] = {
     ("name", "path"),
     [
         (name, path)
-        for name in ("speech", "transcription", "translation", "session", "item", "response")
+        for name in (
+            *("speech", "transcription", "translation", "session", "item", "response"),
+            "input items",
+        )
         for path in FIELDS[ENDPOINTS[name].table]
         if path != "audio.output.speed"  # it has its effect here
     ],

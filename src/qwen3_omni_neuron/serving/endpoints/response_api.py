@@ -46,9 +46,10 @@ from qwen3_omni_neuron.serving.openai.response_request import (
     ResponseRequest,
     chat_request_of,
     check_response_request,
+    fields_of_query,
 )
 from qwen3_omni_neuron.serving.openai.usage import response_usage
-from qwen3_omni_neuron.serving.openai.without_effect import RESPONSES
+from qwen3_omni_neuron.serving.openai.without_effect import INPUT_ITEMS, RESPONSES
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.stored.kept_responses import KeptResponse
 from qwen3_omni_neuron.sound.encoding import pcm16
@@ -104,9 +105,10 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     service: Service = request.app.state.service
     context: Context = request.scope["context"]
     try:
-        query = ItemsQuery.model_validate(dict(request.query_params))
+        query = ItemsQuery.model_validate(fields_of_query(request.query_params.multi_items()))
     except ValidationError as error:
-        raise refused_field(error) from error
+        raise refused_field(error, ItemsQuery) from error
+    service.count_without_effect(INPUT_ITEMS, query)
     turns = service.responses.conversation(context.owner, response_id, whole=False)
     if turns is None:
         raise _not_kept(404, response_id, None)
@@ -166,7 +168,6 @@ def _read(
         said: list[InputItem] = [i for i in own if not isinstance(i, EarlierReasoning)]
         kept = to_json(with_ids(_ITEMS.dump_python(said, exclude_none=True)))[1:-1]
         context.account.hold(len(kept))
-    service.count_without_effect(RESPONSES, asked)
     asked.input = []  # frees the media: the chat request has them
     reply = partial(ResponseReply, asked, response_id, kept)
     return Question.of(wanted, reply, service, context, names)
@@ -175,34 +176,36 @@ def _read(
 def _counted(service: Service, context: Context) -> Question:
     """Return the question of a request that is not answered. Raises ApiError."""
     asked = parse_json(ResponseRequest, context.body)
-    _, wanted, names = _conversation(asked, service, context)
+    _, wanted, names = _conversation(asked, service, context, answered=False)
     reply = partial(ResponseReply, asked, "", None)
     return Question.of(wanted, reply, service, context, names)
 
 
 def _conversation(
-    asked: ResponseRequest, service: Service, context: Context
+    asked: ResponseRequest, service: Service, context: Context, *, answered: bool = True
 ) -> tuple[list[InputItem], ChatRequest, list[str]]:
-    """Check a request. Raises ApiError.
+    """Check a request, and count its fields without effect. Raises ApiError.
 
     Returns its own input without references, the chat request, and the names of that one's
     messages.
     """
     if asked.model is not None:
         check_model(service, asked.model)
-    check_response_request(asked)
+    check_response_request(asked, answered=answered)
     items = list(_earlier(asked, service, context))
     own = _own_items(asked, service, context)
     names = ["input"] if isinstance(asked.input, str) else [f"input[{i}]" for i in range(len(own))]
     items += zip(names, own, strict=True)
-    return own, *chat_request_of(asked, items, context.omni.info.context_length)
+    wanted, names = chat_request_of(asked, items, context.omni.info.context_length)
+    service.count_without_effect(RESPONSES, asked)
+    return own, wanted, names
 
 
 def _page(turns: Sequence[bytes], query: ItemsQuery) -> bytes:
     """Return a page of the items of a conversation's turns. Raises ApiError."""
     body = b"[" + b",".join(turns) + b"]"
     check_json(body)
-    items = list({item["id"]: item for item in from_json(body)}.values())  # each is in it once
+    items = listed(from_json(body))
     if query.order == "desc":
         items.reverse()
     ids, first = [item["id"] for item in items], 0
@@ -210,7 +213,7 @@ def _page(turns: Sequence[bytes], query: ItemsQuery) -> bytes:
         if query.after not in ids:
             raise wrong_value(f"after: there is no item {query.after[:80]!r} in it.", "after")
         first = ids.index(query.after) + 1
-    page = [listed(item) for item in items[first : first + query.limit]]
+    page = items[first : first + query.limit]
     made = {"object": "list", "data": page, "has_more": first + len(page) < len(items)}
     return to_json(made | {"first_id": _id(page[:1]), "last_id": _id(page[-1:])})
 

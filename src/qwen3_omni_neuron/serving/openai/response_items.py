@@ -1,15 +1,20 @@
 """Output items of a response while it is made, and the events that tell of them."""
 
+import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+
+from pydantic_core import to_json
 
 from qwen3_omni_neuron.serving.openai.ids import PUBLIC_ID_BYTES, new_id
 from qwen3_omni_neuron.serving.openai.reply_text import Call, Content, Reasoning, ReplyPart
 
 Json = dict[str, Any]
+_SAID = ("type", "role", "content", "call_id", "name", "arguments", "output")
 ResponseEvent = tuple[str, Json]
 """Type and fields of an event, without its number."""
-# Of the ids of items, by their type.
+# Prefix of an item's id, by its type.
 _PREFIXES = {
     "message": "msg_",
     "reasoning": "rs_",
@@ -123,8 +128,40 @@ def with_ids(items: Iterable[Json]) -> list[Json]:
     return made
 
 
-def listed(item: Json) -> Json:
-    """Return an item of an input as a list of them has it: with type, status and parts."""
+def listed(items: Iterable[Json]) -> list[Json]:
+    """Return a conversation's items as a list of them has them, each with an id of its own.
+
+    An item that is sent again is left out. Another one of the same id gets a new id, which is the
+    same in every list of the conversation.
+    """
+    made: dict[str, Json] = {}
+    said, numbers = set[tuple[str, bytes]](), Counter[str]()
+    for item in map(_complete, items):
+        own = name = item["id"]
+        key = own, _digest(item)
+        if key in said:
+            continue
+        said.add(key)
+        while name in made:
+            numbers[own] += 1
+            name = f"{own}_{numbers[own] + 1}"
+        made[name] = item | {"id": name}
+    return list(made.values())
+
+
+def _digest(item: Json) -> bytes:
+    """Return a digest of what an item says, without what clients leave out or add."""
+    said = {name: item.get(name) for name in _SAID}
+    if isinstance(said["content"], list):
+        said["content"] = [
+            {name: value for name, value in part.items() if name not in ("annotations", "logprobs")}
+            for part in said["content"]
+        ]
+    return hashlib.blake2b(to_json(said)).digest()
+
+
+def _complete(item: Json) -> Json:
+    """Return an item of an input with type, status and parts."""
     made = {"type": "message", "status": "completed", **item}
     content = made.get("content")
     if isinstance(content, str):

@@ -251,15 +251,29 @@ class TextSettings(StrictObject):
 
 
 class ItemsQuery(BaseModel):
-    """Query of GET /v1/responses/ID/input_items.
+    """Query of GET /v1/responses/ID/input_items, as `fields_of_query` reads it.
 
     after: id of the item before the first one of the page. limit: most items of a page. order: by
-    the conversation's, or its reverse.
+    the conversation's, or its reverse. include: without effect.
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     after: str | None = None
     limit: int = Field(20, ge=1, le=100)
     order: Literal["asc", "desc"] = "desc"
+    include: list[str] = []
+
+
+def fields_of_query(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Return the fields of a query for `ItemsQuery`. Lists are sent as name or name[]."""
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name.removesuffix("[]") == "include":
+            fields.setdefault("include", []).append(value)
+        else:
+            fields[name] = value
+    return fields
 
 
 class StreamedSound(StrictObject):
@@ -327,8 +341,11 @@ class ResponseRequest(SampledBody):
         return self.store is not False
 
 
-def check_response_request(asked: ResponseRequest) -> None:
-    """Refuse what only other paths or OpenAI itself have. Raises ApiError."""
+def check_response_request(asked: ResponseRequest, *, answered: bool = True) -> None:
+    """Refuse what only other paths or OpenAI itself have. Raises ApiError.
+
+    answered: False where its tokens are counted alone, so that no speech needs a place.
+    """
     for name, (values, advice) in _REFUSED.items():
         value = (asked.model_extra or {}).get(name)
         if value is not None and value not in values:
@@ -337,7 +354,7 @@ def check_response_request(asked: ResponseRequest) -> None:
     check_known(asked, FURTHER_RESPONSE_FIELDS.keys() | _REFUSED.keys(), CHAT_OPTIONS)
     if asked.top_logprobs and not asked.tells_logprobs:
         raise wrong_value(f"top_logprobs needs include: [{LOGPROBS}].", "top_logprobs")
-    if "audio" in (asked.modalities or ()) and not asked.stream:
+    if answered and "audio" in (asked.modalities or ()) and not asked.stream:
         raise wrong_value(
             "speech is in streamed responses alone, as OpenAI's response has no place for it. "
             "Take stream: true, or POST /v1/chat/completions for speech in one piece.",

@@ -23,6 +23,7 @@ CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 SPEECH, REALTIME = "/v1/audio/speech", "/v1/realtime"
 TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
 COMPLETIONS = "/v1/completions"
+INPUT_ITEMS = "/v1/responses/{response_id}/input_items"
 LOGPROBS = "message.output_text.logprobs"
 """What a response may include of its text."""
 ITEM = "conversation.item.create"  # an event of the socket
@@ -145,6 +146,7 @@ FIELDS: Mapping[str, Mapping[str, WithoutEffect]] = {
         "input[].output[].cache_control": _CACHE,
         "input[].output[].prompt_cache_breakpoint": _CACHE,
     },
+    INPUT_ITEMS: {"include": WithoutEffect("items are listed as they were kept")},
     SPEECH: {
         "model": _MODEL,
         "instructions": WithoutEffect("a voice has one manner of speaking"),
