@@ -71,7 +71,6 @@ ELSEWHERE = {
         ("--api-url", "--eval-type", "--model-args", "--datasets", "seed_tts_eval"),
         "options and a data set of evalscope",
     ),
-    "W4A4": "a scheme of llmcompressor",
     "--max-bodies-bytes": "a flag of version 0.1.0",
     "manifest.jsonl": "a file that the caller of bench/asr.py writes",
     **dict.fromkeys(
