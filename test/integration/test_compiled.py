@@ -328,7 +328,7 @@ def test_a_tree_that_does_not_fit_is_not_loaded(checkpoint: Path, copy: Path, ha
 def test_a_tree_of_another_checkpoint_is_not_loaded(tree: Path, tmp_path: Path) -> None:
     """One with the same config and the same shapes, as a fine-tune has."""
     other = write_tiny_checkpoint(tmp_path, seed=99)
-    with pytest.raises(ArtifactError, match="compiled from another checkpoint than"):
+    with pytest.raises(ArtifactError, match="compiled from another checkpoint or with other adapters than"):
         Qwen3Omni.load(other, compiled_path=tree)
 
 
@@ -447,7 +447,7 @@ def test_compile_prints_a_table_and_goes_on(
     assert rows[2][1:] == ["any", rows[2][2], "1.6"]
     assert [row[2] == "kept" for row in rows[1:]] == [model != "vision" for model in MODELS]
     assert "vision: to be compiled, missing" in printed.err
-    assert "100%" in printed.err
+    assert re.search(r"(\d\S*B) of \1 after", printed.err), "a line at the end of each bar"
 
 
 @pytest.mark.usefixtures("warm_commands")
