@@ -328,7 +328,9 @@ def test_a_tree_that_does_not_fit_is_not_loaded(checkpoint: Path, copy: Path, ha
 def test_a_tree_of_another_checkpoint_is_not_loaded(tree: Path, tmp_path: Path) -> None:
     """One with the same config and the same shapes, as a fine-tune has."""
     other = write_tiny_checkpoint(tmp_path, seed=99)
-    with pytest.raises(ArtifactError, match="compiled from another checkpoint or with other adapters than"):
+    with pytest.raises(
+        ArtifactError, match="compiled from another checkpoint or with other adapters than"
+    ):
         Qwen3Omni.load(other, compiled_path=tree)
 
 
