@@ -287,7 +287,7 @@ print(peak.nbytes / whole)
 def test_cutting_peaks_below_half_of_the_part(checkpoint: Path, tmp_path: Path) -> None:
     """Far below the 1.5 that was asked for: a parameter at a time, for all ranks.
 
-    Measured 0.43 to 0.53: what the allocator keeps comes on top, now and then. So the least of three.
+    Measured 0.43 to 0.53: what the allocator keeps is on top, now and then. So the least of three.
     """
     small = write_tiny_checkpoint(tmp_path / "small", size="small")
     peaks = []
