@@ -15,9 +15,9 @@ from qwen3_omni_neuron.errors import OutputError
 SAMPLE_RATE = 24000
 
 FinishReason = Literal["stop", "length", "no_speech", "runaway"]
-_SHOWN_CHARACTERS = 80  # of a text or bytes, in a repr
-_SHOWN_ITEMS = 4  # of a list or another sequence
-_SHOWN_KEYS = 16  # of a mapping: more than a model has stages
+_SHOWN_CHARACTERS = 80  # most characters of a text, or bytes, in a repr
+_SHOWN_ITEMS = 4  # most items of a sequence in a repr
+_SHOWN_KEYS = 16  # most keys of a mapping in a repr: more than a model has stages
 
 
 class ShortRepr:

@@ -98,7 +98,7 @@ class NativePredictor:
         """Predict frames of some slots; hidden and feedback are tables of all slots.
 
         rows: row of each slot in hidden and feedback, float32 [all slots, hidden]. uniforms:
-        [slots, 15], None for greedy; top_p and top_k: of each slot. Returns the codes int64
+        [slots, 15], None for greedy; top_p and top_k: one a slot. Returns the codes int64
         [slots, 16]; otherwise as `__call__`.
         """
         slots, all_slots = len(rows), len(hidden)

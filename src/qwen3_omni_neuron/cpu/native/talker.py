@@ -47,7 +47,7 @@ class NativeTalker(TalkerEngine):
             newline_id,
         )
         self._slots, self._frames = decoder, predictor.frames
-        self._codes = config.talker.code_groups - 1  # of a frame, without code 0
+        self._codes = config.talker.code_groups - 1  # codes of a frame after code 0
         self._codec_bos_row = codec_rows[self._codec_bos].numpy()
         self._rows_of = text_rows.with_rows
         # Tables of all slots, in which the library reads and writes the rows of a call's slots.

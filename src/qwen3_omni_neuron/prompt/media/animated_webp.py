@@ -17,7 +17,7 @@ _CHUNK = struct.Struct("<4sI")
 _CANVAS = 4, 7  # places of width - 1 and height - 1, 3 bytes each, in that chunks flags
 _DURATION_AT = 12  # in a frame's chunk, after its place and size
 _SHORT_MS = 100  # time of a frame without a duration, as in browsers
-MOST_CHUNKS = 200_000  # of a file: an hour and a half of 30 frames a second
+MOST_CHUNKS = 200_000  # most chunks of a file: an hour and a half of 30 frames a second
 
 
 @dataclass(frozen=True, eq=False)
