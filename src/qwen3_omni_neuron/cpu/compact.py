@@ -1,0 +1,131 @@
+"""bfloat16 matrices in 12 bits a number, without a loss: the compact form of library.h.
+
+The numbers of a trained matrix have few exponents. For each output and 256 of its inputs, 16
+exponents are written in 4 bits, beside sign and mantissa; the few numbers with other exponents are
+listed in the head of their block. A matrix with too many of these has no compact form, nor has one
+whose inputs are no multiple of 4.
+
+A panel of 32 outputs is a row of bytes: [..., out, into] becomes uint8
+[..., ceil(out / 32), bytes of a panel].
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qwen3_omni_neuron.cpu.packing import PANEL
+
+BLOCK_INPUTS = 256  # as all below in library.h
+BLOCK_HEAD = 128
+EXCEPTIONS = 24
+QUAD_BYTES = 3 * 2 * PANEL
+"""Bytes of four inputs of a panel."""
+EXPONENTS = 16
+
+# Output of each number of a row. Both halves of 32 bits are 8 outputs apart, so that a shift and a
+# mask give two vectors of floats.
+_OUTPUTS = [16 * (word // 16) + word % 16 // 2 + 8 * (word % 2) for word in range(PANEL)]
+
+
+def compact_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of the compact form of a matrix [..., out, into]."""
+    *stack, out, into = shape
+    panel = -(-into // BLOCK_INPUTS) * BLOCK_HEAD + into // 4 * QUAD_BYTES
+    return (*stack, -(-out // PANEL), panel)
+
+
+def pack_compact(matrix: Tensor) -> Tensor | None:
+    """Return the compact form of a bfloat16 matrix [..., out, into] in torch; None: it has none.
+
+    The bytes are those of `pack_compact_in_c`.
+    """
+    out, into = matrix.shape[-2:]
+    if into % 4 != 0:
+        return None
+    bits = matrix.contiguous().view(torch.int16).to(torch.int32) & 0xFFFF
+    rows = F.pad(bits, (0, 0, 0, -out % PANEL)).unflatten(-2, (-1, PANEL))
+    # [panels of the whole stack, into, PANEL], an output a word
+    words = rows[..., _OUTPUTS, :].flatten(0, -3).transpose(-1, -2)
+    blocks = [_pack_block(block) for block in words.split(BLOCK_INPUTS, 1)]
+    if any(block is None for block in blocks):
+        return None
+    packed = torch.cat([block for block in blocks if block is not None], -1)
+    return packed.view(compact_shape(tuple(matrix.shape)))
+
+
+def _pack_block(words: Tensor) -> Tensor | None:
+    """Pack a block of each panel, words [panels, inputs, PANEL]. Returns uint8 [panels, bytes]."""
+    exponents = words >> 7 & 0xFF
+    lowest = (exponents.amax(1) - (EXPONENTS - 1)).clamp(min=0)
+    crowded = _outside(exponents, lowest).sum((1, 2)) > EXCEPTIONS
+    lowest[crowded] = _best_window(exponents[crowded])
+    outside = _outside(exponents, lowest)
+    if (outside.sum((1, 2)) > EXCEPTIONS).any():
+        return None
+    panels, inputs, _ = words.shape
+    panel, k, word = outside.nonzero(as_tuple=True)
+    listed = torch.full((panels, EXCEPTIONS), -1, dtype=torch.int64)
+    place = outside.flatten(1).cumsum(1).view(outside.shape)[outside] - 1
+    listed[panel, place] = ((k * PANEL + word) << 16) + words[outside]
+    steps = torch.where(outside, 0, exponents - lowest[:, None])
+    a, b, c, d = ((words & 0x807F) | (steps << 7)).view(panels, inputs // 4, 4, PANEL).unbind(2)
+    # The fourth number fills bits 11 to 14 of the others: exponent, upper and lower mantissa, sign.
+    a = a | (d >> 7 & 15) << 11
+    b = b | (d >> 3 & 15) << 11
+    c = c | (d & 7) << 12 | (d >> 15) << 11
+    quads = torch.stack([a, b, c], 2)
+    head = [lowest.to(torch.uint8), _bytes(listed, torch.int32)]
+    return torch.cat([*head, _bytes(quads, torch.int16)], -1)
+
+
+def _outside(exponents: Tensor, lowest: Tensor) -> Tensor:
+    steps = exponents - lowest[:, None]
+    return (steps < 0) | (steps >= EXPONENTS)
+
+
+def _best_window(exponents: Tensor) -> Tensor:
+    """Return the lowest of the 16 exponents that most numbers have; the highest of equal ones."""
+    counts = torch.zeros(len(exponents), 256, PANEL, dtype=torch.int32)
+    counts.scatter_add_(1, exponents.long(), torch.ones_like(exponents))
+    counts = counts.transpose(1, 2)
+    inside = F.pad(counts.cumsum(-1), (1, 0))
+    inside = inside[..., EXPONENTS:] - inside[..., :-EXPONENTS]
+    return (inside.shape[-1] - 1 - inside.flip(-1).argmax(-1)).to(exponents.dtype)
+
+
+def _bytes(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return integers in the low bits of a type, as bytes [panels, ...]."""
+    limit = 1 << (8 * dtype.itemsize)
+    signed = torch.where(numbers >= limit // 2, numbers - limit, numbers).to(dtype)
+    return signed.flatten(1).contiguous().view(torch.uint8)
+
+
+def unpack_compact(packed: Tensor, out: int, into: int) -> Tensor:
+    """Return the bfloat16 matrix [..., out, into] of a compact form."""
+    panels = packed.flatten(0, -2)
+    parts = []
+    for start in range(0, into, BLOCK_INPUTS):
+        begin = start // BLOCK_INPUTS * (BLOCK_HEAD + BLOCK_INPUTS // 4 * QUAD_BYTES)
+        inputs = min(into - start, BLOCK_INPUTS)
+        end = begin + BLOCK_HEAD + inputs // 4 * QUAD_BYTES
+        parts.append(_unpack_block(panels[:, begin:end]))
+    words = torch.cat(parts, 1)  # [panels, into, PANEL]
+    rows = torch.empty_like(words)
+    rows[..., _OUTPUTS] = words
+    matrix = rows.transpose(-1, -2).reshape(*packed.shape[:-1], PANEL, into).flatten(-3, -2)
+    return matrix[..., :out, :].contiguous().view(torch.bfloat16)
+
+
+def _unpack_block(block: Tensor) -> Tensor:
+    """Return the words of blocks, uint8 [panels, bytes], as int16 [panels, inputs, PANEL]."""
+    lowest = block[:, :PANEL].to(torch.int32)[:, None]
+    listed = block[:, PANEL:BLOCK_HEAD].contiguous().view(torch.int32).to(torch.int64)
+    quads = block[:, BLOCK_HEAD:].contiguous().view(torch.int16).to(torch.int32) & 0xFFFF
+    a, b, c = quads.view(len(block), -1, 3, PANEL).unbind(2)
+    d = (a >> 4 & 0x780) | (b >> 8 & 0x78) | (c >> 12 & 7) | (c << 4 & 0x8000)
+    words = torch.stack([a & 0x87FF, b & 0x87FF, c & 0x87FF, d], 2).flatten(1, 2)
+    words = words + (lowest << 7)
+    panel, index = (listed >= 0).nonzero(as_tuple=True)
+    entries = listed[panel, index]
+    words.flatten(1)[panel, entries >> 16] = (entries & 0xFFFF).to(torch.int32)
+    return torch.where(words >= 0x8000, words - 0x10000, words).to(torch.int16)
