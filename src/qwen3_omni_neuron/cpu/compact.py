@@ -46,15 +46,21 @@ def pack_compact(matrix: Tensor) -> Tensor | None:
     rows = F.pad(bits, (0, 0, 0, -out % PANEL)).unflatten(-2, (-1, PANEL))
     # [panels of the whole stack, into, PANEL], an output a word
     words = rows[..., _OUTPUTS, :].flatten(0, -3).transpose(-1, -2)
-    blocks = [_pack_block(block) for block in words.split(BLOCK_INPUTS, 1)]
-    if any(block is None for block in blocks):
-        return None
-    packed = torch.cat([block for block in blocks if block is not None], -1)
-    return packed.view(compact_shape(tuple(matrix.shape)))
+    heads, quads = [], []
+    for block in words.split(BLOCK_INPUTS, 1):
+        packed = _pack_block(block)
+        if packed is None:
+            return None
+        heads.append(packed[0])
+        quads.append(packed[1])
+    return torch.cat(heads + quads, -1).view(compact_shape(tuple(matrix.shape)))
 
 
-def _pack_block(words: Tensor) -> Tensor | None:
-    """Pack a block of each panel, words [panels, inputs, PANEL]. Returns uint8 [panels, bytes]."""
+def _pack_block(words: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Pack a block of each panel, words [panels, inputs, PANEL].
+
+    Returns the heads and the quads, uint8 [panels, bytes].
+    """
     exponents = words >> 7 & 0xFF
     lowest = (exponents.amax(1) - (EXPONENTS - 1)).clamp(min=0)
     crowded = _outside(exponents, lowest).sum((1, 2)) > EXCEPTIONS
@@ -74,8 +80,8 @@ def _pack_block(words: Tensor) -> Tensor | None:
     b = b | (d >> 3 & 15) << 11
     c = c | (d & 7) << 12 | (d >> 15) << 11
     quads = torch.stack([a, b, c], 2)
-    head = [lowest.to(torch.uint8), _bytes(listed, torch.int32)]
-    return torch.cat([*head, _bytes(quads, torch.int16)], -1)
+    head = torch.cat([lowest.to(torch.uint8), _bytes(listed, torch.int32)], -1)
+    return head, _bytes(quads, torch.int16)
 
 
 def _outside(exponents: Tensor, lowest: Tensor) -> Tensor:
@@ -102,26 +108,24 @@ def _bytes(numbers: Tensor, dtype: torch.dtype) -> Tensor:
 
 def unpack_compact(packed: Tensor, out: int, into: int) -> Tensor:
     """Return the bfloat16 matrix [..., out, into] of a compact form."""
-    panels = packed.flatten(0, -2)
-    parts = []
-    for start in range(0, into, BLOCK_INPUTS):
-        begin = start // BLOCK_INPUTS * (BLOCK_HEAD + BLOCK_INPUTS // 4 * QUAD_BYTES)
-        inputs = min(into - start, BLOCK_INPUTS)
-        end = begin + BLOCK_HEAD + inputs // 4 * QUAD_BYTES
-        parts.append(_unpack_block(panels[:, begin:end]))
-    words = torch.cat(parts, 1)  # [panels, into, PANEL]
+    all_heads, all_quads = packed.flatten(0, -2).tensor_split(
+        [-(-into // BLOCK_INPUTS) * BLOCK_HEAD], dim=1
+    )
+    heads = all_heads.split(BLOCK_HEAD, 1)
+    quads = all_quads.split(BLOCK_INPUTS // 4 * QUAD_BYTES, 1)
+    words = torch.cat([_unpack_block(*block) for block in zip(heads, quads, strict=True)], 1)
     rows = torch.empty_like(words)
     rows[..., _OUTPUTS] = words
     matrix = rows.transpose(-1, -2).reshape(*packed.shape[:-1], PANEL, into).flatten(-3, -2)
     return matrix[..., :out, :].contiguous().view(torch.bfloat16)
 
 
-def _unpack_block(block: Tensor) -> Tensor:
-    """Return the words of blocks, uint8 [panels, bytes], as int16 [panels, inputs, PANEL]."""
-    lowest = block[:, :PANEL].to(torch.int32)[:, None]
-    listed = block[:, PANEL:BLOCK_HEAD].contiguous().view(torch.int32).to(torch.int64)
-    quads = block[:, BLOCK_HEAD:].contiguous().view(torch.int16).to(torch.int32) & 0xFFFF
-    a, b, c = quads.view(len(block), -1, 3, PANEL).unbind(2)
+def _unpack_block(head: Tensor, quads: Tensor) -> Tensor:
+    """Return the words of blocks as `_pack_block` returns them, int16 [panels, inputs, PANEL]."""
+    lowest = head[:, :PANEL].to(torch.int32)[:, None]
+    listed = head[:, PANEL:].contiguous().view(torch.int32).to(torch.int64)
+    wide = quads.contiguous().view(torch.int16).to(torch.int32) & 0xFFFF
+    a, b, c = wide.view(len(head), -1, 3, PANEL).unbind(2)
     d = (a >> 4 & 0x780) | (b >> 8 & 0x78) | (c >> 12 & 7) | (c << 4 & 0x8000)
     words = torch.stack([a & 0x87FF, b & 0x87FF, c & 0x87FF, d], 2).flatten(1, 2)
     words = words + (lowest << 7)
