@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.cpu.native._declarations import ffi
+from qwen3_omni_neuron.cpu.compact import compact_shape
 from qwen3_omni_neuron.cpu.packing import PANEL, Groups, grouped_shape, packed_shape, packed_type
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.decoder import Decoder
@@ -18,12 +19,13 @@ from qwen3_omni_neuron.model.layers import FeedForward
 from qwen3_omni_neuron.model.moe import MoeFeedForward
 
 NO_MEMORY, NO_SUCH_ROW = ffi.integer_const("NO_MEMORY"), ffi.integer_const("NO_SUCH_ROW")
+UNSUITED = ffi.integer_const("UNSUITED")
 TYPES = {
     torch.float32: ffi.integer_const("FLOAT32"),
     torch.bfloat16: ffi.integer_const("BFLOAT16"),
     torch.int8: ffi.integer_const("INT8"),
 }
-INT4 = ffi.integer_const("INT4")
+INT4, COMPACT = ffi.integer_const("INT4"), ffi.integer_const("COMPACT")
 SCALE_TYPES = {
     torch.float32: ffi.integer_const("FLOAT32"),
     torch.bfloat16: ffi.integer_const("BFLOAT16"),
@@ -91,6 +93,13 @@ class Weights:
                 "group": groups.size,
                 "scale_type": SCALE_TYPES[groups.scale],
                 "zero_points": groups.zero_points,
+            }
+        if packed.dtype == torch.uint8:
+            if order is not None:
+                raise UnsuitedError("the C takes no order of the inputs of compact weights")
+            return fields | {
+                "panels": self(packed, *compact_shape(shape), dtype=torch.uint8),
+                "type": COMPACT,
             }
         if packed.dtype not in TYPES:
             raise UnsuitedError(f"the C takes no weights of {packed.dtype}")
@@ -177,6 +186,20 @@ def pack_in_c(matrix: Tensor, library: Library, dtype: torch.dtype | None = None
     )
     check(status)
     return packed
+
+
+def pack_compact_in_c(matrix: Tensor, library: Library) -> Tensor | None:
+    """Return the compact form of a matrix; see cpu.compact.pack_compact: the bytes are the same."""
+    assert matrix.dtype == torch.bfloat16
+    out, into = matrix.shape[-2:]
+    if into % 4 != 0:
+        return None
+    matrix = matrix.contiguous()
+    packed = torch.empty(compact_shape(tuple(matrix.shape)), dtype=torch.uint8, device="cpu")
+    count = matrix.numel() // (out * into)
+    status = library.pack_compact_matrices(address_of(packed), address_of(matrix), count, out, into)
+    check(status)
+    return None if status == UNSUITED else packed
 
 
 def quantise_in_c(matrix: Tensor, library: Library, groups: Groups) -> Tensor:

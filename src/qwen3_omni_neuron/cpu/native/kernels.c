@@ -6,7 +6,7 @@
 #include <string.h>
 
 /* A type of a tile beside those of weights: see number. FLOAT16 is a type of scales alone. */
-enum { INT4_RAW = FLOAT16, TYPES };
+enum { INT4_RAW = FLOAT16, TYPES = COMPACT + 1 };
 /* A bit of MXCSR that the headers name only where SSE3 is compiled for. */
 enum { DENORMALS_ARE_ZEROS = 0x40 };
 

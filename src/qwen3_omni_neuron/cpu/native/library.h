@@ -12,15 +12,20 @@
 extern const int64_t source_digest;
 
 /* Return values of the functions below. */
-enum { DONE = 0, NO_MEMORY = 1, NO_SUCH_ROW = 2 };
+enum { DONE = 0, NO_MEMORY = 1, NO_SUCH_ROW = 2, UNSUITED = 3 };
 
 /* ---- weights ---- */
 
 /* Outputs of a matrix that lie side by side: see Matrix. */
 enum { PANEL = 32 };
 
-/* Types of weights, and FLOAT16 of scales. They are widened to float32 when they are used. */
-enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, FLOAT16 = 4 };
+/* Types of weights, and FLOAT16 of scales. They are widened to float32 when they are used. COMPACT are
+ * bfloat16 numbers in 12 bits. */
+enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, FLOAT16 = 4, COMPACT = 5 };
+
+/* Of COMPACT: inputs of a block, bytes of its head, exceptions there, bytes of four inputs of a panel,
+ * exponents that 4 bits have. */
+enum { BLOCK_INPUTS = 256, BLOCK_HEAD = 128, EXCEPTIONS = 24, QUAD_BYTES = 192, EXPONENTS = 16 };
 
 /* A matrix [out, into] in panels: [ceil(out / PANEL), into, PANEL], zeros after the last output. The
  * products of a panel are sums side by side, each over `into` in order: whatever the processor, the
@@ -31,6 +36,15 @@ enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, FLOAT16 = 4 };
  *   [PANEL] scales of scale_type, of either sign;
  *   int8 [PANEL] zero points, where zero_points is set.
  * A weight is scale * (number - zero point). Numbers are summed up over a group, and then scaled.
+ *
+ * A COMPACT panel has a head for each BLOCK_INPUTS inputs, then a quad for each four inputs. A head holds
+ *   uint8 [PANEL] the lowest exponents;
+ *   uint32 [EXCEPTIONS] numbers with other exponents than the lowest and the 15 above it, ascending:
+ *     input of the block * PANEL + place in the row, then 16 bits of bfloat16; then UINT32_MAX.
+ * A quad is uint16 [3, PANEL]. Its words have in bit 15 the sign, in bits 7 to 10 the exponent less the
+ * lowest, and in bits 0 to 6 the mantissa of an input each, and in bits 11 to 14 of the first the fourth
+ * input's exponent less the lowest, of the second its mantissa's upper bits, of the third its mantissa's
+ * lower bits and, in bit 11, its sign. Place 16 h + 2 i + j in a row is output 16 h + 8 j + i.
  *
  * A matrix whose groups have inputs from anywhere has its columns sorted by group, and their order. */
 typedef struct {
@@ -56,6 +70,10 @@ typedef struct {
  * widen: bfloat16 (bytes is 2) to float32. */
 int pack_matrices(void *to, const void *from, int64_t count, int64_t out, int64_t into,
                   int64_t bytes, int widen);
+
+/* Pack `count` dense bfloat16 matrices [out, into], with all threads of the pool, as COMPACT:
+ * cpu.compact.pack_compact. Returns UNSUITED where a block has too many exceptions. into: of 4. */
+int pack_compact_matrices(void *to, const void *from, int64_t count, int64_t out, int64_t into);
 
 /* Round `count` dense bfloat16 matrices [out, into] to INT4 panels with bfloat16 scales, with all
  * threads of the pool: cpu.packing.quantise_groups. */

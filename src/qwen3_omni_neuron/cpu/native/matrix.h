@@ -35,8 +35,16 @@ static inline int64_t block_bytes(const Matrix *w)
     return number_bytes(w->group) + (bytes_of(w->scale_type) + (w->zero_points != 0)) * PANEL;
 }
 
+/* Blocks of a COMPACT panel. */
+static inline int64_t blocks_of(int64_t into)
+{
+    return (into + BLOCK_INPUTS - 1) / BLOCK_INPUTS;
+}
+
 static inline int64_t panel_bytes(const Matrix *w)
 {
+    if (w->type == COMPACT)
+        return blocks_of(w->into) * BLOCK_HEAD + w->into / 4 * QUAD_BYTES;
     if (w->type == INT4)
         return (w->into + w->group - 1) / w->group * block_bytes(w);
     return PANEL * w->into * bytes_of(w->type);

@@ -252,6 +252,8 @@ INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, const float *ad
     }
 }
 
+#include "vector_compact.h"
+
 /* Whether the registers hold the sums of a tile and the widened weights of INT8. BFLOAT16's come no
  * faster than they are widened, and INT4 words are read again: see add_numbers. */
 INLINE int KIND(fits)(int type, int rows, int vectors)
@@ -272,7 +274,10 @@ INLINE void KIND(tile)(const Tiles *t, int64_t at, int rows, int type, int vecto
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++)
             total[r][v] = (Vector){0};
-    if (type >= INT4)
+    if (type == COMPACT)
+        KIND(sum_compact)(total, t->x, t->x_stride, rows, panels, at % PANEL, size, m->into,
+                          vectors, skip);
+    else if (type >= INT4)
         KIND(sum_groups)(total, t->x, t->x + filled_up(m->into), t->x_stride, rows, type, m,
                          panels, at % PANEL, vectors, skip);
     else
@@ -320,7 +325,8 @@ INLINE void KIND(tile)(const Tiles *t, int64_t at, int rows, int type, int vecto
     TILE(BFLOAT16, rows, vectors)                                                                \
     TILE(INT8, rows, vectors)                                                                    \
     TILE(INT4, rows, vectors)                                                                    \
-    TILE(INT4_RAW, rows, vectors)
+    TILE(INT4_RAW, rows, vectors)                                                                \
+    TILE(COMPACT, rows, vectors)
 SHAPES(SHAPE)
 #undef SHAPE
 #undef TILE
@@ -333,7 +339,7 @@ static const struct {
 #define SHAPE(rows, vectors)                                                                     \
     {rows, vectors,                                                                              \
      {TILE(FLOAT32, rows, vectors), TILE(BFLOAT16, rows, vectors), TILE(INT8, rows, vectors),    \
-      TILE(INT4, rows, vectors), TILE(INT4_RAW, rows, vectors)}},
+      TILE(INT4, rows, vectors), TILE(INT4_RAW, rows, vectors), TILE(COMPACT, rows, vectors)}},
     SHAPES(SHAPE)
 #undef SHAPE
 #undef TILE
