@@ -81,7 +81,7 @@ def plan_of(
     given = {
         name: value
         for name, value in vars(options).items()
-        if name in SETTINGS and value not in (None, "auto")
+        if name in SETTINGS and value not in (None, getattr(type(options), name))
     }
     adapters = [AdapterPath.of(adapter) for adapter in options.adapters]
     if tree is not None:

@@ -552,6 +552,15 @@ class LoadArguments(TypedDict, total=False):
             loads=True,
         ),
     ]
+    compact: Annotated[
+        bool,
+        OptionDoc(
+            "keep bfloat16 matrices in 12 bits a number where that loses nothing, on the CPU; a "
+            "tree has its own",
+            _FLAG,
+            loads=True,
+        ),
+    ]
     adapters: Annotated[
         Sequence[str | Path | tuple[str | Path, float]],
         OptionDoc(
@@ -810,6 +819,7 @@ class LoadOptions:
     threads: int | None = None
     kv_cache_dtype: str = "auto"
     predictor_dtype: str = "auto"
+    compact: bool = True
     adapters: Sequence[str | Path | tuple[str | Path, float]] = ()
     wrap_engines: Callable[[Engines], Engines] | None = None
 

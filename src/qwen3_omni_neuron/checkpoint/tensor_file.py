@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO
 
 import torch
@@ -34,6 +35,7 @@ Layout = Mapping[str, tuple[Sequence[int], torch.dtype]]
 
 The dtype is float32, bfloat16, float64, int32, int8 or uint8.
 """
+_NOTHING: Layout = MappingProxyType({})
 
 
 def layout_bytes(layout: Layout) -> int:
@@ -41,32 +43,49 @@ def layout_bytes(layout: Layout) -> int:
     return sum(prod(shape) * dtype.itemsize for shape, dtype in layout.values())
 
 
-def write_tensors(path: Path, layout: Layout, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Write a new file. tensors: names and tensors, in the order of the layout. Raises OSError."""
-    write_tensor_files([path], layout, ((name, [tensor]) for name, tensor in tensors))
+def write_tensors(
+    path: Path,
+    layout: Layout,
+    tensors: Iterable[tuple[str, Tensor]],
+    instead: Layout = _NOTHING,
+) -> None:
+    """Write a new file. tensors: names and tensors, in the order of the layout. Raises OSError.
+
+    instead: see write_tensor_files.
+    """
+    parts = ((name, [tensor]) for name, tensor in tensors)
+    write_tensor_files([path], layout, parts, instead)
 
 
 def write_tensor_files(
-    paths: Sequence[Path], layout: Layout, parts: Iterable[tuple[str, Sequence[Tensor]]]
+    paths: Sequence[Path],
+    layout: Layout,
+    parts: Iterable[tuple[str, Sequence[Tensor]]],
+    instead: Layout = _NOTHING,
 ) -> None:
     """Write several new files of one layout side by side.
 
     parts: the name of a tensor, and its next data for each file: the whole tensor, or the next
-    slice along its first axis. Tensors come in the order of the layout. Raises OSError.
+    slice along its first axis. Tensors come in the order of the layout. instead: shape and another
+    dtype that some tensors of the layout may come in; the header says what came, and is written
+    last. Raises OSError.
     """
-    header = _header(layout)
+    reserved = max(len(_header(layout)), len(_header({**layout, **instead})))
+    came: dict[str, tuple[Sequence[int], torch.dtype]] = {}
     with ExitStack() as stack:
         files: list[BinaryIO] = [stack.enter_context(path.open("xb")) for path in paths]
         for file in files:
-            file.write(header)
+            file.write(bytes(reserved))
         names, current = iter(layout), ""
         written, expected = 0, 0  # values of the current tensor
         for name, tensors in parts:
+            ((part_shape, part_dtype),) = {(tensor.shape, tensor.dtype) for tensor in tensors}
             if written == expected:
                 current, written = next(names), 0
-                expected = prod(layout[current][0])
-            shape, dtype = layout[current]
-            ((part_shape, part_dtype),) = {(tensor.shape, tensor.dtype) for tensor in tensors}
+                other = part_dtype != layout[current][1] and current in instead
+                came[current] = (instead if other else layout)[current]
+                expected = prod(came[current][0])
+            shape, dtype = came[current]
             assert (name, dtype) == (current, part_dtype)
             assert tuple(part_shape[1:]) == tuple(shape[1:])
             written += part_shape.numel()
@@ -74,9 +93,15 @@ def write_tensor_files(
             for file, tensor in zip(files, tensors, strict=True):
                 file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         assert written == expected and next(names, None) is None, "not all tensors came"
+        header = _header(came, reserved)
+        assert len(header) == reserved
+        for file in files:
+            file.seek(0)
+            file.write(header)
 
 
-def _header(layout: Layout) -> bytes:
+def _header(layout: Layout, least_bytes: int = 0) -> bytes:
+    """Return the header of a file, padded to a multiple of the alignment of at least some bytes."""
     entries: dict[str, object] = {}
     end = 0
     for name, (shape, dtype) in layout.items():
@@ -87,7 +112,8 @@ def _header(layout: Layout) -> bytes:
             "data_offsets": [begin, end],
         }
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+    size = max(8 + len(text), least_bytes)
+    text = text.ljust(size + -size % _ALIGNMENT - 8)
     return len(text).to_bytes(8, "little") + text
 
 

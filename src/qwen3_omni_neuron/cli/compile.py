@@ -15,6 +15,7 @@ from qwen3_omni_neuron.cli.inspect import MB, aligned, model_row
 from qwen3_omni_neuron.cli.model_arguments import (
     add_adapters,
     add_checkpoint_argument,
+    boolean,
     chosen_model,
     sizes,
 )
@@ -60,6 +61,7 @@ def add_compile(parser: CommandParser) -> None:
     )
     kinds: dict[Any, tuple[Any, str | None]] = {
         int: (int, "N"),
+        bool: (boolean, "BOOL"),
         str: (str, None),
         tuple[int, ...]: (sizes, "N,N,..."),
         Degrees: (str, "N|PART=N,..."),
@@ -99,6 +101,9 @@ def _values(name: str) -> str:
         return f"{' or '.join(TARGETS)}; default: {DEFAULT_TARGET}, and {dry} for a --dry-run"
     if name == "dtype":
         return f"auto, {', '.join(dict.fromkeys(dtype for one in limits for dtype in one.dtypes))}"
+    if name == "compact":
+        of = [f"{t.target} {', '.join(t.compact_dtypes)}" for t in limits if t.compact_dtypes]
+        return f"true ({'; '.join(of)}) or false; default: false"
     if name == "predictor_dtype":
         return f"auto or {_predictor_dtypes(limits)}; default: the first one"
     defaults = {
@@ -168,7 +173,7 @@ def _dry_run(parsed: argparse.Namespace) -> int:
         if plan.target in DRY_RUN_TARGETS:
             each_default = parsed.tp is None and parsed.instance is None
             return _dry_run_on_trn2(plan, parsed.instance, each_default, parsed.quiet)
-        return _dry_run_here(plan, parsed.out or Path.cwd())
+        return _dry_run_here(plan, parsed.out or Path.cwd(), bool(parsed.compact))
 
 
 def _dry_run_on_trn2(
@@ -212,8 +217,11 @@ def _shown(quiet: bool, graphs: "Sequence[tuple[int, Graph]]") -> "Iterator[tupl
                 bar.write(f"TP {tp}, {model}: {took}", file=sys.stderr)
 
 
-def _dry_run_here(plan: "CompilePlan", out: Path) -> int:
-    """Print what each dtype takes on the CPU, and what fits this machine and the disk of `out`."""
+def _dry_run_here(plan: "CompilePlan", out: Path, compact: bool) -> int:
+    """Print what each dtype takes on the CPU, and what fits this machine and the disk of `out`.
+
+    compact: see fits_of.
+    """
     from qwen3_omni_neuron.checkpoint.config_json import read_config
     from qwen3_omni_neuron.checkpoint.files import Checkpoint
     from qwen3_omni_neuron.checkpoint.quantised import read_settings
@@ -227,7 +235,7 @@ def _dry_run_here(plan: "CompilePlan", out: Path) -> int:
         except CheckpointError as error:  # the folder may have config.json alone
             print(f"counted as if it were not quantised: {error}", file=sys.stderr)
     lengths = plan.context_length, plan.talker_context_length
-    fits = fits_of(read_config(plan.model), *lengths, quantised, plan.predictor_dtype)
+    fits = fits_of(read_config(plan.model), *lengths, quantised, plan.predictor_dtype, compact)
     print("\n".join(fits_text(fits, memory_bytes())))
     disk = next(folder for folder in (out, *out.parents) if folder.exists())
     free = shutil.disk_usage(disk).free

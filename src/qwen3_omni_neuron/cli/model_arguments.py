@@ -63,7 +63,7 @@ def add_adapters(parser: argparse._ActionsContainer) -> None:
 def option_value(option: Option, text: str) -> Any:
     """Return the value of an option's flag. Raises ArgumentTypeError for one that it can't have."""
     kind, values = option.value_type, option.doc.values
-    parse = _PARSERS.get(option.name) or (_boolean if kind is bool else kind)
+    parse = _PARSERS.get(option.name) or (boolean if kind is bool else kind)
     try:
         value = parse(text)
         option.check(value)
@@ -187,7 +187,8 @@ def sizes(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(message) from None
 
 
-def _boolean(text: str) -> bool:
+def boolean(text: str) -> bool:
+    """Parse "true" or "false"."""
     if text.lower() in ("true", "1", "yes"):
         return True
     if text.lower() in ("false", "0", "no"):

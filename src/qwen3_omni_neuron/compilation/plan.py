@@ -35,11 +35,13 @@ SAME = "same"  # predictor_dtype of a code predictor that is in the plan's dtype
 _EVERY_MODEL = ("target", "tp", "lnc", "dtype")
 _DECODER = ("max_concurrency", "context_length", "prompt_buckets", "decode_buckets", "batches")
 _BY_MODEL = {
-    "thinker": _DECODER,
-    "vision": ("patch_buckets",),
-    "audio": ("audio_windows",),
-    "talker": (*_DECODER, "talker_context_length", "projection_rows"),
-    "code_predictor": ("max_concurrency", "batches", "predictor_top_k", "predictor_dtype"),
+    "thinker": (*_DECODER, "compact"),
+    "vision": ("patch_buckets", "compact"),
+    "audio": ("audio_windows", "compact"),
+    "talker": (*_DECODER, "talker_context_length", "projection_rows", "compact"),
+    "code_predictor": (
+        *("max_concurrency", "batches", "predictor_top_k", "predictor_dtype", "compact"),
+    ),
     "code2wav": ("max_concurrency", "batches", "chunk_frames"),
 }
 
@@ -52,7 +54,8 @@ class CompilePlan:
     folder; its path does not affect what is compiled. adapters: those that are merged into its
     weights, in this order; no setting: a manifest keeps their digest. predictor_dtype: "same": the
     code predictor is in `dtype`, as the other models. "mixed": its weights are, or in int8 and int4
-    are bfloat16, and it computes in float32. "float32": its weights are float32, too.
+    are bfloat16, and it computes in float32. "float32": its weights are float32, too. compact:
+    whether bfloat16 matrices are kept in 12 bits a number where that loses nothing.
     chunked_prefill: whether rows can be appended to the rows of a slot, and slots copied.
     mixed_arithmetic: dtype of activations where weights have another. Both follow from the target
     and are no settings: see TargetLimits. A setting with a default is missing in trees of earlier
@@ -84,6 +87,10 @@ class CompilePlan:
     chunked_prefill: bool
     mixed_arithmetic: str = "float32"
     predictor_dtype: str = field(default=SAME, metadata={"help": "numbers of the code predictor"})
+    compact: bool = field(
+        default=False,
+        metadata={"help": "keep bfloat16 matrices in 12 bits a number where that loses nothing"},
+    )
     adapters: tuple[AdapterPath, ...] = ()
 
     @property
@@ -110,7 +117,10 @@ class CompilePlan:
     def model_settings(self, model: str) -> dict[str, Any]:
         """Return the settings that one model depends on. model: one of MODELS."""
         settings = self.settings | {"tp": self.tp.of(model)}
-        return {name: settings[name] for name in (*_EVERY_MODEL, *_BY_MODEL[model])}
+        if not self.compact:  # as were models of versions without it, which stay fresh
+            del settings["compact"]
+        names = (*_EVERY_MODEL, *_BY_MODEL[model])
+        return {name: settings[name] for name in names if name in settings}
 
     def degree(self, part: str) -> int:
         """Return the number of cores that share a part's weights. part: see MODEL_PARTS."""
@@ -122,7 +132,9 @@ class CompilePlan:
         for adapter in self.adapters:
             words += ["--adapter", str(adapter)]
         for name, value in self.settings.items():
-            if value not in ([], 0):
+            if isinstance(value, bool):
+                words += [flag_of(name), str(value).lower()]
+            elif value not in ([], 0):
                 words += [
                     flag_of(name),
                     ",".join(map(str, value)) if isinstance(value, list) else str(value),
@@ -171,9 +183,9 @@ class TargetLimits:
     for a checkpoint's dtype, if it is another one. auto_quantised: returns the dtype that "auto"
     means for a checkpoint's folder, or None where its dtype says that. predictor_top_k: the
     default; 0: any. predictor_dtypes: allowed predictor_dtype by dtype, the default first; "same"
-    alone in a dtype that is not named. sizes: defaults by the name of a list in CompilePlan; lists
-    not named here may have any size. mixed_arithmetic: dtype of activations in the dtypes mixed,
-    int8 and int4.
+    alone in a dtype that is not named. compact_dtypes: dtypes that have bfloat16 matrices for
+    CompilePlan.compact. sizes: defaults by the name of a list in CompilePlan; lists not named here
+    may have any size. mixed_arithmetic: dtype of activations in the dtypes mixed, int8 and int4.
     """
 
     target: str
@@ -189,6 +201,7 @@ class TargetLimits:
     auto_quantised: Callable[[Path, OmniConfig], str | None] = lambda folder, config: None
     mixed_arithmetic: str = "float32"
     mixed_degrees: bool = False
+    compact_dtypes: tuple[str, ...] = ()
 
 
 def make_plan(
@@ -263,6 +276,7 @@ def make_plan(
         ),
         predictor_top_k=top_k,
         predictor_dtype=_predictor_dtype(limits, dtype, given["predictor_dtype"]),
+        compact=_compact(limits, dtype, given.get("compact")),
         chunked_prefill=limits.chunked_prefill,
         mixed_arithmetic=limits.mixed_arithmetic,
         adapters=tuple(adapters),
@@ -317,6 +331,14 @@ def _predictor_dtype(limits: TargetLimits, dtype: str, given: str) -> str:
             f"dtype {dtype}, got {given!r}."
         )
     return allowed[0] if given == "auto" else given
+
+
+def _compact(limits: TargetLimits, dtype: str, given: bool | None) -> bool:
+    if given and dtype not in limits.compact_dtypes:
+        raise OptionError(
+            f"compact is false for target {limits.target} in dtype {dtype}, got true. Leave it out."
+        )
+    return False if given is None else given
 
 
 def _context_length(config: OmniConfig, given: int | None) -> int:

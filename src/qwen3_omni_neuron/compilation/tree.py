@@ -110,9 +110,11 @@ def _check_values(folder: Path, plan: Mapping[str, Any]) -> None:
     kinds = {field.name: field.type for field in fields(CompilePlan)}
     for name, value in plan.items():
         texts = kinds[name] is str or (kinds[name] is Degrees and isinstance(value, str))
-        kind = str if texts else int
+        kind = str if texts else bool if kinds[name] is bool else int
         most = _MOST_SLOTS if name == "max_concurrency" else _MOST_SIZE
-        for one in value if isinstance(value, list) and kinds[name] not in (int, str) else [value]:
+        for one in (
+            value if isinstance(value, list) and kinds[name] not in (bool, int, str) else [value]
+        ):
             if type(one) is not kind or (isinstance(one, int) and one > most):
                 raise ArtifactError(
                     f"{folder} has a plan with {name} {format_value(value)}, which compile does "

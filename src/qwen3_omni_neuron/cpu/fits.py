@@ -30,7 +30,8 @@ class Fit:
     tree_bytes: size of its compiled tree; vision_bytes: size of the part of it that only images
     need; slot_bytes: size of the KV caches of one slot; positions: number of the thinker's
     positions in that slot; position_bytes: size of one more position in the thinker's and in the
-    talker's KV cache; most_positions: number of positions that the thinker's config allows.
+    talker's KV cache; most_positions: number of positions that the thinker's config allows;
+    compact: whether all bfloat16 matrices are counted in 12 bits a number.
     """
 
     dtype: str
@@ -40,6 +41,7 @@ class Fit:
     positions: int
     position_bytes: int
     most_positions: int
+    compact: bool = False
 
     def memory_bytes(self, slots: int = 1) -> int:
         """Return the memory of a process without images, with so many slots in use."""
@@ -61,12 +63,14 @@ def fits_of(
     talker_context_length: int,
     quantised: Mapping[str, QuantisedForm] = NOT_QUANTISED,
     predictor_dtype: str = "auto",
+    compact: bool = False,
 ) -> list[Fit]:
     """Count every dtype that the C computes, with KV caches in float32.
 
     context_length, talker_context_length: positions of a slot of the thinker and of the talker.
     quantised: Checkpoint.quantised, whose numbers int8 and int4 keep. predictor_dtype: see
-    CompilePlan; dtypes that do not allow it have their own.
+    CompilePlan; dtypes that do not allow it have their own. compact: whether bfloat16 matrices are
+    kept in 12 bits a number, in the dtypes that have any: counted as if that lost nothing in all.
     """
     thinker = _position_bytes(config.thinker.text)
     talker = 0 if config.talker is None else _position_bytes(config.talker.text)
@@ -76,10 +80,13 @@ def fits_of(
     for dtype in DTYPES:
         allowed = LIMITS.predictor_dtypes.get(dtype, (SAME,))
         numbers = dtype, predictor_dtype if predictor_dtype in allowed else allowed[0]
+        is_compact = compact and dtype in LIMITS.compact_dtypes
         sizes = {
-            model: model_bytes(parts, *numbers, model, quantised) for model in models_of(config)
+            model: model_bytes(parts, *numbers, model, quantised, is_compact)
+            for model in models_of(config)
         }
-        found.append(Fit(dtype, sum(sizes.values()), sizes["vision"], slot, *positions))
+        tree, vision = sum(sizes.values()), sizes["vision"]
+        found.append(Fit(dtype, tree, vision, slot, *positions, compact=is_compact))
     return found
 
 
@@ -97,7 +104,12 @@ def fits_text(fits: Sequence[Fit], memory_bytes: int) -> list[str]:
         longest = fit.longest(memory_bytes) or "none"
         size = f"{fit.tree_bytes / GB:.1f}"
         lines.append(f"| {fit.dtype} | {size} | {memory} | {verdict} | {longest} |")
-    return [*lines, "", 'KV caches are in float32; `kv_cache_dtype="bfloat16"` halves them.']
+    lines += ["", 'KV caches are in float32; `kv_cache_dtype="bfloat16"` halves them.']
+    if any(fit.compact for fit in fits):
+        lines.append(
+            "bfloat16 matrices count 12 bits a number; one whose numbers do not fit takes 16."
+        )
+    return lines
 
 
 def _position_bytes(c: DecoderConfig) -> int:

@@ -19,6 +19,7 @@ all of them: packed weights are unpacked and widened to float32 when they are lo
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -27,8 +28,10 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.checkpoint.rounding import quantise
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout
 from qwen3_omni_neuron.compilation.plan import SAME
+from qwen3_omni_neuron.cpu.compact import compact_shape, pack_compact, unpack_compact
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.packing import (
+    PANEL,
     Groups,
     grouped_shape,
     in_own_order,
@@ -47,6 +50,8 @@ _DECODERS = ("thinker", "talker", "code_predictor")
 _CONVOLUTIONS = (nn.Conv1d, nn.ConvTranspose1d, nn.Conv2d)
 GROUPS = "_groups"
 """Ending of the name of an int4 parameter's format, an attribute of its module."""
+_PACKED_AT_ONCE = 1 << 20
+"""Numbers that torch packs at a time: it takes about 100 bytes for each."""
 ORDER = "_order"
 """Ending of the name of the order of an int8 or int4 parameter's inputs, where it has one."""
 
@@ -59,7 +64,8 @@ class Precision:
     the encoders, thinker, talker and code predictor. others: type of norms, biases and all
     arithmetic. packed: whether they are laid out for the C. groups: format of the matrices in the
     thinker's layers, None where it is `large`. published: whether matrices of decoders that a
-    checkpoint has in int8 or int4 stay so; see cpu.published.
+    checkpoint has in int8 or int4 stay so; see cpu.published. compact: whether packed bfloat16
+    matrices are kept in 12 bits a number where that loses nothing; see cpu.compact.
     """
 
     matrices: torch.dtype
@@ -68,6 +74,7 @@ class Precision:
     packed: bool
     groups: Groups | None = None
     published: bool = False
+    compact: bool = False
 
 
 _INT8 = Precision(torch.bfloat16, torch.int8, torch.float32, packed=True, published=True)
@@ -90,7 +97,8 @@ class WeightForm:
     format of an int4 matrix, which is kept as bytes. may_be_published: whether it keeps the
     checkpoint's own numbers where cpu.published finds some; published: whether it does, so that
     cpu.published reads it in place of `keep`. ordered: whether the order of its inputs is kept
-    beside it.
+    beside it. compact: whether it is kept in the compact form, as bytes, where it has one: see
+    `plain`.
     """
 
     read_as: torch.dtype
@@ -100,6 +108,12 @@ class WeightForm:
     may_be_published: bool = False
     published: bool = False
     ordered: bool = False
+    compact: bool = False
+
+    @property
+    def plain(self) -> "WeightForm":
+        """The form of a matrix that has no compact one."""
+        return replace(self, compact=False)
 
     def read(self, stored: torch.dtype) -> torch.dtype:
         """Return the type that `keep` takes for a parameter stored in the checkpoint as `stored`.
@@ -113,6 +127,8 @@ class WeightForm:
         """Return shape and type of the tensors kept for a parameter, by name."""
         if self.matrix is None:
             return {target: (tuple(shape), self.kept_as)}
+        if self.compact:
+            return {target: (compact_shape(self.matrix), torch.uint8)}
         kept: dict[str, tuple[Sequence[int], torch.dtype]]
         if self.groups is not None:
             kept = {target: (grouped_shape(self.matrix, self.groups), self.kept_as)}
@@ -131,6 +147,8 @@ class WeightForm:
         matrix = tensor.view(self.matrix)
         if self.groups is not None:
             return {target: _packed_groups(matrix, self.groups)}
+        if self.compact and (packed := compact_matrix(matrix)) is not None:
+            return {target: packed}
         if self.kept_as != torch.int8:
             return {target: packed_matrix(matrix, self.kept_as)}
         rounded, scale = quantise(matrix)
@@ -154,6 +172,8 @@ class WeightForm:
         if self.groups is not None:
             out, into = self.matrix[-2:]
             wide = unpack_groups(kept[target], out, into, self.groups)
+        elif kept[target].dtype == torch.uint8:
+            wide = _unpacked_compact(kept[target], self.matrix)
         else:
             wide = unpack(kept[target], self.matrix[-2]).float()
         if target + SCALE in kept:
@@ -163,15 +183,17 @@ class WeightForm:
         return wide.view(shape)
 
 
-def part_precision(part: str, dtype: str, predictor_dtype: str = SAME) -> Precision:
+def part_precision(
+    part: str, dtype: str, predictor_dtype: str = SAME, compact: bool = False
+) -> Precision:
     """Return the precision of a part: the code predictor's may differ from the dtype's.
 
-    part: its name in checkpoint.modules.Models. predictor_dtype: see CompilePlan. Weights that are
-    not packed are in `dtype` in either case.
+    part: its name in checkpoint.modules.Models. predictor_dtype, compact: see CompilePlan. Weights
+    that are not packed are in `dtype` in either case.
     """
-    precision = PRECISIONS[dtype]
+    precision = replace(PRECISIONS[dtype], compact=compact)
     if part == "code_predictor" and predictor_dtype != SAME and precision.packed:
-        return replace(PRECISIONS["mixed"], published=precision.published)
+        return replace(PRECISIONS["mixed"], published=precision.published, compact=compact)
     return precision
 
 
@@ -188,6 +210,37 @@ def packed_matrix(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     from qwen3_omni_neuron.cpu.native.binding import pack_in_c
 
     return pack_in_c(matrix, library, dtype)
+
+
+def compact_matrix(matrix: Tensor) -> Tensor | None:
+    """Return the compact form of a bfloat16 matrix [..., out, into]; None: it has none."""
+    out, into = matrix.shape[-2:]
+    packed = torch.empty(compact_shape(tuple(matrix.shape)), dtype=torch.uint8)
+    rows = max(_PACKED_AT_ONCE // into // PANEL, 1) * PANEL
+    for one, of_one in zip(
+        matrix.view(-1, out, into), packed.view(-1, *packed.shape[-2:]), strict=True
+    ):
+        for start in range(0, out, rows):
+            part = pack_compact(one[start : start + rows])
+            if part is None:
+                return None
+            of_one[start // PANEL :][: len(part)] = part
+    return packed
+
+
+def _unpacked_compact(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return the matrix [..., out, into] of a compact form in float32."""
+    wide = torch.empty(shape, dtype=torch.float32)
+    out, into = shape[-2:]
+    rows = max(_PACKED_AT_ONCE // into // PANEL, 1) * PANEL
+    for one, of_one in zip(
+        packed.view(-1, *packed.shape[-2:]), wide.view(-1, out, into), strict=True
+    ):
+        for start in range(0, out, rows):
+            part = of_one[start : start + rows]
+            panels = one[start // PANEL :][: -(-len(part) // PANEL)]
+            part.copy_(unpack_compact(panels, len(part), into))
+    return wide
 
 
 def _packed_groups(matrix: Tensor, groups: Groups) -> Tensor:
@@ -219,7 +272,8 @@ def weight_form(precision: Precision, part: str, module: nn.Module, target: str)
             if precision.groups is not None and part == "thinker" and owner_name != "head":
                 return WeightForm(precision.matrices, torch.uint8, shape, precision.groups, keeps)
         matrix = shape if precision.packed else None
-        return WeightForm(precision.matrices, kept_as, matrix, may_be_published=keeps)
+        form = WeightForm(precision.matrices, kept_as, matrix, may_be_published=keeps)
+        return replace(form, compact=precision.compact and _may_be_compact(form))
     is_table = isinstance(owner, nn.Embedding) or name == "embedding"
     # The vision encoder's table is interpolated by torch. Matrices that are left are code2wav's,
     # and it packs them and its convolutions by itself, as the audio encoder does its convolutions.
@@ -227,6 +281,13 @@ def weight_form(precision: Precision, part: str, module: nn.Module, target: str)
     small = (is_table and part != "vision_encoder") or _is_matrix(owner, name) or is_convolution
     kept_as = precision.matrices if small else precision.others
     return WeightForm(kept_as, kept_as, None)
+
+
+def _may_be_compact(form: WeightForm) -> bool:
+    """Return whether a matrix of this form may have a compact one, and that is smaller."""
+    if form.matrix is None or form.kept_as != torch.bfloat16 or form.matrix[-1] % 4 != 0:
+        return False
+    return prod(compact_shape(form.matrix)) < 2 * prod(packed_shape(form.matrix))
 
 
 def _is_matrix(owner: nn.Module, name: str) -> bool:

@@ -37,7 +37,7 @@ def published_form(
     if not form.may_be_published or len(stored) < len(pieces):
         return form
     if all(matrix.has_int8_rows for matrix in stored):
-        return replace(form, kept_as=torch.int8, groups=None, published=True)
+        return replace(form.plain, kept_as=torch.int8, groups=None, published=True)
     sizes = {matrix.block[1] for matrix in stored if _are_groups_of_int4(matrix)}
     if not all(map(_are_groups_of_int4, stored)) or len(sizes) > 1:
         return form
@@ -48,7 +48,8 @@ def published_form(
         any(matrix.zero_points for matrix in stored),
     )
     ordered = any(matrix.ordered for matrix in stored)
-    return replace(form, kept_as=torch.uint8, groups=groups, published=True, ordered=ordered)
+    form = replace(form.plain, kept_as=torch.uint8, groups=groups)
+    return replace(form, published=True, ordered=ordered)
 
 
 def read_published(

@@ -38,6 +38,7 @@ LIMITS = TargetLimits(
     auto_quantised=auto_quantised,
     predictor_top_k=0,
     predictor_dtypes=dict.fromkeys(("int8", "int4", "bfloat16"), ("mixed", "same")),
+    compact_dtypes=("mixed", "int8", "int4"),
     chunked_prefill=True,
     sizes={"patch_buckets": (), "chunk_frames": CHUNK_FRAMES},
 )

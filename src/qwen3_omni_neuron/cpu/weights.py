@@ -54,6 +54,8 @@ from qwen3_omni_neuron.model.torch_threads import one_torch_thread
 
 WEIGHTS_FILE = "weights.safetensors"
 NOT_QUANTISED: Mapping[str, QuantisedForm] = MappingProxyType({})
+Forms = Mapping[str, Mapping[str, WeightForm]]
+"""Form of each parameter by its part's name and its own."""
 
 
 def load_checkpoint_models(
@@ -63,22 +65,22 @@ def load_checkpoint_models(
     stages: Collection[str],
     packed: bool,
     predictor_dtype: str = SAME,
+    compact: bool = False,
 ) -> Models:
     """Read the modules of some stages from a checkpoint, one parameter at a time.
 
     dtype: one of cpu.precision.PRECISIONS. packed: whether weights that this dtype packs stay so,
-    for the C, or are widened, for torch. predictor_dtype: see CompilePlan. Raises CheckpointError;
-    see checkpoint.parameters.load_parts.
+    for the C, or are widened, for torch. predictor_dtype, compact: see CompilePlan. Raises
+    CheckpointError; see checkpoint.parameters.load_parts.
     """
     models, parts = lay_out(config, stages)
     check_names(list(parts.values()), checkpoint)
+    forms = _forms_of(parts, dtype, predictor_dtype, compact, checkpoint.quantised)
     widened = PRECISIONS[dtype].packed and not packed
     with one_torch_thread():
         for name, part in parts.items():
-            precision = part_precision(name, dtype, predictor_dtype)
-            forms = weight_forms(precision, name, part, checkpoint.quantised)
-            for target, tensor in _read(part, checkpoint, forms):
-                form = forms[target]
+            for target, tensor in _read(part, checkpoint, forms[name]):
+                form = forms[name][target]
                 if not widened:
                     put_kept(part.module, target, form, _kept(form, target, tensor))
                 elif isinstance(tensor, Tensor):
@@ -97,24 +99,27 @@ def load_compiled_models(
     packed: bool,
     quantised: Mapping[str, QuantisedForm] = NOT_QUANTISED,
     predictor_dtype: str = SAME,
+    compact: bool = False,
 ) -> Models:
     """Load the modules of some stages from a tree.
 
     The talker also gets the token embedding, from the thinker's file, for its text rows. dtype,
-    packed, predictor_dtype: see load_checkpoint_models. quantised: Checkpoint.quantised of the
-    tree's checkpoint.
+    packed, predictor_dtype, compact: see load_checkpoint_models; a compact tree also has plain
+    matrices. quantised: Checkpoint.quantised of the tree's checkpoint.
     Raises ArtifactError for a file that can't be read, or whose tensors are not those of the
     modules.
     """
     models, parts = lay_out(config, stages)
+    forms = _forms_of(parts, dtype, predictor_dtype, compact, quantised)
+    widened = PRECISIONS[dtype].packed and not packed
     for model, names in MODEL_PARTS.items():
         chosen = {name: parts[name] for name in names if name in parts}
         if chosen:
-            kept = _fill(tree / model, chosen, dtype, packed, quantised, predictor_dtype)
+            kept = _fill(tree / model, chosen, forms, widened)
             if model != "vision":
                 map_pages(kept)
     if "embedding" in parts:
-        given = {"embedding": parts["embedding"]}, dtype, packed, quantised, predictor_dtype
+        given = {"embedding": parts["embedding"]}, forms, widened
         # Its pages are mapped by the thinker: here they would count twice.
         _fill(tree / "thinker", *given, alone="thinker.embedding.")
     return models
@@ -127,6 +132,22 @@ def weight_forms(
     return {
         target: published_form(weight_form(precision, name, part.module, target), pieces, quantised)
         for target, pieces in part.pieces
+    }
+
+
+def _forms_of(
+    parts: Mapping[str, Part],
+    dtype: str,
+    predictor_dtype: str,
+    compact: bool,
+    quantised: Mapping[str, QuantisedForm],
+) -> Forms:
+    """Return the form of each parameter of some parts. See load_compiled_models."""
+    return {
+        name: weight_forms(
+            part_precision(name, dtype, predictor_dtype, compact), name, part, quantised
+        )
+        for name, part in parts.items()
     }
 
 
@@ -205,29 +226,17 @@ def _map_weights(folder: Path) -> dict[str, Tensor]:
 def _fill(
     folder: Path,
     parts: Mapping[str, Part],
-    dtype: str,
-    packed: bool,
-    quantised: Mapping[str, QuantisedForm],
-    predictor_dtype: str,
+    forms: Forms,
+    widened: bool,
     alone: str = "",
 ) -> list[Tensor]:
     """Fill the modules of parts from a model's folder. Return the tensors of it that they keep.
 
-    packed, quantised, predictor_dtype: see load_compiled_models. alone: prefix of these parameters'
-    names, in place of the part's name, in a folder that also has other tensors.
+    widened: whether the modules get float32, for torch. alone: prefix of these parameters' names,
+    in place of the part's name, in a folder that also has other tensors.
     """
-    widened = PRECISIONS[dtype].packed and not packed
-    forms = {
-        name: weight_forms(part_precision(name, dtype, predictor_dtype), name, part, quantised)
-        for name, part in parts.items()
-    }
-    layout = {name: _layout(part, forms[name]) for name, part in parts.items()}
-    expected = {
-        (alone or f"{name}.") + kept: shape_and_dtype
-        for name, kept_by_target in layout.items()
-        for kept_tensors in kept_by_target.values()
-        for kept, shape_and_dtype in kept_tensors.items()
-    }
+    expected = _file_layout(parts, forms, alone)
+    plain = _file_layout(parts, _plain(forms), alone)
     stored = _map_weights(folder)
     different = sorted(expected.keys() - stored.keys())
     different = different or ([] if alone else sorted(stored.keys() - expected.keys()))
@@ -239,7 +248,7 @@ def _fill(
 
     def tensor_of(name: str) -> Tensor:
         tensor, (shape, dtype) = stored[name], expected[name]
-        if tensor.shape != shape or tensor.dtype != dtype:
+        if (tuple(tensor.shape), tensor.dtype) not in ((shape, dtype), plain[name]):
             raise ArtifactError(
                 f"{name} in {folder / WEIGHTS_FILE} is {tensor.dtype} {list(tensor.shape)}, and "
                 f"{dtype} {list(shape)} was expected. Delete {folder} and compile again."
@@ -248,7 +257,7 @@ def _fill(
 
     in_use: list[Tensor] = []
     for name, part in parts.items():
-        for target, kept in layout[name].items():
+        for target, kept in _layout(part, forms[name]).items():
             tensors = {k: tensor_of((alone or f"{name}.") + k) for k in kept}
             if widened:
                 shape = part.module.get_parameter(target).shape
@@ -270,28 +279,32 @@ def compile_model(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
     checkpoint = Checkpoint(plan.model, plan.adapters)
     parts = _stage_parts(plan, model)
     check_names(list(parts.values()), checkpoint)
+    parts = {name: parts[name] for name in MODEL_PARTS[model]}
+    numbers = plan.dtype, plan.predictor_dtype, plan.compact
+    forms = _forms_of(parts, *numbers, checkpoint.quantised)
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
-        for name in MODEL_PARTS[model]:
-            precision = part_precision(name, plan.dtype, plan.predictor_dtype)
-            forms = weight_forms(precision, name, parts[name], checkpoint.quantised)
-            for target, tensor in _read(parts[name], checkpoint, forms):
-                for kept, part_of_it in _kept(forms[target], target, tensor).items():
+        for name, part in parts.items():
+            for target, tensor in _read(part, checkpoint, forms[name]):
+                for kept, part_of_it in _kept(forms[name][target], target, tensor).items():
                     yield f"{name}.{kept}", part_of_it
 
     library = library_for(plan.dtype)
     if library is not None:
         library.grow_pool(usable_cores())
-    numbers = plan.dtype, plan.predictor_dtype
-    layout = _file_layout(parts, *numbers, model, checkpoint.quantised)
-    write_tensors(folder / WEIGHTS_FILE, layout, tensors())
+    layout, plain = _file_layout(parts, forms), _file_layout(parts, _plain(forms))
+    write_tensors(folder / WEIGHTS_FILE, layout, tensors(), plain)
     return ModelRecord((), record_files(folder), round(time.monotonic() - started, 3))
 
 
 def expected_bytes(plan: CompilePlan, model: str) -> int:
-    """Return the size in bytes of a model's weights in the plan's dtype. Raises CheckpointError."""
-    numbers, checkpoint = (plan.dtype, plan.predictor_dtype), Checkpoint(plan.model, plan.adapters)
-    return model_bytes(_stage_parts(plan, model), *numbers, model, checkpoint.quantised)
+    """Return the size in bytes of a model's weights by its plan. Raises CheckpointError.
+
+    A plan that is compact takes more where matrices have no compact form.
+    """
+    parts, checkpoint = _stage_parts(plan, model), Checkpoint(plan.model, plan.adapters)
+    numbers = plan.dtype, plan.predictor_dtype, model, checkpoint.quantised, plan.compact
+    return model_bytes(parts, *numbers)
 
 
 def model_bytes(
@@ -300,12 +313,15 @@ def model_bytes(
     predictor_dtype: str,
     model: str,
     quantised: Mapping[str, QuantisedForm] = NOT_QUANTISED,
+    compact: bool = False,
 ) -> int:
-    """Return the size in bytes of a model's weights in a compiled tree.
+    """Return the size in bytes of a model's weights in a compiled tree: see expected_bytes.
 
-    parts: all parts of its stage. predictor_dtype, quantised: see load_compiled_models.
+    parts: all parts of its stage. predictor_dtype, quantised, compact: see load_compiled_models.
     """
-    return layout_bytes(_file_layout(parts, dtype, predictor_dtype, model, quantised))
+    chosen = {name: parts[name] for name in MODEL_PARTS[model]}
+    forms = _forms_of(chosen, dtype, predictor_dtype, compact, quantised)
+    return layout_bytes(_file_layout(chosen, forms))
 
 
 def _stage_parts(plan: CompilePlan, model: str) -> dict[str, Part]:
@@ -313,25 +329,24 @@ def _stage_parts(plan: CompilePlan, model: str) -> dict[str, Part]:
     return lay_out(read_config(plan.model), (MODEL_STAGES[model],))[1]
 
 
-def _file_layout(
-    parts: Mapping[str, Part],
-    dtype: str,
-    predictor_dtype: str,
-    model: str,
-    quantised: Mapping[str, QuantisedForm],
-) -> Layout:
-    """Return shape and dtype of every tensor in a model's file by name."""
-    forms = {
-        name: weight_forms(
-            part_precision(name, dtype, predictor_dtype), name, parts[name], quantised
-        )
-        for name in MODEL_PARTS[model]
-    }
+def _file_layout(parts: Mapping[str, Part], forms: Forms, alone: str = "") -> Layout:
+    """Return shape and dtype of the tensors of some parts in their file by name.
+
+    alone: prefix of the names in place of the part's.
+    """
     return {
-        f"{name}.{kept}": expected
-        for name, of_part in forms.items()
-        for by_name in _layout(parts[name], of_part).values()
+        (alone or f"{name}.") + kept: expected
+        for name, part in parts.items()
+        for by_name in _layout(part, forms[name]).values()
         for kept, expected in by_name.items()
+    }
+
+
+def _plain(forms: Forms) -> Forms:
+    """Return the forms of matrices of which none has a compact form."""
+    return {
+        name: {target: form.plain for target, form in by_target.items()}
+        for name, by_target in forms.items()
     }
 
 
