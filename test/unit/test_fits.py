@@ -23,12 +23,15 @@ from qwen3_omni_neuron.model.kv_cache import KvCache
 from testing.quantised_checkpoint import gptq, write_quantised_checkpoint
 
 
-@pytest.mark.parametrize("dtype", fits.DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "compact"),
+    [(d, c) for d in fits.DTYPES for c in (False, True) if d in LIMITS.compact_dtypes or not c],
+)
 def test_the_tree_has_the_bytes_that_were_counted(
-    checkpoint: Path, tmp_path: Path, dtype: str
+    checkpoint: Path, tmp_path: Path, dtype: str, compact: bool
 ) -> None:
     config = read_config(checkpoint)
-    plan = make_plan(checkpoint, config, LIMITS, dtype=dtype)
+    plan = make_plan(checkpoint, config, LIMITS, dtype=dtype, compact=compact)
     written = 0
     for model in MODELS:
         (tmp_path / model).mkdir()
@@ -36,7 +39,7 @@ def test_the_tree_has_the_bytes_that_were_counted(
         with (tmp_path / model / WEIGHTS_FILE).open("rb") as file:
             header = int.from_bytes(file.read(8), "little")
         written += (tmp_path / model / WEIGHTS_FILE).stat().st_size - 8 - header
-    (fit,) = [fit for fit in fits_of(config, 64, 64) if fit.dtype == dtype]
+    (fit,) = [fit for fit in fits_of(config, 64, 64, compact=compact) if fit.dtype == dtype]
     assert fit.tree_bytes == written
     assert 0 < fit.vision_bytes < written
 
@@ -59,6 +62,16 @@ def test_the_released_model_in_int4_fits_24_gib_and_not_in_int8() -> None:
     assert by_dtype["int4"].memory_bytes() < 22.9 * 2**30
     assert by_dtype["int4"].slots(24 << 30) >= 1
     assert by_dtype["int8"].slots(24 << 30) == 0
+
+
+def test_the_released_model_in_mixed_is_counted_in_12_bits_a_number_or_16() -> None:
+    """Tables of rows, and code2wav's and the audio encoder's convolutions stay in 16."""
+    gb = {}
+    for compact in (False, True):
+        mixed = fits_of(released_config(), 4096, 4096 + 1024, compact=compact)[0]
+        gb[compact] = round(mixed.tree_bytes / GB, 1)
+        assert any("12 bits" in line for line in fits_text([mixed], 1)) == compact
+    assert gb == {False: 70.5, True: 53.7}
 
 
 def test_the_table_says_how_much_is_missing() -> None:

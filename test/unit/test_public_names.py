@@ -78,6 +78,7 @@ LOAD = [
     "threads",
     "kv_cache_dtype",
     "predictor_dtype",
+    "compact",
     "adapters",
     "wrap_engines",
 ]
@@ -260,6 +261,7 @@ PLAN = [
     "chunk_frames",
     "predictor_top_k",
     "predictor_dtype",
+    "compact",
 ]
 MANIFEST = {
     "Manifest": "fingerprint plan versions models adapters",

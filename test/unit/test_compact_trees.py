@@ -1,0 +1,230 @@
+"""Trees and loads whose bfloat16 matrices are kept in 12 bits a number where that loses nothing."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from qwen3_omni_neuron import Qwen3Omni, cli
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import STAGES, Models
+from qwen3_omni_neuron.checkpoint.tensor_file import Layout, map_tensors, write_tensors
+from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
+from qwen3_omni_neuron.compilation.plan import MODELS
+from qwen3_omni_neuron.cpu import precision
+from qwen3_omni_neuron.cpu.compact import pack_compact
+from qwen3_omni_neuron.cpu.precision import compact_matrix
+from qwen3_omni_neuron.cpu.weights import (
+    WEIGHTS_FILE,
+    compile_model,
+    load_checkpoint_models,
+    load_compiled_models,
+)
+from qwen3_omni_neuron.errors import ArtifactError, OptionError
+from testing.specs import compiled_here, plan_of
+
+# -0, denormals, infinities, NaNs with payloads, the largest number, 2^100 of both signs.
+EXTREMES = (0x8000, 1, 0x807F, 0x7F80, 0xFF80, 0x7F81, 0xFFC5, 0x7F7F, 0x7180, 0xF180)
+
+
+def planted_in(name: str, weight: Tensor) -> Tensor:
+    """Return a weight of the planted checkpoint: the first layer of the thinker is of extremes."""
+    bits = weight.view(torch.int16).clone()
+    match name.removeprefix("thinker.model.layers.0."):
+        case "self_attn.q_proj.weight":
+            bits[0, : len(EXTREMES)] = torch.tensor(EXTREMES).to(torch.int16)
+        case "self_attn.k_proj.weight":
+            bits[:] = 0
+        case "mlp.experts.1.down_proj.weight":
+            bits[:] = 0x3FC0  # 1.5: equal exponents
+        case "self_attn.o_proj.weight":  # every exponent there is, so that it stays plain
+            bits[:] = torch.arange(bits.numel()).view(bits.shape).mul(157).to(torch.int16)
+    return bits.view(torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_tiny_checkpoint(tmp_path_factory.mktemp("planted"))
+    for shard in folder.glob("*.safetensors"):
+        save_file({n: planted_in(n, w) for n, w in load_file(shard).items()}, shard)
+    return folder
+
+
+def compile_into(tree: Path, checkpoint: Path, compact: bool) -> dict[str, Tensor]:
+    """Compile a tree in dtype mixed, without a manifest. Return its tensors by name."""
+    plan = plan_of(checkpoint, read_config(checkpoint), dtype="mixed", compact=compact)
+    stored: dict[str, Tensor] = {}
+    for model in MODELS:
+        (tree / model).mkdir(parents=True)
+        compile_model(plan, model, tree / model)
+        stored |= map_tensors(tree / model / WEIGHTS_FILE)
+    return stored
+
+
+@pytest.fixture(scope="module")
+def tree(planted: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tree")
+    compile_into(folder, planted, compact=True)
+    return folder
+
+
+def parameters(models: Models) -> Iterator[tuple[str, torch.dtype, bytes]]:
+    """Yield name, type and bytes of each parameter."""
+    for part, module in vars(models).items():
+        if isinstance(module, nn.Module):
+            for name, weight in module.named_parameters():
+                kept = weight.detach().contiguous().view(-1).view(torch.uint8)
+                yield f"{part}.{name}", weight.dtype, kept.numpy().tobytes()
+
+
+def test_a_tree_has_both_forms_and_the_bits_of_the_checkpoint(planted: Path, tree: Path) -> None:
+    stored = map_tensors(tree / "thinker" / WEIGHTS_FILE)
+    layer = "thinker.decoder.layers.0."
+    plain = {n for n, tensor in stored.items() if tensor.dtype == torch.bfloat16}
+    assert plain == {"thinker.embedding.weight", f"{layer}attention.out.weight"}
+    for name in ("attention.qkv.weight", "ffn.down", "ffn.router.weight"):
+        assert stored[layer + name].dtype == torch.uint8
+    config = read_config(planted)
+    found = load_compiled_models(tree, config, "mixed", STAGES, packed=False, compact=True)
+    wanted = load_checkpoint_models(Checkpoint(planted), config, "float32", STAGES, packed=False)
+    pairs = zip(parameters(found), parameters(wanted), strict=True)
+    assert all(one == other for one, other in pairs)
+
+
+def test_a_load_from_the_checkpoint_keeps_what_the_tree_has(planted: Path, tree: Path) -> None:
+    given = read_config(planted), "mixed", STAGES, True
+    read = load_checkpoint_models(Checkpoint(planted), *given, compact=True)
+    mapped = load_compiled_models(tree, *given, compact=True)
+    pairs = zip(parameters(read), parameters(mapped), strict=True)
+    assert all(one == other for one, other in pairs)
+    assert {dtype for _, dtype, _ in parameters(read)} == {
+        torch.uint8,
+        torch.bfloat16,
+        torch.float32,
+    }
+
+
+def test_without_it_a_tree_is_plain_and_a_compact_file_is_refused(
+    planted: Path, tree: Path, tmp_path: Path
+) -> None:
+    stored = compile_into(tmp_path, planted, compact=False)
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float32, torch.bfloat16}
+    given = read_config(planted), "mixed", STAGES
+    load_compiled_models(tmp_path, *given, packed=True)
+    # The numbers of one file tell nothing of its form: a tree of plain matrices alone is compact.
+    load_compiled_models(tmp_path, *given, packed=True, compact=True)
+    with pytest.raises(ArtifactError, match=r"is torch.uint8 .*, and torch.bfloat16 .* was expect"):
+        load_compiled_models(tree, *given, packed=True)
+
+
+def test_a_large_matrix_is_packed_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = torch.randn(3, 100, 260, generator=torch.Generator().manual_seed(0)).bfloat16()
+    whole = pack_compact(matrix)
+    assert whole is not None
+    sizes = []
+
+    def seen(piece: Tensor) -> Tensor | None:
+        sizes.append(piece.numel())
+        return pack_compact(piece)
+
+    monkeypatch.setattr(precision, "pack_compact", seen)
+    monkeypatch.setattr(precision, "_PACKED_AT_ONCE", 64 * 260)
+    packed = compact_matrix(matrix)
+    assert packed is not None and torch.equal(packed, whole)
+    assert sizes == [64 * 260, 36 * 260] * 3
+    wide = precision._unpacked_compact(packed, matrix.shape)
+    assert torch.equal(wide, matrix.float())
+    matrix[2, 90] = torch.arange(260).mul(128).to(torch.int16).view(torch.bfloat16)
+    assert compact_matrix(matrix) is None
+
+
+LAYOUT: Layout = {
+    "a": ((4, 6), torch.uint8),
+    "b": ((2, 5), torch.float32),
+    "c": ((3,), torch.uint8),
+}
+PLAIN: Layout = {"a": ((10, 1, 32), torch.bfloat16), "c": ((2, 3, 32), torch.bfloat16)}
+
+
+def drawn(*layouts: Layout) -> dict[str, Tensor]:
+    return {
+        name: torch.full(layout[name][0], 1.0 + index).to(layout[name][1])
+        for index, (name, layout) in enumerate(zip("abc", layouts, strict=True))
+    }
+
+
+@pytest.mark.parametrize("a", [LAYOUT, PLAIN])
+@pytest.mark.parametrize("c", [LAYOUT, PLAIN])
+def test_a_file_says_in_which_form_each_tensor_came(tmp_path: Path, a: Layout, c: Layout) -> None:
+    tensors = drawn(a, LAYOUT, c)
+    write_tensors(tmp_path / "either", LAYOUT, tensors.items(), PLAIN)
+    torch.testing.assert_close(map_tensors(tmp_path / "either"), tensors, rtol=0, atol=0)
+    # A tree of plain matrices has the same bytes whether it could have had others or not.
+    if a is c is PLAIN:
+        write_tensors(tmp_path / "plain", {**LAYOUT, **PLAIN}, tensors.items())
+        assert (tmp_path / "either").read_bytes() == (tmp_path / "plain").read_bytes()
+
+
+def test_an_interrupted_file_is_no_file(tmp_path: Path) -> None:
+    def cut_off() -> Iterator[tuple[str, Tensor]]:
+        yield from drawn(LAYOUT, LAYOUT, LAYOUT).items()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_tensors(tmp_path / "file", LAYOUT, cut_off(), PLAIN)
+    with pytest.raises(SafetensorError):
+        map_tensors(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype"), [("cpu", "float32"), ("cpu", "bfloat16"), ("torchneuron", "int8")]
+)
+def test_what_has_no_such_matrices_is_not_compact(planted: Path, target: str, dtype: str) -> None:
+    config = read_config(planted)
+    assert not plan_of(planted, config, target, dtype=dtype, compact=False).compact
+    said = f"compact is false for target {target} in dtype {dtype}, got true. Leave it out."
+    with pytest.raises(OptionError, match=said):
+        plan_of(planted, config, target, dtype=dtype, compact=True)
+
+
+def test_models_without_it_are_those_of_versions_that_had_no_such_setting(planted: Path) -> None:
+    on, off = (
+        plan_of(planted, read_config(planted), dtype="mixed", compact=c) for c in (True, False)
+    )
+    for model in MODELS:
+        assert "compact" not in off.model_settings(model)
+        settings = on.model_settings(model)
+        assert settings.pop("compact", None) is (None if model == "code2wav" else True)
+        assert settings == off.model_settings(model)
+    assert "--compact true" in on.command(Path("tree"))
+    assert "--compact false" in off.command(Path("tree"))
+
+
+def test_a_tree_is_refused_under_the_other_setting(
+    planted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compile", "--model", str(planted), "--out", str(tmp_path), "--dtype", "mixed"]
+
+    def compile_words(*more: str) -> str:
+        with compiled_here():
+            assert cli.main([*words, *more]) == 0
+        return capsys.readouterr().err
+
+    compile_words("--compact", "true", "--only", "code_predictor")
+    assert "stale" not in compile_words("--compact", "true")
+    said = f"compact is False, and {tmp_path} was compiled with True"
+    with pytest.raises(OptionError, match=said):
+        Qwen3Omni.load(planted, compiled_path=tmp_path, compact=False)
+    assert "stale: made from compact True instead of None" in compile_words("--compact", "false")
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    del manifest["plan"]["compact"]  # as in a tree of an earlier version
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    Qwen3Omni.load(planted, compiled_path=tmp_path, compact=False).close()
+    Qwen3Omni.load(planted, compiled_path=tmp_path).close()
+    assert "to be compiled" not in compile_words("--compact", "false")
