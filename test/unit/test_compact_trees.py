@@ -3,9 +3,12 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -27,9 +30,10 @@ from qwen3_omni_neuron.cpu.weights import (
     load_compiled_models,
 )
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
+from testing.native_library import needs_c
 from testing.specs import compiled_here, plan_of
 
-# -0, denormals, infinities, NaNs with payloads, the largest number, 2^100 of both signs.
+# -0, denormals, infinities, NaN with payloads, the largest number, 2^100 of both signs.
 EXTREMES = (0x8000, 1, 0x807F, 0x7F80, 0xFF80, 0x7F81, 0xFFC5, 0x7F7F, 0x7180, 0xF180)
 
 
@@ -123,7 +127,7 @@ def test_without_it_a_tree_is_plain_and_a_compact_file_is_refused(
         load_compiled_models(tree, *given, packed=True)
 
 
-def test_a_large_matrix_is_packed_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_packs_a_large_matrix_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = torch.randn(3, 100, 260, generator=torch.Generator().manual_seed(0)).bfloat16()
     whole = pack_compact(matrix)
     assert whole is not None
@@ -133,6 +137,7 @@ def test_a_large_matrix_is_packed_a_piece_at_a_time(monkeypatch: pytest.MonkeyPa
         sizes.append(piece.numel())
         return pack_compact(piece)
 
+    monkeypatch.setattr(precision, "find_library", lambda: None)
     monkeypatch.setattr(precision, "pack_compact", seen)
     monkeypatch.setattr(precision, "_PACKED_AT_ONCE", 64 * 260)
     packed = compact_matrix(matrix)
@@ -228,3 +233,36 @@ def test_a_tree_is_refused_under_the_other_setting(
     Qwen3Omni.load(planted, compiled_path=tmp_path, compact=False).close()
     Qwen3Omni.load(planted, compiled_path=tmp_path).close()
     assert "to be compiled" not in compile_words("--compact", "false")
+
+
+@needs_c
+@pytest.mark.parametrize("dtype", ["mixed", "int8"])
+def test_replies_over_a_tree_are_those_over_plain_weights_to_the_bit(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """With a picture and sound. C and torch write the same tree."""
+    words = ["compile", "--model", str(checkpoint), "--dtype", dtype, "--compact", "true", "--out"]
+    with compiled_here():
+        assert cli.main([*words, str(tmp_path / "c")]) == 0
+        with monkeypatch.context() as without_c:
+            without_c.setattr(precision, "find_library", lambda: None)
+            assert cli.main([*words, str(tmp_path / "torch")]) == 0
+    for model in MODELS:
+        one, other = (tmp_path / by / model / WEIGHTS_FILE for by in ("c", "torch"))
+        assert one.read_bytes() == other.read_bytes(), model
+
+    picture = Image.fromarray(np.arange(56 * 56 * 3).astype(np.uint8).reshape(56, 56, 3))
+    sound = np.sin(np.arange(16_000, dtype=np.float32))
+    content = [
+        {"type": "image", "image": picture},
+        {"type": "audio", "audio": sound, "sampling_rate": 16_000},
+    ]
+    short: dict[str, Any] = {"talker_max_new_tokens": 12, "thinker_max_new_tokens": 8, "seed": 0}
+
+    def reply(**load: Any) -> tuple[list[int], list[list[int]], bytes]:
+        with Qwen3Omni.load(checkpoint, **load) as omni:
+            found = omni.generate_audio([{"role": "user", "content": content}], **short)
+        return list(found.token_ids), found.codes.tolist(), found.audio.tobytes()
+
+    expected = reply(dtype=dtype, compact=False)
+    assert reply(compiled_path=tmp_path / "c") == expected

@@ -168,13 +168,14 @@ ERRORS = [
 ]
 VERBS = {
     "verify": """
-        --adapter --against --by-layer --compiled --cores --device --dtype --help --instance
-        --kv-cache-dtype --model --placement --predictor-dtype --target --threads --write -h
+        --adapter --against --by-layer --compact --compiled --cores --device --dtype --help
+        --instance --kv-cache-dtype --model --placement --predictor-dtype --target --threads
+        --write -h
     """,
     "speak": """
-        --adapter --audio --chunk-frames --compiled --cores --dtype --first-chunk
-        --first-token-timeout-s --help --ignore-eos --image --instance --json --kv-cache-dtype
-        --literal-text
+        --adapter --audio --chunk-frames --compact --compiled --cores --dtype
+        --first-chunk --first-token-timeout-s --help --ignore-eos --image --instance --json
+        --kv-cache-dtype --literal-text
         --model --out --placement --play --predictor-do-sample --predictor-dtype
         --predictor-top-k --predictor-top-p --quiet --runaway-speech --seed --speaker --system
         --talker-do-sample
@@ -186,7 +187,7 @@ VERBS = {
         --video --wait-timeout-s -h text
     """,
     "say": """
-        --adapter --chunk-frames --compiled --cores --dtype --first-chunk
+        --adapter --chunk-frames --compact --compiled --cores --dtype --first-chunk
         --first-token-timeout-s --help --instance --json --kv-cache-dtype
         --model --out --placement --play --predictor-do-sample
         --predictor-dtype --predictor-top-k --predictor-top-p --quiet
@@ -195,17 +196,18 @@ VERBS = {
         --threads --wait-timeout-s -h text
     """,
     "talk": """
-        --adapter --api-key --ca --compiled --cores --dtype --from --hands-free --help --instance
-        --kv-cache-dtype --model --placement --predictor-dtype --speaker --threads --to --url -h
+        --adapter --api-key --ca --compact --compiled --cores --dtype --from --hands-free --help
+        --instance --kv-cache-dtype --model --placement --predictor-dtype --speaker
+        --threads --to --url -h
     """,
     "transcribe": """
-        --adapter --compiled --concurrency --context-length --cores --dtype --help --instance
-        --instruction --json --kv-cache-dtype --max-new-tokens --model --placement
+        --adapter --compact --compiled --concurrency --context-length --cores --dtype --help
+        --instance --instruction --json --kv-cache-dtype --max-new-tokens --model --placement
         --predictor-dtype --quiet --threads --translate -h files
     """,
     "serve": """
         --adapter --allow-host --allow-media-host --allow-origin --api-keys --body-timeout-s
-        --compiled --context-length --cores --decode-timeout-s --decoder-bytes --decoders
+        --compact --compiled --context-length --cores --decode-timeout-s --decoder-bytes --decoders
         --drain-timeout-s --dtype --header-timeout-s --help --host --instance --kept-replies
         --kept-reply-s --kept-session-s --kv-cache-dtype --log-content --log-format --log-level
         --max-body-bytes
@@ -220,7 +222,7 @@ VERBS = {
         --tls-cert --tls-key --voice-alias -h
     """,
     "compile": """
-        --adapter --audio-windows --batches --buckets --chunk-frames --context-length
+        --adapter --audio-windows --batches --buckets --chunk-frames --compact --context-length
         --decode-buckets --dry-run --dtype --help --instance --lnc --max-concurrency --model --only
         --out --patch-buckets --predictor-dtype --predictor-top-k --projection-rows --quiet --resume
         --talker-context-length --target --tp -h
@@ -320,10 +322,10 @@ def test_verbs_and_flags_are_those_listed_here() -> None:
 
 
 def test_names_in_a_manifest_are_those_listed_here() -> None:
-    *settings, last = PLAN
+    *settings, predictor, compact = PLAN
     of_the_target = ["chunked_prefill", "mixed_arithmetic"]
     assert [field.name for field in fields(CompilePlan)] == [
-        *("model", *settings, *of_the_target, last, "adapters")
+        *("model", *settings, *of_the_target, predictor, compact, "adapters")
     ]
     for name, expected in MANIFEST.items():
         found = [field.name for field in fields(getattr(manifest, name))]

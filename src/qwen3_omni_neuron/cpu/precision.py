@@ -213,7 +213,15 @@ def packed_matrix(matrix: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def compact_matrix(matrix: Tensor) -> Tensor | None:
-    """Return the compact form of a bfloat16 matrix [..., out, into]; None: it has none."""
+    """Return the compact form of a bfloat16 matrix [..., out, into]; None: it has none.
+
+    It is packed in C or, without the library, in torch: the bytes are the same.
+    """
+    library = find_library()
+    if library is not None:
+        from qwen3_omni_neuron.cpu.native.binding import pack_compact_in_c
+
+        return pack_compact_in_c(matrix, library)
     out, into = matrix.shape[-2:]
     packed = torch.empty(compact_shape(tuple(matrix.shape)), dtype=torch.uint8)
     rows = max(_PACKED_AT_ONCE // into // PANEL, 1) * PANEL

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.cpu.native._declarations import ffi
 from qwen3_omni_neuron.cpu.compact import compact_shape
+from qwen3_omni_neuron.cpu.native._declarations import ffi
 from qwen3_omni_neuron.cpu.packing import PANEL, Groups, grouped_shape, packed_shape, packed_type
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.decoder import Decoder
