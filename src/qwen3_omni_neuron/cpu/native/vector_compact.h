@@ -126,6 +126,87 @@ INLINE void KIND(sum_compact)(Vector (*total)[8], const float *x, int64_t x_stri
 #endif
 }
 
+#if LANES < 16
+
+/* Rows for which numbers are restored once. */
+#define RESTORED_ROWS (8 * TILE_ROWS)
+/* Vectors of a tile of TILE_ROWS: see SHAPES. */
+#define TILE_VECTORS (16 / LANES)
+
+/* Write a block's numbers as floats, [BLOCK_INPUTS, PANEL]. */
+static void KIND(restore_block)(float *to, const char *head, const char *quads, int64_t inputs)
+{
+    for (int64_t lane = 0; lane < PANEL; lane += SHORTS) {
+        Shorts lowest = __builtin_convertvector(
+                            *(const KIND(Exponents) *)(const void *)(head + lane), Shorts) << 7;
+        KIND(Exceptions) exceptions = {(const uint32_t *)(const void *)(head + PANEL), 0};
+        exceptions.quad = KIND(quad_of)(*exceptions.next);
+        int64_t apart = LANES < 8 ? 8 : LANES, output = lane / 16 * 16 + lane % 16 / 2;
+        for (int64_t quad = 0; quad < inputs / 4; quad++) {
+            Shorts numbers[4];
+            KIND(restore)(numbers, quads + quad * QUAD_BYTES + 2 * lane, lowest);
+            if (__builtin_expect(exceptions.quad == quad, 0))
+                KIND(put_exceptions)(numbers, &exceptions, (uint32_t)lane);
+            for (int i = 0; i < 4; i++) {
+                float *row = to + (quad * 4 + i) * PANEL + output;
+                AT(row) = (Vector)((Words)numbers[i] << 16);
+                AT(row + apart) = (Vector)((Words)numbers[i] & 0xffff0000u);
+            }
+        }
+    }
+}
+
+/* Add a restored block's sums to those of TILE_ROWS rows and TILE_VECTORS vectors. */
+static __attribute__((noinline)) void KIND(add_restored)(Vector (*total)[PANEL / LANES],
+                                                         const float *x, int64_t x_stride,
+                                                         const float *numbers, int64_t inputs)
+{
+    Vector sums[12][8];
+    for (int r = 0; r < TILE_ROWS; r++)
+        for (int v = 0; v < TILE_VECTORS; v++)
+            sums[r][v] = total[r][v];
+    KIND(sum_chunks)(sums, x, x_stride, TILE_ROWS, numbers, FLOAT32, 0, inputs, TILE_VECTORS, 0);
+    for (int r = 0; r < TILE_ROWS; r++)
+        for (int v = 0; v < TILE_VECTORS; v++)
+            total[r][v] = sums[r][v];
+}
+
+/* Multiply most of many rows, all but the last few, by numbers that are restored once for many of them:
+ * few registers hold low tiles, each of which would restore them. Returns the rows that are done. */
+static int64_t KIND(multiply_restored)(const Tiles *t, int64_t rows)
+{
+    const Matrix *m = t->m;
+    int64_t size = panel_bytes(m), done = rows < 2 * TILE_ROWS ? 0 : rows / TILE_ROWS * TILE_ROWS;
+    for (int64_t at = 0; at < t->outs; at += PANEL)
+        for (int64_t first = 0; first < done; first += RESTORED_ROWS) {
+            int64_t now = smaller(done - first, RESTORED_ROWS);
+            float numbers[BLOCK_INPUTS * PANEL];
+            Vector total[RESTORED_ROWS][PANEL / LANES];
+            const char *head = t->panels + at / PANEL * size;
+            const char *quads = head + blocks_of(m->into) * BLOCK_HEAD;
+            memset(total, 0, sizeof total);
+            for (int64_t start = 0; start < m->into; start += BLOCK_INPUTS) {
+                int64_t inputs = smaller(BLOCK_INPUTS, m->into - start);
+                KIND(restore_block)(numbers, head, quads, inputs);
+                head += BLOCK_HEAD;
+                quads += inputs / 4 * QUAD_BYTES;
+                for (int64_t r = 0; r < now; r += TILE_ROWS)
+                    for (int v = 0; v < PANEL / LANES; v += TILE_VECTORS)
+                        KIND(add_restored)((Vector(*)[PANEL / LANES])&total[r][v],
+                                           t->x + (first + r) * t->x_stride + start, t->x_stride,
+                                           numbers + v * LANES, inputs);
+            }
+            for (int64_t r = 0; r < now; r++)
+                for (int v = 0; v < PANEL / LANES; v++)
+                    KIND(put)(t, first + r, at + v * LANES, total[r][v]);
+        }
+    return done;
+}
+
+#undef RESTORED_ROWS
+#undef TILE_VECTORS
+#endif
+
 #undef Shorts
 #undef SHORTS
 #undef NEARBY

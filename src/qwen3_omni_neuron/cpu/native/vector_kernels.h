@@ -252,6 +252,21 @@ INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, const float *ad
     }
 }
 
+/* Write LANES outputs of a row, from output `at` on. */
+INLINE void KIND(put)(const Tiles *t, int64_t row, int64_t at, Vector total)
+{
+    float *y = t->y + row * t->y_stride + at;
+    Vector factor = KIND(filled)(t->unit), more = {0};
+    if (t->scale != 0)
+        factor *= READ(t->scale + at);
+    if (t->bias != 0)
+        more = READ(t->bias + at);
+    Vector result = KIND(fused)(total, factor, more);
+    if (t->add)
+        result += READ(y);
+    AT(y) = result;
+}
+
 #include "vector_compact.h"
 
 /* Whether the registers hold the sums of a tile and the widened weights of INT8. BFLOAT16's come no
@@ -284,18 +299,8 @@ INLINE void KIND(tile)(const Tiles *t, int64_t at, int rows, int type, int vecto
         KIND(sum_chunks)(total, t->x, t->x_stride, rows, panels + at % PANEL * bytes_of(type),
                          type, m->into * PANEL, m->into, vectors, skip);
     for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vectors; v++) {
-            float *y = t->y + r * t->y_stride + at + v * LANES;
-            Vector factor = KIND(filled)(t->unit), more = {0};
-            if (t->scale != 0)
-                factor *= READ(t->scale + at + v * LANES);
-            if (t->bias != 0)
-                more = READ(t->bias + at + v * LANES);
-            Vector result = KIND(fused)(total[r][v], factor, more);
-            if (t->add)
-                result += READ(y);
-            AT(y) = result;
-        }
+        for (int v = 0; v < vectors; v++)
+            KIND(put)(t, r, at + v * LANES, total[r][v]);
 }
 
 /* Rows and vectors of tiles. Those of few rows are wider, so that there are sums enough to overlap and
@@ -371,6 +376,14 @@ static void KIND(multiply_whole)(float *y, int64_t y_stride, const float *x, int
                next != 0 ? next : (const char *)w->panels + (first + panels) * panel_bytes(w),
                w->scale == 0 ? 0 : w->scale + first * PANEL,
                w->bias == 0 ? 0 : w->bias + first * PANEL};
+#if LANES < 16
+    if (type == COMPACT) {
+        int64_t done = KIND(multiply_restored)(&t, rows);
+        rows -= done;
+        t.x += done * x_stride;
+        t.y += done * y_stride;
+    }
+#endif
     while (rows > 0) {
         int s = KIND(shape_for)(rows, type, outs);
         int64_t now = KIND(shapes)[s].rows;
