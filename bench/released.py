@@ -95,6 +95,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=Path(".venv/bench/released"))
     parser.add_argument("--size", default="released", help="of the weights that are drawn")
     parser.add_argument("--dtype", choices=DTYPES, default="int4")
+    parser.add_argument(
+        "--plain",
+        action="store_false",
+        dest="compact",
+        help="not in 12 bits a number",
+    )
     parser.add_argument("--threads", type=positive, default=usable_cores())
     parser.add_argument("--prompt", type=positive, default=PROMPT, help="rows before a timed step")
     parser.add_argument("--tokens", type=positive, default=TOKENS)
@@ -146,7 +152,8 @@ def measure(options: Namespace) -> Figures:
 
 def made(options: Namespace) -> tuple[Path, Path]:
     """Return the checkpoint's folder and the tree's, which is compiled where it is not complete."""
-    checkpoint, tree = options.folder / f"{options.size}", options.folder / options.dtype
+    form = "" if options.compact else "-plain"
+    checkpoint, tree = options.folder / f"{options.size}", options.folder / (options.dtype + form)
     write_tiny_checkpoint(checkpoint, size=options.size, drawn=True)
     config = read_config(checkpoint)
     lengths = options.positions, 2 * options.positions
@@ -157,6 +164,7 @@ def made(options: Namespace) -> tuple[Path, Path]:
             f"and this machine has {memory_bytes() / GB:.1f}."
         )
     words = ["--target", "cpu", "--dtype", options.dtype, "--max-concurrency", "1"]
+    words += ["--compact", str(options.compact).lower()]
     with redirect_stdout(sys.stderr):
         failed = command(["compile", "--model", str(checkpoint), "--out", str(tree), *words])
     if failed:

@@ -5,14 +5,12 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.cpu.native._declarations import ffi
 from qwen3_omni_neuron.cpu.native.binding import (
-    TYPES,
     Fields,
     Library,
     Weights,
     address_of,
     check,
     empty_floats,
-    pack_in_c,
     pointer_to,
 )
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
@@ -58,12 +56,6 @@ class NativeAudioConvolutions:
     def _matrix(self, conv: nn.Conv2d, library: Library) -> Fields:
         # [out, in, mels, times] -> [out, mels * times * in]: channels lie side by side.
         weight = conv.weight.detach().permute(0, 2, 3, 1).flatten(1)
-        packed = pack_in_c(weight, library)
         assert conv.bias is not None
-        return {
-            "panels": self._weights(packed, *packed.shape, dtype=packed.dtype),
-            "bias": self._weights(conv.bias.detach().float(), conv.out_channels),
-            "into": weight.shape[1],
-            "out": len(weight),
-            "type": TYPES[packed.dtype],
-        }
+        bias = self._weights(conv.bias.detach().float(), conv.out_channels)
+        return {**self._weights.packed(weight, library), "bias": bias}

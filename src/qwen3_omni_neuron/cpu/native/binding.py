@@ -111,6 +111,23 @@ class Weights:
             "type": TYPES[packed.dtype],
         }
 
+    def packed(self, matrix: Tensor, library: Library, compact: bool = False) -> Fields:
+        """Pack a matrix [..., out, into], and describe it.
+
+        compact: take the compact form of a bfloat16 matrix that has one.
+        """
+        out, into = matrix.shape[-2:]
+        form = None
+        if compact and matrix.dtype == torch.bfloat16:
+            form = pack_compact_in_c(matrix, library)
+        packed = pack_in_c(matrix, library) if form is None else form
+        return {
+            "panels": self(packed, *packed.shape, dtype=packed.dtype),
+            "into": into,
+            "out": out,
+            "type": TYPES[matrix.dtype] if form is None else COMPACT,
+        }
+
     def _order(self, order: Tensor, *shape: int) -> Pointer:
         """Return a pointer to orders [..., into]. Raises UnsuitedError for what are none."""
         pointer = self(order, *shape, dtype=torch.int32)

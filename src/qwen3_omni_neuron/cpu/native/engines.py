@@ -33,8 +33,9 @@ def native_engines(models: Models, spec: EngineSpec, library: Library) -> StageE
     if models.talker is not None:
         built["talker"] = _talker(models, spec, library)
     if models.code2wav is not None:
-        calls = NativeCode2Wav(models.code2wav, library, spec.threads.get("vocoder", 1))
-        built["vocoder"] = CpuVocoder(calls, spec.plan.max_concurrency, spec.plan.chunk_frames)
+        plan, threads = spec.plan, spec.threads.get("vocoder", 1)
+        calls = NativeCode2Wav(models.code2wav, library, threads, plan.compact)
+        built["vocoder"] = CpuVocoder(calls, plan.max_concurrency, plan.chunk_frames)
     return built
 
 
