@@ -1,6 +1,9 @@
 """Decode beside the memory bandwidth of the machine, and prefill beside its arithmetic.
 
     python -m bench.bandwidth --size wide --dtype mixed --dtype int8 --json bandwidth.json
+    python -m bench.bandwidth --size wide --dtype mixed-plain --dtype mixed
+
+A dtype with "-plain" has its bfloat16 matrices in 16 bits a number, not in 12.
 
 Measures the machine, before each loading of the model, with as many threads as the model has and
 with one:
@@ -64,6 +67,7 @@ WORK = ("bytes", "weight_bytes", "multiply_adds")
 RATIOS = tuple(f"{name}_ratio" for name in MACHINE)
 COLUMNS = ("stage", "dtype", "threads", "rows", *TIMES, *WORK, *RATIOS, "fits_l3")
 L3_SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
+PLAIN = "-plain"
 BYTE_TOKENS = 256  # the first tokens of every vocabulary, none of them special
 
 
@@ -73,7 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     model_arguments.add_checkpoint_argument(parser, "--size")
     add_size_argument(parser, "without --model: ")
     parser.add_argument(
-        "--dtype", action="append", choices=PRECISIONS, help="several times for several; mixed"
+        "--dtype",
+        action="append",
+        choices=[dtype + form for dtype in PRECISIONS for form in ("", PLAIN)],
+        help="several times for several; mixed",
     )
     parser.add_argument("--threads", type=sizes, default=[os.cpu_count() or 1])
     parser.add_argument("--prompts", type=sizes, default=[128, 512, 2048], help="rows of prompts")
@@ -152,7 +159,8 @@ def stage_rows(
         for rows in options.prompts
     ]
     loading = Namespace(
-        dtype=dtype,
+        dtype=dtype.removesuffix(PLAIN),
+        compact=False if dtype.endswith(PLAIN) else None,
         kv_cache_dtype="auto",
         predictor_dtype="auto",
         threads=threads,
