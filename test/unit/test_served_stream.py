@@ -88,14 +88,14 @@ def test_the_clock_counts_what_the_client_plays() -> None:
     assert served.stream.playback.sent_s == CHUNK_S / 2
 
 
-@pytest.mark.parametrize("how", ["given up", "failed", "not counted"])
+@pytest.mark.parametrize("how", ["given up", "failed", "read"])
 def test_a_reply_is_counted_and_logged_at_its_end_alone(how: str) -> None:
-    served = Served(ValueError() if how == "failed" else None, counted=how != "not counted")
+    served = Served(ValueError() if how == "failed" else None)
     if how == "failed":
         with pytest.raises(ValueError):
             served.read()
     else:
         events = served.read(7 if how == "given up" else 100)
         assert isinstance(events[-1][0], Finished)
-    assert "counted" not in served.done
-    assert ("left" in served.done) == ("frames" in served.context.fields) == (how == "not counted")
+    assert ("counted" in served.done) == (how == "read")
+    assert ("left" in served.done) == ("frames" in served.context.fields) == (how == "read")

@@ -18,6 +18,8 @@ _NOT_FIELDS = _PLAIN | {"message", "color_message"}
 # A value of other characters is quoted: a client's text can't look like further fields.
 _BARE = re.compile(r"[^\s\"=]+")
 _INDENT = "    "
+# The messages of uvicorn and websockets, without their values.
+_REFUSED_SOCKET = re.compile(r'%s - "WebSocket %s" (403|%d)|connection rejected \(%d %s\)')
 
 
 class JsonFormatter(logging.Formatter):
@@ -88,8 +90,13 @@ def log_to_stderr(level: str, form: LogFormat = "json") -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Return False for uvicorn's traceback of a request that the server's end has cancelled."""
-    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+    """Return False for what uvicorn logs of a request beside the gate's line, with its id.
+
+    That is the traceback of one that the server's end has cancelled, and a refused WebSocket.
+    """
+    if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
+        return False
+    return not _REFUSED_SOCKET.fullmatch(str(record.msg))
 
 
 def event(name: str, level: int = logging.INFO, **fields: Any) -> None:

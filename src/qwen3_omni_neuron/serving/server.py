@@ -245,8 +245,10 @@ class _Uvicorn(uvicorn.Server):
         try:
             sockets = await listening_sockets(host, port, config.backlog)
         except OSError as error:
+            # Of a port that is taken, Python's error says the address once more.
+            reason = (error.strerror or str(error)).partition(" (while ")[0]
             raise OutputError(
-                f"{host}:{port} can't be listened on: {error}. Take another --host or --port."
+                f"{host}:{port} can't be listened on: {reason}. Take another --host or --port."
             ) from error
         make: Any = config.http_protocol_class
         state = {"server_state": self.server_state, "app_state": self.lifespan.state}

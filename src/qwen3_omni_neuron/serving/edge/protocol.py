@@ -356,6 +356,8 @@ class GuardedSocket(WebSocketsSansIOProtocol):
     async def send(self, message: Any) -> None:
         """Send a message whole, after the earlier ones [realtime-retrieve, realtime-unread]."""
         self._ends = self._ends or message["type"] == "websocket.close"
+        # After a refusal uvicorn would log that the application has not answered.
+        self.handshake_complete |= message["type"] == "websocket.http.response.body"
         text = message.get("text") or ""
         await self._sending.acquire()
         if len(text) <= PIECE_BYTES:

@@ -4,12 +4,12 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pybase64
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
 from qwen3_omni_neuron.events import AudioChunk
@@ -43,19 +43,21 @@ from qwen3_omni_neuron.serving.openai.response_request import (
     InputItems,
     ItemReference,
     ItemsQuery,
+    ResponseQuery,
     ResponseRequest,
     chat_request_of,
     check_response_request,
     fields_of_query,
 )
 from qwen3_omni_neuron.serving.openai.usage import response_usage
-from qwen3_omni_neuron.serving.openai.without_effect import INPUT_ITEMS, RESPONSES
+from qwen3_omni_neuron.serving.openai.without_effect import INPUT_ITEMS, RESPONSE, RESPONSES
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.stored.kept_responses import KeptResponse
 from qwen3_omni_neuron.sound.encoding import pcm16
 
 router = APIRouter()
 Json = dict[str, Any]
+Query = TypeVar("Query", bound=BaseModel)
 SESSION_KEY = "session_key"
 """Name in a request's scope of the key that has led it to this replica; see `serving.fleet`."""
 _BEGINNING = ("response.created", "response.in_progress")
@@ -82,12 +84,16 @@ async def create_response(request: Request) -> Response:
     return await answer(service, context, read, asked is None or asked.names_earlier)
 
 
-@router.get("/v1/responses/{response_id}", responses=_NOT_FOUND)
+@router.get(
+    RESPONSE,
+    openapi_extra=query_of(ResponseQuery),
+    responses={**_NOT_FOUND, 400: errors_of(True)[400]},
+)
 async def get_response(request: Request, response_id: str) -> Response:
     """Return a response that is kept."""
     service: Service = request.app.state.service
     context: Context = request.scope["context"]
-    if request.query_params.get("stream") == "true":
+    if _query(request, ResponseQuery, RESPONSE).stream:
         raise wrong_value("a response that has ended is not streamed again.", "stream")
     body = service.responses.body(context.owner, response_id)
     if body is None:
@@ -96,7 +102,7 @@ async def get_response(request: Request, response_id: str) -> Response:
 
 
 @router.get(
-    "/v1/responses/{response_id}/input_items",
+    INPUT_ITEMS,
     openapi_extra=query_of(ItemsQuery),
     responses={**_NOT_FOUND, 400: errors_of(True)[400]},
 )
@@ -104,11 +110,7 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     """Return the items that a response has answered: its conversation's, and its own input."""
     service: Service = request.app.state.service
     context: Context = request.scope["context"]
-    try:
-        query = ItemsQuery.model_validate(fields_of_query(request.query_params.multi_items()))
-    except ValidationError as error:
-        raise refused_field(error, ItemsQuery) from error
-    service.count_without_effect(INPUT_ITEMS, query)
+    query = _query(request, ItemsQuery, INPUT_ITEMS)
     turns = service.responses.conversation(context.owner, response_id, whole=False)
     if turns is None:
         raise _not_kept(404, response_id, None)
@@ -136,7 +138,7 @@ async def count_input_tokens(request: Request) -> Json:
     return {"object": "response.input_tokens", "input_tokens": count}
 
 
-@router.delete("/v1/responses/{response_id}", responses=_NOT_FOUND)
+@router.delete(RESPONSE, responses=_NOT_FOUND)
 async def delete_response(request: Request, response_id: str) -> Json:
     """Delete a response, which no later turn can name then."""
     service: Service = request.app.state.service
@@ -144,6 +146,17 @@ async def delete_response(request: Request, response_id: str) -> Json:
     if not service.responses.delete(context.owner, response_id):
         raise _not_kept(404, response_id, None)
     return {"id": response_id, "object": "response", "deleted": True}
+
+
+def _query(request: Request, kind: type[Query], path: str) -> Query:
+    """Return a request's query, and count its fields without effect. Raises ApiError."""
+    try:
+        query = kind.model_validate(fields_of_query(request.query_params.multi_items()))
+    except ValidationError as error:
+        raise refused_field(error, kind) from error
+    service: Service = request.app.state.service
+    service.count_without_effect(path, query)
+    return query
 
 
 def _not_kept(status: int, response_id: str, param: str | None) -> ApiError:

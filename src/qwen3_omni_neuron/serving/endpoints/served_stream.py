@@ -26,17 +26,15 @@ class ServedStream(AsyncIterator[list[Event]]):
         *,
         bursts: bool = False,
         speed: float = 1.0,
-        counted: bool = True,
     ):
         """context: request that ends with the reply: it is logged, and its place given back.
 
-        speed: factor by which the client's sound is faster than the chunks. counted: False for a
-        reply that the metrics leave out.
+        speed: factor by which the client's sound is faster than the chunks.
         """
         self.playback, self.muted = Playback(), False
         self._stream, self._service, self._context = stream, service, context
         self._bursts = stream.bursts() if bursts else None
-        self._speed, self._counted = speed, counted
+        self._speed = speed
         self._sent: list[Event] = []
 
     async def __anext__(self) -> list[Event]:
@@ -60,8 +58,7 @@ class ServedStream(AsyncIterator[list[Event]]):
 
     def _end(self, finished: Finished) -> None:
         """Count and log a reply that was read to its end."""
-        if self._counted:
-            self._service.metrics.finished(finished.result, self.playback)
+        self._service.metrics.finished(finished.result, self.playback)
         if self._context is not None:
             self._context.finished(finished.result)
             self._context.place.leave()

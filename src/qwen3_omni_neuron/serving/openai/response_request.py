@@ -250,6 +250,20 @@ class TextSettings(StrictObject):
     verbosity: str | None = None
 
 
+class ResponseQuery(BaseModel):
+    """Query of GET /v1/responses/ID, as `fields_of_query` reads it.
+
+    stream: false, as a response that has ended is not streamed again. The others have no effect.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    stream: bool = False
+    include: list[str] = []
+    include_obfuscation: bool = False
+    starting_after: int | None = None
+
+
 class ItemsQuery(BaseModel):
     """Query of GET /v1/responses/ID/input_items, as `fields_of_query` reads it.
 
@@ -266,7 +280,7 @@ class ItemsQuery(BaseModel):
 
 
 def fields_of_query(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Return the fields of a query for `ItemsQuery`. Lists are sent as name or name[]."""
+    """Return the fields of a query. Its one list, include, is sent as include or include[]."""
     fields: dict[str, Any] = {}
     for name, value in pairs:
         if name.removesuffix("[]") == "include":

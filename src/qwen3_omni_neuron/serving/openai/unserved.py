@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 
+from qwen3_omni_neuron.errors import did_you_mean
+
 _CHAT = "/v1/chat/completions"
-_SERVED = (
-    f"Served are {_CHAT}, /v1/responses, /v1/completions, /v1/audio/speech, "
-    "/v1/audio/transcriptions, /v1/audio/translations, /v1/models and the WebSocket /v1/realtime."
+_LISTED = (
+    *(_CHAT, "/v1/responses", "/v1/completions", "/v1/audio/speech"),
+    *("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/models"),
 )
+_SERVED = f"Served are {', '.join(_LISTED)} and the WebSocket /v1/realtime."
 _OWN_FILES = f"Nothing is stored here: send files as parts of a message to {_CHAT}."
 _OWN_API = (
     "It is of another API: choose the OpenAI-compatible provider of your client, with a base URL "
@@ -45,7 +48,7 @@ def advice_for(path: str) -> str:
     if _begins(path, *_WITHOUT_VERSION):
         return "The base URL of an OpenAI client ends with /v1 here."
     found = [advice for known, advice in ADVICE.items() if _begins(path, known)]
-    return found[0] if found else _SERVED
+    return found[0] if found else f"{did_you_mean(path, _LISTED)} {_SERVED}".lstrip()
 
 
 def _begins(path: str, *known: str) -> bool:

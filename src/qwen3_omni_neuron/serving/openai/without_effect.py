@@ -23,7 +23,8 @@ CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 SPEECH, REALTIME = "/v1/audio/speech", "/v1/realtime"
 TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
 COMPLETIONS = "/v1/completions"
-INPUT_ITEMS = "/v1/responses/{response_id}/input_items"
+RESPONSE = "/v1/responses/{response_id}"
+INPUT_ITEMS = f"{RESPONSE}/input_items"
 LOGPROBS = "message.output_text.logprobs"
 """What a response may include of its text."""
 ITEM = "conversation.item.create"  # an event of the socket
@@ -145,6 +146,11 @@ FIELDS: Mapping[str, Mapping[str, WithoutEffect]] = {
         "input[].content[].prompt_cache_breakpoint": _CACHE,
         "input[].output[].cache_control": _CACHE,
         "input[].output[].prompt_cache_breakpoint": _CACHE,
+    },
+    RESPONSE: {
+        "include": WithoutEffect("a response is read as it was kept"),
+        "include_obfuscation": WithoutEffect("there are no events to pad", False),
+        "starting_after": WithoutEffect("there are no events to begin after"),
     },
     INPUT_ITEMS: {"include": WithoutEffect("items are listed as they were kept")},
     SPEECH: {

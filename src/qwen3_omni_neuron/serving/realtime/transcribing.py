@@ -189,4 +189,4 @@ class Transcriber:
         options = bounded_options({}, service.settings, self._connection.context.owner)
         wanted, instruction = turn.logprobs is not None, instruction_of(omni, None)
         stream = stream_window(omni, window, instruction, logprobs=wanted, **options)
-        return ServedStream(stream, service, counted=False)
+        return ServedStream(stream, service)
