@@ -123,7 +123,9 @@ def test_instructions_options_and_voice(omni: Qwen3Omni, caller: Caller) -> None
     assert second[-1].response.audio.output.voice == other
 
 
-def test_a_response_beside_the_conversation(omni: Qwen3Omni, caller: Caller) -> None:
+def test_a_response_of_conversation_none_stays_out_of_the_conversation(
+    omni: Qwen3Omni, caller: Caller
+) -> None:
     """Its input are items of its own and of the conversation, and it leaves nothing behind."""
     first = caller.write("Hello")
     caller.write("Not this")
@@ -183,7 +185,7 @@ def test_an_image_that_is_shrunk_is_reported_with_its_item(
     assert not hasattr(caller.heard[-1], "warnings")
 
 
-def test_items_go_where_they_are_put_and_leave(omni: Qwen3Omni, caller: Caller) -> None:
+def test_items_are_inserted_at_their_place_and_deleted(omni: Qwen3Omni, caller: Caller) -> None:
     png = io.BytesIO()
     noise_image(64, 64).save(png, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
@@ -246,7 +248,7 @@ def test_an_image_that_is_too_large_for_the_conversation_is_shrunk(
     assert text_of(caller.heard) == result.text
 
 
-def test_sound_in_an_item_and_back(omni: Qwen3Omni, caller: Caller) -> None:
+def test_an_items_sound_is_retrieved_as_it_was_sent(omni: Qwen3Omni, caller: Caller) -> None:
     samples = question()[: 2 * RATE]
     data = pcm16(samples)
     part = {"type": "input_audio", "audio": base64.b64encode(data).decode()}
@@ -261,7 +263,9 @@ def test_sound_in_an_item_and_back(omni: Qwen3Omni, caller: Caller) -> None:
     assert text_of(events) == result.text
 
 
-def test_what_was_heard_by_the_client(omni: Qwen3Omni, caller: Caller) -> None:
+def test_truncate_keeps_the_text_of_the_sound_that_was_heard(
+    omni: Qwen3Omni, caller: Caller
+) -> None:
     """Truncation cuts the history; beyond the end it is an error."""
     caller.update(**{**SHORT, "thinker_max_new_tokens": 12, "talker_max_new_tokens": 30})
     caller.write("Hello")
@@ -289,7 +293,9 @@ def test_what_was_heard_by_the_client(omni: Qwen3Omni, caller: Caller) -> None:
     assert text_of(events) == omni.generate_text(asked, literal_text=True, **SHORT).text
 
 
-def test_an_answer_that_plays_is_cut_whatever_was_made_since(caller: Caller) -> None:
+def test_clearing_output_truncates_the_answer_that_plays_after_later_responses(
+    caller: Caller,
+) -> None:
     """A reply in text, and one that could not begin."""
     caller.update(**{**SHORT, "thinker_max_new_tokens": 60, "talker_max_new_tokens": 90})
     caller.update(thinker_eos_token_id=10**6)
@@ -307,7 +313,7 @@ def test_an_answer_that_plays_is_cut_whatever_was_made_since(caller: Caller) -> 
 
 
 @pytest.mark.usefixtures("slow_steps")
-def test_a_client_cancels(caller: Caller) -> None:
+def test_response_cancel_ends_the_running_response_alone(caller: Caller) -> None:
     caller.send("response.cancel", event_id="early")
     error = caller.until("error")[-1].error
     assert (error.code, error.event_id) == ("response_cancel_not_active", "early")
@@ -535,7 +541,7 @@ def test_a_reply_that_fails_is_a_response_that_says_so(
         assert caller.answer()[-1].response.status != "failed"
 
 
-def test_most_tokens_of_a_session_until_it_has_others(caller: Caller) -> None:
+def test_max_output_tokens_of_a_session_hold_until_it_is_updated(caller: Caller) -> None:
     caller.update(max_output_tokens=2, thinker_max_new_tokens=None)
     caller.write("Hello")
     text = {"output_modalities": ["text"], "thinker_eos_token_id": 10**6}

@@ -22,6 +22,7 @@ from websockets.server import ServerProtocol
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.engines.process.heap import keep_all
 from qwen3_omni_neuron.prompt.turns import Turn
+from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints.answer import AnswerSender
 from qwen3_omni_neuron.serving.openai.errors import ApiError
@@ -169,7 +170,7 @@ def shared(server: Server) -> Iterator[Caller]:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "5", '"a"', "null", "[" * 5000, b"\0\1"])
-def test_what_is_no_event_is_an_error(shared: Caller, text: Any) -> None:
+def test_a_message_that_is_no_event_gets_an_error(shared: Caller, text: Any) -> None:
     shared.connection._connection.send(text)
     code = shared.until("error")[-1].error.code
     assert code == ("body_too_complex" if text == "[" * 5000 else "invalid_json")
@@ -199,7 +200,7 @@ def test_half_of_a_surrogate_pair_is_refused_wherever_an_event_has_it(server: Se
         assert caller.update(instructions="a 😀", **SHORT).instructions == "a 😀"
 
 
-def test_random_events_end_nothing(omni: Qwen3Omni, server: Server) -> None:
+def test_random_events_leave_their_session_answering(omni: Qwen3Omni, server: Server) -> None:
     """Events of any kind, order and content, for one session that answers at the end."""
     dice = random.Random(7)
     sound = base64.b64encode(np.zeros(800, "<i2").tobytes()).decode()
@@ -300,14 +301,25 @@ def test_a_checkpoint_without_a_talker_writes() -> None:
     assert (refused.value.code, refused.value.param) == ("no_speech", "session.output_modalities")
 
 
-def test_what_does_not_exist_is_refused(server: Server) -> None:
+def test_a_socket_of_another_model_or_path_is_refused(server: Server) -> None:
     status, error = refusal(server, path="/v1/realtime?model=other")
     assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
     with pytest.raises(InvalidStatus, match="404"):
         opened(url_of(server), path="/v1/nothing")
 
 
-def test_sessions_at_a_time_and_their_length(omni: Qwen3Omni) -> None:
+def test_a_refused_socket_is_one_line_of_the_log(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    caplog.set_level("INFO", "qwen3_omni_neuron.serving")
+    with caplog.filtering(logs._is_news):  # type: ignore[arg-type]
+        refusal(server, path="/v1/realtime?model=other")
+        wait_until(lambda: bool(caplog.records))
+    assert [record.getMessage() for record in caplog.records] == ["request"]
+
+
+def test_the_number_and_duration_of_sessions_are_limited(omni: Qwen3Omni) -> None:
     with serving(omni, max_realtime_sessions=1, max_realtime_s=1.5) as server:
         with calling(server) as caller:
             status, error = refusal(server)
@@ -320,7 +332,7 @@ def test_sessions_at_a_time_and_their_length(omni: Qwen3Omni) -> None:
             pass
 
 
-def test_bytes_of_a_session(omni: Qwen3Omni) -> None:
+def test_the_bytes_of_a_session_are_limited(omni: Qwen3Omni) -> None:
     """Sound and items together; what leaves makes room again."""
     with serving(omni, max_realtime_bytes=600_000) as server, calling(server) as caller:
         caller.update(audio=PUSH_TO_TALK, **SHORT)
@@ -477,7 +489,7 @@ def test_a_socket_outlasts_the_time_that_headers_have(omni: Qwen3Omni) -> None:
 
 
 @pytest.mark.usefixtures("slow_steps")
-def test_a_drain_has_an_end(omni: Qwen3Omni) -> None:
+def test_a_drain_ends_sessions_at_its_timeout(omni: Qwen3Omni) -> None:
     with serving(omni, drain_timeout_s=0.5) as server, calling(server) as caller:
         caller.update(**LONG)
         caller.write("Hello")

@@ -334,7 +334,7 @@ def test_silence_after_a_reply_becomes_a_turn(server: Server) -> None:
         assert "input_audio_buffer.speech_started" not in kinds(caller.heard)
 
 
-def test_transcripts_of_what_was_said(speaking: Qwen3Omni, speaker: Server) -> None:
+def test_a_turns_transcript_is_what_was_said(speaking: Qwen3Omni, speaker: Server) -> None:
     samples = question()
     with calling(speaker) as caller:
         sound = {"format": PCM_16K, "turn_detection": None, "transcription": {"model": "any"}}

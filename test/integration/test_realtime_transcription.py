@@ -95,6 +95,8 @@ def test_speech_is_transcribed_while_it_arrives(
     server: Server, transcribed: Heard, speech: NDArray[np.float32], texts: list[str]
 ) -> None:
     """The client has the text of all windows but the last one before it commits."""
+    counted = server.service.metrics.registry.get_sample_value
+    already = counted("qwen3_omni_ttft_seconds_count") or 0
     with calling(server, extra_query={"intent": "transcription"}) as caller:
         assert caller.heard[0].session.type == "transcription"
         caller.update(**TRANSCRIBING)
@@ -120,9 +122,10 @@ def test_speech_is_transcribed_while_it_arrives(
     windows = GrowingWindows()
     known = windows.push(speech) + windows.finish()
     assert transcribed.lengths == [len(window.samples) for window in known]
+    assert counted("qwen3_omni_ttft_seconds_count") == already + len(texts)
 
 
-def test_beside_answers_the_text_waits_for_its_item(
+def test_in_a_session_that_answers_the_transcript_follows_its_item(
     server: Server, transcribed: Heard, speech: NDArray[np.float32], texts: list[str]
 ) -> None:
     """The windows do not: they are transcribed while the user speaks."""
@@ -141,7 +144,7 @@ def test_beside_answers_the_text_waits_for_its_item(
     assert events[-1].transcript == deltas_of(events) == " ".join(texts)
 
 
-def test_what_is_only_transcribed_is_not_kept(
+def test_sound_that_is_only_transcribed_is_not_kept(
     speaking: Qwen3Omni, server: Server, speech: NDArray[np.float32]
 ) -> None:
     """Neither as sound nor as rows of a prompt, so that a session may last."""

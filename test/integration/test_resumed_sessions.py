@@ -174,7 +174,7 @@ def test_a_session_goes_on_after_a_restart(keeping: Keeping, folder: Path) -> No
 
 @pytest.mark.usefixtures("slow_steps")
 @pytest.mark.parametrize("lost", [False, True], ids=["left", "lost"])
-def test_a_client_that_drops_out_of_a_reply_goes_on(kept: Server, lost: bool) -> None:
+def test_a_client_that_is_lost_during_a_reply_resumes_its_session(kept: Server, lost: bool) -> None:
     """The reply stays as far as it was sent, also where the server does not know of the loss."""
     with calling(kept, "one") as again:
         with calling(kept, "one") as caller:
@@ -224,7 +224,7 @@ def test_a_reply_with_calls_is_kept_as_its_client_has_it(
             assert content is None or found.content[0].text == content
 
 
-def test_a_session_that_no_token_resumes(
+def test_a_session_that_can_not_be_resumed_says_why(
     kept: Server, keeping: Keeping, folder: Path, omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one that its client has begun instead goes on."""

@@ -382,6 +382,7 @@ def test_head_of_what_has_no_get_is_refused(caplog: pytest.LogCaptureFixture) ->
         ("POST", "/chat/completions", "ends with /v1 here"),
         ("POST", "/v1/v1/chat/completions", "one /v1"),
         ("POST", "/v1/embeddingsx", "Served are /v1/chat/completions, /v1/responses"),
+        ("POST", "/v1/chat/completion", "Did you mean /v1/chat/completions? Served are"),
     ],
 )
 def test_a_path_that_clients_know_is_refused_with_what_serves_it(

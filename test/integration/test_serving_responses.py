@@ -213,6 +213,14 @@ def test_a_conversation_continues_by_ids_alone() -> None:
             assert refused.value.param == "previous_response_id"
         with pytest.raises(openai.BadRequestError, match="not streamed again"):
             list(client.responses.retrieve(previous, stream=True))
+        with pytest.raises(openai.BadRequestError, match="Did you mean include") as refused:
+            client.responses.retrieve(previous, extra_query={"includes": "all"})
+        assert refused.value.param == "includes"
+        reasoning: Any = ["reasoning.encrypted_content"]
+        assert client.responses.retrieve(previous, include=reasoning) == made
+        labels = {"path": "/v1/responses/{response_id}", "field": "include"}
+        counted = server.service.metrics.registry.get_sample_value
+        assert counted("qwen3_omni_fields_without_effect_total", labels) == 1
 
 
 def test_the_items_that_a_response_has_answered_are_listed() -> None:

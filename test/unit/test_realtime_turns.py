@@ -70,7 +70,7 @@ def test_a_turn_is_the_same_however_its_sound_comes(sizes: list[int]) -> None:
     assert np.array_equal(spoken, samples[started.at : started.at + len(spoken)])
 
 
-def test_settings_say_when() -> None:
+def test_settings_decide_where_a_turn_starts_and_ends() -> None:
     samples = sound((0, 640), (0.6, 960), (0, 1280))
     assert detected(samples, TurnSettings(threshold=0.7))[0] == []
     told, _ = detected(samples, TurnSettings(prefix_padding_ms=0, silence_duration_ms=1000))
@@ -121,7 +121,7 @@ def test_silence_after_a_reply_times_out_once() -> None:
     assert [type(one) for one in detector.push(sound((0, 9000)))][-1] is Stopped
 
 
-def test_a_turn_that_is_ended_gives_what_it_held_back() -> None:
+def test_end_turn_returns_the_samples_that_were_held_back() -> None:
     detector = TurnDetector(TurnSettings(), loudness)
     detector.push(np.concatenate((sound((0.9, 320), (0, 320)), np.full(100, 0.5, np.float32))))
     assert detector.speaking

@@ -35,7 +35,7 @@ def audio_s_of(session: Session) -> float:
     return session._reply.audio_s
 
 
-def test_turns_and_the_messages_that_they_make(omni: Qwen3Omni) -> None:
+def test_messages_are_those_of_the_sessions_turns(omni: Qwen3Omni) -> None:
     with omni.session("Be brief.", **SHORT) as session:
         session.append("Hello")
         first = last(session.respond())
@@ -120,7 +120,7 @@ def test_options_of_a_session_are_defaults_of_its_replies(omni: Qwen3Omni) -> No
     assert result.codes.tolist() == expected.codes.tolist()
 
 
-def test_what_was_appended_may_change_afterwards(omni: Qwen3Omni) -> None:
+def test_appended_arrays_are_copied(omni: Qwen3Omni) -> None:
     """Arrays of sound are read at once; an iterator can be read once only."""
     buffer = tone(0.6)
     arriving = {"type": "audio", "audio": iter([tone(0.5)]), "sampling_rate": 16000}
@@ -133,7 +133,7 @@ def test_what_was_appended_may_change_afterwards(omni: Qwen3Omni) -> None:
         assert_same_prompt(omni.prompt_builder.prompt(session.messages), before)
 
 
-def test_a_barge_in_leaves_what_was_given(omni: Qwen3Omni) -> None:
+def test_an_interrupted_reply_keeps_the_text_of_the_sound_that_was_sent(omni: Qwen3Omni) -> None:
     options = {**GREEDY, "thinker_max_new_tokens": 60, "talker_max_new_tokens": 200}
     with omni.session(**options) as session:
         session.append("Tell me more.")
@@ -152,7 +152,7 @@ def test_a_barge_in_leaves_what_was_given(omni: Qwen3Omni) -> None:
         assert omni.generate_text(session.messages[:3], **SHORT).token_ids == again.token_ids
 
 
-def test_a_reply_that_is_dropped_is_a_barge_in(omni: Qwen3Omni) -> None:
+def test_a_stream_that_is_not_read_to_its_end_is_an_interrupted_reply(omni: Qwen3Omni) -> None:
     with omni.session(**GREEDY) as session:
         session.append("Hello")
         for _ in session.respond():
@@ -163,7 +163,7 @@ def test_a_reply_that_is_dropped_is_a_barge_in(omni: Qwen3Omni) -> None:
         assert session.messages[-1]["content"] == "Once more."
 
 
-def test_one_may_speak_while_a_reply_streams(omni: Qwen3Omni) -> None:
+def test_content_can_be_appended_while_a_reply_streams(omni: Qwen3Omni) -> None:
     with omni.session(**GREEDY) as session:
         session.append("Hello")
         stream = session.respond()
@@ -204,14 +204,16 @@ WORDS = ["One", " two", " three", " four", " five"]  # of 3, 4, 6, 5 and 5 bytes
     ("heard_s", "kept"),
     [(None, 5), (46, 5), (0, 0), (2.9, 0), (3.1, 1), (9.9, 1), (10.1, 2), (41.1, 5), (40.9, 4)],
 )
-def test_a_whole_reply_is_cut_at_its_own_pace(heard_s: float | None, kept: int) -> None:
+def test_a_complete_reply_is_truncated_at_its_own_speaking_rate(
+    heard_s: float | None, kept: int
+) -> None:
     """Two seconds a byte: a token stays when half of it was heard."""
     reply = reply_of(WORDS, 46.0)
     reply.heard_s = heard_s
     assert reply.text == "".join(WORDS[:kept])
 
 
-def test_a_reply_that_was_stopped_is_cut_at_the_usual_pace() -> None:
+def test_a_stopped_reply_is_truncated_at_the_default_speaking_rate() -> None:
     reply = reply_of(WORDS, 11 / BYTES_PER_S, end=False)
     assert reply.text == "One two three"
     reply.heard_s = 6 / BYTES_PER_S
@@ -222,7 +224,7 @@ def test_a_reply_that_was_stopped_is_cut_at_the_usual_pace() -> None:
     assert cut.text == "One two"
 
 
-def test_a_reply_with_another_text_is_cut_evenly_in_the_sound_that_was_sent() -> None:
+def test_a_rewritten_reply_is_truncated_in_proportion_to_the_sound_that_was_sent() -> None:
     """By the last report of what was heard, whatever the reply's own pace and length."""
     reply = reply_of(WORDS, 46.0)
     reply.sent_s, reply.speed = 4.0, 1.5  # six seconds of the reply's own time
@@ -243,14 +245,14 @@ def test_a_character_of_several_tokens_is_kept_or_dropped_as_a_whole() -> None:
         assert reply.text == kept
 
 
-def test_the_pace_of_a_session() -> None:
+def test_a_sessions_speaking_rate_is_the_mean_of_its_complete_replies() -> None:
     assert mean_pace([]) == BYTES_PER_S
     stopped = reply_of(WORDS, 5.0, end=False)
     expected = (BYTES_PER_S * RATE_WEIGHT_S + 23) / (RATE_WEIGHT_S + 46)
     assert mean_pace([reply_of(WORDS, 46.0), stopped]) == pytest.approx(expected)
 
 
-def test_what_was_not_heard_leaves_the_history(omni: Qwen3Omni) -> None:
+def test_heard_removes_the_text_that_was_not_heard(omni: Qwen3Omni) -> None:
     options = {**GREEDY, "thinker_max_new_tokens": 12, "talker_max_new_tokens": 30}
     with omni.session(**options) as session:
         session.append("Hello")
@@ -271,7 +273,7 @@ def test_what_was_not_heard_leaves_the_history(omni: Qwen3Omni) -> None:
 
 
 @pytest.mark.parametrize("value", [-0.1, 1e9, float("nan"), "long", None])
-def test_seconds_that_nobody_was_given_are_refused(omni: Qwen3Omni, value: Any) -> None:
+def test_heard_refuses_what_is_no_part_of_the_replys_sound(omni: Qwen3Omni, value: Any) -> None:
     with omni.session(**SHORT) as session:
         session.append("Hello")
         last(session.respond())
@@ -279,7 +281,7 @@ def test_seconds_that_nobody_was_given_are_refused(omni: Qwen3Omni, value: Any) 
             session.heard(value)
 
 
-def test_what_can_not_be_done_yet_is_refused(omni: Qwen3Omni) -> None:
+def test_respond_and_heard_are_refused_without_a_turn_or_a_reply(omni: Qwen3Omni) -> None:
     with omni.session(**SHORT) as session:
         with pytest.raises(MessageError, match="there is nothing to answer"):
             session.respond()
@@ -309,7 +311,7 @@ def test_what_can_not_be_done_yet_is_refused(omni: Qwen3Omni) -> None:
         (np.zeros(5), 16, "understood. Give the rate in Hz"),
     ],
 )
-def test_a_piece_that_is_refused_changes_nothing(
+def test_a_refused_piece_of_sound_changes_nothing(
     omni: Qwen3Omni, piece: Any, rate: Any, said: str
 ) -> None:
     clip = tone(0.5)
@@ -323,7 +325,7 @@ def test_a_piece_that_is_refused_changes_nothing(
         assert_same_prompt(prompt_of(session), omni.prompt_builder.prompt(expected))
 
 
-def test_content_that_is_refused_changes_nothing(omni: Qwen3Omni) -> None:
+def test_refused_content_changes_nothing(omni: Qwen3Omni) -> None:
     with omni.session("Be brief.", **SHORT) as session:
         session.append_audio(tone(0.01), 16000)
         with pytest.raises(AudioError, match=r"append_audio lasts 0.010 s .*0.03 s is the least"):
@@ -339,7 +341,7 @@ def test_content_that_is_refused_changes_nothing(omni: Qwen3Omni) -> None:
         assert [item["type"] for item in session.messages[1]["content"]] == ["audio"]
 
 
-def test_what_a_session_can_not_begin_with_is_refused(omni: Qwen3Omni) -> None:
+def test_wrong_options_and_messages_of_a_session_are_refused(omni: Qwen3Omni) -> None:
     with pytest.raises(OptionError, match="Did you mean speaker"):
         omni.session(speeker="Ethan")  # type: ignore[call-arg]
     with pytest.raises(OptionError, match="unknown speaker 'Bob'"):
@@ -372,7 +374,7 @@ def test_speech_and_conversations_longer_than_the_context_are_refused(checkpoint
             assert len(last(session.respond()).codes) == 4
 
 
-def test_a_turn_that_was_not_begun_can_be_answered_again(checkpoint: Path) -> None:
+def test_a_turn_whose_reply_did_not_begin_can_be_answered_again(checkpoint: Path) -> None:
     with Qwen3Omni.load(checkpoint, max_concurrency=1, max_queued=0) as omni:
         busy = omni.stream([user(text("Hello"))], **GREEDY)
         with omni.session(**SHORT) as session:
@@ -391,7 +393,7 @@ def test_a_turn_that_was_not_begun_can_be_answered_again(checkpoint: Path) -> No
 
 
 @pytest.mark.parametrize("state", ["new", "growing", "streaming", "finished", "closed"])
-def test_closing_in_any_state_leaves_nothing(omni: Qwen3Omni, state: str) -> None:
+def test_closing_in_any_state_frees_slots_and_threads(omni: Qwen3Omni, state: str) -> None:
     threads = threading.active_count()
     session = omni.session(**(SHORT if state == "finished" else GREEDY))
     stream = None
@@ -437,7 +439,7 @@ def test_a_session_of_a_closed_model_says_so(checkpoint: Path) -> None:
     session.close()
 
 
-def test_turns_are_put_taken_and_answered_one_by_one(omni: Qwen3Omni) -> None:
+def test_turns_are_inserted_removed_and_answered_in_any_order(omni: Qwen3Omni) -> None:
     """Any order of any roles; the prompt is that of the messages."""
     with omni.session("Be brief.", **SHORT) as session:
         look = session.read(user(IMAGE))
@@ -469,7 +471,7 @@ def test_turns_are_put_taken_and_answered_one_by_one(omni: Qwen3Omni) -> None:
         assert len(session.messages) == 5
 
 
-def test_a_reply_to_other_turns_leaves_the_users_open(omni: Qwen3Omni) -> None:
+def test_a_reply_to_given_turns_leaves_the_open_turn_open(omni: Qwen3Omni) -> None:
     with omni.session("Be brief.", **SHORT) as session:
         session.append("Hello")
         first = session.commit()
@@ -493,7 +495,7 @@ def test_a_reply_to_other_turns_leaves_the_users_open(omni: Qwen3Omni) -> None:
         assert [m["role"] for m in session.messages] == ["user"]
 
 
-def test_calls_of_tools_follow_what_was_said(omni: Qwen3Omni) -> None:
+def test_calls_of_tools_join_the_assistants_message_before_them(omni: Qwen3Omni) -> None:
     called = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
     with omni.session(**SHORT) as session:
         session.append("Hello")
@@ -512,7 +514,7 @@ def test_calls_of_tools_follow_what_was_said(omni: Qwen3Omni) -> None:
             session.respond()
 
 
-def test_options_from_now_on(omni: Qwen3Omni) -> None:
+def test_set_options_changes_the_replies_that_follow(omni: Qwen3Omni) -> None:
     with omni.session(**SHORT) as session:
         session.append("Hello")
         session.set_options(thinker_max_new_tokens=2)

@@ -35,7 +35,7 @@ def aged(path: Path, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 7])
-def test_data_comes_back_whatever_its_size(tmp_path: Path, size: int) -> None:
+def test_data_of_any_size_is_read_as_it_was_written(tmp_path: Path, size: int) -> None:
     folder, data = folder_of(tmp_path, most=1 << 23), os.urandom(size)
     folder.put("session", "me", "secret", [data])
     assert folder.get("session", "me", "secret") == data
@@ -47,7 +47,7 @@ def test_data_comes_back_whatever_its_size(tmp_path: Path, size: int) -> None:
     assert len(files_of(tmp_path)) == 1
 
 
-def test_names_and_files_say_nothing_of_owner_secret_and_content(tmp_path: Path) -> None:
+def test_names_and_files_reveal_no_owner_secret_or_content(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     for number in range(2):
         folder.put("session", "address 10.0.0.1", f"secret {number}", [TEXT])
@@ -63,7 +63,7 @@ def test_names_and_files_say_nothing_of_owner_secret_and_content(tmp_path: Path)
     assert files_of(other)[0].name[16:48] != first.name[16:48]  # the owner's needs the key
 
 
-def test_nobody_else_finds_it(tmp_path: Path) -> None:
+def test_only_the_owner_with_the_secret_finds_a_file(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     folder.put("session", "me", "secret", [TEXT])
     for kind, owner, secret in (
@@ -107,7 +107,7 @@ def test_a_file_that_was_changed_is_refused(tmp_path: Path) -> None:
     assert folder.get("session", "me", "secret") == bytes(CHUNK_BYTES + 100)
 
 
-def test_what_is_no_file_of_the_folder_is_not_read(tmp_path: Path) -> None:
+def test_files_too_large_pipes_and_links_are_not_read(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, largest=BLOCK)
     with pytest.raises(NotKeptError, match="a file may have 4096") as refused:
         folder.put("session", "me", "secret", [bytes(BLOCK + 1)])
@@ -168,7 +168,7 @@ def test_each_kind_has_its_time_and_a_lost_key_changes_nothing_of_it(tmp_path: P
     assert files_of(tmp_path) == [others]
 
 
-def test_the_oldest_go_first_and_those_of_the_owner_who_has_most(tmp_path: Path) -> None:
+def test_a_full_folder_removes_the_oldest_files_of_the_largest_owner(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, most=8 * BLOCK, share=0.75)
     for number, owner in enumerate(("you", *["me"] * 7)):
         folder.put("session", owner, str(number), [TEXT])
@@ -207,7 +207,7 @@ def test_a_new_version_takes_the_place_of_the_one_before(tmp_path: Path) -> None
     assert folder.held == 4 * BLOCK
 
 
-def test_a_version_that_has_expired_is_no_room(tmp_path: Path) -> None:
+def test_an_expired_version_is_not_counted_as_room_for_the_next(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, most=3 * BLOCK)
     folder.put("session", "me", "0", [TEXT])
     aged(*files_of(tmp_path), 101)
@@ -218,7 +218,7 @@ def test_a_version_that_has_expired_is_no_room(tmp_path: Path) -> None:
     assert folder.held == 3 * BLOCK
 
 
-def test_what_another_server_writes_counts_too(tmp_path: Path) -> None:
+def test_files_of_other_servers_count_towards_the_limits(tmp_path: Path) -> None:
     one, other = (folder_of(tmp_path, most=4 * BLOCK) for _ in range(2))
     for number in range(4):
         other.put("session", "me", str(number), [TEXT])
@@ -259,7 +259,7 @@ def test_a_token_is_used_once_by_all_servers_and_keys(tmp_path: Path) -> None:
     assert old.use("me", "secret") and not both.use("me", "secret")
 
 
-def test_of_many_that_use_a_token_at_once_one_may(tmp_path: Path) -> None:
+def test_one_of_many_concurrent_uses_of_a_token_succeeds(tmp_path: Path) -> None:
     folders = [folder_of(tmp_path, *keys) for keys in ((OLD, NEW), (NEW, OLD)) * 4]
     with ThreadPoolExecutor(8) as pool:
         for number in range(20):

@@ -106,7 +106,7 @@ def test_a_session_in_which_nothing_was_said_is_not_written() -> None:
     asyncio.run(run())
 
 
-def test_a_session_that_does_not_rest_after_all_is_written_later() -> None:
+def test_a_session_whose_reply_has_begun_meanwhile_is_written_later() -> None:
     def busy() -> Any:
         raise MessageError("a reply streams")
 
@@ -172,7 +172,7 @@ def test_a_session_without_a_stored_form_is_not_kept() -> None:
     asyncio.run(run())
 
 
-def test_what_is_deleted_while_it_is_written_does_not_come_back() -> None:
+def test_a_session_that_is_deleted_while_it_is_written_stays_deleted() -> None:
     async def run() -> None:
         notes = Notes()
         keeper = keeper_of(notes)

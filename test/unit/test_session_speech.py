@@ -45,7 +45,7 @@ def pieces(samples: np.ndarray, dice: random.Random) -> Iterator[np.ndarray]:
 @pytest.mark.parametrize("channels", [1, 2, 9])
 @pytest.mark.parametrize("kind", [np.float32, np.int16])
 @pytest.mark.diagonal
-def test_a_clip_in_pieces_is_the_clip(
+def test_a_clip_appended_in_pieces_makes_the_prompt_of_the_whole_clip(
     omni: Qwen3Omni, rate: float, channels: int, kind: Any
 ) -> None:
     """To the bit: samples and features, whatever the pieces, the rate and the channels."""
@@ -66,7 +66,7 @@ def test_a_clip_in_pieces_is_the_clip(
         assert_same_prompt(omni.prompt_builder.prompt(session.messages), whole)
 
 
-def test_pieces_of_one_sample(omni: Qwen3Omni) -> None:
+def test_a_clip_appended_sample_by_sample_makes_the_same_prompt(omni: Qwen3Omni) -> None:
     samples = loudening(0.4, 8000)
     whole = omni.prompt_builder.prompt([user({"type": "audio", "audio": (samples, 8000)})])
     with omni.session() as session:
@@ -77,7 +77,9 @@ def test_pieces_of_one_sample(omni: Qwen3Omni) -> None:
 
 
 @pytest.mark.parametrize("longer", [0, 39, 200, 400, 401, 30_000])
-def test_a_longer_clip_changes_the_end_of_those_before(omni: Qwen3Omni, longer: int) -> None:
+def test_a_longer_clip_pads_the_clips_before_it_as_in_the_reference(
+    omni: Qwen3Omni, longer: int
+) -> None:
     """The reference pads them to it: their last frames, and even their number."""
     first, second = tone(1.02)[:16_100], noise(3, 16000)[: 16_100 + longer]
     with omni.session() as session:
@@ -161,7 +163,7 @@ def test_a_prompt_of_arriving_speech_is_a_prefix_of_the_final_one(
     assert prompts[-1].audio_mel[-1].shape[1] == 800 * windows
 
 
-def test_a_later_louder_moment_changes_features_and_no_row(
+def test_later_louder_sound_recomputes_features_and_keeps_kv_rows(
     omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = capture_ahead(omni, monkeypatch)
@@ -208,7 +210,7 @@ def test_a_prompt_before_the_first_window_ends_before_the_clip(omni: Qwen3Omni) 
     assert len(early.images) == 1
 
 
-def test_what_may_be_the_end_is_computed_ahead(
+def test_the_prompt_of_a_possible_end_is_computed_ahead(
     omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All rows but one are there when it was; and where it goes on, nothing is different."""
