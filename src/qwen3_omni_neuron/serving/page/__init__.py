@@ -10,9 +10,8 @@ _FOLDER = Path(__file__).parent
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _TYPES |= {".svg": "image/svg+xml"}
 _NAMES = (
-    *("style.css", "icon.svg", "main.js", "server.js", "realtime.js", "conversation.js"),
-    *("replies.js", "panel.js", "settings.js", "devices.js", "sound.js", "images.js"),
-    *("capture.worklet.js", "playback.worklet.js"),
+    *("style.css", "icon.svg", "main.js", "server.js", "conversation.js", "replies.js"),
+    *("panel.js", "devices.js", "sound.js", "capture.worklet.js", "playback.worklet.js"),
 )
 FILES = {"/": "index.html", **{f"/page/{name}": name for name in _NAMES}}
 """All files of the page by their URL paths."""

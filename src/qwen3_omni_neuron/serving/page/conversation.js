@@ -1,10 +1,10 @@
 // The turns on the page: what each side said, as it comes, and the timeline of each answer.
 
+import { announce } from "./panel.js";
 import { copyButtons } from "./replies.js";
 
 const list = document.getElementById("turns");
 const scroller = document.getElementById("scroller");
-const announcement = document.getElementById("announcement");
 
 class Turn {
   constructor(who, side) {
@@ -137,11 +137,6 @@ export class Answer extends Turn {
 }
 
 const seconds = (ms) => `${(ms / 1000).toFixed(1)} s`;
-
-// Have screen readers read something out.
-export function announce(text) {
-  announcement.textContent = text;
-}
 
 // Forget all turns.
 export function clearTurns() {

@@ -1,6 +1,8 @@
-// Microphones, loudspeakers and cameras: which there are, and asking the user for one.
+// Microphones, loudspeakers and cameras: which there are, and asking the user for one. Images as
+// data URLs: of the camera, and of files.
 
 const KINDS = { microphone: "audioinput", loudspeaker: "audiooutput" };
+const MOST_PIXELS = 1280; // of a side: no model makes use of more
 
 // Fill the lists of the settings. Browsers name devices once the user has allowed the microphone.
 export async function listDevices() {
@@ -32,4 +34,53 @@ export async function device(name, asked, onLost) {
     };
     throw new Error(`No ${name}: ${why[error.name] ?? error.message}. You can still write.`);
   }
+}
+
+export async function readImage(file) {
+  const bitmap = await createImageBitmap(file);
+  const url = dataUrl(bitmap, bitmap.width, bitmap.height);
+  bitmap.close();
+  return url;
+}
+
+export class Camera {
+  // video: element that shows what it sees. onLost(): called when the device is gone.
+  constructor(video, onLost) {
+    Object.assign(this, { video, onLost });
+  }
+
+  // Ask the user for the camera and open it. Throws an Error with words for the user.
+  async open() {
+    const asked = { video: { width: { ideal: 640 }, facingMode: "environment" } };
+    this.stream = await device("camera", asked, this.onLost);
+    this.video.srcObject = this.stream;
+    this.video.hidden = false;
+    await this.video.play();
+  }
+
+  get sees() {
+    return this.video.videoWidth > 0;
+  }
+
+  frame() {
+    return dataUrl(this.video, this.video.videoWidth, this.video.videoHeight);
+  }
+
+  close() {
+    this.stream?.getTracks().forEach((track) => track.stop());
+    this.video.srcObject = null;
+    this.video.hidden = true;
+  }
+}
+
+function dataUrl(source, width, height) {
+  const scale = Math.min(1, MOST_PIXELS / Math.max(width, height));
+  const canvas = document.createElement("canvas");
+  canvas.width = Math.max(1, Math.round(width * scale));
+  canvas.height = Math.max(1, Math.round(height * scale));
+  const context = canvas.getContext("2d");
+  context.fillStyle = "white"; // behind what is transparent, which JPEG would make black
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  context.drawImage(source, 0, 0, canvas.width, canvas.height);
+  return canvas.toDataURL("image/jpeg", 0.9);
 }

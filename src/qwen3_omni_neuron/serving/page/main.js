@@ -1,13 +1,20 @@
 // The page: what its controls do, and what it does with each event of the server.
 
-import { announce, Answer, clearTurns, note, UserTurn } from "./conversation.js";
-import { listDevices } from "./devices.js";
-import { Camera, readImage } from "./images.js";
-import { level, problem, status, write } from "./panel.js";
-import { Realtime, sleep } from "./realtime.js";
+import { Answer, clearTurns, note, UserTurn } from "./conversation.js";
+import { Camera, listDevices, readImage } from "./devices.js";
+import {
+  allowHandsFree,
+  announce,
+  handsFree,
+  level,
+  offerVoices,
+  problem,
+  sessionSettings,
+  status,
+  write,
+} from "./panel.js";
 import { forgetRecordings, Recording, stopReplay } from "./replies.js";
-import { describedModel, voices } from "./server.js";
-import { allowHandsFree, handsFree, offerVoices, sessionSettings } from "./settings.js";
+import { describedModel, Realtime, sleep, voices } from "./server.js";
 import { base64Of, Loudspeaker, Microphone, RATE, samplesOf } from "./sound.js";
 
 const SHORTEST_MS = 200; // of a turn that is worth sending

@@ -1,11 +1,14 @@
-// What the panel shows: what happens now, problems, and the level of the microphone.
-
-import { announce } from "./conversation.js";
+// The panel: what happens now, problems, the level of the microphone, and what the user has chosen.
 
 const at = (id) => document.getElementById(id);
 
 export function write(id, text) {
   if (at(id).textContent !== text) at(id).textContent = text;
+}
+
+// Have screen readers read something out.
+export function announce(text) {
+  at("announcement").textContent = text;
 }
 
 // aloud: screen readers read it out. What sounds itself they leave alone: they would be heard by the
@@ -28,4 +31,33 @@ export function level(peak) {
   if (at("level").getAttribute("aria-valuenow") !== tens) {
     at("level").setAttribute("aria-valuenow", tens);
   }
+}
+
+export const handsFree = () => document.querySelector("[name=mode]:checked").value === "hands-free";
+
+// Where the server can't find turns, the user has to.
+export function allowHandsFree(yes) {
+  document.querySelector("[value=hands-free]").disabled = !yes;
+  if (!yes) document.querySelector("[value=push]").checked = true;
+}
+
+export function offerVoices(names) {
+  const chosen = at("voice").value;
+  at("voice").replaceChildren(...names.map((name) => new Option(name, name)));
+  if (names.includes(chosen)) at("voice").value = chosen;
+}
+
+// Fields of a session. detection: how the server finds turns, null where it can't.
+export function sessionSettings(detection, transcription) {
+  const voice = at("voice").value;
+  const language = at("language").value;
+  const wishes = [at("system").value.trim(), language && `Answer in ${language}.`];
+  return {
+    type: "realtime",
+    instructions: wishes.filter(Boolean).join("\n\n"),
+    audio: {
+      input: { turn_detection: handsFree() ? detection : null, transcription },
+      output: voice ? { voice } : {},
+    },
+  };
 }
