@@ -7,7 +7,7 @@ import pytest
 
 from qwen3_omni_neuron.events import AudioChunk, Event, Finished
 from qwen3_omni_neuron.serving.edge.context import Context
-from qwen3_omni_neuron.serving.endpoints.served_stream import ServedStream
+from qwen3_omni_neuron.serving.endpoints.answer import ServedStream
 from testing.scripted_model import ScriptedStream
 
 TEXTS = ("One ", "two ", "three")

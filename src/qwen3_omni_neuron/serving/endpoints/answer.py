@@ -1,13 +1,19 @@
 """The answer to one request: in one message, or in pieces while it is made."""
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, closing
 from typing import Any
 
 from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from qwen3_omni_neuron import __version__
+from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Event, Finished, SpeechResult
+from qwen3_omni_neuron.runtime.playback import Playback
+from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.edge.sending import pieces_of
 from qwen3_omni_neuron.serving.openai.errors import ApiError, error_event
@@ -106,6 +112,135 @@ class PieceStream(Response):
         """Send all pieces."""
         answer: AnswerSender = scope["answer"]
         await answer.stream(self._pieces, self)
+
+
+class ServedStream(AsyncIterator[list[Event]]):
+    """Iterator over the events of one reply, in lists that are sent before the next is taken.
+
+    A list has one event, or is one of `SpeechStream.bursts`. A list with a chunk waits for its turn
+    in the event loop, unless it is the client's first sound; so does each list of `bursts` from
+    then on. A reply that is read to its end is counted in the metrics.
+    playback: estimated playback of the chunks that were sent. muted: chunks are not sent any more.
+    """
+
+    def __init__(
+        self,
+        stream: SpeechStream,
+        service: Service,
+        context: Context | None = None,
+        *,
+        bursts: bool = False,
+        speed: float = 1.0,
+    ):
+        """context: request that ends with the reply: it is logged, and its place given back.
+
+        speed: factor by which the client's sound is faster than the chunks.
+        """
+        self.playback, self.muted = Playback(), False
+        self._stream, self._service, self._context = stream, service, context
+        self._bursts = stream.bursts() if bursts else None
+        self._speed = speed
+        self._sent: list[Event] = []
+
+    async def __anext__(self) -> list[Event]:
+        """Return the next events. Raises the error that ended the reply."""
+        for event in self._sent:  # it is with the client by now, or in its connection's buffer
+            if isinstance(event, Finished):
+                self._end(event)
+            elif isinstance(event, AudioChunk) and not self.muted:
+                self.playback.arrived(len(event.samples) / SAMPLE_RATE / self._speed)
+        self._sent, bursts = [], self._bursts
+        events = [await anext(self._stream)] if bursts is None else await anext(bursts)
+        takes_turns = bursts is not None or isinstance(events[0], AudioChunk)
+        if takes_turns and self.playback.sent_s:  # the client has sound to play meanwhile
+            await self._service.turnstile.wait()
+        self._sent = events
+        return events
+
+    def close(self) -> None:
+        """Cancel the reply, if it still runs."""
+        self._stream.close()
+
+    def _end(self, finished: Finished) -> None:
+        """Count and log a reply that was read to its end."""
+        self._service.metrics.finished(finished.result, self.playback)
+        if self._context is not None:
+            self._context.finished(finished.result)
+            self._context.place.leave()
+
+
+class Answer(ABC):
+    """One answer with text, sent as server-sent events or as one JSON object at the end.
+
+    _texts: parts of the text so far. _made: number of tokens and frames so far.
+    """
+
+    def __init__(self, stream: SpeechStream, service: Service, context: Context, streams: bool):
+        """streams: it is sent while it is made."""
+        self._service, self._context, self._streams = service, context, streams
+        self._served = ServedStream(stream, service, context, bursts=streams)
+        self._created = int(time.time())
+        self._texts: list[str] = []
+        self._prompt_tokens, self._made = stream.prompt_tokens, 0
+        self._result: SpeechResult | None = None
+
+    @abstractmethod
+    def pieces(self) -> AsyncGenerator[bytes, None]:
+        """Yield the server-sent events of a streamed answer, all that are ready in one piece.
+
+        Text that is ready at the same time is one event.
+        """
+
+    @abstractmethod
+    def whole(self) -> bytes:
+        """Return the answer as one object, in JSON."""
+
+    @abstractmethod
+    def _take(self, event: Event) -> Any:
+        """Process an event. Returns the text that it completes."""
+
+    async def response(self) -> Response:
+        """Return the response in which it is sent: at once where it is streamed."""
+        if self._streams:
+            return PieceStream(self.pieces())
+        await self.collect()
+        body = await self._service.model.in_thread(self.whole)
+        return Response(body, media_type="application/json")
+
+    async def collect(self) -> None:
+        """Read the stream to its end."""
+        with closing(self._served) as served:
+            async for (event,) in served:
+                self._take(event)
+        self._finish()
+
+    def close(self) -> None:
+        """Cancel the request."""
+        self._served.close()
+
+    @property
+    def _ended(self) -> SpeechResult:
+        """Result of an answer that has ended."""
+        assert self._result is not None, "an answer that has ended"
+        return self._result
+
+    def _finish(self) -> None:
+        """Log the text of the complete answer."""
+        if self._service.settings.log_content:
+            self._context.answer = "".join(self._texts)
+
+    def _completion(
+        self, kind: str, answer_id: str, choices: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Return an object of this answer, whole or a piece, in the format of completions."""
+        return {
+            "id": answer_id,
+            "object": kind,
+            "created": self._created,
+            "model": self._service.model.name,
+            "system_fingerprint": f"qwen3-omni-neuron-{__version__}",
+            "choices": choices,
+        }
 
 
 def _header_of(warnings: Sequence[str]) -> bytes:

@@ -1,6 +1,5 @@
 """POST /v1/chat/completions: a conversation in, text and speech out, whole or as it is made."""
 
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import closing
 from functools import partial
@@ -12,7 +11,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic_core import to_json
 
-from qwen3_omni_neuron import __version__
 from qwen3_omni_neuron.events import SAMPLE_RATE
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.runtime.stream import SpeechStream
@@ -81,7 +79,7 @@ class ChatReply(Reply):
     def __init__(self, question: Question, stream: SpeechStream):
         super().__init__(question, stream)
         wanted = self.wanted
-        self._id, self._created = new_id("chatcmpl-"), int(time.time())
+        self._id = new_id("chatcmpl-")
         self._audio_id, self._expires_at = self._service.replies.named(self._id)
         self._voice = question.options.get("speaker", RequestOptions.speaker)
         self._deltas = WRITTEN
@@ -204,14 +202,7 @@ class ChatReply(Reply):
         return b"".join((self._before_delta, *delta, b',"logprobs":', told, end, b"}\n\n"))
 
     def _frame(self, choices: list[Json], kind: str = "chat.completion.chunk") -> Json:
-        return {
-            "id": self._id,
-            "object": kind,
-            "created": self._created,
-            "model": self._service.model.name,
-            "system_fingerprint": f"qwen3-omni-neuron-{__version__}",
-            "choices": choices,
-        }
+        return self._completion(kind, self._id, choices)
 
 
 def _call(call: Call) -> Json:

@@ -1,31 +1,26 @@
 """POST /v1/completions: a raw prompt in, its continuation out, in text."""
 
-import time
 from collections.abc import AsyncGenerator
 from contextlib import closing
-from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import Field, Tag
+from pydantic import Field
 from pydantic_core import to_json
 
-from qwen3_omni_neuron import __version__
-from qwen3_omni_neuron.events import Event, Finished, SpeechResult, TextDelta
+from qwen3_omni_neuron.events import Event, Finished, TextDelta
 from qwen3_omni_neuron.options import REQUEST_OPTIONS
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
-from qwen3_omni_neuron.serving.endpoints.answer import PieceStream, json_event
-from qwen3_omni_neuron.serving.endpoints.served_stream import ServedStream
+from qwen3_omni_neuron.serving.endpoints.answer import Answer, json_event
 from qwen3_omni_neuron.serving.openai.bodies import (
+    ByForm,
     bounded_options,
-    by_form,
     check_further,
     check_known,
     check_model,
     parse_json,
-    wrong_value,
 )
 from qwen3_omni_neuron.serving.openai.chat_request import (
     CHAT_OPTIONS,
@@ -38,6 +33,7 @@ from qwen3_omni_neuron.serving.openai.engine_fields import (
     check_lengths,
     engine_options,
 )
+from qwen3_omni_neuron.serving.openai.errors import wrong_value
 from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of, schema_of_option
 from qwen3_omni_neuron.serving.openai.usage import completion_usage, running_usage
@@ -56,8 +52,8 @@ FURTHER_FIELDS = {
 }
 """Schemas of the fields that a request may have beside those of `CompletionRequest`."""
 RawPrompt = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[Any], Tag("<list>")],
-    by_form(text="a string", list="a list of one string, of token ids, or of one list of them"),
+    str | list[Any],
+    ByForm("a string", "a list of one string, of token ids, or of one list of them"),
 ]
 
 
@@ -87,9 +83,7 @@ async def completions(request: Request) -> Response:
     context.param = "prompt"
     reply = await service.model.start(_start, service, context)
     context.release_body()
-    if reply.wanted.stream:
-        return PieceStream(reply.pieces())
-    return Response(await reply.whole(), media_type="application/json")
+    return await reply.response()
 
 
 def _start(service: Service, context: Context) -> "Completion":
@@ -139,78 +133,51 @@ def _prompt_of(wanted: CompletionRequest) -> str | list[int]:
     return given
 
 
-class Completion:
-    """One answer, sent as a stream of server-sent events or as one JSON object at the end."""
+class Completion(Answer):
+    """Continuation of one prompt."""
 
     def __init__(
         self, wanted: CompletionRequest, stream: SpeechStream, service: Service, context: Context
     ):
-        self.wanted, self._service, self._context = wanted, service, context
-        self._served = ServedStream(stream, service, context, bursts=bool(wanted.stream))
-        self._id, self._created = new_id("cmpl-"), int(time.time())
-        self._texts: list[str] = []
-        self._prompt_tokens, self._made = stream.prompt_tokens, 0
-        self._result: SpeechResult | None = None
-
-    def close(self) -> None:
-        """Cancel the request."""
-        self._served.close()
+        super().__init__(stream, service, context, bool(wanted.stream))
+        self._options, self._id = wanted.stream_options, new_id("cmpl-")
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """Yield the text as it is written, then the finish reason, and [DONE]."""
-        options = self.wanted.stream_options
+        options = self._options
         with closing(self._served) as served:
             async for events in served:
-                text = self._take(events)
+                text = "".join(map(self._take, events))
                 if text:
                     piece = self._frame(text)
                     if options is not None and options.continuous:
                         piece["usage"] = running_usage(self._prompt_tokens, self._made)
                     yield json_event(piece)
-        pieces = [json_event(self._frame("", self._finish()))]
+        self._finish()
+        pieces = [json_event(self._frame("", self._ended.thinker_finish_reason))]
         if options is not None and options.include_usage:
             pieces.append(json_event(self._frame() | {"usage": self._usage()}))
         yield b"".join((*pieces, b"data: [DONE]\n\n"))
 
-    async def whole(self) -> bytes:
+    def whole(self) -> bytes:
         """Return the answer as one object, in JSON."""
-        with closing(self._served) as served:
-            async for events in served:
-                self._take(events)
-        reason = self._finish()
-        answer = self._frame("".join(self._texts), reason) | {"usage": self._usage()}
-        return await self._service.model.in_thread(partial(to_json, answer))
+        answer = self._frame("".join(self._texts), self._ended.thinker_finish_reason)
+        return to_json(answer | {"usage": self._usage()})
 
-    def _take(self, events: list[Event]) -> str:
-        """Process events; return the text that they have."""
-        before = len(self._texts)
-        for event in events:
-            if isinstance(event, TextDelta):
-                self._texts.append(event.text)
-                self._made += len(event.token_ids)
-            elif isinstance(event, Finished):
-                self._result = event.result
-        return "".join(self._texts[before:])
-
-    def _finish(self) -> str:
-        """Record the complete text for the log; return its finish reason."""
-        assert self._result is not None, "an answer that has ended"
-        if self._service.settings.log_content:
-            self._context.answer = "".join(self._texts)
-        return self._result.thinker_finish_reason
+    def _take(self, event: Event) -> str:
+        """Process an event. Returns its text."""
+        if isinstance(event, TextDelta):
+            self._texts.append(event.text)
+            self._made += len(event.token_ids)
+            return event.text
+        if isinstance(event, Finished):
+            self._result = event.result
+        return ""
 
     def _usage(self) -> Json:
-        assert self._result is not None, "an answer that has ended"
-        return completion_usage(self._result.timings)
+        return completion_usage(self._ended.timings)
 
     def _frame(self, text: str | None = None, finish_reason: str | None = None) -> Json:
         """Return an object of this answer. text: None where it has no choice."""
         choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
-        return {
-            "id": self._id,
-            "object": "text_completion",
-            "created": self._created,
-            "model": self._service.model.name,
-            "system_fingerprint": f"qwen3-omni-neuron-{__version__}",
-            "choices": [] if text is None else [choice],
-        }
+        return self._completion("text_completion", self._id, [] if text is None else [choice])

@@ -19,8 +19,7 @@ from qwen3_omni_neuron.helpers.media.work import measured_picture
 from qwen3_omni_neuron.prompt.media.fitting import Fitted, Room, TurnsRoom
 from qwen3_omni_neuron.prompt.media.item_fields import read_fields
 from qwen3_omni_neuron.prompt.media.sizes import SizeLimits, VisualSize
-from qwen3_omni_neuron.serving.openai.bodies import wrong_value
-from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.without_effect import CHAT, names_in
 from qwen3_omni_neuron.serving.service import Service
 

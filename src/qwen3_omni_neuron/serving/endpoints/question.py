@@ -5,10 +5,8 @@ own subclass of `Reply`, which writes the answer.
 """
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,13 +15,12 @@ import numpy as np
 from fastapi.responses import Response
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.events import AudioChunk, Event, SpeechResult, TextDelta
+from qwen3_omni_neuron.events import AudioChunk, Event, TextDelta
 from qwen3_omni_neuron.prompt.media.fitting import Room, TurnsRoom
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
-from qwen3_omni_neuron.serving.endpoints.answer import PieceStream
+from qwen3_omni_neuron.serving.endpoints.answer import Answer
 from qwen3_omni_neuron.serving.endpoints.media import MediaReader
-from qwen3_omni_neuron.serving.endpoints.served_stream import ServedStream
 from qwen3_omni_neuron.serving.openai.bodies import has_grammar
 from qwen3_omni_neuron.serving.openai.chat_request import (
     ChatRequest,
@@ -64,13 +61,8 @@ async def answer(
     if isinstance(begun, Question):
         await begun.finish()
         begun = await service.model.start(begun.answer)
-    reply = begun
     context.release_body()
-    if reply.wanted.stream:
-        return PieceStream(reply.pieces())
-    await reply.collect()
-    body = await service.model.in_thread(reply.whole)
-    return Response(body, media_type="application/json")
+    return await begun.response()
 
 
 @dataclass
@@ -181,58 +173,24 @@ def _texts(message: Json) -> Json:
     return {"role": message["role"], "content": content}
 
 
-class Reply(ABC):
-    """One answer, sent as a stream of server-sent events or as one JSON object at the end.
+class Reply(Answer):
+    """Answer to a conversation.
 
     _texts, _reasons, _calls: parts of the text so far. _samples: sound of a whole answer.
-    _logprobs: those of the tokens of _texts, where the request asks for them. _made: number of
-    tokens and frames so far.
+    _logprobs: those of the tokens of _texts, where the request asks for them.
     """
 
     def __init__(self, question: Question, stream: SpeechStream):
         self.wanted = question.wanted
-        self._service, self._context = question.service, question.context
-        bursts = bool(self.wanted.stream)
-        self._served = ServedStream(stream, self._service, self._context, bursts=bursts)
+        super().__init__(stream, question.service, question.context, bool(self.wanted.stream))
         self.wanted.messages.clear()  # frees the media, which are as large as everything else
         self._split = ReplyText(self._context.omni.info.thinks, "tools" in question.options)
-        self._texts: list[str] = []
         self._reasons: list[str] = []
         self._calls: list[Call] = []
         self._reasoning_tokens = 0
         self._samples: list[NDArray[np.float32]] = []
         self._logprobs: list[Json] = []
         self._held_logprobs: list[Json] = []  # of text whose kind is not known yet
-        self._prompt_tokens, self._made = stream.prompt_tokens, 0
-        self._result: SpeechResult | None = None
-
-    @abstractmethod
-    def pieces(self) -> AsyncGenerator[bytes, None]:
-        """Yield the server-sent events of a streamed answer, all that are ready in one piece.
-
-        Text that is ready at the same time is one event.
-        """
-
-    @abstractmethod
-    def whole(self) -> bytes:
-        """Return the answer as one object, in JSON."""
-
-    def close(self) -> None:
-        """Cancel the request."""
-        self._served.close()
-
-    async def collect(self) -> None:
-        """Read the stream to its end."""
-        with closing(self._served) as served:
-            async for (event,) in served:
-                self._take(event)
-        self._finish()
-
-    @property
-    def _ended(self) -> SpeechResult:
-        """Result of an answer that has ended."""
-        assert self._result is not None, "an answer that has ended"
-        return self._result
 
     @property
     def _reached_limit(self) -> bool:
@@ -284,11 +242,6 @@ class Reply(ABC):
             else:
                 self._calls.append(part)
         return parts
-
-    def _finish(self) -> None:
-        """Log the text of the complete answer."""
-        if self._service.settings.log_content:
-            self._context.answer = "".join(self._texts)
 
 
 def _joined(parts: Sequence[ReplyPart]) -> list[ReplyPart]:

@@ -22,10 +22,9 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     check_model,
     parse_json,
     refused_field,
-    wrong_value,
 )
 from qwen3_omni_neuron.serving.openai.chat_request import ChatRequest
-from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.ids import PUBLIC_ID_BYTES, new_id
 from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of, query_of
 from qwen3_omni_neuron.serving.openai.reply_text import Content
@@ -306,7 +305,7 @@ class ResponseReply(Reply):
         """kept: the input in JSON, where the response is kept; None where it is not."""
         super().__init__(question, stream)
         self._asked, self._kept_input, self._id = asked, kept, response_id
-        self._created_at, self._number = int(time.time()), 0
+        self._number = 0
         self._items = OutputItems()
         self._body = b""
 
@@ -386,7 +385,7 @@ class ResponseReply(Reply):
         made: Json = {
             "id": self._id,
             "object": "response",
-            "created_at": self._created_at,
+            "created_at": self._created,
             "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
             "background": False,

@@ -16,8 +16,7 @@ from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Finished
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, SpeechArguments
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
-from qwen3_omni_neuron.serving.endpoints.answer import EVENTS, PieceStream, json_event
-from qwen3_omni_neuron.serving.endpoints.served_stream import ServedStream
+from qwen3_omni_neuron.serving.endpoints.answer import EVENTS, PieceStream, ServedStream, json_event
 from qwen3_omni_neuron.serving.endpoints.sound import Tempo
 from qwen3_omni_neuron.serving.openai.bodies import (
     Seed,

@@ -21,21 +21,15 @@ from qwen3_omni_neuron.prompt.media.windows import SAMPLING_RATE, Window
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.edge.forms import read_form
-from qwen3_omni_neuron.serving.endpoints.answer import PieceStream, json_event
+from qwen3_omni_neuron.serving.endpoints.answer import PieceStream, ServedStream, json_event
 from qwen3_omni_neuron.serving.endpoints.media import MediaReader
-from qwen3_omni_neuron.serving.endpoints.served_stream import ServedStream
-from qwen3_omni_neuron.serving.openai.bodies import (
-    bounded_options,
-    check_model,
-    refused_field,
-    wrong_value,
-)
+from qwen3_omni_neuron.serving.openai.bodies import bounded_options, check_model, refused_field
 from qwen3_omni_neuron.serving.openai.engine_fields import (
     ENGINE_FIELDS,
     check_lengths,
     engine_options,
 )
-from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.openapi import errors_of, form_of
 from qwen3_omni_neuron.serving.openai.usage import (
     duration_usage,

@@ -1,7 +1,7 @@
 """Parsing of request bodies: limits of the JSON, fields, the model's name, a request's options."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -9,12 +9,14 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    GetCoreSchemaHandler,
+    Tag,
     ValidationError,
 )
 from pydantic_core import from_json
 
 from qwen3_omni_neuron.errors import did_you_mean
-from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
@@ -65,39 +67,68 @@ class OpenObject(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
 
-def by_type(*types: str, by_name: Mapping[str, str] | None = None) -> Discriminator:
-    """Return the discriminator of a union of objects by their `type`.
+class ByType:
+    """Annotation of a union of objects that are told apart by their `type`."""
 
-    types: all types. The members' tags are the types in angle brackets, which paths leave out.
-    by_name: types of objects that leave it out, by a field that they have.
+    def __init__(self, by_name: Mapping[str, str] | None = None):
+        """by_name: types of objects that leave it out, by a field that they have."""
+        self._by_name = by_name or {}
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        """Return the schema of the union."""
+        types = [_types_of(member)[0] for member in get_args(source)]
+
+        def tag(value: Any) -> str | None:
+            fields = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
+            found = fields.get("type")
+            if found is None:
+                found = next((kind for name, kind in self._by_name.items() if name in fields), None)
+            return f"<{found}>" if isinstance(found, str) and found in types else None
+
+        message = f"Input should be an object with a type: {_listed(types)}"
+        return handler.generate_schema(_tagged(source, types, tag, message))
+
+
+class ByForm:
+    """Annotation of a union whose members are told apart by the kind of their JSON value."""
+
+    def __init__(self, *forms: str):
+        """forms: what a value of each member is, for errors."""
+        self._forms = forms
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        """Return the schema of the union."""
+
+        def tag(value: Any) -> str:
+            if isinstance(value, str):
+                return "<text>"
+            return "<list>" if isinstance(value, list) else "<object>"
+
+        message = f"Input should be {_listed(self._forms)}"
+        kinds = list(map(_kind_of, get_args(source)))
+        return handler.generate_schema(_tagged(source, kinds, tag, message))
+
+
+def _tagged(union: Any, tags: Sequence[str], tag: Callable[[Any], str | None], message: str) -> Any:
+    """Return a union with tags in angle brackets, which paths leave out.
+
+    tag: returns the tag of a value. message: error for a value without one.
     """
-
-    def tag(value: Any) -> str | None:
-        fields = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
-        found = fields.get("type")
-        if found is None and by_name is not None:
-            found = next((kind for name, kind in by_name.items() if name in fields), None)
-        return f"<{found}>" if isinstance(found, str) and found in types else None
-
-    return _discriminator(tag, f"Input should be an object with a type: {_listed(types)}")
+    members = [
+        Annotated[member, Tag(f"<{name}>")]
+        for member, name in zip(get_args(union), tags, strict=True)
+    ]
+    found = Discriminator(tag, custom_error_type=_UNION, custom_error_message=message)
+    return Annotated[Union[tuple(members)], found]  # noqa: UP007
 
 
-def by_form(**forms: str) -> Discriminator:
-    """Return the discriminator of a union by the kind of JSON value.
-
-    forms: what a value is, by the member's tag without brackets: text, list or object.
-    """
-
-    def tag(value: Any) -> str | None:
-        if isinstance(value, str):
-            return "<text>"
-        return "<list>" if isinstance(value, list) else "<object>"
-
-    return _discriminator(tag, f"Input should be {_listed(list(forms.values()))}")
-
-
-def _discriminator(tag: Callable[[Any], str | None], message: str) -> Discriminator:
-    return Discriminator(tag, custom_error_type=_UNION, custom_error_message=message)
+def _kind_of(member: Any) -> str:
+    """Return the kind of a member's JSON value: text, list or object, which numbers are, too."""
+    while get_origin(member) is Annotated:
+        member = get_args(member)[0]
+    if member is str or get_origin(member) is Literal:
+        return "text"
+    return "list" if get_origin(member) is list else "object"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -121,7 +152,7 @@ def refused_field(error: ValidationError, kind: type[BaseModel] | None = None) -
     """Return the error for the first wrong field of a body. kind: as of `first_wrong`."""
     path, message = first_wrong(error, kind=kind)
     message = f"{path or 'the body'}: {message} See the table of fields in docs/serving.md."
-    return ApiError(400, message, "invalid_value", path or None)
+    return wrong_value(message, path or None)
 
 
 def first_wrong(
@@ -178,8 +209,11 @@ def _objects_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _types_of(kind: type[BaseModel]) -> tuple[Any, ...]:
-    """Return the values of an object's field `type`."""
-    return get_args(kind.model_fields["type"].annotation) if "type" in kind.model_fields else ()
+    """Return the values of an object's field `type`, without None."""
+    annotation: Any = kind.model_fields["type"].annotation if "type" in kind.model_fields else None
+    if get_origin(annotation) is not Literal:  # of a type that may be left out
+        annotation = next(iter(get_args(annotation)), None)
+    return get_args(annotation)
 
 
 def check_further(given: BaseModel, where: str, taken: Collection[str]) -> None:
@@ -206,11 +240,6 @@ def lower_name(**others: str) -> BeforeValidator:
         return others.get(name, name) if isinstance(name, str) else name
 
     return BeforeValidator(change)
-
-
-def wrong_value(message: str, param: str) -> ApiError:
-    """Return the error for a field's value."""
-    return ApiError(400, message, "invalid_value", param)
 
 
 def seed_of(given: Any) -> Any:

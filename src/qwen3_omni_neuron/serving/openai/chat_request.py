@@ -3,31 +3,30 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Tag
+from pydantic import BaseModel, ConfigDict, Field
 
 from qwen3_omni_neuron.options import REQUEST_OPTIONS
 from qwen3_omni_neuron.serving.endpoints.media import MOST_PICTURES, MediaReader
 from qwen3_omni_neuron.serving.openai.bodies import (
     MOST_MESSAGES,
     MOST_TOOLS,
+    ByForm,
+    ByType,
     OpenObject,
     Seed,
     StrictObject,
     bounded_options,
-    by_form,
-    by_type,
     check_further,
     check_known,
     lower_name,
     seed_of,
-    wrong_value,
 )
 from qwen3_omni_neuron.serving.openai.engine_fields import (
     ENGINE_FIELDS,
     check_lengths,
     engine_options,
 )
-from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.openapi import schema_of_option, with_item_fields
 from qwen3_omni_neuron.serving.openai.vllm_omni import VLLM_OMNI_FIELDS, vllm_omni_options
 from qwen3_omni_neuron.serving.openai.voices import VoiceName, Voices
@@ -129,19 +128,16 @@ class VideoPart(OpenObject):
 
 
 MessagePart = Annotated[
-    Annotated[TextPart, Tag("<text>")]
-    | Annotated[RefusalPart, Tag("<refusal>")]
-    | Annotated[InputAudioPart, Tag("<input_audio>")]
-    | Annotated[AudioUrlPart, Tag("<audio_url>")]
-    | Annotated[ImageUrlPart, Tag("<image_url>")]
-    | Annotated[VideoUrlPart, Tag("<video_url>")]
-    | Annotated[VideoPart, Tag("<video>")],
-    by_type("text", "refusal", "input_audio", "audio_url", "image_url", "video_url", "video"),
+    TextPart
+    | RefusalPart
+    | InputAudioPart
+    | AudioUrlPart
+    | ImageUrlPart
+    | VideoUrlPart
+    | VideoPart,
+    ByType(),
 ]
-Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[MessagePart], Tag("<list>")],
-    by_form(text="a string", list="a list of parts"),
-]
+Content = Annotated[str | list[MessagePart], ByForm("a string", "a list of parts")]
 
 
 class EarlierAudio(OpenObject):
@@ -219,21 +215,13 @@ class AllowedTools(StrictObject):
     allowed_tools: AllowedNames
 
 
-ToolChoice = Annotated[
-    Annotated[NamedTool, Tag("<function>")] | Annotated[AllowedTools, Tag("<allowed_tools>")],
-    by_type("function", "allowed_tools"),
-]
+ToolChoice = Annotated[NamedTool | AllowedTools, ByType()]
 
 
 ChosenTool = Annotated[
-    Annotated[Literal["auto", "none", "required"], Tag("<text>")]
-    | Annotated[ToolChoice, Tag("<object>")],
-    by_form(text="auto, none, required", object="an object"),
+    Literal["auto", "none", "required"] | ToolChoice, ByForm("auto, none, required", "an object")
 ]
-Stop = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[str], Tag("<list>")],
-    by_form(text="a string", list="a list of strings"),
-]
+Stop = Annotated[str | list[str], ByForm("a string", "a list of strings")]
 
 
 class TextFormat(StrictObject):
@@ -264,12 +252,7 @@ class JsonSchemaFormat(StrictObject):
     json_schema: JsonSchema
 
 
-ResponseFormat = Annotated[
-    Annotated[TextFormat, Tag("<text>")]
-    | Annotated[JsonObjectFormat, Tag("<json_object>")]
-    | Annotated[JsonSchemaFormat, Tag("<json_schema>")],
-    by_type("text", "json_object", "json_schema"),
-]
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, ByType()]
 
 
 class AudioOutput(StrictObject):

@@ -10,8 +10,8 @@ from typing import Any
 
 from qwen3_omni_neuron.errors import format_value
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, Option, RequestOptions
-from qwen3_omni_neuron.serving.openai.bodies import has_grammar, wrong_value
-from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.bodies import has_grammar
+from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.openapi import schema_of_option
 
 # Names of their fields, and the options of a request.

@@ -63,6 +63,11 @@ class ApiError(Exception):
         return {"retry-after": str(self.retry_after_s)}
 
 
+def wrong_value(message: str, param: str | None) -> ApiError:
+    """Return the error for a field's value."""
+    return ApiError(400, message, "invalid_value", param)
+
+
 def api_error_of(error: BaseException, param: str = "messages") -> ApiError:
     """Return the error that a client gets for one of the package's errors.
 
@@ -78,7 +83,7 @@ def api_error_of(error: BaseException, param: str = "messages") -> ApiError:
     if isinstance(error, AudioError | ImageError | VideoError):
         return ApiError(400, str(error), "invalid_media", param)
     if isinstance(error, MessageError):
-        return ApiError(400, str(error), "invalid_value", param)
+        return wrong_value(str(error), param)
     if isinstance(error, InputError):
         return ApiError(400, str(error), "invalid_value")
     if isinstance(error, GrammarError):

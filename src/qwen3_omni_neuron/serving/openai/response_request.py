@@ -8,7 +8,6 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
-    Tag,
     ValidationError,
 )
 
@@ -16,15 +15,14 @@ from qwen3_omni_neuron.options import REQUEST_OPTIONS
 from qwen3_omni_neuron.serving.openai.bodies import (
     MOST_MESSAGES,
     MOST_TOOLS,
+    ByForm,
+    ByType,
     LenientObject,
     OpenObject,
     StrictObject,
-    by_form,
-    by_type,
     check_further,
     check_known,
     refused_field,
-    wrong_value,
 )
 from qwen3_omni_neuron.serving.openai.chat_request import (
     CHAT_OPTIONS,
@@ -56,7 +54,7 @@ from qwen3_omni_neuron.serving.openai.chat_request import (
     VideoUrlPart,
 )
 from qwen3_omni_neuron.serving.openai.engine_fields import ENGINE_FIELDS
-from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.openapi import schema_of_option, with_item_fields
 from qwen3_omni_neuron.serving.openai.voices import VoiceName
 from qwen3_omni_neuron.serving.openai.without_effect import (
@@ -121,23 +119,17 @@ class InputFilePart(LenientObject):
 
 
 InputPart = Annotated[
-    Annotated[InputTextPart, Tag("<input_text>")]
-    | Annotated[OutputTextPart, Tag("<output_text>")]
-    | Annotated[RefusalPart, Tag("<refusal>")]
-    | Annotated[InputImagePart, Tag("<input_image>")]
-    | Annotated[InputAudioPart, Tag("<input_audio>")]
-    | Annotated[AudioUrlPart, Tag("<audio_url>")]
-    | Annotated[VideoUrlPart, Tag("<video_url>")]
-    | Annotated[InputFilePart, Tag("<input_file>")],
-    by_type(
-        *("input_text", "output_text", "refusal", "input_image", "input_audio", "audio_url"),
-        *("video_url", "input_file"),
-    ),
+    InputTextPart
+    | OutputTextPart
+    | RefusalPart
+    | InputImagePart
+    | InputAudioPart
+    | AudioUrlPart
+    | VideoUrlPart
+    | InputFilePart,
+    ByType(),
 ]
-InputContent = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[InputPart], Tag("<list>")],
-    by_form(text="a string", list="a list of parts"),
-]
+InputContent = Annotated[str | list[InputPart], ByForm("a string", "a list of parts")]
 
 
 class InputMessage(OpenObject):
@@ -181,21 +173,11 @@ class ItemReference(StrictObject):
 
 
 InputItem = Annotated[
-    Annotated[InputMessage, Tag("<message>")]
-    | Annotated[InputCall, Tag("<function_call>")]
-    | Annotated[CallOutput, Tag("<function_call_output>")]
-    | Annotated[EarlierReasoning, Tag("<reasoning>")]
-    | Annotated[ItemReference, Tag("<item_reference>")],
-    by_type(
-        *("message", "function_call", "function_call_output", "reasoning", "item_reference"),
-        by_name={"role": "message", "id": "item_reference"},
-    ),
+    InputMessage | InputCall | CallOutput | EarlierReasoning | ItemReference,
+    ByType({"role": "message", "id": "item_reference"}),
 ]
 InputItems = Annotated[list[InputItem], Field(max_length=MOST_MESSAGES)]
-Input = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[InputItems, Tag("<list>")],
-    by_form(text="a string", list="a list of items"),
-]
+Input = Annotated[str | InputItems, ByForm("a string", "a list of items")]
 
 
 class FlatTool(OpenObject):
@@ -223,9 +205,8 @@ class FlatToolChoice(FlatNamedTool):
 
 
 ChosenFlatTool = Annotated[
-    Annotated[Literal["auto", "none", "required"], Tag("<text>")]
-    | Annotated[FlatToolChoice, Tag("<object>")],
-    by_form(text="auto, none, required", object="an object"),
+    Literal["auto", "none", "required"] | FlatToolChoice,
+    ByForm("auto, none, required", "an object"),
 ]
 
 
@@ -235,12 +216,7 @@ class FlatSchemaFormat(JsonSchema):
     type: Literal["json_schema"]
 
 
-FlatFormat = Annotated[
-    Annotated[TextFormat, Tag("<text>")]
-    | Annotated[JsonObjectFormat, Tag("<json_object>")]
-    | Annotated[FlatSchemaFormat, Tag("<json_schema>")],
-    by_type("text", "json_object", "json_schema"),
-]
+FlatFormat = Annotated[TextFormat | JsonObjectFormat | FlatSchemaFormat, ByType()]
 
 
 class TextSettings(StrictObject):

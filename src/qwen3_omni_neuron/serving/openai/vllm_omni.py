@@ -12,7 +12,7 @@ import pybase64
 
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk
 from qwen3_omni_neuron.serving.endpoints.chat_deltas import WRITTEN
-from qwen3_omni_neuron.serving.openai.bodies import wrong_value
+from qwen3_omni_neuron.serving.openai.errors import wrong_value
 from qwen3_omni_neuron.sound.encoding import pcm16, wav_header
 
 VLLM_OMNI_FIELDS = ("sampling_params_list", "mm_processor_kwargs")

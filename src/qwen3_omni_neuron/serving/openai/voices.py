@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from qwen3_omni_neuron.errors import OptionError, did_you_mean
-from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.errors import wrong_value
 
 OTHER_VOICES: Mapping[str, str] = {
     **dict.fromkeys(("alloy", "coral", "marin", "nova", "sage", "shimmer"), "Chelsie"),
@@ -76,5 +76,5 @@ class Voices:
             hint = did_you_mean(voice.capitalize(), self.names)
             hint = hint or did_you_mean(voice.lower(), self._aliases)
             message = f"there is no voice {voice[:80]!r}.{hint} There are: {known}."
-            raise ApiError(400, message, "invalid_value", param)
+            raise wrong_value(message, param)
         return found

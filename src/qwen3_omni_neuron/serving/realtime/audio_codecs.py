@@ -12,7 +12,7 @@ import numpy as np
 import pybase64
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.sound.encoding import pcm16, samples_of_pcm16
 
 TURN_RATE = 16000  # sample rate of the sound in turns
@@ -120,7 +120,7 @@ def decoded_sound(text: str, codec: Codec, where: str) -> Samples:
         raise ApiError(400, message, "invalid_base64", where) from error
     if len(data) % codec.bytes_per_sample:
         message = f"{where} has {len(data)} bytes, and a sample has {codec.bytes_per_sample}."
-        raise ApiError(400, message, "invalid_value", where)
+        raise wrong_value(message, where)
     return codec.decode(data)
 
 

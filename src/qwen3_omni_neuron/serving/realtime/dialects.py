@@ -7,7 +7,7 @@ and the server's events back before they are written.
 from collections.abc import Mapping
 from typing import Any
 
-from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.realtime.events import Json
 from qwen3_omni_neuron.serving.realtime.session_config import merged
 
@@ -127,7 +127,7 @@ class FlatDialect(Dialect):
                 "the flat fields of its beta. Give voice, input_audio_format and the like, or "
                 'begin with a session.update that has "type": "realtime" alone.'
             )
-            raise ApiError(400, message, "invalid_value", f"{where}.audio")
+            raise wrong_value(message, f"{where}.audio")
         for name, value in given.items():
             if value is None and name not in _TURNED_OFF:
                 continue
@@ -152,12 +152,12 @@ class FlatDialect(Dialect):
             if not isinstance(value, str) or value not in formats:
                 known = ", ".join(formats)
                 message = f"{path} is {str(value)[:80]!r}, and there are {known}."
-                raise ApiError(400, message, "invalid_value", path)
+                raise wrong_value(message, path)
             return formats[value]
         if name == "modalities":
             if value not in (["text"], ["text", "audio"], ["audio", "text"]):
                 message = f'{path} is ["text"], or ["text", "audio"] for speech and its text.'
-                raise ApiError(400, message, "invalid_value", path)
+                raise wrong_value(message, path)
             return ["audio"] if "audio" in value else ["text"]
         return value
 
@@ -210,7 +210,7 @@ class DashScopeDialect(FlatDialect):
         image = event.get("image")
         if not isinstance(image, str):
             message = "image: Input should be a JPEG file in base64."
-            raise ApiError(400, message, "invalid_value", "image")
+            raise wrong_value(message, "image")
         part = {"type": "input_image", "image_url": f"data:image/jpeg;base64,{image}"}
         item = {"type": "message", "role": "user", "content": [part]}
         made = {"type": "conversation.item.create", "item": item}
@@ -237,7 +237,7 @@ class DashScopeDialect(FlatDialect):
             if rate not in (16000, 24000):
                 path = f"{where}.audio.{side}.format.sample_rate"
                 message = f"{path} is {str(rate)[:80]}, and there are 16000 and 24000."
-                raise ApiError(400, message, "invalid_value", path)
+                raise wrong_value(message, path)
             inner = made.setdefault("audio", {}).setdefault(side, {})
             inner["format"] = {"type": "audio/pcm", "rate": rate}
         return made

@@ -9,8 +9,8 @@ import numpy as np
 from qwen3_omni_neuron.prompt.turns import Turn
 from qwen3_omni_neuron.serving.edge.quotas import Account
 from qwen3_omni_neuron.serving.endpoints.media import Hold, MediaReader, sound_bytes
-from qwen3_omni_neuron.serving.openai.bodies import check_further, wrong_value
-from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.bodies import check_further
+from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.openai.without_effect import ITEM, names_in
 from qwen3_omni_neuron.serving.realtime.audio_codecs import (
@@ -144,7 +144,7 @@ def _read_part(
         return {"type": "text", "text": text}, {"type": "input_text", "text": text}
     if role != "user" or part.type.startswith("output_"):
         message = f"{where} is {part.type}, which a message of role {role} can't have."
-        raise ApiError(400, message, "invalid_value", f"{where}.type")
+        raise wrong_value(message, f"{where}.type")
     if part.type == "input_audio":
         sound = _required(part.audio, where, "audio")
         samples = decoded_sound(sound, codec, f"{where}.audio")

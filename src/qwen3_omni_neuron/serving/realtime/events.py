@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, Field, Tag, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from qwen3_omni_neuron.serving.openai.bodies import (
+    ByType,
     OpenObject,
     StrictObject,
-    by_type,
     check_json,
     first_wrong,
 )
-from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.ids import new_id
 
 Json = dict[str, Any]
@@ -66,12 +66,7 @@ class OutputItem(OpenObject):
     output: str
 
 
-Item = Annotated[
-    Annotated[MessageItem, Tag("<message>")]
-    | Annotated[CallItem, Tag("<function_call>")]
-    | Annotated[OutputItem, Tag("<function_call_output>")],
-    by_type("message", "function_call", "function_call_output"),
-]
+Item = Annotated[MessageItem | CallItem | OutputItem, ByType()]
 
 
 class ItemReference(StrictObject):
@@ -99,12 +94,6 @@ class SessionResume(_Event):
     resume_token: Id
 
 
-class SessionFinish(_Event):
-    """Ask for session.finished once no response is made any more, as DashScope's clients do."""
-
-    type: Literal["session.finish"]
-
-
 class Append(_Event):
     """Next piece of the user's sound, in base64."""
 
@@ -112,22 +101,20 @@ class Append(_Event):
     audio: str
 
 
-class Commit(_Event):
-    """End the user's turn."""
+class Signal(_Event):
+    """Event without fields.
 
-    type: Literal["input_audio_buffer.commit"]
+    session.finish: ask for session.finished once no response is made any more, as DashScope's
+    clients do. input_audio_buffer.commit: end the user's turn; clear: drop the sound that was
+    appended. output_audio_buffer.clear: report that the client has stopped playback.
+    """
 
-
-class Clear(_Event):
-    """Drop the sound that was appended."""
-
-    type: Literal["input_audio_buffer.clear"]
-
-
-class ClearOutput(_Event):
-    """Report that the client has stopped playback."""
-
-    type: Literal["output_audio_buffer.clear"]
+    type: Literal[
+        "session.finish",
+        "input_audio_buffer.commit",
+        "input_audio_buffer.clear",
+        "output_audio_buffer.clear",
+    ]
 
 
 class ItemCreate(_Event):
@@ -138,17 +125,10 @@ class ItemCreate(_Event):
     item: Item
 
 
-class ItemRetrieve(_Event):
-    """Ask for an item, its sound included."""
+class ItemNamed(_Event):
+    """Ask for an item, its sound included, or remove it from the conversation."""
 
-    type: Literal["conversation.item.retrieve"]
-    item_id: Id
-
-
-class ItemDelete(_Event):
-    """Remove an item from the conversation."""
-
-    type: Literal["conversation.item.delete"]
+    type: Literal["conversation.item.retrieve", "conversation.item.delete"]
     item_id: Id
 
 
@@ -178,33 +158,23 @@ class ResponseCancel(_Event):
 ClientEvent = (
     SessionUpdate
     | SessionResume
-    | SessionFinish
+    | Signal
     | Append
-    | Commit
-    | Clear
-    | ClearOutput
     | ItemCreate
-    | ItemRetrieve
-    | ItemDelete
+    | ItemNamed
     | ItemTruncate
     | ResponseCreate
     | ResponseCancel
 )
 _ITEMS: TypeAdapter[list[Item | ItemReference]] = TypeAdapter(
-    list[
-        Annotated[
-            Annotated[MessageItem, Tag("<message>")]
-            | Annotated[CallItem, Tag("<function_call>")]
-            | Annotated[OutputItem, Tag("<function_call_output>")]
-            | Annotated[ItemReference, Tag("<item_reference>")],
-            by_type("message", "function_call", "function_call_output", "item_reference"),
-        ]
-    ]
+    list[Annotated[MessageItem | CallItem | OutputItem | ItemReference, ByType()]]
 )
 _LARGE = 1 << 18  # characters in strings
 _VALUE = 1 << 6  # characters that take as long to write as one value of a list or object
 _EVENTS: Mapping[str, type[ClientEvent]] = {
-    get_args(kind.model_fields["type"].annotation)[0]: kind for kind in get_args(ClientEvent)
+    name: kind
+    for kind in get_args(ClientEvent)
+    for name in get_args(kind.model_fields["type"].annotation)
 }
 
 
@@ -268,7 +238,7 @@ def wrong_field(
     """Return the error that names the first wrong field. before, kind: as of `first_wrong`."""
     path, message = first_wrong(error, before, kind)
     message = f"{path or 'the event'}: {message} See docs/realtime.md."
-    return ApiError(400, message, "invalid_value", path or None)
+    return wrong_value(message, path or None)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from qwen3_omni_neuron.prompt.stored import Document
 from qwen3_omni_neuron.prompt.turns import Reply, Turn
 from qwen3_omni_neuron.serving.edge.quotas import Account
 from qwen3_omni_neuron.serving.endpoints.media import MediaReader
-from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.openai.without_effect import ITEM
 from qwen3_omni_neuron.serving.realtime.audio_codecs import (
@@ -272,19 +272,17 @@ class ConversationItems:
         reply = self._found(item_id, "item_id", "truncate")
         if not isinstance(reply, Reply) or not reply.spoken:
             message = f"item {item_id[:80]!r} is not a reply in speech: only such can be truncated."
-            raise ApiError(400, message, "invalid_value", "item_id")
+            raise wrong_value(message, "item_id")
         if reply.shown["status"] == "in_progress" or not reply.ended:  # its calls still follow
             raise _in_progress(item_id)
         if content_index:
             message = f"a reply has one part, of index 0, got {content_index}."
-            raise ApiError(400, message, "invalid_value", "content_index")
+            raise wrong_value(message, "content_index")
         # Clients count whole ms, and may round up.
         if audio_end_ms > reply.sent_s * 1000 + 1:
-            raise ApiError(
-                400,
+            raise wrong_value(
                 f"audio_end_ms is {audio_end_ms}, and {int(reply.sent_s * 1000)} ms of the "
                 "item's sound were sent. Give what was played of it.",
-                "invalid_value",
                 "audio_end_ms",
             )
         heard_s = min(audio_end_ms / 1000, reply.sent_s) * reply.speed

@@ -16,7 +16,7 @@ from qwen3_omni_neuron.errors import Qwen3OmniError
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.prompt.turns import Turn
 from qwen3_omni_neuron.serving.edge.context import Context
-from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.openai.without_effect import REALTIME
 from qwen3_omni_neuron.serving.realtime import events, smart_turn
@@ -204,25 +204,23 @@ class LiveSession:
     async def _answer(self, event: events.ClientEvent) -> None:
         """Do what a client's event asks for. Raises ApiError and the API's errors."""
         match event:
-            case events.SessionUpdate() | events.SessionResume() | events.SessionFinish():
-                await self._change(event)
+            case events.SessionUpdate():
+                await self._update(event.session)
+            case events.SessionResume():
+                await self._resume(event.resume_token)
+            case events.Signal():
+                await self._signalled(event.type)
             case events.Append():
                 self._check_heard()
                 found = deque(await self._in_thread(self._input.push, event.audio))
                 while found:
                     found.extend(await self._react(found.popleft()))
-            case events.Commit():
-                self._transcribe(*await self._input.commit(flush=True))
-            case events.Clear():
-                await self._input.clear()
-            case events.ClearOutput():
-                await self._responses.clear_output()
             case events.ItemCreate():
                 codec = self._input.codec
                 await self._items.create(event.item, event.previous_item_id, codec)
-            case events.ItemRetrieve():
+            case events.ItemNamed(type="conversation.item.retrieve"):
                 await self._items.retrieve(event.item_id, self._input.codec)
-            case events.ItemDelete():
+            case events.ItemNamed():
                 await self._items.delete(event.item_id)
             case events.ItemTruncate():
                 await self._items.truncate(event.item_id, event.content_index, event.audio_end_ms)
@@ -233,6 +231,18 @@ class LiveSession:
                 await self._responses.start(self._config, overrides)
             case events.ResponseCancel():
                 await self._responses.cancel(event.response_id)
+
+    async def _signalled(self, kind: str) -> None:
+        """Do what a client's event without fields asks for."""
+        if kind == "session.finish":
+            await self._responses.ended()
+            await self._send("session.finished")
+        elif kind == "input_audio_buffer.commit":
+            self._transcribe(*await self._input.commit(flush=True))
+        elif kind == "input_audio_buffer.clear":
+            await self._input.clear()
+        else:
+            await self._responses.clear_output()
 
     def _check_heard(self) -> None:
         """Refuse sound whose format may be another than the client wanted. Raises ApiError."""
@@ -260,17 +270,6 @@ class LiveSession:
         self._keeper.told = self._keeper.token
         await self._send(event, session=await self._in_thread(self._shown))
 
-    async def _change(
-        self, event: events.SessionUpdate | events.SessionResume | events.SessionFinish
-    ) -> None:
-        if isinstance(event, events.SessionUpdate):
-            await self._update(event.session)
-        elif isinstance(event, events.SessionResume):
-            await self._resume(event.resume_token)
-        else:
-            await self._responses.ended()
-            await self._send("session.finished")
-
     async def _update(self, given: Json) -> None:
         before = self._config
         given, refusal = without_mcp(given)
@@ -281,7 +280,7 @@ class LiveSession:
                 f"the session's type is {before.type} and can't be changed any more: there are "
                 "items, or sound was appended. Open another session."
             )
-            raise ApiError(400, message, "invalid_value", "session.type")
+            raise wrong_value(message, "session.type")
         await self._set(config)
         self._service.count_without_effect(REALTIME, given)
         await self._show("session.updated")
@@ -346,7 +345,7 @@ class LiveSession:
                 "a session's resume_token can't be set: null deletes what is stored of the "
                 "session, and session.resume goes on with another one."
             )
-            raise ApiError(400, message, "invalid_value", "session.resume_token")
+            raise wrong_value(message, "session.resume_token")
         return {name: value for name, value in given.items() if name != "resume_token"}
 
     async def _resume(self, token: str) -> None:

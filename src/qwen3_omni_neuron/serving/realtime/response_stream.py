@@ -11,7 +11,7 @@ from qwen3_omni_neuron.prompt.turns import Reply
 from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.edge.context import Context
-from qwen3_omni_neuron.serving.endpoints.served_stream import ServedStream
+from qwen3_omni_neuron.serving.endpoints.answer import ServedStream
 from qwen3_omni_neuron.serving.endpoints.sound import Tempo
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.ids import new_id

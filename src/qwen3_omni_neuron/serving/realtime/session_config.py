@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Tag, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, RequestOptions
@@ -11,15 +11,15 @@ from qwen3_omni_neuron.serving.endpoints.sound import can_stretch
 from qwen3_omni_neuron.serving.openai.bodies import (
     MOST_MESSAGES,
     MOST_TOOLS,
+    ByForm,
+    ByType,
     StrictObject,
-    by_form,
-    by_type,
     is_model,
     seed_of,
     unknown_field,
 )
 from qwen3_omni_neuron.serving.openai.chat_request import CHAT_OPTIONS, Function
-from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.voices import VoiceName, Voices
 from qwen3_omni_neuron.serving.realtime import vad
 from qwen3_omni_neuron.serving.realtime.events import Json, wrong_field
@@ -44,9 +44,8 @@ Modalities = Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_l
 MetadataName = Annotated[str, Field(max_length=64)]  # both lengths are OpenAI's limits
 MetadataValue = Annotated[str, Field(max_length=512)]
 MostTokens = Annotated[
-    Annotated[int, Field(ge=1, le=4096), Tag("<object>")]
-    | Annotated[Literal["inf"], Tag("<text>")],
-    by_form(object="an integer from 1 to 4096", text="inf"),
+    Annotated[int, Field(ge=1, le=4096)] | Literal["inf"],
+    ByForm("an integer from 1 to 4096", "inf"),
 ]
 
 
@@ -100,10 +99,7 @@ class SemanticVad(StrictObject):
         )
 
 
-TurnDetection = Annotated[
-    Annotated[ServerVad, Tag("<server_vad>")] | Annotated[SemanticVad, Tag("<semantic_vad>")],
-    by_type("server_vad", "semantic_vad"),
-]
+TurnDetection = Annotated[ServerVad | SemanticVad, ByType()]
 
 
 class TranscriptionConfig(StrictObject):
@@ -174,9 +170,8 @@ class NamedFunction(StrictObject):
 
 
 ChosenFunction = Annotated[
-    Annotated[Literal["auto", "none", "required"], Tag("<text>")]
-    | Annotated[NamedFunction, Tag("<object>")],
-    by_form(text="auto, none, required", object="a function by its name"),
+    Literal["auto", "none", "required"] | NamedFunction,
+    ByForm("auto, none, required", "a function by its name"),
 ]
 
 
@@ -196,8 +191,7 @@ class _CommonConfig(BaseModel):
 
 
 Truncation = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")],
-    by_form(text="auto, disabled", object="an object of type retention_ratio"),
+    str | dict[str, Any], ByForm("auto, disabled", "an object of type retention_ratio")
 ]
 
 
@@ -313,7 +307,7 @@ def updated(
         raise wrong_field(error, "session", SessionConfig) from error
     if not is_model(new.model, config.model):
         message = f"the session's model is {config.model!r} and can't be changed."
-        raise ApiError(400, message, "invalid_value", "session.model")
+        raise wrong_value(message, "session.model")
     new.model = config.model
     if not new.answers and new.audio.input.transcription is None:
         new.audio.input.transcription = TranscriptionConfig()
@@ -367,11 +361,9 @@ def response_config(
     if session is not None and output.format is not None:
         asked = output.format.model_dump(exclude_unset=True)
         if asked != session.model_dump(include=set(asked)):
-            raise ApiError(
-                400,
+            raise wrong_value(
                 f"a response's sound has the format of the session's: type {session.type}, rate "
                 f"{session.rate}. Change it by session.update.",
-                "invalid_value",
                 "response.audio.output.format",
             )
     _check_options(config, "response")
@@ -441,7 +433,7 @@ def _check_options(config: _CommonConfig, where: str) -> None:
         try:
             _OPTIONS[name].check(seed_of(value) if name == "seed" else value)
         except OptionError as error:
-            raise ApiError(400, str(error), "invalid_value", f"{where}.{name}") from error
+            raise wrong_value(str(error), f"{where}.{name}") from error
 
 
 def merged(now: Json, given: Mapping[str, Any]) -> Json:

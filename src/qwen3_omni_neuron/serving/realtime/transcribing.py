@@ -8,8 +8,8 @@ from typing import Any
 from qwen3_omni_neuron.events import TextDelta
 from qwen3_omni_neuron.prompt.media.windows import GrowingWindows, Window
 from qwen3_omni_neuron.prompt.turns import Turn
+from qwen3_omni_neuron.serving.endpoints.answer import ServedStream
 from qwen3_omni_neuron.serving.endpoints.media import sound_bytes
-from qwen3_omni_neuron.serving.endpoints.served_stream import ServedStream
 from qwen3_omni_neuron.serving.openai.bodies import bounded_options
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.usage import duration_usage, logprob_entries
