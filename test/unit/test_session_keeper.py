@@ -28,7 +28,9 @@ class Notes:
         self.service: Any = SimpleNamespace(
             folder=self, settings=SimpleNamespace(kept_session_s=99)
         )
-        self.service.not_kept = lambda kind, error: self.refused.append(error.reason)
+        self.service.metrics = SimpleNamespace(
+            failed_to_keep=lambda kind, error: self.refused.append(error.reason)
+        )
         self.context = SimpleNamespace(owner="me")
 
     def later(self, call: Callable[..., Any], *given: Any) -> "Future[Any]":

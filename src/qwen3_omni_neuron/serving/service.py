@@ -1,7 +1,6 @@
 """Objects that the endpoints of one server share."""
 
 import asyncio
-import logging
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,7 @@ from qwen3_omni_neuron.serving.openai.errors import ApiError, api_error_of
 from qwen3_omni_neuron.serving.openai.voices import Voices
 from qwen3_omni_neuron.serving.openai.without_effect import sent_without_effect
 from qwen3_omni_neuron.serving.settings import ServerSettings, longest_life_s
-from qwen3_omni_neuron.serving.stored.folder import SWEEP_S, Kind, NotKeptError, SessionFolder
+from qwen3_omni_neuron.serving.stored.folder import SWEEP_S, SessionFolder
 from qwen3_omni_neuron.serving.stored.kept_responses import KeptResponses
 from qwen3_omni_neuron.serving.stored.replies import SpokenReplies
 from qwen3_omni_neuron.serving.stored.sealing import Seal
@@ -113,7 +112,9 @@ class Service:
             model,
             metrics,
             folder,
-            SpokenReplies(*kept, folder=folder, on_failure=partial(_not_kept, metrics, "reply")),
+            SpokenReplies(
+                *kept, folder=folder, on_failure=partial(metrics.failed_to_keep, "reply")
+            ),
             KeptResponses(*kept, settings.max_kept_response_bytes, share, held),
             Keys(settings.api_keys),
             fetcher or Fetcher(settings),
@@ -141,10 +142,6 @@ class Service:
         self.model.close()
         if self.folder is not None:
             self.folder.close()
-
-    def not_kept(self, kind: Kind, error: NotKeptError) -> None:
-        """Count and log that the session folder did not take something."""
-        _not_kept(self.metrics, kind, error)
 
     def failed(self, error: Exception, context: Context) -> ApiError:
         """Return the client's error for an exception that ended a request or a part of it.
@@ -226,8 +223,3 @@ def _folder_of(settings: ServerSettings) -> SessionFolder | None:
         settings.share_of_owner,
         settings.max_realtime_bytes,
     )
-
-
-def _not_kept(metrics: Metrics, kind: Kind, error: NotKeptError) -> None:
-    metrics.not_kept.labels(kind, error.reason).inc()
-    logs.event("not_kept", logging.WARNING, kind=kind, reason=error.reason, error=str(error))

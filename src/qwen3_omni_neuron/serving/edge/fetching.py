@@ -128,10 +128,6 @@ class Fetcher:
         except asyncio.TimeoutError:
             raise self._late(where) from None
 
-    def check(self, url: str, where: str) -> None:
-        """Raise ApiError 400 for a URL that may not be read."""
-        self._allowed(url, where)
-
     def _late(self, where: str) -> ApiError:
         return _refused(where, f"its URL could not be read within {self._timeout_s:g} s")
 
@@ -139,14 +135,15 @@ class Fetcher:
         """Read a URL, and follow its redirects."""
         end_s = time.monotonic() + self._timeout_s
         for _ in range(self._redirects + 1):
-            parts = self._allowed(url, where)
+            parts = self.check(url, where)
             content, next_url = self._get(parts, where, end_s)
             if next_url is None:
                 return content
             url = urljoin(url, next_url)
         raise _refused(where, f"its URL redirects more than {self._redirects} times")
 
-    def _allowed(self, url: str, where: str) -> SplitResult:
+    def check(self, url: str, where: str) -> SplitResult:
+        """Return the parts of a URL. Raises ApiError 400 for one that may not be read."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port

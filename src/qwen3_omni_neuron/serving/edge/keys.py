@@ -25,18 +25,24 @@ _MAC_BYTES = 32
 
 
 def read_keys(file: Path) -> tuple[str, ...]:
-    """Read keys from a file, one a line; skip empty lines and lines that begin with #.
+    """Read keys from a file. Raises OptionError if it can't be read or has no key."""
+    keys = tuple(numbered_lines(file, "the file of API keys").values())
+    if not keys:
+        raise OptionError(f"{file} has no API key: write one on each line.")
+    return keys
 
-    Raises OptionError if the file can't be read or has no key.
+
+def numbered_lines(file: Path, what: str) -> dict[int, str]:
+    """Return the lines of a file of keys by their numbers, without empty ones and comments.
+
+    what: its name in the error. Raises OptionError if it can't be read.
     """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
-        raise OptionError(f"the file of API keys can't be read: {error}.") from error
-    keys = tuple(s for line in lines if (s := line.strip()) and not s.startswith("#"))
-    if not keys:
-        raise OptionError(f"{file} has no API key: write one on each line.")
-    return keys
+        raise OptionError(f"{what} can't be read: {error}.") from error
+    numbered = enumerate(map(str.strip, lines), 1)
+    return {number: line for number, line in numbered if line and not line.startswith("#")}
 
 
 class Keys:

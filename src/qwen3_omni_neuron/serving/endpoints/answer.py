@@ -7,6 +7,7 @@ from contextlib import aclosing, closing
 from typing import Any
 
 from pydantic_core import to_json
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -25,6 +26,11 @@ WARNINGS = b"x-warnings"
 """Header with sentences about files that are not used whole, or not as they are."""
 _MOST_HEADER = 2000  # bytes of this header: clients refuse long ones
 _MORE = b" ..."  # end of a header that has not all of the warnings
+
+
+def parts_of(request: Request) -> tuple[Service, Context]:
+    """Return what all requests share, and what this one has."""
+    return request.app.state.service, request.scope["context"]
 
 
 class AnswerSender:
@@ -172,8 +178,10 @@ class ServedStream(AsyncIterator[list[Event]]):
 class Answer(ABC):
     """One answer with text, sent as server-sent events or as one JSON object at the end.
 
-    _texts: parts of the text so far. _made: number of tokens and frames so far.
+    _id: the answer's. _texts: parts of the text so far. _made: number of tokens and frames so far.
     """
+
+    _id: str
 
     def __init__(self, stream: SpeechStream, service: Service, context: Context, streams: bool):
         """streams: it is sent while it is made."""
@@ -229,12 +237,10 @@ class Answer(ABC):
         if self._service.settings.log_content:
             self._context.answer = "".join(self._texts)
 
-    def _completion(
-        self, kind: str, answer_id: str, choices: list[dict[str, Any]]
-    ) -> dict[str, Any]:
+    def _completion(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """Return an object of this answer, whole or a piece, in the format of completions."""
         return {
-            "id": answer_id,
+            "id": self._id,
             "object": kind,
             "created": self._created,
             "model": self._service.model.name,

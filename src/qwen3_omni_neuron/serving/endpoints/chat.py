@@ -15,8 +15,8 @@ from qwen3_omni_neuron.events import SAMPLE_RATE
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
-from qwen3_omni_neuron.serving.endpoints.answer import json_event
-from qwen3_omni_neuron.serving.endpoints.chat_deltas import WRITTEN, spoken
+from qwen3_omni_neuron.serving.endpoints.answer import json_event, parts_of
+from qwen3_omni_neuron.serving.endpoints.chat_deltas import VLLM_OMNI, WRITTEN, spoken
 from qwen3_omni_neuron.serving.endpoints.question import Question, Reply, answer
 from qwen3_omni_neuron.serving.openai.bodies import SMALL_BODY_BYTES, check_model, parse_json
 from qwen3_omni_neuron.serving.openai.chat_request import FURTHER_FIELDS, ChatRequest, NamedTool
@@ -25,12 +25,12 @@ from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of
 from qwen3_omni_neuron.serving.openai.reply_text import Call, Content, Reasoning, ReplyPart
 from qwen3_omni_neuron.serving.openai.usage import chat_usage, running_usage
-from qwen3_omni_neuron.serving.openai.vllm_omni import VLLM_OMNI
 from qwen3_omni_neuron.serving.openai.without_effect import CHAT
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.sound.encoding import encode_sound
 
 router = APIRouter()
+_CHUNK = "chat.completion.chunk"
 Json = dict[str, Any]
 
 
@@ -41,20 +41,16 @@ Json = dict[str, Any]
 )
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation in text, and in speech where `modalities` has audio."""
-    service: Service = request.app.state.service
-    context: Context = request.scope["context"]
+    service, context = parts_of(request)
     body = context.body
     waits = len(body) > SMALL_BODY_BYTES or service.replies.may_wait(body)
     return await answer(service, context, partial(_read, service, context), waits)
 
 
-@router.delete(
-    "/v1/chat/completions/{completion_id}", responses={**errors_of(), 404: errors_of(True)[404]}
-)
+@router.delete("/v1/chat/completions/{completion_id}", responses=errors_of(404))
 async def delete_chat_completion(request: Request, completion_id: str) -> Json:
     """Delete the transcript of a spoken reply, which no later turn can name then."""
-    service: Service = request.app.state.service
-    context: Context = request.scope["context"]
+    service, context = parts_of(request)
     if not await service.replies.delete(completion_id, context.owner):
         message = (
             f"no spoken reply of {completion_id[:80]!r} is kept: it has expired, was deleted, or "
@@ -88,7 +84,7 @@ class ChatReply(Reply):
         elif wanted.speaks:
             sound = self._voice, self._expires_at, wanted.sound_format == "wav"
             self._deltas = spoken(self._audio_id, *sound)
-        frame = to_json(self._frame([])).removesuffix(b"[]}")
+        frame = to_json(self._completion(_CHUNK, [])).removesuffix(b"[]}")
         self._before_delta = b"data: " + frame + b'[{"index":0,"delta":'
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
@@ -108,7 +104,7 @@ class ChatReply(Reply):
         pieces += [*map(self._piece, others), self._piece(last, self._finish_reason())]
         options = self.wanted.stream_options
         if options is not None and options.include_usage:
-            pieces.append(json_event(self._frame([]) | {"usage": self._usage()}))
+            pieces.append(json_event(self._completion(_CHUNK, []) | {"usage": self._usage()}))
         yield b"".join((*pieces, b"data: [DONE]\n\n"))
 
     def whole(self) -> bytes:
@@ -140,7 +136,7 @@ class ChatReply(Reply):
             "logprobs": self._told(self._logprobs),
             "finish_reason": self._finish_reason(),
         }
-        answer = self._frame([choice], "chat.completion") | {"usage": self._usage()}
+        answer = self._completion("chat.completion", [choice]) | {"usage": self._usage()}
         if self._context.warnings:
             answer["warnings"] = self._context.warnings
         return to_json(answer)
@@ -200,9 +196,6 @@ class ChatReply(Reply):
         if self.wanted.counts_pieces:
             end += b',"usage":' + to_json(running_usage(self._prompt_tokens, self._made))
         return b"".join((self._before_delta, *delta, b',"logprobs":', told, end, b"}\n\n"))
-
-    def _frame(self, choices: list[Json], kind: str = "chat.completion.chunk") -> Json:
-        return self._completion(kind, self._id, choices)
 
 
 def _call(call: Call) -> Json:

@@ -1,7 +1,11 @@
-"""Deltas of a streamed chat completion in OpenAI's format: of written and of spoken answers."""
+"""Deltas of a streamed chat completion: of written and spoken answers, and as vllm-omni's are.
+
+Clients of vllm-omni read `content`: text or a whole WAV file in base64, depending on the top-level
+`modality`.
+"""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pybase64
@@ -45,3 +49,14 @@ def spoken(audio_id: str, voice: str, expires_at: int, with_header: bool) -> Del
         [{"audio": {"expires_at": expires_at}}, {}],
         sound,
     )
+
+
+def _wav_file(chunk: AudioChunk) -> Sequence[bytes]:
+    data = pcm16(chunk.samples)
+    file = pybase64.b64encode(wav_header(SAMPLE_RATE, len(data)) + data)
+    return b'{"content":"', file, b'"}'
+
+
+# Its clients print the content of every piece with text.
+VLLM_OMNI = replace(WRITTEN, last=[{"content": ""}], sound=_wav_file)
+"""Format of a spoken answer's deltas for vllm-omni's clients."""

@@ -13,7 +13,7 @@ from qwen3_omni_neuron.events import Event, Finished, TextDelta
 from qwen3_omni_neuron.options import REQUEST_OPTIONS
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
-from qwen3_omni_neuron.serving.endpoints.answer import Answer, json_event
+from qwen3_omni_neuron.serving.endpoints.answer import Answer, json_event, parts_of
 from qwen3_omni_neuron.serving.openai.bodies import (
     ByForm,
     bounded_options,
@@ -78,8 +78,7 @@ class CompletionRequest(SampledBody):
 )
 async def completions(request: Request) -> Response:
     """Continue a prompt, without a chat template."""
-    service: Service = request.app.state.service
-    context: Context = request.scope["context"]
+    service, context = parts_of(request)
     context.param = "prompt"
     reply = await service.model.start(_start, service, context)
     context.release_body()
@@ -180,4 +179,4 @@ class Completion(Answer):
     def _frame(self, text: str | None = None, finish_reason: str | None = None) -> Json:
         """Return an object of this answer. text: None where it has no choice."""
         choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
-        return self._completion("text_completion", self._id, [] if text is None else [choice])
+        return self._completion("text_completion", [] if text is None else [choice])

@@ -15,6 +15,7 @@ from pydantic_core import from_json, to_json
 from qwen3_omni_neuron.events import AudioChunk
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import BODY_COPIES, Context
+from qwen3_omni_neuron.serving.endpoints.answer import parts_of
 from qwen3_omni_neuron.serving.endpoints.question import Question, Reply, answer
 from qwen3_omni_neuron.serving.openai.bodies import (
     SMALL_BODY_BYTES,
@@ -61,7 +62,6 @@ SESSION_KEY = "session_key"
 """Name in a request's scope of the key that has led it to this replica; see `serving.fleet`."""
 _BEGINNING = ("response.created", "response.in_progress")
 _END_OF_SPEECH = ("response.audio.done", "response.audio.transcript.done")
-_NOT_FOUND = {**errors_of(), 404: errors_of(True)[404]}
 _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(InputItems)
 
 
@@ -72,8 +72,7 @@ _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(InputItems)
 )
 async def create_response(request: Request) -> Response:
     """Answer a conversation in text, and in a stream in speech, too, where it is asked for."""
-    service: Service = request.app.state.service
-    context: Context = request.scope["context"]
+    service, context = parts_of(request)
     context.param = "input"
     response_id = new_id("resp_", PUBLIC_ID_BYTES) + request.scope.get(SESSION_KEY, "")
     asked = None
@@ -86,12 +85,11 @@ async def create_response(request: Request) -> Response:
 @router.get(
     RESPONSE,
     openapi_extra=query_of(ResponseQuery),
-    responses={**_NOT_FOUND, 400: errors_of(True)[400]},
+    responses=errors_of(404, 400),
 )
 async def get_response(request: Request, response_id: str) -> Response:
     """Return a response that is kept."""
-    service: Service = request.app.state.service
-    context: Context = request.scope["context"]
+    service, context = parts_of(request)
     if _query(request, ResponseQuery, RESPONSE).stream:
         raise wrong_value("a response that has ended is not streamed again.", "stream")
     body = service.responses.body(context.owner, response_id)
@@ -103,12 +101,11 @@ async def get_response(request: Request, response_id: str) -> Response:
 @router.get(
     INPUT_ITEMS,
     openapi_extra=query_of(ItemsQuery),
-    responses={**_NOT_FOUND, 400: errors_of(True)[400]},
+    responses=errors_of(404, 400),
 )
 async def list_input_items(request: Request, response_id: str) -> Response:
     """Return the items that a response has answered: its conversation's, and its own input."""
-    service: Service = request.app.state.service
-    context: Context = request.scope["context"]
+    service, context = parts_of(request)
     query = _query(request, ItemsQuery, INPUT_ITEMS)
     turns = service.responses.conversation(context.owner, response_id, whole=False)
     if turns is None:
@@ -127,8 +124,7 @@ async def list_input_items(request: Request, response_id: str) -> Response:
 )
 async def count_input_tokens(request: Request) -> Json:
     """Return the number of tokens of a response's prompt, with those of its media."""
-    service: Service = request.app.state.service
-    context: Context = request.scope["context"]
+    service, context = parts_of(request)
     context.param = "input"
     question = await service.model.in_thread(_counted, service, context)
     context.release_body()
@@ -137,11 +133,10 @@ async def count_input_tokens(request: Request) -> Json:
     return {"object": "response.input_tokens", "input_tokens": count}
 
 
-@router.delete(RESPONSE, responses=_NOT_FOUND)
+@router.delete(RESPONSE, responses=errors_of(404))
 async def delete_response(request: Request, response_id: str) -> Json:
     """Delete a response, which no later turn can name then."""
-    service: Service = request.app.state.service
-    context: Context = request.scope["context"]
+    service, context = parts_of(request)
     if not service.responses.delete(context.owner, response_id):
         raise _not_kept(404, response_id, None)
     return {"id": response_id, "object": "response", "deleted": True}
@@ -346,7 +341,7 @@ class ResponseReply(Reply):
                 raise
             pieces = [self._failed(error)]
         else:
-            pieces.append(self._last(f"response.{self._status}", self._body))
+            pieces.append(self._framed(f"response.{self._status}", b'"response":' + self._body))
         yield b"".join(pieces)
 
     def whole(self) -> bytes:
@@ -436,10 +431,6 @@ class ResponseReply(Reply):
     def _event(self, kind: str, **fields: Any) -> bytes:
         """Return the next server-sent event."""
         return self._framed(kind, to_json(fields)[1:-1])
-
-    def _last(self, kind: str, body: bytes) -> bytes:
-        """Return the last event. body: the response in JSON."""
-        return self._framed(kind, b'"response":' + body)
 
     def _sound(self, chunk: AudioChunk) -> bytes:
         """Return the event of a chunk of speech."""

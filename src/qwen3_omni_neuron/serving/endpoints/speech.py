@@ -16,7 +16,13 @@ from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Finished
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, SpeechArguments
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
-from qwen3_omni_neuron.serving.endpoints.answer import EVENTS, PieceStream, ServedStream, json_event
+from qwen3_omni_neuron.serving.endpoints.answer import (
+    EVENTS,
+    PieceStream,
+    ServedStream,
+    json_event,
+    parts_of,
+)
 from qwen3_omni_neuron.serving.endpoints.sound import Tempo
 from qwen3_omni_neuron.serving.openai.bodies import (
     Seed,
@@ -94,8 +100,7 @@ class SpeechRequest(BaseModel):
 )
 async def speech(request: Request) -> Response:
     """Speak a text."""
-    service: Service = request.app.state.service
-    context: Context = request.scope["context"]
+    service, context = parts_of(request)
     context.param = "input"
     if len(context.body) <= SMALL_TEXT_BYTES:
         spoken = _start(service, context)

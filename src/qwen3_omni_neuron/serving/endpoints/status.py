@@ -22,7 +22,7 @@ async def models(request: Request) -> dict[str, Any]:
     return {"object": "list", "data": [_model(request.app.state.service)]}
 
 
-@router.get("/v1/models/{name:path}", responses={**errors_of(), 404: errors_of(True)[404]})
+@router.get("/v1/models/{name:path}", responses=errors_of(404))
 async def model(request: Request, name: str) -> dict[str, Any]:
     """Describe the model, by any name that a chat may call it.
 

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -21,7 +21,12 @@ from qwen3_omni_neuron.prompt.media.windows import SAMPLING_RATE, Window
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.edge.forms import read_form
-from qwen3_omni_neuron.serving.endpoints.answer import PieceStream, ServedStream, json_event
+from qwen3_omni_neuron.serving.endpoints.answer import (
+    PieceStream,
+    ServedStream,
+    json_event,
+    parts_of,
+)
 from qwen3_omni_neuron.serving.endpoints.media import MediaReader
 from qwen3_omni_neuron.serving.openai.bodies import bounded_options, check_model, refused_field
 from qwen3_omni_neuron.serving.openai.engine_fields import (
@@ -67,6 +72,7 @@ class TranslationRequest(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid")
+    task: ClassVar[str] = "translate"  # as verbose_json has it
 
     model: str | None = None
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
@@ -101,11 +107,6 @@ class TranslationRequest(BaseModel):
         return self.response_format in ("verbose_json", "srt", "vtt")
 
     @property
-    def task(self) -> Literal["translate", "transcribe"]:
-        """Name of the work in verbose_json."""
-        return "translate"
-
-    @property
     def text_language(self) -> str:
         """Language of the text, as verbose_json says it."""
         return "english"
@@ -133,6 +134,8 @@ class TranslationRequest(BaseModel):
 class TranscriptionRequest(TranslationRequest):
     """Fields of POST /v1/audio/transcriptions, beside the file."""
 
+    task: ClassVar[str] = "transcribe"
+
     stream: bool = False
     language: str = Field("unknown", max_length=40)
     languages: list[str] = []
@@ -147,11 +150,6 @@ class TranscriptionRequest(TranslationRequest):
     def timed(self) -> bool:
         """True if windows are those of a transcript with times."""
         return super().timed or self.chunking_strategy == "auto"
-
-    @property
-    def task(self) -> Literal["translate", "transcribe"]:
-        """Name of the work in verbose_json."""
-        return "transcribe"
 
     @property
     def text_language(self) -> str:
@@ -210,8 +208,7 @@ async def translations(request: Request) -> Response:
 
 
 async def _answer(request: Request, kind: type[TranslationRequest]) -> Response:
-    service: Service = request.app.state.service
-    context: Context = request.scope["context"]
+    service, context = parts_of(request)
     context.param = "file"
     content_type = request.headers.get("content-type", "")
     in_thread = service.model.in_thread

@@ -23,12 +23,13 @@ from qwen3_omni_neuron.serving.openai.bodies import (
 )
 from qwen3_omni_neuron.serving.openai.engine_fields import (
     ENGINE_FIELDS,
+    VLLM_OMNI_FIELDS,
     check_lengths,
     engine_options,
+    vllm_omni_options,
 )
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.openapi import schema_of_option, with_item_fields
-from qwen3_omni_neuron.serving.openai.vllm_omni import VLLM_OMNI_FIELDS, vllm_omni_options
 from qwen3_omni_neuron.serving.openai.voices import VoiceName, Voices
 from qwen3_omni_neuron.serving.openai.without_effect import CHAT, FIELDS, names_in
 from qwen3_omni_neuron.serving.settings import ServerSettings
@@ -333,10 +334,11 @@ class ChatRequest(SampledBody):
 def check_request(wanted: ChatRequest) -> None:
     """Refuse unsupported fields and combinations. Raises ApiError."""
     if wanted.stream_options is not None:
-        _check_further(wanted.stream_options, "stream_options", "stream_options")
+        check_further(wanted.stream_options, "stream_options", names_in(CHAT, "stream_options"))
     for i, tool in enumerate(wanted.tools or ()):
-        _check_further(tool, "tools[]", f"tools[{i}]")
-        _check_further(tool.function, "tools[].function", f"tools[{i}].function")
+        check_further(tool, f"tools[{i}]", names_in(CHAT, "tools[]"))
+        taken = names_in(CHAT, "tools[].function")
+        check_further(tool.function, f"tools[{i}].function", taken)
     if wanted.modalities == []:
         raise wrong_value("modalities is empty. Give text, or text and audio.", "modalities")
     if wanted.stream and wanted.speaks and wanted.sound_format not in STREAMED_FORMATS:
@@ -348,12 +350,6 @@ def check_request(wanted: ChatRequest) -> None:
     if wanted.top_logprobs and not wanted.logprobs:
         raise wrong_value("top_logprobs needs logprobs: true.", "top_logprobs")
     check_known(wanted, FURTHER_FIELDS, CHAT_OPTIONS)
-
-
-def _check_further(given: BaseModel, place: str, where: str) -> None:
-    """Refuse an object's unknown fields. place: its name in the table of fields without effect."""
-    if given.model_extra:
-        check_further(given, where, names_in(CHAT, place))
 
 
 def request_options(
@@ -379,7 +375,8 @@ def request_options(
         options["thinker_max_new_tokens"] = most
     if wanted.tools and wanted.tool_choice != "none":
         options["tools"] = [
-            {"type": tool.type, "function": _declared(tool.function)} for tool in wanted.tools
+            {"type": tool.type, "function": declared(tool.function, Function)}
+            for tool in wanted.tools
         ]
     choice = wanted.tool_choice
     if choice not in (None, "none"):
@@ -421,9 +418,12 @@ def _grammar(wanted: ChatRequest) -> dict[str, Any] | None:
     return {"json": {"type": "object"}} if isinstance(form, JsonObjectFormat) else None
 
 
-def _declared(given: BaseModel) -> dict[str, Any]:
-    """Return the fields that an object's class has, without those that are None."""
-    values = {name: getattr(given, name) for name in type(given).model_fields}
+def declared(given: BaseModel, kind: type[BaseModel]) -> dict[str, Any]:
+    """Return the fields of an object that a class has, without those that are None.
+
+    They are not copied, which could take long.
+    """
+    values = {name: getattr(given, name) for name in kind.model_fields}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -463,7 +463,8 @@ def _message(
             )
     if message.tool_calls and role == "assistant":
         made["tool_calls"] = [
-            {"type": call.type, "function": _declared(call.function)} for call in message.tool_calls
+            {"type": call.type, "function": declared(call.function, CalledFunction)}
+            for call in message.tool_calls
         ]
     elif content is None:
         raise wrong_value(f"{where}.content: the message has no content.", f"{where}.content")
@@ -509,7 +510,7 @@ def _check_message(message: Message, where: str) -> None:
 
 def _item(part: MessagePart, where: str, media: MediaReader) -> dict[str, Any]:
     if isinstance(part, TextPart | RefusalPart):
-        _check_further(part, "messages[].content[]", where)
+        check_further(part, where, names_in(CHAT, "messages[].content[]"))
         text = part.text if isinstance(part, TextPart) else part.refusal
         return {"type": "text", "text": text}
     return media.read(part.model_dump(), where)

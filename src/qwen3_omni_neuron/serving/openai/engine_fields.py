@@ -61,6 +61,23 @@ _NEUTRAL: Mapping[str, _Neutral] = {
         _Neutral(None, "Give response_format or grammar to /v1/chat/completions."),
     ),
 }
+VLLM_OMNI_FIELDS = ("sampling_params_list", "mm_processor_kwargs")
+"""Fields of vllm-omni's clients, which give the options of each stage in a list."""
+# Names of its fields, and the options of a request. Its other fields have no effect here.
+_VLLM_OMNI_THINKER = {
+    "temperature": "thinker_temperature",
+    "top_p": "thinker_top_p",
+    "top_k": "thinker_top_k",
+    "max_tokens": "thinker_max_new_tokens",
+    "seed": "seed",
+}
+_VLLM_OMNI_TALKER = {
+    "temperature": "talker_temperature",
+    "top_p": "talker_top_p",
+    "top_k": "talker_top_k",
+    "max_tokens": "talker_max_new_tokens",
+    "repetition_penalty": "talker_repetition_penalty",
+}
 _TEMPLATE, _THINKS = "chat_template_kwargs", "enable_thinking"
 ENGINE_FIELDS: Mapping[str, Any] = {
     **{name: schema_of_option(_OPTION[option]) for name, option in _OPTIONS.items()},
@@ -89,6 +106,34 @@ def engine_options(given: Mapping[str, Any], thinks: bool) -> dict[str, Any]:
             _check_thinks(value, thinks, name)
         elif not _is_neutral(value, _NEUTRAL[name].value):
             raise _not_neutral(name)
+    return options
+
+
+def vllm_omni_options(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options for vllm-omni's own fields. Raises ApiError."""
+    stages = extra.get("sampling_params_list") or []
+    processor = extra.get("mm_processor_kwargs") or {}
+    if (
+        not isinstance(stages, list)
+        or not all(isinstance(stage, Mapping) for stage in stages)
+        or not isinstance(processor, Mapping)
+    ):
+        raise wrong_value(
+            "sampling_params_list is a list of objects, and mm_processor_kwargs an object.",
+            "sampling_params_list",
+        )
+    options: dict[str, Any] = {}
+    for stage, names in zip(stages, (_VLLM_OMNI_THINKER, _VLLM_OMNI_TALKER), strict=False):
+        for theirs, ours in names.items():
+            value = stage.get(theirs)
+            if value is None:
+                continue
+            if theirs == "temperature" and value == 0:
+                options[f"{ours.split('_')[0]}_do_sample"] = False
+            else:
+                options[ours] = 0 if theirs == "top_k" and value == -1 else value
+    if "use_audio_in_video" in processor:
+        options["use_audio_in_video"] = processor["use_audio_in_video"]
     return options
 
 

@@ -119,13 +119,8 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
     return model.model_json_schema(ref_template=reference)
 
 
-def errors_of(with_body: bool = False) -> dict[int | str, dict[str, Any]]:
-    """Return the errors that an endpoint may answer with."""
-    return {
-        status: {
-            "description": text,
-            "content": {"application/json": {"schema": ERROR_SCHEMA}},
-        }
-        for status, text in _STATUSES.items()
-        if with_body or status in _WITHOUT_BODY
-    }
+def errors_of(*more: int, with_body: bool = False) -> dict[int | str, dict[str, Any]]:
+    """Return the errors that an endpoint may answer with. more: statuses beside the usual ones."""
+    content = {"application/json": {"schema": ERROR_SCHEMA}}
+    statuses = (*(_STATUSES if with_body else _WITHOUT_BODY), *more)
+    return {status: {"description": _STATUSES[status], "content": content} for status in statuses}

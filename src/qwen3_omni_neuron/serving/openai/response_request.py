@@ -280,6 +280,7 @@ Metadata = Annotated[
     ],
     Field(max_length=16),
 ]
+"""OpenAI's, with its limits."""
 
 
 class ResponseRequest(SampledBody):

@@ -170,7 +170,7 @@ class SessionKeeper:
 
     def _failed(self, error: NotKeptError) -> None:
         """Note that the session can't be resumed."""
-        self._connection.service.not_kept("session", error)
+        self._connection.service.metrics.failed_to_keep("session", error)
         self.token = None
         self._forgotten = self._forgotten or error.reason == "gone"
         if self._folder is not None and self._is_there:  # it lacks what came since

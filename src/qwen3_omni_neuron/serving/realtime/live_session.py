@@ -4,25 +4,22 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import MutableMapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
 import anyio
-from starlette.types import Receive, Send
+from starlette.types import Receive
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import Qwen3OmniError
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.prompt.turns import Turn
-from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.openai.without_effect import REALTIME
 from qwen3_omni_neuron.serving.realtime import events, smart_turn
 from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE, Samples
 from qwen3_omni_neuron.serving.realtime.connection import Connection
-from qwen3_omni_neuron.serving.realtime.dialects import Interpreter
 from qwen3_omni_neuron.serving.realtime.events import Json
 from qwen3_omni_neuron.serving.realtime.input_buffer import InputBuffer
 from qwen3_omni_neuron.serving.realtime.items import ConversationItems
@@ -47,7 +44,6 @@ from qwen3_omni_neuron.serving.realtime.turn_detector import (
     TimedOut,
     TurnEvent,
 )
-from qwen3_omni_neuron.serving.service import Service
 
 TOO_LONG, TAKEN, RESTART = 1000, 1000, 1012  # WebSocket close codes
 _TELL_S = 1.0  # the connection that takes a session waits for this long at most
@@ -61,24 +57,21 @@ class LiveSession:
 
     def __init__(
         self,
-        service: Service,
-        context: Context,
+        connection: Connection,
         omni: Qwen3Omni,
-        pool: ThreadPoolExecutor,
         receive: Receive,
-        send: Send,
         keepers: MutableMapping[str, SessionKeeper],
-        interpreter: Interpreter,
-        kind: SessionType = "realtime",
+        kind: SessionType,
     ):
         """keepers: see SessionKeeper. kind: the session's type, which its client may change."""
-        self._service, self._receive = service, receive
+        service = connection.service
+        self._connection, self._service, self._receive = connection, service, receive
         self._session = omni.session(literal_text=True)
-        self._account = service.account_of_session(context.owner)
+        self._account = service.account_of_session(connection.context.owner)
         self._voices = service.voices_of(omni)
         self._config = first_config(service.model.name, self._voices, kind)
         # Fields with which it begins, of its client's dialect and secret.
-        self._first = merged(interpreter.first, context.session)
+        self._first = merged(connection.interpreter.first, connection.context.session)
         self._by_meaning = smart_turn.judges(omni)
         self._config_bytes = 0  # bytes of the configuration in the account
         self._updates = 0  # changes of the configuration by its client
@@ -86,7 +79,6 @@ class LiveSession:
         self._id = new_id("sess_")
         self._expires_s = time.monotonic() + service.settings.max_realtime_s
         self._expires_at = int(time.time() + service.settings.max_realtime_s)
-        self._connection = connection = Connection(send, pool, service, context, interpreter)
         self._send, self._in_thread = connection.send, connection.in_thread
         self._items = ConversationItems(connection, omni, self._session, self._account)
         self._keeper = SessionKeeper(connection, omni, keepers)
@@ -261,7 +253,7 @@ class LiveSession:
         """Return the session as clients see it."""
         kind = "session" if self._config.answers else "transcription_session"
         made = {"id": self._id, "object": f"realtime.{kind}", "expires_at": self._expires_at}
-        if self._connection.service.folder is not None:
+        if self._service.folder is not None:
             made["resume_token"] = self._keeper.token
         return {**made, **shown(self._config)}
 
@@ -336,7 +328,7 @@ class LiveSession:
 
         Raises ApiError for another token.
         """
-        if self._connection.service.folder is None or "resume_token" not in given:
+        if self._service.folder is None or "resume_token" not in given:
             return given
         if given["resume_token"] is None:
             await self._keeper.forget()

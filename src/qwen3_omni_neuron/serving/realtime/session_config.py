@@ -18,8 +18,9 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     seed_of,
     unknown_field,
 )
-from qwen3_omni_neuron.serving.openai.chat_request import CHAT_OPTIONS, Function
+from qwen3_omni_neuron.serving.openai.chat_request import CHAT_OPTIONS, Function, declared
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
+from qwen3_omni_neuron.serving.openai.response_request import Metadata
 from qwen3_omni_neuron.serving.openai.voices import VoiceName, Voices
 from qwen3_omni_neuron.serving.realtime import vad
 from qwen3_omni_neuron.serving.realtime.events import Json, wrong_field
@@ -41,8 +42,6 @@ _TRANSCRIBING = ("type", "audio", "include")  # fields of a session that only tr
 MOST_NAMED = 8  # MCP servers that an error names
 _NESTED = ("audio", "input", "output")
 Modalities = Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=1)]
-MetadataName = Annotated[str, Field(max_length=64)]  # both lengths are OpenAI's limits
-MetadataValue = Annotated[str, Field(max_length=512)]
 MostTokens = Annotated[
     Annotated[int, Field(ge=1, le=4096)] | Literal["inf"],
     ByForm("an integer from 1 to 4096", "inf"),
@@ -238,7 +237,7 @@ class ResponseConfig(_CommonConfig):
     audio: ResponseAudio = ResponseAudio()
     conversation: Literal["auto", "none"] = "auto"
     input: list[Any] | None = Field(None, max_length=MOST_MESSAGES)
-    metadata: dict[MetadataName, MetadataValue] | None = Field(None, max_length=16)
+    metadata: Metadata | None = None
 
 
 def check_speech(config: _CommonConfig, voices: Voices, where: str) -> None:
@@ -395,18 +394,12 @@ def options_of(*configs: _CommonConfig) -> dict[str, Any]:
         output = getattr(config, "audio").output  # noqa: B009
         if output.voice is not None:
             options["speaker"] = output.voice
-    functions = [] if choice == "none" else [_function(tool) for tool in tools]
+    functions = [] if choice == "none" else [declared(tool, Function) for tool in tools]
     if isinstance(choice, NamedFunction):
         options["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
     elif choice == "required":
         options["tool_choice"] = choice
     return {**options, "tools": [{"type": "function", "function": one} for one in functions]}
-
-
-def _function(tool: FunctionTool) -> Json:
-    """Return a tool for the API, without a copy of its parameters, which could take long."""
-    fields = {name: getattr(tool, name) for name in Function.model_fields}
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def shown(config: SessionConfig) -> Json:

@@ -9,6 +9,7 @@ from qwen3_omni_neuron.serving.endpoints.answer import AnswerSender
 from qwen3_omni_neuron.serving.openai.bodies import check_model
 from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.openai.without_effect import REALTIME
+from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.dialects import DASHSCOPE_PATH, Interpreter
 from qwen3_omni_neuron.serving.realtime.keeper import SessionKeeper
 from qwen3_omni_neuron.serving.realtime.live_session import LiveSession
@@ -50,11 +51,9 @@ class RealtimeSockets:
             chosen = "realtime" if "realtime" in offered else None
             await receive()  # the message "websocket.connect"
             await answer.send({"type": "websocket.accept", "subprotocol": chosen})
-            keepers = self._keepers
             interpreter = Interpreter(context.path, dict(scope["headers"]))
-            parts = omni, pool, receive, send, keepers, interpreter
-            session = LiveSession(service, context, *parts, kind)
-            await session.serve()
+            connection = Connection(send, pool, service, context, interpreter)
+            await LiveSession(connection, omni, receive, self._keepers, kind).serve()
         finally:
             pool.shutdown(wait=False)
             place.leave()

@@ -12,6 +12,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.serving.edge.keys import numbered_lines
 
 MAKE_KEY = "openssl rand -hex 32"
 """Command that prints a new key."""
@@ -66,14 +67,8 @@ class Seal:
 
         Raises OptionError, without a word of any key, if the file can't be used.
         """
-        try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError) as error:
-            raise OptionError(f"the keys of the session folder can't be read: {error}.") from error
         secrets: list[bytes] = []
-        for number, line in enumerate(map(str.strip, lines), 1):
-            if not line or line.startswith("#"):
-                continue
+        for number, line in numbered_lines(file, "the keys of the session folder").items():
             try:
                 secret = bytes.fromhex(line)
             except ValueError:
