@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import soundfile
 import soxr
+from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
@@ -296,6 +297,42 @@ def test_a_talk_that_can_not_begin_says_why_and_writes_nothing(
     assert main(["talk", *files, *arguments]) == 1
     assert said in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("loads", [2, 100])
+def test_a_server_that_loads_its_model_is_waited_for(
+    loads: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """For so long at most."""
+    refusal = {"error": {"code": "model_loading", "message": "the server is loading."}}
+    asked: list[str] = []
+    monkeypatch.setattr(talk_client, "_LOOK_S", 0.0)
+    monkeypatch.setattr(talk_client, "LOADING_S", 600.0 if loads == 2 else -1.0)
+
+    def answer(socket: ServerConnection, request: Request) -> Response | None:
+        asked.append(request.path)
+        return socket.respond(503, json.dumps(refusal)) if len(asked) <= loads else None
+
+    def converse(socket: ServerConnection) -> None:
+        socket.close(reason="it was reached")
+
+    with serve(converse, "127.0.0.1", 0, process_request=answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+        assert (
+            main(["talk", "--from", str(SUM_WAV), "--url", url, "--to", str(tmp_path / "a.wav")])
+            == 1
+        )
+        server.shutdown()
+    waits, *_, last = ["", *capsys.readouterr().err.splitlines()][-2:]
+    if loads == 2:
+        assert waits == f"[{url} loads its model; waiting for up to 600 s, Ctrl-C ends]"
+        assert last.endswith("the server ended the session: it was reached.")
+    else:
+        assert (waits, last) == ("", f"qwen3-omni-neuron: {url} refuses: the server is loading.")
 
 
 def test_an_answer_that_a_limit_ended_has_a_status_of_its_own(

@@ -26,6 +26,8 @@ from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.sound.encoding import pcm16, samples_of_pcm16
 from qwen3_omni_neuron.sound.speech_file import SpeechFile
 
+LOADING_S = 600.0  # longest wait for a server that loads its model
+_LOOK_S = 1.0  # time between two looks whether it has
 _PIECE_BYTES = 2 * HEARD_RATE  # bytes of sound in one event: a second
 # Codes of a certificate that nobody known vouches for: self-signed, or by an unknown authority.
 _UNKNOWN_ISSUER = frozenset((18, 19, 20, 21))
@@ -36,6 +38,9 @@ def talk(parsed: argparse.Namespace) -> int:
     if parsed.source is not None and parsed.hands_free:
         raise OptionError("--from has one turn, so that there is nothing for --hands-free to find.")
     trusted = _trusted(parsed.url, parsed.ca)
+    here = parsed.url is None
+    if here:
+        model_or_shipped(parsed)  # is checked before a device is opened
     if parsed.source is not None:
         turn = load_waveform({"audio": parsed.source}, HEARD_RATE, "--from")
     with ExitStack() as stack:
@@ -45,7 +50,6 @@ def talk(parsed: argparse.Namespace) -> int:
         player = Player(file)
         if file is None:
             player.latency_s = stack.enter_context(device("loudspeaker", player.fill)).latency
-        here = parsed.url is None
         url, key = _serve_model(parsed, stack) if here else (parsed.url, parsed.api_key)
         client = _Client(_connect(url, key, here, trusted, stack), player, parsed)
         if parsed.source is not None:
@@ -238,21 +242,33 @@ def _trusted(url: str | None, ca: Path | None) -> ssl.SSLContext | None:
 def _connect(
     url: str, key: str, here: bool, trusted: ssl.SSLContext | None, stack: ExitStack
 ) -> ClientConnection:
-    """Connect to a server until the stack ends. here: without a proxy. Raises OptionError."""
+    """Connect to a server until the stack ends, once it has loaded its model.
+
+    here: without a proxy. Raises OptionError, also for a server that loads for more than LOADING_S.
+    """
     base = re.sub("^http", "ws", url.rstrip("/")).removesuffix("/v1")
+    end_s, waits = time.monotonic() + LOADING_S, False
     try:
-        made = connect(
-            f"{base}/v1/realtime",
-            additional_headers={"Authorization": f"Bearer {key}"} if key else {},
-            max_size=None,
-            proxy=None if here else True,
-            ssl=trusted,
-        )
-        return stack.enter_context(made)
+        while True:
+            try:
+                made = connect(
+                    f"{base}/v1/realtime",
+                    additional_headers={"Authorization": f"Bearer {key}"} if key else {},
+                    max_size=None,
+                    proxy=None if here else True,
+                    ssl=trusted,
+                )
+                return stack.enter_context(made)
+            except InvalidStatus as error:
+                loads = _error_of(error).get("code") == "model_loading"
+                if not loads or time.monotonic() > end_s:
+                    raise
+            if not waits:
+                waits = True
+                _say(f"{url} loads its model; waiting for up to {LOADING_S:.0f} s, Ctrl-C ends")
+            time.sleep(_LOOK_S)
     except InvalidStatus as error:
-        reason = f"status {error.response.status_code}."
-        with suppress(ValueError, KeyError, TypeError):
-            reason = json.loads(error.response.body or b"")["error"]["message"]
+        reason = _error_of(error).get("message") or f"status {error.response.status_code}."
         hint = " (--api-key)" if error.response.status_code == 401 else ""
         raise OptionError(f"{url} refuses: {reason}{hint}") from error
     except ssl.SSLCertVerificationError as error:
@@ -262,6 +278,13 @@ def _connect(
             f"no server answers at {url} ({error}). Start one with `qwen3-omni-neuron serve`, "
             "or give the --url of another, such as http://127.0.0.1:8000."
         ) from error
+
+
+def _error_of(refusal: InvalidStatus) -> dict[str, Any]:
+    """Return the error in the answer of a server that refuses; empty if it has none."""
+    with suppress(ValueError, KeyError, TypeError):
+        return dict(json.loads(refusal.response.body or b"")["error"])
+    return {}
 
 
 def _distrust(url: str, error: ssl.SSLCertVerificationError) -> str:
