@@ -113,6 +113,7 @@ def test_python_runs(document: str, tmp_path: Path) -> None:
         said = re.findall(r"^ *print\(.*\)  # ([^:\n]+)", script, re.MULTILINE)
         assert len(said) > 20
         assert [line for line in said if line not in done.stdout.splitlines()] == []
+        assert [file.name for file in tmp_path.iterdir()] == ["examples"]
     if document == "README.md":
         assert_prints_what_it_says(done.stdout)
 
