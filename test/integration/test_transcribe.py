@@ -63,7 +63,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "does not exist": folder / "missing.wav",
         "can't be read as audio": folder / "broken.wav",
         "lasts 0.000 s": folder / "empty.wav",
-        "larger context_length": folder / "long.wav",
+        "load with a larger": folder / "long.wav",
     }
 
 
@@ -143,6 +143,7 @@ def test_bad_files_are_reported_and_the_others_transcribed(
     for (said, file), report in zip(bad.items(), reports, strict=True):
         assert report.startswith(f"qwen3-omni-neuron: {file}: ")
         assert said in report
+    assert "--context-length" in printed.err and "context_length" not in printed.err
     lines = printed.out.splitlines()
     if not as_json:
         assert [line.split("\t")[0] for line in lines] == [files[0], files[-1]]
@@ -357,7 +358,7 @@ def test_warnings_of_reading_are_the_transcripts(
     assert outcome.warnings == ["audio: the file is cut short."]
     assert main(["transcribe", str(QUESTION_WAV), "--json"]) == 0
     printed = capsys.readouterr()
-    assert printed.err == f"qwen3-omni-neuron: {QUESTION_WAV}: audio: the file is cut short.\n"
+    assert printed.err == f"qwen3-omni-neuron: {QUESTION_WAV}: the file is cut short.\n"
     assert json.loads(printed.out)["warnings"] == outcome.warnings
 
 

@@ -19,6 +19,7 @@ from qwen3_omni_neuron.cli.progress import bar_settings
 from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
 from qwen3_omni_neuron.errors import ExitStatus
 from testing.command_examples import examples, verbs
+from testing.media_cases import QUESTION_WAV
 
 VERBS = verbs()
 
@@ -171,19 +172,49 @@ cli.run()
     assert done.stderr.endswith("BrokenPipeError: a worker's pipe\n")
 
 
-def test_files_that_are_not_there_are_told_without_torch(tmp_path: Path) -> None:
+def run_without_torch(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
     script = f"""
 import sys
 sys.modules["torch"] = None  # so that its import fails
+{before}
 from qwen3_omni_neuron.cli import main
-sys.exit(main(["transcribe", {str(tmp_path / "nofile.wav")!r}, {str(tmp_path)!r}]))
+sys.exit(main({arguments!r}))
 """
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
+
+
+def test_files_that_are_not_there_are_told_without_torch(tmp_path: Path) -> None:
+    done = run_without_torch("transcribe", str(tmp_path / "nofile.wav"), str(tmp_path))
     first, second = done.stderr.splitlines()
     assert "nofile.wav: the file does not exist" in first
     assert done.returncode == ExitStatus.FAILED and str(tmp_path) in second
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["speak", "hi"],
+        ["say", "hi"],
+        ["talk", "--from", str(QUESTION_WAV), "--to", "a.wav"],
+        ["transcribe", str(QUESTION_WAV)],
+        ["serve"],
+        ["verify"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_model_that_is_not_there_is_told_without_torch(arguments: list[str]) -> None:
+    done = run_without_torch(*arguments, "--model", "nope")
+    assert done.stderr.startswith("qwen3-omni-neuron: nope does not exist. --model must be")
+    assert done.returncode == ExitStatus.FAILED
+
+
+def test_a_player_that_is_not_there_is_told_without_torch() -> None:
+    none = 'import os; os.environ["PATH"] = ""; sys.modules["sounddevice"] = None'
+    done = run_without_torch("speak", "hi", "--play", before=none)
+    assert done.stderr.startswith("qwen3-omni-neuron: there is no player")
+    assert done.returncode == ExitStatus.FAILED
 
 
 @pytest.mark.parametrize("shell", SHELLS)

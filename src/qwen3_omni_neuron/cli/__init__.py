@@ -69,7 +69,8 @@ def _run_verb(arguments: Sequence[str] | None) -> int:
     try:
         return parsed.run(parsed)
     except Qwen3OmniError as error:
-        print(f"{PROGRAM}: {with_flags(str(error), parsed.verb)}", file=sys.stderr)
+        said = with_flags(str(error), parsed.verb, parsed.given_files)
+        print(f"{PROGRAM}: {said}", file=sys.stderr)
         return ExitStatus.FAILED
     except KeyboardInterrupt:
         print(f"{PROGRAM}: interrupted.", file=sys.stderr)
@@ -119,5 +120,5 @@ def make_parser() -> CommandParser:
         make_parser,
     )
     for made in verbs.choices.values():
-        made.set_defaults(verb=made)
+        made.set_defaults(verb=made, given_files=())
     return parser

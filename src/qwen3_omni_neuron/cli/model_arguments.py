@@ -86,8 +86,19 @@ def add_checkpoint_argument(
 
 
 def model_or_shipped(parsed: argparse.Namespace) -> str:
-    """Return the checkpoint that was named, or the one that ships with the package."""
-    return parsed.model or str(SPEAKING_CHECKPOINT)
+    """Return the checkpoint that was named, or the one that ships. Errors: see `existing`."""
+    return existing(parsed.model or str(SPEAKING_CHECKPOINT))
+
+
+def existing(model: str) -> str:
+    """Return a checkpoint's folder or hub id. Raises CheckpointError if it can be neither.
+
+    Verbs call it before they import torch, which takes a second.
+    """
+    from qwen3_omni_neuron.checkpoint.files import local_folder
+
+    local_folder(model)
+    return model
 
 
 def check_speaker(model: str, speaker: str | None) -> None:

@@ -7,9 +7,9 @@ package before the verb runs.
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from qwen3_omni_neuron.compilation.plan import SETTINGS, flag_of
 from qwen3_omni_neuron.errors import ExitStatus, did_you_mean
@@ -18,6 +18,8 @@ from qwen3_omni_neuron.serving.settings import flags
 
 PROGRAM = "qwen3-omni-neuron"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# Advice about a medium of another kind.
+_ITEM = re.compile(r'Send it as an item of type "(\w+)" \([^)]*\)')
 _FEW_FLAGS = 8  # a usage line with more of them is not read
 
 
@@ -104,8 +106,26 @@ def _flags_of(verb: CommandParser) -> dict[str, str]:
     return {name: flag for name, flag in found.items() if "_" in name}
 
 
-def with_flags(message: str, verb: CommandParser) -> str:
-    """Return a message of the package with the options of a verb named by its flags."""
+class GivenFile(NamedTuple):
+    """File of a command line: how messages of the package name it, its path, and its flag with it.
+
+    place: such as "messages[0].content[1]", with which a message about the file begins.
+    """
+
+    place: str
+    path: str
+    shown: str
+
+
+def with_flags(message: str, verb: CommandParser, files: Iterable[GivenFile] = ()) -> str:
+    """Return a message of the package with the options and files of a verb named by its flags."""
+    for file in files:
+        if re.match(re.escape(file.place) + r"(?!\w)", message):
+            about = message.removeprefix(file.place)
+            found = f": {file.path} "
+            if about.startswith(found):
+                about = ": the file " + about.removeprefix(found)
+            message = file.shown + _ITEM.sub(r"Give it with --\1", about)
     flags_of = _flags_of(verb)
     pattern = rf"(?<![\w.\"'`/-])({'|'.join(flags_of)})(?![\w=\"'`/-]|\.\w)"
     return re.sub(pattern, lambda found: flags_of[found[1]], message) if flags_of else message

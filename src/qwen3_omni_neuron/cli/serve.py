@@ -114,10 +114,10 @@ def _serve(parser: CommandParser, parsed: argparse.Namespace) -> int:
         from qwen3_omni_neuron.serving.fleet.command import run_config
 
         run_config(parsed.ray)
+    model = model_or_shipped(parsed)
     from qwen3_omni_neuron.serving import logs
     from qwen3_omni_neuron.serving.server import Server
 
-    model = model_or_shipped(parsed)
     given = {n: value for n, value in vars(parsed).items() if n in flags()}
     given["model_name"] = name_of_model(model) if parsed.model_name is None else parsed.model_name
     given["session_keys"] = parsed.session_keys or os.environ.get(SESSION_KEYS_VARIABLE) or None

@@ -4,12 +4,12 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from qwen3_omni_neuron.cli.model_arguments import (
     add_model_arguments,
@@ -19,7 +19,7 @@ from qwen3_omni_neuron.cli.model_arguments import (
     load_arguments,
     model_or_shipped,
 )
-from qwen3_omni_neuron.cli.parsing import PROGRAM, CommandParser
+from qwen3_omni_neuron.cli.parsing import PROGRAM, CommandParser, GivenFile, with_flags
 from qwen3_omni_neuron.errors import ExitStatus, OptionError, OutputError
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, Option, RequestOptions, SpeechArguments
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from qwen3_omni_neuron.api import Qwen3Omni
-    from qwen3_omni_neuron.cli.given_media import GivenMedia
     from qwen3_omni_neuron.events import SpeechResult
     from qwen3_omni_neuron.runtime.stream import SpeechStream
 
@@ -116,30 +115,48 @@ def _add_options(parser: CommandParser, options: Sequence[Option]) -> None:
 
 def _speak(parsed: argparse.Namespace) -> int:
     """Answer one question. Returns the exit status."""
-    from qwen3_omni_neuron.cli.given_media import GivenMedia
-
     if not parsed.text and not parsed.media:
         raise OptionError("nothing to answer: give a text, or --audio, --image or --video FILE.")
     options = _given_options(parsed)
     RequestOptions.parse(options)
-    message = 1 if parsed.system else 0
-    media = GivenMedia(parsed.media, f"messages[{message}]")
-    media.check()
     messages = _messages(parsed)
-    return _write_speech(parsed, lambda omni: omni.stream(messages, **options), media)
+    parsed.given_files = [
+        GivenFile(f"messages[{len(messages) - 1}].content[{index}]", file, f"--{kind} {file}")
+        for index, (kind, file) in enumerate(parsed.media)
+    ]
+    for (kind, file), given in zip(parsed.media, parsed.given_files, strict=True):
+        _check_medium(kind, file, given.place)
+    return _write_speech(parsed, lambda omni: omni.stream(messages, **options))
 
 
 def _say(parsed: argparse.Namespace) -> int:
     """Speak one text. Returns the exit status."""
-    from qwen3_omni_neuron.cli.given_media import GivenMedia
-
     options = _given_options(parsed)
     RequestOptions.parse(options, SpeechArguments)
     text = sys.stdin.read() if parsed.text == STDIN else parsed.text
-    nothing = GivenMedia([], "")
-    return _write_speech(
-        parsed, lambda omni: omni.stream_speech(text, **options), nothing, shows_text=False
-    )
+    return _write_speech(parsed, lambda omni: omni.stream_speech(text, **options), shows_text=False)
+
+
+class _ReadableError(Exception):
+    """The head of an image or a video was read, and nothing of it is decoded."""
+
+
+def _check_medium(kind: str, file: str, where: str) -> None:
+    """Read the head of a file. Raises an InputError that begins with `where`."""
+    from qwen3_omni_neuron.prompt.media.audio import open_audio
+    from qwen3_omni_neuron.prompt.media.image import load_image
+    from qwen3_omni_neuron.prompt.media.video import load_video
+
+    def stop(*_: object) -> NoReturn:
+        raise _ReadableError
+
+    with suppress(_ReadableError):
+        if kind == "audio":
+            open_audio({"audio": file}, where)
+        elif kind == "image":
+            load_image({"image": file}, where, stop)
+        else:
+            load_video({"video": file}, where, audio_rate=None, check=stop)
 
 
 def _media_file(kind: str, file: str) -> tuple[str, str]:
@@ -155,33 +172,31 @@ def _given_options(parsed: argparse.Namespace) -> dict[str, Any]:
 def _write_speech(
     parsed: argparse.Namespace,
     start: "Callable[[Qwen3Omni], SpeechStream]",
-    media: "GivenMedia",
     shows_text: bool = True,
 ) -> int:
     """Load the model, and write a stream's speech. Returns the exit status.
 
-    start: function that starts the stream. media: of the question. shows_text: also print the text.
+    start: function that starts the stream. shows_text: also print the text.
     Everything that can be checked without the model is, before it is loaded.
     """
     model, out = model_or_shipped(parsed), _out(parsed)
+    if parsed.play:
+        from qwen3_omni_neuron.sound.playing import check_player
+
+        check_player()
     text: TextIO | None = sys.stderr if out == STDOUT else sys.stdout
     with ExitStack() as stack:
         write_audio = _open_out(out, stack)
         check_speaker(model, parsed.speaker)
-        if parsed.play:
-            from qwen3_omni_neuron.sound.playing import check_player
-
-            check_player()
         from qwen3_omni_neuron.api import Qwen3Omni  # imports torch
 
         omni = stack.enter_context(Qwen3Omni.load(model, **load_arguments(parsed, slots=1)))
         if not (parsed.quiet or parsed.json):
             introduce(omni.info)
-        with media.named_by_flags():
-            written = text if shows_text and not parsed.json else None
-            result = _write_events(start(omni), write_audio, written)
+        written = text if shows_text and not parsed.json else None
+        result = _write_events(start(omni), write_audio, written)
     limits = _limits(result)
-    warnings = [media.by_flags(line) for line in result.warnings]
+    warnings = [with_flags(line, parsed.verb, parsed.given_files) for line in result.warnings]
     for line in (*warnings, *limits):
         print(f"{PROGRAM}: {line}", file=sys.stderr)
     if parsed.json:

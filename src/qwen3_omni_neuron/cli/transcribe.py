@@ -17,7 +17,7 @@ from qwen3_omni_neuron.cli.model_arguments import (
     model_or_shipped,
     option_value,
 )
-from qwen3_omni_neuron.cli.parsing import PROGRAM, CommandParser
+from qwen3_omni_neuron.cli.parsing import PROGRAM, CommandParser, GivenFile, with_flags
 from qwen3_omni_neuron.cli.progress import add_quiet
 from qwen3_omni_neuron.errors import AudioError, ExitStatus
 from qwen3_omni_neuron.options import INSTRUCTION, LOAD_OPTIONS, REQUEST_OPTIONS
@@ -82,10 +82,10 @@ def _transcribe(parsed: argparse.Namespace) -> int:
                 Failure(file, error) for file, error in zip(parsed.files, errors, strict=True)
             ]
         else:
+            model, load = model_or_shipped(parsed), load_arguments(parsed, parsed.concurrency)
             from qwen3_omni_neuron.api import Qwen3Omni  # imports torch
 
-            load = load_arguments(parsed, parsed.concurrency)
-            omni = stack.enter_context(Qwen3Omni.load(model_or_shipped(parsed), **load))
+            omni = stack.enter_context(Qwen3Omni.load(model, **load))
             made = transcribe(
                 omni,
                 parsed.files,
@@ -104,8 +104,9 @@ def _transcribe(parsed: argparse.Namespace) -> int:
                 if outcome.finish_reason == "length":
                     cut = True
                     remarks.append(_CUT_TEXT)
+            files = [GivenFile("audio", str(outcome.file), "audio")]
             for remark in remarks:
-                said = remark.replace(f"audio: {outcome.file} ", "the file ")
+                said = with_flags(remark, parsed.verb, files).removeprefix("audio: ")
                 tqdm.write(f"{PROGRAM}: {outcome.file}: {said}", file=sys.stderr)
             if parsed.json:
                 tqdm.write(_json_line(outcome))

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from functools import partial
 from pathlib import Path
 
 from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
@@ -10,6 +9,7 @@ from qwen3_omni_neuron.cli.model_arguments import (
     add_model_arguments,
     add_option,
     chosen_model,
+    existing,
     load_arguments,
 )
 from qwen3_omni_neuron.cli.parsing import CommandParser
@@ -52,24 +52,27 @@ def add_verify(parser: CommandParser) -> None:
 
 def _verify(parsed: argparse.Namespace) -> int:
     """Write a reference, or verify a model. Returns the exit status: FAILED where it differs."""
-    tell = partial(print, file=sys.stderr)
     if parsed.write is not None:
         return _write(parsed)
+    model = existing(chosen_model(parsed))
     from qwen3_omni_neuron.verification.report import page
     from qwen3_omni_neuron.verification.verify import verify
 
     load = load_arguments(parsed, slots=1)
-    verdict = verify(
-        chosen_model(parsed), parsed.against, load, by_layer=parsed.by_layer, progress=tell
-    )
+    verdict = verify(model, parsed.against, load, by_layer=parsed.by_layer, progress=_tell)
     print(page(verdict))
     return ExitStatus.OK if verdict.holds else ExitStatus.FAILED
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def _write(parsed: argparse.Namespace) -> int:
     dtype = "float32" if parsed.dtype == "auto" else parsed.dtype
     if dtype not in _DTYPES:
         raise OptionError(f"a reference is in {' or '.join(_DTYPES)}, got --dtype {dtype}.")
+    model = existing(chosen_model(parsed))
     try:
         from qwen3_omni_neuron.verification.questions import make_questions
         from qwen3_omni_neuron.verification.write import write_reference
@@ -77,17 +80,14 @@ def _write(parsed: argparse.Namespace) -> int:
         raise NotInstalledError(
             f"--write needs transformers ({error}). Install it: pip install 'transformers>=4.57,<6'"
         ) from error
-    tell = partial(print, file=sys.stderr)
-    questions = make_questions()
-    model = chosen_model(parsed)
     write_reference(
         model,
         parsed.write,
-        questions,
+        make_questions(),
         dtype,
         parsed.device,
         adapters=[AdapterPath.of(adapter) for adapter in parsed.adapter or ()],
-        progress=tell,
+        progress=_tell,
     )
     print(f"wrote {parsed.write}: {parsed.write.stat().st_size / 1e6:.1f} MB")
     return 0
