@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import soundfile
 
-from qwen3_omni_neuron.errors import AudioError, PromptTooLongError
-from qwen3_omni_neuron.prompt.media import joined, sound_file
+from qwen3_omni_neuron.errors import AudioError, PromptTooLongError, VideoError
+from qwen3_omni_neuron.prompt.media import container, joined, sound_file
 from qwen3_omni_neuron.prompt.media.audio import load_waveform, open_audio
 from qwen3_omni_neuron.prompt.media.container import SOUND_NAMES, WITHOUT_PYAV
 from qwen3_omni_neuron.prompt.media.cut_short import promised_by_frames
+from qwen3_omni_neuron.prompt.media.video import load_video
 from testing.made_recordings import FRAGMENTS, make_matroska, make_recording
 from testing.made_videos import make_video
 
@@ -440,6 +441,19 @@ def test_an_mp4_of_too_many_boxes_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert file.reads < 1100
 
 
+def test_a_file_of_too_many_packets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    content, video = mpeg(), make_video()
+    said = r"^here: \d+ bytes has more than 20 packets\. Send a part of it\.$"
+    monkeypatch.setattr(container, "MOST_PACKETS", 20)
+    with pytest.raises(AudioError, match=said):
+        read(content)
+    with pytest.raises(VideoError, match=said):
+        load_video({"video": video}, "here", audio_rate=None)
+    monkeypatch.setattr(container, "MOST_PACKETS", 200)
+    assert len(read(content)[0]) > RATE
+    assert len(load_video({"video": video}, "here", audio_rate=None).frames)
+
+
 def test_sizes_of_64_bits_are_no_places_to_read() -> None:
     """A file may say any; systems and io.BytesIO refuse to go there."""
     mp4 = b"\0\0\0\x10ftypisom\0\0\0\0" + b"\0\0\0\1mdat" + b"\xff" * 8 + bytes(99)
@@ -644,6 +658,15 @@ def test_an_mp3s_header_is_found_after_its_tags(tags: int) -> None:
         content = with_id3(b"Info ABCDEFG hello there", content)
     _, (warning,) = read(content[:-5000])
     assert re.match(r"here: the file is cut short: of 1\.5\d s that its header promises", warning)
+
+
+def test_joined_files_are_found_after_a_tag_with_a_footer() -> None:
+    """Of ID3 version 2.4: its size counts neither its head nor its foot."""
+    tag = b"\4\0\x10\0\0\1\0"
+    content = written("WAV") * 2
+    heard, warnings = read(b"ID3" + tag + bytes(128) + b"3DI" + tag + content)
+    np.testing.assert_array_equal(heard, read(content)[0])
+    assert warnings == []
 
 
 @pytest.mark.parametrize("rate", [44100, 22050, 8000])  # of MPEG 1, 2 and 2.5

@@ -41,10 +41,15 @@ SOUND_NAMES = (
     "Matroska, MP4, M4A, AVI and MPEG-TS"
 )
 WITHOUT_PYAV = "WAV, AIFF, AU, CAF, FLAC, or Ogg (Vorbis, Opus)"
+MOST_PACKETS = 1 << 23  # of a file: 58 hours of MP3, which has 40 a second
 _BARE = frozenset(("mp3", "aac", "ac3", "eac3"))  # frames, one after another, without a header
 _W64_UNIT = 8  # bytes
 _PICTURES = ("_pipe", "image2", "gif", "ico")  # ends of the names of FFmpeg's formats of pictures
 _BATCH = 1 << 16  # numbers joined to one block; a frame of MP3 has 1,152
+
+
+class _ManyPacketsError(Exception):
+    """A file has more than MOST_PACKETS packets."""
 
 
 @contextmanager
@@ -55,7 +60,7 @@ def opened(
 
     kind: what is wanted of it, "audio" or "video". part: the file in a joined one; None: the whole.
     Raises `error`, which begins with `where`, when PyAV is not installed or the file can't be
-    opened, and for PyAV's errors inside the context.
+    opened, and inside the context for PyAV's errors and for too many packets.
     """
     try:
         import av
@@ -78,6 +83,11 @@ def opened(
                 yield container
         except InputError:
             raise
+        except _ManyPacketsError as reason:
+            raise error(
+                f"{where}: {name_of(source)} has more than {MOST_PACKETS} packets. Send a part of "
+                "it."
+            ) from reason
         # ValueError and ArithmeticError come from PyAV, and from arithmetic with the file's
         # numbers.
         except (av.FFmpegError, ValueError, ArithmeticError) as reason:
@@ -242,10 +252,17 @@ def packets(
 def demuxed(
     container: "InputContainer", stream: "AudioStream | VideoStream | None"
 ) -> "Iterator[Packet]":
-    """Yield the packets of a stream, or of all. Raises av.FFmpegError where one can't be read."""
+    """Yield the packets of a stream, or of all. Raises av.FFmpegError where one can't be read.
+
+    Raises an error that `opened` tells where there are more than MOST_PACKETS.
+    """
     # PyAV raises it at a file's end if a stream has begun that the file's beginning doesn't name.
     with suppress(IndexError):
-        yield from container.demux(stream) if stream else container.demux()
+        found = container.demux(stream) if stream else container.demux()
+        for count, packet in enumerate(found):
+            if count == MOST_PACKETS:
+                raise _ManyPacketsError
+            yield packet
 
 
 def decoded(packet: "Packet") -> list[Any] | None:

@@ -196,7 +196,8 @@ def after_tags(file: BinaryIO | FileView) -> int:
         size = 0
         for byte in head[6:]:  # seven bits in each
             size = size << 7 | byte & 0x7F
-        at += 10 + size
+        footer = head[3] == 4 and head[5] & 0x10  # of version 2.4: as long as the head, not in size
+        at += 10 + size + (10 if footer else 0)
     return at
 
 

@@ -1,6 +1,7 @@
 """Timestamps of a video file's frames, and the choice of those that the model sees."""
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -156,9 +157,10 @@ class _TimedPackets:
             pts, duration, size = self.times[place]
             if pts is not None:
                 self.times[place] = pts - before + self._offset, duration, size
-        self.keys = [
-            (place, pts - before + self._offset if place in places else pts)
-            for place, pts in self.keys
+        # Not all keys: a file may begin anew at each packet.
+        first_key = bisect_left(self.keys, (places.start,))
+        self.keys[first_key:] = [
+            (place, pts - before + self._offset) for place, pts in self.keys[first_key:]
         ]
 
 
