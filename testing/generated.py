@@ -91,7 +91,7 @@ def item_field_table() -> str:
     for field in ITEM_FIELDS:
         kinds = ", ".join(field.kinds) + (": files alone" if field.of_files else "")
         kinds += "" if field.over_http else ", in Python alone"
-        lines.append(f"| `{field.name}` | {kinds} | {field.phrase} | {field.help} |")
+        lines.append(f"| `{field.name}` | {kinds} | {field.values.phrase} | {field.help} |")
     return "\n".join(lines) + "\n"
 
 

@@ -502,6 +502,14 @@ FRAMES: Mapping[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("form", [bytes, bytearray])
+def test_bytes_of_each_type_are_a_file(form: Callable[[bytes], object]) -> None:
+    item = {"type": "video", "video": form(b"content"), "nframes": 2}
+    assert read_item(item) == item
+    with pytest.raises(InputError, match="sampling_rate beside a sound file"):
+        read_item({"type": "audio", "audio": form(b"content"), "sampling_rate": 16000})
+
+
 @pytest.mark.parametrize("name", fields_of("video"))
 @pytest.mark.parametrize("form", FRAMES)
 def test_a_field_that_is_for_a_file_is_refused_beside_frames(form: str, name: str) -> None:

@@ -4,12 +4,12 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from qwen3_omni_neuron.cli.model_arguments import (
     add_model_arguments,
@@ -137,26 +137,15 @@ def _say(parsed: argparse.Namespace) -> int:
     return _write_speech(parsed, lambda omni: omni.stream_speech(text, **options), shows_text=False)
 
 
-class _ReadableError(Exception):
-    """The head of an image or a video was read, and nothing of it is decoded."""
-
-
 def _check_medium(kind: str, file: str, where: str) -> None:
     """Read the head of a file. Raises an InputError that begins with `where`."""
     from qwen3_omni_neuron.prompt.media.audio import open_audio
-    from qwen3_omni_neuron.prompt.media.image import load_image
-    from qwen3_omni_neuron.prompt.media.video import load_video
+    from qwen3_omni_neuron.prompt.media.visual_size import visual_size
 
-    def stop(*_: object) -> NoReturn:
-        raise _ReadableError
-
-    with suppress(_ReadableError):
-        if kind == "audio":
-            open_audio({"audio": file}, where)
-        elif kind == "image":
-            load_image({"image": file}, where, stop)
-        else:
-            load_video({"video": file}, where, audio_rate=None, check=stop)
+    if kind == "audio":
+        open_audio({"audio": file}, where)
+    else:
+        visual_size(kind, {kind: file}, where, None)
 
 
 def _media_file(kind: str, file: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from qwen3_omni_neuron.errors import (
     format_value,
     printable,
 )
-from qwen3_omni_neuron.prompt.media.fields import Source
+from qwen3_omni_neuron.prompt.media.fields import FILES
 from qwen3_omni_neuron.prompt.media.item_fields import read_fields, unknown_name
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -227,9 +227,9 @@ def _checked_item(kind: str, item: Mapping[str, Any], where: str) -> dict[str, A
     given = {name: item[name] for name in item if name not in ("type", kind)}
     medium, sound = item.get(kind), item.get("audio")
     # Without a medium its reader says what is missing.
-    of_file = medium is None or isinstance(medium, Source)
+    of_file = medium is None or isinstance(medium, FILES)
     made = read_fields(kind, given, where, refusal, of_file=of_file)
-    if "sampling_rate" in made and isinstance(sound, Source):
+    if "sampling_rate" in made and isinstance(sound, FILES):
         raise _ERRORS[kind](
             f"{where} has a sampling_rate beside a sound file, which says its own. Leave it out."
         )

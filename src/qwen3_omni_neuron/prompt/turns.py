@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from qwen3_omni_neuron.errors import format_value
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Event, Finished, ShortRepr, TextDelta
-from qwen3_omni_neuron.prompt.media.clip import Clip, GrowingClip
+from qwen3_omni_neuron.prompt.media.clip import GrowingClip
 from qwen3_omni_neuron.prompt.media.fields import real_number
 from qwen3_omni_neuron.prompt.media.items import Media
 
@@ -70,7 +70,7 @@ class Turn(Kept):
         content = self.given
         if not isinstance(content, str):
             content = [
-                {"type": "audio", **_samples(x)} if isinstance(x, GrowingClip) else dict(x)
+                {"type": "audio", **x.item} if isinstance(x, GrowingClip) else dict(x)
                 for x in content
             ]
         return self._message(content)
@@ -239,7 +239,7 @@ def kept_content(content: Any, media: Sequence[Media]) -> Any:
         if clip is None or source is None or isinstance(source, str | Path | bytes):
             kept.append(dict(item))
         else:
-            kept.append({**item, **_samples(clip)})
+            kept.append({**item, **clip.item})
     return kept
 
 
@@ -275,7 +275,3 @@ def quantity(value: Any) -> float:
 
 def _items(content: Any) -> Sequence[Any]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-def _samples(clip: Clip) -> dict[str, Any]:
-    return {"audio": clip.waveform, "sampling_rate": clip.rate}

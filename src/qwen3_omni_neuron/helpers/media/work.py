@@ -104,7 +104,8 @@ def measured_picture(job: Job, height: int, width: int) -> Measured:
 
 def measure(job: Job) -> VisualSize:
     """Read the size of an image or video, without decoding it. Raises the API's errors."""
-    size = visual_size(job.kind, _item(job), job.where, job.media, job.use_audio_in_video)
+    heard = job.media if job.use_audio_in_video else None
+    size = visual_size(job.kind, _item(job), job.where, heard)
     job.media.sizes.exact_grid(size)
     return size
 
@@ -174,7 +175,7 @@ def _pictures(job: Job, ask: Ask) -> Made:
     """Decode a video that is given as pictures: those that are shown, each resized by itself."""
     warnings: list[str] = []
     item, sizes = _item(job), job.media.sizes
-    first = visual_size(job.kind, item, job.where, job.media, False)
+    first = visual_size(job.kind, item, job.where, None)
     height, width, total = first.height, first.width, job.pictures
     size = replace(first, asked=_asked(job))
     grid = sizes.grid(size)

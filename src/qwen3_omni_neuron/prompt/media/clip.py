@@ -34,6 +34,11 @@ class Clip:
         """The samples so far, float32 [samples]."""
         return self._waveform
 
+    @property
+    def item(self) -> dict[str, Any]:
+        """The samples so far as the fields of an item of a message."""
+        return {"audio": self.waveform, "sampling_rate": self.rate}
+
     def mel(self, padded_samples: int) -> Tensor:
         """Return the features, float32 [mel_bins, frames], for a longest clip of `padded_samples`.
 

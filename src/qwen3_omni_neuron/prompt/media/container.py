@@ -111,12 +111,12 @@ def no_decoder(where: str, source: Source, kind: str, error: type[InputError]) -
 
 
 @dataclass(frozen=True)
-class ContainedAudio:
-    """First audio stream of a file, not yet decoded.
+class OpenedSound:
+    """Sound of a file, not yet decoded.
 
-    rate: sampling rate of its first samples in Hz. seconds: length of its packets, which may have
-    some samples that the file says to leave out, and need not tell the truth. sections: its
-    samples; can be iterated once, and raises AudioError.
+    rate: sampling rate of its first samples in Hz. seconds: length by its headers or packets, which
+    may have some samples that the file says to leave out, and need not tell the truth. sections:
+    its samples; can be iterated once, and raises AudioError.
     """
 
     rate: int
@@ -124,7 +124,7 @@ class ContainedAudio:
     sections: Iterator[Section]
 
 
-def open_contained(source: Source, where: str, part: Part, warn: Warn) -> ContainedAudio:
+def open_contained(source: Source, where: str, part: Part, warn: Warn) -> OpenedSound:
     """Open a file's first audio stream. part: the file in a joined one.
 
     warn: called at the end of the samples if the file is cut short or damaged.
@@ -134,7 +134,7 @@ def open_contained(source: Source, where: str, part: Part, warn: Warn) -> Contai
         stream = _audio_stream(container, source, where)
         found = _measure(container, stream)
         if not found.packets and not stream.duration and stream.rate:  # as a WAV without samples
-            return ContainedAudio(stream.rate, 0.0, iter(()))
+            return OpenedSound(stream.rate, 0.0, iter(()))
         if found.rate is None:
             raise AudioError(
                 f"{where}: {name_of(source)} has no sound that can be decoded. Export it again."
@@ -153,7 +153,7 @@ def open_contained(source: Source, where: str, part: Part, warn: Warn) -> Contai
                 torn = lacks_its_end(view, size, name, found.end_byte)
                 part = replace(part, cut=part.cut or torn)
     sections = _sections(source, where, part, warn, promised)
-    return ContainedAudio(found.rate, found.seconds, sections)
+    return OpenedSound(found.rate, found.seconds, sections)
 
 
 def _audio_stream(container: "InputContainer", source: Source, where: str) -> "AudioStream":

@@ -14,6 +14,8 @@ from urllib.parse import unquote
 from qwen3_omni_neuron.errors import InputError, printable
 
 Source = str | Path | bytes
+FILES = (str, Path, bytes, bytearray)
+"""Types of a file in an item, as opposed to samples and pixels."""
 Warn = Callable[[str], object]
 """Function that gets a sentence about a file that is used otherwise than its caller may expect.
 

@@ -24,21 +24,30 @@ Refusal = Callable[[str, str | None], Exception]
 
 
 @dataclass(frozen=True)
+class FieldValues:
+    """Values that a field takes.
+
+    phrase: the values, after "it is". read: returns the value to use, None for a wrong one. schema:
+    the values in the words of JSON Schema.
+    """
+
+    phrase: str
+    read: Callable[[Any], Any]
+    schema: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class ItemField:
     """Field of media items.
 
-    kinds: kinds of item that have it. help: its meaning. phrase: the values that it takes, after
-    "it is". read: returns the value to use, None for a wrong one. schema: its values in the words
-    of JSON Schema. of_files: whether it is for files alone, and refused beside frames.
-    over_http: whether parts of a request have it, too.
+    kinds: kinds of item that have it. help: its meaning. of_files: whether it is for files alone,
+    and refused beside frames. over_http: whether parts of a request have it, too.
     """
 
     name: str
     kinds: tuple[str, ...]
     help: str
-    phrase: str
-    read: Callable[[Any], Any]
-    schema: Mapping[str, Any] = field(default_factory=dict)
+    values: FieldValues
     of_files: bool = False
     over_http: bool = True
 
@@ -85,154 +94,98 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-_SEEN = ("image", "video")
-_PIXELS: Mapping[str, Any] = {"type": "integer", "minimum": 1}
-_SIDE: Mapping[str, Any] = {"type": "integer", "minimum": 1, "maximum": MOST_SIDE}
-_SECONDS: Mapping[str, Any] = {"type": "number", "minimum": 0, "maximum": _MOST_SECONDS}
-_SIDE_PHRASE = f"a whole number from 1 to {MOST_SIDE}"
-_SECONDS_PHRASE = f"a number of seconds from 0 to {_MOST_SECONDS:g}"
-_read_seconds = _real(0, _MOST_SECONDS)
+_SEEN, _VIDEO, _AUDIO = ("image", "video"), ("video",), ("audio",)
+_DETAIL = FieldValues(
+    f"{', '.join(DETAILS[:-1])} or {DETAILS[-1]}", _detail, {"enum": list(DETAILS)}
+)
+_PIXELS = FieldValues(
+    "a whole number, 1 or more", _whole(1, MOST_PIXELS), {"type": "integer", "minimum": 1}
+)
+_TOTAL = FieldValues("a number, 1 or more", _pixels, {"type": "number", "minimum": 1})
+_SIDE = FieldValues(
+    f"a whole number from 1 to {MOST_SIDE}",
+    _side,
+    {"type": "integer", "minimum": 1, "maximum": MOST_SIDE},
+)
+_RATE = FieldValues(
+    f"a number of frames a second, above 0: {LEAST_FPS:g} to {MOST_FPS:g}",
+    _real(LEAST_FPS, MOST_FPS),
+    {"type": "number", "minimum": LEAST_FPS, "maximum": MOST_FPS},
+)
+_FRAMES = FieldValues(
+    "an integer of 1 or more", _whole(1, _MOST_FRAMES), {"type": "integer", "minimum": 1}
+)
+_PAIRED_FRAMES = FieldValues(
+    "an integer of 2 or more, since frames are taken in pairs",
+    _whole(2, _MOST_FRAMES),
+    {"type": "integer", "minimum": 2},
+)
+_SECONDS = FieldValues(
+    f"a number of seconds from 0 to {_MOST_SECONDS:g}",
+    _real(0, _MOST_SECONDS),
+    {"type": "number", "minimum": 0, "maximum": _MOST_SECONDS},
+)
 
 ITEM_FIELDS = (
     ItemField(
         "detail",
         _SEEN,
         "how large it is seen: auto shrinks it where it would not fit, low takes few tokens",
-        f"{', '.join(DETAILS[:-1])} or {DETAILS[-1]}",
-        _detail,
-        {"enum": list(DETAILS)},
+        _DETAIL,
     ),
     ItemField(
-        "min_pixels",
-        _SEEN,
-        "least pixels of the image, or of a frame, after resizing",
-        "a whole number, 1 or more",
-        _whole(1, MOST_PIXELS),
-        _PIXELS,
+        "min_pixels", _SEEN, "least pixels of the image, or of a frame, after resizing", _PIXELS
     ),
     ItemField(
-        "max_pixels",
-        _SEEN,
-        "most pixels of the image, or of a frame, after resizing",
-        "a whole number, 1 or more",
-        _whole(1, MOST_PIXELS),
-        _PIXELS,
+        "max_pixels", _SEEN, "most pixels of the image, or of a frame, after resizing", _PIXELS
     ),
     ItemField(
         "total_pixels",
-        ("video",),
+        _VIDEO,
         "most pixels of all pairs of frames together, after resizing",
-        "a number, 1 or more",
-        _pixels,
-        {"type": "number", "minimum": 1},
+        _TOTAL,
     ),
     ItemField(
         "resized_height",
         _SEEN,
         "height to resize to, with resized_width; rounded to whole tokens",
-        _SIDE_PHRASE,
-        _side,
         _SIDE,
     ),
     ItemField(
         "resized_width",
         _SEEN,
         "width to resize to, with resized_height; rounded to whole tokens",
-        _SIDE_PHRASE,
-        _side,
         _SIDE,
     ),
+    ItemField("fps", _VIDEO, "frames sampled a second; of frames, their rate", _RATE),
+    ItemField("sample_fps", _VIDEO, "the rate of frames, as fps", _RATE, over_http=False),
     ItemField(
-        "fps",
-        ("video",),
-        "frames sampled a second; of frames, their rate",
-        f"a number of frames a second, above 0: {LEAST_FPS:g} to {MOST_FPS:g}",
-        _real(LEAST_FPS, MOST_FPS),
-        {"type": "number", "minimum": LEAST_FPS, "maximum": MOST_FPS},
+        "nframes", _VIDEO, "frames sampled in all, in place of fps", _PAIRED_FRAMES, of_files=True
     ),
     ItemField(
-        "sample_fps",
-        ("video",),
-        "the rate of frames, as fps",
-        f"a number of frames a second, above 0: {LEAST_FPS:g} to {MOST_FPS:g}",
-        _real(LEAST_FPS, MOST_FPS),
-        over_http=False,
+        "min_frames", _VIDEO, "least frames sampled in all, with fps", _FRAMES, of_files=True
     ),
     ItemField(
-        "nframes",
-        ("video",),
-        "frames sampled in all, in place of fps",
-        "an integer of 2 or more, since frames are taken in pairs",
-        _whole(2, _MOST_FRAMES),
-        {"type": "integer", "minimum": 2},
-        of_files=True,
+        "max_frames", _VIDEO, "most frames sampled in all, with fps", _PAIRED_FRAMES, of_files=True
     ),
     ItemField(
-        "min_frames",
-        ("video",),
-        "least frames sampled in all, with fps",
-        "an integer of 1 or more",
-        _whole(1, _MOST_FRAMES),
-        {"type": "integer", "minimum": 1},
-        of_files=True,
+        "video_start", _VIDEO, "second of the video at which it begins", _SECONDS, of_files=True
     ),
-    ItemField(
-        "max_frames",
-        ("video",),
-        "most frames sampled in all, with fps",
-        "an integer of 2 or more, since frames are taken in pairs",
-        _whole(2, _MOST_FRAMES),
-        {"type": "integer", "minimum": 2},
-        of_files=True,
-    ),
-    ItemField(
-        "video_start",
-        ("video",),
-        "second of the video at which it begins",
-        _SECONDS_PHRASE,
-        _read_seconds,
-        _SECONDS,
-        of_files=True,
-    ),
-    ItemField(
-        "video_end",
-        ("video",),
-        "second of the video at which it ends",
-        _SECONDS_PHRASE,
-        _read_seconds,
-        _SECONDS,
-        of_files=True,
-    ),
-    ItemField(
-        "audio_start",
-        ("audio",),
-        "second of the sound at which it begins",
-        _SECONDS_PHRASE,
-        _read_seconds,
-        _SECONDS,
-    ),
-    ItemField(
-        "audio_end",
-        ("audio",),
-        "second of the sound at which it ends",
-        _SECONDS_PHRASE,
-        _read_seconds,
-        _SECONDS,
-    ),
+    ItemField("video_end", _VIDEO, "second of the video at which it ends", _SECONDS, of_files=True),
+    ItemField("audio_start", _AUDIO, "second of the sound at which it begins", _SECONDS),
+    ItemField("audio_end", _AUDIO, "second of the sound at which it ends", _SECONDS),
     ItemField(
         "sampling_rate",
         ("audio", "video"),
         "rate in Hz of samples; a file says its own",
-        "a number of Hz",
-        _as_it_is,
+        FieldValues("a number of Hz", _as_it_is),
         over_http=False,
     ),
     ItemField(
         "audio",
-        ("video",),
+        _VIDEO,
         "sound in place of the file's, in a form of an audio item",
-        "sound",
-        _as_it_is,
+        FieldValues("sound", _as_it_is),
         over_http=False,
     ),
 )
@@ -277,9 +230,9 @@ def read_fields(
                 "and choose the frames yourself.",
                 name,
             )
-        made[found.name] = checked = found.read(value)
+        made[found.name] = checked = found.values.read(value)
         if checked is None:
-            message = f"{where} has {name} {format_value(value)}; it is {found.phrase}."
+            message = f"{where} has {name} {format_value(value)}; it is {found.values.phrase}."
             raise refusal(message, name)
     for message, wrong in _contradictions(made):
         raise refusal(f"{where} has {message}", wrong)

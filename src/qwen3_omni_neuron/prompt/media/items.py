@@ -31,7 +31,7 @@ class AudioItem:
     @property
     def item(self) -> Item:
         """The item of a message that gives the same clip."""
-        return {"type": "audio", **_samples(self.clip)}
+        return {"type": "audio", **self.clip.item}
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class VideoItem:
         """The item of a message that gives the same pixels and the same clip."""
         pixels = self.visual.pixels
         made = {"type": "video", "video": pixels, "fps": self.fps, **_size(pixels[0])}
-        return made if self.clip is None else made | _samples(self.clip)
+        return made if self.clip is None else made | self.clip.item
 
 
 Media = AudioItem | ImageItem | VideoItem
@@ -83,10 +83,6 @@ Media = AudioItem | ImageItem | VideoItem
 
 def _is_waveform(array: NDArray[Any]) -> bool:
     return array.dtype == np.float32 and array.ndim == 1 and bool(np.isfinite(array).all())
-
-
-def _samples(clip: Clip) -> Item:
-    return {"audio": clip.waveform, "sampling_rate": clip.rate}
 
 
 def _size(picture: NDArray[np.uint8]) -> Item:
@@ -142,7 +138,7 @@ class MediaLoader:
             if kind == "audio":
                 return AudioItem(Clip(waveform, self._mel), tuple(warnings))
             item = {**item, "audio": waveform, "sampling_rate": rate}
-        size = visual_size(kind, item, where, self._settings, hears)
+        size = visual_size(kind, item, where, self._settings if hears else None)
         if beside:
             tokens = sound_tokens(len(waveform) / rate, self._settings)
             size = replace(size, sound_tokens=tokens)

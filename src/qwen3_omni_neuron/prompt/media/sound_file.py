@@ -8,11 +8,11 @@ WAV whose size is 0, Ogg FLAC. Not libsndfile's MP3: it stops at an estimated le
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from qwen3_omni_neuron.errors import AudioError
-from qwen3_omni_neuron.prompt.media.container import Section, open_contained
+from qwen3_omni_neuron.prompt.media.container import OpenedSound, Section, open_contained
 from qwen3_omni_neuron.prompt.media.cut_short import MISSING_S, cut_short
 from qwen3_omni_neuron.prompt.media.fields import Source, Warn, ignore, name_of, open_media
 from qwen3_omni_neuron.prompt.media.joined import UNKNOWN_SIZE, FileView, Part, find_parts
@@ -43,19 +43,6 @@ _HEAD = 1024  # bytes: the text at the beginning of a NIST file
 _MOST_WARNINGS = 4  # of one file
 
 
-@dataclass(frozen=True)
-class OpenedSound:
-    """Opened sound file.
-
-    rate: sampling rate of its first samples in Hz. seconds: length by its headers or packets, which
-    need not tell the truth. sections: its samples; can be iterated once, and raises AudioError.
-    """
-
-    rate: int
-    seconds: float
-    sections: Iterator[Section]
-
-
 def open_sound(source: Source, where: str, warn: Warn) -> OpenedSound:
     """Open a file of sound, or of several joined to one.
 
@@ -69,7 +56,8 @@ def open_sound(source: Source, where: str, warn: Warn) -> OpenedSound:
     error: AudioError | None = None
     for number, part in enumerate(parts, 1):
         try:
-            opened.append(_open_part(source, where, part, warn))
+            sound = _open_by_libsndfile(source, where, part, warn)
+            opened.append(sound or open_contained(source, where, part, warn))
         except AudioError as reason:
             error = error or reason
             if len(parts) > 1:
@@ -110,14 +98,6 @@ def _all_sections(opened: list[OpenedSound], warn: _FewWarnings) -> Iterator[Sec
             yield from sound.sections
     finally:  # also if only a part is read
         warn.finish()
-
-
-def _open_part(source: Source, where: str, part: Part, warn: Warn) -> OpenedSound:
-    found = _open_by_libsndfile(source, where, part, warn)
-    if found is not None:
-        return found
-    made = open_contained(source, where, part, warn)
-    return OpenedSound(made.rate, made.seconds, made.sections)
 
 
 def _open_by_libsndfile(source: Source, where: str, part: Part, warn: Warn) -> OpenedSound | None:

@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from qwen3_omni_neuron.errors import ImageError, VideoError, format_value
-from qwen3_omni_neuron.prompt.media.audio import Waveform, load_waveform
+from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.fields import Warn, ignore, real_number, source_of
 from qwen3_omni_neuron.prompt.media.image import load_image
+from qwen3_omni_neuron.prompt.media.item_fields import LEAST_FPS, MOST_FPS
 from qwen3_omni_neuron.prompt.media.video_file import (
     Check,
     Fit,
@@ -24,9 +26,6 @@ from qwen3_omni_neuron.prompt.media.video_file import (
 from qwen3_omni_neuron.prompt.media.video_times import FRAMES_A_PATCH, Sampling
 
 __all__ = ["Video", "VideoHeader", "frame_rate", "load_video"]
-
-# One frame in 11 days is slower than any time lapse, and its positions still fit float32.
-_LEAST_FPS, _MOST_FPS = 1e-6, 1e6
 
 
 def load_video(
@@ -61,40 +60,25 @@ def load_video(
     source = item.get("video")
     if source is None:
         raise VideoError(f'{where} has no "video": give a path, bytes, or frames with their fps.')
-    audio = _given_audio(item, where, audio_rate, limit_s, warn)
-    if (file := source_of(source, where, VideoError)) is not None:
-        return _with_audio(
-            read_video_file(
-                file,
-                where,
-                sampling=_sampling(item, where),
-                audio_rate=audio_rate if audio is None else None,
-                limit_s=limit_s,
-                check=check,
-                fit=fit,
-                threads=threads,
-                warn=warn,
-            ),
-            audio,
-        )
-    fps = frame_rate(item.get("fps"), None, where)
-    return Video(_frames(source, where), fps, audio)
-
-
-def _given_audio(
-    item: Mapping[str, Any],
-    where: str,
-    audio_rate: int | None,
-    limit_s: float,
-    warn: Warn,
-) -> Waveform | None:
-    if audio_rate is None or item.get("audio") is None:
-        return None
-    return load_waveform(item, audio_rate, where, limit_s, warn=warn)
-
-
-def _with_audio(video: Video, audio: Waveform | None) -> Video:
-    return video if audio is None else Video(video.frames, video.fps, audio)
+    audio = None
+    if audio_rate is not None and item.get("audio") is not None:
+        audio = load_waveform(item, audio_rate, where, limit_s, warn=warn)
+        audio_rate = None  # of the file none is wanted
+    if (file := source_of(source, where, VideoError)) is None:
+        fps = frame_rate(item.get("fps"), None, where)
+        return Video(_frames(source, where), fps, audio)
+    video = read_video_file(
+        file,
+        where,
+        sampling=_sampling(item, where),
+        audio_rate=audio_rate,
+        limit_s=limit_s,
+        check=check,
+        fit=fit,
+        threads=threads,
+        warn=warn,
+    )
+    return video if audio is None else replace(video, audio=audio)
 
 
 def frame_rate(fps: Any, usual: float | None, where: str) -> float:
@@ -106,10 +90,10 @@ def frame_rate(fps: Any, usual: float | None, where: str) -> float:
             )
         return usual
     rate = real_number(fps)
-    if rate is None or not _LEAST_FPS <= rate <= _MOST_FPS:
+    if rate is None or not LEAST_FPS <= rate <= MOST_FPS:
         raise VideoError(
             f"{where} has fps {format_value(fps)}; it is a number of frames a second, above 0: "
-            f"{_LEAST_FPS:g} to {_MOST_FPS:g}."
+            f"{LEAST_FPS:g} to {MOST_FPS:g}."
         )
     return rate
 

@@ -3,12 +3,11 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from qwen3_omni_neuron.prompt.media.fields import Warn, ignore
+from qwen3_omni_neuron.prompt.media.fields import FILES, Warn, ignore
 from qwen3_omni_neuron.prompt.media.image import load_image
 from qwen3_omni_neuron.prompt.media.pixels import CHANNELS
 from qwen3_omni_neuron.prompt.media.sizes import (
@@ -23,19 +22,17 @@ from qwen3_omni_neuron.prompt.media.video import Video, VideoHeader, load_video
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-FILES = (str, Path, bytes, bytearray)
-"""Types of a file in an item, as opposed to pixels."""
 _BRACKETS = 2  # tokens around a video that is heard
 
 
 def visual_size(
-    kind: str, item: Mapping[str, Any], where: str, settings: MediaSettings, hears_videos: bool
+    kind: str, item: Mapping[str, Any], where: str, heard: MediaSettings | None
 ) -> VisualSize:
     """Return the size of an image or video item of a message.
 
     Of a file only the header is read, of a video's file its packets, too, and none is decoded.
-    kind: "image" or "video". where: name of the item in errors. hears_videos: the sound of videos
-    is wanted, too. Raises ImageError, VideoError or AudioError.
+    kind: "image" or "video". where: name of the item in errors. heard: settings for the sound of
+    videos, None if it isn't wanted. Raises ImageError, VideoError or AudioError.
     """
     asked = SizeLimits.of(item)
     source = item.get(kind)
@@ -46,11 +43,11 @@ def visual_size(
         raise _MeasuredError(VisualSize(where, height, width, None, asked))
 
     def video(header: VideoHeader) -> NoReturn:
-        tokens = sound_tokens(header.audio_s, settings)
+        tokens = 0 if heard is None else sound_tokens(header.audio_s, heard)
         size = header.height, header.width, header.frames
         raise _MeasuredError(VisualSize(where, *size, asked, tokens))
 
-    audio_rate = settings.audio_rate if hears_videos and item.get("audio") is None else None
+    audio_rate = heard.audio_rate if heard and item.get("audio") is None else None
     try:
         if kind == "image":
             load_image(item, where, image)

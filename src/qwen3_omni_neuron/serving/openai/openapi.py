@@ -103,7 +103,7 @@ def with_item_fields(kind: str) -> Callable[[dict[str, Any]], None]:
 
     def add(schema: dict[str, Any]) -> None:
         for name, field in fields_of(kind, over_http=True).items():
-            schema["properties"][name] = {**field.schema, "description": field.help}
+            schema["properties"][name] = {**field.values.schema, "description": field.help}
 
     return add
 
