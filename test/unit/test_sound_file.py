@@ -661,7 +661,7 @@ def test_an_mp3s_header_is_found_after_its_tags(tags: int) -> None:
 
 
 def test_joined_files_are_found_after_a_tag_with_a_footer() -> None:
-    """Of ID3 version 2.4: its size counts neither its head nor its foot."""
+    """ID3 version 2.4: its size counts neither its head nor its footer."""
     tag = b"\4\0\x10\0\0\1\0"
     content = written("WAV") * 2
     heard, warnings = read(b"ID3" + tag + bytes(128) + b"3DI" + tag + content)
