@@ -22,7 +22,7 @@ def run() -> NoReturn:
         with ends:
             open_standard_files()
             status = main()
-    except SystemExit as end:  # argparse's, which has printed what is wrong
+    except SystemExit as end:  # from argparse, which has printed what is wrong
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # a library may have made another exception of KeyboardInterrupt
         if ends.status is None:

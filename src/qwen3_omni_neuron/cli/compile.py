@@ -181,8 +181,8 @@ def _dry_run_on_trn2(
 ) -> int:
     """Print the verdict on a plan, and its sizes and times on a trn2.
 
-    instance: see neuron.graphs.verdict.instances_of. each_default: with the default degrees of each
-    instance in place of the plan's.
+    instance: see neuron.graphs.verdict.instances_of. each_default: use the default degrees of each
+    instance in place of the plan's degrees.
     """
     from qwen3_omni_neuron.checkpoint.config_json import read_config
     from qwen3_omni_neuron.neuron.graphs.dry_run import dry_run, dry_run_text

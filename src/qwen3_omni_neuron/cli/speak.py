@@ -274,7 +274,7 @@ def _limits(result: "SpeechResult") -> list[str]:
 
 
 def _json_line(result: "SpeechResult", out: str | None, warnings: Sequence[str]) -> str:
-    """Return a reply as a line of JSON. warnings: the result's, and the limits that ended it."""
+    """Return a reply as a line of JSON. warnings: the result's warnings and limits."""
     line = {
         "text": result.text,
         "file": None if out == STDOUT else out,

@@ -125,7 +125,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.filters = {n: _counted(f) for n, f in (texts | others | own).items()}
         self.filters |= {_MADE: _made, _STEPS: _steps, _CONCAT: _concat}
         self.globals = {
-            "range": self.globals["range"],  # of 100,000 numbers at most
+            "range": self.globals["range"],  # makes 100,000 numbers at most
             "dict": _new_dict,
             "namespace": _PublicNamespace,
             "raise_exception": _raise,

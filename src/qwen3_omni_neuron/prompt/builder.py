@@ -66,7 +66,7 @@ _MOST_LENGTHS = 1 << 16  # lengths of parts that are kept: a few MB
 class PromptBuilder:
     """Converter of messages into prompts for one checkpoint.
 
-    folder: the checkpoint's. media_settings: its settings for decoding media.
+    folder: the checkpoint's folder. media_settings: its settings for decoding media.
     Source: transformers Qwen3OmniMoeProcessor.__call__.
     """
 
@@ -122,7 +122,7 @@ class PromptBuilder:
     ) -> Prompt:
         """Make the prompt of a conversation, up to the beginning of the assistant's answer.
 
-        messages: a text of the user's, or dicts with "role" (system, user, assistant, or tool where
+        messages: a text from the user, or dicts with "role" (system, user, assistant, or tool where
         the template takes tools) and "content": a string, or a list of {"type": "text", "text":
         ...} and, from users, {"type": "audio", "audio": ...}, "image" and "video"; see
         prompt.media.audio.load_waveform, prompt.media.image.load_image and
@@ -283,7 +283,7 @@ class PromptBuilder:
     def raw(self, given: str | Sequence[int], most_tokens: int) -> Prompt:
         """Make a prompt of text or token ids as they are, without the chat template.
 
-        Names of special tokens in a text become these tokens, but for those of media.
+        Names of special tokens in a text become these tokens, except the names of media tokens.
         Raises MessageError for media, ids that the vocabulary lacks and what is no prompt, and
         PromptTooLongError.
         """
@@ -571,7 +571,7 @@ class PromptBuilder:
         return torch.from_numpy(np.concatenate(parts)), placed
 
     def _tokens(self, item: Media, run: MediaRun) -> NDArray[np.int64]:
-        """Return an item's tokens; a video's audio tokens are among its frames', in brackets."""
+        """Return an item's tokens; in a video, audio and vision tokens are mixed, in brackets."""
         own, audio = self._placeholder_ids[item.kind], self._placeholder_ids["audio"]
         tokens = np.where(run.is_audio(), audio, own)
         if isinstance(item, VideoItem) and run.audio_tokens:

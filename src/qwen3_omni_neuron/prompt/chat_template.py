@@ -66,7 +66,7 @@ class ChatTemplate:
 
 
 def _read_template(folder: Path, of_tokenizer: Any) -> str:
-    """Read the processor's template from one of its files, or else use the tokenizer's."""
+    """Read the processor's template from one of its files, or else use the tokenizer's template."""
     jinja, legacy = folder / "chat_template.jinja", folder / "chat_template.json"
     if jinja.exists():
         return read_text(jinja)

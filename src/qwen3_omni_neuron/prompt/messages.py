@@ -32,7 +32,7 @@ _ERRORS: Mapping[str, type[InputError]] = {
 }
 Messages = Sequence[Mapping[str, Any]]
 Conversation = str | Messages
-"""What a caller asks: messages, or a text, which is one message of the user's."""
+"""What a caller asks: messages, or a text, which is one message from the user."""
 Media = TypeVar("Media")
 Loader = Callable[[str, Mapping[str, Any], str], Media]
 """Function (kind, item, where) that reads a media item. where: name of the item in errors."""

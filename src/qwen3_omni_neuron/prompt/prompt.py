@@ -19,7 +19,7 @@ class TalkerPrompt:
     positions: Tensor
 
     def __len__(self) -> int:
-        """Count the rows of the whole talker prompt, including the first generated token's."""
+        """Count the rows of the whole talker prompt, with that of the first generated token."""
         return int(self.positions.shape[1])
 
     def first(self, rows: int) -> "TalkerPrompt":

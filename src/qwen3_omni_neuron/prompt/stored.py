@@ -45,8 +45,8 @@ _Place = tuple[str | int, ...]
 def pack(kind: str, fingerprint: str, document: Mapping[str, Any]) -> bytes:
     """Return a document as bytes.
 
-    kind: a name for the document's fields, such as "session". fingerprint: the checkpoint's; see
-    `api.Qwen3Omni.checkpoint_fingerprint`. document: JSON values, and arrays of float32, int64
+    kind: a name for the document's fields, such as "session". fingerprint: that of the checkpoint;
+    see `api.Qwen3Omni.checkpoint_fingerprint`. document: JSON values, and arrays of float32, int64
     or uint8 as values in it.
     Raises StoredSessionError for a document that is too large, or has a value that JSON lacks.
     """

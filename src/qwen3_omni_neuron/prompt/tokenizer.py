@@ -18,7 +18,7 @@ from tokenizers.models import BPE
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.untrusted_files import check_json, read_bytes, read_json, read_text, reason
 
-# Contractions, words, single digits, punctuation, line ends and blanks: Qwen2's, in every release.
+# Contractions, words, single digits, punctuation, line ends and blanks: in every release of Qwen2.
 _PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

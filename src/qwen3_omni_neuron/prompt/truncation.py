@@ -81,7 +81,7 @@ class Truncation:
 
 @dataclass(frozen=True)
 class ConversationPart:
-    """Messages that are kept or dropped together: one of the user's, or several of another role.
+    """Messages that are kept or dropped together: one from the user, or several of another role.
 
     begin, media_begin: indices of its first message, and of its first medium if it has media.
     tokens: its tokens in a prompt, or those of its text: see `with_media`. calls, results: numbers
@@ -126,7 +126,7 @@ def split(messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
 
 
 def with_media(parts: Sequence[ConversationPart], tokens: Sequence[int]) -> list[ConversationPart]:
-    """Return parts with the tokens of their media, too. tokens: those of each medium, in order."""
+    """Return parts with the tokens of their media, too. tokens: count of each medium."""
     ends = [*(part.media_begin for part in parts[1:]), len(tokens)]
     return [
         replace(part, tokens=part.tokens + sum(tokens[part.media_begin : end]))
@@ -143,7 +143,7 @@ def kept_messages(messages: Sequence[Message], begin: int) -> list[Message]:
 def begins_of(parts: Sequence[ConversationPart]) -> list[int]:
     """Return the parts with which a kept conversation may begin.
 
-    They are user's turns, unless a result that follows would be kept without its call.
+    They are turns of the user, unless a result that follows would be kept without its call.
     """
     found, open_results = [], 0
     for at in reversed(range(len(parts))):

@@ -27,10 +27,10 @@ class Job:
     number, 0 for a file. where: names the item in errors, e.g. "messages[0].content[1]". media: the
     checkpoint's settings (Qwen3Omni.media_settings). most_tokens: maximum number of tokens of
     sound. vision_tokens: tokens to which an image or video is shrunk, if it may be. most_s,
-    most_pixels: maximum duration, and pixels of an image or frame. None: no maximum. frames: of a
-    video that is not shrunk, None if they are not counted yet.
-    use_audio_in_video: whether a video's audio is wanted. options: other fields of the message's
-    item, for files, such as fps and max_pixels; JSON values.
+    most_pixels: maximum duration, and pixels of an image or frame. None: no maximum. frames: number
+    of frames of a video that is not shrunk, None if they are not counted yet.
+    use_audio_in_video: whether a video's audio is wanted. options: other fields of the item in
+    the message, for files, such as fps and max_pixels; JSON values.
     """
 
     kind: Kind

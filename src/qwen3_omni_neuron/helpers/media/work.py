@@ -151,7 +151,7 @@ def _video(job: Job, ask: Ask) -> Made:
     def fit(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
         nonlocal fitted, shown
         height, width, _ = frame.shape
-        _check_pixels(job, height, width)  # the size may differ from the header's
+        _check_pixels(job, height, width)  # the size may differ from that in the header
         shown = _visual(job, height, width, frames)
         size, fitted = _kept_size(job, shown)
         return resize(Image.fromarray(frame), size)

@@ -64,7 +64,7 @@ def load_waveform(
     (with item["sampling_rate"]; integers are scaled by their range), (array, rate), or an iterator
     of such arrays with equal channels: audio that is still arriving, read until the iterator ends.
     item["audio_start"], item["audio_end"]: only the audio between them is used, in seconds from its
-    beginning; an end beyond the audio is the audio's. Nothing after it is read.
+    beginning; an end beyond the audio means the audio's end. Nothing after it is read.
     where: name of the item in errors, e.g. "messages[0].content[1]". check: called with the length
     of an array, or the length in a file's header, before anything is decoded, and again, as it
     grows, if a file turns out longer. warn: called for a file that is not used whole, or not as it

@@ -41,7 +41,7 @@ SOUND_NAMES = (
     "Matroska, MP4, M4A, AVI and MPEG-TS"
 )
 WITHOUT_PYAV = "WAV, AIFF, AU, CAF, FLAC, or Ogg (Vorbis, Opus)"
-MOST_PACKETS = 1 << 23  # of a file: 58 hours of MP3, which has 40 a second
+MOST_PACKETS = 1 << 23  # in a file: 58 hours of MP3, which has 40 a second
 _BARE = frozenset(("mp3", "aac", "ac3", "eac3"))  # frames, one after another, without a header
 _W64_UNIT = 8  # bytes
 _PICTURES = ("_pipe", "image2", "gif", "ico")  # ends of the names of FFmpeg's formats of pictures
@@ -184,10 +184,11 @@ class _StreamSizes:
     """Sizes and times of a file's packets.
 
     rate: sampling rate of the first samples, None if no packet can be decoded; a header may have
-    half of it, as HE-AAC's. seconds: length of the stream. span: seconds from the first to the last
-    packet of all streams. packets: number of the stream's. first: position of its first in the
-    file. end_byte: position where the last one of all streams ends. ends_short: the last one is
-    smaller than the others, whose sizes differ by two bytes at most.
+    half of it, as the header of HE-AAC does. seconds: length of the stream. span: seconds from the
+    first to the last packet of all streams. packets: number of the stream's packets. first:
+    position of its first packet in the file. end_byte: position where the last packet of all
+    streams ends. ends_short: the last packet is smaller than the others, whose sizes differ by two
+    bytes at most.
     """
 
     rate: int | None

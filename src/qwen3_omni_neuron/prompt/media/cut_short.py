@@ -20,9 +20,9 @@ _SAY_STREAM = frozenset(
     )
 )
 _SAY_FILE = frozenset(("matroska", "flv"))
-# Formats whose header has the size in bytes.
+# Formats whose header has the size in bytes. _SIZES: how many bytes it leaves out.
 BY_SIZE = frozenset(("avi", "wav", "asf", "swf", "aiff", "mmf"))
-_SIZES: "tuple[tuple[bytes, Literal['little', 'big'], int], ...]" = (  # bytes that it leaves out
+_SIZES: "tuple[tuple[bytes, Literal['little', 'big'], int], ...]" = (
     (b"RIFF", "little", 8),
     (b"FORM", "big", 8),
     (b"MMMD", "big", 8),
@@ -38,7 +38,7 @@ _DURATION = re.compile(rb"\x44\x89(?:\x01\0{6})?[\x84\x88\x04\x08]")
 _ENDS_WITH_PACKET = frozenset(("yuv4mpegpipe", "roq", "obu"))
 _END_MARKERS = {"mjpeg": b"\xff\xd9", "sds": b"\xf7", "swf": b"\0\0"}
 _END_MARKER_BYTES = 64  # at most: SMJPEG ends with "DONE", multipart MJPEG with its boundary
-_ASF_SIZE = bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")  # name of the object that has it
+_ASF_SIZE = bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")  # name of the object of the size
 _HEAD = 1 << 16  # bytes: the object comes early
 # Position of a Xing header in an MP3's first frame, in bytes, by whether it is of MPEG 1 and
 # whether of one channel: after the frame's head of 4 bytes and the side information.
@@ -77,8 +77,8 @@ def promised_s(
 ) -> float | None:
     """Return the length that a header promises; None if it has none, or the file keeps it.
 
-    there_s: length of the stream's packets; span_s: of those of all streams. least: least
-    share of the length that must be missing.
+    there_s: length of the stream's packets; span_s: length of the packets of all streams. least:
+    smallest share of the length that must be missing.
     """
     name = container.format.name.split(",")[0]
     promised = 0.0
@@ -147,7 +147,8 @@ def promised_by_frames(
 def lacks_its_end(view: FileView, size: int, name: str, end_byte: int) -> bool:
     """Return whether a file lacks the end that files of its format have.
 
-    size: of the file in bytes. name: FFmpeg's of the format. end_byte: where its last packet ends.
+    size: bytes of the file. name: FFmpeg's name of the format. end_byte: where its last packet
+    ends.
     """
     view.seek(max(0, size - _TAIL))
     tail = view.read()
@@ -186,7 +187,7 @@ def _pack_is_torn(tail: bytes) -> bool:
     if not packs:
         return False
     at = packs[-1].end()
-    if tail[packs[-1].start() + 4] & 0x40:  # of version 2
+    if tail[packs[-1].start() + 4] & 0x40:  # the pack is of version 2
         at += tail[at - 1] & 7
     while tail[at : at + 3] == b"\0\0\1" and tail[at + 3 : at + 4] not in (b"\xb9", b"\xba"):
         at += 6 + int.from_bytes(tail[at + 4 : at + 6], "big")

@@ -35,7 +35,7 @@ FORMATS = {
 }
 """Formats that are read, Pillow's name: usual name. `open` reads their header alone.
 
-HEIF is pillow-heif's. ICO and ICNS decode the image inside before its size is known, EPS is a
+HEIF is read by pillow-heif. ICO and ICNS decode the image inside before its size is known, EPS is a
 program that Ghostscript would run, and IPTC holds an image of any format.
 """
 Check = Callable[[int, int], "tuple[int, int] | None"]

@@ -180,7 +180,7 @@ class MediaLoader:
             check=check,
             warn=warn,
         )
-        chosen = evenly(video, frames)  # of a file the frames are chosen already
+        chosen = evenly(video, frames)  # frames of a file are chosen already
         visual = self._resizer.video(chosen.frames, size.where, asked)
         height, width = video.frames.shape[1:3]
         sizes.warn_of_shrinking(replace(size, height=height, width=width), visual.grid, warn)

@@ -78,7 +78,7 @@ _AIFF = re.compile(rb"FORM.{4}AIF[FC]", re.DOTALL)
 _FIRST_PAGE = re.compile(rb"OggS\0[\x02\x03\x06\x07]\0{8}.{12}\x01.", re.DOTALL)
 _PAGE = re.compile(rb"OggS\0[\0-\x07]")
 _PAGE_HEAD, _PAGE_BYTES = 27, 27 + 255 + 255 * 255  # with its number of segments; at most
-_MOST_STREAMS = 4  # of each file of Ogg, on average
+_MOST_STREAMS = 4  # streams in each file of Ogg, on average
 _BOXES = frozenset(  # types of boxes in a whole MP4; what follows it may be anything
     b"ftyp styp moov moof mdat mfra free skip wide uuid sidx emsg prft meta udta pnot".split()
 )
@@ -87,7 +87,7 @@ _W64_DATA = bytes.fromhex("64617461f3acd3118cd100c04f8edb8a")  # name of the chu
 _W64_HEAD = 1 << 16  # bytes: it comes early
 _TAG, _APE = 128, 32  # bytes of an ID3v1 tag, and of an APE tag's head and of its foot
 _MOST_TAGS = 16  # ID3v2 tags that may follow one another at the beginning of a file
-_MOST_BOXES = 500_000  # of MP4: 2.7 hours in fragments of one frame, at 25 a second
+_MOST_BOXES = 500_000  # boxes in an MP4: 2.7 hours in fragments of one frame, at 25 a second
 _CHUNKED = {
     b"RIFF": (b"WAVE", b"AVI "),
     b"RF64": (b"WAVE",),
@@ -101,7 +101,7 @@ _ORDERS: "dict[bytes, Literal['little', 'big']]" = {
     b"FORM": "big",
 }
 _AT_ONCE = 1 << 16  # bytes read at a time
-_MOST_BYTES = 1 << 40  # of a file
+_MOST_BYTES = 1 << 40  # size of a file
 UNKNOWN_SIZE = 0x7FFF0000  # bytes: this and more is what writers to a pipe say, that can't know it
 
 
@@ -196,8 +196,9 @@ def after_tags(file: BinaryIO | FileView) -> int:
         size = 0
         for byte in head[6:]:  # seven bits in each
             size = size << 7 | byte & 0x7F
-        footer = head[3] == 4 and head[5] & 0x10  # of version 2.4: as long as the head, not in size
-        at += 10 + size + (10 if footer else 0)
+        at += 10 + size
+        if head[3] == 4 and head[5] & 0x10:  # a footer, which the size leaves out
+            at += 10
     return at
 
 

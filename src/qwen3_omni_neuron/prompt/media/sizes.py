@@ -88,8 +88,9 @@ USUAL = SizeLimits()
 class VisualSize:
     """Size of an image or video before it is decoded.
 
-    height, width: in pixels, before rotation. frames: of a video, None for an image. where: name of
-    the item in errors. sound_tokens: tokens that a video's audio adds, as far as its header says.
+    height, width: in pixels, before rotation. frames: number of a video's frames, None for an
+    image. where: name of the item in errors. sound_tokens: tokens that a video's audio adds, as far
+    as its header says.
     """
 
     where: str
@@ -227,7 +228,7 @@ class Sizes:
         """Return the height and width that an image's file must be decoded with at least.
 
         None: with its own size, so that its pixels are those of transformers' processor: it is
-        shrunk by its max_pixels or the checkpoint's, or not at all.
+        shrunk by its own max_pixels or the checkpoint's max_pixels, or not at all.
         """
         usual = replace(size, asked=replace(size.asked, detail=None))
         made = self.pixels(grid)

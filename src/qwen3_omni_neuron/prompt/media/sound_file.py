@@ -26,7 +26,7 @@ _LIBSNDFILE = (
     *(bytes(4) + b"\1\0\0\0" * 2, b"\0\0\3\xe8" + b"\0\0\0\1" * 2),  # MAT4
 )
 _HTK = struct.Struct(">I4xHH")  # samples, bytes of one, kind: 0 is a waveform
-# Of MPC2K: magic, channels - 1, samples of a channel.
+# Head of an MPC2K file: magic, channels - 1, samples of a channel.
 _MPC2K = struct.Struct("<2s19xB8xI8x")
 _UNKNOWN_LENGTH = 2**63 - 1  # number of samples that libsndfile gives if the header has none
 # Line of libsndfile's log about a chunk of sound that is shorter than it says.
@@ -37,10 +37,10 @@ _SHORTER = re.compile(
 # Number of samples that a header promises, in that log or in a file's own text.
 _FRAMES = re.compile(rb"\b(?:[Ff]rames *:|Cols *:|sample_count -i) (\d+)")
 _SAY_FRAMES = ("AVR", "MAT4", "MAT5", "NIST", "W64")  # libsndfile's formats that have it
-# In that log, of a W64: libsndfile takes what isn't PCM for it there.
+# In that log about a W64, whose samples libsndfile takes for PCM where they are not.
 _EXTENSIBLE, _PCM = "WAVE_FORMAT_EXTENSIBLE", "format : pcm"
 _HEAD = 1024  # bytes: the text at the beginning of a NIST file
-_MOST_WARNINGS = 4  # of one file
+_MOST_WARNINGS = 4  # warnings about one file
 
 
 def open_sound(source: Source, where: str, warn: Warn) -> OpenedSound:
@@ -176,7 +176,7 @@ def _read(source: Source, where: str, part: Part, warn: Warn, promised: float) -
         try:
             with soundfile.SoundFile(view) as audio:
                 rate = audio.samplerate
-                # Of PAF, libsndfile shifts other numbers by a channel where its own buffer ends.
+                # libsndfile shifts other numbers of a PAF by a channel where its buffer ends.
                 dtype = "int32" if audio.format == "PAF" else "float32"
                 # Not SoundFile.blocks(): it trusts the header's length, and repeats the last
                 # block's samples if the file ends earlier.

@@ -49,7 +49,8 @@ def load_video(
     item["nframes"], their number, rounded to an even one.
     item["video_start"], item["video_end"]: part of a file, in seconds from its first frame. See
     `read_video_file` for the choice of frames.
-    item["audio"], item["sampling_rate"]: audio in place of the file's, in a form of an audio item.
+    item["audio"], item["sampling_rate"]: audio in place of the file's audio, in a form of an audio
+    item.
     audio_rate: sampling rate of the result's audio in Hz; None if it isn't wanted.
     where: name of the item in errors, e.g. "messages[0].content[1]". limit_s, check, fit,
     threads, warn: see `read_video_file`; check, fit and threads are for files alone.
@@ -63,7 +64,7 @@ def load_video(
     audio = None
     if audio_rate is not None and item.get("audio") is not None:
         audio = load_waveform(item, audio_rate, where, limit_s, warn=warn)
-        audio_rate = None  # of the file none is wanted
+        audio_rate = None  # the file's own sound is not wanted
     if (file := source_of(source, where, VideoError)) is None:
         fps = frame_rate(item.get("fps"), None, where)
         return Video(_frames(source, where), fps, audio)

@@ -120,7 +120,7 @@ def read_video_file(
     of variable frame rate it is the frame shown at k / n of the length, by the presentation
     timestamps. In both cases frame k of the result is shown at k / Video.fps seconds, with
     Video.fps = n / length, which is near sampling.fps, not equal. Frames are rotated by the file's
-    rotation. sampling: also says which part of the file is meant; the audio is that part's, too.
+    rotation. sampling: also says which part of the file is meant, for the audio, too.
     Video.audio is None if the file has no audio. It is delayed, or cut at its beginning, to begin
     with the first frame.
     An animated WebP is a video without audio.
@@ -370,8 +370,8 @@ class _KeptFrames:
         self._chosen, self._fit = chosen, fit
         steps = np.diff(timeline.shown)
         self._hole = _HOLE * float(steps.mean()) if len(steps) else math.inf
-        self._size: tuple[int, ...] | None = None  # the first frame's, upright, not yet fitted
-        self._other: tuple[int, ...] | None = None  # a later frame's that has another one
+        self._size: tuple[int, ...] | None = None  # the first frame's size, upright, not yet fitted
+        self._other: tuple[int, ...] | None = None  # size of a later frame that has another one
         self._count = self._missing = self.failed = 0
         self.frames: Frames | None = None
 

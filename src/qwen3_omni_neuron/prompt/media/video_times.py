@@ -39,7 +39,7 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """Timestamps of a file's frames, or of those of a part of it.
+    """Timestamps of the frames of a file, or of a part of it.
 
     ticks: int64 [frames], ascending; the frames' presentation timestamps.
     shown: int64 [frames]; what the decoder tells of the frame on the screen: its timestamp, or if
@@ -124,7 +124,7 @@ class _TimedPackets:
         self.keys: list[tuple[int, int]] = []
         self.joined = 0
         self._back = max(1, math.ceil(_BACK_S / tick))
-        self._offset, self._end = 0, 0  # end: of the frame that is shown last
+        self._offset, self._end = 0, 0  # end: where the frame ends that is shown last
         self._next: int | None = None  # decoding time after the packet before that has one
         self._undated = 0  # packets since then: the first ones of a file may have none
 
@@ -170,7 +170,7 @@ def read_timeline(container: "InputContainer", stream: "VideoStream", fps: float
 
     tick = stream.time_base or Fraction(1)
     packets, broken, end_byte = _TimedPackets(tick), False, 0
-    bounds: dict[int, tuple[Fraction, int, int]] = {}  # of each stream: tick, first and last one
+    bounds: dict[int, tuple[Fraction, int, int]] = {}  # tick, first and last one of each stream
     try:
         for packet in demuxed(container, None):
             end_byte = max(end_byte, 0 if packet.pos is None else packet.pos + packet.size)
@@ -210,7 +210,7 @@ def _timeline(
         numbers = np.arange(total)
         return Timeline(numbers, numbers, 1 / rate, total / rate, True, True, start)
     sizes = np.array([size for *_, size in times], np.int64)
-    # Of an empty packet, the one before it that is not empty.
+    # An empty packet shows the frame of the last packet before it that is not empty.
     held = np.maximum.accumulate(np.where(sizes > 0, np.arange(total), 0))
     shown = np.cumsum(sizes > 0) - 1 if packets.joined else ticks[held]
     seconds, constant = _length(ticks, times[-1][1] if total else 0, tick, rate)

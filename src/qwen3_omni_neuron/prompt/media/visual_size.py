@@ -96,7 +96,7 @@ def read_image(
     picture = load_image(item, where, measure, warn)
     size = VisualSize(where, picture.height, picture.width, None, asked)
     if found is not None and found.height * found.width != size.height * size.width:
-        # It was decoded reduced. Its size is the file's, which may lie on its side.
+        # It was decoded reduced. It has the size in the file's header, which may lie on its side.
         size = found
         if (picture.height > picture.width) is not (found.height > found.width):
             size = replace(found, height=found.width, width=found.height)

@@ -23,7 +23,7 @@ from qwen3_omni_neuron.prompt.media.fields import Warn, ignore
 _Powers = NDArray[np.float32]
 
 SAMPLING_RATE = (
-    16000  # the audio encoder's; a file of another rate is resampled once, as it is read
+    16000  # the audio encoder's rate; a file of another rate is resampled once, as it is read
 )
 TIMED_S = 8.0  # longest window of a transcript with times: audio that the encoder attends over
 LEAST_LONGEST_S = 5.0  # least length of windows for which there is always a place to cut
@@ -56,7 +56,7 @@ class Window:
 
 
 class GrowingWindows:
-    """Windows of sound that arrives in pieces: those of the whole, each as soon as it is known.
+    """Windows of sound that arrives in pieces: the whole sound's windows, as each is known.
 
     A window is at most longest_s long. Where sound goes on for longer, it is cut where the last
     quarter of the window is quietest. A silence of 1 s or more ends a window and is in none.
@@ -119,8 +119,8 @@ class GrowingWindows:
     def _next(self, powers: _Powers, ends: bool) -> tuple[NDArray[np.intp], int]:
         """Return the stretches of the first window that are sound, and how many are done.
 
-        No stretches: those that are done are left out. powers: of all stretches that the window may
-        depend on. ends: no others follow.
+        No stretches: those that are done are left out. powers: those of all stretches that the
+        window may depend on. ends: no others follow.
         """
         loud = self._loud(powers)
         leaves_out = 0
@@ -144,7 +144,7 @@ class GrowingWindows:
         return loud[loud < used], used
 
     def _loud(self, powers: _Powers) -> NDArray[np.intp]:
-        """Return the stretches that are sound. powers: of one window's surroundings."""
+        """Return the stretches that are sound. powers: those of one window and what may follow."""
         loudness = 10 * np.log10(powers + np.float32(1e-12))
         quietest, quiet, loudest = np.percentile(loudness, (2, 10, 100))
         level = quiet + _ABOVE_QUIET_DB
