@@ -38,7 +38,7 @@ class ExitStatus(IntEnum):
     FAILED = 1
     """An error, of which a line on stderr says what happened; or `verify` found a difference."""
     WRONG_COMMAND_LINE = 2
-    """argparse's."""
+    """The status of argparse."""
     CUT = 3
     """A limit ended a text or its speech: all up to there is written."""
     MODEL_DIED = 70

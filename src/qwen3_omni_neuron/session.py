@@ -119,7 +119,7 @@ class Session:
         """Do not call this; use `Qwen3Omni.session`."""
         self._model = model
         self._saving = OwnLock()  # one save at a time writes the temporary file
-        # Guards every field below. Reentrant, as the pipeline's is.
+        # Guards every field below. Reentrant, as the pipeline's lock is.
         self._lock = OwnLock()
         self._begin(options)
         self._system: Turn | None = None
@@ -465,7 +465,7 @@ class Session:
         self._reserved = () if self._literal_text else prompt_builder.reserved
 
     def _take(self, document: Mapping[str, Any]) -> None:
-        """Set the conversation to a document's. Raises errors as `restore` lists them."""
+        """Set the conversation to the one in a document. Raises errors as `restore` lists them."""
         read_tools(self._options.tools, self._reserved)
         system, unfinished = document["system"], document["unfinished"]
         first = None if system is None else self._stored_turn(system, "system")

@@ -44,8 +44,8 @@ class Segment:
 
     start_s, end_s: where its sound begins and ends, from the audio's beginning. token_ids: token
     ids of the text, without its end token. finish_reason: "stop" (the model ended the text), or
-    "length" (max_new_tokens or the context did). logprobs: see SpeechResult. timings: of the
-    window's request.
+    "length" (max_new_tokens or the context did). logprobs: see SpeechResult. timings: those of
+    the window's request.
     """
 
     start_s: float

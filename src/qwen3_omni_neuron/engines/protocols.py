@@ -339,7 +339,7 @@ class Predictor(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Complete n frames, each with its own sampling.
 
-        hidden: [n, hidden], the talker's, post-norm. code0: int64 [n]. Returns codes int64 [n, 16],
-        code 0 first, and the feedback rows [n, hidden]: see model.code_predictor.
+        hidden: the talker's hidden states [n, hidden], post-norm. code0: int64 [n]. Returns codes
+        int64 [n, 16], code 0 first, and the feedback rows [n, hidden]: see model.code_predictor.
         """
         ...

@@ -25,8 +25,8 @@ _TICK_S = 0.005
 class ForkServer:
     """Process of a module whose `main` calls helpers.fork_server.serve.
 
-    files: descriptors that `main` gets after the connection's. Used by the event loop in which it
-    was made. Raises OSError if it can't be started.
+    files: descriptors that `main` gets after that of the connection. Used by the event loop in
+    which it was made. Raises OSError if it can't be started.
     """
 
     def __init__(self, module: str, files: Sequence[int] = ()):

@@ -25,7 +25,7 @@ LIMITS = TargetLimits(
     chunked_prefill=True,
     sizes={
         # A window of 8 s of speech has 104 rows, with the template around it fewer than 128. A call
-        # of 128 rows takes hardly longer than reading the weights of all experts. From about 200
+        # with 128 rows takes hardly longer than reading the weights of all experts. From about 200
         # rows on, products take longer, so that a long prompt gains nothing by larger calls.
         "prompt_buckets": (128, 512),
         "decode_buckets": (512, 2048),

@@ -107,7 +107,7 @@ class GrammarState:
 
     @property
     def mask(self) -> Mask | None:
-        """The next token's, see `engines.sampling.Sampler`. None: every token is allowed."""
+        """The next token's mask, see `engines.sampling.Sampler`. None: every token is allowed."""
         return None if self._marker is not None else self._matcher.mask
 
     @property

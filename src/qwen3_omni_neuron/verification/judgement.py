@@ -207,7 +207,7 @@ def _rows(
         assert theirs is not None
         right, got = _as_rows(stage, config, theirs), _as_rows(stage, config, ours[stage.array])
         rows = _rows_by_graph(stage, len(right), answer)
-        if stage.array == "feedback":  # of other codes it is another sum
+        if stage.array == "feedback":  # other codes have another sum
             rows = rows[(ours["greedy_codes"] == answer.arrays["codes"]).all(1)]
         if not len(rows):
             continue

@@ -82,8 +82,8 @@ def some_layers(layers: int) -> list[int]:
 class Layers:
     """Hidden states of a thinker's layers over the rows of prompts.
 
-    plan: the model's. prompts: at least one. given: for each prompt the reference's results, or
-    None. open_engines: loads the checkpoint in a folder as the model was loaded, and may write
+    plan: that of the model. prompts: at least one. given: the reference's results for each prompt,
+    or None. open_engines: loads the checkpoint in a folder as the model was loaded, and may write
     beside that folder. near: where the folders are made; None: where temporary files are.
     """
 
@@ -135,7 +135,7 @@ def load_first_layers(
     """Load a checkpoint of a model's first layers, after compiling it where the model was compiled.
 
     plan, load: the model's plan, and the arguments of Qwen3Omni.load. rows: most rows of a prompt.
-    folder: the checkpoint's; the tree is made beside it.
+    folder: the checkpoint's folder; the tree is made beside it.
     Raises the errors of Qwen3Omni.load and compile_tree.
     """
     load, built = {**load, "target": plan.target, "dtype": plan.dtype}, list[Engines]()

@@ -68,7 +68,7 @@ _ASKED = {"sound": "P", "picture": "yx3"}
 
 @dataclass(frozen=True)
 class About:
-    """Origin of a reference. dtype: of its arithmetic. config: see `config_digest`."""
+    """Origin of a reference. dtype: the dtype of its arithmetic. config: see `config_digest`."""
 
     config: str
     transformers: str

@@ -29,7 +29,7 @@ _EXACT = re.compile(r"talker\.code_predictor\.model\.layers\.\d+\.mlp\.down_proj
 
 
 def rounded_weight(name: str, weight: Tensor, dtype: str) -> Tensor:
-    """Return a weight in float32 with the rounding of a dtype. name: its parameter's."""
+    """Return a weight in float32 with the rounding of a dtype. name: the parameter's name."""
     if dtype == "int4" and _THINKER.fullmatch(name):
         groups = Groups()
         numbers, scale = quantise_groups(weight.bfloat16(), groups)

@@ -38,7 +38,7 @@ Rows = NDArray[np.uint32]
 def run(tokenizer: Any, vocab_size: int, end_id: int, connection: socket.socket, rows: int) -> None:
     """Do what the caller asks until it disconnects.
 
-    tokenizer: llguidance's. rows: descriptor of the file of masks, see helpers.grammars.wire.
+    tokenizer: one of llguidance. rows: descriptor of the file of masks, see helpers.grammars.wire.
     """
     _Work(tokenizer, vocab_size, end_id, connection, rows).run()
 
