@@ -26,7 +26,7 @@ from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.events import Event, Finished
 from qwen3_omni_neuron.prompt.media.clip import GrowingClip
 from qwen3_omni_neuron.prompt.media.log_mel import MelSettings
-from qwen3_omni_neuron.prompt.preprocessor import read_preprocessor
+from qwen3_omni_neuron.prompt.media.preprocessor import read_preprocessor
 from qwen3_omni_neuron.prompt.turns import BYTES_PER_S, Reply, mean_pace
 from testing.command_line import Figures, Row, parser_of, run
 from testing.headlines import headline

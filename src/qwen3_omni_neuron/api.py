@@ -47,7 +47,7 @@ from qwen3_omni_neuron.options import (
     check_defaults,
 )
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
-from qwen3_omni_neuron.prompt.media.fitting import Room, TurnsRoom
+from qwen3_omni_neuron.prompt.fitting import Room, TurnsRoom
 from qwen3_omni_neuron.prompt.media.sizes import MediaSettings
 from qwen3_omni_neuron.prompt.messages import (
     Conversation,

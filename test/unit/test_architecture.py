@@ -77,7 +77,7 @@ def test_the_server_knows_the_public_api_alone() -> None:
     modules = ("runtime.stream", "prompt.turns", "runtime.playback", "engines.process.heap")
     modules += ("runtime.tool_calls", "prompt.media.windows")
     modules += ("prompt.media.log_mel", "prompt.stored", "prompt.media.item_fields")
-    modules += ("prompt.media.fitting", "prompt.media.sizes")
+    modules += ("prompt.fitting", "prompt.media.sizes")
     known = {f"{NAME}.{name}" for name in modules}
     for file, name in imports_of(SERVING):
         if name.startswith(NAME) and name not in known:
@@ -102,6 +102,13 @@ def test_a_process_knows_nothing_of_engines() -> None:
     for file, name in imports_of((PACKAGE / "engines" / "process").glob("*.py")):
         if name.startswith(NAME):
             assert name.removeprefix(f"{NAME}.").startswith(known), file
+
+
+def test_readers_of_media_know_no_conversations() -> None:
+    """Processes that decode media import them without templates, tokenizers and turns."""
+    for file, name in imports_of((PACKAGE / "prompt" / "media").glob("*.py")):
+        if name.startswith(f"{NAME}.prompt."):
+            assert name.startswith(f"{NAME}.prompt.media"), file
 
 
 def test_an_engine_does_not_know_whose_process_it_is_in() -> None:

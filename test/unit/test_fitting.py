@@ -16,7 +16,7 @@ from qwen3_omni_neuron.checkpoint.tiny.sizes import read_text
 from qwen3_omni_neuron.errors import ImageError, InputError, PromptTooLongError, VideoError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
-from qwen3_omni_neuron.prompt.media.fitting import Fitted, Room, TurnsRoom, shares
+from qwen3_omni_neuron.prompt.fitting import Fitted, Room, TurnsRoom, shares
 from qwen3_omni_neuron.prompt.media.sizes import SizeLimits, Sizes, VisualSize
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.truncation import ConversationPart, Truncation, with_media

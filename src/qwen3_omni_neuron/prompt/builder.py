@@ -19,9 +19,9 @@ from qwen3_omni_neuron.errors import CheckpointError, MessageError, PromptTooLon
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS, OmniConfig
 from qwen3_omni_neuron.model.talker import user_positions
 from qwen3_omni_neuron.prompt.chat_template import ChatTemplate
+from qwen3_omni_neuron.prompt.fitting import Room, TurnsRoom
 from qwen3_omni_neuron.prompt.literal_text import LiteralText, SpecialNames
 from qwen3_omni_neuron.prompt.media.clip import GrowingClip, features
-from qwen3_omni_neuron.prompt.media.fitting import Room, TurnsRoom
 from qwen3_omni_neuron.prompt.media.items import (
     AudioItem,
     ImageItem,
@@ -32,6 +32,7 @@ from qwen3_omni_neuron.prompt.media.items import (
 )
 from qwen3_omni_neuron.prompt.media.log_mel import MelSettings
 from qwen3_omni_neuron.prompt.media.pixels import CHANNELS
+from qwen3_omni_neuron.prompt.media.preprocessor import read_preprocessor
 from qwen3_omni_neuron.prompt.media.resizer import Resizer
 from qwen3_omni_neuron.prompt.media.sizes import MediaSettings
 from qwen3_omni_neuron.prompt.messages import (
@@ -48,7 +49,6 @@ from qwen3_omni_neuron.prompt.positions import (
     rope_positions,
     talker_positions,
 )
-from qwen3_omni_neuron.prompt.preprocessor import read_preprocessor
 from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.prompt.tokenizer import AT_ONCE, Tokenizer
 from qwen3_omni_neuron.prompt.truncation import (
@@ -128,7 +128,7 @@ class PromptBuilder:
         prompt.media.audio.load_waveform, prompt.media.image.load_image and
         prompt.media.video.load_video for their forms. use_audio_in_video: also take the audio of
         videos. most_tokens: longest prompt. Images and videos are shrunk so that all of it fits
-        beside a reply of reply_tokens (see prompt.media.fitting). An item that alone has more
+        beside a reply of reply_tokens (see prompt.fitting). An item that alone has more
         tokens is refused before it is decoded, text that must have more before it is read, and a
         long prompt that has more before all of it is tokenised. None: nothing is shrunk, or refused
         for its length.

@@ -150,7 +150,7 @@ class MediaLoader:
     ) -> list[Media]:
         """Read the images and videos among a conversation's items.
 
-        shares: most tokens of each item, None: any number; see prompt.media.fitting. Raises
+        shares: most tokens of each item, None: any number; see prompt.fitting. Raises
         ImageError, VideoError, AudioError or PromptTooLongError.
         """
         most: Sequence[int | None] = [None] * len(found) if shares is None else shares

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import CheckpointError, format_value
+from qwen3_omni_neuron.prompt.media.preprocessor import check_served
 from qwen3_omni_neuron.prompt.media.sizes import Grid, Sizes
-from qwen3_omni_neuron.prompt.preprocessor import check_served
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import ImageError, VideoError
 from qwen3_omni_neuron.prompt.media.pixels import CHANNELS, PixelSettings, Visual, resize
+from qwen3_omni_neuron.prompt.media.preprocessor import read_preprocessor
 from qwen3_omni_neuron.prompt.media.sizes import USUAL, Grid, SizeLimits
-from qwen3_omni_neuron.prompt.preprocessor import read_preprocessor
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -19,7 +19,7 @@ from qwen3_omni_neuron.errors import (
 from qwen3_omni_neuron.prompt.media.fields import Warn, whole_number
 from qwen3_omni_neuron.prompt.media.image import MAX_ASPECT
 from qwen3_omni_neuron.prompt.media.item_fields import DETAILS, MOST_PIXELS, MOST_SIDE
-from qwen3_omni_neuron.prompt.preprocessor import whole_setting
+from qwen3_omni_neuron.prompt.media.preprocessor import whole_setting
 
 Grid = tuple[int, int, int]
 """Frames, and rows and columns of patches in a frame."""

@@ -16,7 +16,7 @@ from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.helpers.media.inline import decode_inline, picture_size
 from qwen3_omni_neuron.helpers.media.job import Admit, Decoded, Job, Kind, Measured, joined
 from qwen3_omni_neuron.helpers.media.work import measured_picture
-from qwen3_omni_neuron.prompt.media.fitting import Fitted, Room, TurnsRoom
+from qwen3_omni_neuron.prompt.fitting import Fitted, Room, TurnsRoom
 from qwen3_omni_neuron.prompt.media.item_fields import read_fields
 from qwen3_omni_neuron.prompt.media.sizes import SizeLimits, VisualSize
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value

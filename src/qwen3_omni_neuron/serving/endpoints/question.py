@@ -16,7 +16,7 @@ from fastapi.responses import Response
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.events import AudioChunk, Event, TextDelta
-from qwen3_omni_neuron.prompt.media.fitting import Room, TurnsRoom
+from qwen3_omni_neuron.prompt.fitting import Room, TurnsRoom
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints.answer import Answer
