@@ -109,7 +109,11 @@ def _serve(parser: CommandParser, parsed: argparse.Namespace) -> int:
         if parsed.ray is not None:
             import ray.serve  # noqa: F401
     except ImportError as error:
-        _refuse(error, parsed)
+        extra = "serve" if parsed.ray is None else "ray"
+        raise NotInstalledError(
+            f"the server needs {error.name}, which is not installed. Run: "
+            f"pip install 'qwen3-omni-neuron[{extra}]'."
+        ) from error
     if parsed.ray is not None:
         from qwen3_omni_neuron.serving.fleet.command import run_config
 
@@ -146,15 +150,6 @@ def _flag(name: str) -> str:
     """Return the flag of an argument of the verb."""
     flag = flags().get(name)
     return (flag and flag.name) or f"--{name.replace('_', '-')}"
-
-
-def _refuse(error: ImportError, parsed: argparse.Namespace) -> NoReturn:
-    """Say what to install for the server."""
-    extra = "serve" if getattr(parsed, "ray", None) is None else "ray"
-    raise NotInstalledError(
-        f"the server needs {error.name}, which is not installed. Run: "
-        f"pip install 'qwen3-omni-neuron[{extra}]'."
-    ) from error
 
 
 def _keys(file: Path | None) -> tuple[str, ...]:

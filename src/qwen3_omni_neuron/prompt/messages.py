@@ -13,7 +13,7 @@ from qwen3_omni_neuron.errors import (
     format_value,
     printable,
 )
-from qwen3_omni_neuron.prompt.media.fields import FILES
+from qwen3_omni_neuron.prompt.media.fields import FILES, ignore
 from qwen3_omni_neuron.prompt.media.item_fields import read_fields, unknown_name
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -58,10 +58,6 @@ def check_characters(text: str, where: str) -> None:
         )
 
 
-def _no_check(text: str, where: str) -> None:
-    """Accept a text of any length."""
-
-
 def messages_of(conversation: Conversation) -> Messages:
     """Return the messages of a conversation. Raises MessageError for a text that is empty."""
     if not isinstance(conversation, str):
@@ -72,7 +68,7 @@ def messages_of(conversation: Conversation) -> Messages:
 
 
 def read_messages(
-    messages: Conversation, reserved: Sequence[str], load: Loader[Media], check: Check = _no_check
+    messages: Conversation, reserved: Sequence[str], load: Loader[Media], check: Check = ignore
 ) -> tuple[list[dict[str, Any]], list[Media]]:
     """Check messages; return them for a chat template, and their media in order.
 
@@ -98,7 +94,7 @@ def read_messages(
 
 
 def read_tools(
-    tools: Sequence[Any], reserved: Sequence[str], check: Check = _no_check
+    tools: Sequence[Any], reserved: Sequence[str], check: Check = ignore
 ) -> list[dict[str, Any]]:
     """Check descriptions of tools, and return a copy for a chat template.
 
@@ -120,7 +116,7 @@ class MessageReader:
     reserved, load, check: see `read_messages`.
     """
 
-    def __init__(self, reserved: Sequence[str], load: Loader[Any], check: Check = _no_check):
+    def __init__(self, reserved: Sequence[str], load: Loader[Any], check: Check = ignore):
         self._reserved, self._load, self._check = reserved, load, check
         self.media: list[Any] = []
 

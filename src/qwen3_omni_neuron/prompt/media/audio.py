@@ -46,16 +46,12 @@ class AudioSource:
     blocks: Iterator[Waveform]
 
 
-def accept_any_length(seconds: float) -> None:
-    """Accept every audio: the default check."""
-
-
 def load_waveform(
     item: Mapping[str, Any],
     rate: int,
     where: str,
     limit_s: float = math.inf,
-    check: Check = accept_any_length,
+    check: Check = ignore,
     warn: Warn = ignore,
 ) -> Waveform:
     """Read an audio item of a message as mono float32 [samples] at `rate` Hz.
@@ -85,7 +81,7 @@ def waveform_blocks(
     rate: int,
     where: str,
     limit_s: float = math.inf,
-    check: Check = accept_any_length,
+    check: Check = ignore,
     warn: Warn = ignore,
 ) -> Iterator[Waveform]:
     """Read an audio item of a message block by block: see `load_waveform`, which joins them.

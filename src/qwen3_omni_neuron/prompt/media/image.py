@@ -49,12 +49,8 @@ _PCX_PALETTE = 769  # bytes at the end of a PCX: a 12, and 256 colours
 _SHOWING = threading.Lock()  # guards Python's one function that shows warnings
 
 
-def accept_any_size(height: int, width: int) -> None:
-    """Accept every image: the default check."""
-
-
 def load_image(
-    item: Mapping[str, Any], where: str, check: Check = accept_any_size, warn: Warn = ignore
+    item: Mapping[str, Any], where: str, check: Check = ignore, warn: Warn = ignore
 ) -> "Image":
     """Read an image item of a message, in RGB.
 
@@ -155,15 +151,13 @@ def _other_format(found: FileFormat) -> str:
             "HEIC, for which pillow-heif isn't installed. Run: pip install "
             "'qwen3-omni-neuron[heic]'; or save it as JPEG."
         )
-    if found.kind == "video":
+    if found.kind in ("video", "audio"):
+        what, part = {"video": ("a video", "video_url"), "audio": ("sound", "input_audio")}[
+            found.kind
+        ]
         return (
-            f'a video ({found.name}), not an image. Send it as an item of type "video" (video_url '
-            "over HTTP)."
-        )
-    if found.kind == "audio":
-        return (
-            f'sound ({found.name}), not an image. Send it as an item of type "audio" (input_audio '
-            "over HTTP)."
+            f'{what} ({found.name}), not an image. Send it as an item of type "{found.kind}" '
+            f"({part} over HTTP)."
         )
     return f"{found.name}, which is not read as an image. Save it as PNG or JPEG."
 

@@ -19,7 +19,6 @@ from qwen3_omni_neuron.prompt.media.video_file import (
     Frames,
     Video,
     VideoHeader,
-    accept_any_video,
     keep_whole,
     read_video_file,
 )
@@ -34,7 +33,7 @@ def load_video(
     *,
     audio_rate: int | None,
     limit_s: float = math.inf,
-    check: Check = accept_any_video,
+    check: Check = ignore,
     fit: Fit = keep_whole,
     threads: int = 0,
     warn: Warn = ignore,

@@ -93,11 +93,7 @@ class _DisorderError(Exception):
     """
 
 
-def accept_any_video(header: VideoHeader) -> None:
-    """Accept every video: the default check."""
-
-
-def keep_whole(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def keep_whole(frame: Frames) -> Frames:
     """Keep a frame as it is: the default fit."""
     return frame
 
@@ -109,7 +105,7 @@ def read_video_file(
     sampling: Sampling,
     audio_rate: int | None,
     limit_s: float = math.inf,
-    check: Check = accept_any_video,
+    check: Check = ignore,
     fit: Fit = keep_whole,
     threads: int = 0,
     warn: Warn = ignore,
