@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
 from qwen3_omni_neuron.cli.inspect import MB, aligned, model_row
 from qwen3_omni_neuron.cli.model_arguments import (
-    add_adapters,
     add_checkpoint_argument,
+    add_option,
     boolean,
     chosen_model,
     sizes,
@@ -33,6 +33,7 @@ from qwen3_omni_neuron.compilation.plan import (
 from qwen3_omni_neuron.compilation.runner import Outcome, Progress, compile_tree
 from qwen3_omni_neuron.errors import CheckpointError, OptionError
 from qwen3_omni_neuron.loading import DEFAULT_TARGET, TARGETS, find_target
+from qwen3_omni_neuron.options import LOAD_OPTIONS
 
 if TYPE_CHECKING:
     from qwen3_omni_neuron.compilation.manifest import ModelRecord
@@ -50,7 +51,7 @@ def add_compile(parser: CommandParser) -> None:
         "compile --model CHECKPOINT --dtype int8 --out tree",
     )
     add_checkpoint_argument(parser)
-    add_adapters(parser)
+    add_option(parser, LOAD_OPTIONS["adapters"])
     parser.add_argument("--out", type=Path, metavar="DIR", help="the tree's folder")
     parser.add_argument(
         "--dry-run",

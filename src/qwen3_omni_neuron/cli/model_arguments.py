@@ -30,33 +30,20 @@ def add_model_arguments(parser: argparse.ArgumentParser, otherwise: str = _NO_DE
     add_checkpoint_argument(group, otherwise)
     for option in LOAD_OPTIONS.values():
         if option.doc.loads:
-            if option.name == "adapters":
-                add_adapters(group)
-            else:
-                add_option(group, option, option.default)
+            add_option(group, option, option.default)
 
 
 def add_option(parser: argparse._ActionsContainer, option: Option, default: Any = None) -> None:
-    """Add the flag of an option of a load or a request."""
+    """Add the flag of an option of a load or a request; --adapter may be given several times."""
+    several = option.name == "adapters"
     parser.add_argument(
         option.flag,
-        type=partial(option_value, option),
-        default=default,
+        action="append" if several else "store",
+        type=adapter if several else partial(option_value, option),
+        default=None if several else default,
         metavar=option.doc.metavar or option.value_type.__name__.upper(),
         choices=None if option.doc.values is None else option.doc.values.limits.get("enum"),
-        help=f"{option.doc.help}; default: {option.default_text}",
-    )
-
-
-def add_adapters(parser: argparse._ActionsContainer) -> None:
-    """Add --adapter, which may be given several times."""
-    option = LOAD_OPTIONS["adapters"]
-    parser.add_argument(
-        option.flag,
-        type=adapter,
-        action="append",
-        metavar=option.doc.metavar,
-        help=f"{option.doc.help}; repeatable; default: {option.default_text}",
+        help=f"{option.doc.help}{'; repeatable' * several}; default: {option.default_text}",
     )
 
 
