@@ -88,17 +88,12 @@ _W64_HEAD = 1 << 16  # bytes: it comes early
 _TAG, _APE = 128, 32  # bytes of an ID3v1 tag, and of an APE tag's head and of its foot
 _MOST_TAGS = 16  # ID3v2 tags that may follow one another at the beginning of a file
 _MOST_BOXES = 500_000  # boxes in an MP4: 2.7 hours in fragments of one frame, at 25 a second
-_CHUNKED = {
-    b"RIFF": (b"WAVE", b"AVI "),
-    b"RF64": (b"WAVE",),
-    b"RIFX": (b"WAVE",),
-    b"FORM": (b"AIFF", b"AIFC", b"8SVX", b"16SV"),
-}
-_ORDERS: "dict[bytes, Literal['little', 'big']]" = {
-    b"RIFF": "little",
-    b"RF64": "little",
-    b"RIFX": "big",
-    b"FORM": "big",
+# Order of the bytes of numbers, and forms that are sound or video.
+_CHUNKED: "dict[bytes, tuple[Literal['little', 'big'], tuple[bytes, ...]]]" = {
+    b"RIFF": ("little", (b"WAVE", b"AVI ")),
+    b"RF64": ("little", (b"WAVE",)),
+    b"RIFX": ("big", (b"WAVE",)),
+    b"FORM": ("big", (b"AIFF", b"AIFC", b"8SVX", b"16SV")),
 }
 _AT_ONCE = 1 << 16  # bytes read at a time
 _MOST_BYTES = 1 << 40  # size of a file
@@ -158,7 +153,7 @@ def find_parts(file: BinaryIO, where: str, error: type[InputError] = AudioError)
     """
     end = _before_tags(file)
     start = after_tags(file)
-    magic, form = _read(file, start, 4), _read(file, start + 8, 4)
+    magic = _read(file, start, 4)
     reached = 0
     found: Iterable[int] = ()
     if magic == b"OggS":
@@ -167,7 +162,7 @@ def find_parts(file: BinaryIO, where: str, error: type[InputError] = AudioError)
         found, reached = _mp4_files(file, start, where, error)
     elif magic in _HEADS:
         found = _find(file, _HEADS[magic], start)
-    elif magic in _CHUNKED and form in _CHUNKED[magic]:
+    elif magic in _CHUNKED:
         found = _chunked(file, start)
     elif magic.startswith(b"FWS"):
         found = _flash(file, start)
@@ -254,11 +249,11 @@ def _chunked(file: BinaryIO, at: int) -> Iterator[int]:
     while True:
         head = _read(file, at, _LONGEST)
         magic, form = head[:4], head[8:12]
-        if form not in _CHUNKED.get(magic, ()):
+        if magic not in _CHUNKED or form not in _CHUNKED[magic][1]:
             return
         yield at
         # RF64 has its size of 64 bits in its first chunk.
-        size = int.from_bytes(head[20:28] if magic == b"RF64" else head[4:8], _ORDERS[magic])
+        size = int.from_bytes(head[20:28] if magic == b"RF64" else head[4:8], _CHUNKED[magic][0])
         unknown = _MOST_BYTES if magic == b"RF64" else UNKNOWN_SIZE
         if not size or size >= unknown:
             wanted = _AIFF if magic == b"FORM" else _WAVE

@@ -76,7 +76,7 @@ def read_image(
     where: str,
     sizes: Sizes,
     asked: SizeLimits,
-    check: Callable[[int, int], object] = lambda height, width: None,
+    check: Callable[[int, int], object] = ignore,
     warn: Warn = ignore,
 ) -> "tuple[Image, Grid]":
     """Read an image item; return it, and the grid with which it is shown.
