@@ -18,6 +18,7 @@ from bench import (
     bandwidth,
     end_of_speech,
     long_speech,
+    products,
     stages,
     thinker_ttft,
     ttfb_rtf,
@@ -348,6 +349,23 @@ def test_every_stage_is_timed_in_every_size(tmp_path: Path, model: list[str]) ->
 
 
 @needs_library
+@pytest.mark.usefixtures("use_kind")  # the usual kernels are taken again
+def test_both_forms_of_a_matrix_are_multiplied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [len(shapes) for shapes in products.shapes_of().values()] == [5 * 4, 2 * (2 + 8 * 2)]
+    monkeypatch.setattr(products, "shapes_of", lambda: {"some": [(64, 256), (32, 512)]})
+    few = ["--rows", "1,3", "--threads", "1,2", "--repeats", "2", "--kernels", "plain"]
+    found = run(products, few, tmp_path)
+    cases = [(row["kernels"], row["threads"], row["rows"]) for row in found.rows]
+    assert cases == [("plain", threads, rows) for threads in (1, 2) for rows in (1, 3)]
+    for row in found.rows:
+        assert row["compact_bytes"] / row["plain_bytes"] == pytest.approx(0.758, abs=5e-4)
+        assert row["min_ratio"] == row["compact_min_s"] / row["plain_min_s"]
+    assert len(found.summary) == 4
+
+
+@needs_library
 @pytest.mark.release
 def test_parts_are_compared_with_the_machine(tmp_path: Path, checkpoint: Path) -> None:
     sizes = ["--frames", "1,2", "--audio-seconds", "1,9", "--pictures", "4", "--threads", "1,2"]
@@ -373,12 +391,14 @@ def test_parts_are_compared_with_the_machine(tmp_path: Path, checkpoint: Path) -
 
 @pytest.mark.release
 def test_stages_are_compared_with_the_machine(tmp_path: Path, checkpoint: Path) -> None:
-    dtypes = ["--dtype", "mixed", "--dtype", "int8", "--threads", "2", "--prompts", "20,40"]
+    named = ("mixed", "int8", "mixed-plain")
+    dtypes = [word for dtype in named for word in ("--dtype", dtype)]
+    dtypes += ["--threads", "2", "--prompts", "20,40"]
     small = ["--array-mb", "1", "--product-size", "64", "--repeats", "2"]
     found = run(bandwidth, ["--model", str(checkpoint), *dtypes, *small], tmp_path)
     machine = [row for row in found.rows if row["dtype"] is None]
     names = ("triad", "read", "product")
-    cases = [(threads, name) for _ in range(2) for threads in (1, 2) for name in names]
+    cases = [(threads, name) for _ in named for threads in (1, 2) for name in names]
     assert [(row["threads"], row["stage"]) for row in machine] == cases
     assert [row["bytes"] for row in machine[:2]] == [3 * 2**20, 2**20]
     assert machine[2]["multiply_adds"] == 64**3
@@ -391,7 +411,7 @@ def test_stages_are_compared_with_the_machine(tmp_path: Path, checkpoint: Path) 
         )
         for threads, name in cases
     }
-    for dtype in ("mixed", "int8"):
+    for dtype in named:
         rows = [row for row in found.rows if row["dtype"] == dtype]
         assert {name: sum(r["stage"] == name for r in rows) for name in counts} == counts
         for row in rows:
