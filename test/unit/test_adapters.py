@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -196,7 +198,63 @@ def test_encoders_names_of_transformers_5_are_the_checkpoints(
         assert torch.equal(read(base, name, folder), read(base, name, adapter))
 
 
-STACK = "thinker.model.layers.0.mlp.experts"
+STACK = "thinker.model.layers.1.mlp.experts"
+EXPERT_COUNT = 8
+
+
+def stack(out: int, into: int, rank: int = RANK, name: str = STACK) -> dict[str, Tensor]:
+    """Draw A and B of a layer's experts, as PEFT's target_parameters have them."""
+    a, b = (
+        torch.randn(*s) * 0.05 for s in ((EXPERT_COUNT * rank, into), (out, EXPERT_COUNT * rank))
+    )
+    return {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
+
+
+def test_each_expert_takes_its_part_of_a_stack(
+    base: Path, weights: dict[str, Tensor], tmp_path: Path
+) -> None:
+    width, hidden = weights[f"{STACK}.0.gate_proj.weight"].shape
+    inner = f"{STACK}.base_layer"
+    both = stack(2 * width, hidden, 2, inner) | stack(hidden, width)
+    patterns = {"rank_pattern": {r".*\.gate_up_proj": 2}, "alpha_pattern": {"down_proj": 3}}
+    folder = write(tmp_path / "one", both, **patterns)
+    checkpoint = Checkpoint(base, [AdapterPath(folder)])
+    assert checkpoint.merged == (f"{folder} merged into {3 * EXPERT_COUNT} weights",)
+    for layer, rank, scale, parts in (
+        (inner, 2, 6 / 2, ("gate", "up")),
+        (STACK, 4, 3 / 4, ("down",)),
+    ):
+        a = both[f"{layer}.lora_A.weight"].view(EXPERT_COUNT, rank, -1)
+        b = both[f"{layer}.lora_B.weight"].view(-1, rank, EXPERT_COUNT)
+        added = torch.einsum("ore,eri->eoi", b, a) * scale
+        for expert in range(EXPERT_COUNT):
+            for part, rows in zip(parts, added[expert].chunk(len(parts)), strict=True):
+                name = f"{STACK}.{expert}.{part}_proj.weight"
+                assert torch.equal(read(base, name, folder), weights[name] + rows), name
+
+
+def test_stacks_that_do_not_fit_are_refused(
+    base: Path, weights: dict[str, Tensor], tmp_path: Path
+) -> None:
+    width, hidden = weights[f"{STACK}.0.gate_proj.weight"].shape
+    down = stack(hidden, width)
+    need = f"{STACK}.gate_up_proj and adapter_config.json need"
+    for number, (tensors, message) in enumerate(
+        (
+            (stack(width, hidden), rf"lora_B.* {need} \[{2 * width}, {EXPERT_COUNT * RANK}\]"),
+            (stack(hidden, 3), rf"lora_A.* {need} \[{EXPERT_COUNT * RANK}, {hidden}\]"),
+            (stack(hidden, width, 3), r"lora_A.*experts.down_proj and .* need \[32, "),
+            (dict([next(iter(down.items()))]), "has lora_A for"),
+            (
+                down | factors(weights, f"{STACK}.5.down_proj"),
+                f"has two changes of {STACK}.5.down_proj",
+            ),
+            ({f"{STACK}.down_proj": torch.zeros(8, hidden, width)}, "trained whole, as one stack"),
+        )
+    ):
+        folder = write(tmp_path / str(number), tensors)
+        with pytest.raises(CheckpointError, match=message):
+            Checkpoint(base, [AdapterPath(folder)])
 
 
 @pytest.mark.parametrize(
@@ -220,7 +278,6 @@ STACK = "thinker.model.layers.0.mlp.experts"
             "checkpoint has no thinker.model.layers.9.self_attn.q_proj.weight. It was trained on "
             "'Qwen/Qwen2.5-Omni-7B'",
         ),
-        ({"target_parameters": ["experts"]}, {QUERY: STACK}, "adapts experts as one stack"),
         ({}, {QUERY: "thinker.audio_tower.conv2d1"}, r"whose shape is \[\d+, 1, 3, 3\]"),
         ({}, {QUERY: EXPERT}, "need .* trained on another checkpoint"),
     ],
@@ -395,42 +452,108 @@ def test_the_command_line_names_a_wrong_adapter(
         assert f"The adapter {wrong} can't be read" in capsys.readouterr().err
 
 
-def test_weights_are_those_that_peft_merges(base: Path, tmp_path: Path) -> None:
+ATTENTION = r".*(?:q_proj|k_proj|o_proj|attn\.qkv|fc1)|thinker\.lm_head"
+EXPERTS = r".*\.mlp\.experts\."
+
+
+@pytest.mark.parametrize(
+    ("targets", "settings"),
+    [
+        (
+            f"{ATTENTION}|.*(?:embed_tokens|codec_embedding)",
+            {
+                "use_rslora": True,
+                "rank_pattern": {"0.self_attn.q_proj": 2},
+                # Of the thinker in transformers 4 alone: 5 has its layers in a language_model.
+                "alpha_pattern": {"model.layers.0.self_attn.k_proj": 9, "layers.1": 2},
+                "modules_to_save": ["talker.codec_head"],
+            },
+        ),
+        (ATTENTION, {"use_dora": True, "modules_to_save": ["talker.codec_head"]}),
+        (ATTENTION, {"target_modules": ["q_proj", "gate_proj", "up_proj", "down_proj"]}),
+        (
+            EXPERTS,
+            {
+                "target_modules": [],
+                "target_parameters": ["mlp.experts.gate_up_proj", "experts.down_proj"],
+                "use_rslora": True,
+                "rank_pattern": {"language_model.layers.1.mlp.experts.down_proj": 3},
+                "alpha_pattern": {"gate_up_proj": 5},
+            },
+        ),
+        (EXPERTS, {"target_modules": [], "target_parameters": ["experts.down_proj"]}),
+    ],
+    ids=["patterns", "dora", "experts", "stacks", "one stack"],
+)
+def test_weights_are_those_that_peft_merges(
+    base: Path, tmp_path: Path, targets: str, settings: dict[str, Any]
+) -> None:
     """Adapters that PEFT itself makes over transformers' model, writes and merges."""
     peft = pytest.importorskip("peft", reason="peft is not installed")
     from qwen3_omni_neuron.verification.oracle import Reference
 
-    wanted = re.compile(
-        r".*(?:q_proj|k_proj|o_proj|attn\.qkv|fc1)|thinker\.lm_head|.*(?:embed_tokens|codec_embedding)"
-    )
-    for number, settings in enumerate(
-        ({"use_rslora": True, "rank_pattern": {"0.self_attn.q_proj": 2}}, {"use_dora": True})
-    ):
-        model = Reference(base).model
-        kinds = (nn.Linear,) if "use_dora" in settings else (nn.Linear, nn.Embedding)
-        targets = [
-            name
-            for name, module in model.named_modules()
-            if isinstance(module, kinds) and wanted.fullmatch(name) and name[:4] != "code"
-        ]
-        saved = ["talker.codec_head"]
-        config = peft.LoraConfig(
-            r=RANK, lora_alpha=6, target_modules=targets, modules_to_save=saved, **settings
-        )
-        made = peft.get_peft_model(model, config)
-        draw = torch.Generator().manual_seed(number)
-        for name, parameter in made.named_parameters():
-            if "lora_" in name or "modules_to_save" in name:
-                parameter.data += torch.rand(parameter.shape, generator=draw) * 0.1
-        folder = tmp_path / str(number)
-        made.save_pretrained(folder, save_embedding_layers=False)
-        merged = peft.PeftModel.from_pretrained(Reference(base).model, folder).merge_and_unload()
-        theirs = dict(merged.named_parameters())
-        checkpoint = Checkpoint(base, [AdapterPath(folder)])
-        assert len(checkpoint.merged_names) == len(targets) + 1
-        with checkpoint.reader() as reader:
-            for name in checkpoint.merged_names:
-                held = re.sub(r"^thinker\.model\.", "thinker.model.language_model.", name)
-                held = re.sub(r"^thinker\.(audio_tower|visual)", r"thinker.model.\1", held)
-                own = theirs[name] if name in theirs else theirs[held]
-                assert torch.equal(reader.tensor(name), own), name
+    if "target_parameters" in settings and Version(transformers.__version__) < Version("5"):
+        pytest.skip("4.57 has no experts as one stack")
+    model = Reference(base).model
+    kinds = (nn.Linear,) if "use_dora" in settings else (nn.Linear, nn.Embedding)
+    layers = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, kinds) and re.fullmatch(targets, name)
+    ]
+    given = {"r": RANK, "lora_alpha": 6, "target_modules": layers} | settings
+    made = peft.get_peft_model(model, peft.LoraConfig(**given))
+    draw_adapters(made)
+    made.save_pretrained(tmp_path, save_embedding_layers=False)
+    merged = peft.PeftModel.from_pretrained(Reference(base).model, tmp_path).merge_and_unload()
+    assert_merged_alike(base, merged, tmp_path)
+
+
+def test_several_are_those_that_peft_merges_in_order(base: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    from qwen3_omni_neuron.verification.oracle import Reference
+
+    def of(*targets: str) -> Any:
+        return peft.LoraConfig(r=RANK, lora_alpha=7, target_modules=targets, use_rslora=True)
+
+    made = peft.get_peft_model(Reference(base).model, of("q_proj", "k_proj"), adapter_name="one")
+    made.add_adapter("two", of("q_proj", "gate_proj", "up_proj"))
+    draw_adapters(made)
+    made.save_pretrained(tmp_path, save_embedding_layers=False)
+    for module in made.modules():
+        if hasattr(module, "set_scale"):
+            module.set_scale("two", 0.3)
+    merged = made.merge_and_unload(adapter_names=["two", "one"])
+    assert_merged_alike(base, merged, (tmp_path / "two", 0.3), tmp_path / "one")
+
+
+def draw_adapters(model: nn.Module) -> None:
+    """Give PEFT's new parameters values, as training would."""
+    draw = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name or "modules_to_save" in name:
+            parameter.data += torch.rand(parameter.shape, generator=draw) * 0.1
+
+
+def assert_merged_alike(
+    base: Path, theirs: nn.Module, *adapters: Path | tuple[Path, float]
+) -> None:
+    """Assert that weights with adapters are those of transformers' model, bit for bit."""
+    checkpoint = Checkpoint(base, [AdapterPath.of(one) for one in adapters])
+    found = set()
+    with checkpoint.reader() as reader:
+        for name, weight in theirs.named_parameters():
+            own = re.sub(r"^thinker\.model\.language_model\.", "thinker.model.", name)
+            own = re.sub(r"^thinker\.model\.(?=audio_tower|visual)", "thinker.", own)
+            expected = {own: weight}
+            if stack := re.fullmatch(r"(.*\.experts)\.(?:gate_(up)|down)_proj", own):
+                parts = ("gate", "up") if stack[2] else ("down",)
+                expected = {
+                    f"{stack[1]}.{expert}.{part}_proj.weight": rows
+                    for expert, matrix in enumerate(weight)
+                    for part, rows in zip(parts, matrix.chunk(len(parts)), strict=True)
+                }
+            for own, rows in expected.items():
+                assert torch.equal(reader.tensor(own), rows), own
+            found |= expected.keys() & checkpoint.merged_names
+    assert found == checkpoint.merged_names != set()

@@ -6,6 +6,9 @@ layer it has A [r, into] and B [out, r], from which the merged matrix follows in
     plain     W + B A scale      scale = weight lora_alpha / r, or / sqrt(r) with use_rslora
     DoRA      m (W + B A scale) / |W + B A scale|, by rows: the magnitudes m and the norms are [out]
     table     W + (B A)^T scale, W [rows, width], A [r, rows], B [width, r]
+    stack     W + B_e A_e scale for expert e of E: transformers 5 and PEFT's target_parameters hold
+              a layer's experts as one, A [E r, into] with A_e in rows, B [out, r E] with B_e in
+              every E-th column. gate_up_proj has up_proj's rows after gate_proj's
 
 A tensor that is no factor, as those of modules_to_save are, takes the place of the stored one.
 
@@ -15,7 +18,7 @@ Source: PEFT 0.21, scaling and merge of its LoRA layers, tables and DoRA.
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,14 +35,16 @@ _FLOATS = ("F32", "F16", "BF16")
 _A, _B, _MAGNITUDE = "lora_A", "lora_B", "lora_magnitude_vector"
 _TABLE_A, _TABLE_B = "lora_embedding_A", "lora_embedding_B"
 _WHOLE = "whole"
+_INNER = ".base_layer."
 _FACTOR = re.compile(
     rf"(.+)\.({_A}|{_B}|{_MAGNITUDE}|{_TABLE_A}|{_TABLE_B})(?:\.default)?(?:\.weight)?"
 )
 _WRAPPER = re.compile(r"\.(?:base_layer|modules_to_save(?:\.default)?)(?=\.)")
 # What stands before or within a name beside the checkpoint's own: PEFT's wrapper, also after
 # "thinker.", and the holder that transformers 5 puts around the thinker's decoder and encoders.
+_PEFT = re.compile(r"^(thinker\.)?base_model\.model\.")
 _PREFIXES = (
-    (re.compile(r"^(thinker\.)?base_model\.model\."), r"\1"),
+    (_PEFT, r"\1"),
     (re.compile(r"^(thinker\.)?model\.language_model\."), r"\1model."),
     (re.compile(r"^(thinker\.)?model\.(?=(?:audio_tower|visual)\.)"), r"\1"),
 )
@@ -53,7 +58,9 @@ _WITHOUT_EFFECT = {
 }
 _READ = {"peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern"}
 _STARTS = (True, False, "gaussian", "orthogonal", "eva")  # init_lora_weights that leave W as it is
-_PATTERN = re.compile(r"\^?[\w.]+")
+_ANY = r".*\."  # PEFT itself writes it, where it makes one stack of gate_proj and up_proj
+_PATTERN = re.compile(rf"(?:\^|{re.escape(_ANY)})?[\w.]+")
+_STACK_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 @dataclass(frozen=True)
@@ -73,21 +80,28 @@ class AdapterPath:
         return str(self.folder) if self.weight == 1 else f"{self.folder}={self.weight:g}"
 
 
+_Part = slice | tuple[slice, slice]
+
+
 @dataclass(frozen=True)
 class _Change:
     """Change of one weight by an adapter.
 
-    names: names of its tensors by kind. scale: factor of B A.
+    names: names of its tensors by kind. scale: factor of B A. part: by kind the rows and columns
+    that are this weight's, where the weights of a stack share tensors.
     """
 
     names: Mapping[str, str]
     scale: float
+    part: Mapping[str, _Part] = field(default_factory=dict)
 
     def merged(self, weight: "Tensor", read: "Callable[[str], Tensor]") -> "Tensor":
         """Return a weight of float32 with this change."""
         import torch
 
-        factors = {kind: read(name).float() for kind, name in self.names.items()}
+        factors = {
+            kind: read(name)[self.part.get(kind, ...)].float() for kind, name in self.names.items()
+        }
         if _WHOLE in factors:
             return factors[_WHOLE]
         if _TABLE_A in factors:
@@ -111,17 +125,23 @@ class Adapter:
         self.path, self.given = given.folder / ADAPTER_WEIGHTS, given
         self._config = _read_config(given.folder)
         tensors = _read_tensors(given.folder)
-        grouped: dict[str, dict[str, str]] = {}
+        grouped: dict[tuple[str, bool], dict[str, str]] = {}
         for name in tensors:
             weight, kind = self._weight_of(name, shapes)
-            if kind in grouped.setdefault(weight, {}):
+            # The two stacks of a layer's experts have one name, one within the other's wrapper.
+            names = grouped.setdefault((weight, weight not in shapes and _INNER in name), {})
+            if kind in names:
                 raise self._error(f"has two tensors for {weight}: {_shown(name)} is one")
-            grouped[weight][kind] = name
-        self.changes = {
-            weight: self._change(weight, names, {k: tensors[n] for k, n in names.items()}, shapes)
-            for weight, names in grouped.items()
-        }
-        replaced = [w for w, names in grouped.items() if names.keys() & {_WHOLE, _MAGNITUDE}]
+            names[kind] = name
+        self.changes: dict[str, _Change] = {}
+        for (weight, _), names in grouped.items():
+            stored = {kind: tensors[name] for kind, name in names.items()}
+            change = self._change if weight in shapes else self._stack
+            changes = change(weight, names, stored, shapes)
+            if twice := changes.keys() & self.changes.keys():
+                raise self._error(f"has two changes of {min(twice)}: {_shown(name)} is of one")
+            self.changes |= changes
+        replaced = [w for (w, _), names in grouped.items() if names.keys() & {_WHOLE, _MAGNITUDE}]
         if replaced and given.weight != 1:
             raise self._error(
                 f"has modules_to_save or DoRA (for {_shown(replaced[0])}), which no weight scales, "
@@ -132,19 +152,24 @@ class Adapter:
         return CheckpointError(f"The adapter {self.given.folder} {what}.")
 
     def _weight_of(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, str]:
-        """Return the released name of the weight that a tensor is for, and the tensor's kind."""
+        """Return the released name of the weight that a tensor is for, and the tensor's kind.
+
+        The name of a stack is that of a layer's experts, ".mlp.experts".
+        """
         found = _FACTOR.fullmatch(name)
         weight, kind = (f"{found[1]}.weight", found[2]) if found else (name, _WHOLE)
         weight = _own_name(weight)
         for released in (weight, f"thinker.{weight}"):
             if released in shapes:
                 return released, kind
+            experts = released.removesuffix(".weight")
+            if found and len(shapes.get(f"{experts}.0.down_proj.weight", ())) == 2:
+                return experts, kind
         shown = _shown(name)
-        if re.search(r"\.mlp\.experts\.(?:weight|gate_up_proj|down_proj)$", weight):
+        if re.search(r"\.mlp\.experts\.(?:gate_up_proj|down_proj)$", weight):
             raise self._error(
-                f"adapts experts as one stack ({shown}), as PEFT does with target_parameters, "
-                "which is not implemented. Merge it by PEFT and load the merged checkpoint, or "
-                "train the experts' own matrices, mlp.experts.N.gate_proj, up_proj and down_proj"
+                f"has experts that were trained whole, as one stack ({shown}), which is not "
+                "implemented. Merge it by PEFT, and load the merged checkpoint"
             )
         base = self._config.get("base_model_name_or_path")
         raise self._error(
@@ -158,18 +183,14 @@ class Adapter:
         names: Mapping[str, str],
         stored: Mapping[str, StoredTensor],
         shapes: Mapping[str, tuple[int, ...]],
-    ) -> _Change:
+    ) -> dict[str, _Change]:
+        """Return the change of one weight."""
         shape, kinds = shapes[weight], set(names)
         if kinds == {_WHOLE}:
             self._check(weight, names[_WHOLE], stored[_WHOLE], shape)
-            return _Change(names, 1.0)
+            return {weight: _Change(names, 1.0)}
         factors = (_TABLE_A, _TABLE_B) if _TABLE_A in kinds or _TABLE_B in kinds else (_A, _B)
-        wanted = {*factors, _MAGNITUDE} if self._config.get("use_dora") else {*factors}
-        if kinds != wanted:
-            raise self._error(
-                f"has {', '.join(sorted(kinds))} for {weight}, and {', '.join(sorted(wanted))} "
-                "was expected. Save it again"
-            )
+        self._check_kinds(weight, kinds, factors)
         if len(shape) != 2:
             raise self._error(
                 f"adapts {weight}, whose shape is {list(shape)}: implemented are matrices and "
@@ -177,16 +198,53 @@ class Adapter:
             )
         if _MAGNITUDE in kinds and factors != (_A, _B):
             raise self._error(f"has DoRA for the table {weight}, which is not implemented")
-        layer = _own_name(names[factors[0]]).rpartition(f".{factors[0]}")[0]
-        rank = self._number("rank_pattern", "r", layer)
+        rank, scale = self._rank_and_scale(names[factors[0]])
         out, into = shape if factors == (_A, _B) else shape[::-1]
         self._check(weight, names[factors[0]], stored[factors[0]], (rank, into))
         self._check(weight, names[factors[1]], stored[factors[1]], (out, rank))
         if _MAGNITUDE in kinds:
             self._check(weight, names[_MAGNITUDE], stored[_MAGNITUDE], (out,))
-        alpha = self._number("alpha_pattern", "lora_alpha", layer)
-        over = math.sqrt(rank) if self._config.get("use_rslora") else rank
-        return _Change(names, self.given.weight * alpha / over)
+        return {weight: _Change(names, scale)}
+
+    def _stack(
+        self,
+        experts: str,
+        names: Mapping[str, str],
+        stored: Mapping[str, StoredTensor],
+        shapes: Mapping[str, tuple[int, ...]],
+    ) -> dict[str, _Change]:
+        """Return the changes of all experts' matrices by one pair of A and B."""
+        self._check_kinds(experts, set(names), (_A, _B))
+        number = 0
+        while f"{experts}.{number}.down_proj.weight" in shapes:
+            number += 1
+        # Which stack it is stands in no name, and the width of A tells: hidden or an expert's.
+        hidden, width = shapes[f"{experts}.0.down_proj.weight"]
+        is_down = stored[_A].shape[1:] == (width,) and stored[_B].shape[:1] == (hidden,)
+        stack, out, into = (
+            ("down_proj", hidden, width) if is_down else ("gate_up_proj", 2 * width, hidden)
+        )
+        rank, scale = self._rank_and_scale(names[_A], f".{stack}")
+        self._check(f"{experts}.{stack}", names[_A], stored[_A], (number * rank, into))
+        self._check(f"{experts}.{stack}", names[_B], stored[_B], (out, number * rank))
+        rows, changes = out // len(_STACK_PARTS[stack]), {}
+        for expert in range(number):
+            of_a, columns = slice(expert * rank, (expert + 1) * rank), slice(expert, None, number)
+            for at, matrix in enumerate(_STACK_PARTS[stack]):
+                part: dict[str, _Part] = {
+                    _A: of_a,
+                    _B: (slice(at * rows, (at + 1) * rows), columns),
+                }
+                changes[f"{experts}.{expert}.{matrix}.weight"] = _Change(names, scale, part)
+        return changes
+
+    def _check_kinds(self, weight: str, kinds: set[str], factors: tuple[str, str]) -> None:
+        wanted = {*factors, _MAGNITUDE} if self._config.get("use_dora") else {*factors}
+        if kinds != wanted:
+            raise self._error(
+                f"has {', '.join(sorted(kinds))} for {weight}, and {', '.join(sorted(wanted))} "
+                "was expected. Save it again"
+            )
 
     def _check(self, weight: str, name: str, stored: StoredTensor, shape: tuple[int, ...]) -> None:
         if stored.shape != shape or stored.dtype not in _FLOATS:
@@ -196,11 +254,23 @@ class Adapter:
                 "another checkpoint, or its two files don't belong together"
             )
 
+    def _rank_and_scale(self, name: str, parameter: str = "") -> tuple[int, float]:
+        """Return the rank of the layer that has a tensor A, and the factor of its B A.
+
+        parameter: that of the layer, with a dot, where patterns name it, too.
+        """
+        # Patterns are of names in the module that was trained: only PEFT's own is taken off.
+        layer = _WRAPPER.sub("", _PEFT.sub(r"\1", name)).rpartition(".lora_")[0] + parameter
+        rank = self._number("rank_pattern", "r", layer)
+        alpha = self._number("alpha_pattern", "lora_alpha", layer)
+        over = math.sqrt(rank) if self._config.get("use_rslora") else rank
+        return rank, self.given.weight * alpha / over
+
     def _number(self, pattern: str, default: str, layer: str) -> Any:
         """Return the rank or alpha of a layer: of the first pattern that its name ends with."""
         for key, number in (self._config.get(pattern) or {}).items():
-            own = _own_name(key.removeprefix("^"))
-            if layer == own or (key[0] != "^" and layer.endswith(f".{own}")):
+            end = key.removeprefix("^").removeprefix(_ANY)
+            if layer == end or (key[0] != "^" and layer.endswith(f".{end}")):
                 return number
         return self._config[default]
 
