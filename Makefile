@@ -88,7 +88,10 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_pro
     test_log_mel test_resizer test_positions test_sampling test_tiny test_tokenizer)) \
     $(addprefix test/integration/,$(addsuffix .py,test_generate test_media test_models)) \
     test/unit/test_training.py::test_rows_of_training_are_rows_of_generation \
-    test/integration/test_speaking.py::test_transformers_answers_code_for_code
+    test/integration/test_speaking.py::test_transformers_answers_code_for_code \
+    $(addprefix test/unit/test_adapters.py::test_,weights_are_those_that_peft_merges \
+    several_are_those_that_peft_merges_in_order \
+    a_reply_with_an_adapter_is_transformers_over_the_merged_weights)
 
 # Of its file the one test that lowers: the others, which `make test-nxdi` runs, need a later torch.
 NXDI_HLO := test/neuron/test_nxdi_export.py::test_the_hlo_of_every_graph_holds_nothing_that_the_compiler_refuses

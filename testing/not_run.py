@@ -24,10 +24,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "HEIC pictures by pillow-heif itself",
         "pip install '.[heic]' into an environment of its own, pytest",
     ),
-    "peft is not installed": (
-        "adapters that PEFT itself writes and merges",
-        "pip install peft into an environment of its own, pytest",
-    ),
+    "peft is not installed": ("adapters that PEFT itself writes and merges", "make test"),
     "which reads this form": ("quantised checkpoints in transformers", "make test-quantised"),
     "which has a client's packages": ("stock clients of OpenAI's API", "make test-clients"),
     "train/ trains transformers 5's modules": (
