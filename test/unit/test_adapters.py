@@ -14,12 +14,14 @@ import transformers
 from packaging.version import Version
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from qwen3_omni_neuron import Qwen3Omni, cli
 from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import (
     Checkpoint,
+    ShardReader,
     adapters_digest,
     conversation_fingerprint,
     fingerprint,
@@ -34,6 +36,7 @@ from qwen3_omni_neuron.cpu.weights import load_checkpoint_models, load_compiled_
 from qwen3_omni_neuron.errors import ArtifactError, CheckpointError, OptionError
 from qwen3_omni_neuron.verification.reference import config_digest
 from qwen3_omni_neuron.verification.verify import verify
+from testing.peak_memory import needs_proc
 from testing.quantised_checkpoint import int8_rows, write_quantised_checkpoint
 from testing.replies import GREEDY
 
@@ -400,6 +403,45 @@ def test_over_a_quantised_checkpoint_the_changed_matrices_are_rounded_anew(
     assert ours.thinker is not None and theirs.thinker is not None
     target = "decoder.layers.0.attention.qkv.weight"
     assert torch.equal(ours.thinker.get_parameter(target), theirs.thinker.get_parameter(target))
+
+
+def test_a_load_holds_two_merged_matrices_at_most(
+    base: Path, weights: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one just read, and the first of those that a parameter is made of; in float32."""
+    layers = [name.removesuffix(".weight") for name in weights if name.endswith("_proj.weight")]
+    tensors = {n: t for layer in layers for n, t in factors(weights, layer).items()}
+    checkpoint = Checkpoint(base, [AdapterPath(write(tmp_path / "one", tensors))])
+    merged, memory, held = checkpoint.merged_names, list[StorageWeakRef](), list[int]()
+    read_tensor = ShardReader.tensor
+
+    def watched(reader: ShardReader, name: str) -> Tensor:
+        tensor = read_tensor(reader, name)
+        if name in merged:
+            memory.append(StorageWeakRef(tensor.untyped_storage()))
+            held.append(sum(not one.expired() for one in memory))
+        return tensor
+
+    monkeypatch.setattr(ShardReader, "tensor", watched)
+    models = load_checkpoint_models(checkpoint, read_config(base), "bfloat16", STAGES, packed=False)
+    assert models.thinker is not None
+    assert len(held) == len(layers) > 100 and max(held) <= 2
+    assert all(one.expired() for one in memory)
+
+
+@needs_proc
+def test_between_parameters_no_adapter_is_mapped(base: Path, adapter: Path) -> None:
+    def mapped() -> bool:
+        return str(adapter) in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+    with Checkpoint(base, [AdapterPath(adapter)]).reader() as reader:
+        assert isinstance(reader, ShardReader)
+        reader.tensor(f"{QUERY}.weight")
+        assert mapped()
+        reader.trim()
+        assert not mapped()
+        reader.tensor(f"{QUERY}.weight")
+    assert not mapped()
 
 
 def test_a_reply_with_an_adapter_is_transformers_over_the_merged_weights(
