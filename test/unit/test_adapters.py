@@ -122,11 +122,31 @@ def test_rank_and_alpha_follow_patterns_and_rslora(
         tensors,
         use_rslora=True,
         rank_pattern={"layers.0.self_attn.q_proj": 2},
-        alpha_pattern={"^thinker.model.layers.1.self_attn.k_proj": 5, "^q_proj": 9},
+        alpha_pattern={"^thinker.model.layers.1.self_attn.k_proj": 5, "^q_proj": 9, "k_proj": 7},
     )
     for layer, scale in ((QUERY, 6 / math.sqrt(2)), (KEY, 5 / math.sqrt(RANK))):
         expected = weights[f"{layer}.weight"] + delta(tensors, layer, scale)
         assert torch.equal(read(base, f"{layer}.weight", folder), expected)
+
+
+def test_factors_of_half_precision_are_multiplied_in_float32(
+    base: Path, weights: dict[str, Tensor], tmp_path: Path
+) -> None:
+    tensors = {name: tensor.bfloat16() for name, tensor in factors(weights, QUERY).items()}
+    widened = {name: tensor.float() for name, tensor in tensors.items()}
+    expected = weights[f"{QUERY}.weight"] + delta(widened, QUERY, 6 / RANK)
+    assert torch.equal(read(base, f"{QUERY}.weight", write(tmp_path / "one", tensors)), expected)
+
+
+def test_a_weight_of_half_precision_is_merged_in_float32(
+    weights: dict[str, Tensor], tmp_path: Path
+) -> None:
+    name, tensors = f"{QUERY}.weight", factors(weights, QUERY)
+    half = write_tiny_checkpoint(tmp_path / "base", 5, dtype="bfloat16")
+    stored = read(half, name)
+    assert stored.dtype == torch.bfloat16
+    expected = stored.float() + delta(tensors, QUERY, 6 / RANK)
+    assert torch.equal(read(half, name, write(tmp_path / "one", tensors)), expected)
 
 
 def test_dora_scales_rows_to_their_magnitudes(
@@ -153,6 +173,9 @@ def test_a_table_and_a_saved_module_are_taken(
     expected = weights[f"{TABLE}.weight"] + (b @ a).T * (6 / RANK)
     assert torch.equal(read(base, f"{TABLE}.weight", folder), expected)
     assert torch.equal(read(base, HEAD, folder), head)
+    for wrapper in ("modules_to_save", "modules_to_save.default"):
+        name = HEAD.replace(".weight", f".{wrapper}.weight")
+        assert torch.equal(read(base, HEAD, write(tmp_path / wrapper, {name: head})), head)
 
 
 def test_several_adapters_are_added_in_order_with_their_weights(
@@ -219,13 +242,16 @@ def test_each_expert_takes_its_part_of_a_stack(
     width, hidden = weights[f"{STACK}.0.gate_proj.weight"].shape
     inner = f"{STACK}.base_layer"
     both = stack(2 * width, hidden, 2, inner) | stack(hidden, width)
-    patterns = {"rank_pattern": {r".*\.gate_up_proj": 2}, "alpha_pattern": {"down_proj": 3}}
+    patterns = {
+        "rank_pattern": {r".*\.gate_up_proj": 2},
+        "alpha_pattern": {"experts.gate_up_proj": 3},
+    }
     folder = write(tmp_path / "one", both, **patterns)
     checkpoint = Checkpoint(base, [AdapterPath(folder)])
     assert checkpoint.merged == (f"{folder} merged into {3 * EXPERT_COUNT} weights",)
     for layer, rank, scale, parts in (
-        (inner, 2, 6 / 2, ("gate", "up")),
-        (STACK, 4, 3 / 4, ("down",)),
+        (inner, 2, 3 / 2, ("gate", "up")),
+        (STACK, 4, 6 / 4, ("down",)),
     ):
         a = both[f"{layer}.lora_A.weight"].view(EXPERT_COUNT, rank, -1)
         b = both[f"{layer}.lora_B.weight"].view(-1, rank, EXPERT_COUNT)
@@ -273,6 +299,9 @@ def test_stacks_that_do_not_fit_are_refused(
         ({"r": 8}, {}, r"lora_A.weight of F32 \[4, \d+\]; .* need \[8, "),
         ({"r": 0}, {}, "has r or rank_pattern 0; both are whole numbers of 1 or more"),
         ({"lora_alpha": "6"}, {}, "has lora_alpha or alpha_pattern '6'; both are numbers"),
+        ({"r": True}, {}, "has r or rank_pattern True"),
+        ({"alpha_pattern": {"q_proj": "6"}}, {}, "has lora_alpha or alpha_pattern '6'"),
+        ({"rank_pattern": "q_proj"}, {}, "has rank_pattern 'q_proj'; implemented are names"),
         ({"rank_pattern": {"(a+)+b": 4}}, {}, "implemented are names of layers"),
         ({"use_dora": True}, {}, "lora_A, lora_B for .* and lora_A, lora_B, lora_magnitude_vector"),
         (
@@ -304,21 +333,59 @@ def test_what_is_not_implemented_or_does_not_fit_is_refused_by_name(
 def test_a_lone_factor_a_pickle_and_a_weight_without_effect_are_refused(
     base: Path, weights: dict[str, Tensor], tmp_path: Path
 ) -> None:
-    lone = dict([next(iter(factors(weights, QUERY).items()))])
+    pair = factors(weights, QUERY)
+    lone = dict([next(iter(pair.items()))])
     head = {HEAD: weights[HEAD]}
+    magnitude = {f"{QUERY}.lora_magnitude_vector": weights[f"{QUERY}.weight"][:, 0].clone()}
+    twice = pair | {name.removeprefix("thinker."): tensor * 2 for name, tensor in pair.items()}
     for folder, weight, message in (
         (write(tmp_path / "lone", lone), 1.0, "has lora_A for .*, and lora_A, lora_B was expected"),
+        (write(tmp_path / "twice", twice), 1.0, f"has two tensors for {QUERY}.weight: "),
         (write(tmp_path / "head", head), 0.5, "which no weight scales, got weight 0.5"),
+        (write(tmp_path / "dora", pair | magnitude, use_dora=True), 0.5, "which no weight scales"),
         (tmp_path / "none", 1.0, "can't be read: No such file"),
     ):
         with pytest.raises(CheckpointError, match=message):
             Checkpoint(base, [AdapterPath(folder, weight)])
     with pytest.raises(CheckpointError, match="can't be read: No such file"):
         fingerprint(base, [AdapterPath(tmp_path / "none")])
+    (tmp_path / "lone" / "adapter_config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"can't be read: adapter_config\.json is not an obj"):
+        Checkpoint(base, [AdapterPath(tmp_path / "lone")])
     file = tmp_path / "head" / "adapter_model.safetensors"
     file.rename(file.with_suffix(".bin"))
     with pytest.raises(CheckpointError, match=r"but adapter_model\.bin, which is not read"):
         Checkpoint(base, [AdapterPath(file.parent)])
+
+
+@pytest.mark.parametrize(
+    ("tensors", "settings", "message"),
+    [
+        ({HEAD: (3, 3)}, {}, r"codec_head.weight of F32 \[3, 3\]"),
+        ({f"{QUERY}.lora_B.weight": (5, RANK)}, {}, r"lora_B.weight of F32 \[5, 4\]"),
+        ({f"{QUERY}.lora_magnitude_vector": (3,)}, {"use_dora": True}, r"vector of F32 \[3\]"),
+        (
+            {
+                f"{TABLE}.lora_{kind}": (3,)
+                for kind in ("embedding_A", "embedding_B", "magnitude_vector")
+            },
+            {"use_dora": True},
+            "has DoRA for the table",
+        ),
+    ],
+)
+def test_tensors_of_another_shape_and_dora_of_tables_are_refused(
+    base: Path,
+    weights: dict[str, Tensor],
+    tmp_path: Path,
+    tensors: dict[str, tuple[int, ...]],
+    settings: dict[str, Any],
+    message: str,
+) -> None:
+    pair = factors(weights, QUERY) if any(QUERY in name for name in tensors) else {}
+    wrong = {name: torch.zeros(shape) for name, shape in tensors.items()}
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint(base, [AdapterPath(write(tmp_path / "one", pair | wrong, **settings))])
 
 
 def test_adapters_their_order_and_weights_are_part_of_fingerprints(
@@ -327,7 +394,10 @@ def test_adapters_their_order_and_weights_are_part_of_fingerprints(
     other = write(tmp_path / "other", factors(weights, QUERY, seed=1))
     again = Path(shutil.copytree(adapter, tmp_path / "again"))
     one, two = AdapterPath(adapter), AdapterPath(other)
-    given = [(), (one,), (two,), (one, two), (two, one), (AdapterPath(adapter, 0.5),)]
+    alpha = AdapterPath(write(tmp_path / "alpha", factors(weights, QUERY, seed=1), lora_alpha=7))
+    half = AdapterPath(adapter, 0.5)
+    assert str(half) == f"{adapter}=0.5"
+    given = [(), (one,), (two,), (one, two), (two, one), (half,), (alpha,)]
     for of in (fingerprint, conversation_fingerprint):
         assert len({of(base, adapters) for adapters in given}) == len(given)
         assert of(base) == of(base, ())

@@ -163,7 +163,7 @@ class Adapter:
             if released in shapes:
                 return released, kind
             experts = released.removesuffix(".weight")
-            if found and len(shapes.get(f"{experts}.0.down_proj.weight", ())) == 2:
+            if len(shapes.get(f"{experts}.0.down_proj.weight", ())) == 2:
                 return experts, kind
         shown = _shown(name)
         if re.search(r"\.mlp\.experts\.(?:gate_up_proj|down_proj)$", weight):
