@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from qwen3_omni_neuron.checkpoint.tiny.weights import parameter_shapes
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 """Type and shape of tensors by name."""
 _BYTES = {"F8_E4M3": 1, "U8": 1, "BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8}
+_THINKING = "Qwen/Qwen3-Omni-30B-A3B-Thinking"
 _LAYER = r"model\.layers\.\d+\.(self_attn|mlp|mlp\.experts\.\d+|mlp\.shared_expert)\.\w+_proj"
 _THINKER = rf"thinker\.{_LAYER}"
 _SPEECH = rf"talker\.{_LAYER}|talker\.code_predictor\.model\.layers\.\d+\.mlp\.\w+_proj"
@@ -31,7 +33,8 @@ class HubCheckpoint:
 
     layers: pattern of the layers that are quantised. parts: their tensors, by ending, for a matrix
     [out, into]. settings: quantization_config. kv_scales: with scales of a KV cache. base: the
-    released checkpoint that it is made from.
+    released checkpoint that it is made from. reported_gb: size of all its files, as people who have
+    it report, None where it is not known.
     """
 
     layers: str = ""
@@ -39,6 +42,7 @@ class HubCheckpoint:
     settings: Mapping[str, Any] | None = None
     kv_scales: bool = False
     base: str = INSTRUCT
+    reported_gb: float | None = None
 
     def tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> Tensors:
         """Return the tensors that stand for weights of these shapes."""
@@ -97,9 +101,13 @@ def _auto_round(out: int, into: int) -> Tensors:
     }
 
 
-def _awq(out: int, into: int) -> Tensors:
+def _gptq(out: int, into: int) -> Tensors:
+    return {**_auto_round(out, into), "g_idx": ("I32", (into,))}
+
+
+def _awq(out: int, into: int, bits: int) -> Tensors:
     return {
-        "weight_packed": ("I32", (out, into // 8)),
+        "weight_packed": ("I32", (out, into * bits // 32)),
         "weight_scale": ("BF16", (out, into // 32)),
         "weight_shape": ("I64", (2,)),
     }
@@ -134,18 +142,38 @@ def _nvfp4(out: int, into: int) -> Tensors:
 
 
 _AUTO_ROUND = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4}
+_GPTQ = {"quant_method": "gptq", "checkpoint_format": "gptq", "bits": 4, "desc_act": False}
 _COMPRESSED = {"quant_method": "compressed-tensors"}
 _MODELOPT = {"quant_method": "modelopt"}
+
+
+def _awq_checkpoint(bits: int, base: str, reported_gb: float) -> HubCheckpoint:
+    settings = {**_COMPRESSED, "format": "pack-quantized"}
+    return HubCheckpoint(
+        _THINKER, partial(_awq, bits=bits), settings, base=base, reported_gb=reported_gb
+    )
+
+
 HUB_CHECKPOINTS = {
-    **{hub_id: HubCheckpoint(base=hub_id) for hub_id in SPEAKS},
-    "cyankiwi/Qwen3-Omni-30B-A3B-Instruct-AWQ-4bit": HubCheckpoint(
-        _THINKER, _awq, {**_COMPRESSED, "format": "pack-quantized"}
-    ),
+    **{
+        hub_id: HubCheckpoint(base=hub_id, reported_gb=70.53 if speaks else 63.45)
+        for hub_id, speaks in SPEAKS.items()
+    },
+    "cyankiwi/Qwen3-Omni-30B-A3B-Instruct-AWQ-4bit": _awq_checkpoint(4, INSTRUCT, 27.57),
+    "cyankiwi/Qwen3-Omni-30B-A3B-Instruct-AWQ-8bit": _awq_checkpoint(8, INSTRUCT, 42.52),
+    "cyankiwi/Qwen3-Omni-30B-A3B-Thinking-AWQ-4bit": _awq_checkpoint(4, _THINKING, 20.49),
+    "cyankiwi/Qwen3-Omni-30B-A3B-Thinking-AWQ-8bit": _awq_checkpoint(8, _THINKING, 35.44),
     "Intel/Qwen3-Omni-30B-A3B-Instruct-int4-AutoRound": HubCheckpoint(
         _THINKER, _auto_round, {**_AUTO_ROUND, "group_size": 128, "sym": True}
     ),
+    "thomasip/Qwen3-Omni-30B-A3B-Instruct-GPTQ-4bit": HubCheckpoint(
+        _THINKER, _gptq, {**_GPTQ, "group_size": 128, "sym": True}, reported_gb=26.40
+    ),
     "marksverdhei/Qwen3-Omni-30B-A3B-FP8": HubCheckpoint(
-        f"{_THINKER}|{_SPEECH}", _fp8, {"quant_method": "fp8", "weight_block_size": [128, 128]}
+        f"{_THINKER}|{_SPEECH}",
+        _fp8,
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        reported_gb=37.39,
     ),
     "asdazd/Qwen3-Omni-30B-A3B-Instruct_modelopt_FP8": HubCheckpoint(
         _THINKER, _modelopt_fp8, {**_MODELOPT, "quant_algo": "FP8"}, kv_scales=True

@@ -13,6 +13,7 @@ from qwen3_omni_neuron.checkpoint.other_kinds import NOT_READ
 from qwen3_omni_neuron.errors import CheckpointError
 from testing.hub_checkpoints import HUB_CHECKPOINTS
 from testing.imports import ROOT
+from testing.native_library import needs_c
 from testing.repeats import again
 
 DTYPES = ("mixed", "int8", "int4")
@@ -33,7 +34,7 @@ def inspected(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any
 
 
 def form_and_use(shown: dict[str, Any]) -> list[str]:
-    """Return the first cells of a row: what is quantised, how, and what becomes of it."""
+    """Return what is quantised and how, and what becomes of it: the first cells of a row."""
     quantised = [row for row in shown["tensors"] if row["dtypes int8, int4"]]
     if not quantised:
         return ["bfloat16", "rounded"]
@@ -59,23 +60,27 @@ def test_the_table_has_every_checkpoint_and_every_kind_that_is_not_read() -> Non
     }
 
 
+@needs_c  # without it `auto` is `mixed`
 @pytest.mark.parametrize("name", HUB_CHECKPOINTS)
 def test_a_checkpoint_is_read_in_the_form_that_the_table_says(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By its headers, with the published names and all widths, in three layers."""
     HUB_CHECKPOINTS[name].write(tmp_path, layers=3)
-    assert form_and_use(inspected(tmp_path, capsys)) == rows()[name][:2]
+    shown = inspected(tmp_path, capsys)
+    assert [*form_and_use(shown), f"`{shown['dtype auto on the CPU']}`"] == rows()[name][:3]
 
 
 @pytest.mark.parametrize("name", [again(n) for n in HUB_CHECKPOINTS])
 def test_a_checkpoint_takes_the_memory_that_the_table_says(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By its headers, in all layers."""
-    HUB_CHECKPOINTS[name].write(tmp_path)
+    """By its headers, in all layers. Its tensors are as large as its files are said to be."""
+    checkpoint = HUB_CHECKPOINTS[name]
+    size = checkpoint.write(tmp_path) / 1e9
+    assert size == pytest.approx(checkpoint.reported_gb or size, abs=0.1)
     sizes = inspected(tmp_path, capsys)["weights in memory on the CPU, GB"]
-    assert [f"{sizes[dtype]:.1f}" for dtype in DTYPES] == rows()[name][2:]
+    assert [f"{sizes[dtype]:.1f}" for dtype in DTYPES] == rows()[name][3:]
 
 
 def test_scales_of_inputs_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,6 +131,9 @@ CASES = {
         pack_quantized(ordered=True), PACKED, "pack-quantized", 4, "32 inputs", INT4
     ),
     "pack int8": Case(pack_quantized(8, 0), PACKED, "pack-quantized", 8, "a row", INT8),
+    "pack int8 groups": Case(
+        pack_quantized(8, 16), PACKED, "pack-quantized", 8, "16 inputs", None
+    ),
     "pack int8 asym": Case(
         pack_quantized(8, 32, symmetric=False), PACKED, "pack-quantized", 8, "32 inputs", None
     ),
