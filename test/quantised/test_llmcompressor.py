@@ -14,10 +14,14 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from testing.quantised_by_packages import IGNORED
 
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": False}
+INT8 = {**INT4, "num_bits": 8, "symmetric": True}  # as cyankiwi's AWQ-8bit
 FP8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
 
 
-@pytest.mark.parametrize(("form", "weights"), [("pack-quantized", INT4), ("float-quantized", FP8)])
+@pytest.mark.parametrize(
+    ("form", "weights"),
+    [("pack-quantized", INT4), ("pack-quantized", INT8), ("float-quantized", FP8)],
+)
 def test_weights_are_those_that_compressed_tensors_decompresses(
     checkpoint: Path, tmp_path: Path, form: str, weights: dict[str, Any]
 ) -> None:
