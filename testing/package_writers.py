@@ -4,6 +4,7 @@ As in testing.quantised_checkpoint, but a package packs the numbers, and the wei
 those that it computes from its own tensors, with their scales widened to float32 first.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -111,11 +112,9 @@ def modelopt_fp8(weight: Tensor) -> Written:
 
 
 def compressed_tensors_nvfp4(weight: Tensor) -> Written:
-    """Write NVFP4 by compressed-tensors, its numbers unpacked as float32; W4A4."""
+    """Write NVFP4 by compressed-tensors; W4A4."""
     from compressed_tensors.compressors import BaseCompressor
-    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
     from compressed_tensors.quantization import QuantizationScheme
-    from compressed_tensors.quantization.lifecycle.forward import dequantize
     from compressed_tensors.quantization.quant_scheme import NVFP4
     from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
@@ -127,11 +126,26 @@ def compressed_tensors_nvfp4(weight: Tensor) -> Written:
     stored = {"weight": weight, "weight_scale": scale, "weight_global_scale": whole}
     compressor = BaseCompressor.get_value_from_registry("nvfp4-pack-quantized")
     tensors = compressor.compress({**stored, "input_global_scale": torch.tensor([0.5])}, scheme)
-    numbers = unpack_fp4_from_uint8(tensors["weight_packed"], *weight.shape, dtype=torch.float32)
-    wide = dequantize(
-        numbers, tensors["weight_scale"].float(), args=args, dtype=torch.float32, global_scale=whole
+    return tensors, compressed_tensors_nvfp4_weights(tensors, args)
+
+
+def compressed_tensors_nvfp4_weights(tensors: Mapping[str, Tensor], args: Any) -> Tensor:
+    """Return the weights of NVFP4 by compressed-tensors, its numbers unpacked as float32.
+
+    Its compressor unpacks them as bfloat16. args: of the scheme's weights.
+    """
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+    from compressed_tensors.quantization.lifecycle.forward import dequantize
+
+    packed = tensors["weight_packed"]
+    out, half = packed.shape
+    return dequantize(
+        unpack_fp4_from_uint8(packed, out, 2 * half, dtype=torch.float32),
+        tensors["weight_scale"].float(),
+        args=args,
+        dtype=torch.float32,
+        global_scale=tensors["weight_global_scale"],
     )
-    return tensors, wide
 
 
 def modelopt_nvfp4(weight: Tensor) -> Written:
