@@ -39,9 +39,9 @@ from bench.bandwidth import best_rate, machine_rows
 from bench.common.measure import in_turn, median_row
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.modules import lay_out
-from qwen3_omni_neuron.cpu.call_cost import kept_bytes, work_of
+from qwen3_omni_neuron.cpu.call_cost import kept_bytes, precision_of, work_of
 from qwen3_omni_neuron.cpu.native.installed import find_library
-from qwen3_omni_neuron.cpu.precision import PRECISIONS, weight_form
+from qwen3_omni_neuron.cpu.precision import weight_form
 from qwen3_omni_neuron.cpu.rates import products
 from qwen3_omni_neuron.cpu.target import usable_cores
 from qwen3_omni_neuron.cpu.weights import put_kept
@@ -274,7 +274,7 @@ def sharing(module: Module) -> Module:
 def fill_packed(module: nn.Module, part: str, dtype: str = "mixed") -> None:
     """Give a module on the meta device random weights as the CPU keeps them, one at a time."""
     for name, weight in list(module.named_parameters()):
-        form = weight_form(PRECISIONS[dtype], part, module, name)
+        form = weight_form(precision_of(dtype), part, module, name)
         bound = (weight.numel() / len(weight)) ** -0.5 if weight.ndim > 1 else 1.0
         drawn = torch.empty(weight.shape).uniform_(-bound, bound).to(form.read_as)
         put_kept(module, name, form, form.keep(name, drawn))
@@ -294,7 +294,7 @@ def weight_bytes(make: Callable[[], nn.Module], part: str, dtype: str = "mixed")
     with torch.device("meta"):
         module = make()
     names = [name for name, _ in module.named_parameters() if "embedding.weight" not in name]
-    return sum(kept_bytes(PRECISIONS[dtype], part, module, name) for name in names)
+    return sum(kept_bytes(precision_of(dtype), part, module, name) for name in names)
 
 
 if __name__ == "__main__":

@@ -183,7 +183,10 @@ def test_the_weights_are_the_checkpoints_converted(
     """In memory and on the disk, where safetensors' own reader finds them; mapped, not copied."""
     tree = tree_of(dtype)
     given = config, dtype, STAGES, packed
-    numbers = {"predictor_dtype": LIMITS.predictor_dtypes.get(dtype, (SAME,))[0]}
+    numbers: dict[str, Any] = {
+        "predictor_dtype": LIMITS.predictor_dtypes.get(dtype, (SAME,))[0],
+        "compact": dtype in LIMITS.compact_dtypes,
+    }
     loaded = load_checkpoint_models(Checkpoint(checkpoint), *given, **numbers)
     compiled = load_compiled_models(tree, *given, **numbers)
     uncopied = packed or dtype in ("bfloat16", "float64")
@@ -371,7 +374,7 @@ def test_int4_blocks_of_another_format_are_refused(
         save_file({**tensors, name: wrong}, tmp_path / file)
         for packed in (True, False):
             with pytest.raises(ArtifactError, match=rf"{name} in .* torch.uint8 .* was expected"):
-                load_compiled_models(tmp_path, config, "int4", ("thinker",), packed)
+                load_compiled_models(tmp_path, config, "int4", ("thinker",), packed, compact=True)
 
 
 def test_where_there_is_no_tree_it_says_so(checkpoint: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import re
 from argparse import Namespace
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -430,6 +431,10 @@ def test_stages_are_compared_with_the_machine(tmp_path: Path, checkpoint: Path) 
     assert second["times_faster_than_mixed"] == gain
 
 
+# Bytes of a number in 12 bits: of 256 inputs of 32 outputs, with a head of 128 bytes.
+COMPACT = Fraction(256 * 32 * 3 // 2 + 4 * 32, 256 * 32)
+
+
 @needs_library
 def test_the_work_of_a_call_is_that_of_the_released_sizes() -> None:
     models, _ = lay_out(RELEASED, ("thinker",))
@@ -438,22 +443,22 @@ def test_the_work_of_a_call_is_that_of_the_released_sizes() -> None:
     attention, expert = 2048 * (40 + 32) * 128, 3 * 768 * 2048
     router, head, norms = 128 * 2048, 152064 * 2048, 2 * 2048 + 36 * 128
 
-    def bytes_of(each: int, scales: int) -> int:
-        layer = (attention + 8 * expert) * each + router * 2 + 4 * (norms + scales)
+    def bytes_of(each: Fraction | int, scales: int) -> Fraction | int:
+        layer = (attention + 8 * expert) * each + router * COMPACT + 4 * (norms + scales)
         return 48 * layer + head * each + 4 * 2048
 
     row = work_of("thinker", thinker, text, "mixed", 1, before=99)
     values, pair = attention + router + 8 * expert, 2 * 32 * 128
     assert row == Work(
-        weight_bytes=bytes_of(2, scales=0),
-        distinct_bytes=bytes_of(2, scales=0),
+        weight_bytes=int(bytes_of(COMPACT, scales=0)),
+        distinct_bytes=int(bytes_of(COMPACT, scales=0)),
         kv_bytes=48 * 2 * 4 * 128 * 100 * 4,
         multiply_adds=48 * (values + pair * 100) + head,
     )
     # 100 rows can have chosen all 128 experts, 10 rows 80 of them.
     few, many = (work_of("thinker", thinker, text, "mixed", rows) for rows in (10, 100))
-    assert few.weight_bytes == row.weight_bytes + 48 * 72 * expert * 2
-    assert many.weight_bytes == row.weight_bytes + 48 * 120 * expert * 2
+    assert few.weight_bytes == row.weight_bytes + 48 * 72 * expert * COMPACT
+    assert many.weight_bytes == row.weight_bytes + 48 * 120 * expert * COMPACT
     assert many.multiply_adds == 48 * (100 * values + pair * 100 * 101 // 2) + head
     scales = 40 * 128 + 2048 + 8 * (2 * 768 + 2048)
     int8 = work_of("thinker", thinker, text, "int8", 1)
@@ -461,7 +466,7 @@ def test_the_work_of_a_call_is_that_of_the_released_sizes() -> None:
     int4 = work_of("thinker", thinker, text, "int4", 1)
     # The head stays int8. A group of 32 numbers takes 16 bytes, and its scale 2.
     in_groups = 48 * (attention + 8 * expert) * 18 // 32
-    others = 48 * (router * 2 + 4 * norms) + 4 * 2048
+    others = 48 * (router * COMPACT + 4 * norms) + 4 * 2048
     assert int4.weight_bytes == in_groups + others + head + 4 * 152064
 
 
@@ -476,10 +481,10 @@ def test_a_frame_reads_the_code_predictor_fifteen_times() -> None:
     layer = 1024 * (32 + 16) * 128 + 3 * 1024 * 3072
     norms = 5 * (2 * 1024 + 24 * 128) + 1024
     heads = 15 * 2048 * 1024
-    assert frame.weight_bytes == 15 * (5 * layer * 2 + norms * 4) + heads * 2
-    assert frame.distinct_bytes == 5 * layer * 2 + norms * 4 + heads * 2
+    assert frame.weight_bytes == 15 * (5 * layer * COMPACT + norms * 4) + heads * COMPACT
+    assert frame.distinct_bytes == (5 * layer + heads) * COMPACT + norms * 4
     scales, down = 5 * (32 * 128 + 1024 + 2 * 3072) * 4, 1024 * 3072  # down stays bfloat16
-    layers = 5 * (layer + down) + scales + norms * 4
+    layers = 5 * (layer - down + down * COMPACT) + scales + norms * 4
     assert int8.weight_bytes == 15 * layers + heads + 15 * 2048 * 4
     assert frame.multiply_adds == 16 * 5 * layer + heads + 5 * 2 * 16 * 128 * (16 * 17 // 2)
 

@@ -192,7 +192,8 @@ def test_an_interrupted_file_is_no_file(tmp_path: Path) -> None:
 )
 def test_what_has_no_such_matrices_is_not_compact(planted: Path, target: str, dtype: str) -> None:
     config = read_config(planted)
-    assert not plan_of(planted, config, target, dtype=dtype, compact=False).compact
+    for given in (None, False):
+        assert not plan_of(planted, config, target, dtype=dtype, compact=given).compact
     said = f"compact is false for target {target} in dtype {dtype}, got true. Leave it out."
     with pytest.raises(OptionError, match=said):
         plan_of(planted, config, target, dtype=dtype, compact=True)
@@ -222,7 +223,7 @@ def test_a_tree_is_refused_under_the_other_setting(
         return capsys.readouterr().err
 
     compile_words("--compact", "true", "--only", "code_predictor")
-    assert "stale" not in compile_words("--compact", "true")
+    assert "stale" not in compile_words()
     said = f"compact is False, and {tmp_path} was compiled with True"
     with pytest.raises(OptionError, match=said):
         Qwen3Omni.load(planted, compiled_path=tmp_path, compact=False)
@@ -241,7 +242,7 @@ def test_replies_over_a_tree_are_those_over_plain_weights_to_the_bit(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     """With a picture and sound. C and torch write the same tree."""
-    words = ["compile", "--model", str(checkpoint), "--dtype", dtype, "--compact", "true", "--out"]
+    words = ["compile", "--model", str(checkpoint), "--dtype", dtype, "--out"]
     with compiled_here():
         assert cli.main([*words, str(tmp_path / "c")]) == 0
         with monkeypatch.context() as without_c:
@@ -265,4 +266,4 @@ def test_replies_over_a_tree_are_those_over_plain_weights_to_the_bit(
         return list(found.token_ids), found.codes.tolist(), found.audio.tobytes()
 
     expected = reply(dtype=dtype, compact=False)
-    assert reply(compiled_path=tmp_path / "c") == expected
+    assert reply(compiled_path=tmp_path / "c") == expected == reply(dtype=dtype)

@@ -27,16 +27,16 @@ def test_a_reply_is_the_sum_of_its_calls() -> None:
 
 @pytest.mark.skipif(find_library() is None, reason="torch widens the weights without the C")
 def test_the_least_time_follows_from_the_rates_of_a_machine() -> None:
-    """It is what bench.released added up on two machines; the default code predictor adds more."""
+    """The rates of two machines. The default code predictor reads more."""
     for measured, added_up in (
-        (MachineRates(23.8e9, 88.9e9, 2), 1.78),
-        (MachineRates(28.7e9, 180.9e9, 2), 1.27),
+        (MachineRates(23.8e9, 88.9e9, 2), 1.72),
+        (MachineRates(28.7e9, 180.9e9, 2), 1.22),
     ):
         same = released_limits(measured, {"int4": "int4"})["int4"]
         assert same.rtf == pytest.approx(added_up, abs=0.01)
         default = released_limits(measured, {"int4": "mixed"})["int4"]
         assert default.predictor - same.predictor == pytest.approx(
-            0.97e9 / measured.bytes_per_s, rel=0.02
+            0.50e9 / measured.bytes_per_s, rel=0.02
         )
 
 

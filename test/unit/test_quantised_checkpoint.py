@@ -265,8 +265,10 @@ def test_a_compiled_tree_has_what_the_checkpoint_has(
             header = 8 + int.from_bytes(opened.read(8), "little")
         assert expected_bytes(plan, model) == file.stat().st_size - header
     checkpoint = Checkpoint(folder)
-    loaded = load_checkpoint_models(checkpoint, config, "int4", STAGES, packed)
-    compiled = load_compiled_models(tmp_path, config, "int4", STAGES, packed, checkpoint.quantised)
+    given: dict[str, Any] = {"compact": plan.compact}
+    loaded = load_checkpoint_models(checkpoint, config, "int4", STAGES, packed, **given)
+    given["quantised"] = checkpoint.quantised
+    compiled = load_compiled_models(tmp_path, config, "int4", STAGES, packed, **given)
     assert_equal_weights(parameters(compiled), parameters(loaded))
     for module, other in ((compiled.thinker, loaded.thinker), (compiled.talker, loaded.talker)):
         assert module is not None and other is not None

@@ -104,7 +104,7 @@ def _values(name: str) -> str:
         return f"auto, {', '.join(dict.fromkeys(dtype for one in limits for dtype in one.dtypes))}"
     if name == "compact":
         of = [f"{t.target} {', '.join(t.compact_dtypes)}" for t in limits if t.compact_dtypes]
-        return f"true ({'; '.join(of)}) or false; default: false"
+        return f"true ({'; '.join(of)}) or false; default: true where it may be"
     if name == "predictor_dtype":
         return f"auto or {_predictor_dtypes(limits)}; default: the first one"
     defaults = {
@@ -174,7 +174,7 @@ def _dry_run(parsed: argparse.Namespace) -> int:
         if plan.target in DRY_RUN_TARGETS:
             each_default = parsed.tp is None and parsed.instance is None
             return _dry_run_on_trn2(plan, parsed.instance, each_default, parsed.quiet)
-        return _dry_run_here(plan, parsed.out or Path.cwd(), bool(parsed.compact))
+        return _dry_run_here(plan, parsed.out or Path.cwd(), parsed.compact is not False)
 
 
 def _dry_run_on_trn2(

@@ -183,9 +183,9 @@ class TargetLimits:
     for a checkpoint's dtype, if it is another one. auto_quantised: returns the dtype that "auto"
     means for a checkpoint's folder, or None where its dtype says that. predictor_top_k: the
     default; 0: any. predictor_dtypes: allowed predictor_dtype by dtype, the default first; "same"
-    alone in a dtype that is not named. compact_dtypes: dtypes that have bfloat16 matrices for
-    CompilePlan.compact. sizes: defaults by the name of a list in CompilePlan; lists not named here
-    may have any size. mixed_arithmetic: dtype of activations in the dtypes mixed, int8 and int4.
+    alone in a dtype that is not named. compact_dtypes: dtypes in which a plan is compact by
+    default. sizes: defaults by the name of a list in CompilePlan; lists not named here may have any
+    size. mixed_arithmetic: dtype of activations in the dtypes mixed, int8 and int4.
     """
 
     target: str
@@ -338,7 +338,7 @@ def _compact(limits: TargetLimits, dtype: str, given: bool | None) -> bool:
         raise OptionError(
             f"compact is false for target {limits.target} in dtype {dtype}, got true. Leave it out."
         )
-    return False if given is None else given
+    return dtype in limits.compact_dtypes if given is None else given
 
 
 def _context_length(config: OmniConfig, given: int | None) -> int:

@@ -4,7 +4,7 @@ From it and a machine's measured rates follows the least time of the released mo
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from torch import nn
@@ -13,6 +13,7 @@ from qwen3_omni_neuron.checkpoint.modules import lay_out
 from qwen3_omni_neuron.checkpoint.released import released_config
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, Precision, library_for, weight_form
 from qwen3_omni_neuron.cpu.rates import MachineRates
+from qwen3_omni_neuron.cpu.target import LIMITS
 from qwen3_omni_neuron.model.config import DecoderConfig
 
 # The reply whose time is counted: the prompt's rows, text tokens, frames of speech, and frames in
@@ -83,14 +84,17 @@ def work_of(
 
 
 def precision_of(dtype: str) -> Precision:
-    """Return the types that weights are kept in here: torch's, without the C library."""
-    precision = PRECISIONS[dtype]
+    """Return the types that weights are kept in here by default: torch's, without the library."""
+    precision = replace(PRECISIONS[dtype], compact=dtype in LIMITS.compact_dtypes)
     widened = precision.packed and library_for(dtype) is None
     return PRECISIONS["float32"] if widened else precision
 
 
 def kept_bytes(precision: Precision, part: str, module: nn.Module, name: str) -> int:
-    """Return the bytes of a parameter as it is kept: with padding, and with its scale in int8."""
+    """Return the bytes of a parameter as it is kept: with padding, and with its scale in int8.
+
+    A matrix that may be compact counts as if it were.
+    """
     form = weight_form(precision, part, module, name)
     kept = form.layout(name, module.get_parameter(name).shape)
     return sum(prod(shape) * dtype.itemsize for shape, dtype in kept.values())

@@ -63,7 +63,7 @@ def fits_of(
     talker_context_length: int,
     quantised: Mapping[str, QuantisedForm] = NOT_QUANTISED,
     predictor_dtype: str = "auto",
-    compact: bool = False,
+    compact: bool = True,
 ) -> list[Fit]:
     """Count every dtype that the C computes, with KV caches in float32.
 

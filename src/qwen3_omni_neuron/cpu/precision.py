@@ -13,8 +13,10 @@ and computes in float32. The released one has an activation of about
 49,000, under which int8 in any group of its matrices changes more codes than frames can bear,
 though its down projections stay as in mixed (bench.quantisation, outlier).
 
-Weights for the C are packed (see cpu.packing). Without the compiled library torch computes
-all of them: packed weights are unpacked and widened to float32 when they are loaded.
+Weights for the C are packed (see cpu.packing), their bfloat16 matrices in 12 bits a number where
+that loses nothing (see cpu.compact), unless CompilePlan.compact is false. Without the compiled
+library torch computes all of them: packed weights are unpacked and widened to float32 when they are
+loaded.
 """
 
 from collections.abc import Mapping, Sequence

@@ -31,13 +31,16 @@ def published_form(
 ) -> WeightForm:
     """Return the form of a parameter that keeps its published numbers, else the form given.
 
+    Without the compact form, if any numbers are not FP8: of others too many are zeros for it.
     pieces: stored matrices of the parameter. quantised: Checkpoint.quantised.
     """
     stored = [quantised[piece.name] for piece in pieces if piece.name in quantised]
+    if not all(matrix.floating and matrix.bits == 8 for matrix in stored):
+        form = form.plain
     if not form.may_be_published or len(stored) < len(pieces):
         return form
     if all(matrix.has_int8_rows for matrix in stored):
-        return replace(form.plain, kept_as=torch.int8, groups=None, published=True)
+        return replace(form, kept_as=torch.int8, groups=None, published=True)
     sizes = {matrix.block[1] for matrix in stored if _are_groups_of_int4(matrix)}
     if not all(map(_are_groups_of_int4, stored)) or len(sizes) > 1:
         return form
@@ -48,8 +51,7 @@ def published_form(
         any(matrix.zero_points for matrix in stored),
     )
     ordered = any(matrix.ordered for matrix in stored)
-    form = replace(form.plain, kept_as=torch.uint8, groups=groups)
-    return replace(form, published=True, ordered=ordered)
+    return replace(form, kept_as=torch.uint8, groups=groups, published=True, ordered=ordered)
 
 
 def read_published(
