@@ -183,19 +183,20 @@ def stage_rows(
 
 def work_of_row(models: Models, config: OmniConfig, row: Row) -> Work:
     """Count the work of a row's call."""
-    stage, dtype, rows = row["stage"], row["dtype"], row["rows"]
+    stage, dtype, rows = row["stage"], row["dtype"].removesuffix(PLAIN), row["rows"]
+    work = partial(work_of, compact=not row["dtype"].endswith(PLAIN))
     text, talker = config.thinker.text, config.talker
     if stage in (PREFILL, DECODE):
         assert models.thinker is not None
         new, before = (rows, 0) if stage == PREFILL else (1, rows)
-        return work_of("thinker", models.thinker, text, dtype, new, before)
+        return work("thinker", models.thinker, text, dtype, new, before)
     assert talker is not None and models.talker is not None and models.code_predictor is not None
     if stage == STEP:
-        return work_of("talker", models.talker, talker.text, dtype, 1, rows)
+        return work("talker", models.talker, talker.text, dtype, 1, rows)
     # Of 16 rows the first two are one pass: see model.code_predictor.
     groups, module = talker.code_groups, models.code_predictor
     numbers = predictor_numbers(dtype)
-    return work_of("code_predictor", module, talker.predictor, numbers, groups, passes=groups - 1)
+    return work("code_predictor", module, talker.predictor, numbers, groups, passes=groups - 1)
 
 
 def with_work(row: Row, work: Work) -> Row:

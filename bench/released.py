@@ -120,9 +120,8 @@ def measure(options: Namespace) -> Figures:
     replied = in_new_process(reply, checkpoint, tree, options, True)
     asked = in_new_process(question, checkpoint, tree, options)
     timed_parts = in_new_process(parts, checkpoint, tree, options)
-    prompt = prompt_row(
-        read_config(checkpoint), timed_parts[0], replied["prompt_tokens"], options.dtype
-    )
+    config, dtype = read_config(checkpoint), form_of(options)
+    prompt = prompt_row(config, timed_parts[0], replied["prompt_tokens"], dtype)
     sums = [
         derived(
             [with_limit({**row, **rates}, options.threads) for row in (prompt, *timed_parts)],
@@ -150,14 +149,19 @@ def measure(options: Namespace) -> Figures:
     return rows, summary, headlines
 
 
+def form_of(options: Namespace) -> str:
+    """Return the dtype with the form of its bfloat16 matrices, as bench.bandwidth has it."""
+    return options.dtype + ("" if options.compact else bandwidth.PLAIN)
+
+
 def made(options: Namespace) -> tuple[Path, Path]:
     """Return the checkpoint's folder and the tree's, which is compiled where it is not complete."""
-    form = "" if options.compact else "-plain"
-    checkpoint, tree = options.folder / f"{options.size}", options.folder / (options.dtype + form)
+    checkpoint, tree = options.folder / f"{options.size}", options.folder / form_of(options)
     write_tiny_checkpoint(checkpoint, size=options.size, drawn=True)
     config = read_config(checkpoint)
     lengths = options.positions, 2 * options.positions
-    (fit,) = (fit for fit in fits_of(config, *lengths) if fit.dtype == options.dtype)
+    fits = fits_of(config, *lengths, compact=options.compact)
+    (fit,) = (fit for fit in fits if fit.dtype == options.dtype)
     if not fit.slots(memory_bytes()):
         raise InputError(
             f"{options.size} in {options.dtype} takes {fit.memory_bytes() / GB:.1f} GB of memory, "
@@ -345,7 +349,7 @@ def parts(checkpoint: Path, tree: Path, options: Namespace) -> list[Row]:
     rows = []
     for row in found:
         if row["stage"] in kept:
-            work = bandwidth.work_of_row(models, config, {**row, "dtype": options.dtype})
+            work = bandwidth.work_of_row(models, config, {**row, "dtype": form_of(options)})
             nbytes, adds = work.weight_bytes + work.kv_bytes, work.multiply_adds
         elif row["stage"] == CODE2WAV:
             adds, nbytes = code2wav_work(config, row["frames"])

@@ -443,8 +443,10 @@ def test_the_work_of_a_call_is_that_of_the_released_sizes() -> None:
     attention, expert = 2048 * (40 + 32) * 128, 3 * 768 * 2048
     router, head, norms = 128 * 2048, 152064 * 2048, 2 * 2048 + 36 * 128
 
-    def bytes_of(each: Fraction | int, scales: int) -> Fraction | int:
-        layer = (attention + 8 * expert) * each + router * COMPACT + 4 * (norms + scales)
+    def bytes_of(
+        each: Fraction | int, scales: int, router_each: Fraction | int = COMPACT
+    ) -> Fraction | int:
+        layer = (attention + 8 * expert) * each + router * router_each + 4 * (norms + scales)
         return 48 * layer + head * each + 4 * 2048
 
     row = work_of("thinker", thinker, text, "mixed", 1, before=99)
@@ -454,6 +456,10 @@ def test_the_work_of_a_call_is_that_of_the_released_sizes() -> None:
         distinct_bytes=int(bytes_of(COMPACT, scales=0)),
         kv_bytes=48 * 2 * 4 * 128 * 100 * 4,
         multiply_adds=48 * (values + pair * 100) + head,
+    )
+    plain = {"stage": bandwidth.DECODE, "dtype": "mixed-plain", "rows": 99}
+    assert bandwidth.work_of_row(models, RELEASED, plain).weight_bytes == bytes_of(
+        2, scales=0, router_each=2
     )
     # 100 rows can have chosen all 128 experts, 10 rows 80 of them.
     few, many = (work_of("thinker", thinker, text, "mixed", rows) for rows in (10, 100))

@@ -49,15 +49,17 @@ def work_of(
     rows: int,
     before: int = 0,
     passes: int = 1,
+    compact: bool = True,
 ) -> Work:
     """Count the work of `rows` rows of one slot on the CPU, with logits of the last row only.
 
     part: "thinker", "talker" or "code_predictor", as in checkpoint.modules.Models; module: that
     part, which may be on the meta device; c: its decoder's config; dtype: one of
     cpu.precision.PRECISIONS; before: positions that the slot holds; passes: calls of the layers
-    that the rows are spread over. The code predictor has a head for each pass.
+    that the rows are spread over. compact: see precision_of. The code predictor has a head for each
+    pass.
     """
-    precision = precision_of(dtype)
+    precision = precision_of(dtype, compact)
     weight_bytes = distinct_bytes = multiply_adds = 0
     for name, parameter in module.named_parameters():
         if "embedding" in name:
@@ -83,9 +85,12 @@ def work_of(
     )
 
 
-def precision_of(dtype: str) -> Precision:
-    """Return the types that weights are kept in here by default: torch's, without the library."""
-    precision = replace(PRECISIONS[dtype], compact=dtype in LIMITS.compact_dtypes)
+def precision_of(dtype: str, compact: bool = True) -> Precision:
+    """Return the types that weights are kept in here: torch's, without the C library.
+
+    compact: see CompilePlan; dtypes that are never compact ignore it.
+    """
+    precision = replace(PRECISIONS[dtype], compact=compact and dtype in LIMITS.compact_dtypes)
     widened = precision.packed and library_for(dtype) is None
     return PRECISIONS["float32"] if widened else precision
 
