@@ -33,6 +33,7 @@ from testing.command_line import Figures, InputError, Row, parser_of, positive, 
 from testing.headlines import headline
 
 EXPERTS = 8
+BETWEEN_ROWS = 48  # as decoders have it: rows a power of two apart would share few cache lines
 PREDICTOR, THINKER = "code predictor", "thinker"
 KERNELS = ("avx512", "avx2", "plain")
 Shape = tuple[int, int]
@@ -120,7 +121,7 @@ class Matrices:
 
     def row(self, rows: int, threads: int, repeats: int) -> Row:
         """Return a row of the results."""
-        x = torch.randn(rows, self._widest)
+        x = torch.randn(rows, self._widest + BETWEEN_ROWS)
         ys = [[torch.empty(rows, out) for out in self._outs] for _ in self._forms]
         calls = [list(zip(form, y, strict=True)) for form, y in zip(self._forms, ys, strict=True)]
 

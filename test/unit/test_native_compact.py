@@ -20,13 +20,13 @@ from testing.native_modules import assert_equal
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
-    """Weights of a trained matrix's distribution."""
+    """Return weights that are distributed as those of a trained matrix."""
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(shape, generator=generator) * 0.02).bfloat16()
 
 
 def planted(out: int = 70, into: int = 1000, infinite: bool = True) -> Tensor:
-    """Extremes: each fits, as a few exceptions or as all numbers of an output."""
+    """Return a matrix of extremes: each fits, as a few exceptions or as all of an output."""
     matrix = drawn(out, into)
     matrix[0] = 0.0
     matrix[1] = -0.0
@@ -104,7 +104,7 @@ def test_packing_in_c_gives_the_bytes_of_packing_in_torch(library: Library, seed
 
 
 def linears(matrix: Tensor, library: Library, threads: int = 1) -> tuple[NativeLinear, ...]:
-    """Layers over the plain and the compact form."""
+    """Return a layer over the plain form, and one over the compact form."""
     made = []
     compact = pack_compact_in_c(matrix, library)
     assert compact is not None
@@ -128,7 +128,7 @@ def test_products_have_the_bits_of_those_with_the_plain_form(
     matrix = drawn(out, into)
     matrix[0, 3::17] = 0.0  # exceptions in most quads
     plain, compact = linears(matrix, library)
-    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 40):
+    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 40, 100):
         x = torch.randn(rows, into)
         assert_equal(compact(x), plain(x))
 
@@ -147,6 +147,44 @@ def test_extremes_are_multiplied_as_in_the_plain_form(
         got, expected = compact(x), plain(x)
         assert torch.equal(got.isnan(), expected.isnan())
         assert same_bits(got.nan_to_num(0), expected.nan_to_num(0))
+
+
+@needs_c
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("out", [9, 64])
+@pytest.mark.parametrize("input_of_block", [0, 252])
+def test_a_full_list_ends_with_its_head(
+    library: Library, use_kind: Callable[[str], None], kind: str, out: int, input_of_block: int
+) -> None:
+    """The exponents of 0 that follow it in memory would be an exception of the same quad."""
+    use_kind(kind)
+    matrix = ((torch.rand(out, 512) + 1) * 2.0**-120).bfloat16()
+    inputs = [block + input_of_block + i for block in (0, 256) for i in range(4)]
+    matrix[: EXCEPTIONS // 4, inputs] = 2.0**60
+    plain, compact = linears(matrix, library)
+    for rows in (1, 4, 13, 60):
+        x = torch.randn(rows, 512)
+        assert_equal(compact(x), plain(x))
+
+
+@needs_c
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_broken_bytes_are_read_within_their_bounds(
+    library: Library, use_kind: Callable[[str], None], kind: str
+) -> None:
+    use_kind(kind)
+    shape = compact_shape((32, 300))
+    random = torch.Generator().manual_seed(0)
+    noise = torch.randint(0, 256, shape, generator=random, dtype=torch.uint8)
+    layer = nn.Linear(300, 32, bias=False)
+    for packed in (torch.zeros(shape, dtype=torch.uint8), noise):
+        assert unpack_compact(packed, 32, 300).shape == (32, 300)
+        layer.weight = nn.Parameter(packed, requires_grad=False)
+        for rows in (1, 60):
+            y = NativeLinear(layer, library, 1)(torch.ones(rows, 300))
+            assert packed.any() or not y.any(), "zeros are weights of 0"
 
 
 @needs_c

@@ -131,5 +131,7 @@ def _unpack_block(head: Tensor, quads: Tensor) -> Tensor:
     words = words + (lowest << 7)
     panel, index = (listed >= 0).nonzero(as_tuple=True)
     entries = listed[panel, index]
-    words.flatten(1)[panel, entries >> 16] = (entries & 0xFFFF).to(torch.int32)
+    places = words.flatten(1)
+    inside = entries >> 16 < places.shape[1]  # as in C; a broken file may have others
+    places[panel[inside], (entries >> 16)[inside]] = (entries & 0xFFFF)[inside].to(torch.int32)
     return torch.where(words >= 0x8000, words - 0x10000, words).to(torch.int16)

@@ -23,9 +23,12 @@ enum { PANEL = 32 };
  * bfloat16 numbers in 12 bits. */
 enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, FLOAT16 = 4, COMPACT = 5 };
 
-/* Of COMPACT: inputs of a block, bytes of its head, exceptions there, bytes of four inputs of a panel,
- * exponents that 4 bits have. */
-enum { BLOCK_INPUTS = 256, BLOCK_HEAD = 128, EXCEPTIONS = 24, QUAD_BYTES = 192, EXPONENTS = 16 };
+/* The compact form, see Matrix: */
+enum { BLOCK_INPUTS = 256 }; /* inputs of a block */
+enum { EXCEPTIONS = 24 };    /* most exceptions of a block */
+enum { BLOCK_HEAD = 128 };   /* bytes of a block's head: PANEL + 4 * EXCEPTIONS */
+enum { QUAD_BYTES = 192 };   /* bytes of four inputs of a panel: 3 * 2 * PANEL */
+enum { EXPONENTS = 16 };     /* exponents that 4 bits tell apart */
 
 /* A matrix [out, into] in panels: [ceil(out / PANEL), into, PANEL], zeros after the last output. The
  * products of a panel are sums side by side, each over `into` in order: whatever the processor, the
@@ -37,14 +40,20 @@ enum { BLOCK_INPUTS = 256, BLOCK_HEAD = 128, EXCEPTIONS = 24, QUAD_BYTES = 192, 
  *   int8 [PANEL] zero points, where zero_points is set.
  * A weight is scale * (number - zero point). Numbers are summed up over a group, and then scaled.
  *
- * A COMPACT panel has a head for each BLOCK_INPUTS inputs, then a quad for each four inputs. A head holds
- *   uint8 [PANEL] the lowest exponents;
- *   uint32 [EXCEPTIONS] numbers with other exponents than the lowest and the 15 above it, ascending:
- *     input of the block * PANEL + place in the row, then 16 bits of bfloat16; then UINT32_MAX.
- * A quad is uint16 [3, PANEL]. Its words have in bit 15 the sign, in bits 7 to 10 the exponent less the
- * lowest, and in bits 0 to 6 the mantissa of an input each, and in bits 11 to 14 of the first the fourth
- * input's exponent less the lowest, of the second its mantissa's upper bits, of the third its mantissa's
- * lower bits and, in bit 11, its sign. Place 16 h + 2 i + j in a row is output 16 h + 8 j + i.
+ * A COMPACT panel has the heads of all its blocks, of BLOCK_INPUTS inputs and the last of what is left,
+ * and then its quads, of four inputs each. All is little-endian. Of the 32 places of a row, place
+ * 16 h + 2 i + j is output 16 h + 8 j + i, for i up to 7.
+ * A head holds
+ *   uint8 [PANEL]: the lowest exponent of the numbers in each place;
+ *   uint32 [EXCEPTIONS]: the numbers with an exponent below the lowest or more than 15 above it, as
+ *     (input of the block * PANEL + place) << 16 | bfloat16 bits, ascending, then UINT32_MAX if there are
+ *     fewer. In their place a quad has their sign and mantissa with any exponent.
+ * A quad holds uint16 words [3, PANEL]. Step: a number's exponent less the lowest.
+ *   bits            15     14 to 11                           10 to 7  6 to 0
+ *   of each word    sign   -                                  step     mantissa: inputs 0, 1 and 2
+ *   of the first    -      step of input 3                    -        -
+ *   of the second   -      upper 4 bits of its mantissa       -        -
+ *   of the third    -      lower 3 bits of it, then its sign  -        -
  *
  * A matrix whose groups have inputs from anywhere has its columns sorted by group, and their order. */
 typedef struct {
@@ -72,7 +81,8 @@ int pack_matrices(void *to, const void *from, int64_t count, int64_t out, int64_
                   int64_t bytes, int widen);
 
 /* Pack `count` dense bfloat16 matrices [out, into], with all threads of the pool, as COMPACT:
- * cpu.compact.pack_compact. Returns UNSUITED where a block has too many exceptions. into: of 4. */
+ * cpu.compact.pack_compact. Returns UNSUITED where a block has too many exceptions. into: a multiple
+ * of 4. */
 int pack_compact_matrices(void *to, const void *from, int64_t count, int64_t out, int64_t into);
 
 /* Round `count` dense bfloat16 matrices [out, into] to INT4 panels with bfloat16 scales, with all

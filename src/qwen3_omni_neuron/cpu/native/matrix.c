@@ -101,6 +101,8 @@ static uint16_t best_lowest(Numbers numbers, int64_t inputs, int place)
     return best;
 }
 
+_Static_assert(BLOCK_HEAD == PANEL + 4 * EXCEPTIONS && QUAD_BYTES == 3 * 2 * PANEL, "sizes agree");
+
 /* Write a block's head, and its numbers' steps above the lowest exponent in place of their exponents.
  * Returns 0 where too many have another exponent. */
 static int write_head(char *head, uint16_t (*numbers)[PANEL], int64_t inputs)

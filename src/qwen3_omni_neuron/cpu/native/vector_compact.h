@@ -3,10 +3,12 @@
 typedef uint16_t KIND(Shorts) __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
 typedef uint8_t KIND(Exponents) __attribute__((vector_size(2 * LANES), aligned(1), may_alias));
 #define Shorts KIND(Shorts)
+/* So a block's sums are those of a chunk of other types, to the bit. */
+_Static_assert((int)BLOCK_INPUTS == CHUNK, "a block is a chunk");
 /* Numbers of a row that one vector of them has. */
 #define SHORTS (2 * LANES)
 /* Bytes from the numbers that are used to those that are fetched into the level-1 cache, of all panels of
- * a tile together: about as much as a core waits for at once. */
+ * a tile together. Of 200 to 12000 bytes and both caches the fastest on Zen 4. */
 #define NEARBY 1536
 
 /* Four inputs' bfloat16 numbers from their 12 bits each: sign, exponent above `lowest`, mantissa. */
@@ -32,29 +34,38 @@ INLINE void KIND(restore)(Shorts numbers[4], const char *quad, Shorts lowest)
     numbers[3] = last + lowest;
 }
 
-/* Exceptions of a vector of numbers. next: the one that is not yet taken; quad: where it is. */
+/* The exceptions of a panel's block. next: the one that is not yet taken; quad: which quad it is in. */
 typedef struct {
-    const uint32_t *next;
+    const uint32_t *next, *end;
     uint32_t quad;
 } KIND(Exceptions);
 
-INLINE uint32_t KIND(quad_of)(uint32_t exception)
+/* Quad of the next exception; none has UINT32_MAX. */
+INLINE uint32_t KIND(next_quad)(const KIND(Exceptions) *exceptions)
 {
-    return exception >> 23;
+    return exceptions->next < exceptions->end ? *exceptions->next >> 23 : UINT32_MAX;
 }
 
-/* Put the exceptions of a quad in their places. first: number of the row that is the vectors' first. */
+INLINE KIND(Exceptions) KIND(exceptions_of)(const char *head)
+{
+    KIND(Exceptions) exceptions = {(const uint32_t *)(const void *)(head + PANEL),
+                                   (const uint32_t *)(const void *)(head + BLOCK_HEAD), 0};
+    exceptions.quad = KIND(next_quad)(&exceptions);
+    return exceptions;
+}
+
+/* Put the exceptions of a quad in their places; those of other vectors of the panel are passed over.
+ * first: place in the row where the vectors begin. */
 INLINE void KIND(put_exceptions)(Shorts numbers[4], KIND(Exceptions) *exceptions, uint32_t first)
 {
     uint16_t places[4][SHORTS];
     memcpy(places, numbers, sizeof places);
-    uint32_t quad = exceptions->quad;
-    for (; KIND(quad_of)(*exceptions->next) == quad; exceptions->next++) {
-        uint32_t number = *exceptions->next, at = (number >> 16 & (PANEL - 1)) - first;
+    for (uint32_t quad = exceptions->quad; exceptions->quad == quad;
+         exceptions->quad = KIND(next_quad)(exceptions)) {
+        uint32_t number = *exceptions->next++, at = (number >> 16 & (PANEL - 1)) - first;
         if (at < SHORTS)
             places[number >> 21 & 3][at] = (uint16_t)number;
     }
-    exceptions->quad = KIND(quad_of)(*exceptions->next);
     memcpy(numbers, places, sizeof places);
 }
 
@@ -80,8 +91,7 @@ INLINE void KIND(sum_compact)(Vector (*total)[8], const float *x, int64_t x_stri
             const char *exponents = head + lane + p * SHORTS % PANEL;
             lowest[p] = __builtin_convertvector(
                             *(const KIND(Exponents) *)(const void *)exponents, Shorts) << 7;
-            exceptions[p].next = (const uint32_t *)(const void *)(head + PANEL);
-            exceptions[p].quad = KIND(quad_of)(*exceptions[p].next);
+            exceptions[p] = KIND(exceptions_of)(head);
             for (int64_t b = 0; b < BLOCK_HEAD; b += 64) /* of the next block */
                 __builtin_prefetch(head + BLOCK_HEAD + b, 0, 3);
         }
@@ -128,8 +138,9 @@ INLINE void KIND(sum_compact)(Vector (*total)[8], const float *x, int64_t x_stri
 
 #if LANES < 16
 
-/* Rows for which numbers are restored once. */
-#define RESTORED_ROWS (8 * TILE_ROWS)
+/* Rows for which numbers are restored once, at most and at least. */
+#define MOST_RESTORED (8 * TILE_ROWS)
+#define LEAST_RESTORED (4 * TILE_ROWS)
 /* Vectors of a tile of TILE_ROWS: see SHAPES. */
 #define TILE_VECTORS (16 / LANES)
 
@@ -139,9 +150,8 @@ static void KIND(restore_block)(float *to, const char *head, const char *quads, 
     for (int64_t lane = 0; lane < PANEL; lane += SHORTS) {
         Shorts lowest = __builtin_convertvector(
                             *(const KIND(Exponents) *)(const void *)(head + lane), Shorts) << 7;
-        KIND(Exceptions) exceptions = {(const uint32_t *)(const void *)(head + PANEL), 0};
-        exceptions.quad = KIND(quad_of)(*exceptions.next);
-        int64_t apart = LANES < 8 ? 8 : LANES, output = lane / 16 * 16 + lane % 16 / 2;
+        KIND(Exceptions) exceptions = KIND(exceptions_of)(head);
+        int64_t apart = LANES == 4 ? 8 : LANES, output = lane / 16 * 16 + lane % 16 / 2;
         for (int64_t quad = 0; quad < inputs / 4; quad++) {
             Shorts numbers[4];
             KIND(restore)(numbers, quads + quad * QUAD_BYTES + 2 * lane, lowest);
@@ -171,17 +181,17 @@ static __attribute__((noinline)) void KIND(add_restored)(Vector (*total)[PANEL /
             total[r][v] = sums[r][v];
 }
 
-/* Multiply most of many rows, all but the last few, by numbers that are restored once for many of them:
- * few registers hold low tiles, each of which would restore them. Returns the rows that are done. */
+/* Multiply many rows, all but the last few, by numbers that are restored once for many of them: of the
+ * low tiles of few registers each would restore them. Returns how many rows are done. */
 static int64_t KIND(multiply_restored)(const Tiles *t, int64_t rows)
 {
     const Matrix *m = t->m;
-    int64_t size = panel_bytes(m), done = rows < 2 * TILE_ROWS ? 0 : rows / TILE_ROWS * TILE_ROWS;
+    int64_t size = panel_bytes(m), done = rows < LEAST_RESTORED ? 0 : rows / TILE_ROWS * TILE_ROWS;
     for (int64_t at = 0; at < t->outs; at += PANEL)
-        for (int64_t first = 0; first < done; first += RESTORED_ROWS) {
-            int64_t now = smaller(done - first, RESTORED_ROWS);
+        for (int64_t first = 0; first < done; first += MOST_RESTORED) {
+            int64_t now = smaller(done - first, MOST_RESTORED);
             float numbers[BLOCK_INPUTS * PANEL];
-            Vector total[RESTORED_ROWS][PANEL / LANES];
+            Vector total[MOST_RESTORED][PANEL / LANES];
             const char *head = t->panels + at / PANEL * size;
             const char *quads = head + blocks_of(m->into) * BLOCK_HEAD;
             memset(total, 0, sizeof total);
@@ -203,7 +213,8 @@ static int64_t KIND(multiply_restored)(const Tiles *t, int64_t rows)
     return done;
 }
 
-#undef RESTORED_ROWS
+#undef MOST_RESTORED
+#undef LEAST_RESTORED
 #undef TILE_VECTORS
 #endif
 
