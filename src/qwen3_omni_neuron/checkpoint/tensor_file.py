@@ -70,6 +70,7 @@ def write_tensor_files(
     dtype that some tensors of the layout may come in; the header says what came, and is written
     last. Raises OSError.
     """
+    # The entries of one of the two are all the longer ones, so that no mixture is longer.
     reserved = max(len(_header(layout)), len(_header({**layout, **instead})))
     came: dict[str, tuple[Sequence[int], torch.dtype]] = {}
     with ExitStack() as stack:

@@ -34,14 +34,13 @@ MODEL_OF_PART = {part: model for model, parts in MODEL_PARTS.items() for part in
 SAME = "same"  # predictor_dtype of a code predictor that is in the plan's dtype
 _EVERY_MODEL = ("target", "tp", "lnc", "dtype")
 _DECODER = ("max_concurrency", "context_length", "prompt_buckets", "decode_buckets", "batches")
+_PREDICTOR = ("predictor_top_k", "predictor_dtype")
 _BY_MODEL = {
     "thinker": (*_DECODER, "compact"),
     "vision": ("patch_buckets", "compact"),
     "audio": ("audio_windows", "compact"),
     "talker": (*_DECODER, "talker_context_length", "projection_rows", "compact"),
-    "code_predictor": (
-        *("max_concurrency", "batches", "predictor_top_k", "predictor_dtype", "compact"),
-    ),
+    "code_predictor": ("max_concurrency", "batches", *_PREDICTOR, "compact"),
     "code2wav": ("max_concurrency", "batches", "chunk_frames"),
 }
 
@@ -183,9 +182,9 @@ class TargetLimits:
     for a checkpoint's dtype, if it is another one. auto_quantised: returns the dtype that "auto"
     means for a checkpoint's folder, or None where its dtype says that. predictor_top_k: the
     default; 0: any. predictor_dtypes: allowed predictor_dtype by dtype, the default first; "same"
-    alone in a dtype that is not named. compact_dtypes: dtypes in which a plan is compact by
-    default. sizes: defaults by the name of a list in CompilePlan; lists not named here may have any
-    size. mixed_arithmetic: dtype of activations in the dtypes mixed, int8 and int4.
+    alone in a dtype that is not named. compact_dtypes: dtypes in which a plan may be compact, and
+    is by default. sizes: defaults by the name of a list in CompilePlan; lists not named here may
+    have any size. mixed_arithmetic: dtype of activations in the dtypes mixed, int8 and int4.
     """
 
     target: str

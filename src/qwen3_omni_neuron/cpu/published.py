@@ -31,7 +31,7 @@ def published_form(
 ) -> WeightForm:
     """Return the form of a parameter that keeps its published numbers, else the form given.
 
-    Without the compact form, if any numbers are not FP8: of others too many are zeros for it.
+    A matrix that was published in other numbers than FP8 is never compact: too many are zero.
     pieces: stored matrices of the parameter. quantised: Checkpoint.quantised.
     """
     stored = [quantised[piece.name] for piece in pieces if piece.name in quantised]
