@@ -119,9 +119,13 @@ def parse() -> Any:
 
 def test_every_setting_is_one_of_some_model() -> None:
     """Else a tree would be taken for fresh that was compiled with another one."""
-    plan = plan_of(MODEL, RELEASED, "neuron")
+    plan = plan_of(MODEL, RELEASED, dtype="mixed")
+    assert plan.compact
     seen = {name for model in MODELS for name in plan.model_settings(model)}
     assert seen == plan.settings.keys()
+    plan = plan_of(MODEL, RELEASED, "neuron")
+    seen = {name for model in MODELS for name in plan.model_settings(model)}
+    assert seen == plan.settings.keys() - {"compact"}
 
 
 def test_a_checkpoint_that_cannot_speak_has_no_talker_to_plan(config: OmniConfig) -> None:
