@@ -257,7 +257,7 @@ class Adapter:
     def _rank_and_scale(self, name: str, parameter: str = "") -> tuple[int, float]:
         """Return the rank of the layer that has a tensor A, and the factor of its B A.
 
-        parameter: that of the layer, with a dot, where patterns name it, too.
+        parameter: name of the parameter in the layer, with a dot before it, where patterns name it.
         """
         # Patterns are of names in the module that was trained: only PEFT's own is taken off.
         layer = _WRAPPER.sub("", _PEFT.sub(r"\1", name)).rpartition(".lora_")[0] + parameter

@@ -22,9 +22,9 @@ QUAD_BYTES = 3 * 2 * PANEL
 """Bytes of four inputs of a panel."""
 EXPONENTS = 16
 
-# Output of each number of a row. Both halves of 32 bits are 8 outputs apart, so that a shift and a
-# mask give two vectors of floats.
-_OUTPUTS = [16 * (word // 16) + word % 16 // 2 + 8 * (word % 2) for word in range(PANEL)]
+# Output of each place of a row. Neighbours, which are the halves of 32 bits, are 8 outputs apart: a
+# shift and a mask give two vectors of floats.
+_OUTPUTS = [16 * (place // 16) + place % 16 // 2 + 8 * (place % 2) for place in range(PANEL)]
 
 
 def compact_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -44,7 +44,7 @@ def pack_compact(matrix: Tensor) -> Tensor | None:
         return None
     bits = matrix.contiguous().view(torch.int16).to(torch.int32) & 0xFFFF
     rows = F.pad(bits, (0, 0, 0, -out % PANEL)).unflatten(-2, (-1, PANEL))
-    # [panels of the whole stack, into, PANEL], an output a word
+    # [panels of the whole stack, into, PANEL], bfloat16 bits by their places
     words = rows[..., _OUTPUTS, :].flatten(0, -3).transpose(-1, -2)
     heads, quads = [], []
     for block in words.split(BLOCK_INPUTS, 1):
@@ -64,15 +64,15 @@ def _pack_block(words: Tensor) -> tuple[Tensor, Tensor] | None:
     exponents = words >> 7 & 0xFF
     lowest = (exponents.amax(1) - (EXPONENTS - 1)).clamp(min=0)
     crowded = _outside(exponents, lowest).sum((1, 2)) > EXCEPTIONS
-    lowest[crowded] = _best_window(exponents[crowded])
+    lowest[crowded] = _best_lowest(exponents[crowded])
     outside = _outside(exponents, lowest)
     if (outside.sum((1, 2)) > EXCEPTIONS).any():
         return None
     panels, inputs, _ = words.shape
-    panel, k, word = outside.nonzero(as_tuple=True)
+    panel, k, place = outside.nonzero(as_tuple=True)
     listed = torch.full((panels, EXCEPTIONS), -1, dtype=torch.int64)
-    place = outside.flatten(1).cumsum(1).view(outside.shape)[outside] - 1
-    listed[panel, place] = ((k * PANEL + word) << 16) + words[outside]
+    index = outside.flatten(1).cumsum(1).view(outside.shape)[outside] - 1  # in the list
+    listed[panel, index] = ((k * PANEL + place) << 16) + words[outside]
     steps = torch.where(outside, 0, exponents - lowest[:, None])
     a, b, c, d = ((words & 0x807F) | (steps << 7)).view(panels, inputs // 4, 4, PANEL).unbind(2)
     # The fourth number fills bits 11 to 14 of the others: exponent, upper and lower mantissa, sign.
@@ -89,7 +89,7 @@ def _outside(exponents: Tensor, lowest: Tensor) -> Tensor:
     return (steps < 0) | (steps >= EXPONENTS)
 
 
-def _best_window(exponents: Tensor) -> Tensor:
+def _best_lowest(exponents: Tensor) -> Tensor:
     """Return the lowest of the 16 exponents that most numbers have; the highest of equal ones."""
     counts = torch.zeros(len(exponents), 256, PANEL, dtype=torch.int32)
     counts.scatter_add_(1, exponents.long(), torch.ones_like(exponents))

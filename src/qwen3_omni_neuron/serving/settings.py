@@ -69,8 +69,8 @@ Count = Annotated[int, Bounds(least=1)]
 class Flag:
     """Flag of `serve` that gives a setting.
 
-    description: of the setting. name: None for a setting without a flag. default: text for the
-    default. answer: status of a request that exceeds a limit.
+    description: what the setting does. name: None for a setting without a flag. default: text for
+    the default. answer: status of a request that exceeds a limit.
     """
 
     description: str

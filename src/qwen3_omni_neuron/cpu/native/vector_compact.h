@@ -34,6 +34,12 @@ INLINE void KIND(restore)(Shorts numbers[4], const char *quad, Shorts lowest)
     numbers[3] = last + lowest;
 }
 
+/* The lowest exponents from a place in a head on, where a bfloat16 number has its exponent. */
+INLINE Shorts KIND(lowest_of)(const char *exponents)
+{
+    return __builtin_convertvector(*(const KIND(Exponents) *)(const void *)exponents, Shorts) << 7;
+}
+
 /* The exceptions of a panel's block. next: the one that is not yet taken; quad: which quad it is in. */
 typedef struct {
     const uint32_t *next, *end;
@@ -75,7 +81,8 @@ INLINE void KIND(sum_compact)(Vector (*total)[8], const float *x, int64_t x_stri
                               const char *panels, int64_t lane, int64_t size, int64_t into,
                               int vectors, int64_t skip)
 {
-    int parts = vectors / 2, apart = LANES < 8 ? 2 : 1; /* vectors of a part: see PAIR below */
+    /* A part is one vector of numbers, which gives two of sums, `apart` vectors from each other. */
+    int parts = vectors / 2, apart = LANES < 8 ? 2 : 1;
     int64_t nearby = NEARBY / larger(1, vectors * LANES / PANEL) / QUAD_BYTES * QUAD_BYTES;
     int64_t heads = blocks_of(into) * BLOCK_HEAD, last = size - nearby;
     int64_t at = heads; /* of the quad, in its panel */
@@ -88,9 +95,7 @@ INLINE void KIND(sum_compact)(Vector (*total)[8], const float *x, int64_t x_stri
                 sums[r][v] = (Vector){0};
         for (int p = 0; p < parts; p++) {
             const char *head = panels + p * SHORTS / PANEL * size + block;
-            const char *exponents = head + lane + p * SHORTS % PANEL;
-            lowest[p] = __builtin_convertvector(
-                            *(const KIND(Exponents) *)(const void *)exponents, Shorts) << 7;
+            lowest[p] = KIND(lowest_of)(head + lane + p * SHORTS % PANEL);
             exceptions[p] = KIND(exceptions_of)(head);
             for (int64_t b = 0; b < BLOCK_HEAD; b += 64) /* of the next block */
                 __builtin_prefetch(head + BLOCK_HEAD + b, 0, 3);
@@ -148,8 +153,7 @@ INLINE void KIND(sum_compact)(Vector (*total)[8], const float *x, int64_t x_stri
 static void KIND(restore_block)(float *to, const char *head, const char *quads, int64_t inputs)
 {
     for (int64_t lane = 0; lane < PANEL; lane += SHORTS) {
-        Shorts lowest = __builtin_convertvector(
-                            *(const KIND(Exponents) *)(const void *)(head + lane), Shorts) << 7;
+        Shorts lowest = KIND(lowest_of)(head + lane);
         KIND(Exceptions) exceptions = KIND(exceptions_of)(head);
         int64_t apart = LANES == 4 ? 8 : LANES, output = lane / 16 * 16 + lane % 16 / 2;
         for (int64_t quad = 0; quad < inputs / 4; quad++) {

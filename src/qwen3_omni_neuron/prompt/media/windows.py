@@ -119,7 +119,7 @@ class GrowingWindows:
     def _next(self, powers: _Powers, ends: bool) -> tuple[NDArray[np.intp], int]:
         """Return the stretches of the first window that are sound, and how many are done.
 
-        No stretches: those that are done are left out. powers: those of all stretches that the
+        No stretches: the done ones are left out. powers: power of each stretch that the
         window may depend on. ends: no others follow.
         """
         loud = self._loud(powers)

@@ -65,8 +65,8 @@ class _Pending:
     """Item that is not decoded yet.
 
     content: the file's bytes, or its URL; of a video that is given as pictures, those of each.
-    options, pictures: see `Job`. size: of an image or video, once it is known. vision_tokens: its
-    share of the context. sound_tokens: those of audio, once it is decoded.
+    options, pictures: see `Job`. size: size of an image or video, once it is known.
+    vision_tokens: its share of the context. sound_tokens: share of audio, once it is decoded.
     """
 
     item: Json

@@ -92,7 +92,7 @@ class Question:
     ) -> "Question":
         """Check a request, and begin to read its media. Raises ApiError.
 
-        names: of its messages, for errors; None: messages[0] and so on.
+        names: names of its messages for errors; None: messages[0] and so on.
         """
         omni = context.omni
         check_request(wanted)
@@ -177,7 +177,7 @@ class Reply(Answer):
     """Answer to a conversation.
 
     _texts, _reasons, _calls: parts of the text so far. _samples: sound of a whole answer.
-    _logprobs: those of the tokens of _texts, where the request asks for them.
+    _logprobs: log-probabilities of the tokens of _texts, where the request asks for them.
     """
 
     def __init__(self, question: Question, stream: SpeechStream):
@@ -190,7 +190,7 @@ class Reply(Answer):
         self._reasoning_tokens = 0
         self._samples: list[NDArray[np.float32]] = []
         self._logprobs: list[Json] = []
-        self._held_logprobs: list[Json] = []  # of text whose kind is not known yet
+        self._held_logprobs: list[Json] = []  # tokens of text whose kind is not known yet
 
     @property
     def _reached_limit(self) -> bool:

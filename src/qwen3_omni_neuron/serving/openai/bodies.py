@@ -211,7 +211,7 @@ def _objects_in(annotation: Any) -> Iterator[type[BaseModel]]:
 def _types_of(kind: type[BaseModel]) -> tuple[Any, ...]:
     """Return the values of an object's field `type`, without None."""
     annotation: Any = kind.model_fields["type"].annotation if "type" in kind.model_fields else None
-    if get_origin(annotation) is not Literal:  # of a type that may be left out
+    if get_origin(annotation) is not Literal:  # the field `type` may be left out
         annotation = next(iter(get_args(annotation)), None)
     return get_args(annotation)
 

@@ -436,7 +436,7 @@ def conversation(
 ) -> list[dict[str, Any]]:
     """Return the messages for the model, and read their media. Raises ApiError.
 
-    names: of the messages, for errors; None: messages[0] and so on.
+    names: names of the messages for errors; None: messages[0] and so on.
     """
     names = [f"messages[{i}]" for i in range(len(wanted.messages))] if names is None else names
     return [

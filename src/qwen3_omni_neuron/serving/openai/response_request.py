@@ -372,7 +372,7 @@ def chat_request_of(
 ) -> tuple[ChatRequest, list[str]]:
     """Return a request as a chat request, and the names of its messages for errors.
 
-    items: those of the whole conversation by their names, without references. Raises ApiError.
+    items: items of the whole conversation by their names, without references. Raises ApiError.
     """
     given = asked.model_extra or {}
     own = {*_WITHOUT_EFFECT, *_REFUSED}

@@ -42,9 +42,9 @@ class KeptResponses:
     """Memory of responses, each for its owner alone, limited in bytes, in number and in time.
 
     An owner may have a share of the bytes and of the number. What is too much takes the place of
-    what was not used for the longest time: of the owner's own first, then of all. All bytes count
-    towards the quota of requests and sessions, too; what does not fit there is not kept. A turn
-    uses all responses before it, so that a conversation that goes on is kept whole.
+    what was not used for the longest time: first a response of the same owner, then any. All bytes
+    count towards the quota of requests and sessions, too; what does not fit there is not kept. A
+    turn uses all responses before it, so that a conversation that goes on is kept whole.
     A lock guards all fields.
     """
 
