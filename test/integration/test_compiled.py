@@ -20,8 +20,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult, cli
+from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.modules import STAGES
+from qwen3_omni_neuron.checkpoint.modules import STAGES, lay_out
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.compilation.manifest import read_manifest
 from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODELS, SAME
@@ -231,6 +232,7 @@ def test_a_tree_speaks_where_there_is_no_library(
     checkpoint: Path,
     tree_of: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
     dtype: str,
 ) -> None:
     tree = tree_of(dtype)
@@ -239,6 +241,14 @@ def test_a_tree_speaks_where_there_is_no_library(
     monkeypatch.setattr(precision, "find_library", lambda: None)
     with Qwen3Omni.load(checkpoint, compiled_path=tree) as omni:
         assert_same_reply(omni.generate_audio(MESSAGES, **{**SHORT, "chunk_frames": [4]}), expected)
+    files = sum(file.stat().st_size for file in tree.rglob("weights.safetensors")) / 1e9
+    _, parts = lay_out(read_config(checkpoint), STAGES)
+    wide = sum(4 * p.numel() for part in parts.values() for p in part.module.parameters()) / 1e9
+    said = [float(size) for size in re.findall(r"([\d.e-]+) GB of", caplog.text)]
+    if dtype == "float32":
+        assert not said
+    else:
+        assert said == [pytest.approx(files, rel=0.05), pytest.approx(wide, rel=1e-2)]
 
 
 def test_auto_compiles_a_bfloat16_checkpoint_to_mixed(checkpoint: Path, tmp_path: Path) -> None:

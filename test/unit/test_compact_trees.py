@@ -20,9 +20,8 @@ from qwen3_omni_neuron.checkpoint.modules import STAGES, Models
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout, map_tensors, write_tensors
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.compilation.plan import MODELS
-from qwen3_omni_neuron.cpu import precision
-from qwen3_omni_neuron.cpu.compact import pack_compact
-from qwen3_omni_neuron.cpu.precision import compact_matrix
+from qwen3_omni_neuron.cpu import compact, precision
+from qwen3_omni_neuron.cpu.compact import pack_compact, unpack_compact
 from qwen3_omni_neuron.cpu.weights import (
     WEIGHTS_FILE,
     compile_model,
@@ -131,22 +130,20 @@ def test_torch_packs_a_large_matrix_a_piece_at_a_time(monkeypatch: pytest.Monkey
     matrix = torch.randn(3, 100, 260, generator=torch.Generator().manual_seed(0)).bfloat16()
     whole = pack_compact(matrix)
     assert whole is not None
-    sizes = []
-
-    def seen(piece: Tensor) -> Tensor | None:
-        sizes.append(piece.numel())
-        return pack_compact(piece)
-
-    monkeypatch.setattr(precision, "find_library", lambda: None)
-    monkeypatch.setattr(precision, "pack_compact", seen)
-    monkeypatch.setattr(precision, "_PACKED_AT_ONCE", 64 * 260)
-    packed = compact_matrix(matrix)
-    assert packed is not None and torch.equal(packed, whole)
-    assert sizes == [64 * 260, 36 * 260] * 3
-    wide = precision._unpacked_compact(packed, matrix.shape)
+    packed, unpacked = [], []
+    pack_rows, unpack_rows = compact._pack_rows, compact._unpack_rows
+    monkeypatch.setattr(compact, "_pack_rows", lambda m: packed.append(len(m)) or pack_rows(m))
+    monkeypatch.setattr(
+        compact, "_unpack_rows", lambda *given: unpacked.append(given[1]) or unpack_rows(*given)
+    )
+    monkeypatch.setattr(compact, "_AT_ONCE", 64 * 260)
+    in_pieces = pack_compact(matrix)
+    assert in_pieces is not None and torch.equal(in_pieces, whole)
+    wide = unpack_compact(in_pieces, tuple(matrix.shape), torch.float32)
     assert torch.equal(wide, matrix.float())
+    assert packed == unpacked == [64, 36] * 3
     matrix[2, 90] = torch.arange(260).mul(128).to(torch.int16).view(torch.bfloat16)
-    assert compact_matrix(matrix) is None
+    assert pack_compact(matrix) is None
 
 
 LAYOUT: Layout = {

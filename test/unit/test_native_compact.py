@@ -53,7 +53,7 @@ def test_every_number_comes_back(infinite: bool) -> None:
     matrix = planted(infinite=infinite)
     packed = pack_compact(matrix)
     assert packed is not None and packed.dtype == torch.uint8
-    assert same_bits(unpack_compact(packed, 70, 1000), matrix)
+    assert same_bits(unpack_compact(packed, (70, 1000), torch.bfloat16), matrix)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_shapes_come_back(shape: tuple[int, ...]) -> None:
     matrix = drawn(*shape)
     packed = pack_compact(matrix)
     assert packed is not None and packed.shape == compact_shape(shape)
-    assert same_bits(unpack_compact(packed, *shape[-2:]), matrix)
+    assert same_bits(unpack_compact(packed, shape, torch.bfloat16), matrix)
 
 
 def test_released_widths_take_three_quarters_of_the_bytes() -> None:
@@ -78,7 +78,7 @@ def test_a_matrix_with_more_exceptions_than_a_block_lists_has_no_compact_form(mo
     packed = pack_compact(matrix)
     assert (packed is None) == (more > 0)
     if packed is not None:
-        assert same_bits(unpack_compact(packed, 32, 512), matrix)
+        assert same_bits(unpack_compact(packed, (32, 512), torch.bfloat16), matrix)
 
 
 def test_inputs_that_are_no_multiple_of_4_have_no_compact_form() -> None:
@@ -128,7 +128,7 @@ def test_products_have_the_bits_of_those_with_the_plain_form(
     matrix = drawn(out, into)
     matrix[0, 3::17] = 0.0  # exceptions in most quads
     plain, compact = linears(matrix, library)
-    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 40, 100):
+    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 40, 200):
         x = torch.randn(rows, into)
         assert_equal(compact(x), plain(x))
 
@@ -180,7 +180,7 @@ def test_broken_bytes_are_read_within_their_bounds(
     noise = torch.randint(0, 256, shape, generator=random, dtype=torch.uint8)
     layer = nn.Linear(300, 32, bias=False)
     for packed in (torch.zeros(shape, dtype=torch.uint8), noise):
-        assert unpack_compact(packed, 32, 300).shape == (32, 300)
+        unpack_compact(packed, (32, 300), torch.float32)
         layer.weight = nn.Parameter(packed, requires_grad=False)
         for rows in (1, 60):
             y = NativeLinear(layer, library, 1)(torch.ones(rows, 300))

@@ -9,6 +9,8 @@ A panel of 32 outputs is a row of bytes: [..., out, into] becomes uint8
 [..., ceil(out / 32), bytes of a panel].
 """
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,6 +23,8 @@ EXCEPTIONS = 24
 QUAD_BYTES = 3 * 2 * PANEL
 """Bytes of four inputs of a panel."""
 EXPONENTS = 16
+_AT_ONCE = 1 << 20
+"""Numbers that torch packs or unpacks at a time: it takes about 100 bytes for each."""
 
 # Output of each place of a row. Neighbours, which are the halves of 32 bits, are 8 outputs apart: a
 # shift and a mask give two vectors of floats.
@@ -42,10 +46,27 @@ def pack_compact(matrix: Tensor) -> Tensor | None:
     out, into = matrix.shape[-2:]
     if into % 4 != 0:
         return None
+    packed = torch.empty(compact_shape(tuple(matrix.shape)), dtype=torch.uint8)
+    for rows, panels in _pieces(matrix.reshape(-1, out, into), packed):
+        piece = _pack_rows(rows)
+        if piece is None:
+            return None
+        panels.copy_(piece)
+    return packed
+
+
+def _pieces(matrices: Tensor, packed: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield some rows at a time of matrices [count, out, into], and their panels."""
+    rows = max(_AT_ONCE // matrices.shape[-1] // PANEL, 1) * PANEL
+    for matrix, panels in zip(matrices, packed.view(-1, *packed.shape[-2:]), strict=True):
+        yield from zip(matrix.split(rows), panels.split(rows // PANEL), strict=True)
+
+
+def _pack_rows(matrix: Tensor) -> Tensor | None:
+    """Pack rows [out, into]; see pack_compact."""
     bits = matrix.contiguous().view(torch.int16).to(torch.int32) & 0xFFFF
-    rows = F.pad(bits, (0, 0, 0, -out % PANEL)).unflatten(-2, (-1, PANEL))
-    # [panels of the whole stack, into, PANEL], bfloat16 bits by their places
-    words = rows[..., _OUTPUTS, :].flatten(0, -3).transpose(-1, -2)
+    rows = F.pad(bits, (0, 0, 0, -len(bits) % PANEL)).unflatten(0, (-1, PANEL))
+    words = rows[:, _OUTPUTS].transpose(-1, -2)  # [panels, into, PANEL], bits by their places
     heads, quads = [], []
     for block in words.split(BLOCK_INPUTS, 1):
         packed = _pack_block(block)
@@ -53,7 +74,7 @@ def pack_compact(matrix: Tensor) -> Tensor | None:
             return None
         heads.append(packed[0])
         quads.append(packed[1])
-    return torch.cat(heads + quads, -1).view(compact_shape(tuple(matrix.shape)))
+    return torch.cat(heads + quads, -1)
 
 
 def _pack_block(words: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -106,18 +127,23 @@ def _bytes(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     return signed.flatten(1).contiguous().view(torch.uint8)
 
 
-def unpack_compact(packed: Tensor, out: int, into: int) -> Tensor:
-    """Return the bfloat16 matrix [..., out, into] of a compact form."""
-    all_heads, all_quads = packed.flatten(0, -2).tensor_split(
-        [-(-into // BLOCK_INPUTS) * BLOCK_HEAD], dim=1
-    )
+def unpack_compact(packed: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return the matrix [..., out, into] of a compact form; dtype: float32 widens it."""
+    matrix = torch.empty(shape, dtype=dtype)
+    for rows, panels in _pieces(matrix.view(-1, *shape[-2:]), packed):
+        rows.copy_(_unpack_rows(panels, *rows.shape))
+    return matrix
+
+
+def _unpack_rows(packed: Tensor, out: int, into: int) -> Tensor:
+    """Return the bfloat16 rows [out, into] of panels."""
+    all_heads, all_quads = packed.tensor_split([-(-into // BLOCK_INPUTS) * BLOCK_HEAD], dim=1)
     heads = all_heads.split(BLOCK_HEAD, 1)
     quads = all_quads.split(BLOCK_INPUTS // 4 * QUAD_BYTES, 1)
     words = torch.cat([_unpack_block(*block) for block in zip(heads, quads, strict=True)], 1)
     rows = torch.empty_like(words)
     rows[..., _OUTPUTS] = words
-    matrix = rows.transpose(-1, -2).reshape(*packed.shape[:-1], PANEL, into).flatten(-3, -2)
-    return matrix[..., :out, :].contiguous().view(torch.bfloat16)
+    return rows.transpose(-1, -2).reshape(-1, into)[:out].contiguous().view(torch.bfloat16)
 
 
 def _unpack_block(head: Tensor, quads: Tensor) -> Tensor:

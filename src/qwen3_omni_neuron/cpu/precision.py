@@ -33,7 +33,6 @@ from qwen3_omni_neuron.compilation.plan import SAME
 from qwen3_omni_neuron.cpu.compact import compact_shape, pack_compact, unpack_compact
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.packing import (
-    PANEL,
     Groups,
     grouped_shape,
     in_own_order,
@@ -52,8 +51,6 @@ _DECODERS = ("thinker", "talker", "code_predictor")
 _CONVOLUTIONS = (nn.Conv1d, nn.ConvTranspose1d, nn.Conv2d)
 GROUPS = "_groups"
 """Ending of the name of an int4 parameter's format, an attribute of its module."""
-_PACKED_AT_ONCE = 1 << 20
-"""Numbers that torch packs at a time: it takes about 100 bytes for each."""
 ORDER = "_order"
 """Ending of the name of the order of an int8 or int4 parameter's inputs, where it has one."""
 
@@ -149,7 +146,7 @@ class WeightForm:
         matrix = tensor.view(self.matrix)
         if self.groups is not None:
             return {target: _packed_groups(matrix, self.groups)}
-        if self.compact and (packed := compact_matrix(matrix)) is not None:
+        if self.compact and (packed := _compact_matrix(matrix)) is not None:
             return {target: packed}
         if self.kept_as != torch.int8:
             return {target: packed_matrix(matrix, self.kept_as)}
@@ -175,7 +172,7 @@ class WeightForm:
             out, into = self.matrix[-2:]
             wide = unpack_groups(kept[target], out, into, self.groups)
         elif kept[target].dtype == torch.uint8:
-            wide = _unpacked_compact(kept[target], self.matrix)
+            wide = unpack_compact(kept[target], self.matrix, torch.float32)
         else:
             wide = unpack(kept[target], self.matrix[-2]).float()
         if target + SCALE in kept:
@@ -214,43 +211,14 @@ def packed_matrix(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     return pack_in_c(matrix, library, dtype)
 
 
-def compact_matrix(matrix: Tensor) -> Tensor | None:
-    """Return the compact form of a bfloat16 matrix [..., out, into]; None: it has none.
-
-    It is packed in C or, without the library, in torch: the bytes are the same.
-    """
+def _compact_matrix(matrix: Tensor) -> Tensor | None:
+    """Return `pack_compact`, in C or, without the library, in torch: the bytes are the same."""
     library = find_library()
-    if library is not None:
-        from qwen3_omni_neuron.cpu.native.binding import pack_compact_in_c
+    if library is None:
+        return pack_compact(matrix)
+    from qwen3_omni_neuron.cpu.native.binding import pack_compact_in_c
 
-        return pack_compact_in_c(matrix, library)
-    out, into = matrix.shape[-2:]
-    packed = torch.empty(compact_shape(tuple(matrix.shape)), dtype=torch.uint8)
-    rows = max(_PACKED_AT_ONCE // into // PANEL, 1) * PANEL
-    for one, of_one in zip(
-        matrix.view(-1, out, into), packed.view(-1, *packed.shape[-2:]), strict=True
-    ):
-        for start in range(0, out, rows):
-            part = pack_compact(one[start : start + rows])
-            if part is None:
-                return None
-            of_one[start // PANEL :][: len(part)] = part
-    return packed
-
-
-def _unpacked_compact(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the matrix [..., out, into] of a compact form in float32."""
-    wide = torch.empty(shape, dtype=torch.float32)
-    out, into = shape[-2:]
-    rows = max(_PACKED_AT_ONCE // into // PANEL, 1) * PANEL
-    for one, of_one in zip(
-        packed.view(-1, *packed.shape[-2:]), wide.view(-1, out, into), strict=True
-    ):
-        for start in range(0, out, rows):
-            part = of_one[start : start + rows]
-            panels = one[start // PANEL :][: -(-len(part) // PANEL)]
-            part.copy_(unpack_compact(panels, len(part), into))
-    return wide
+    return pack_compact_in_c(matrix, library)
 
 
 def _packed_groups(matrix: Tensor, groups: Groups) -> Tensor:

@@ -5,6 +5,7 @@ file is mapped into memory, without a copy, and all processes of one tree share 
 read at the load, but the vision encoder's when an image first needs them.
 """
 
+import logging
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
@@ -51,6 +52,8 @@ from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.moe import SCALE
 from qwen3_omni_neuron.model.torch_threads import one_torch_thread
+
+logger = logging.getLogger(__name__)
 
 WEIGHTS_FILE = "weights.safetensors"
 NOT_QUANTISED: Mapping[str, QuantisedForm] = MappingProxyType({})
@@ -112,6 +115,13 @@ def load_compiled_models(
     models, parts = lay_out(config, stages)
     forms = _forms_of(parts, dtype, predictor_dtype, compact, quantised)
     widened = PRECISIONS[dtype].packed and not packed
+    if widened and dtype != "float32":
+        stored = layout_bytes(_file_layout(parts, forms))
+        wide = 4 * sum(p.numel() for part in parts.values() for p in part.module.parameters())
+        logger.warning(
+            "%s: %.3g GB of weights take %.3g GB of memory in float32, which torch computes in",
+            *(tree, stored / 1e9, wide / 1e9),
+        )
     for model, names in MODEL_PARTS.items():
         chosen = {name: parts[name] for name in names if name in parts}
         if chosen:

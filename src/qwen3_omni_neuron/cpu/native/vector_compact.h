@@ -75,61 +75,80 @@ INLINE void KIND(put_exceptions)(Shorts numbers[4], KIND(Exceptions) *exceptions
     memcpy(numbers, places, sizeof places);
 }
 
+/* Add a block's sums to total. head, quads: of the block in the tile's first panel; left: bytes from quads
+ * to the panel's end. lane, size, skip: see sum_compact. kept: 0, or gets the numbers as floats,
+ * [inputs, vectors * LANES]. */
+INLINE void KIND(sum_block)(Vector (*total)[8], const float *x, int64_t x_stride, int rows,
+                            const char *head, const char *quads, int64_t left, int64_t lane,
+                            int64_t size, int64_t inputs, int vectors, int64_t skip, float *kept)
+{
+    /* A part is one vector of numbers, which gives two of sums, `apart` vectors from each other. */
+    int parts = vectors / 2, apart = LANES < 8 ? 2 : 1;
+    int64_t nearby = NEARBY / larger(1, vectors * LANES / PANEL) / QUAD_BYTES * QUAD_BYTES;
+    Vector sums[12][8];
+    Shorts lowest[4];
+    KIND(Exceptions) exceptions[4];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++)
+            sums[r][v] = (Vector){0};
+    for (int p = 0; p < parts; p++) {
+        const char *panel = head + p * SHORTS / PANEL * size;
+        lowest[p] = KIND(lowest_of)(panel + lane + p * SHORTS % PANEL);
+        exceptions[p] = KIND(exceptions_of)(panel);
+        for (int64_t b = 0; b < BLOCK_HEAD; b += 64) /* of the next block */
+            __builtin_prefetch(panel + BLOCK_HEAD + b, 0, 3);
+    }
+    uint32_t count = (uint32_t)(inputs / 4);
+    for (uint32_t quad = 0; quad < count; quad++, quads += QUAD_BYTES, x += 4) {
+        int64_t ahead = nearby < left ? nearby : nearby + skip;
+        left -= QUAD_BYTES;
+#pragma GCC unroll 4
+        for (int p = 0; p < parts; p++) {
+            const char *from = quads + p * SHORTS / PANEL * size;
+            if (p * SHORTS % PANEL == 0)
+                for (int b = 0; b < QUAD_BYTES; b += 64)
+                    __builtin_prefetch(from + ahead + b, 0, 3);
+            Shorts numbers[4];
+            KIND(restore)(numbers, from + 2 * (lane + p * SHORTS % PANEL), lowest[p]);
+            if (__builtin_expect(exceptions[p].quad == quad, 0))
+                KIND(put_exceptions)(numbers, exceptions + p,
+                                     (uint32_t)(lane + p * SHORTS % PANEL));
+            int v = p / apart * apart * 2 + p % apart;
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) {
+                Vector even = (Vector)((Words)numbers[i] << 16);
+                Vector odd = (Vector)((Words)numbers[i] & 0xffff0000u);
+                if (kept != 0) {
+                    float *to = kept + ((quad * 4 + i) * vectors + v) * LANES;
+                    AT(to) = even;
+                    AT(to + apart * LANES) = odd;
+                }
+                for (int r = 0; r < rows; r++) {
+                    Vector input = KIND(filled)(x[r * x_stride + i]);
+                    sums[r][v] += input * even;
+                    sums[r][v + apart] += input * odd;
+                }
+            }
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++)
+            total[r][v] += sums[r][v];
+}
+
 /* sum_chunks for COMPACT weights. panels: the first one of the tile; lane: first output there. size: bytes
  * of a panel. skip: see sum_chunks. */
 INLINE void KIND(sum_compact)(Vector (*total)[8], const float *x, int64_t x_stride, int rows,
                               const char *panels, int64_t lane, int64_t size, int64_t into,
                               int vectors, int64_t skip)
 {
-    /* A part is one vector of numbers, which gives two of sums, `apart` vectors from each other. */
-    int parts = vectors / 2, apart = LANES < 8 ? 2 : 1;
-    int64_t nearby = NEARBY / larger(1, vectors * LANES / PANEL) / QUAD_BYTES * QUAD_BYTES;
-    int64_t heads = blocks_of(into) * BLOCK_HEAD, last = size - nearby;
-    int64_t at = heads; /* of the quad, in its panel */
-    for (int64_t start = 0, block = 0; start < into; start += BLOCK_INPUTS, block += BLOCK_HEAD) {
-        Vector sums[12][8];
-        Shorts lowest[4];
-        KIND(Exceptions) exceptions[4];
-        for (int r = 0; r < rows; r++)
-            for (int v = 0; v < vectors; v++)
-                sums[r][v] = (Vector){0};
-        for (int p = 0; p < parts; p++) {
-            const char *head = panels + p * SHORTS / PANEL * size + block;
-            lowest[p] = KIND(lowest_of)(head + lane + p * SHORTS % PANEL);
-            exceptions[p] = KIND(exceptions_of)(head);
-            for (int64_t b = 0; b < BLOCK_HEAD; b += 64) /* of the next block */
-                __builtin_prefetch(head + BLOCK_HEAD + b, 0, 3);
-        }
-        uint32_t quads = (uint32_t)(smaller(BLOCK_INPUTS, into - start) / 4);
-        for (uint32_t quad = 0; quad < quads; quad++, at += QUAD_BYTES, x += 4) {
-            int64_t ahead = at < last ? nearby : nearby + skip;
-#pragma GCC unroll 4
-            for (int p = 0; p < parts; p++) {
-                const char *from = panels + p * SHORTS / PANEL * size + at;
-                if (p * SHORTS % PANEL == 0)
-                    for (int b = 0; b < QUAD_BYTES; b += 64)
-                        __builtin_prefetch(from + ahead + b, 0, 3);
-                Shorts numbers[4];
-                KIND(restore)(numbers, from + 2 * (lane + p * SHORTS % PANEL), lowest[p]);
-                if (__builtin_expect(exceptions[p].quad == quad, 0))
-                    KIND(put_exceptions)(numbers, exceptions + p,
-                                         (uint32_t)(lane + p * SHORTS % PANEL));
-                int v = p / apart * apart * 2 + p % apart;
-#pragma GCC unroll 4
-                for (int i = 0; i < 4; i++) {
-                    Vector even = (Vector)((Words)numbers[i] << 16);
-                    Vector odd = (Vector)((Words)numbers[i] & 0xffff0000u);
-                    for (int r = 0; r < rows; r++) {
-                        Vector input = KIND(filled)(x[r * x_stride + i]);
-                        sums[r][v] += input * even;
-                        sums[r][v + apart] += input * odd;
-                    }
-                }
-            }
-        }
-        for (int r = 0; r < rows; r++)
-            for (int v = 0; v < vectors; v++)
-                total[r][v] += sums[r][v];
+    const char *head = panels, *quads = panels + blocks_of(into) * BLOCK_HEAD;
+    for (int64_t start = 0; start < into; start += BLOCK_INPUTS) {
+        int64_t inputs = smaller(BLOCK_INPUTS, into - start);
+        KIND(sum_block)(total, x + start, x_stride, rows, head, quads, panels + size - quads, lane,
+                        size, inputs, vectors, skip, 0);
+        head += BLOCK_HEAD;
+        quads += inputs / 4 * QUAD_BYTES;
     }
 #if LANES == 16 /* a vector has 8 outputs of either half of a panel */
     for (int r = 0; r < rows; r++)
@@ -143,83 +162,91 @@ INLINE void KIND(sum_compact)(Vector (*total)[8], const float *x, int64_t x_stri
 
 #if LANES < 16
 
-/* Rows for which numbers are restored once, at most and at least. */
-#define MOST_RESTORED (8 * TILE_ROWS)
-#define LEAST_RESTORED (4 * TILE_ROWS)
-/* Vectors of a tile of TILE_ROWS: see SHAPES. */
+/* Rows whose tiles share numbers that are restored once, at least and at most. */
+#define LEAST_SHARING (3 * TILE_ROWS)
+#define MOST_SHARING (16 * TILE_ROWS)
+/* Vectors of a tile of TILE_ROWS, see SHAPES, and its outputs. */
 #define TILE_VECTORS (16 / LANES)
+#define TILE_OUTS (TILE_VECTORS * LANES)
 
-/* Write a block's numbers as floats, [BLOCK_INPUTS, PANEL]. */
-static void KIND(restore_block)(float *to, const char *head, const char *quads, int64_t inputs)
+/* Add a block's sums to those of TILE_ROWS rows, from `left` bytes of numbers before the panel's end. kept:
+ * gets the numbers as floats, [inputs, TILE_OUTS]. */
+static __attribute__((noinline)) void KIND(sum_first)(Vector (*total)[TILE_VECTORS],
+                                                      const float *x, int64_t x_stride,
+                                                      const char *head, const char *quads,
+                                                      int64_t left, int64_t lane, int64_t inputs,
+                                                      int64_t skip, float *kept)
 {
-    for (int64_t lane = 0; lane < PANEL; lane += SHORTS) {
-        Shorts lowest = KIND(lowest_of)(head + lane);
-        KIND(Exceptions) exceptions = KIND(exceptions_of)(head);
-        int64_t apart = LANES == 4 ? 8 : LANES, output = lane / 16 * 16 + lane % 16 / 2;
-        for (int64_t quad = 0; quad < inputs / 4; quad++) {
-            Shorts numbers[4];
-            KIND(restore)(numbers, quads + quad * QUAD_BYTES + 2 * lane, lowest);
-            if (__builtin_expect(exceptions.quad == quad, 0))
-                KIND(put_exceptions)(numbers, &exceptions, (uint32_t)lane);
-            for (int i = 0; i < 4; i++) {
-                float *row = to + (quad * 4 + i) * PANEL + output;
-                AT(row) = (Vector)((Words)numbers[i] << 16);
-                AT(row + apart) = (Vector)((Words)numbers[i] & 0xffff0000u);
-            }
-        }
+    Vector sums[TILE_ROWS][8];
+    for (int r = 0; r < TILE_ROWS; r++)
+        memcpy(sums[r], total[r], sizeof total[r]);
+    if (kept == 0)
+        __builtin_unreachable();
+    KIND(sum_block)(sums, x, x_stride, TILE_ROWS, head, quads, left, lane, 0, inputs,
+                    TILE_VECTORS, skip, kept);
+    for (int r = 0; r < TILE_ROWS; r++)
+        memcpy(total[r], sums[r], sizeof total[r]);
+}
+
+/* The same of kept numbers. next: where the next block's numbers are, which are fetched meanwhile. */
+static __attribute__((noinline)) void KIND(sum_kept)(Vector (*total)[TILE_VECTORS],
+                                                     const float *x, int64_t x_stride,
+                                                     const float *kept, int64_t inputs,
+                                                     const char *next)
+{
+    Vector sums[TILE_ROWS][TILE_VECTORS];
+    memset(sums, 0, sizeof sums);
+    for (int64_t k = 0; k < inputs; k += 4, next += QUAD_BYTES) {
+        for (int b = 0; b < QUAD_BYTES; b += 64)
+            __builtin_prefetch(next + b, 0, 3);
+        for (int i = 0; i < 4; i++, x++, kept += TILE_OUTS)
+            for (int r = 0; r < TILE_ROWS; r++)
+                for (int v = 0; v < TILE_VECTORS; v++)
+                    sums[r][v] += x[r * x_stride] * READ(kept + v * LANES);
     }
-}
-
-/* Add a restored block's sums to those of TILE_ROWS rows and TILE_VECTORS vectors. */
-static __attribute__((noinline)) void KIND(add_restored)(Vector (*total)[PANEL / LANES],
-                                                         const float *x, int64_t x_stride,
-                                                         const float *numbers, int64_t inputs)
-{
-    Vector sums[12][8];
     for (int r = 0; r < TILE_ROWS; r++)
         for (int v = 0; v < TILE_VECTORS; v++)
-            sums[r][v] = total[r][v];
-    KIND(sum_chunks)(sums, x, x_stride, TILE_ROWS, numbers, FLOAT32, 0, inputs, TILE_VECTORS, 0);
-    for (int r = 0; r < TILE_ROWS; r++)
-        for (int v = 0; v < TILE_VECTORS; v++)
-            total[r][v] = sums[r][v];
+            total[r][v] += sums[r][v];
 }
 
-/* Multiply many rows, all but the last few, by numbers that are restored once for many of them: of the
- * low tiles of few registers each would restore them. Returns how many rows are done. */
-static int64_t KIND(multiply_restored)(const Tiles *t, int64_t rows)
+/* Multiply many rows, all but the last few: the first tile of a block restores its numbers for the others.
+ * Returns how many rows are done. */
+static int64_t KIND(multiply_sharing)(const Tiles *t, int64_t rows)
 {
     const Matrix *m = t->m;
-    int64_t size = panel_bytes(m), done = rows < LEAST_RESTORED ? 0 : rows / TILE_ROWS * TILE_ROWS;
-    for (int64_t at = 0; at < t->outs; at += PANEL)
-        for (int64_t first = 0; first < done; first += MOST_RESTORED) {
-            int64_t now = smaller(done - first, MOST_RESTORED);
-            float numbers[BLOCK_INPUTS * PANEL];
-            Vector total[MOST_RESTORED][PANEL / LANES];
-            const char *head = t->panels + at / PANEL * size;
+    int64_t size = panel_bytes(m), done = rows < LEAST_SHARING ? 0 : rows / TILE_ROWS * TILE_ROWS;
+    for (int64_t first = 0; first < done; first += MOST_SHARING)
+        for (int64_t at = 0; at < t->outs; at += TILE_OUTS) {
+            int64_t now = smaller(done - first, MOST_SHARING), end = at + TILE_OUTS;
+            float kept[BLOCK_INPUTS * TILE_OUTS];
+            Vector total[MOST_SHARING][TILE_VECTORS];
+            const char *head = t->panels + at / PANEL * size, *stop = head + size;
             const char *quads = head + blocks_of(m->into) * BLOCK_HEAD;
+            int64_t skip = (end < t->outs ? t->panels + end / PANEL * size : t->next) - stop;
             memset(total, 0, sizeof total);
             for (int64_t start = 0; start < m->into; start += BLOCK_INPUTS) {
                 int64_t inputs = smaller(BLOCK_INPUTS, m->into - start);
-                KIND(restore_block)(numbers, head, quads, inputs);
+                const char *next = quads + inputs / 4 * QUAD_BYTES;
+                const float *x = t->x + first * t->x_stride + start;
+                KIND(sum_first)(total, x, t->x_stride, head, quads, stop - quads, at % PANEL,
+                                inputs, skip, kept);
+                for (int64_t r = TILE_ROWS; r < now; r += TILE_ROWS)
+                    KIND(sum_kept)(total + r, x + r * t->x_stride, t->x_stride, kept, inputs,
+                                   next);
                 head += BLOCK_HEAD;
-                quads += inputs / 4 * QUAD_BYTES;
-                for (int64_t r = 0; r < now; r += TILE_ROWS)
-                    for (int v = 0; v < PANEL / LANES; v += TILE_VECTORS)
-                        KIND(add_restored)((Vector(*)[PANEL / LANES])&total[r][v],
-                                           t->x + (first + r) * t->x_stride + start, t->x_stride,
-                                           numbers + v * LANES, inputs);
+                quads = next;
             }
             for (int64_t r = 0; r < now; r++)
-                for (int v = 0; v < PANEL / LANES; v++)
+                for (int v = 0; v < TILE_VECTORS; v++)
                     KIND(put)(t, first + r, at + v * LANES, total[r][v]);
         }
     return done;
 }
 
-#undef MOST_RESTORED
-#undef LEAST_RESTORED
+#undef LEAST_SHARING
+#undef MOST_SHARING
 #undef TILE_VECTORS
+#undef TILE_OUTS
 #endif
 
 #undef Shorts

@@ -378,7 +378,7 @@ static void KIND(multiply_whole)(float *y, int64_t y_stride, const float *x, int
                w->bias == 0 ? 0 : w->bias + first * PANEL};
 #if LANES < 16
     if (type == COMPACT) {
-        int64_t done = KIND(multiply_restored)(&t, rows);
+        int64_t done = KIND(multiply_sharing)(&t, rows);
         rows -= done;
         t.x += done * x_stride;
         t.y += done * y_stride;
