@@ -76,6 +76,19 @@ def test_requests_with_a_grammar_and_without_run_together_as_they_run_alone(
     assert omni.generate_text(HELLO, **free).token_ids == alone[1]
 
 
+def test_requests_with_a_grammar_that_wait_for_a_slot_take_no_place_in_its_process(
+    omni: Qwen3Omni,
+) -> None:
+    """Neither those that are answered later, nor those that are closed before."""
+    options = {"grammar": {"regex": "[ab]{3,9}"}, **LIMITS}
+    alone = [omni.generate_text(HELLO, seed=seed, **options).text for seed in range(6)]
+    streams = [omni.stream_text(HELLO, seed=seed, **options) for seed in range(6)]
+    for closed in [omni.stream_text(HELLO, **options) for _ in range(4)]:
+        closed.close()
+    assert [list(stream)[-1].result.text for stream in streams] == alone
+    assert omni.generate_text(HELLO, seed=0, **options).text == alone[0]
+
+
 def test_masks_are_made_while_the_engine_computes(
     omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
 ) -> None:

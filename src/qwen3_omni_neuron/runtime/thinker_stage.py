@@ -21,7 +21,7 @@ from qwen3_omni_neuron.errors import Qwen3OmniError
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.runtime.buffers import TextEnd
 from qwen3_omni_neuron.runtime.fairness import in_turn
-from qwen3_omni_neuron.runtime.grammar import wait_for_masks
+from qwen3_omni_neuron.runtime.grammar import GrammarState, wait_for_masks
 from qwen3_omni_neuron.runtime.policy import SchedulingPolicy
 from qwen3_omni_neuron.runtime.prefill import PrefillStage, PromptTask
 from qwen3_omni_neuron.runtime.prefix_cache import NO_ACCEPTED, CachedRows
@@ -41,11 +41,13 @@ class ThinkerTask(PromptTask):
 
     last: the token that the next step appends, None before the prefill. limit: largest number of
     text tokens. eos_ids: tokens that end the text. begun: whether its prefill has begun.
-    next_since_s: when its prompt became the next one to prefill, infinity before. stop, calls,
-    grammar: watches over its tokens; None where it has no stop string, tool or grammar. no_end:
-    mask of all tokens but those that end the text; None where any may come at any time. logits: the
-    last call's, until a token is sampled from them. full: it has reached its limit, and it is not
-    known yet whether its grammar ends there, too.
+    next_since_s: when its prompt became the next one to prefill, infinity before. stop, calls:
+    watches over its tokens; None where it has no stop string or tool. grammar: where its text is
+    in its grammar; None without one, and before the prefill, because the grammars' processes have
+    places for as many texts as there are slots. no_end: mask of all tokens but those that end the
+    text; None where any may come at any time. logits: the last call's, until a token is sampled
+    from them. full: it has reached its limit, and it is not known yet whether its grammar ends
+    there, too.
     """
 
     def __init__(
@@ -75,8 +77,7 @@ class ThinkerTask(PromptTask):
         texts = codec.decode, codec.encode_words
         self.stop = StopStrings(options.stop, *texts) if options.stop else None
         self.calls = CallWatch(*texts, request.thinks) if options.shown_tools else None
-        grammar = None if request.ahead else request.grammar
-        self.grammar = None if grammar is None else grammar.begin(self.eos_ids)
+        self.grammar: GrammarState | None = None
         self.logits: Tensor | None = None
         self.full = False
         self.last: int | None = None
@@ -265,7 +266,9 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
 
         Returns the hidden states of the prompt's media once its slot holds all rows, else None.
         """
-        live = task.live
+        live, grammar = task.live, task.live.request.grammar
+        if grammar is not None and task.grammar is None and not live.request.ahead:
+            task.grammar = grammar.begin(task.eos_ids)  # its mask is made during the prefill
         start, stop = self._bring(task)
         if not task.begun:
             task.begun, live.cached_rows = stop is not None, start
