@@ -259,6 +259,7 @@ class Qwen3Omni:
         Raises OptionError and NotInstalledError, now or by the future, which may also raise
         BusyError, ClosedError, and what `admit` raises.
         """
+        check_not_forked()
         return self._grammars.begin(RequestOptions.parse(options), admit)
 
     def count_tokens(self, messages: Conversation, **options: "Unpack[RequestArguments]") -> int:
@@ -383,6 +384,7 @@ class Qwen3Omni:
 
     def close(self) -> None:
         """End running requests with a ClosedError, then the threads and the engines."""
+        check_not_forked()
         self._finalizer.detach()
         _close(self._pipeline, self._grammars)
 
@@ -517,6 +519,7 @@ def generate_audio(
     request: dict[str, Any] = {}
     for name, value in options.items():
         (load if name in LoadArguments.__annotations__ else request)[name] = value
+    RequestOptions.parse(request)  # before the load, which may take minutes
     with Qwen3Omni.load(model_path, **load) as omni:
         return omni.generate_audio(messages, **request)
 

@@ -633,7 +633,10 @@ class Session:
             return
         # A reply alone has a grammar; the prompt has shown the tools.
         options = replace(options, tools=(), tool_choice="auto", grammar=None)
-        request = model.request(prompt, options, speak, model.pipeline.clock.now())
+        try:
+            request = model.request(prompt, options, speak, model.pipeline.clock.now())
+        except OptionError:  # for an unknown speaker; `respond` raises it, or is given another one
+            return
         for earlier in self._ahead:
             if earlier.slot < 0:  # it has not begun, and the new one has its rows, too
                 model.pipeline.cancel(earlier)

@@ -143,6 +143,12 @@ def test_a_closed_model_says_so(checkpoint: Path) -> None:
         omni.generate_audio(HELLO)
 
 
+def test_generate_audio_refuses_a_wrong_option_before_the_load(tmp_path: Path) -> None:
+    for wrong in ({"speker": "Ethan"}, {"seed": -1}):
+        with pytest.raises(OptionError):
+            generate_audio(HELLO, tmp_path / "nothing", **wrong)
+
+
 def test_generate_audio_loads_speaks_and_closes(checkpoint: Path) -> None:
     result = generate_audio(HELLO, checkpoint, dtype="float32", **SHORT)
     assert len(result.audio) == 2 * 1920 - 555

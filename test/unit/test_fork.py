@@ -100,6 +100,7 @@ USES: dict[str, Callable[[Qwen3Omni, Session, SpeechStream, Path], object]] = {
     "restore_session": lambda omni, _, __, file: omni.restore_session(file),
     "status": lambda omni, *_: omni.status(),
     "close": lambda omni, *_: omni.close(),
+    "compile_grammar": lambda omni, *_: omni.compile_grammar(grammar={"regex": "a"}),
     "stream next": lambda _, __, stream, ___: next(stream),
     "stream anext": lambda _, __, stream, ___: asyncio.run(next_event(stream)),
     "stream close": lambda _, __, stream, ___: stream.close(),
@@ -120,7 +121,8 @@ def test_a_forked_child_is_told_at_once_to_spawn(
     tmp_path: Path,
 ) -> None:
     """Also where its parent's other threads held the locks as it was forked."""
-    with held(omni._pipeline._lock, session._lock, session._saving):
+    locks = omni._pipeline._lock, omni._grammars._pool.lock, session._lock, session._saving
+    with held(*locks):
         said = in_child(lambda: use(omni, session, stream, tmp_path / "session"))
     assert said.startswith("ForkError: process "), said
     assert f"was forked after process {os.getpid()} had loaded a model" in said

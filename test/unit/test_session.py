@@ -3,6 +3,7 @@
 import gc
 import math
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -512,6 +513,25 @@ def test_calls_of_tools_join_the_assistants_message_before_them(omni: Qwen3Omni)
         assert session.messages[2] == {"role": "tool", "content": "5"}
         with pytest.raises(MessageError, match="takes no tools"):
             session.respond()
+
+
+def test_speech_is_prefilled_ahead_of_a_reply_whose_speaker_is_not_known_yet(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default is a name that a checkpoint need not have."""
+    with Qwen3Omni.load(checkpoint, max_concurrency=1) as omni:
+        talker = omni._config.talker
+        assert talker is not None
+        others = {name: id_ for name, id_ in talker.speaker_ids.items() if name != "ethan"}
+        monkeypatch.setattr(
+            omni, "_config", replace(omni._config, talker=replace(talker, speaker_ids=others))
+        )
+        with omni.session(**SHORT) as session:
+            session.append_audio(tone(9.0), 16000)
+            session.prepare()
+            with pytest.raises(OptionError, match="unknown speaker 'Ethan'"):
+                session.respond()
+            assert len(last(session.respond(speaker=next(iter(others)))).codes)
 
 
 def test_set_options_changes_the_replies_that_follow(omni: Qwen3Omni) -> None:
