@@ -29,7 +29,7 @@ class CompleteCall:
             call = json.loads(body)
             arguments, name = call["arguments"], call["name"]
             # As the model writes them: a call that comes back in the history has the same tokens.
-            written = json.dumps(arguments, ensure_ascii=False)
+            written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
             written = arguments if isinstance(arguments, str) else written
             f"{name}{written}".encode()  # JSON can encode lone surrogates, UTF-8 can't
         except (ValueError, KeyError, TypeError, RecursionError) as error:
