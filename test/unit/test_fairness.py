@@ -71,6 +71,23 @@ def test_the_last_slot_is_kept_for_an_owner_who_came_lately(simulate: Simulate) 
     simulation.assert_idle()
 
 
+def test_a_slot_that_is_kept_no_longer_goes_to_who_waits(simulate: Simulate) -> None:
+    """At that time, not when a request comes or ends, and also where no stage has work by then."""
+    simulation = simulate(Times(thinker_step_s=0.1), Sizes(slots=2), frames=3)
+    finish(simulation.start([9], owner="b", speak=False))
+    came_s = simulation.clock.now()
+    unread = simulation.start([7] * 2000, owner="a", speak=False, thinker_limit=2000)
+    second = simulation.start([8], owner="a", speak=False)
+    assert second.queue_position == 1
+    assert finish(second).timings.queued_s == pytest.approx(KEPT_S - came_s, abs=0.5)
+    closed, third = (simulation.start([8], owner="a", speak=False) for _ in range(2))
+    unread.close()
+    for stream in (closed, third):
+        stream.close()
+    simulation.clock.sleep(0.2)
+    simulation.assert_idle()
+
+
 def test_no_slot_is_kept_for_requests_without_an_owner(simulate: Simulate) -> None:
     simulation = simulate(sizes=Sizes(slots=2))
     finish(simulation.start([9]))

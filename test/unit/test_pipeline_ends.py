@@ -109,6 +109,64 @@ def test_a_stream_that_a_stage_itself_collects_frees_its_slot(
     simulation.assert_idle()
 
 
+def test_dropping_a_stream_waits_for_no_lock(simulate: Simulate) -> None:
+    """A thread that collects garbage may hold a lock for which the lock's holder waits."""
+    simulation = simulate(Times(0.1, 0.01, 0.01, 0.05, 0.02, 0.02, 0.01))
+    streams = [simulation.start(TOKENS, 100)]
+    live, mine, collected = streams[0]._live, threading.Lock(), threading.Event()
+
+    def collect() -> None:
+        with mine:
+            streams.clear()
+        collected.set()
+
+    with simulation.pipeline._lock:  # as a stage in a selection, which asks for the other lock
+        thread = threading.Thread(target=collect)
+        thread.start()
+        assert collected.wait(10) and not live.ended
+        with mine:
+            pass
+    thread.join()
+    for _ in range(1000):
+        if live.ended:
+            break
+        threading.Event().wait(0.01)
+    simulation.clock.sleep(0.2)
+    simulation.assert_idle()
+
+
+def test_a_failure_at_one_requests_token_ends_it_alone(simulate: Simulate) -> None:
+    def decode(token_ids: list[int]) -> str:
+        if 30 in token_ids:
+            raise ZeroDivisionError
+        return "x" * len(token_ids)
+
+    simulation = simulate()
+    other = simulation.start(TOKENS, 10)
+    with pytest.raises(ZeroDivisionError):
+        finish(simulation.start(TOKENS, stop=["never"], decode_text=decode))
+    simulation.assert_right(finish(other), TOKENS, 10)
+    simulation.assert_idle()
+
+
+def test_a_text_of_more_held_tokens_than_the_talkers_buffer_takes_is_spoken(
+    simulate: Simulate,
+) -> None:
+    """Tokens without text may come in any number after what may begin a stop string."""
+    simulation = simulate()
+    tokens = [7] + [8] * 2500
+    stream = simulation.start(
+        tokens,
+        5,
+        thinker_limit=3000,
+        stop=["ab"],
+        decode_text=lambda ids: "".join("a" for id_ in ids if id_ == 7),
+    )
+    result = finish(stream)
+    assert result.token_ids == [*tokens, EOS] and len(result.codes) == 5
+    simulation.assert_idle()
+
+
 @pytest.mark.parametrize("shares_cores", [False, True], ids=["split", "shared"])
 def test_three_hundred_rounds_of_start_and_close_leave_nothing(
     simulate: Simulate, shares_cores: bool

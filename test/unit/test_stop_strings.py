@@ -73,6 +73,43 @@ def test_tokens_are_held_only_while_they_may_begin_a_stop_string(tokenizer: Toke
     assert watch.push(x) == ([a, b, x], False)
 
 
+def test_an_incomplete_character_is_no_replacement_character(tokenizer: Tokenizer) -> None:
+    """Nor does a stop string of one end a text at a character of several tokens."""
+    emoji = tokenizer.encode_words("a\U0001f600b")
+    assert len(emoji) > 3
+    assert run(tokenizer, emoji, ["\ufffd", "a\ufffd"])[:2] == ("a\U0001f600b", False)
+    written = tokenizer.encode_words("a\ufffdb")
+    assert run(tokenizer, written, ["\ufffd"])[:2] == ("a", True)
+
+
+def test_a_held_token_is_decoded_once_more_by_each_later_one_and_no_more() -> None:
+    """Else the longest stop string would take a thousand times as long, and hold up all replies."""
+    calls: list[int] = []
+
+    def decode(token_ids: list[int]) -> str:
+        calls.append(len(token_ids))
+        return "".join(map(chr, token_ids))
+
+    watch = StopStrings(["a" * 256], decode, lambda _: [])
+    for _ in range(255):
+        assert watch.push(ord("a")) == ([], False)
+    assert calls == list(range(1, 256)) and watch.held == 255
+    assert watch.push(ord("b")) == ([ord("a")] * 255 + [ord("b")], False)
+
+
+def test_tokens_without_text_are_held_only_up_to_a_limit() -> None:
+    """A stop string around fewer of them is found."""
+    watch = StopStrings(["ab"], lambda ids: "".join(chr(i) for i in ids if i), lambda _: [])
+    assert [watch.push(ord("a"))] + [watch.push(0) for _ in range(9)] == 10 * [([], False)]
+    assert watch.push(ord("b")) == ([], True)
+    passed: list[int] = []
+    watch.push(ord("a"))
+    for _ in range(3000):
+        passed += watch.push(0)[0]
+        assert watch.held <= 1024
+    assert passed + watch.flush() == [ord("a")] + [0] * 3000
+
+
 def test_a_reply_ends_before_the_stop_string_in_text_and_speech(omni: Qwen3Omni) -> None:
     whole = omni.generate_audio(HELLO, **LIMITS)
     assert len(whole.text) > 8

@@ -5,6 +5,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -100,7 +101,7 @@ class Pipeline:
         frame_audio_s = vocoder.frame_samples / SAMPLE_RATE if vocoder else 0.0
         policy = SchedulingPolicy(engines.shares_cores, frame_audio_s, self._running)
         self._thinker = ThinkerStage(
-            engines.thinker, sample_ids, shared, policy, spills.get("thinker")
+            engines.thinker, sample_ids, shared, policy, self._kept_s, spills.get("thinker")
         )
         self._stages: list[Stage[Any]] = [self._thinker]
         if engines.talker is not None and engines.vocoder is not None:
@@ -227,6 +228,22 @@ class Pipeline:
             while live.holders and self.clock.now() < deadline_s:
                 live.output.changed.wait(deadline_s - self.clock.now())
 
+    def call_without_waiting(self, close: Callable[[], None]) -> None:
+        """Call a function that takes the lock, or let another thread call it: for finalizers.
+
+        The garbage collector may run them in any line of a thread, which may hold a lock for which
+        the holder of this one waits, such as that of a logging handler.
+        """
+        check_not_forked()
+        if self._lock.acquire(blocking=False):
+            try:
+                close()
+            finally:
+                self._lock.release()
+        else:
+            with suppress(RuntimeError):  # at exit no thread begins, and all requests end
+                threading.Thread(target=close, daemon=True).start()
+
     def status(self) -> Status:
         """Return how many requests run and wait, each engine's work, and a stage's fault."""
         check_not_forked()
@@ -350,6 +367,7 @@ class Pipeline:
 
         The lock is held.
         """
+        self._fairness.kept_until_s = None
         self._queue = deque(entry for entry in self._queue if not entry[0].ended)
         while self._free_slots and (live := self._next()) is not None:
             entry = next(entry for entry in self._queue if entry[0] is live)
@@ -359,6 +377,16 @@ class Pipeline:
             for live in self._running:
                 if live.request.ahead:
                     live.end()
+        if self._fairness.kept_until_s is not None:
+            self._thinker.wake()  # it calls `_kept_s`
+
+    def _kept_s(self) -> float | None:
+        """Return how long a slot is still kept; None: it is not, and was given. The lock is held."""
+        now = self.clock.now()
+        if self._fairness.kept_until_s is not None and self._fairness.kept_until_s <= now:
+            self._admit()
+        until_s = self._fairness.kept_until_s
+        return None if until_s is None else until_s - now
 
     def _next(self) -> LiveRequest | None:
         """Return the request for the next free slot, None where none may run. The lock is held."""

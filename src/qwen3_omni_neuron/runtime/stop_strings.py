@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 
 INCOMPLETE = "\ufffd"  # the tokenizer decodes an incomplete character to this
-_MOST_INCOMPLETE = (
-    3  # most INCOMPLETE at a text's end that may be one character, of 4 bytes at most
-)
+_MOST_INCOMPLETE = 3  # of them that may be one character, of 4 bytes at most
+# Tokens that are held at most: a token a byte of the longest stop string, or special tokens without
+# text inside of one, of which a reply may have any number.
+MOST_HELD = 1024
 
 Decode = Callable[[list[int]], str]
 Encode = Callable[[str], list[int]]
@@ -21,6 +22,7 @@ class StopStrings:
     def __init__(self, strings: Sequence[str], decode: Decode, encode: Encode):
         self._strings, self._decode, self._encode = tuple(strings), decode, encode
         self._held: list[int] = []
+        self._texts: list[str] = []  # by number of the first held tokens: their text
 
     @property
     def held(self) -> int:
@@ -34,43 +36,46 @@ class StopStrings:
         """
         self._held.append(token_id)
         text = self._decode(self._held)
-        found = [at for at in map(text.find, self._strings) if at >= 0]
+        self._texts.append(text)
+        # An incomplete character is no U+FFFD: it may become any character.
+        whole = len(text) - min(len(text) - len(text.rstrip(INCOMPLETE)), _MOST_INCOMPLETE)
+        found = [at for s in self._strings if (at := text.find(s, 0, whole)) >= 0]
         if found:
-            kept = text[: min(found)]
-            whole = self._tokens_within(text, len(kept))
-            passed = self._held[:whole]
-            rest = kept[len(self._decode(passed)) :]
-            self._held = []
+            passed, spelled = self._pass_on(min(found))
+            rest = text[spelled : min(found)]
+            self.flush()
             return passed + (self._encode(rest) if rest else []), True
-        whole = self._tokens_within(text, len(text) - self._begun(text))
-        passed, self._held = self._held[:whole], self._held[whole:]
-        return passed, False
+        if len(self._held) > MOST_HELD:
+            return self.flush(), False
+        return self._pass_on(whole - self._begun(text[:whole]))[0], False
 
     def flush(self) -> list[int]:
         """Return the tokens that are still held: the reply has ended without a stop string."""
-        passed, self._held = self._held, []
+        passed, self._held, self._texts = self._held, [], []
         return passed
 
     def _begun(self, text: str) -> int:
-        """Return how many characters at the end of a text may begin a stop string.
-
-        An incomplete character counts, because it may become any character.
-        """
-        incomplete = min(len(text) - len(text.rstrip(INCOMPLETE)), _MOST_INCOMPLETE)
-        text = text[: len(text) - incomplete]
+        """Return how many characters at the end of a text may begin a stop string."""
         longest = max(map(len, self._strings)) - 1
         for length in range(min(longest, len(text)), 0, -1):
-            if any(string.startswith(text[-length:]) for string in self._strings):
-                return length + incomplete
-        return incomplete
-
-    def _tokens_within(self, text: str, length: int) -> int:
-        """Return how many of the held tokens spell no more than the first `length` characters."""
-        for count in range(len(self._held), 0, -1):
-            spelled = self._decode(self._held[:count])
-            if len(spelled) <= length and text.startswith(spelled):
-                return count
+            end = text[-length:]
+            if any(string.startswith(end) for string in self._strings):
+                return length
         return 0
+
+    def _pass_on(self, length: int) -> tuple[list[int], int]:
+        """Hold no longer the tokens that spell at most the first `length` characters.
+
+        Returns them, and the number of characters that they spell.
+        """
+        text = self._texts[-1]
+        for count in range(len(self._held), 0, -1):
+            spelled = self._texts[count - 1]
+            if len(spelled) <= length and text.startswith(spelled):
+                passed, self._held = self._held[:count], self._held[count:]
+                self._texts = [later[len(spelled) :] for later in self._texts[count:]]
+                return passed, len(spelled)
+        return [], 0
 
 
 class Marker:

@@ -54,7 +54,7 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         self, pipeline: Pipeline, request: Request, owner: object, later: Sequence[Request] = ()
     ):
         self._events = JoinedEvents(pipeline, request, later)
-        self._owner, self._clock = owner, pipeline.clock
+        self._owner, self._pipeline, self._clock = owner, pipeline, pipeline.clock
         self.prompt_tokens = len(request.prompt)
         self.queue_position = self._events.queue_position
         self._done = False
@@ -164,7 +164,7 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
     def __del__(self) -> None:
         if hasattr(self, "_done"):  # not where the request was refused
             with suppress(ForkError):
-                self.close()
+                self._pipeline.call_without_waiting(self.close)
 
     @property
     def _live(self) -> LiveRequest:

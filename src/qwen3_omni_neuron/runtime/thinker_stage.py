@@ -1,7 +1,7 @@
 """Thinker stage: prefill one prompt, step all requests, and pass on their text tokens."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +17,6 @@ from qwen3_omni_neuron.engines.sampling import (
     likeliest,
     log_probability,
 )
-from qwen3_omni_neuron.errors import Qwen3OmniError
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.runtime.buffers import TextEnd
 from qwen3_omni_neuron.runtime.fairness import in_turn
@@ -103,8 +102,8 @@ class ThinkerTask(PromptTask):
         """True where the talker's and the caller's buffers have space for the next token.
 
         The tokens that were held for a stop string or a call are put with it. The last of them may
-        be tokenised anew, to at most one token for each of its bytes. A longer call than an empty
-        buffer takes is put nevertheless.
+        be tokenised anew, to at most one token for each of its bytes. More than empty buffers take
+        is put nevertheless.
         """
         watches = [watch for watch in (self.stop, self.calls) if watch is not None]
         tokens = 1 + sum(watch.held + MOST_TOKENS_ANEW for watch in watches)
@@ -127,10 +126,12 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         sample_ids: SampleIds,
         shared: Shared,
         policy: SchedulingPolicy,
+        kept_s: Callable[[], float | None],
         spill: SlotSpill | None = None,
     ):
+        """kept_s: called with the lock held, and again after so many seconds if it returns some."""
         super().__init__("thinker", engine, shared, policy, spill)
-        self._sample_ids = sample_ids
+        self._sample_ids, self._kept_s = sample_ids, kept_s
         self._holds = False  # whether the last selection held a request back
 
     def on_frame(self) -> None:
@@ -139,7 +140,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
             self.changed.notify_all()
 
     def _next_calls(self) -> Work | float | None:
-        now, holds = self._clock.now(), list[float]()
+        now, holds, kept_s = self._clock.now(), list[float](), self._kept_s()
         due, missing = self._look_at_masks()
         if missing:
             holds.append(MASK_POLL_S)
@@ -160,7 +161,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         holds += held_s.values()
         self._holds = bool(holds)
         if not new and not writing and not due:
-            return min(holds, default=None)
+            return min(holds if kept_s is None else [*holds, kept_s], default=None)
         return partial(self._work, new, writing, due)
 
     def _look_at_masks(self) -> tuple[list[ThinkerTask], list[ThinkerTask]]:
@@ -333,7 +334,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
                 live.top_logprobs.append(others)
             try:
                 ended = self._pass_on(task, token_id)
-            except Qwen3OmniError as error:  # a call of a tool has failed
+            except Exception as error:  # such as a malformed call of a tool
                 live.end(error)
                 return
             if ended:
