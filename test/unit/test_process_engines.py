@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,7 +20,12 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.engines.process.engine_process import LIVENESS_S, EngineProcess
-from qwen3_omni_neuron.engines.process.mailbox import FIRST_BYTES, SharedBlock
+from qwen3_omni_neuron.engines.process.mailbox import (
+    FIRST_BYTES,
+    KEPT_BYTES,
+    Mailbox,
+    SharedBlock,
+)
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.engines.remote import RemoteThinker, remote_engines
 from qwen3_omni_neuron.errors import (
@@ -163,6 +169,22 @@ def test_a_message_larger_than_the_block_makes_it_grow(shared: EngineProcess) ->
         sent = torch.randint(0, 255, (factor * FIRST_BYTES + 5,), dtype=torch.uint8)
         assert torch.equal(shared.call("echo", sent), sent)
     assert torch.equal(shared.call("echo", torch.ones(9)), torch.ones(9))
+
+
+def test_memory_of_a_large_message_goes_back_with_the_next_small_one() -> None:
+    block = SharedBlock.create()
+    blocks = [SharedBlock.of_descriptor(os.dup(block.fileno())) for _ in range(2)]
+    ends = socket.socketpair()
+    sender, receiver = Mailbox(ends[0], blocks[0], block), Mailbox(ends[1], blocks[1], block)
+    large = torch.ones(KEPT_BYTES + FIRST_BYTES, dtype=torch.uint8)
+    taken = []
+    for message in (large, torch.ones(40_000), large, torch.ones(40_000), 7 * large):
+        sender.send(message)
+        assert torch.equal(receiver.receive(), message)
+        taken.append(512 * os.fstat(block.fileno()).st_blocks)
+    assert min(taken[0], taken[2], taken[4]) >= KEPT_BYTES >= max(taken[1], taken[3])
+    sender.close()
+    receiver.close()
 
 
 def test_engines_answer_through_their_protocols(engines: Engines) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 from qwen3_omni_neuron.engines.process.child import nameless_file
 
 FIRST_BYTES = 1 << 20  # size of a new block
+KEPT_BYTES = 16 << 20  # memory that a block keeps after larger messages
 ALIGNMENT = 64
 RECEIVE_BYTES = 1 << 16
 INLINE_BYTES = 1 << 14  # a buffer up to this size is faster in the pickle; a row of logits is one
@@ -69,7 +70,7 @@ class Mailbox:
         pickled, buffers = _pickle(message)
         sizes = [buffer.nbytes for buffer in buffers]
         offsets, total = _layout(sizes)
-        block = self._outgoing.at_least(total)
+        block = self._outgoing.for_message(total)
         for buffer, offset in zip(buffers, offsets, strict=True):
             block[offset : offset + buffer.nbytes] = np.frombuffer(buffer, np.uint8)
         size_table = struct.pack(f"<{len(sizes)}Q", *sizes)
@@ -167,6 +168,17 @@ class SharedBlock:
                 os.ftruncate(self.fileno(), max(size, 2 * len(self._bytes)))
             self._bytes = self._map()
         return self._bytes
+
+    def for_message(self, size: int) -> NDArray[np.uint8]:
+        """Return the bytes of the block for a new message; see `at_least`.
+
+        Memory that an earlier, larger message took beyond KEPT_BYTES goes back to the system.
+        """
+        if size <= KEPT_BYTES < len(self._bytes):
+            # A reader's longer mapping stays valid: it reads no more than the message.
+            os.ftruncate(self.fileno(), KEPT_BYTES)
+            self._bytes = self._map()
+        return self.at_least(size)
 
     def fileno(self) -> int:
         """Return the descriptor of the file, which another process can inherit."""
