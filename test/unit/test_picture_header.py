@@ -1,6 +1,7 @@
 """Size of a picture by its header: Pillow's, or none at all."""
 
 import io
+import struct
 from typing import Any
 
 import pytest
@@ -24,10 +25,19 @@ def commented(segments: int) -> bytes:
     return content[:2] + segments * comment + content[2:]
 
 
+def bmp_of_os2() -> bytes:
+    """Return a BMP whose header has sides of 16 bits."""
+    width, height = SIZE
+    pixels = bytes((3 * width + 3) // 4 * 4 * height)
+    head = struct.pack("<2sIHHI", b"BM", 26 + len(pixels), 0, 0, 26)
+    return head + struct.pack("<IHHHH", 12, width, height, 1, 24) + pixels
+
+
 FILES = {
     "PNG": pictured("PNG"),
     "GIF": pictured("GIF", "P"),
     "BMP": pictured("BMP"),
+    "BMP of OS/2": bmp_of_os2(),
     "JPEG": pictured("JPEG"),
     "progressive JPEG": pictured("JPEG", progressive=True),
     "grey JPEG with comments": commented(20),

@@ -95,7 +95,9 @@ def _header_size(content: bytes) -> tuple[int, int] | None:
         width, height = struct.unpack_from("<HH", content, 6)
         return height, width
     if content.startswith(b"BM"):
-        width, height = struct.unpack_from("<ii", content, 18)
+        (header_bytes,) = struct.unpack_from("<I", content, 14)
+        sides = "<HH" if header_bytes == 12 else "<ii"  # the first is OS/2's
+        width, height = struct.unpack_from(sides, content, 18)
         return abs(height), width  # the rows of a negative height start at the top
     if content.startswith(b"\xff\xd8"):
         return _jpeg_size(content)
