@@ -147,12 +147,13 @@ def sample_ids(samplers: Sequence[Sampler], logits: Sequence[Tensor]) -> list[in
     return ids
 
 
-def log_probability(logits: Tensor, token_id: int) -> float:
-    """Return the log-probability of an id by the logits of one sequence, [1, vocab]."""
+def log_probabilities(logits: Tensor, ids: Sequence[int] | Ids) -> list[float]:
+    """Return the log-probabilities of some ids by the logits of one sequence, [1, vocab]."""
     scores = logits.float().numpy().ravel()
     most = scores.max()
     total = np.exp(scores - most).sum(dtype=np.float64)
-    return float(scores[token_id] - most - np.log(total))
+    found: list[float] = (scores[ids] - most - np.log(total)).tolist()
+    return found
 
 
 def likeliest(logits: Tensor, count: int) -> list[tuple[int, float]]:
@@ -161,7 +162,7 @@ def likeliest(logits: Tensor, count: int) -> list[tuple[int, float]]:
     count = min(count, len(scores))
     ids = scores.argpartition(len(scores) - count)[len(scores) - count :]
     ids = ids[(-scores[ids]).argsort(kind="stable")]
-    return [(int(i), log_probability(logits, int(i))) for i in ids]
+    return list(zip(ids.tolist(), log_probabilities(logits, ids), strict=True))
 
 
 def all_ids_but(vocab_size: int, forbidden: Iterable[int]) -> Mask:

@@ -15,7 +15,7 @@ from qwen3_omni_neuron.engines.sampling import (
     Sampler,
     all_ids_but,
     likeliest,
-    log_probability,
+    log_probabilities,
 )
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.runtime.buffers import TextEnd
@@ -319,7 +319,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         if token_id is not None:
             task.last = token_id
             if options.logprobs and logits is not None:
-                logprob = log_probability(logits, token_id)
+                (logprob,) = log_probabilities(logits, [token_id])
                 others = likeliest(logits, options.top_logprobs) if options.top_logprobs else []
         with self._lock:
             if live.ended:
