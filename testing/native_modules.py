@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.cpu.native.binding import Library, table_of
 from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
 from qwen3_omni_neuron.cpu.native.steps import NativeSteps
+from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig, TalkerConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache
@@ -162,19 +163,41 @@ def random_predictor(c: TalkerConfig, seed: int = 0, embedded: float = 1.0) -> C
     return predictor
 
 
+class CalledPredictor(NativePredictor):
+    """NativePredictor that is called as the module whose results it computes."""
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        code0: Tensor,
+        uniforms: Tensor | None = None,
+        top_p: Tensor | None = None,
+        top_k: int = 50,
+        logits: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Predict a frame; see CodePredictor.forward. logits: see NativePredictor.predict."""
+        ids, feedback = code0.tolist(), torch.empty_like(hidden)
+        sampling = [PredictorSampling(None, top_k, 1.0)] * len(ids)
+        if uniforms is not None and top_p is not None:
+            pairs = zip(uniforms.numpy(), top_p.tolist(), strict=True)
+            sampling = [PredictorSampling(each, top_k, limit) for each, limit in pairs]
+        given = range(len(ids)), ids, sampling, hidden, feedback, logits
+        return self.predict(*given), feedback
+
+
 def both_predictors(
     c: TalkerConfig,
     library: Library,
     predictor: CodePredictor,
     dtype: str = "mixed",
     threads: int = 1,
-) -> tuple[NativePredictor, CodePredictor]:
+) -> tuple[CalledPredictor, CodePredictor]:
     """In C, and in torch with the same weights."""
     packed, widened = packed_and_widened(predictor, "code_predictor", dtype)
-    return NativePredictor(c, packed, library, threads), widened
+    return CalledPredictor(c, packed, library, threads), widened
 
 
-def native_predictor(c: TalkerConfig, library: Library, seed: int = 0) -> NativePredictor:
+def native_predictor(c: TalkerConfig, library: Library, seed: int = 0) -> CalledPredictor:
     return both_predictors(c, library, random_predictor(c, seed))[0]
 
 

@@ -1,6 +1,5 @@
 """Frames for the code predictor of a checkpoint with the published outlier, and their codes."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
 from qwen3_omni_neuron.checkpoint.parameters import load_parts
-from qwen3_omni_neuron.engines.protocols import PredictorSampling
+from qwen3_omni_neuron.engines.protocols import Predictor, PredictorSampling
 from qwen3_omni_neuron.model.code_predictor import CodePredictor, top_p_limits
 from qwen3_omni_neuron.neuron.part import PartSpec, part_spec
 from testing.graph_cases import TINY_PLAN
@@ -59,22 +58,20 @@ def codes_in(predictor: CodePredictor, given: tuple[Tensor, ...], arithmetic: to
     return predictor(hidden, code0)[0], predictor(hidden, code0, *random)[0]
 
 
-Predict = Callable[[Tensor, Tensor, list[PredictorSampling]], tuple[Tensor, Tensor]]
-
-
 @torch.inference_mode()
-def codes_of_engine(predict: Predict, given: tuple[Tensor, ...], talker_type: torch.dtype) -> Codes:
-    """Return the codes of an engine's predictor; see engines.protocols.Predictor.
+def codes_of_engine(
+    predictor: Predictor, given: tuple[Tensor, ...], talker_type: torch.dtype
+) -> Codes:
+    """Return the codes of an engine's predictor.
 
     talker_type: type of the hidden states, which the feedback has, too.
     """
     hidden, code0, uniforms, _ = given
+    tables = hidden.to(talker_type), torch.empty_like(hidden, dtype=talker_type)
     found = []
     for random in ([None] * FRAMES, list(uniforms.numpy())):
         sampling = [PredictorSampling(one, 50, TOP_P) for one in random]
-        codes, feedback = predict(hidden.to(talker_type), code0, sampling)
-        assert feedback.dtype == talker_type
-        found.append(codes)
+        found.append(predictor.predict(range(FRAMES), code0.tolist(), sampling, *tables))
     return found[0], found[1]
 
 

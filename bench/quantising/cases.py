@@ -191,12 +191,12 @@ def random_inputs(weights: Weights, positions: int) -> tuple[Rows, Rows, Tensor]
     assert models.embedding is not None and models.text_projection is not None
     with torch.inference_mode():
         thinker = models.embedding(ids).float()
-        talker = models.text_projection(thinker) + feedback(models, codes)
+        talker = models.text_projection(thinker) + feedback_of(models, codes)
     axes, every = rope_positions(positions), torch.arange(positions)
     return Rows(thinker, axes, every), Rows(talker, axes, every), codes
 
 
-def feedback(models: Models, codes: Tensor) -> Tensor:
+def feedback_of(models: Models, codes: Tensor) -> Tensor:
     """Return the sum of the embeddings of frames, [n, hidden]. codes: int64 [n, 16]."""
     assert models.codec_embedding is not None and models.code_predictor is not None
     rows = F.embedding(codes[:, 0], models.codec_embedding.weight)
@@ -339,6 +339,12 @@ class GivenFrames:
         self.frame = torch.empty(0)
 
     def predict(
-        self, hidden: Tensor, code0: Tensor, sampling: Sequence[PredictorSampling]
-    ) -> tuple[Tensor, Tensor]:
-        return self.frame, feedback(self._models, self.frame)
+        self,
+        slots: Sequence[int],
+        code0: Sequence[int],
+        sampling: Sequence[PredictorSampling],
+        hidden: Tensor,
+        feedback: Tensor,
+    ) -> Tensor:
+        feedback[list(slots)] = feedback_of(self._models, self.frame)
+        return self.frame

@@ -335,6 +335,8 @@ def test_accepted_rows_of_another_number_than_the_medias_are_refused(
     made.talker.prepare(0, prompt.talker, SPEAKER)
     with pytest.raises(AssertionError, match="accepted rows for"):
         made.talker.prefill(0, torch.cat((accepted, accepted[:1])), 65)
+    logits = made.talker.prefill(0, accepted, 65)  # the call that raised has changed nothing
+    assert torch.equal(logits, answered(made, 1, prompt, 0)[0])
 
 
 def test_a_chunk_of_a_prompt_that_is_too_long_is_refused(made: Made) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from qwen3_omni_neuron.cpu.native.binding import Library
-from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
+from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.model.code_predictor import sample_top, top_p_limits
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.native_library import needs_c
@@ -15,6 +15,7 @@ from testing.native_modules import (
     DTYPES,
     LARGE_PREDICTOR,
     ODD_PREDICTOR,
+    CalledPredictor,
     assert_equal,
     both_predictors,
     frames,
@@ -54,21 +55,15 @@ def test_frames_start_from_rows_of_tables_and_leave_their_feedback_there(
     c = talker_config(config)
     native, (hidden, code0, uniforms) = native_predictor(c, library), frames(c, 4)
     feedback, limits = torch.full_like(hidden, 7.0), [0.9, 1.0, 0.5][: len(rows)]
-    codes = native.frames(
-        rows,
-        code0[rows].tolist(),
-        hidden,
-        feedback,
-        uniforms[rows].numpy(),
-        limits,
-        [20] * len(rows),
-    )
+    pairs = zip(uniforms[rows].numpy(), limits, strict=True)
+    sampling = [PredictorSampling(random, 20, limit) for random, limit in pairs]
+    codes = native.predict(rows, code0[rows].tolist(), sampling, hidden, feedback)
     expected = native(hidden[rows], code0[rows], uniforms[rows], torch.tensor(limits), 20)
     assert_equal((codes, feedback[rows]), expected)
     assert (feedback[[row for row in range(4) if row not in rows]] == 7).all()
     for wrong in (-1, 4):
         with pytest.raises(IndexError, match="there are 4"):
-            native.frames([0, wrong], [1, 1], hidden, feedback)
+            native.predict([0, wrong], [1, 1], 2 * sampling[:1], hidden, feedback)
 
 
 @torch.no_grad()
@@ -145,13 +140,14 @@ def test_frames_of_different_top_k_share_a_call(config: OmniConfig, library: Lib
     """Each is as alone, a greedy one, too; the weights are read once."""
     c = talker_config(config, layers=2)
     native, (hidden, code0, uniforms) = native_predictor(c, library), frames(c, 4)
-    top_k, top_p = [1, 50, 0, 7], [0.3, 0.8, 1.0, 0.9]
+    top_k, top_p = [50, 50, 0, 7], [0.3, 0.8, 1.0, 0.9]
     feedback = torch.empty_like(hidden)
-    how = uniforms.numpy(), top_p, top_k
-    codes = native.frames(range(4), code0.tolist(), hidden, feedback, *how)
+    given = zip([None, *uniforms.numpy()[1:]], top_k, top_p, strict=True)
+    sampling = [PredictorSampling(*each) for each in given]
+    codes = native.predict(range(4), code0.tolist(), sampling, hidden, feedback)
     for row, (k, p) in enumerate(zip(top_k, top_p, strict=True)):
         one = slice(row, row + 1)
-        drawn = () if k == 1 else (uniforms[one], top_p_limits([p]), k)
+        drawn = () if row == 0 else (uniforms[one], top_p_limits([p]), k)
         assert_equal((codes[one], feedback[one]), native(hidden[one], code0[one], *drawn))
 
 
@@ -202,7 +198,7 @@ def test_a_batch_of_frames_is_each_alone_bit_for_bit(
     """By 1, 2 and 4 threads."""
     c = talker_config(config, **sizes)
     packed, _ = packed_and_widened(random_predictor(c), "code_predictor", dtype)
-    natives = [NativePredictor(c, packed, library, threads) for threads in (1, 2, 4)]
+    natives = [CalledPredictor(c, packed, library, threads) for threads in (1, 2, 4)]
     hidden, code0, uniforms = frames(c, 7)
     limits = torch.linspace(0.5, 0.9, 7)
     for sampled in (False, True):
@@ -243,7 +239,7 @@ def test_the_weights_outlive_the_module(config: OmniConfig, library: Library) ->
     c = talker_config(config)
     packed, widened = packed_and_widened(random_predictor(c), "code_predictor", "float32")
     hidden, code0, _ = frames(c, 1)
-    native, (expected, _) = NativePredictor(c, packed, library), widened(hidden, code0)
+    native, (expected, _) = CalledPredictor(c, packed, library), widened(hidden, code0)
     del packed
     _ = [torch.full((15, 64, 64), 1e9) for _ in range(50)]  # over what was freed
     assert torch.equal(native(hidden, code0)[0], expected)

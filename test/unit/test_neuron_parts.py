@@ -9,9 +9,9 @@ import torch
 
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.compilation.degrees import Degrees
+from qwen3_omni_neuron.cpu.eager import EagerPredictor
 from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
-from qwen3_omni_neuron.cpu.talker import CpuPredictor
-from qwen3_omni_neuron.engines.protocols import PredictorSampling
+from qwen3_omni_neuron.engines.protocols import Predictor, PredictorSampling
 from qwen3_omni_neuron.engines.talker import ROWS_AT_ONCE, TextRows
 from qwen3_omni_neuron.errors import ArtifactError, BucketError
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -38,10 +38,17 @@ def part_of(checkpoint: Path, config: OmniConfig, name: str) -> EagerPart:
 
 
 @pytest.fixture(scope="module")
-def cpu(config: OmniConfig, models: Models) -> CpuPredictor:
+def cpu(models: Models) -> EagerPredictor:
     assert models.code_predictor is not None
-    assert config.talker is not None
-    return CpuPredictor(models.code_predictor, config.talker.code_groups)
+    return EagerPredictor(models.code_predictor)
+
+
+def predicted(
+    predictor: Predictor, hidden: torch.Tensor, code0: torch.Tensor, how: list[PredictorSampling]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return codes and feedback."""
+    slots, feedback = range(len(how)), torch.zeros_like(hidden)
+    return predictor.predict(slots, code0.tolist(), how, hidden, feedback), feedback
 
 
 def sampled(seed: int, top_k: int, top_p: float) -> PredictorSampling:
@@ -70,18 +77,18 @@ def test_rows_are_cut_into_compiled_batches() -> None:
 )
 @torch.inference_mode()
 def test_frames_sampled_each_in_its_own_way_are_the_cpus(
-    checkpoint: Path, config: OmniConfig, cpu: CpuPredictor, how: list[PredictorSampling]
+    checkpoint: Path, config: OmniConfig, cpu: EagerPredictor, how: list[PredictorSampling]
 ) -> None:
     neuron = NeuronPredictor(part_of(checkpoint, config, "code_predictor"), 64)
     generator = torch.Generator().manual_seed(len(how))
     hidden = torch.randn(len(how), config.talker.text.hidden_size, generator=generator)
     code0 = torch.randint(0, 64, (len(how),), generator=generator)
-    codes, feedback = neuron.predict(hidden, code0, how)
+    codes, feedback = predicted(neuron, hidden, code0, how)
     for row in range(len(how)):  # the CPU's, alone and together
         one = slice(row, row + 1)
-        expected = cpu.predict(hidden[one], code0[one], how[one])
+        expected = predicted(cpu, hidden[one], code0[one], how[one])
         torch.testing.assert_close((codes[one], feedback[one]), expected, **CLOSE)
-    torch.testing.assert_close((codes, feedback), cpu.predict(hidden, code0, how), **CLOSE)
+    torch.testing.assert_close((codes, feedback), predicted(cpu, hidden, code0, how), **CLOSE)
 
 
 def test_a_top_k_above_the_compiled_one_is_refused_before_any_call(
@@ -90,11 +97,11 @@ def test_a_top_k_above_the_compiled_one_is_refused_before_any_call(
     part = part_of(checkpoint, config, "code_predictor")
     neuron, hidden = NeuronPredictor(part, 64), torch.zeros(2, config.talker.text.hidden_size)
     with pytest.raises(BucketError, match=r"is 60, .* at most 50 codes"):
-        neuron.predict(hidden, torch.zeros(2).long(), [GREEDY, sampled(1, 60, 1.0)])
+        predicted(neuron, hidden, torch.zeros(2).long(), [GREEDY, sampled(1, 60, 1.0)])
     assert not part.called
     few = NeuronPredictor(part, 40)  # fewer codes than were compiled: no limit is one that fits
     for top_k in (0, 60):
-        few.predict(hidden[:1], torch.zeros(1).long(), [sampled(1, top_k, 1.0)])
+        predicted(few, hidden[:1], torch.zeros(1).long(), [sampled(1, top_k, 1.0)])
 
 
 @pytest.mark.parametrize("rows", [0, 1, 8, 9, 32, 33, 75])

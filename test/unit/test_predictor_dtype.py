@@ -15,10 +15,10 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import fill
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.compilation.plan import SAME
+from qwen3_omni_neuron.cpu.eager import EagerPredictor
 from qwen3_omni_neuron.cpu.native.installed import find_library
-from qwen3_omni_neuron.cpu.talker import CpuPredictor
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models
-from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.engines.protocols import Engines, Predictor
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
 from qwen3_omni_neuron.neuron.graphs.all import static_models
@@ -131,16 +131,15 @@ def cpu_codes(outlier: Path, dtype: str, predictor_dtype: str, native: bool) -> 
     given = Checkpoint(outlier), config, dtype, ("talker",), native
     predictor = load_checkpoint_models(*given, predictor_dtype=predictor_dtype).code_predictor
     assert predictor is not None and config.talker is not None
-    run: Any = predictor
+    engine: Predictor = EagerPredictor(predictor, getattr(torch, plan.predictor_arithmetic))
     if native:
         from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
 
         library = find_library()
         assert library is not None
-        run = NativePredictor(config.talker, predictor, library)
-    engine = CpuPredictor(run, 16, getattr(torch, plan.predictor_arithmetic))
+        engine = NativePredictor(config.talker, predictor, library)
     kind = getattr(torch, plan.arithmetic)
-    return codes_of_engine(engine.predict, frame_inputs(talker_models(outlier)), kind)
+    return codes_of_engine(engine, frame_inputs(talker_models(outlier)), kind)
 
 
 CPU_CODES = [
@@ -207,7 +206,7 @@ def test_codes_of_the_graphs_for_neuron_are_the_references_unless_in_bfloat16(
     weights = torch.float32 if predictor_dtype == "float32" else BFLOAT16
     assert spec.dtype == weights
     engine = NeuronPredictor(neuron_part(target, spec, outlier, tmp_path), 64)
-    codes = codes_of_engine(engine.predict, frame_inputs(talker_models(outlier)), BFLOAT16)
+    codes = codes_of_engine(engine, frame_inputs(talker_models(outlier)), BFLOAT16)
     found = same_frames(codes, reference)
     assert min(found) >= 0.98 if keeps else max(found) < 0.5, found
 

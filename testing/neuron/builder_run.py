@@ -92,7 +92,7 @@ def assert_keeps_codes_of_float32(toolchain: NxdToolchain, folder: Path) -> None
         toolchain.compile_part(spec, Checkpoint(checkpoint), own)
         with NxDParallelState(lnc_size=spec.lnc), eager_part_device.device_memory():
             engine = NeuronPredictor(toolchain.load_part(spec, own), 64)
-            codes = codes_of_engine(engine.predict, given, torch.bfloat16)
+            codes = codes_of_engine(engine, given, torch.bfloat16)
         shares = same_frames(codes, reference)
         assert least <= min(shares) <= max(shares) <= most, (value, shares)
     sys.stdout.write("codes of float32 in mixed\n")

@@ -12,13 +12,15 @@ from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
 from qwen3_omni_neuron.cpu.slots import CpuSlots, media_rows
-from qwen3_omni_neuron.cpu.talker import CpuPredictor, talker_tables
+from qwen3_omni_neuron.cpu.talker import talker_tables
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
+from qwen3_omni_neuron.engines.inputs import sampling_arrays
 from qwen3_omni_neuron.engines.media import MediaEncoders, PromptMedia
-from qwen3_omni_neuron.engines.protocols import DecoderSlots, StageEngines
+from qwen3_omni_neuron.engines.protocols import DecoderSlots, PredictorSampling, StageEngines
 from qwen3_omni_neuron.engines.talker import TalkerEngine
 from qwen3_omni_neuron.engines.thinker import ThinkerEngine
 from qwen3_omni_neuron.model.code2wav import Code2Wav, State
+from qwen3_omni_neuron.model.code_predictor import CodePredictor, top_p_limits
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.kv_cache import PromptCache, SlotCache
 from qwen3_omni_neuron.model.talker import TalkerModel
@@ -55,7 +57,7 @@ def talker_engine(models: Models, spec: EngineSpec, decoder: DecoderSlots) -> Ta
     c = spec.config.talker
     assert c and models.code_predictor and models.hidden_projection
     arithmetic = getattr(torch, spec.plan.predictor_arithmetic)
-    predictor = CpuPredictor(models.code_predictor, c.code_groups, arithmetic)
+    predictor = EagerPredictor(models.code_predictor, arithmetic)
     tables, project_hidden = talker_tables(models, spec), models.hidden_projection
     return TalkerEngine(spec.config, decoder, predictor, *tables, project_hidden, spec.newline_id)
 
@@ -144,6 +146,38 @@ class EagerThinkerSlots(EagerSlots):
         """Append one token to each slot; see ThinkerSlots.step_tokens."""
         logits: Tensor = self.step(slots, torch.tensor(token_ids))
         return logits
+
+
+class EagerPredictor:
+    """The code predictor of model/; see engines.protocols.Predictor.
+
+    arithmetic: type that it computes in.
+    """
+
+    def __init__(self, predictor: CodePredictor, arithmetic: torch.dtype = torch.float32):
+        self._predictor, self._arithmetic = predictor, arithmetic
+
+    @torch.inference_mode()
+    def predict(
+        self,
+        slots: Sequence[int],
+        code0: Sequence[int],
+        sampling: Sequence[PredictorSampling],
+        hidden: Tensor,
+        feedback: Tensor,
+    ) -> Tensor:
+        """Complete a frame of each slot; see Predictor.predict."""
+        steps, vocabulary, _ = self._predictor.head.shape
+        rows = list(slots)
+        given = hidden[rows].to(self._arithmetic), torch.tensor(code0)
+        if all(frame.uniforms is None for frame in sampling):
+            codes, feedback[rows] = self._predictor(*given)
+            return codes
+        uniforms, top_p, top_k = sampling_arrays(sampling, steps)
+        limits = torch.tensor([min(k or vocabulary, vocabulary) for k in top_k])
+        how = torch.from_numpy(uniforms), top_p_limits(top_p), int(limits.max())
+        codes, feedback[rows] = self._predictor(*given, *how, top_k_limits=limits)
+        return codes
 
 
 class EagerCode2Wav:

@@ -1,7 +1,6 @@
-"""Inputs and outputs of engine calls: padding of chunks, integers as tensors, sampling inputs."""
+"""Inputs and outputs of engine calls: batches, padding of chunks, sampling of frames."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,18 +10,6 @@ from torch import Tensor
 from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.errors import BucketError
-from qwen3_omni_neuron.model.code_predictor import top_p_limits
-
-
-class NumberTensors:
-    """Integers from 0 up to `limit` as tensors int64 [1], views of one tensor made beforehand."""
-
-    def __init__(self, limit: int):
-        self._numbers = torch.arange(limit)
-
-    def __call__(self, number: int) -> Tensor:
-        """Return the tensor of one number."""
-        return self._numbers[number : number + 1]
 
 
 def rows_of(batch: Tensor) -> list[Tensor]:
@@ -45,21 +32,20 @@ def batch_of(rows: Sequence[Tensor]) -> Tensor:
     return torch.from_numpy(np.concatenate([row.numpy() for row in rows]))
 
 
-def as_sampled(sampling: Sequence[PredictorSampling], codes: int) -> list[PredictorSampling]:
-    """Return frames that are all sampled: a greedy one from the likeliest code alone.
+def sampling_arrays(
+    sampling: Sequence[PredictorSampling], codes: int
+) -> tuple[NDArray[np.float32], list[float], list[int]]:
+    """Return uniforms [n, codes], top_p and top_k of frames that are all sampled.
 
-    codes: number of uniforms of a frame.
+    A greedy frame is sampled from the likeliest code alone, by any uniforms. codes: number of
+    codes that are sampled for a frame.
     """
-    none = np.zeros(codes, np.float32)
-    return [
-        replace(how, uniforms=none, top_k=1) if how.uniforms is None else how for how in sampling
-    ]
-
-
-def sampling_inputs(sampling: Sequence[PredictorSampling]) -> tuple[Tensor, Tensor]:
-    """Return a graph's uniforms [n, 15] and top-p limits [n] for frames that are all sampled."""
-    uniforms = [frame.uniforms for frame in sampling if frame.uniforms is not None]
-    return torch.from_numpy(np.stack(uniforms)), top_p_limits([frame.top_p for frame in sampling])
+    uniforms = np.zeros((len(sampling), codes), np.float32)
+    for row, frame in zip(uniforms, sampling, strict=True):
+        if frame.uniforms is not None:
+            row[:] = frame.uniforms
+    top_k = [1 if frame.uniforms is None else frame.top_k for frame in sampling]
+    return uniforms, [frame.top_p for frame in sampling], top_k
 
 
 def pad_chunks(

@@ -335,11 +335,17 @@ class Predictor(Protocol):
     """Code predictor of a target, which completes frames."""
 
     def predict(
-        self, hidden: Tensor, code0: Tensor, sampling: Sequence[PredictorSampling]
-    ) -> tuple[Tensor, Tensor]:
-        """Complete n frames, each with its own sampling.
+        self,
+        slots: Sequence[int],
+        code0: Sequence[int],
+        sampling: Sequence[PredictorSampling],
+        hidden: Tensor,
+        feedback: Tensor,
+    ) -> Tensor:
+        """Complete a frame of each of n slots, each with its own sampling.
 
-        hidden: the talker's hidden states [n, hidden], post-norm. code0: int64 [n]. Returns codes
-        int64 [n, 16], code 0 first, and the feedback rows [n, hidden]: see model.code_predictor.
+        hidden: the talker's post-norm hidden states, [all slots, hidden]. feedback: [all slots,
+        hidden], receives the feedback rows of these slots: see model.code_predictor. Returns codes
+        int64 [n, 16], code 0 first.
         """
         ...

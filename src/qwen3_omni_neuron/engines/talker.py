@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen3_omni_neuron.engines.inputs import NumberTensors
 from qwen3_omni_neuron.engines.protocols import (
     DecoderSlots,
     Fault,
@@ -54,15 +53,11 @@ class TalkerEngine(DecoderEngine):
         self._codec_rows, self.text_rows = codec_rows, text_rows
         self.project_hidden = project_hidden
         self._text_prefix = torch.tensor(text_prefix_ids(config, newline_id))
-        self._number = NumberTensors(
-            max(config.talker.text.vocab_size, config.thinker.text.vocab_size)
-        )
         self._incomplete: dict[int, _IncompletePrompt] = {}
-        row = codec_rows[:1]
-        # A row [1, hidden] a slot: hidden state of the last step, from which the code predictor
-        # starts, and feedback of the last frame, from which the next step starts.
-        self._hidden: list[Tensor] | Tensor = [row] * self.slots
-        self._feedback: list[Tensor] | Tensor = [row] * self.slots
+        # A row a slot: hidden state of the last step, from which the code predictor starts, and
+        # feedback of the last frame, from which the next step starts.
+        self._hidden = codec_rows.new_zeros(self.slots, codec_rows.shape[1])
+        self._feedback = torch.zeros_like(self._hidden)
         self._assistant_rows: dict[int, Tensor] = {}  # by speaker
 
     @torch.inference_mode()
@@ -94,50 +89,38 @@ class TalkerEngine(DecoderEngine):
     @torch.inference_mode()
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
         """Complete a slot's prompt; see Talker.prefill."""
-        codec_bos = self._codec_rows[self._codec_bos][None]
-        prompt = self._incomplete.pop(slot, None)
+        codec_bos = self._codec_rows[self._codec_bos]
+        prompt = self._incomplete.get(slot)
         if prompt is None:  # codec_bos is in the place of the last frame in later rows
             self._feedback[slot] = codec_bos
             return self.step((slot,), (first_token,))
-        last = self.text_rows(self._number(first_token)) + codec_bos
+        last = self.text_rows(torch.tensor([first_token])) + codec_bos
         rows = self._with_media(prompt.rows, prompt.media, accepted)
-        return self._fill(slot, torch.cat((rows, last)), prompt.positions, prompt.start)
+        logits = self._fill(slot, torch.cat((rows, last)), prompt.positions, prompt.start)
+        del self._incomplete[slot]
+        return logits
 
-    @torch.inference_mode()
     def predict(
         self, slots: Sequence[int], code0: Sequence[int], sampling: Sequence[PredictorSampling]
     ) -> Tensor:
         """Complete the frame of each slot; see Talker.predict."""
-        if len(slots) == 1:
-            slot, code = slots[0], self._number(code0[0])
-            codes, self._feedback[slot] = self._predictor.predict(
-                self._hidden[slot], code, sampling
-            )
-            return codes
-        hidden = torch.cat([self._hidden[slot] for slot in slots])
-        codes, feedback = self._predictor.predict(hidden, torch.tensor(code0), sampling)
-        for slot, row in zip(slots, feedback.split(1), strict=True):
-            self._feedback[slot] = row
-        return codes
+        return self._predictor.predict(slots, code0, sampling, self._hidden, self._feedback)
 
     @torch.inference_mode()
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
         """Append one row to each slot; see Talker.step."""
-        if len(slots) == 1:
-            text = self.text_rows(self._number(token_ids[0]))
-            return self._advance(slots, self._feedback[slots[0]] + text)
-        feedback = torch.cat([self._feedback[slot] for slot in slots])
-        text = self.text_rows(torch.tensor(token_ids))
-        return self._advance(slots, feedback + text)
+        indices = list(slots)
+        rows = self._feedback[indices] + self.text_rows(torch.tensor(token_ids))
+        logits, self._hidden[indices] = self._decoder.step(slots, rows)
+        return logits
 
     def rows(self, slot: int) -> tuple[Tensor, Tensor]:
-        """Return a slot's hidden state and feedback, [1, hidden] each."""
-        return self._hidden[slot], self._feedback[slot]
+        """Return a slot's hidden state and feedback, [1, hidden] each, as views."""
+        return self._hidden[slot, None], self._feedback[slot, None]
 
     def set_rows(self, slot: int, hidden: Tensor, feedback: Tensor) -> None:
         """Replace a slot's hidden state and feedback, [1, hidden] each, for a comparison."""
-        self._hidden[slot] = hidden.to(self._codec_rows.dtype)
-        self._feedback[slot] = feedback.to(self._codec_rows.dtype)
+        self._hidden[slot], self._feedback[slot] = hidden[0], feedback[0]
 
     def _check_length(self, prompt: TalkerPrompt) -> None:
         if len(prompt) >= self.context_length:
@@ -156,14 +139,7 @@ class TalkerEngine(DecoderEngine):
 
     def _fill(self, slot: int, rows: Tensor, positions: Tensor, start: int) -> Tensor:
         """Append rows to the first `start` of a slot. Returns the last row's logits [1, vocab]."""
-        logits, self._hidden[slot] = self._decoder.prefill(slot, rows, positions, start=start)
-        return logits
-
-    def _advance(self, slots: Sequence[int], rows: Tensor) -> Tensor:
-        """Append one row to each slot. Returns logits [len(slots), vocab]."""
-        logits, hidden = self._decoder.step(slots, rows)
-        for slot, row in zip(slots, hidden.split(1), strict=True):
-            self._hidden[slot] = row
+        logits, (self._hidden[slot],) = self._decoder.prefill(slot, rows, positions, start=start)
         return logits
 
     def _assistant(self, speaker_id: int) -> Tensor:

@@ -1,10 +1,10 @@
 """Code predictor in C: one call a frame."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.cpu.native._declarations import ffi
@@ -14,16 +14,17 @@ from qwen3_omni_neuron.cpu.native.binding import (
     Weights,
     address_of,
     check,
-    check_dense,
     native_decoder,
     pointer_to,
 )
+from qwen3_omni_neuron.engines.inputs import sampling_arrays
+from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
 from qwen3_omni_neuron.model.config import TalkerConfig
 
 
 class NativePredictor:
-    """CodePredictor.forward in C over the module's own weights, in float32.
+    """The code predictor in C, a Predictor over the module's own weights, in float32.
 
     The results differ from the module's only because float32 sums are added up in another order:
     where two logits, or a random number and a boundary, are as close as such a rounding error,
@@ -58,65 +59,38 @@ class NativePredictor:
         }
         self._predictor = ffi.new("Predictor *", fields)
 
-    def __call__(
+    def predict(
         self,
-        hidden: Tensor,
-        code0: Tensor,
-        uniforms: Tensor | None = None,
-        top_p: Tensor | None = None,
-        top_k: int = 50,
-        logits: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Predict a frame; see CodePredictor.forward.
-
-        logits: float32 [15, slots, vocab], which receives the logits if it is given.
-        Raises ValueError for a tensor of another shape or type, IndexError for a code 0 beyond the
-        table.
-        """
-        slots, feedback = len(code0), torch.empty_like(hidden)
-        check_dense(hidden, torch.float32, slots, self._hidden)
-        check_dense(code0, torch.int64, slots)
-        rows, ids = range(slots), code0.tolist()
-        if uniforms is None or top_p is None:
-            return self.frames(rows, ids, hidden, feedback, logits=logits), feedback
-        check_dense(uniforms, torch.float32, slots, self._steps)
-        check_dense(top_p, torch.float32, slots)
-        how = uniforms.numpy(), top_p.tolist(), [top_k] * slots
-        return self.frames(rows, ids, hidden, feedback, *how, logits), feedback
-
-    def frames(
-        self,
-        rows: Sequence[int],
+        slots: Sequence[int],
         code0: Sequence[int],
+        sampling: Sequence[PredictorSampling],
         hidden: Tensor,
         feedback: Tensor,
-        uniforms: NDArray[np.float32] | None = None,
-        top_p: Sequence[float] = (),
-        top_k: Sequence[int] = (),
         logits: Tensor | None = None,
     ) -> Tensor:
-        """Predict frames of some slots; hidden and feedback are tables of all slots.
+        """Complete a frame of each slot; see engines.protocols.Predictor.
 
-        rows: row of each slot in hidden and feedback, float32 [all slots, hidden]. uniforms:
-        [slots, 15], None for greedy; top_p and top_k: one a slot. Returns the codes int64
-        [slots, 16]; otherwise as `__call__`.
+        logits: float32 [15, n, vocab], which receives the logits if it is given. Raises ValueError
+        for a tensor of another shape or type, IndexError for a slot or a code 0 beyond the tables.
         """
-        slots, all_slots = len(rows), len(hidden)
-        if not 0 <= min(rows) <= max(rows) < all_slots:
-            raise IndexError(f"rows {list(rows)}, and there are {all_slots}")
-        codes = torch.from_numpy(np.empty((slots, self._steps + 1), np.int64))
+        count, all_slots = len(slots), len(hidden)
+        if not 0 <= min(slots) <= max(slots) < all_slots:
+            raise IndexError(f"slots {list(slots)}, and there are {all_slots}")
+        how: tuple[Any, ...] = ffi.NULL, ffi.NULL, ffi.NULL
+        if any(frame.uniforms is not None for frame in sampling):
+            uniforms, top_p, top_k = sampling_arrays(sampling, self._steps)
+            how = ffi.from_buffer("float[]", uniforms), top_p, top_k
+        codes = torch.from_numpy(np.empty((count, self._steps + 1), np.int64))
         written = ffi.NULL
         if logits is not None:
-            written = pointer_to(logits, torch.float32, self._steps, slots, self._vocab)
+            written = pointer_to(logits, torch.float32, self._steps, count, self._vocab)
         status = self._run(
             self._predictor,
-            slots,
-            list(rows),
+            count,
+            list(slots),
             pointer_to(hidden, torch.float32, all_slots, self._hidden),
             list(code0),
-            ffi.NULL if uniforms is None else ffi.from_buffer("float[]", uniforms),
-            ffi.NULL if uniforms is None else list(top_p),
-            ffi.NULL if uniforms is None else list(top_k),
+            *how,
             address_of(codes),
             pointer_to(feedback, torch.float32, all_slots, self._hidden),
             written,

@@ -2,16 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.cpu.native.binding import table_of
 from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
 from qwen3_omni_neuron.cpu.native.steps import NativeSlots
-from qwen3_omni_neuron.cpu.talker import CpuPredictor
-from qwen3_omni_neuron.engines.inputs import as_sampled
-from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.engines.talker import TalkerEngine, TextRows
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.talker import has_media
@@ -36,24 +32,12 @@ class NativeTalker(TalkerEngine):
         project_hidden: Callable[[Tensor], Tensor],
         newline_id: int,
     ):
-        assert config.talker is not None and codec_rows.dtype == torch.float32
+        assert codec_rows.dtype == torch.float32
         super().__init__(
-            config,
-            decoder,
-            CpuPredictor(predictor, config.talker.code_groups),
-            codec_rows,
-            text_rows,
-            project_hidden,
-            newline_id,
+            config, decoder, predictor, codec_rows, text_rows, project_hidden, newline_id
         )
-        self._slots, self._frames = decoder, predictor.frames
-        self._codes = config.talker.code_groups - 1  # codes of a frame after code 0
+        self._slots, self._rows_of = decoder, text_rows.with_rows
         self._codec_bos_row = codec_rows[self._codec_bos].numpy()
-        self._rows_of = text_rows.with_rows
-        # Tables of all slots, in which the library reads and writes the rows of a call's slots.
-        self._hidden_rows = codec_rows.new_zeros(self.slots, codec_rows.shape[1])
-        self._feedback_rows = codec_rows.new_zeros(self.slots, codec_rows.shape[1])
-        self._hidden, self._feedback = self._hidden_rows[:, None], self._feedback_rows[:, None]
 
     def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
         """Fill a slot if no media are left, else keep the rows; see Talker.prepare."""
@@ -71,24 +55,11 @@ class NativeTalker(TalkerEngine):
         """Complete a slot's prompt; see Talker.prefill."""
         if slot in self._incomplete:
             return super().prefill(slot, accepted, first_token)
-        self._feedback_rows.numpy()[slot] = self._codec_bos_row
+        self._feedback.numpy()[slot] = self._codec_bos_row
         return self.step((slot,), (first_token,))
 
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
         """Append one row to each slot; see Talker.step."""
         rows = self._rows_of(token_ids)
         table = table_of(rows, *rows.shape)
-        tables = table, self._feedback_rows, self._hidden_rows
-        return self._slots.step_ids(slots, token_ids, *tables)
-
-    def predict(
-        self, slots: Sequence[int], code0: Sequence[int], sampling: Sequence[PredictorSampling]
-    ) -> Tensor:
-        """Complete the frame of each slot; see Talker.predict."""
-        tables = self._hidden_rows, self._feedback_rows
-        if all(frame.uniforms is None for frame in sampling):
-            return self._frames(slots, code0, *tables)
-        each = as_sampled(sampling, self._codes)
-        uniforms = np.stack([frame.uniforms for frame in each if frame.uniforms is not None])
-        limits = [frame.top_p for frame in each], [frame.top_k for frame in each]
-        return self._frames(slots, code0, *tables, uniforms, *limits)
+        return self._slots.step_ids(slots, token_ids, table, self._feedback, self._hidden)

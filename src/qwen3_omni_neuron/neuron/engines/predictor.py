@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.engines.inputs import as_sampled, sampling_inputs
+from qwen3_omni_neuron.engines.inputs import sampling_arrays
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.errors import BucketError
+from qwen3_omni_neuron.model.code_predictor import top_p_limits
 from qwen3_omni_neuron.neuron.engines.encoders import pad_rows
 from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
 
@@ -27,15 +28,23 @@ class NeuronPredictor:
         self._most = self._graph.size("top_k")
 
     def predict(
-        self, hidden: Tensor, code0: Tensor, sampling: Sequence[PredictorSampling]
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        slots: Sequence[int],
+        code0: Sequence[int],
+        sampling: Sequence[PredictorSampling],
+        hidden: Tensor,
+        feedback: Tensor,
+    ) -> Tensor:
         """Choose the rest of each frame; see Predictor.predict.
 
         Raises BucketError for a top_k above the compiled one.
         """
-        each = as_sampled(sampling, self._graph.inputs[2].shape[1])
-        limits = torch.tensor([self._limit(how.top_k) for how in each])
-        return self._run((hidden, code0, *sampling_inputs(each), limits))
+        rows = list(slots)
+        uniforms, top_p, top_k = sampling_arrays(sampling, self._graph.inputs[2].shape[1])
+        limits = torch.tensor([self._limit(k) for k in top_k])
+        how = torch.from_numpy(uniforms), top_p_limits(top_p), limits
+        codes, feedback[rows] = self._run((hidden[rows], torch.tensor(code0), *how))
+        return codes
 
     def _limit(self, top_k: int) -> int:
         """Return top_k for the graph: 0, or more than there are codes, means all codes."""
