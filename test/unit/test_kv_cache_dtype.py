@@ -17,6 +17,7 @@ from qwen3_omni_neuron.cpu.build import build_engines
 from qwen3_omni_neuron.cpu.eager import EagerSlots
 from qwen3_omni_neuron.cpu.native.binding import Library, UnsuitedError
 from qwen3_omni_neuron.cpu.native.steps import NativeSlots
+from qwen3_omni_neuron.cpu.slots import CpuSlots
 from qwen3_omni_neuron.engines.protocols import DecoderSlots
 from qwen3_omni_neuron.engines.talker import TalkerEngine
 from qwen3_omni_neuron.engines.thinker import ThinkerEngine
@@ -265,6 +266,13 @@ def test_targets_on_neuron_have_the_dtype_they_were_compiled_with(target: str) -
     check_kv_cache_dtype(TARGETS[target], "auto")
     with pytest.raises(OptionError, match=f"is auto for target {target}, .*bfloat16"):
         check_kv_cache_dtype(TARGETS[target], "bfloat16")
+
+
+def test_a_cache_that_the_system_does_not_give_is_refused_with_what_to_lower(
+    config: OmniConfig,
+) -> None:
+    with pytest.raises(OptionError, match=r"3 slots of \d{14} positions.*Lower max_concurrency"):
+        CpuSlots(config.thinker.text, 3, 2**44, torch.float32)
 
 
 def test_the_command_line_passes_kv_cache_dtype_to_the_load() -> None:

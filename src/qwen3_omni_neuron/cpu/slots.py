@@ -15,6 +15,7 @@ from torch import Tensor
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import HostRows
 from qwen3_omni_neuron.engines.slots import SlotLengths
+from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache
 from qwen3_omni_neuron.model.thinker import ThinkerModel
@@ -24,6 +25,7 @@ class CpuSlots(SlotLengths):
     """KV cache of a decoder, with each slot's length and next rope position.
 
     context_length: positions of a slot. dtype: type of the KV cache. row_bytes: see HostRows.
+    Raises OptionError where the system does not give the cache's address space.
     """
 
     chunked_prefill = True
@@ -31,7 +33,13 @@ class CpuSlots(SlotLengths):
     def __init__(self, config: DecoderConfig, slots: int, context_length: int, dtype: torch.dtype):
         super().__init__(slots)
         self.context_length = context_length
-        self._cache = KvCache.zeros(config, slots, context_length, dtype)
+        try:
+            self._cache = KvCache.zeros(config, slots, context_length, dtype)
+        except OSError as error:
+            raise OptionError(
+                f"the system gives no KV cache of {slots} slots of {context_length} positions: "
+                f"{error}. Lower max_concurrency or the context length."
+            ) from error
         keys = self._cache.keys
         self.row_bytes = 2 * keys[:, 0, :, 0].numel() * keys.itemsize
 
