@@ -64,9 +64,9 @@ def in_graph(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
 
 def ours(logits: torch.Tensor, top_k: int, top_p: float, ids: Ids | None = None) -> torch.Tensor:
     """Probabilities [1, VOCAB] that sample_ids samples with; ids: those of the logits."""
-    places, probabilities = kept(logits.numpy(), top_k, np.array([top_p], dtype=np.float32))
+    places, probabilities = kept(logits.numpy()[0], top_k, top_p)
     found = torch.zeros(1, VOCAB)
-    found[0, places[0] if ids is None else ids[places[0]]] = torch.from_numpy(probabilities[0])
+    found[0, places if ids is None else ids[places]] = torch.from_numpy(probabilities)
     return found / found.sum()
 
 
@@ -107,7 +107,7 @@ def test_the_order_is_penalty_suppression_temperature_top_k_top_p(seed: int) -> 
     expected = chain(seen, logits.clone()).softmax(-1)
     allowed = allowed_ids(VOCAB, suppressed)
     sampler = Sampler(params, VOCAB, RequestRandom(0).talker, seen[0], allowed)
-    scores = torch.from_numpy(processed([sampler], logits))
+    scores = torch.from_numpy(processed(sampler, logits))[None]
     actual = ours(scores / params.temperature, 12, 0.7, allowed)
     torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-4)
     assert not actual[0, suppressed].any()
@@ -124,10 +124,9 @@ def test_min_p_keeps_what_transformers_keep(
     expected = LogitsProcessorList([*warpers, MinPLogitsWarper(min_p)])(
         torch.zeros(1, 0).long(), logits.clone()
     ).softmax(-1)
-    limits = (np.array([limit], np.float32) for limit in (top_p, min_p))
-    places, probabilities = kept(logits.numpy(), top_k, *limits)
+    places, probabilities = kept(logits.numpy()[0], top_k, top_p, min_p)
     actual = torch.zeros(1, VOCAB)
-    actual[0, places[0]] = torch.from_numpy(probabilities[0])
+    actual[0, places] = torch.from_numpy(probabilities)
     torch.testing.assert_close(actual / actual.sum(), expected, atol=1e-6, rtol=1e-4)
     assert (actual > 0).tolist() == (expected > 0).tolist()
 

@@ -15,21 +15,12 @@ from qwen3_omni_neuron.errors import BucketError
 def rows_of(batch: Tensor) -> list[Tensor]:
     """Return the rows [1, ...] of a batch, as views.
 
-    Uses numpy if it has the dtype, as `batch_of` does: each torch operation releases Python's
-    interpreter lock, for which all stages compete.
+    By numpy where it has the dtype: each torch operation releases Python's interpreter lock, for
+    which all stages compete.
     """
     if batch.dtype is torch.bfloat16:
         return list(batch.split(1))
     return [torch.from_numpy(row) for row in batch.numpy()[:, None]]
-
-
-def batch_of(rows: Sequence[Tensor]) -> Tensor:
-    """Join rows [1, ...] to a batch."""
-    if len(rows) == 1:
-        return rows[0]
-    if rows[0].dtype is torch.bfloat16:
-        return torch.cat(list(rows))
-    return torch.from_numpy(np.concatenate([row.numpy() for row in rows]))
 
 
 def sampling_arrays(

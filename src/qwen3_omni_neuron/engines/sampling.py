@@ -2,8 +2,7 @@
 
 The operations are those of transformers' logits processors in their order: repetition penalty,
 suppression, temperature, top-k, top-p, min-p; a grammar's mask comes before the temperature, and
-OpenAI's penalties after the one of repetition. Each request
-has random numbers of its own.
+OpenAI's penalties after the one of repetition. Each request has random numbers of its own.
 Codes 1 to 15 are sampled on the device by model.code_predictor, a part of the code predictor's
 graph, from uniform numbers that `Uniforms` here makes.
 
@@ -19,8 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
-
-from qwen3_omni_neuron.engines.inputs import batch_of
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -127,24 +124,8 @@ class Sampler:
 
 
 def sample_ids(samplers: Sequence[Sampler], logits: Sequence[Tensor]) -> list[int]:
-    """Sample the next id of each of several sequences, in one operation where possible.
-
-    samplers: all have the same allowed ids. logits: [1, vocab] of each. The id of a sequence does
-    not depend on the other sequences.
-    """
-    scores, allowed = processed(samplers, batch_of(logits)), samplers[0].allowed
-    ids = [0] * len(samplers)
-    for top_k, rows in _rows_by_top_k(samplers).items():
-        part = scores if len(rows) == len(ids) else scores[rows]
-        chosen = [samplers[row] for row in rows]
-        indices = part.argmax(-1) if top_k is None else _sample(chosen, part, top_k)
-        for row, sampler, index in zip(rows, chosen, indices.tolist(), strict=True):
-            ids[row] = index if allowed is None else int(allowed[index])
-            if sampler.penalties is not None:
-                sampler.penalties[index] = sampler.params.repetition_penalty
-            if sampler.counts is not None:
-                sampler.counts[index] += 1
-    return ids
+    """Sample the next id of each of several sequences. logits: [1, vocab] of each."""
+    return [_sample(*each) for each in zip(samplers, logits, strict=True)]
 
 
 def log_probabilities(logits: Tensor, ids: Sequence[int] | Ids) -> list[float]:
@@ -174,83 +155,63 @@ def all_ids_but(vocab_size: int, forbidden: Iterable[int]) -> Mask:
     return mask
 
 
-def processed(samplers: Sequence[Sampler], logits: Tensor) -> Floats:
-    """Return float32 scores [sequences, allowed ids]: logits after penalties, suppression, mask."""
-    scores: Floats = logits.float().numpy()
-    if samplers[0].allowed is not None:  # first: later operations cost more with more ids
-        scores = scores.take(samplers[0].allowed, 1)
-    if any(sampler.penalties is not None for sampler in samplers):
-        ones = np.ones(scores.shape[1], dtype=np.float32)
-        penalties = np.stack([ones if s.penalties is None else s.penalties for s in samplers])
-        scores = np.where(scores < 0, scores * penalties, scores / penalties)
-    if any(sampler.counts is not None for sampler in samplers):
-        scores = scores.copy()
-        for row, sampler in zip(scores, samplers, strict=True):
-            if sampler.counts is not None:
-                _penalize(row, sampler.counts, sampler.params)
-    if any(sampler.mask is not None for sampler in samplers):
-        scores = scores.copy()
-        for row, sampler in zip(scores, samplers, strict=True):
-            if sampler.mask is not None:
-                bits = np.unpackbits(sampler.mask.view(np.uint8), bitorder="little")
-                row[bits[: len(row)] == 0] = -np.inf
+def processed(sampler: Sampler, logits: Tensor) -> Floats:
+    """Return float32 scores [allowed ids]: logits [1, vocab] after suppression, penalties, mask."""
+    scores: Floats = logits.float().numpy()[0]
+    if sampler.allowed is not None:  # first: later operations cost more with more ids
+        scores = scores.take(sampler.allowed)
+    if sampler.penalties is not None:
+        scores = np.where(scores < 0, scores * sampler.penalties, scores / sampler.penalties)
+    if sampler.counts is not None:
+        counts = sampler.counts.astype(np.float32)
+        frequency = np.float32(sampler.params.frequency_penalty)
+        presence = np.float32(sampler.params.presence_penalty)
+        scores = np.where(counts > 0, scores - (frequency * counts + presence), scores)
+    if sampler.mask is not None:
+        bits = np.unpackbits(sampler.mask.view(np.uint8), bitorder="little")
+        scores = np.where(bits[: len(scores)], scores, np.float32(-np.inf))
     return scores
 
 
-def _penalize(scores: Floats, counts: NDArray[np.int32], params: SamplingParams) -> None:
-    """Take presence and frequency penalty off the scores of the ids that were sampled."""
-    ids = counts.nonzero()[0]
-    frequency, presence = map(np.float32, (params.frequency_penalty, params.presence_penalty))
-    scores[ids] -= frequency * counts[ids].astype(np.float32) + presence
-
-
-def kept(
-    scores: Floats, top_k: int, top_p: Floats, min_p: Floats | None = None
-) -> tuple[Ids, Floats]:
+def kept(scores: Floats, top_k: int, top_p: float, min_p: float = 0.0) -> tuple[Ids, Floats]:
     """Return the ids that top-k, top-p and min-p keep from softmax(scores), likeliest first.
 
-    scores: float32 [sequences, vocab]; top_k: 0 for no limit; top_p, min_p: float32 [sequences];
-    min_p None: 0. Returns indices [sequences, k] into the scores and probabilities [sequences, k],
-    0 where top-p or min-p drops the id, which do not add up to 1. Kept set and probabilities are
-    those of transformers' TopKLogitsWarper, TopPLogitsWarper and MinPLogitsWarper, in this order;
-    of equal scores at the k-th rank only one is kept.
+    scores: float32 [vocab]; top_k: 0 for no limit. Returns indices [k] into the scores and
+    probabilities [k], 0 where top-p or min-p drops the id, which do not add up to 1. Both are those
+    of transformers' TopKLogitsWarper, TopPLogitsWarper and MinPLogitsWarper, in this order, except
+    that of equal scores at the k-th rank only one is kept.
     """
-    vocab, row = scores.shape[1], np.arange(len(scores))[:, None]
+    vocab = len(scores)
     if 0 < top_k < vocab:
-        indices = scores.argpartition(vocab - top_k)[:, vocab - top_k :]
-        indices = indices[row, (-scores[row, indices]).argsort(kind="stable")]
+        indices = scores.argpartition(vocab - top_k)[vocab - top_k :]
+        indices = indices[(-scores[indices]).argsort(kind="stable")]
     else:
         indices = (-scores).argsort(kind="stable")
-    values = scores[row, indices]
-    probabilities = np.exp(values - values[:, :1])
-    probabilities /= probabilities.sum(-1, keepdims=True)
+    probabilities = np.exp(scores[indices] - scores[indices[0]])
+    probabilities /= probabilities.sum()
     # Where top_p is 1 all ids stay, even where their sum is rounded to 1 before the last.
-    if (top_p < 1).any():
+    if top_p < 1:
         # An id is dropped if the likelier ids add up to top_p already, so the likeliest stays.
-        likelier = probabilities.cumsum(-1, dtype=np.float64) - probabilities
-        probabilities *= likelier < np.where(top_p < 1, top_p, np.inf)[:, None]
-    if min_p is not None and min_p.any():
-        probabilities *= probabilities >= min_p[:, None] * probabilities[:, :1]
+        likelier = probabilities.cumsum(dtype=np.float64) - probabilities
+        probabilities *= likelier < np.float32(top_p)
+    if min_p:
+        probabilities *= probabilities >= np.float32(min_p) * probabilities[0]
     return indices, probabilities
 
 
-def _rows_by_top_k(samplers: Sequence[Sampler]) -> dict[int | None, list[int]]:
-    """Group the rows that one operation can sample: by top_k, which is a shape; None: greedy."""
-    rows: dict[int | None, list[int]] = {}
-    for row, sampler in enumerate(samplers):
-        key = sampler.params.top_k if sampler.params.do_sample else None
-        rows.setdefault(key, []).append(row)
-    return rows
-
-
-def _sample(samplers: Sequence[Sampler], scores: Floats, top_k: int) -> Ids:
-    """Sample one index [sequences] into the scores of each sequence."""
-    inputs = [
-        (s.params.temperature, s.params.top_p, s.params.min_p, s.uniforms(1)[0]) for s in samplers
-    ]
-    temperature, top_p, min_p, uniform = np.array(inputs, dtype=np.float32).T
-    indices, probabilities = kept(scores / temperature[:, None], top_k, top_p, min_p)
-    # The last sum is that of all kept ids, since those that are dropped have probability 0.
-    cumulative = probabilities.cumsum(-1, dtype=np.float64)
-    rank = (cumulative <= uniform[:, None] * cumulative[:, -1:]).sum(-1)
-    return indices[np.arange(len(indices)), rank]
+def _sample(sampler: Sampler, logits: Tensor) -> int:
+    """Sample the next id of a sequence."""
+    params, scores = sampler.params, processed(sampler, logits)
+    if params.do_sample:
+        scores = scores / np.float32(params.temperature)
+        indices, probabilities = kept(scores, params.top_k, params.top_p, params.min_p)
+        # The last sum is that of all kept ids, since those that are dropped have probability 0.
+        cumulative = probabilities.cumsum(dtype=np.float64)
+        index = int(indices[(cumulative <= sampler.uniforms(1)[0] * cumulative[-1]).sum()])
+    else:
+        index = int(scores.argmax())
+    if sampler.penalties is not None:
+        sampler.penalties[index] = params.repetition_penalty
+    if sampler.counts is not None:
+        sampler.counts[index] += 1
+    return index if sampler.allowed is None else int(sampler.allowed[index])
