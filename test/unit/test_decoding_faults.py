@@ -15,7 +15,7 @@ from qwen3_omni_neuron.errors import (
     InputError,
     VideoError,
 )
-from qwen3_omni_neuron.helpers.media import wire
+from qwen3_omni_neuron.helpers.media import pool, wire
 from qwen3_omni_neuron.helpers.media.job import MIB
 from testing.decoding_cases import SharedPool, job_of, picture, sound
 from testing.decoding_faults import fault, says
@@ -24,9 +24,9 @@ from testing.subprocesses import open_files
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[SharedPool]:
-    pool = SharedPool()
-    yield pool
-    pool.close()
+    decoders = SharedPool()
+    yield decoders
+    decoders.close()
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,19 @@ def test_what_a_codec_does_to_itself_ends_its_item_alone(
     with pytest.raises(error, match=f"^here can't be decoded: .*{said}.*{advice}"):
         shared.decode(job_of(kind, wrong))
     assert shared.decode(job_of("audio", sound("FLAC", "PCM_16"))).measured.seconds == 1.3
+
+
+def test_a_crash_is_told_also_where_the_fork_server_ends_right_after_it(
+    shared: SharedPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_exit(child: Any, exited: Any) -> None:
+        before(child, exited)
+        child._server.end()
+
+    before = pool._Child._on_exit
+    monkeypatch.setattr(pool._Child, "_on_exit", on_exit)
+    with pytest.raises(ImageError, match="its decoder was ended by SIGSEGV"):
+        shared.decode(job_of("image", fault("signal", number=int(signal.SIGSEGV))))
 
 
 @pytest.mark.parametrize(

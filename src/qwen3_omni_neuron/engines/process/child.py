@@ -28,10 +28,13 @@ class OutputTail:
     """Temporary file for the stdout and stderr of a child, of which it returns the end."""
 
     def __init__(self) -> None:
+        self._at_close = ""
         self.file: BinaryIO = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115, kept
 
     def read(self) -> str:
-        """Return the last TAIL_BYTES of the output."""
+        """Return the last TAIL_BYTES of the output, after `close` those of that time."""
+        if self.file.closed:
+            return self._at_close
         # pread, because read would move the position at which the child writes.
         descriptor = self.file.fileno()
         begin = max(0, os.fstat(descriptor).st_size - TAIL_BYTES)
@@ -39,6 +42,7 @@ class OutputTail:
 
     def close(self) -> None:
         """Close the file, which frees it: it has no name."""
+        self._at_close = self.read()
         self.file.close()
 
 
