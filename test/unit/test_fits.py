@@ -1,5 +1,6 @@
 """Memory of a dtype on the CPU: the bytes of a tree and of a slot, and what fits a machine."""
 
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,6 +97,26 @@ def test_the_code_predictor_counts_in_its_own_dtype(config: OmniConfig) -> None:
     default, same = ({f.dtype: f for f in fits_of(config, 9, 9, {}, p)} for p in ("auto", "same"))
     assert same["int8"].tree_bytes < default["int8"].tree_bytes
     assert same["mixed"] == default["mixed"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [(("123\n", None), 123), ((None, "456\n"), 456), (("max\n", f"{2**63 - 4096}\n"), None)],
+    ids=["version 2", "version 1", "no limit"],
+)
+def test_the_memory_is_the_containers(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    texts: tuple[str | None, str | None],
+    expected: int | None,
+) -> None:
+    files = tmp_path / "2", tmp_path / "1"
+    for file, text in zip(files, texts, strict=True):
+        if text is not None:
+            file.write_text(text)
+    monkeypatch.setattr(memory, "CONTAINER_LIMITS", files)
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert memory.memory_bytes() == (expected or whole)
 
 
 def test_a_dry_run_for_the_cpu_says_what_fits_here(

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from torch import Tensor
 
+CONTAINER_LIMITS = tuple(  # files of cgroups of version 2 and 1
+    Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory/memory.limit_in_bytes")
+)
 POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14, for which Python has no name
 _PIECE_BYTES = 64 << 20  # read in one call, which no signal interrupts: 0.1 to 0.5 s of a disk
 
@@ -15,9 +18,8 @@ _PIECE_BYTES = 64 << 20  # read in one call, which no signal interrupts: 0.1 to 
 def memory_bytes() -> int:
     """Return the memory of this machine, or of its container where that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text(encoding="utf-8").strip() if limit.exists() else "max"
-    return total if text == "max" else min(total, int(text))
+    texts = [file.read_text(encoding="ascii") for file in CONTAINER_LIMITS if file.exists()]
+    return min([total, *(int(text) for text in texts if text.strip() != "max")])
 
 
 def map_pages(tensors: Sequence[Tensor]) -> None:
