@@ -3,7 +3,6 @@
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,10 @@ from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
-from qwen3_omni_neuron.errors import ArtifactError, BucketError, OptionError
+from qwen3_omni_neuron.errors import BucketError, OptionError
 from qwen3_omni_neuron.loading import load_engines, set_environment
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.build import build_engines
-from qwen3_omni_neuron.neuron.part import PartSpec
 from qwen3_omni_neuron.options import LoadOptions
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.eager_neuron import (
@@ -28,7 +26,6 @@ from testing.eager_neuron import (
     PROMPT_BUCKETS,
     REPORT,
     SLOTS,
-    EagerPart,
     EagerToolchain,
     eager_spec,
     eager_target,
@@ -275,34 +272,6 @@ def test_more_codes_than_were_compiled_are_refused(
 ) -> None:
     with pytest.raises(BucketError, match=rf"{said}.*at most 50 codes. Ask for 1 to 50"):
         neuron.generate_audio(TEXT, **LIMITS, predictor_top_k=top_k, seed=0)
-
-
-def test_slots_that_differ_are_refused(spec: EngineSpec) -> None:
-    plan = replace(spec.plan, max_concurrency=4)
-    with pytest.raises(ArtifactError, match=r"vocoder's graphs have 3 slots.*loaded with 4"):
-        build_engines(replace(spec, plan=plan), ["vocoder"], EagerToolchain(spec))
-
-
-@pytest.mark.parametrize(
-    ("missing", "said"),
-    [
-        ("code2wav[streams=3,frames=4]", "chunks of 4 frames of 3 streams"),
-        ("code2wav[streams=1,frames=8]", "chunks of 8 frames of 1 streams"),
-    ],
-)
-def test_a_vocoder_without_all_its_graphs_is_refused(
-    spec: EngineSpec, missing: str, said: str
-) -> None:
-    class Lacking(EagerToolchain):
-        def load_part(self, spec: PartSpec, folder: Path) -> EagerPart:
-            part = super().load_part(spec, folder)
-            part.graphs = {k: g for k, g in part.graphs.items() if k != missing}
-            return part
-
-    toolchain = Lacking(spec)
-    with pytest.raises(ArtifactError, match=said):
-        build_engines(spec, ["vocoder"], toolchain)
-    assert toolchain.parts["code2wav"].closed
 
 
 def test_each_stage_in_a_process_with_cores_of_its_own(

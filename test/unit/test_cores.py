@@ -53,15 +53,6 @@ def test_a_checkpoint_that_only_listens_has_one_stage() -> None:
     assert plan.ranges == {"thinker": (0, 3)}
 
 
-def test_a_second_model_begins_behind_the_first() -> None:
-    first = plan_cores(LARGE, "split", needed(8))
-    second = plan_cores(LARGE, "split", needed(8), first_core=first.next_core)
-    assert visible(second) == ["24-31", "32-39", "40-47"]
-    with pytest.raises(OptionError, match="0 to 63, and thinker 48-55, talker 56-63, vocoder 64"):
-        plan_cores(LARGE, "split", needed(8), first_core=second.next_core)
-    assert visible(plan_cores(LARGE, "shared", needed(8), first_core=56)) == ["56-63"] * 3
-
-
 def test_stages_have_the_cores_that_are_named() -> None:
     cores = {"thinker": "32-39", "talker": "0-7", "vocoder": "8-15"}
     assert visible(plan_cores(LARGE, "split", needed(8), cores=cores)) == ["32-39", "0-7", "8-15"]

@@ -34,11 +34,6 @@ class CorePlan:
     lnc: int
     ranges: Mapping[str, tuple[int, int]]
 
-    @property
-    def next_core(self) -> int:
-        """The first core after all of these, from which a second model may have its own."""
-        return 1 + max(last for _, last in self.ranges.values())
-
     def environment(self, stage: str) -> dict[str, str]:
         """Return the variables that a stage's process has to have before it imports anything."""
         return {
@@ -53,14 +48,12 @@ def plan_cores(
     needed: Mapping[str, int],
     lnc: int = 2,
     cores: Mapping[str, str] | None = None,
-    first_core: int = 0,
 ) -> CorePlan:
-    """Plan the cores of every stage, from `first_core` on, or take those that `cores` names.
+    """Plan the cores of every stage, from core 0 on, or take those that `cores` names.
 
     instance: an EC2 instance type, see PHYSICAL_CORES. placement: "shared" or "split". needed: the
     number of cores that each stage needs, see compilation.plan.cores_of_stages. cores: the cores of
     each stage, as in NEURON_RT_VISIBLE_CORES ("8-15", "16"), for all stages or for none.
-    first_core: for a second model, the `next_core` of the first model's plan.
     Raises OptionError, with the numbers.
     """
     if instance not in PHYSICAL_CORES:
@@ -75,7 +68,7 @@ def plan_cores(
     if cores is not None:
         ranges = _ranges(cores, list(needed))
     else:
-        ranges, start = {}, first_core
+        ranges, start = {}, 0
         for stage, count in needed.items():
             ranges[stage] = (start, start + count - 1)
             if placement == "split":
@@ -143,7 +136,7 @@ def _check(plan: CorePlan, needed: Mapping[str, int], available: int) -> None:
                     f"{one} and {other} share core {start} ({listed}), and a core belongs to one "
                     "process. Give each stage cores of its own, or take placement shared."
                 )
-    if plan.next_core > available:
+    if max(last for _, last in plan.ranges.values()) >= available:
         raise OptionError(
             f"{plan.instance} has {available} logical cores at LNC={plan.lnc}, 0 to "
             f"{available - 1}, and {listed} is asked for. {_remedy(plan, needed, available)}"

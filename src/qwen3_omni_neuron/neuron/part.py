@@ -16,7 +16,7 @@ from qwen3_omni_neuron.checkpoint.modules import cast, lay_out
 from qwen3_omni_neuron.checkpoint.names import codec_embedding_pieces
 from qwen3_omni_neuron.checkpoint.parameters import Part
 from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART, MODEL_STAGES, CompilePlan
-from qwen3_omni_neuron.errors import ArtifactError, BucketError, ClosedError, InputError
+from qwen3_omni_neuron.errors import ClosedError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.moe import SCALE
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, predictor_types, static_config
@@ -122,7 +122,7 @@ class LoadedPart:
     def __init__(self, graphs: Iterable[Graph], run: Run):
         self.graphs: Mapping[str, Graph] = {graph.label: graph for graph in graphs}
         """Graphs by label."""
-        self._name = next(iter(self.graphs.values())).part
+        self.name = next(iter(self.graphs.values())).part
         self._run: Run | None = run
 
     def call(self, label: str, *inputs: Tensor | None) -> tuple[Tensor, ...]:
@@ -130,24 +130,18 @@ class LoadedPart:
 
         inputs: on the host, in the shapes and types of Graph.inputs; None: zeros, where the input
         is optional. Returns Graph.outputs, on the host.
-        Raises BucketError for a label or a shape that was not compiled, InputError for a wrong
-        number or type of inputs, ClosedError after close.
+        Raises ClosedError after close.
         """
         if self._run is None:
-            raise ClosedError(f"{self._name} was closed. Load it again.")
-        graph = self._graph(label)
-        if len(inputs) != len(graph.inputs):
-            names = ", ".join(spec.name for spec in graph.inputs)
-            raise InputError(
-                f"{label} takes {len(graph.inputs)} inputs ({names}), got {len(inputs)}."
-            )
-        given = {}
+            raise ClosedError(f"{self.name} was closed. Load it again.")
+        graph, given = self.graphs[label], dict[str, Tensor]()
         for spec, tensor in zip(graph.inputs, inputs, strict=True):
-            if tensor is not None:
-                _check(label, spec, tensor)
-                given[spec.name] = to_device_type(tensor)
-            elif not spec.is_optional:
-                raise InputError(f"{spec.name} of {label} may not be left out. Give it.")
+            if tensor is None:
+                assert spec.is_optional, f"{label} was called without {spec.name}"
+                continue
+            found = tuple(tensor.shape), tensor.dtype
+            assert found == (spec.shape, spec.dtype), f"{label} was called with {spec.name} {found}"
+            given[spec.name] = to_device_type(tensor)
         outputs = self._run(label, given)
         return tuple(
             tensor.to(spec.dtype) for spec, tensor in zip(graph.outputs, outputs, strict=True)
@@ -162,20 +156,11 @@ class LoadedPart:
         started = time.monotonic()
         for label, graph in self.graphs.items():
             self.call(label, *[spec.idle_input() for spec in graph.inputs])
-        log_warm_up(self._name, len(self.graphs), started)
+        log_warm_up(self.name, len(self.graphs), started)
 
     def close(self) -> None:
         """Release the part's memory. Later calls are refused."""
         self._run = None
-
-    def _graph(self, label: str) -> Graph:
-        graph = self.graphs.get(label)
-        if graph is None:
-            raise BucketError(
-                f"{self._name} was compiled with {', '.join(self.graphs)}; it has no {label!r}. "
-                "Call one of them, or compile this one."
-            )
-        return graph
 
 
 def log_warm_up(name: str, graphs: int, started: float) -> None:
@@ -185,18 +170,9 @@ def log_warm_up(name: str, graphs: int, started: float) -> None:
 
 
 def graphs_by_size(part: LoadedPart, name: str, *axes: str) -> dict[tuple[int, ...], Graph]:
-    """Return the graphs of one name by their sizes along `axes`, ascending.
-
-    Raises ArtifactError where there is none.
-    """
+    """Return the graphs of one name by their sizes along `axes`, ascending."""
     alike = [graph for graph in part.graphs.values() if graph.name == name]
-    if not alike:
-        raise ArtifactError(
-            f"the compiled part has no graph {name} among {', '.join(part.graphs) or 'none'}. "
-            "Compile it again."
-        )
-    by_size = {tuple(graph.size(axis) for axis in axes): graph for graph in alike}
-    return dict(sorted(by_size.items()))
+    return dict(sorted((tuple(map(graph.size, axes)), graph) for graph in alike))
 
 
 def device_type(dtype: torch.dtype) -> torch.dtype:
@@ -207,13 +183,3 @@ def device_type(dtype: torch.dtype) -> torch.dtype:
 def to_device_type(x: Tensor) -> Tensor:
     """Convert a tensor to the type that it has on the device."""
     return x.to(device_type(x.dtype))
-
-
-def _check(label: str, spec: TensorSpec, tensor: Tensor) -> None:
-    if tuple(tensor.shape) != spec.shape:
-        raise BucketError(
-            f"{spec.name} of {label} is {list(spec.shape)}, got {list(tensor.shape)}. Pad it to "
-            "that, or call the graph of its size."
-        )
-    if tensor.dtype != spec.dtype:
-        raise InputError(f"{spec.name} of {label} is {spec.dtype}, got {tensor.dtype}. Convert it.")

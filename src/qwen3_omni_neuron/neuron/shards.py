@@ -51,10 +51,10 @@ class PartShare:
         """The owner's buffers, by their names in it."""
         return dict(self.owner.named_buffers())
 
-    def allocate(self, device: str | torch.device = "cpu") -> None:
+    def allocate(self) -> None:
         """Give the parameters memory, uninitialized: a tracer reads their shapes only."""
         parameters = list(self.owner.named_parameters())
-        fill(self.owner, ((name, torch.empty_like(t, device=device)) for name, t in parameters))
+        fill(self.owner, ((name, torch.empty_like(t, device="cpu")) for name, t in parameters))
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Take the tensors of a rank's file. weights: every tensor of the property `weights`."""

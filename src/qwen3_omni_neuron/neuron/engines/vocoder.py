@@ -1,7 +1,6 @@
 """code2wav on Neuron, with the states of its streams on the device."""
 
 from collections.abc import Callable, Sequence
-from itertools import product
 
 import numpy as np
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from qwen3_omni_neuron.engines.inputs import cut_audio, pad_chunks
 from qwen3_omni_neuron.engines.protocols import Fault
-from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.model.config import Code2WavConfig
 from qwen3_omni_neuron.neuron.engines.encoders import batch_bucket, pad_rows
 from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
@@ -30,10 +28,7 @@ class NeuronVocoder:
         release: Callable[[], None] = lambda: None,
         fault: Fault | None = None,
     ):
-        """release: called by `close`. fault: see engines.slots.DecoderEngine.
-
-        Raises ArtifactError where graphs are missing.
-        """
+        """release: called by `close`. fault: see engines.slots.DecoderEngine."""
         self._part, self._release, self.fault = part, release, fault
         self._graphs = graphs_by_size(part, "code2wav", "streams", "frames")
         self.slots = next(iter(self._graphs.values())).state[0].shape[0]
@@ -44,14 +39,6 @@ class NeuronVocoder:
         self.latency_samples = config.latency_samples
         # Frames decoded so far, by slot whose stream can go on.
         self._positions: dict[int, int] = {}
-        needed = set(product({*self._batches, self.slots}, self.chunk_frames))
-        if missing := sorted(needed - self._graphs.keys()):
-            streams, frames = missing[0]
-            raise ArtifactError(
-                f"code2wav has no graph for chunks of {frames} frames of {streams} streams. It "
-                f"needs every batch at every chunk size, and one batch of all {self.slots} slots. "
-                "Compile it again."
-            )
 
     @torch.inference_mode()
     def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:

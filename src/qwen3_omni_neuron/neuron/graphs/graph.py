@@ -89,12 +89,6 @@ class Graph:
         return self.bucket[axis]
 
     @property
-    def aliases(self) -> dict[int, int]:
-        """Index of the state's input by the index of the traced module's output that updates it."""
-        first_in, first_out = len(self.inputs), len(self.outputs)
-        return {first_out + i: first_in + i for i in range(len(self.state))}
-
-    @property
     def state_bytes(self) -> int:
         """Size in bytes of the state."""
         return sum(spec.nbytes for spec in self.state)

@@ -16,16 +16,14 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES, load_tables
 from qwen3_omni_neuron.compilation.plan import cores_of_stages
 from qwen3_omni_neuron.compilation.target import EngineSpec
-from qwen3_omni_neuron.engines.media import MediaEncoders
 from qwen3_omni_neuron.engines.process.engine_group import CallLimit, EngineGroup
 from qwen3_omni_neuron.engines.process.fork import finalize
 from qwen3_omni_neuron.engines.protocols import StageEngines
-from qwen3_omni_neuron.engines.talker import TalkerEngine, TextRows
+from qwen3_omni_neuron.engines.talker import TalkerEngine
 from qwen3_omni_neuron.engines.thinker import ThinkerEngine
 from qwen3_omni_neuron.errors import EngineDiedError
 from qwen3_omni_neuron.neuron.engines.decoder import GraphSlots, GraphThinkerSlots
-from qwen3_omni_neuron.neuron.engines.encoders import NeuronAudio, NeuronProjection, NeuronVision
-from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
+from qwen3_omni_neuron.neuron.engines.stages import talker_engine, thinker_engine
 from qwen3_omni_neuron.neuron.engines.vocoder import NeuronVocoder
 from qwen3_omni_neuron.neuron.part import LoadedPart, part_spec
 from qwen3_omni_neuron.neuron.torchneuron.rank import Rank, rank_progress, rank_settings
@@ -133,9 +131,9 @@ class ModelRanks:
         self._load("settle", name)
         return part
 
-    def unload(self, name: str) -> None:
+    def unload(self, part: LoadedPart) -> None:
         """Release a part's memory at its ranks."""
-        self._load("unload", name)
+        self._load("unload", part.name)
 
     def opened(self) -> Callable[[], None]:
         """Count an engine. Returns the function that its `close` calls once."""
@@ -175,35 +173,14 @@ class ModelRanks:
 
 
 def _thinker(spec: EngineSpec, ranks: ModelRanks) -> ThinkerEngine:
-    config, dtype = spec.config, spec.dtype
-    tables = load_tables(Checkpoint(spec.plan.model, spec.plan.adapters), config, dtype)
+    tables = load_tables(Checkpoint(spec.plan.model, spec.plan.adapters), spec.config, spec.dtype)
     assert tables.embedding is not None
-    table = tables.embedding.weight.detach()
-    slots = GraphThinkerSlots(ranks.part("thinker"), table)
-    audio = NeuronAudio(ranks.part("audio_encoder"), config.thinker.audio)
-    vision = NeuronVision(ranks.part("vision_encoder"), config.thinker.vision)
-    media = MediaEncoders(config, audio, vision, dtype)
-    return ThinkerEngine(config, slots, media, ranks.opened(), ranks.fault)
+    slots = GraphThinkerSlots(ranks.part("thinker"), tables.embedding.weight.detach())
+    return thinker_engine(spec, slots, ranks.part, ranks.opened(), ranks.fault)
 
 
 def _talker(spec: EngineSpec, ranks: ModelRanks) -> TalkerEngine:
-    config = spec.config
-    assert config.talker is not None
-    tables = load_tables(Checkpoint(spec.plan.model, spec.plan.adapters), config, spec.dtype)
-    assert tables.embedding is not None and tables.codec_embedding is not None
-    project_text = NeuronProjection(ranks.part("text_projection"), "text_projection")
-    width = config.talker.text.hidden_size
-    table = tables.embedding.weight.detach()
-    text_rows = TextRows(table, project_text, width, spec.dtype).fill()
-    ranks.unload("text_projection")
-    return TalkerEngine(
-        config,
-        GraphSlots(ranks.part("talker"), "talker"),
-        NeuronPredictor(ranks.part("code_predictor"), config.talker.predictor.vocab_size),
-        tables.codec_embedding.weight,
-        text_rows,
-        NeuronProjection(ranks.part("hidden_projection"), "hidden_projection"),
-        spec.newline_id,
-        ranks.opened(),
-        ranks.fault,
-    )
+    def slots() -> GraphSlots:
+        return GraphSlots(ranks.part("talker"), "talker")
+
+    return talker_engine(spec, slots, ranks.part, ranks.unload, ranks.opened(), ranks.fault)
