@@ -26,6 +26,7 @@ from qwen3_omni_neuron.compilation.plan import MODELS
 from qwen3_omni_neuron.compilation.runner import LOCK_FILE, compile_tree, tree_lock
 from qwen3_omni_neuron.compilation.storage import local_tree, pull_tree, push_tree, tree_cache
 from qwen3_omni_neuron.errors import ArtifactError, NotInstalledError, OptionError, OutputError
+from qwen3_omni_neuron.untrusted_files import MOST_BYTES
 from testing.made_trees import FILES, SLOW
 from testing.specs import plan_of
 
@@ -284,6 +285,32 @@ def test_no_file_is_written_outside_of_the_tree(name: str, store: Path, tmp_path
     with pytest.raises(ArtifactError, match="names a file outside of the tree: "):
         pull_tree(str(plain), tmp_path / "pulled")
     assert not list(tmp_path.rglob("outside"))
+
+
+def test_a_manifest_is_read_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever answers for an address may send bytes without an end."""
+
+    class Endless:
+        closed = False
+
+        def __enter__(self) -> "Endless":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            Endless.closed = True
+
+        def read(self, size: int) -> bytes:
+            assert 0 < size <= MOST_BYTES
+            return bytes(size // 2 + 1)  # HTTP gives what has come
+
+    def cat_file(*_: object, **__: object) -> bytes:
+        raise AssertionError("all of it is read")
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", cat_file)
+    monkeypatch.setattr(MemoryFileSystem, "open", lambda *_, **__: Endless())
+    with pytest.raises(ArtifactError, match=rf"json can't be read: .*more than {MOST_BYTES} bytes"):
+        pull_tree("memory://endless")
+    assert Endless.closed
 
 
 def test_without_room_it_says_how_much_is_missing(

@@ -11,6 +11,7 @@ import pytest
 
 from qwen3_omni_neuron.cli import main
 from qwen3_omni_neuron.compilation.versions import PACKAGE, PACKAGE_VERSION
+from qwen3_omni_neuron.neuron import versions
 from qwen3_omni_neuron.neuron.versions import (
     NEURON_PACKAGES,
     is_supported,
@@ -127,6 +128,21 @@ def test_without_metadata_doctor_says_that_it_does_not_know(
 )
 def test_what_counts_as_supported(version: str, supported: str, expected: bool) -> None:
     assert is_supported(version, supported) is expected
+
+
+def test_another_version_of_torchneuron_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = {"torch": "2.13.0", "torch-neuronx": "2.12.1.0", "python": "3.12.3"}
+    monkeypatch.setattr(versions, "installed_version", here.get)
+    versions.require_torchneuron()
+    (record,) = caplog.records
+    said = "the Neuron SDK 2.33, and here is torch-neuronx 2.12.1.0 (supported: 2.13.3.*, 2.14.3.*)"
+    assert said in record.getMessage()
+    caplog.clear()
+    here["torch-neuronx"] = "2.13.3.0"
+    versions.require_torchneuron()
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("package", ["uvicorn", "websockets"])

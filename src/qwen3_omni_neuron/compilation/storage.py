@@ -35,6 +35,7 @@ from qwen3_omni_neuron.compilation.manifest import (
 from qwen3_omni_neuron.compilation.runner import MB, tree_lock
 from qwen3_omni_neuron.compilation.worker import is_full
 from qwen3_omni_neuron.errors import ArtifactError, NotInstalledError, OptionError, OutputError
+from qwen3_omni_neuron.untrusted_files import MOST_BYTES
 
 if TYPE_CHECKING:
     from fsspec.callbacks import Callback
@@ -43,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 PULL_TIMEOUT_S = 3600.0  # time for another process to copy 70 GB from slow storage
 _HASH = re.compile(r"[0-9a-f]{64}")
+_BLOCK_BYTES = 1 << 20
 
 
 def local_tree(compiled: str | Path) -> Path:
@@ -157,9 +159,14 @@ class _Store:
         return None
 
     def manifest(self) -> bytes:
-        """Return the content of the tree's manifest."""
-        with self.reading(MANIFEST_FILE) as path:
-            return bytes(self.system.cat_file(path))
+        """Return the content of the tree's manifest, up to the size that manifests are read to."""
+        with self.reading(MANIFEST_FILE) as path, self.system.open(path, "rb") as file:
+            content = bytearray()
+            while block := file.read(_BLOCK_BYTES):  # of HTTP it may be shorter
+                content += block
+                if len(content) > MOST_BYTES:
+                    raise ValueError(f"it has more than {MOST_BYTES} bytes")
+            return bytes(content)
 
     @contextmanager
     def reading(self, name: str) -> Iterator[str]:

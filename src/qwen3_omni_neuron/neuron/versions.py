@@ -1,12 +1,15 @@
 """Versions of the Neuron SDK that are supported, and the check that it is installed."""
 
 import importlib.util
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from importlib import metadata
 
 from qwen3_omni_neuron.compilation.versions import PACKAGE, installed_version
 from qwen3_omni_neuron.errors import NotInstalledError
+
+logger = logging.getLogger(__name__)
 
 # SDK 2.31, the last line with NxDI. The packages that PyPI has under these names are placeholders.
 NEURON_SDK = "2.31"
@@ -95,7 +98,7 @@ def is_torchneuron(version: str) -> bool:
 
 
 def require_sdk() -> None:
-    """Check that the SDK's packages are installed.
+    """Check that the SDK's packages are installed, and warn of unsupported versions.
 
     Raises NotInstalledError that names the missing ones.
     """
@@ -106,10 +109,11 @@ def require_sdk() -> None:
             f"Neuron SDK {NEURON_SDK}: see docs/trn2.md, and run `qwen3-omni-neuron doctor` to "
             "list what is installed."
         )
+    _warn_of_others("neuron", NEURON_SDK, supported_neuron())
 
 
 def require_torchneuron() -> None:
-    """Check that TorchNeuron is installed. Raises NotInstalledError."""
+    """Check that TorchNeuron is installed; see require_sdk. Raises NotInstalledError."""
     version = installed_version("torch-neuronx")
     if version is None or not is_torchneuron(version):
         found = "none" if version is None else f"torch-neuronx {version}"
@@ -117,4 +121,22 @@ def require_torchneuron() -> None:
             f"target torchneuron needs TorchNeuron, torch-neuronx {TORCHNEURON_VERSIONS}, and here "
             f"is {found}. It comes with the Neuron SDK {TORCHNEURON_SDK}: see docs/trn2.md, and "
             "run `qwen3-omni-neuron doctor` to list what is installed."
+        )
+    _warn_of_others("torchneuron", TORCHNEURON_SDK, supported_torchneuron())
+
+
+def _warn_of_others(target: str, sdk: str, supported: Mapping[str, str | None]) -> None:
+    """Log which installed packages have unsupported versions. supported: see supported_neuron."""
+    found = [
+        f"{name} {version} (supported: {wanted})"
+        for name, wanted in supported.items()
+        if wanted and (version := installed_version(name)) and not is_supported(version, wanted)
+    ]
+    if found:
+        logger.warning(
+            "target %s is for the Neuron SDK %s, and here is %s: an error that follows may come "
+            "from that. docs/trn2.md names the image with the supported versions.",
+            target,
+            sdk,
+            ", ".join(found),
         )
