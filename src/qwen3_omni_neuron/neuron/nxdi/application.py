@@ -12,9 +12,8 @@ from neuronx_distributed_inference.models.model_base import NeuronBaseForCausalL
 from neuronx_distributed_inference.models.model_wrapper import DecoderModelInstance, ModelWrapper
 from torch import Tensor
 
-from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.neuron.nxdi.decoder import DecoderModel
-from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec, decoder_files
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.inference_config import DecoderInferenceConfig, inference_config
 from qwen3_omni_neuron.neuron.nxdi.inputs import IDLE, Inputs, decode_example, prefill_example
 from qwen3_omni_neuron.neuron.nxdi.toolchain import Outputs
@@ -61,9 +60,10 @@ class DecoderApplication(NeuronBaseForCausalLM):
     def compile_to(self, folder: Path) -> None:
         """Compile every graph for Neuron into `folder`, which exists and is empty.
 
-        It writes all of neuron.nxdi.decoder_spec.decoder_files except the weights. Needs the
-        compiler of the Neuron SDK, and no device. Where compiling fails, the compiler's files stay
-        in `folder`, with its logs. Raises OSError, and whatever NxDI and its compiler raise.
+        It writes model.pt, NxDI's TorchScript of every graph with the NEFFs inside, and
+        neuron_config.json, for a human reader. Needs the compiler of the Neuron SDK, and no device.
+        Where compiling fails, the compiler's files stay in `folder`, with its logs. Raises OSError,
+        and whatever NxDI and its compiler raise.
         """
         work = folder.absolute() / _WORK_FOLDER
         with _environment("BASE_COMPILE_WORK_DIR", str(work)):
@@ -73,16 +73,9 @@ class DecoderApplication(NeuronBaseForCausalLM):
     def load_compiled(self, folder: Path) -> None:
         """Put the graphs and each core's weights on the cores that this process sees.
 
-        No graph is called; neuron.nxdi.build.warm_up_decoder does it. Raises ArtifactError where a
-        file is missing. The manifest checks that the spec is the one that was compiled.
+        No graph is called; neuron.nxdi.build.warm_up_decoder does it. The manifest has checked that
+        all files are there, and that the spec is the one that was compiled.
         """
-        tp = self.spec.tp
-        missing = [name for name in decoder_files(tp) if not (folder / name).is_file()]
-        if missing:
-            raise ArtifactError(
-                f"{folder} is not a compiled decoder for {tp} cores: it lacks "
-                f"{', '.join(missing)}. Compile it."
-            )
         self.load(str(folder), skip_warmup=True)
 
     def close(self) -> None:

@@ -9,10 +9,8 @@ from qwen3_omni_neuron.engines.buckets import buckets_within
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.graphs.decoders import decoder_config
-from qwen3_omni_neuron.neuron.part import rank_file
 
 EXECUTABLE_FILE = "model.pt"
-CONFIG_FILE = "neuron_config.json"
 DECODERS = ("thinker", "talker")
 """The parts that are NxDI's models; the others are traced from the modules of model/."""
 
@@ -90,14 +88,3 @@ def check_experts(c: DecoderConfig, plan: CompilePlan) -> None:
                 f"the width of {owner}, {width}, can't be cut over {tp} cores. Choose another "
                 "TP degree."
             )
-
-
-def decoder_files(tp: int) -> tuple[str, ...]:
-    """List the files of a compiled decoder, relative to its folder.
-
-    model.pt             every graph of every bucket: NxDI's TorchScript with the NEFFs inside
-    neuron_config.json   NxDI's config, for a human reader; loading reads the plan instead
-    weights/tp{rank}_sharded_checkpoint.safetensors
-                         each core's weights: see neuron.nxdi.decoder_weights
-    """
-    return (EXECUTABLE_FILE, CONFIG_FILE, *(rank_file(rank) for rank in range(tp)))

@@ -36,7 +36,7 @@ class NxdToolchain:
     """The Toolchain of the Neuron SDK (see neuron.nxdi.toolchain.Toolchain).
 
     A part's folder has model.pt, its graphs without weights, and weights/, a file for each rank.
-    A decoder's folder has the files of neuron.nxdi.decoder_spec.decoder_files.
+    A decoder's folder has neuron_config.json, too, which is not read.
     """
 
     def __init__(self) -> None:
