@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from qwen3_omni_neuron import Qwen3Omni, cli
-from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
+from qwen3_omni_neuron.checkpoint import adapters as adapters_module
+from qwen3_omni_neuron.checkpoint.adapters import AdapterPath, adapters_digest
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import (
     Checkpoint,
     ShardReader,
-    adapters_digest,
     conversation_fingerprint,
     fingerprint,
 )
@@ -31,14 +31,23 @@ from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.compilation import runner
 from qwen3_omni_neuron.compilation.plan import MODELS, make_plan
 from qwen3_omni_neuron.compilation.runner import compile_tree
+from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.target import CPU, LIMITS
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models, load_compiled_models
 from qwen3_omni_neuron.errors import ArtifactError, CheckpointError, OptionError
-from qwen3_omni_neuron.verification.reference import config_digest
 from qwen3_omni_neuron.verification.verify import verify
 from testing.peak_memory import needs_proc
-from testing.quantised_checkpoint import int8_rows, write_quantised_checkpoint
+from testing.quantised_checkpoint import (
+    Writer,
+    fp8,
+    gptq,
+    int8_rows,
+    nvfp4,
+    pack_quantized,
+    write_quantised_checkpoint,
+)
 from testing.replies import GREEDY
+from testing.verified import short_questions
 
 QUERY = "thinker.model.layers.0.self_attn.q_proj"
 KEY = "thinker.model.layers.1.self_attn.k_proj"
@@ -262,6 +271,26 @@ def test_each_expert_takes_its_part_of_a_stack(
                 assert torch.equal(read(base, name, folder), weights[name] + rows), name
 
 
+@pytest.mark.parametrize("wrapper", ["", ".modules_to_save.default"])
+def test_experts_that_were_trained_whole_take_the_place_of_the_stored_ones(
+    base: Path, weights: dict[str, Tensor], tmp_path: Path, wrapper: str
+) -> None:
+    width, hidden = weights[f"{STACK}.0.gate_proj.weight"].shape
+    both, down = (
+        torch.randn(EXPERT_COUNT, 2 * width, hidden),
+        torch.randn(EXPERT_COUNT, hidden, width),
+    )
+    name = f"{STACK}{wrapper}"
+    tensors = {f"{name}.gate_up_proj": both, f"{name}.down_proj": down}
+    folder = write(tmp_path / "one", tensors, modules_to_save=["experts"])
+    for expert in range(EXPERT_COUNT):
+        saved = {"gate": both[expert, :width], "up": both[expert, width:], "down": down[expert]}
+        for part, rows in saved.items():
+            assert torch.equal(read(base, f"{STACK}.{expert}.{part}_proj.weight", folder), rows)
+    with pytest.raises(CheckpointError, match=r"modules_to_save .* which no weight scales"):
+        Checkpoint(base, [AdapterPath(folder, 0.5)])
+
+
 def test_stacks_that_do_not_fit_are_refused(
     base: Path, weights: dict[str, Tensor], tmp_path: Path
 ) -> None:
@@ -278,7 +307,19 @@ def test_stacks_that_do_not_fit_are_refused(
                 down | factors(weights, f"{STACK}.5.down_proj"),
                 f"has two changes of {STACK}.5.down_proj",
             ),
-            ({f"{STACK}.down_proj": torch.zeros(8, hidden, width)}, "trained whole, as one stack"),
+            (
+                {f"{STACK}.down_proj": torch.zeros(8, width, hidden)},
+                rf"down_proj of F32 .*{STACK}.down_proj and .* need \[8, {hidden}, {width}\]",
+            ),
+            (
+                {f"{STACK}.gate_up_proj": torch.zeros(7, 2 * width, hidden)},
+                rf"gate_up_proj and .* need \[8, {2 * width}, {hidden}\]",
+            ),
+            ({f"{STACK}.weight": torch.zeros(8, hidden, width)}, f"has whole for {STACK}, and"),
+            (
+                {f"{STACK}.down_proj": torch.zeros(8, hidden, width)} | down,
+                f"has two changes of {STACK}.0.down_proj",
+            ),
         )
     ):
         folder = write(tmp_path / str(number), tensors)
@@ -297,8 +338,10 @@ def test_stacks_that_do_not_fit_are_refused(
         ({"trainable_token_indices": [1]}, {}, "has trainable_token_indices"),
         ({"new_in_some_version": 3}, {}, "has new_in_some_version 3"),
         ({"r": 8}, {}, r"lora_A.weight of F32 \[4, \d+\]; .* need \[8, "),
-        ({"r": 0}, {}, "has r or rank_pattern 0; both are whole numbers of 1 or more"),
-        ({"lora_alpha": "6"}, {}, "has lora_alpha or alpha_pattern '6'; both are numbers"),
+        ({"r": 0}, {}, "has r or rank_pattern 0; both are whole numbers from 1 to 1000000000"),
+        ({"lora_alpha": "6"}, {}, "has lora_alpha or alpha_pattern '6'; both are numbers from"),
+        ({"lora_alpha": 10**400}, {}, "has lora_alpha or alpha_pattern 1000"),
+        ({"rank_pattern": {"q_proj": 10**400}}, {}, "has r or rank_pattern 1000"),
         ({"r": True}, {}, "has r or rank_pattern True"),
         ({"alpha_pattern": {"q_proj": "6"}}, {}, "has lora_alpha or alpha_pattern '6'"),
         ({"rank_pattern": "q_proj"}, {}, "has rank_pattern 'q_proj'; implemented are names"),
@@ -388,6 +431,43 @@ def test_tensors_of_another_shape_and_dora_of_tables_are_refused(
         Checkpoint(base, [AdapterPath(write(tmp_path / "one", pair | wrong, **settings))])
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int8, torch.float64, torch.float8_e4m3fn])
+@pytest.mark.parametrize("name", [HEAD, f"{QUERY}.lora_A.weight", f"{QUERY}.lora_B.weight"])
+def test_tensors_of_other_types_are_refused(
+    base: Path, weights: dict[str, Tensor], tmp_path: Path, name: str, dtype: torch.dtype
+) -> None:
+    tensors = {HEAD: weights[HEAD]} if name == HEAD else factors(weights, QUERY)
+    tensors[name] = tensors[name].to(dtype)
+    with pytest.raises(CheckpointError, match=f"has .*{name} of [IF].* in F32, F16, BF16"):
+        Checkpoint(base, [AdapterPath(write(tmp_path / "one", tensors))])
+
+
+def test_over_drawn_weights_an_adapter_is_refused(tmp_path: Path, adapter: Path) -> None:
+    drawn = write_tiny_checkpoint(tmp_path / "drawn", drawn=True)
+    with pytest.raises(CheckpointError, match=r"has a drawn\.json .*: no adapter can be merged"):
+        Checkpoint(drawn, [AdapterPath(adapter)])
+
+
+def test_an_adapter_that_is_broken_or_gone_when_it_is_merged_is_named(
+    base: Path, weights: dict[str, Tensor], tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "one", factors(weights, QUERY))
+    checkpoint, file = Checkpoint(base, [AdapterPath(folder)]), folder / "adapter_model.safetensors"
+    for change, message in (
+        (lambda: save_file(factors(weights, KEY), file), "does not contain tensor"),
+        (lambda: file.write_bytes(b"{}"), "[Hh]eader"),
+        (file.unlink, "No such file"),
+    ):
+        change()
+        with (
+            checkpoint.reader() as reader,
+            pytest.raises(
+                CheckpointError, match=f"The adapter {folder} can't be read: .*{message}"
+            ),
+        ):
+            reader.tensor(f"{QUERY}.weight")
+
+
 def test_adapters_their_order_and_weights_are_part_of_fingerprints(
     base: Path, weights: dict[str, Tensor], adapter: Path, tmp_path: Path
 ) -> None:
@@ -405,8 +485,28 @@ def test_adapters_their_order_and_weights_are_part_of_fingerprints(
     assert adapters_digest([one]) != adapters_digest([two])
 
 
+def test_every_number_of_an_adapter_is_part_of_its_digest(
+    weights: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a checkpoint's tensors it is the middle alone, because they are a thousand times more."""
+    monkeypatch.setattr(adapters_module, "_BLOCK_BYTES", 100)
+    folder = write(tmp_path / "one", factors(weights, QUERY))
+    file, found = folder / "adapter_model.safetensors", set()
+    content = file.read_bytes()
+    for place in (-1, -RANK * 16, -len(content) // 2):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        for written in (content, changed):
+            file.write_bytes(written)
+            found.add(adapters_digest([AdapterPath(folder)]))
+    assert len(found) == 4
+    with pytest.raises(CheckpointError, match=f"The adapter {tmp_path} can't be read: No such"):
+        adapters_digest([AdapterPath(tmp_path)])
+
+
 def test_a_tree_holds_the_merged_weights_and_asks_for_its_adapters(
     base: Path,
+    weights: dict[str, Tensor],
     adapter: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -416,9 +516,11 @@ def test_a_tree_holds_the_merged_weights_and_asks_for_its_adapters(
         return compile_model(plan, model, part)
 
     monkeypatch.setattr(runner, "run_worker", compile_here)  # processes take seconds
+    other = write(tmp_path / "other", factors(weights, QUERY, seed=1))
     config, given, tree = read_config(base), [AdapterPath(adapter)], tmp_path / "tree"
+    given.append(AdapterPath(other, 0.5))
     plan = make_plan(base, config, LIMITS, adapters=given, dtype="bfloat16")
-    assert f"--adapter {adapter}" in plan.command(tree)
+    assert f"--adapter {adapter} --adapter {other}=0.5" in plan.command(tree)
     compile_tree(plan, tree, CPU)
     compiled = load_compiled_models(tree, config, "bfloat16", STAGES, packed=False)
     direct = load_checkpoint_models(
@@ -437,13 +539,59 @@ def test_a_tree_holds_the_merged_weights_and_asks_for_its_adapters(
             changed += not torch.equal(ours, unlike[key])
         assert changed == (3 if name == "thinker" else 1), name
     assert cli.main(["inspect", str(tree)]) == 0
-    assert f"\nadapter: {adapter} merged into 6 weights\n" in capsys.readouterr().out
-    for adapters in ([], [(adapter, 0.5)]):
-        with pytest.raises(ArtifactError, match=f"it has {re.escape(str(adapter))} merged into 6"):
+    lines = f"adapter: {adapter} merged into 6 weights\nadapter: {other}=0.5 merged into 1 weights"
+    assert f"\n{lines}\n" in capsys.readouterr().out
+    named = [adapter, (other, 0.5)]
+    with Qwen3Omni.load(base, compiled_path=tree, adapters=named) as omni:
+        assert omni.checkpoint_fingerprint == conversation_fingerprint(base, given)
+    again = shutil.copytree(other, tmp_path / "again")
+    message = f"it has {adapter} merged into 6 weights and {other}=0.5 merged into 1 weights"
+
+    def refused(*adapters: Path | tuple[Path, float]) -> None:
+        with pytest.raises(ArtifactError, match=re.escape(message)):
             Qwen3Omni.load(base, compiled_path=tree, adapters=adapters)
-    assert not compile_tree(plan, tree, CPU).compiled
+
+    refused()
+    refused(adapter)
+    refused(adapter, other)
+    refused(*reversed(named))
+    refused(adapter, (adapter, 0.5))
+    moved = [given[0], AdapterPath(again, 0.5)]
+    for adapters in (moved, given):
+        same = make_plan(base, config, LIMITS, adapters=adapters, dtype="bfloat16")
+        assert not compile_tree(same, tree, CPU).compiled
+    shutil.rmtree(other)
+    write(other, factors(weights, QUERY, seed=2))
+    refused(*named)
+    assert compile_tree(plan, tree, CPU).compiled == MODELS
     without = make_plan(base, config, LIMITS, dtype="bfloat16")
     assert compile_tree(without, tree, CPU).compiled == MODELS
+
+
+FLOATS = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+FORMS: dict[str, tuple[Writer, dict[str, Any]]] = {
+    "GPTQ": (gptq(), {"quant_method": "gptq", "bits": 4, "group_size": 32}),
+    "pack-quantized": (pack_quantized(), FLOATS | {"format": "pack-quantized"}),
+    "NVFP4": (nvfp4(), FLOATS | {"format": "nvfp4-pack-quantized"}),
+    "modelopt": (nvfp4(modelopt=True), {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "FP8": (fp8("row"), FLOATS),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_over_any_quantised_form_the_weights_that_it_stands_for_are_merged(
+    base: Path, weights: dict[str, Tensor], tmp_path: Path, form: str
+) -> None:
+    name, (writer, settings) = f"{QUERY}.weight", FORMS[form]
+    quantised, widened = write_quantised_checkpoint(
+        base, tmp_path, lambda of: writer if of == name else None, settings
+    )
+    folder = write(tmp_path / "one", factors(weights, QUERY))
+    assert torch.equal(read(quantised, name, folder), read(widened, name, folder))
+    assert (
+        Checkpoint(quantised).quantised
+        and not Checkpoint(quantised, [AdapterPath(folder)]).quantised
+    )
 
 
 def test_over_a_quantised_checkpoint_the_changed_matrices_are_rounded_anew(
@@ -473,6 +621,37 @@ def test_over_a_quantised_checkpoint_the_changed_matrices_are_rounded_anew(
     assert ours.thinker is not None and theirs.thinker is not None
     target = "decoder.layers.0.attention.qkv.weight"
     assert torch.equal(ours.thinker.get_parameter(target), theirs.thinker.get_parameter(target))
+
+
+@pytest.mark.skipif(find_library() is None, reason="the C was not compiled, which reads 4 bits")
+def test_auto_rounds_no_merged_matrix_to_4_bits(
+    base: Path, weights: dict[str, Tensor], tmp_path: Path
+) -> None:
+    """In int4 those that are one matrix with it would lose as much as an adapter adds."""
+    matrix = re.compile(r"thinker\.(?:model\.layers.*_proj|lm_head)\.weight")
+    quantised, widened = write_quantised_checkpoint(
+        base,
+        tmp_path,
+        lambda name: gptq(size=64) if matrix.fullmatch(name) else None,
+        {"quant_method": "gptq", "bits": 4, "group_size": 64},
+    )
+    config, chosen = read_config(base), {}
+    for layer in (QUERY, SPEECH):
+        chosen[layer] = [AdapterPath(write(tmp_path / layer, factors(weights, layer)))]
+        plan = make_plan(quantised, config, LIMITS, adapters=chosen[layer])
+        assert plan.dtype == ("int8" if layer == QUERY else "int4")
+    assert make_plan(quantised, config, LIMITS).dtype == "int4"
+    checkpoint = Checkpoint(quantised, chosen[QUERY])
+    models = load_checkpoint_models(checkpoint, config, "int8", ["thinker"], packed=False)
+    assert models.thinker is not None
+    for number in (0, 1):
+        found = models.thinker.get_parameter(f"decoder.layers.{number}.attention.qkv.weight")
+        layer, given = f"thinker.model.layers.{number}.self_attn", [a.folder for a in chosen[QUERY]]
+        expected = torch.cat(
+            [read(widened, f"{layer}.{part}_proj.weight", *given) for part in "qkv"]
+        )
+        error = torch.linalg.norm(found - expected) / torch.linalg.norm(expected)
+        assert 0 < error < 0.01 if number == 0 else error == 0
 
 
 def test_a_load_holds_two_merged_matrices_at_most(
@@ -539,8 +718,46 @@ def test_a_reply_with_an_adapter_is_transformers_over_the_merged_weights(
     assert ours.codes.tolist() == theirs.codes.tolist()
 
 
-def test_verify_takes_references_with_its_adapters_alone(base: Path, adapter: Path) -> None:
-    assert config_digest(base) != config_digest(base, [AdapterPath(adapter)])
+def test_kept_rows_answer_no_prompt_of_another_adapter(
+    base: Path, weights: dict[str, Tensor], tmp_path: Path
+) -> None:
+    """In one process, with one folder of spilled rows."""
+    folder = write(tmp_path / "one", {n: 8 * t for n, t in factors(weights, QUERY).items()})
+    asked: dict[str, Any] = {**GREEDY, "thinker_max_new_tokens": 6, "ignore_eos": True}
+    load: dict[str, Any] = {"dtype": "float32", "max_concurrency": 1}
+    kept = load | {"spill_bytes": 1 << 24, "spill_folder": tmp_path / "rows"}
+    with (
+        Qwen3Omni.load(base, **kept) as plain,
+        Qwen3Omni.load(base, **kept, adapters=[folder]) as adapted,
+        Qwen3Omni.load(base, **load, adapters=[folder], reuse=False) as alone,
+    ):
+        expected = [omni.generate_text("Say a word.", **asked).token_ids for omni in (plain, alone)]
+        assert expected[0] != expected[1]
+        for _ in range(2):
+            for omni, tokens in zip((plain, adapted), expected, strict=True):
+                assert omni.generate_text("Say a word.", **asked).token_ids == tokens
+
+
+def test_verify_takes_references_with_its_adapters_alone(
+    base: Path,
+    adapter: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The adapter is merged for transformers, too: all stages hold."""
+    from qwen3_omni_neuron.verification import questions, write
+
+    path, asked = tmp_path / "reference.npz", short_questions()[2:]
+    monkeypatch.setattr(questions, "make_questions", lambda: asked)
+    monkeypatch.setattr(write, "ROUNDED", ())  # seconds each
+    given = ["verify", "--model", str(base), "--dtype", "float32", "--adapter", str(adapter)]
+    assert cli.main([*given, "--write", str(path)]) == 0
+    load = {"dtype": "float32", "adapters": [adapter]}
+    assert verify(base, path, load, most_spoken=0).holds
+    for wrong in (given[:-2], [*given[:-1], f"{adapter}=0.5"]):
+        assert cli.main([*wrong, "--against", str(path)]) == 1
+        assert "or with other adapters" in capsys.readouterr().err
     with pytest.raises(OptionError, match="by_layer loads checkpoints of the first layers"):
         verify(base, load={"adapters": [adapter]}, by_layer=True)
 
@@ -553,13 +770,29 @@ def test_the_flag_takes_a_folder_and_a_weight(text: str, given: tuple[str, float
     from qwen3_omni_neuron.cli.model_arguments import adapter
 
     assert adapter(text) == given
+    assert AdapterPath.of(adapter(str(AdapterPath.of(given)))) == AdapterPath.of(given)
+
+
+@pytest.mark.parametrize("folder", ["a", "a=b", "a=2", "a=b=0.5"])
+@pytest.mark.parametrize("weight", [1.0, 0.1234567, -1e-9])
+def test_an_adapter_is_shown_as_its_flag_is_given(folder: str, weight: float) -> None:
+    from qwen3_omni_neuron.cli.model_arguments import adapter
+
+    given = AdapterPath(Path(folder), weight)
+    assert AdapterPath.of(adapter(str(given))) == given
 
 
 def test_the_command_line_names_a_wrong_adapter(
     base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = str(tmp_path / "none")
-    for words in (["say", "a"], ["compile", "--out", str(tmp_path / "tree")], ["speak", "a"]):
+    for words in (
+        ["say", "a"],
+        ["compile", "--out", str(tmp_path / "tree")],
+        ["speak", "a"],
+        ["verify"],
+        ["serve", "--port", "0"],
+    ):
         assert cli.main([words[0], "--model", str(base), "--adapter", wrong, *words[1:]]) != 0
         assert f"The adapter {wrong} can't be read" in capsys.readouterr().err
 
@@ -594,8 +827,9 @@ EXPERTS = r".*\.mlp\.experts\."
             },
         ),
         (EXPERTS, {"target_modules": [], "target_parameters": ["experts.down_proj"]}),
+        (ATTENTION, {"modules_to_save": ["experts", "talker.codec_head"]}),
     ],
-    ids=["patterns", "dora", "experts", "stacks", "one stack"],
+    ids=["patterns", "dora", "experts", "stacks", "one stack", "saved stacks"],
 )
 def test_weights_are_those_that_peft_merges(
     base: Path, tmp_path: Path, targets: str, settings: dict[str, Any]
@@ -604,7 +838,8 @@ def test_weights_are_those_that_peft_merges(
     peft = pytest.importorskip("peft", reason="peft is not installed")
     from qwen3_omni_neuron.verification.oracle import Reference
 
-    if "target_parameters" in settings and Version(transformers.__version__) < Version("5"):
+    stacked = "target_parameters" in settings or "experts" in settings.get("modules_to_save", ())
+    if stacked and Version(transformers.__version__) < Version("5"):
         pytest.skip("4.57 has no experts as one stack")
     model = Reference(base).model
     kinds = (nn.Linear,) if "use_dora" in settings else (nn.Linear, nn.Embedding)

@@ -10,27 +10,31 @@ layer it has A [r, into] and B [out, r], from which the merged matrix follows in
               a layer's experts as one, A [E r, into] with A_e in rows, B [out, r E] with B_e in
               every E-th column. gate_up_proj has up_proj's rows after gate_proj's
 
-A tensor that is no factor, as those of modules_to_save are, takes the place of the stored one.
+A tensor that is no factor, as those of modules_to_save are, takes the place of the stored one; a
+stack of experts [E, out, into] that of its matrices.
 
 Source: PEFT 0.21, scaling and merge of its LoRA layers, tables and DoRA.
 """
 
+import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.checkpoint.headers import StoredTensor, read_headers
 from qwen3_omni_neuron.errors import CheckpointError, format_value, printable
-from qwen3_omni_neuron.untrusted_files import read_json, reason
+from qwen3_omni_neuron.untrusted_files import open_regular, read_json, reason
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _NAME_CHARACTERS = 200
+_BLOCK_BYTES = 1 << 20
+_MOST_NUMBER = 10**9
 _FLOATS = ("F32", "F16", "BF16")
 _A, _B, _MAGNITUDE = "lora_A", "lora_B", "lora_magnitude_vector"
 _TABLE_A, _TABLE_B = "lora_embedding_A", "lora_embedding_B"
@@ -61,6 +65,8 @@ _STARTS = (True, False, "gaussian", "orthogonal", "eva")  # init_lora_weights th
 _ANY = r".*\."  # PEFT itself writes it, where it makes one stack of gate_proj and up_proj
 _PATTERN = re.compile(rf"(?:\^|{re.escape(_ANY)})?[\w.]+")
 _STACK_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+_FIRST = ".0.down_proj.weight"  # of a layer's experts
+_STACK = re.compile(r"(.+\.mlp\.experts)\.(?:weight|gate_up_proj|down_proj)")
 
 
 @dataclass(frozen=True)
@@ -77,18 +83,20 @@ class AdapterPath:
         return AdapterPath(Path(folder), float(weight))
 
     def __str__(self) -> str:
-        return str(self.folder) if self.weight == 1 else f"{self.folder}={self.weight:g}"
+        """Return the words of --adapter that give it."""
+        plain = self.weight == 1 and "=" not in str(self.folder)
+        return str(self.folder) if plain else f"{self.folder}={self.weight!r}"
 
 
-_Part = slice | tuple[slice, slice]
+_Part = slice | tuple[slice | int, slice]
 
 
 @dataclass(frozen=True)
 class _Change:
     """Change of one weight by an adapter.
 
-    names: names of its tensors by kind. scale: factor of B A. part: by kind the rows and columns
-    that are this weight's, where the weights of a stack share tensors.
+    names: names of its tensors by kind. scale: factor of B A. part: by kind the part that is this
+    weight's, where the weights of a stack share tensors.
     """
 
     names: Mapping[str, str]
@@ -123,11 +131,11 @@ class Adapter:
 
     def __init__(self, given: AdapterPath, shapes: Mapping[str, tuple[int, ...]]):
         self.path, self.given = given.folder / ADAPTER_WEIGHTS, given
-        self._config = _read_config(given.folder)
-        tensors = _read_tensors(given.folder)
+        self._config, self._shapes = _read_config(given.folder), shapes
+        self._tensors = _read_tensors(given.folder)
         grouped: dict[tuple[str, bool], dict[str, str]] = {}
-        for name in tensors:
-            weight, kind = self._weight_of(name, shapes)
+        for name in self._tensors:
+            weight, kind = self._weight_of(name)
             # The two stacks of a layer's experts have one name, one within the other's wrapper.
             names = grouped.setdefault((weight, weight not in shapes and _INNER in name), {})
             if kind in names:
@@ -135,11 +143,10 @@ class Adapter:
             names[kind] = name
         self.changes: dict[str, _Change] = {}
         for (weight, _), names in grouped.items():
-            stored = {kind: tensors[name] for kind, name in names.items()}
-            change = self._change if weight in shapes else self._stack
-            changes = change(weight, names, stored, shapes)
+            changes = (self._change if weight in shapes else self._stack)(weight, names)
             if twice := changes.keys() & self.changes.keys():
-                raise self._error(f"has two changes of {min(twice)}: {_shown(name)} is of one")
+                of = _shown(next(iter(names.values())))
+                raise self._error(f"has two changes of {min(twice)}: {of} is of one")
             self.changes |= changes
         replaced = [w for (w, _), names in grouped.items() if names.keys() & {_WHOLE, _MAGNITUDE}]
         if replaced and given.weight != 1:
@@ -151,92 +158,86 @@ class Adapter:
     def _error(self, what: str) -> CheckpointError:
         return CheckpointError(f"The adapter {self.given.folder} {what}.")
 
-    def _weight_of(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, str]:
+    def _weight_of(self, name: str) -> tuple[str, str]:
         """Return the released name of the weight that a tensor is for, and the tensor's kind.
 
-        The name of a stack is that of a layer's experts, ".mlp.experts".
+        The name of a layer's stack ends in .mlp.experts.gate_up_proj or .down_proj, and in
+        .mlp.experts.weight for its factors, which don't say which of them it is.
         """
         found = _FACTOR.fullmatch(name)
         weight, kind = (f"{found[1]}.weight", found[2]) if found else (name, _WHOLE)
         weight = _own_name(weight)
         for released in (weight, f"thinker.{weight}"):
-            if released in shapes:
+            stack = _STACK.fullmatch(released)
+            if released in self._shapes or (stack and f"{stack[1]}{_FIRST}" in self._shapes):
                 return released, kind
-            experts = released.removesuffix(".weight")
-            if len(shapes.get(f"{experts}.0.down_proj.weight", ())) == 2:
-                return experts, kind
-        shown = _shown(name)
-        if re.search(r"\.mlp\.experts\.(?:gate_up_proj|down_proj)$", weight):
-            raise self._error(
-                f"has experts that were trained whole, as one stack ({shown}), which is not "
-                "implemented. Merge it by PEFT, and load the merged checkpoint"
-            )
         base = self._config.get("base_model_name_or_path")
         raise self._error(
-            f"has {shown}, and the checkpoint has no {_shown(weight)}. It was trained on "
+            f"has {_shown(name)}, and the checkpoint has no {_shown(weight)}. It was trained on "
             f"{format_value(base)}: name that checkpoint, or another adapter"
         )
 
-    def _change(
-        self,
-        weight: str,
-        names: Mapping[str, str],
-        stored: Mapping[str, StoredTensor],
-        shapes: Mapping[str, tuple[int, ...]],
-    ) -> dict[str, _Change]:
-        """Return the change of one weight."""
-        shape, kinds = shapes[weight], set(names)
+    def _change(self, weight: str, names: Mapping[str, str]) -> dict[str, _Change]:
+        """Return the change of one weight. names: its tensors by kind."""
+        shape, kinds = self._shapes[weight], set(names)
         if kinds == {_WHOLE}:
-            self._check(weight, names[_WHOLE], stored[_WHOLE], shape)
+            self._check(weight, names[_WHOLE], shape)
             return {weight: _Change(names, 1.0)}
         factors = (_TABLE_A, _TABLE_B) if _TABLE_A in kinds or _TABLE_B in kinds else (_A, _B)
         self._check_kinds(weight, kinds, factors)
-        if len(shape) != 2:
+        out, into = self._matrix(weight)
+        if factors != (_A, _B):
+            out, into = into, out
+            if _MAGNITUDE in kinds:
+                raise self._error(f"has DoRA for the table {weight}, which is not implemented")
+        rank, scale = self._rank_and_scale(names[factors[0]])
+        self._check(weight, names[factors[0]], (rank, into))
+        self._check(weight, names[factors[1]], (out, rank))
+        if _MAGNITUDE in kinds:
+            self._check(weight, names[_MAGNITUDE], (out,))
+        return {weight: _Change(names, scale)}
+
+    def _stack(self, stack: str, names: Mapping[str, str]) -> dict[str, _Change]:
+        """Return the changes of all experts' matrices by a stack, or by its one pair of A and B."""
+        experts, _, parameter = stack.rpartition(".")
+        hidden, width = self._matrix(experts + _FIRST)
+        number = 1
+        while self._shapes.get(f"{experts}.{number}.down_proj.weight") == (hidden, width):
+            number += 1
+        sides = {"gate_up_proj": (2 * width, hidden), "down_proj": (hidden, width)}
+        rank, scale = 0, 1.0
+        if parameter in sides:
+            self._check(stack, names[_WHOLE], (number, *sides[parameter]))
+        else:
+            self._check_kinds(experts, set(names), (_A, _B))
+            # Which stack it is stands in no name, and the width of A tells: hidden or an expert's.
+            a, b = (self._tensors[names[kind]].shape for kind in (_A, _B))
+            parameter = "down_proj" if (a[1:], b[:1]) == ((width,), (hidden,)) else "gate_up_proj"
+            stack, (out, into) = f"{experts}.{parameter}", sides[parameter]
+            rank, scale = self._rank_and_scale(names[_A], f".{parameter}")
+            self._check(stack, names[_A], (number * rank, into))
+            self._check(stack, names[_B], (out, number * rank))
+        matrices, changes = _STACK_PARTS[parameter], {}
+        rows = sides[parameter][0] // len(matrices)
+        for expert in range(number):
+            for at, matrix in enumerate(matrices):
+                own = slice(at * rows, (at + 1) * rows)
+                part: dict[str, _Part] = {
+                    _A: slice(expert * rank, (expert + 1) * rank),
+                    _B: (own, slice(expert, None, number)),
+                    _WHOLE: (expert, own),
+                }
+                changes[f"{experts}.{expert}.{matrix}.weight"] = _Change(names, scale, part)
+        return changes
+
+    def _matrix(self, weight: str) -> tuple[int, int]:
+        """Return the two sides of a weight of the checkpoint."""
+        if len(shape := self._shapes[weight]) != 2:
             raise self._error(
                 f"adapts {weight}, whose shape is {list(shape)}: implemented are matrices and "
                 "tables of two axes"
             )
-        if _MAGNITUDE in kinds and factors != (_A, _B):
-            raise self._error(f"has DoRA for the table {weight}, which is not implemented")
-        rank, scale = self._rank_and_scale(names[factors[0]])
-        out, into = shape if factors == (_A, _B) else shape[::-1]
-        self._check(weight, names[factors[0]], stored[factors[0]], (rank, into))
-        self._check(weight, names[factors[1]], stored[factors[1]], (out, rank))
-        if _MAGNITUDE in kinds:
-            self._check(weight, names[_MAGNITUDE], stored[_MAGNITUDE], (out,))
-        return {weight: _Change(names, scale)}
-
-    def _stack(
-        self,
-        experts: str,
-        names: Mapping[str, str],
-        stored: Mapping[str, StoredTensor],
-        shapes: Mapping[str, tuple[int, ...]],
-    ) -> dict[str, _Change]:
-        """Return the changes of all experts' matrices by one pair of A and B."""
-        self._check_kinds(experts, set(names), (_A, _B))
-        number = 0
-        while f"{experts}.{number}.down_proj.weight" in shapes:
-            number += 1
-        # Which stack it is stands in no name, and the width of A tells: hidden or an expert's.
-        hidden, width = shapes[f"{experts}.0.down_proj.weight"]
-        is_down = stored[_A].shape[1:] == (width,) and stored[_B].shape[:1] == (hidden,)
-        stack, out, into = (
-            ("down_proj", hidden, width) if is_down else ("gate_up_proj", 2 * width, hidden)
-        )
-        rank, scale = self._rank_and_scale(names[_A], f".{stack}")
-        self._check(f"{experts}.{stack}", names[_A], stored[_A], (number * rank, into))
-        self._check(f"{experts}.{stack}", names[_B], stored[_B], (out, number * rank))
-        rows, changes = out // len(_STACK_PARTS[stack]), {}
-        for expert in range(number):
-            of_a, columns = slice(expert * rank, (expert + 1) * rank), slice(expert, None, number)
-            for at, matrix in enumerate(_STACK_PARTS[stack]):
-                part: dict[str, _Part] = {
-                    _A: of_a,
-                    _B: (slice(at * rows, (at + 1) * rows), columns),
-                }
-                changes[f"{experts}.{expert}.{matrix}.weight"] = _Change(names, scale, part)
-        return changes
+        return shape[0], shape[1]
 
     def _check_kinds(self, weight: str, kinds: set[str], factors: tuple[str, str]) -> None:
         wanted = {*factors, _MAGNITUDE} if self._config.get("use_dora") else {*factors}
@@ -246,7 +247,8 @@ class Adapter:
                 "was expected. Save it again"
             )
 
-    def _check(self, weight: str, name: str, stored: StoredTensor, shape: tuple[int, ...]) -> None:
+    def _check(self, weight: str, name: str, shape: tuple[int, ...]) -> None:
+        stored = self._tensors[name]
         if stored.shape != shape or stored.dtype not in _FLOATS:
             raise self._error(
                 f"has {_shown(name)} of {stored.dtype} {list(stored.shape)}; {weight} and "
@@ -273,6 +275,24 @@ class Adapter:
             if layer == end or (key[0] != "^" and layer.endswith(f".{end}")):
                 return number
         return self._config[default]
+
+
+def adapters_digest(adapters: Sequence[AdapterPath]) -> str:
+    """Return a sha256, as 64 hex digits, of adapters' files, weights and order, without paths.
+
+    Raises CheckpointError for a file that is missing or can't be read.
+    """
+    digest = hashlib.sha256()
+    for adapter in adapters:
+        digest.update(f"{adapter.weight!r}\n".encode())
+        for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+            try:
+                with open_regular(adapter.folder / name) as file:
+                    while block := file.read(_BLOCK_BYTES):
+                        digest.update(block)
+            except OSError as error:
+                raise unreadable(adapter.folder, error) from error
+    return digest.hexdigest()
 
 
 def _own_name(name: str) -> str:
@@ -326,7 +346,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _check_numbers(folder: Path, config: Mapping[str, Any]) -> None:
     """Raise CheckpointError unless ranks are whole numbers from 1, and alphas are numbers."""
-    for name, pattern in (("r", "rank_pattern"), ("lora_alpha", "alpha_pattern")):
+    for name, pattern, kinds, least in (
+        ("r", "rank_pattern", (int,), 1),
+        ("lora_alpha", "alpha_pattern", (int, float), -_MOST_NUMBER),
+    ):
         patterns = config.get(pattern) or {}
         if not isinstance(patterns, dict) or not all(map(_PATTERN.fullmatch, patterns)):
             raise CheckpointError(
@@ -334,12 +357,11 @@ def _check_numbers(folder: Path, config: Mapping[str, Any]) -> None:
                 "names of layers, whole or their ends. Write each name out."
             )
         for value in (config.get(name), *patterns.values()):
-            whole = type(value) is int and value >= 1
-            if not whole and (name == "r" or type(value) is not float):
-                wanted = "whole numbers of 1 or more" if name == "r" else "numbers"
+            if type(value) not in kinds or not least <= value <= _MOST_NUMBER:
                 raise CheckpointError(
                     f"The adapter {folder} has {name} or {pattern} {format_value(value)}; both are "
-                    f"{wanted}. Save it again."
+                    f"{'whole ' * (name == 'r')}numbers from {least} to {_MOST_NUMBER}. Save it "
+                    "again."
                 )
 
 

@@ -180,7 +180,7 @@ class TargetLimits:
     chunked_prefill: whether its engines can append rows to the rows of a slot (see
     engines.protocols.Thinker); if not, each prompt is computed anew. auto: dtype that "auto" means
     for a checkpoint's dtype, if it is another one. auto_quantised: returns the dtype that "auto"
-    means for a checkpoint's folder, or None where its dtype says that. predictor_top_k: the
+    means for a checkpoint with adapters, or None where its dtype says that. predictor_top_k: the
     default; 0: any. predictor_dtypes: allowed predictor_dtype by dtype, the default first; "same"
     alone in a dtype that is not named. compact_dtypes: dtypes in which a plan may be compact, and
     is by default. sizes: defaults by the name of a list in CompilePlan; lists not named here may
@@ -197,7 +197,9 @@ class TargetLimits:
     sizes: Mapping[str, tuple[int, ...]]
     auto: Mapping[str, str] = field(default_factory=dict)
     predictor_dtypes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    auto_quantised: Callable[[Path, OmniConfig], str | None] = lambda folder, config: None
+    auto_quantised: Callable[[Path, OmniConfig, Sequence[AdapterPath]], str | None] = (
+        lambda folder, config, adapters: None
+    )
     mixed_arithmetic: str = "float32"
     mixed_degrees: bool = False
     compact_dtypes: tuple[str, ...] = ()
@@ -261,7 +263,7 @@ def make_plan(
             f"predictor_top_k is {'0' if any_top_k else '1 or more'} for target {limits.target}, "
             f"got {top_k}."
         )
-    dtype = _dtype(limits, model, config, given["dtype"])
+    dtype = _dtype(limits, model, config, adapters, given["dtype"])
     return CompilePlan(
         model=model,
         target=limits.target,
@@ -305,7 +307,13 @@ def _degrees(
     return tp
 
 
-def _dtype(limits: TargetLimits, model: Path, config: OmniConfig, dtype: str) -> str:
+def _dtype(
+    limits: TargetLimits,
+    model: Path,
+    config: OmniConfig,
+    adapters: Sequence[AdapterPath],
+    dtype: str,
+) -> str:
     if dtype not in ("auto", *limits.dtypes):
         raise OptionError(
             f"dtype is auto or one of {', '.join(limits.dtypes)} for target {limits.target}, got "
@@ -313,7 +321,8 @@ def _dtype(limits: TargetLimits, model: Path, config: OmniConfig, dtype: str) ->
         )
     if dtype != "auto":
         return dtype
-    chosen = limits.auto_quantised(model, config) or limits.auto.get(config.dtype, config.dtype)
+    quantised = limits.auto_quantised(model, config, adapters)
+    chosen = quantised or limits.auto.get(config.dtype, config.dtype)
     if chosen not in limits.dtypes:
         raise OptionError(
             f"this checkpoint is in {config.dtype}, which is not run; load it with dtype "

@@ -63,7 +63,7 @@ def open_tree(
             f"{folder} was compiled from another checkpoint or with other adapters than {model} "
             f"with {' and '.join(map(str, adapters)) or 'none'} (fingerprint "
             f"{manifest.fingerprint[:12]} against {found[:12]}; it has {merged or 'none'}). Name "
-            f"those, or: {again}"
+            f"those, as they were then, or: {again}"
         )
     for name, version in targets[plan.target].versions().items():
         if (theirs := manifest.versions.get(name)) != version:

@@ -1,9 +1,10 @@
 """The entry of the CPU in the table of targets."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
 from qwen3_omni_neuron.checkpoint.quantised import read_settings
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES, SAME, CompilePlan, TargetLimits
@@ -16,7 +17,7 @@ from qwen3_omni_neuron.model.config import OmniConfig
 _quantised_dtype = LazyFunction("qwen3_omni_neuron.cpu.weights", "quantised_dtype")  # needs torch
 
 
-def auto_quantised(folder: Path, config: OmniConfig) -> str | None:
+def auto_quantised(folder: Path, config: OmniConfig, adapters: Sequence[AdapterPath]) -> str | None:
     """Return the dtype that "auto" means for a quantised checkpoint, None for any other.
 
     Also None without the compiled library: torch would widen what the dtype keeps. Raises
@@ -24,7 +25,7 @@ def auto_quantised(folder: Path, config: OmniConfig) -> str | None:
     """
     if read_settings(folder) is None or find_library() is None:
         return None
-    dtype: str = _quantised_dtype(folder, config)
+    dtype: str = _quantised_dtype(folder, config, adapters)
     return dtype
 
 

@@ -7,7 +7,7 @@ read at the load, but the vision encoder's when an image first needs them.
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint, ShardReader
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
@@ -161,14 +162,15 @@ def _forms_of(
     }
 
 
-def quantised_dtype(folder: Path, config: OmniConfig) -> str:
+def quantised_dtype(folder: Path, config: OmniConfig, adapters: Sequence[AdapterPath]) -> str:
     """Return the dtype that keeps a quantised checkpoint's numbers and rounds the others least.
 
     "int4" where it rounds nothing to 4 bits that is not published in 4 bits, else "int8", which
-    keeps the same numbers. Raises CheckpointError; see checkpoint.files.Checkpoint.
+    keeps the same numbers: a merged matrix loses as much to 4 bits as an adapter adds. Raises
+    CheckpointError; see checkpoint.files.Checkpoint.
     """
     _, parts = lay_out(config, ("thinker",))
-    quantised = Checkpoint(folder).quantised
+    quantised = Checkpoint(folder, adapters).quantised
     forms = weight_forms(PRECISIONS["int4"], "thinker", parts["thinker"], quantised).values()
     in_int4 = [form.published for form in forms if form.groups is not None]
     return "int4" if in_int4 and all(in_int4) else "int8"
