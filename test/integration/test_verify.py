@@ -1,9 +1,12 @@
 """A model held against transformers' results, stage by stage: faults are named where they are."""
 
 import json
+import random
 import re
 import shutil
+import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -354,6 +357,10 @@ def about_with(**fields: Any) -> Callable[[Any], Any]:
     return lambda about: np.array(json.dumps({**json.loads(str(about)), **fields}))
 
 
+def shortened(x: Any) -> Any:
+    return x[:-1]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -362,6 +369,14 @@ def about_with(**fields: Any) -> Callable[[Any], Any]:
         ({"about": about_with(questions=["?"] * 100)}, "more than 64"),
         ({"about": about_with(questions=[3])}, "a question is not a text"),
         ({"about": about_with(config=3)}, "has not the fields"),
+        ({"about": about_with(transformers="5\nHOLDS")}, "of one line each"),
+        ({"about": lambda _: np.array("[" * 10**5)}, "more than 64 lists"),
+        ({"about": lambda _: None}, "no text 'about'"),
+        (
+            dict.fromkeys(("0__audio", "0__accepted", "0__hidden_projection"), shortened),
+            "contradict",
+        ),
+        ({"0__samples": lambda x: x[:-1]}, "contradict"),
         ({"0__audio": lambda x: x[:-1]}, "contradict"),
         ({"0__layers": lambda x: x[:, :-1]}, "contradict"),
         ({"0__layers": lambda x: x[:-1]}, "has the shape"),
@@ -380,6 +395,34 @@ def test_a_file_that_is_no_reference_is_refused(
 ) -> None:
     path = changed_reference(reference, tmp_path / "changed.npz", **changes)
     with pytest.raises(ArtifactError, match=message):
+        read_reference(path, SPEAKING_CHECKPOINT, read_config(SPEAKING_CHECKPOINT))
+
+
+def test_a_file_with_any_wrong_byte_is_read_or_refused(reference: Path, tmp_path: Path) -> None:
+    """zlib, zipfile and numpy raise errors of many kinds for it."""
+    path, content = tmp_path / "changed.npz", reference.read_bytes()
+    config, draw = read_config(SPEAKING_CHECKPOINT), random.Random(0)
+    for _ in range(60):
+        changed = bytearray(content)
+        changed[draw.randrange(len(changed))] = draw.randrange(256)
+        changed[-draw.randrange(1, 4000)] = draw.randrange(256)  # in the zip's directory
+        path.write_bytes(changed)
+        with suppress(ArtifactError):
+            read_reference(path, SPEAKING_CHECKPOINT, config)
+
+
+@pytest.mark.parametrize("shape", [(10**13,), (-1,), "no array"])
+def test_an_array_of_an_impossible_size_is_refused(
+    reference: Path, tmp_path: Path, shape: Any
+) -> None:
+    path = changed_reference(reference, tmp_path / "changed.npz", **{"0__hidden": lambda _: None})
+    described = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    with zipfile.ZipFile(path, "a") as archive, archive.open("0/hidden.npy", "w") as file:
+        if isinstance(shape, str):
+            file.write(shape.encode())
+        else:
+            np.lib.format.write_array_header_1_0(file, described)
+    with pytest.raises(ArtifactError, match="can't be read as a reference: "):
         read_reference(path, SPEAKING_CHECKPOINT, read_config(SPEAKING_CHECKPOINT))
 
 

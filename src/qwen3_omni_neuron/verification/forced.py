@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.model.code_predictor import sample_top, top_p_limits
@@ -21,10 +20,10 @@ from qwen3_omni_neuron.verification.oracle import Reference
 from qwen3_omni_neuron.verification.reference import (
     TOP_K,
     Arrays,
-    spread,
     text_rows,
     thinned_layers,
 )
+from qwen3_omni_neuron.verification.stages import as_array, thinned, thinned_logits
 
 
 @dataclass(frozen=True)
@@ -145,9 +144,9 @@ class Stages:
             "token_ids": np.array(given.token_ids),
             "codes": given.codes.numpy(),
             **self._encoded(given.prompt, given.thinker),
-            "text_projection": _thinned(talker.text_projection(embedded)),
-            "hidden_projection": _thinned(talker.hidden_projection(accepted)),
-            "feedback": _array(self._feedback(given.codes)),
+            "text_projection": thinned(talker.text_projection(embedded)),
+            "hidden_projection": thinned(talker.hidden_projection(accepted)),
+            "feedback": as_array(self._feedback(given.codes)),
             "samples": self.reference.decode(given.codes.to(rows.device)).cpu().numpy(),
         }
 
@@ -165,8 +164,8 @@ class Stages:
         levels = [visual, *(deepstack if deepstack is not None else ())]
         missing = 1 + len(c.vision.deepstack_layers) - len(levels)
         return {
-            "audio": _array(rows[(ids == c.audio_token_id).to(rows.device)]),
-            "vision": _array(torch.stack([*levels, *[visual] * missing])),
+            "audio": as_array(rows[(ids == c.audio_token_id).to(rows.device)]),
+            "vision": as_array(torch.stack([*levels, *[visual] * missing])),
         }
 
     @torch.no_grad()
@@ -181,10 +180,10 @@ class Stages:
         states = self._talker.model(**given.talker).last_hidden_state[0]
         states = states[given.talker_rows - 1 :][:frames]
         found = {
-            "accepted": _array(self._accepted(given, layers)),
-            "layers": thinned_layers(_array(layers)),
+            "accepted": as_array(self._accepted(given, layers)),
+            "layers": thinned_layers(as_array(layers)),
             **_logits("thinker", logits),
-            "hidden": _array(states),
+            "hidden": as_array(states),
             **_logits("talker", self._talker.codec_head(states)),
         }
         start = states if hidden is None else hidden.to(states)
@@ -270,14 +269,4 @@ def _sampled(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _logits(name: str, logits: Tensor) -> Arrays:
-    top, margin = logits.argmax(-1).cpu().numpy(), gaps(logits).cpu().numpy()
-    return {f"{name}_logits": _thinned(logits), f"{name}_top": top, f"{name}_margins": margin}
-
-
-def _thinned(x: Tensor) -> NDArray[np.float32]:
-    return _array(x[..., torch.from_numpy(spread(x.shape[-1])).to(x.device)])
-
-
-def _array(x: Tensor) -> NDArray[np.float32]:
-    array: NDArray[np.float32] = x.detach().float().cpu().numpy()
-    return array
+    return {**thinned_logits(name, logits), f"{name}_margins": gaps(logits).cpu().numpy()}

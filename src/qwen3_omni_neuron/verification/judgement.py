@@ -143,7 +143,11 @@ def judge(
     pairs: for each question, the reference, its results for the weights that the model computes
     with, and the model's results.
     """
-    wrong = [n for n, (a, _, ours) in enumerate(pairs) if not _same(a.arrays, ours, "prompt")]
+    wrong = [
+        number
+        for number, (answer, _, ours) in enumerate(pairs)
+        if not np.array_equal(answer.arrays["prompt"], ours["prompt"])
+    ]
     share = len(wrong) / len(pairs)
     first = f"question {wrong[0] + 1}" if wrong else ""
     prompts = Difference("prompt's tokens", len(pairs), None, 0, share, 0, None, None, first=first)
@@ -186,10 +190,6 @@ def _allowed(stage: JudgedStage, numbers: NumberTypes) -> float:
     # The code predictor's input has the talker's rounding.
     given = ROUNDING[numbers.activations] if stage.predictor else 0.0
     return SAFETY * (float(np.sqrt(2 * stage.layers)) * (unit + weights) + given) + FLOOR
-
-
-def _same(reference: Arrays, ours: Arrays, name: str) -> bool:
-    return bool(np.array_equal(reference[name], ours[name]))
 
 
 def _rows(

@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
-from qwen3_omni_neuron.checkpoint.files import adapters_digest
+from qwen3_omni_neuron.checkpoint.adapters import AdapterPath, adapters_digest
 from qwen3_omni_neuron.errors import ArtifactError, OutputError
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.untrusted_files import parse_json, reason
 from qwen3_omni_neuron.verification.questions import Question
 from qwen3_omni_neuron.verification.rounded_weights import ROUNDED
 
@@ -148,22 +148,16 @@ def read_reference(
     Raises ArtifactError for a file that is not a reference, or one of another config.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(entry.file_size for entry in archive.infolist())
-        if size > MOST_BYTES:
-            raise _UnfitError(f"its arrays have {size} bytes, and {MOST_BYTES} are allowed")
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        arrays = _read_arrays(path)
         about, texts = _about(arrays.pop("about", None))
         if about.config != config_digest(folder, adapters):
             raise ArtifactError(
                 f"{path} was written for a checkpoint with another config.json than {folder} has, "
-                "or with other adapters. "
-                "Name the checkpoint that it was written for, or write a reference of this one: "
-                f"qwen3-omni-neuron verify --model {folder} --write reference.npz"
+                "or with other adapters. Name those that it was written for, or write a reference "
+                f"of these: qwen3-omni-neuron verify --model {folder} --write reference.npz"
             )
         return about, [_answer(arrays, n, text, config) for n, text in enumerate(texts)]
-    except (_UnfitError, OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+    except _UnfitError as error:
         raise ArtifactError(
             f"{path} can't be read as a reference: {error}. Write it anew by "
             "qwen3-omni-neuron verify --write, with this version."
@@ -174,10 +168,27 @@ class _UnfitError(Exception):
     """A part of the file is not what a reference has."""
 
 
+def _read_arrays(path: Path) -> Arrays:
+    """Read all arrays of a file by name. Raises _UnfitError."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+        if size > MOST_BYTES:
+            raise _UnfitError(f"its arrays have {size} bytes, and {MOST_BYTES} are allowed")
+        with np.load(path, allow_pickle=False) as file:
+            # What begins as no array does is returned as bytes.
+            return {name: np.asarray(file[name]) for name in file.files}
+    except Exception as error:  # for one wrong byte zipfile, zlib and numpy raise many kinds
+        raise _UnfitError(reason(error)) from error
+
+
 def _about(found: NDArray[Any] | None) -> tuple[About, list[str]]:
     if found is None or found.shape != () or found.dtype.kind != "U":
         raise _UnfitError("it has no text 'about'")
-    fields = json.loads(str(found))
+    try:
+        fields = parse_json(str(found).encode())
+    except ValueError as error:
+        raise _UnfitError(f"'about' can't be read: {reason(error)}") from error
     texts = fields.pop("questions", None) if isinstance(fields, dict) else None
     if not isinstance(texts, list) or not 1 <= len(texts) <= MOST_QUESTIONS:
         raise _UnfitError(f"'about' names no questions, or more than {MOST_QUESTIONS}")
@@ -187,21 +198,31 @@ def _about(found: NDArray[Any] | None) -> tuple[About, list[str]]:
         raise _UnfitError(f"its format is {fields.get('format')!r}, this version reads {FORMAT}")
     expected = About.__annotations__
     if set(fields) != set(expected) or not all(
-        isinstance(fields[name], str) for name in expected if name != "format"
+        isinstance(fields[name], str) and fields[name].isprintable()
+        for name in expected
+        if name != "format"
     ):
-        raise _UnfitError(f"'about' has not the fields {', '.join(expected)}")
+        raise _UnfitError(f"'about' has not the fields {', '.join(expected)}, of one line each")
     return About(**fields), texts
 
 
 def _answer(arrays: Arrays, number: int, text: str, config: OmniConfig) -> ReferenceAnswer:
     sizes = _known_sizes(config)
     taken = _take(arrays, f"{number}/", _INPUTS | _OUTPUTS, sizes, config)
-    if (sizes["R"], sizes["M"]) != (sizes["F"] + 1, sizes["A"] + sizes["V"]) or sizes["r"] != len(
-        spread(sizes["S"], LAYER_ROWS)
-    ):
-        raise _UnfitError(f"the sizes of question {number} contradict each other")
     if not (sizes["S"] and sizes["N"] and sizes["F"]):
         raise _UnfitError(f"question {number} has no prompt, no reply or no frame")
+    assert config.code2wav is not None
+    prompt, frames, thinker = taken["prompt"], sizes["F"], config.thinker
+    implied = {
+        "A": int((prompt == thinker.audio_token_id).sum()),
+        "M": int(np.isin(prompt, thinker.media_token_ids).sum()),
+        "R": frames + 1,
+        "V": sizes["M"] - sizes["A"],
+        "X": frames * config.code2wav.frame_samples - config.code2wav.latency_samples,
+        "r": len(spread(sizes["S"], LAYER_ROWS)),
+    }
+    if any(sizes[letter] != size for letter, size in implied.items()):
+        raise _UnfitError(f"the sizes of question {number} contradict each other")
     rounded = {
         dtype: _take(arrays, f"{number}/{dtype}/", _OUTPUTS | _ENCODED, sizes, config)
         for dtype in ROUNDED
@@ -214,7 +235,7 @@ def _answer(arrays: Arrays, number: int, text: str, config: OmniConfig) -> Refer
 
 def _known_sizes(config: OmniConfig) -> dict[str, int]:
     thinker, talker = config.thinker, config.talker
-    if talker is None:
+    if talker is None or config.code2wav is None:
         raise _UnfitError("the checkpoint can't speak, and a reference is of one that can")
     groups = config.code_groups
     kept = {

@@ -116,10 +116,6 @@ def _rates(spoken: Sequence[Spoken]) -> Iterator[str]:
         yield f"median of {len(times)} answers: TTFB {ttfb:.0f} ms, RTF {rtf:.2f}"
 
 
-def _median_holds(one: Difference) -> bool:
-    return one.error is not None and one.error <= one.allowed
-
-
 def _conclusion(verdict: Verdict) -> Iterator[str]:
     wrong = [one for one in verdict.differences if not one.holds]
     if verdict.holds:
@@ -134,7 +130,8 @@ def _conclusion(verdict: Verdict) -> Iterator[str]:
             yield "its first layer that differs: add --by-layer"
         if first.graph:
             yield f"its graphs, where it was compiled: {first.graph}"
-        if verdict.about and verdict.about.dtype == "bfloat16" and _median_holds(first):
+        median_holds = first.error is not None and first.error <= first.allowed
+        if verdict.about and verdict.about.dtype == "bfloat16" and median_holds:
             yield (
                 "its median row holds, and the reference is in bfloat16, in which routers may "
                 "choose other experts: compare with a reference in float32 first"

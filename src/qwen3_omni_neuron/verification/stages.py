@@ -67,7 +67,7 @@ class EngineStages:
         ids = torch.full_like(prompt.token_ids, c.audio_token_id)
         whole = PromptMedia(0, torch.ones_like(ids, dtype=torch.bool), rows, visual, deepstack)
         _, states = self._thinker.prefill(0, replace(prompt, token_ids=ids), 0, whole)
-        return _array(states)
+        return as_array(states)
 
     def _encoders(self, prompt: Prompt) -> Arrays:
         c = self._config.thinker
@@ -78,8 +78,8 @@ class EngineStages:
         kinds = prompt.token_ids[media.filled]
         visual = media.rows[kinds != c.audio_token_id]
         return {
-            "audio": _array(media.rows[kinds == c.audio_token_id]),
-            "vision": _array(torch.cat((visual[None], media.deepstack))),
+            "audio": as_array(media.rows[kinds == c.audio_token_id]),
+            "vision": as_array(torch.cat((visual[None], media.deepstack))),
         }
 
     def _thinker_results(self, prompt: Prompt, given: Mapping[str, NDArray[Any]]) -> Arrays:
@@ -87,7 +87,7 @@ class EngineStages:
         logits, accepted = self._thinker.prefill(0, prompt, 0, media)
         ids = given["token_ids"].tolist()
         rows = [logits, *(self._thinker.step([0], [token]) for token in ids[:-1])]
-        return {"accepted": _array(accepted), **_logits("thinker", torch.cat(rows))}
+        return {"accepted": as_array(accepted), **thinned_logits("thinker", torch.cat(rows))}
 
     def _media(self, prompt: Prompt, given: Mapping[str, NDArray[Any]]) -> PromptMedia | None:
         """Return the reference's rows of the encoders in the form of ours."""
@@ -105,7 +105,7 @@ class EngineStages:
         spoken = torch.tensor(text_rows(self._config, ids, len(given["codes"])))
         text, accepted = self._talker.text_rows(spoken), torch.from_numpy(given["accepted"])
         hidden = self._talker.project_hidden(accepted.to(text.dtype)) if len(accepted) else text[:0]
-        return {"text_projection": _thinned(text), "hidden_projection": _thinned(hidden)}
+        return {"text_projection": thinned(text), "hidden_projection": thinned(hidden)}
 
     def _frames(self, prompt: Prompt, given: Mapping[str, NDArray[Any]]) -> Arrays:
         """Run the talker and the code predictor over the reference's frames.
@@ -131,11 +131,11 @@ class EngineStages:
             if frame + 1 < len(codes):
                 logits.append(talker.step([0], [text[frame + 1]]))
         return {
-            "hidden": _array(torch.cat(states)),
-            **_logits("talker", torch.cat(logits)),
+            "hidden": as_array(torch.cat(states)),
+            **thinned_logits("talker", torch.cat(logits)),
             "greedy_codes": torch.cat(found["greedy_codes"]).numpy(),
             "sampled_codes": torch.cat(found["sampled_codes"]).numpy(),
-            "feedback": _array(torch.cat(found["feedback"])),
+            "feedback": as_array(torch.cat(found["feedback"])),
         }
 
     def _sound(self, codes: Tensor) -> NDArray[np.float32]:
@@ -148,14 +148,18 @@ class EngineStages:
         return np.concatenate([*parts, *(self._vocoder.step([0], [c])[0] for c in later)])
 
 
-def _logits(name: str, logits: Tensor) -> Arrays:
-    return {f"{name}_logits": _thinned(logits), f"{name}_top": logits.argmax(-1).numpy()}
+def thinned_logits(name: str, logits: Tensor) -> Arrays:
+    """Return the channels that are kept of logits, and the likeliest tokens."""
+    top = logits.argmax(-1).cpu().numpy()
+    return {f"{name}_logits": thinned(logits), f"{name}_top": top}
 
 
-def _thinned(x: Tensor) -> NDArray[np.float32]:
-    return _array(x[..., torch.from_numpy(spread(x.shape[-1]))])
+def thinned(x: Tensor) -> NDArray[np.float32]:
+    """Return the channels that are kept of rows [..., channels]."""
+    return as_array(x[..., torch.from_numpy(spread(x.shape[-1])).to(x.device)])
 
 
-def _array(x: Tensor) -> NDArray[np.float32]:
-    array: NDArray[np.float32] = x.float().numpy()
+def as_array(x: Tensor) -> NDArray[np.float32]:
+    """Return a tensor as an array on the CPU."""
+    array: NDArray[np.float32] = x.float().cpu().numpy()
     return array

@@ -209,11 +209,8 @@ def _expected(plan: CompilePlan, answer: ReferenceAnswer) -> Arrays:
 
 def _is_rounded(plan: CompilePlan, answer: ReferenceAnswer) -> bool:
     """Return whether the reference has computed with the weights of this plan, too."""
-    return plan.target == "cpu" and plan.dtype in answer.rounded and not _is_quantised(plan)
-
-
-def _is_quantised(plan: CompilePlan) -> bool:
-    return read_settings(plan.model) is not None
+    is_quantised = read_settings(plan.model) is not None
+    return plan.target == "cpu" and plan.dtype in answer.rounded and not is_quantised
 
 
 def _numbers(plan: CompilePlan, about: About, answer: ReferenceAnswer) -> NumberTypes:
