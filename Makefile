@@ -199,7 +199,7 @@ test-import: $(IMPORT_VENV)/installed
 # what the files pin.
 test-quantised: $(addsuffix /installed,$(QUANTISED_VENV) $(QUANTISED_READERS))
 	$(QUANTISED_VENV)/bin/$(INSTALL) --no-deps nvidia-modelopt==0.47.0 neural-compressor-pt==3.10
-	.venv-quantised-5.13/bin/$(INSTALL) --no-deps llmcompressor==0.14.0.1
+	.venv-quantised-5.13/bin/$(INSTALL) --no-deps llmcompressor==0.14.0.1 nvidia-modelopt==0.47.0
 	$(QUANTISED_VENV)/bin/python -c 'import auto_round, compressed_tensors, modelopt, neural_compressor'
 	.venv-quantised-5.13/bin/python -c 'import llmcompressor'
 	$(QUANTISED_VENV)/bin/python -m pytest test/quantised/test_package_writers.py

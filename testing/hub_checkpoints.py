@@ -181,6 +181,9 @@ HUB_CHECKPOINTS = {
     "shunyang90/Qwen3-Omni-30B-A3B-Instruct-NVFP4": HubCheckpoint(
         f"{_THINKER}|{_ENCODERS}", _modelopt_nvfp4, {**_MODELOPT, "quant_algo": "NVFP4"}
     ),
+    "YihongJin/Qwen3-Omni-30B-A3B-Instruct-NVFP4-W4A4-full-thinker-awqclip": HubCheckpoint(
+        _THINKER, _modelopt_nvfp4, {**_MODELOPT, "quant_algo": "NVFP4"}
+    ),
     "NVFP4": HubCheckpoint(_THINKER, _nvfp4, {**_COMPRESSED, "format": "nvfp4-pack-quantized"}),
 }
 """Checkpoints by hub id; "NVFP4" is any that llmcompressor writes by that scheme."""

@@ -159,8 +159,16 @@ def modelopt_nvfp4(weight: Tensor) -> Written:
         "weight_scale_2": whole,
         "input_scale": torch.tensor(0.5),
     }
-    wide = made.dequantize(torch.float32, scale=scale, double_scale=whole, block_sizes={-1: 16})
-    return tensors, wide
+    return tensors, modelopt_nvfp4_weights(made._quantized_data, scale, whole)
+
+
+def modelopt_nvfp4_weights(packed: Tensor, scale: Tensor, whole: Tensor) -> Tensor:
+    """Return the weights of NVFP4 by nvidia-modelopt. whole: factor of all of them."""
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+
+    out, half = packed.shape
+    made = NVFP4QTensor(torch.Size((out, 2 * half)), torch.float32, packed)
+    return made.dequantize(torch.float32, scale=scale, double_scale=whole, block_sizes={-1: 16})
 
 
 def _linear(weight: Tensor) -> nn.Linear:

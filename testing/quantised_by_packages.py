@@ -1,6 +1,7 @@
 """Whole quantised checkpoints written by packages: the thinker's matrices, as published ones have.
 
-compressed-tensors 0.12 writes over transformers 4.57's model, auto-round 0.16 from the files alone.
+compressed-tensors 0.12 writes over transformers 4.57's model, auto-round 0.16 from the files alone,
+llmcompressor 0.14 over transformers 5's model.
 """
 
 import shutil
@@ -10,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen3OmniMoeForConditionalGeneration
+from torch.utils.data import DataLoader
+from transformers import AutoTokenizer, Qwen3OmniMoeForConditionalGeneration
 
 IGNORED = [
     r"re:.*mlp\.gate$",
@@ -77,6 +79,32 @@ def write_auto_round(checkpoint: Path, to: Path, scheme: str) -> Path:
     """
     command = [sys.executable, "-c", _AUTO_ROUND, str(checkpoint), str(to), scheme]
     subprocess.run(command, check=True, capture_output=True)
+    return _with_other_files(checkpoint, to)
+
+
+def write_nvfp4(checkpoint: Path, to: Path) -> Path:
+    """Write a checkpoint of NVFP4, W4A4, with llmcompressor. Returns its folder.
+
+    The scales of inputs are those of four texts of random tokens.
+    """
+    from llmcompressor import oneshot
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+
+    model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.bfloat16)
+    model.forward = model.thinker.forward  # it has none, and calibrating calls it
+    generator = torch.Generator().manual_seed(0)
+    texts = [
+        {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}
+        for ids in torch.randint(0, 256, (4, 32), generator=generator)
+    ]
+    oneshot(
+        model=model,
+        processor=AutoTokenizer.from_pretrained(checkpoint),
+        dataset=DataLoader(texts, batch_size=None),
+        recipe=QuantizationModifier(targets="Linear", scheme="NVFP4", ignore=IGNORED),
+        pipeline="basic",
+        output_dir=str(to),
+    )
     return _with_other_files(checkpoint, to)
 
 

@@ -192,16 +192,17 @@ def block_fp8(size: int = 128, reciprocal: bool = False) -> Writer:
     return write
 
 
-def nvfp4(modelopt: bool = False, rounded_inputs: bool = True) -> Writer:
+def nvfp4(modelopt: bool = False, rounded_inputs: bool = True, smoothed: bool = False) -> Writer:
     """Return a writer of NVFP4 as compressed-tensors, or modelopt, stores it.
 
-    rounded_inputs: with a scale of activations.
+    rounded_inputs: with a scale of activations. smoothed: modelopt's, with a factor of each input.
     """
     values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
     def write(weight: Tensor) -> Written:
-        groups = weight.unflatten(1, (-1, 16))
-        whole = 448 * 6 / weight.abs().max()
+        factors = 1 + torch.arange(weight.shape[1]) % 5 / 4 if smoothed else torch.ones(1)
+        groups = (weight / factors).unflatten(1, (-1, 16))
+        whole = 448 * 6 / groups.abs().max()
         if modelopt:
             whole = 1 / whole
         largest = groups.abs().amax(2)
@@ -209,16 +210,18 @@ def nvfp4(modelopt: bool = False, rounded_inputs: bool = True) -> Writer:
         each = scale.float() * whole if modelopt else scale.float() / whole
         each = each.unsqueeze(2)
         nearest = (groups.abs() / each).unsqueeze(3).sub(values).abs().argmin(3)
-        wide = (values[nearest] * groups.sign() * each).flatten(1)
+        wide = (values[nearest] * groups.sign() * each).flatten(1) * factors
         numbers = (nearest + 8 * (groups < 0)).flatten(1).to(torch.uint8)
         packed = numbers[:, 0::2] + 16 * numbers[:, 1::2]
         names = ("weight", "weight_scale_2", "input_scale")
         if not modelopt:
             names = ("weight_packed", "weight_global_scale", "input_global_scale")
             whole = whole.reshape(1)
-        tensors = dict(zip(names, (packed, whole, torch.tensor(0.5)), strict=True))
+        tensors = dict(zip(names, (packed, whole, torch.full_like(whole, 0.5)), strict=True))
         if not rounded_inputs:
             del tensors[names[2]]
+        if smoothed:
+            tensors["pre_quant_scale"] = factors
         return {**tensors, "weight_scale": scale}, wide
 
     return write

@@ -1,5 +1,6 @@
 """Comparison of whole replies, ours and the reference's."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,15 @@ def assert_same(ours: SpeechResult, theirs: ReferenceResult, reference: Referenc
     audio = reference.decode(theirs.codes).numpy()
     assert ours.audio.shape == audio.shape
     assert np.abs(ours.audio - audio).max() < 1e-4
+
+
+def assert_equal_replies(folder: Path, reference: Reference) -> None:
+    """Assert that a checkpoint's reply in float32 is the reference's."""
+    messages = [{"role": "user", "content": "What colour is the sky?"}]
+    with Qwen3Omni.load(folder, dtype="float32", max_concurrency=1) as omni:
+        ours, theirs = reply_to_the_limit(omni, reference, messages, 8, talker_max_new_tokens=16)
+    assert len(ours.codes) == 15
+    assert_same(ours, theirs, reference)
 
 
 def reply_to_the_limit(

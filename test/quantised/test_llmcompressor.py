@@ -3,34 +3,42 @@
 `make test-quantised` runs these tests in the one environment that has llmcompressor.
 """
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from qwen3_omni_neuron import cli
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from testing.package_writers import compressed_tensors_nvfp4_weights
-from testing.quantised_by_packages import IGNORED
+from qwen3_omni_neuron.verification.oracle import Reference
+from testing.package_writers import compressed_tensors_nvfp4_weights, modelopt_nvfp4_weights
+from testing.quantised_by_packages import IGNORED, write_nvfp4
+from testing.replies import assert_equal_replies
 
-REASON = "llmcompressor, which writes the checkpoint, is not installed"
+REASON = "llmcompressor, which packs matrices, is not installed"
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": False}
 INT8 = {**INT4, "num_bits": 8, "symmetric": True}  # as cyankiwi's AWQ-8bit
+Matrix = tuple[str, Tensor, dict[str, Tensor]]
+"""A quantised matrix: its released name, our weights, and its tensors by ending."""
 FP8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
 
 
-def written(
-    checkpoint: Path, folder: Path, scheme: Any
-) -> Iterator[tuple[str, Tensor, dict[str, Tensor]]]:
-    """Have llmcompressor write a checkpoint. Yields each matrix: name, our weights, its tensors."""
+def written(checkpoint: Path, folder: Path, scheme: Any) -> Iterator[Matrix]:
+    """Have llmcompressor write a checkpoint from its files alone. Yields its matrices."""
     import llmcompressor
 
     ignore = [*IGNORED, "re:.*embed_tokens"]
     llmcompressor.model_free_ptq(checkpoint, folder, scheme, ignore=ignore, device="cpu")
-    stored = {n: t for file in folder.glob("*.safetensors") for n, t in load_file(file).items()}
+    return matrices(folder)
+
+
+def matrices(folder: Path) -> Iterator[Matrix]:
+    stored = tensors_of(folder)
     ours = Checkpoint(folder)
     assert len(ours.quantised) == 84
     with ours.reader() as reader:
@@ -38,6 +46,10 @@ def written(
             layer = name.removesuffix("weight")
             parts = {n.removeprefix(layer): t for n, t in stored.items() if n.startswith(layer)}
             yield name, reader.tensor(name), parts
+
+
+def tensors_of(folder: Path) -> dict[str, Tensor]:
+    return {n: t for file in folder.glob("*.safetensors") for n, t in load_file(file).items()}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +75,7 @@ def test_weights_are_those_that_compressed_tensors_decompresses(
 def test_weights_of_nvfp4_are_those_that_compressed_tensors_computes(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    """By the scheme NVFP4A16, in float32. NVFP4 needs data for its scales of activations."""
+    """By the scheme NVFP4A16, in float32."""
     pytest.importorskip("llmcompressor", reason=REASON)
     from compressed_tensors.quantization import QuantizationScheme
     from compressed_tensors.quantization.quant_scheme import NVFP4A16
@@ -71,3 +83,33 @@ def test_weights_of_nvfp4_are_those_that_compressed_tensors_computes(
     scheme = QuantizationScheme(targets=["Linear"], format="nvfp4-pack-quantized", **NVFP4A16)
     for name, ours, parts in written(checkpoint, tmp_path / "made", scheme):
         assert torch.equal(ours, compressed_tensors_nvfp4_weights(parts, scheme.weights)), name
+
+
+def test_nvfp4_with_rounded_inputs_speaks_as_transformers_over_its_weights(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the scheme NVFP4, W4A4: shown, read as two packages do, and spoken without rounding.
+
+    modelopt multiplies by the reciprocal of the factor by which compressed-tensors divides.
+    """
+    pytest.importorskip("llmcompressor", reason=REASON)
+    pytest.importorskip("modelopt", reason="modelopt, which packs matrices, is not installed")
+    from compressed_tensors.quantization.quant_scheme import NVFP4
+
+    folder = write_nvfp4(checkpoint, tmp_path / "made")
+    assert cli.main(["inspect", str(folder)]) == 0
+    told = "scales of the inputs of 84 matrices are left aside: no inputs are rounded\n"
+    assert told in capsys.readouterr().out
+    widened = Path(shutil.copytree(checkpoint, tmp_path / "widened"))
+    plain = {n: t.float() for n, t in tensors_of(checkpoint).items()}
+    for name, ours, parts in matrices(folder):
+        assert parts["input_global_scale"].isfinite() and parts["input_global_scale"] > 0
+        plain[name] = compressed_tensors_nvfp4_weights(parts, NVFP4["weights"])
+        assert torch.equal(ours, plain[name]), name
+        whole = 1 / parts["weight_global_scale"]
+        other = modelopt_nvfp4_weights(parts["weight_packed"], parts["weight_scale"], whole)
+        torch.testing.assert_close(ours, other, rtol=2**-22, atol=0)
+    for file in widened.glob("*.safetensors*"):
+        file.unlink()
+    save_file(plain, widened / "model.safetensors")
+    assert_equal_replies(folder, Reference(widened))

@@ -90,7 +90,7 @@ def test_scales_of_inputs_are_told(tmp_path: Path, capsys: pytest.CaptureFixture
     assert told in capsys.readouterr().out
 
 
-@pytest.fixture(params=["a GGUF file", "GGUF files", "MLX", "MLX of old"])
+@pytest.fixture(params=["a GGUF file", "GGUF files", "MLX", "MLX of old", "folders"])
 def other_kind(request: pytest.FixtureRequest, checkpoint: Path, tmp_path: Path) -> tuple[str, str]:
     """Return a path, and its kind."""
     folder = tmp_path / "other"
@@ -99,6 +99,10 @@ def other_kind(request: pytest.FixtureRequest, checkpoint: Path, tmp_path: Path)
         (folder / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
         (folder / "omni-Q4_K_M.gguf").write_bytes(b"GGUF")
         return str(folder / "omni-Q4_K_M.gguf" if "a " in request.param else folder), "GGUF"
+    if request.param == "folders":
+        for part in ("thinker", "talker", "code2wav"):
+            shutil.copytree(checkpoint, folder / part)
+        return str(folder), "a checkpoint in folders"
     shutil.copytree(checkpoint, folder)
     config = json.loads((folder / "config.json").read_text())
     config["quantization"] = {"group_size": 64, "bits": 4, "mode": "affine"}

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -91,6 +92,7 @@ def test_auto_keeps_a_quantised_checkpoints_numbers_on_the_cpu(
 
 
 COMMIT = "c" * 40
+LOAD = [sys.executable, "-c", "import qwen3_omni_neuron as q; q.Qwen3Omni.load('someone/omni')"]
 
 
 @contextmanager
@@ -112,7 +114,8 @@ def hub_of(folder: Path) -> Iterator[tuple[str, Counter[str]]]:
             headers = {"X-Repo-Commit": COMMIT}
             name = self.path.removeprefix(f"/someone/omni/resolve/{COMMIT}/")
             if self.path.startswith("/api/models/someone/omni"):
-                names = [path.name for path in folder.iterdir()]
+                files = (path for path in folder.rglob("*") if path.is_file())
+                names = [path.relative_to(folder).as_posix() for path in files]
                 siblings = [{"rfilename": name} for name in names]
                 about: Any = {"id": "someone/omni", "sha": COMMIT, "siblings": siblings}
                 if "/tree/" in self.path:  # asked for by newer clients
@@ -203,14 +206,25 @@ def test_a_hub_id_whose_shards_are_cached_is_shown_offline(
 
 
 @pytest.mark.usefixtures("warm_commands")
-def test_gguf_on_the_hub_is_refused_by_its_files_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("omni-Q4_K_M.gguf", "someone/omni is GGUF: files of llama.cpp"),
+        ("thinker/config.json", "someone/omni is a checkpoint in folders: thinker, talker and"),
+    ],
+)
+def test_other_kinds_on_the_hub_are_refused_by_their_files_names(
+    tmp_path: Path, name: str, said: str
+) -> None:
+    """Also where a folder of theirs has safetensors."""
     folder = tmp_path / "files"
-    folder.mkdir()
-    (folder / "omni-Q4_K_M.gguf").write_bytes(b"GGUF")
+    for file in (name, "thinker/model.safetensors"):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_bytes(b"{}")
     with hub_of(folder) as (url, sent):
         shown = inspected("someone/omni", tmp_path / "cache", HF_ENDPOINT=url)
     assert shown.returncode == 1 and not sent
-    assert "someone/omni is GGUF: files of llama.cpp" in shown.stderr
+    assert said in shown.stderr
 
 
 @pytest.mark.usefixtures("warm_commands")
@@ -220,11 +234,23 @@ def test_what_is_not_read_is_refused_before_its_weights_are_downloaded(
     """MLX has the same files, and says its packing in config.json."""
     settings = {"group_size": 64, "bits": 4}
     folder, _ = write_quantised_checkpoint(checkpoint, tmp_path, lambda _: None, settings)
-    load = "from qwen3_omni_neuron import Qwen3Omni; Qwen3Omni.load('someone/omni')"
     with hub_of(folder) as (url, sent):
-        loaded = run_with_hub([sys.executable, "-c", load], tmp_path / "cache", HF_ENDPOINT=url)
+        loaded = run_with_hub(LOAD, tmp_path / "cache", HF_ENDPOINT=url)
     assert re.search("CheckpointError: .* is MLX: 4 or 8 bits in words", loaded.stderr)
     assert sent["config.json"] and not sent["model.safetensors"]
+
+
+@pytest.mark.usefixtures("warm_commands")
+def test_what_is_in_folders_of_a_checkpoint_on_the_hub_is_not_downloaded(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """People also publish an original, or another size, in folders beside what is read."""
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "files"))
+    shutil.copytree(checkpoint, folder / "original")
+    with hub_of(folder) as (url, sent):
+        loaded = run_with_hub(LOAD, tmp_path / "cache", HF_ENDPOINT=url)
+    assert loaded.returncode == 0, loaded.stderr
+    assert sent["config.json"] and not any("/" in name for name in sent)
 
 
 @pytest.mark.usefixtures("warm_commands")

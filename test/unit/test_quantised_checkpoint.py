@@ -39,6 +39,7 @@ from qwen3_omni_neuron.cpu.weights import (
 )
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.verification.oracle import Reference
 from testing.models import load_models
 from testing.native_library import needs_c
 from testing.quantised_checkpoint import (
@@ -52,7 +53,7 @@ from testing.quantised_checkpoint import (
     pack_quantized,
     write_quantised_checkpoint,
 )
-from testing.replies import GREEDY
+from testing.replies import GREEDY, assert_equal_replies
 
 LAYER = r"model\.layers\.\d+\.(self_attn|mlp|mlp\.experts\.\d+|mlp\.shared_expert)\.\w+_proj"
 THINKER = re.compile(rf"thinker\.{LAYER}\.weight")
@@ -153,6 +154,10 @@ CASES = {
     "nvfp4 W4A16": Case(nvfp4(rounded_inputs=False), FP4, "NVFP4", 4, "16 inputs", None),
     "modelopt nvfp4": Case(
         nvfp4(modelopt=True), {**MODELOPT, "quant_algo": "NVFP4"}, "NVFP4", 4, "16 inputs", None
+    ),
+    "modelopt nvfp4 awq": Case(
+        nvfp4(modelopt=True, smoothed=True), {**MODELOPT, "quant_algo": "NVFP4_AWQ"},
+        "NVFP4", 4, "16 inputs", None,
     ),
 }  # fmt: skip
 EVERY_FORM = pytest.mark.parametrize("name", CASES)
@@ -307,6 +312,18 @@ def test_replies_over_kept_numbers_are_those_over_the_dequantised_weights(
     assert len(kept.codes) == 15
     for frame, (ours, theirs) in enumerate(zip(kept.codes, widened.codes, strict=True)):
         assert ours.tolist() == theirs.tolist(), f"frame {frame} is the first that differs"
+
+
+@pytest.mark.parametrize("name", ["nvfp4 W4A4", "modelopt nvfp4 awq"])
+def test_replies_over_nvfp4_are_those_of_transformers_over_its_weights(
+    made_of: Callable[[str], Made], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No input is rounded, although the files have scales for it, and `inspect` says so."""
+    made = made_of(name)
+    assert cli.main(["inspect", str(made.quantised)]) == 0
+    told = "scales of the inputs of 84 matrices are left aside: no inputs are rounded\n"
+    assert told in capsys.readouterr().out
+    assert_equal_replies(made.quantised, Reference(made.widened))
 
 
 def test_a_matrix_of_several_forms_is_widened(
@@ -547,6 +564,21 @@ def test_groups_of_different_sizes_are_refused_where_numbers_are_kept(
     with pytest.raises(CheckpointError, match=rf'{name}.weight .*64 inputs are in 2.*"mixed"'):
         load_checkpoint_models(Checkpoint(edited.write()), config, "int4", STAGES, packed=True)
     load_checkpoint_models(Checkpoint(edited.folder), config, "mixed", STAGES, packed=True)
+
+
+@pytest.mark.parametrize("name", ["nvfp4 W4A4", "modelopt nvfp4"])
+def test_a_scale_of_nvfp4_that_is_not_a_number_is_the_largest(
+    edited_of: Callable[[str], Edited], name: str
+) -> None:
+    """As vllm-omni reads what modelopt 0.44 makes of scales that round above 448."""
+    edited = edited_of(name)
+    scale = edited.tensors[f"{QUERY}.weight_scale"].view(torch.uint8)
+    read = []
+    for byte in (0x7E, 0x7F, 0xFF):  # 448, and both kinds of not a number
+        scale[1, 2] = byte
+        with Checkpoint(edited.write()).reader() as reader:
+            read.append(reader.tensor(f"{QUERY}.weight"))
+    assert torch.equal(read[0], read[1]) and torch.equal(read[0], read[2])
 
 
 @pytest.mark.parametrize("name", ["scales", "extra"])

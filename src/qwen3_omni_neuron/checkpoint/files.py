@@ -34,7 +34,7 @@ from qwen3_omni_neuron.checkpoint.headers import (
     read_headers,
     read_index,
 )
-from qwen3_omni_neuron.checkpoint.other_kinds import refuse_gguf, refuse_local_gguf
+from qwen3_omni_neuron.checkpoint.other_kinds import refuse_files, refuse_local
 from qwen3_omni_neuron.checkpoint.quantised import (
     QuantisationSettings,
     QuantisedForm,
@@ -79,10 +79,10 @@ def resolve_checkpoint(model_path: str | Path) -> Path:
 def local_folder(model_path: str | Path) -> Path | None:
     """Return a checkpoint's folder, or None for a hub id.
 
-    Raises CheckpointError for neither, and for GGUF.
+    Raises CheckpointError for neither, and see checkpoint.other_kinds.refuse_files.
     """
     folder = Path(model_path)
-    refuse_local_gguf(folder)
+    refuse_local(folder)
     if folder.is_dir():
         return folder
     if folder.exists():
@@ -98,13 +98,16 @@ def local_folder(model_path: str | Path) -> Path | None:
 def download(hub_id: str, patterns: Sequence[str]) -> Path:
     """Download the files of a hub id that match. Returns the folder of its revision in the cache.
 
-    Raises CheckpointError where the hub can't be reached and the cache has none, and for GGUF.
+    What is in folders of it is left. Raises CheckpointError where the hub can't be reached and the
+    cache has none, and see checkpoint.other_kinds.refuse_files.
     """
     # Slow to import; a folder does not need it.
     from huggingface_hub import list_repo_files, snapshot_download
 
     try:
-        folder = Path(snapshot_download(hub_id, allow_patterns=list(patterns)))
+        folder = Path(
+            snapshot_download(hub_id, allow_patterns=list(patterns), ignore_patterns=["*/*"])
+        )
         has_weights = (folder / INDEX_FILE).exists() or (folder / SINGLE_FILE).exists()
         files = [] if has_weights else list_repo_files(hub_id)
     except Exception as error:  # the hub client also raises its HTTP library's errors
@@ -112,7 +115,7 @@ def download(hub_id: str, patterns: Sequence[str]) -> Path:
             f"{hub_id} is not a local folder, and the hub gave no checkpoint of that name: "
             f"{error}. Check the id and the network, or download it elsewhere and pass its folder."
         ) from error
-    refuse_gguf(hub_id, files)
+    refuse_files(hub_id, files)
     return folder
 
 

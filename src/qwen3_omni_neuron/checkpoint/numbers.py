@@ -14,6 +14,7 @@ from qwen3_omni_neuron.errors import CheckpointError
 
 _AWQ_OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)  # output of each number of a word, lowest bits first
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # values of the 8 numbers whose sign bit is 0
+_LARGEST_E4M3 = 448.0
 Read = Callable[[str], Tensor]
 """Function that reads a stored tensor by name."""
 
@@ -85,8 +86,11 @@ def read_numbers(form: QuantisedForm, read: Read) -> IntegerMatrix:
 
 
 def _of_fp4(form: QuantisedForm, read: Read) -> Tensor:
-    """Read the weights of a matrix of NVFP4."""
-    scale = read(f"{form.layer}.weight_scale").float()
+    """Read the weights of a matrix of NVFP4.
+
+    A scale that is not a number is the largest: modelopt 0.44 cast larger ones to it.
+    """
+    scale = read(f"{form.layer}.weight_scale").float().nan_to_num_(nan=_LARGEST_E4M3)
     if "weight_global_scale" in form.endings:
         scale /= read(f"{form.layer}.weight_global_scale")
         packed = read(f"{form.layer}.weight_packed")
@@ -97,7 +101,10 @@ def _of_fp4(form: QuantisedForm, read: Read) -> Tensor:
     both = torch.stack((values.repeat(16), values.repeat_interleave(16)), -1)  # low bits first
     # [out, into / 2] -> [out, into / 2, 2] -> [out, into]
     wide = both[packed.int()].flatten(1)
-    return wide.mul_(scale.repeat_interleave(form.block[1], 1)[:, : form.shape[1]])
+    wide.mul_(scale.repeat_interleave(form.block[1], 1)[:, : form.shape[1]])
+    if "pre_quant_scale" in form.endings:  # inputs are multiplied by it: here their weights are
+        wide.mul_(read(f"{form.layer}.pre_quant_scale").float())
+    return wide
 
 
 def _of_columns(form: QuantisedForm, read: Read) -> IntegerMatrix:

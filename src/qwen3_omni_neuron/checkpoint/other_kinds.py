@@ -1,7 +1,7 @@
-"""Kinds of checkpoints that people have of the model and that are not read: GGUF and MLX."""
+"""Kinds of checkpoints that people have of the model and that are not read."""
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from qwen3_omni_neuron.errors import CheckpointError
@@ -9,8 +9,10 @@ from qwen3_omni_neuron.errors import CheckpointError
 NOT_READ = {
     "GGUF": "files of llama.cpp, with numbers, names and settings of their own",
     "MLX": "4 or 8 bits in words of MLX's own order, with scales and biases",
+    "a checkpoint in folders": "thinker, talker and code2wav each have a folder and a config.json",
 }
 """Why each kind is not read."""
+_THINKER = "thinker/config.json"
 
 
 def refused(named: str | Path, kind: str) -> CheckpointError:
@@ -22,17 +24,24 @@ def refused(named: str | Path, kind: str) -> CheckpointError:
     )
 
 
-def refuse_local_gguf(path: Path) -> None:
-    """Raise CheckpointError for a GGUF file, or a folder that has them and no safetensors."""
+def refuse_local(path: Path) -> None:
+    """Raise CheckpointError for a file or a folder that `refuse_files` refuses."""
     files = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
-    refuse_gguf(path, files)
+    refuse_files(path, [*files, _THINKER] if (path / _THINKER).exists() else files)
 
 
-def refuse_gguf(named: str | Path, files: Iterable[str]) -> None:
-    """Raise CheckpointError where files are GGUF and none of them safetensors."""
-    suffixes = {Path(name).suffix for name in files}
-    if ".gguf" in suffixes and ".safetensors" not in suffixes:
+def refuse_files(named: str | Path, files: Iterable[str]) -> None:
+    """Raise CheckpointError for GGUF and a checkpoint in folders, which have no safetensors.
+
+    files: paths in the checkpoint's folder.
+    """
+    paths = [PurePosixPath(name) for name in files]
+    if any(path.suffix == ".safetensors" and path.name == str(path) for path in paths):
+        return
+    if any(path.suffix == ".gguf" for path in paths):
         raise refused(named, "GGUF")
+    if PurePosixPath(_THINKER) in paths:
+        raise refused(named, "a checkpoint in folders")
 
 
 def refuse_mlx(named: str | Path, config: Mapping[str, Any]) -> None:

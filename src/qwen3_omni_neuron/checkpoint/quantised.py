@@ -12,7 +12,8 @@ A matrix has several tensors, whose names are that of its layer and an ending:
                       weight_zero_point
     block FP8         weight weight_scale_inv                              scale * q, or q / scale
     NVFP4             weight_packed weight_scale weight_global_scale       scale / global * q
-    NVFP4, modelopt   weight weight_scale weight_scale_2                   scale * global * q
+    NVFP4, modelopt   weight weight_scale weight_scale_2, perhaps          scale * global * q,
+                      pre_quant_scale of the inputs                        times that of its input
 
 (*) And auto-round's files with the packing "auto_round:auto_gptq". Their scales have either sign.
 Its packing "auto_round", which it writes where zero points are free (sym False), is as GPTQ v2.
@@ -46,7 +47,7 @@ _OF_ACTIVATIONS = (*_OF_INPUTS, "output_scale", "k_scale", "v_scale")
 _LAYOUTS = {
     "qweight": ({"qweight", "qzeros", "scales"}, {"g_idx"}),
     "weight_global_scale": ({"weight_packed", "weight_scale", "weight_global_scale"}, set()),
-    "weight_scale_2": ({"weight", "weight_scale", "weight_scale_2"}, set()),
+    "weight_scale_2": ({"weight", "weight_scale", "weight_scale_2"}, {"pre_quant_scale"}),
     "weight_packed": (
         {"weight_packed", "weight_scale", "weight_shape"},
         {"weight_zero_point", "weight_g_idx"},
@@ -366,6 +367,9 @@ def _fp4(m: _Matrix) -> QuantisedForm:
         raise m.refused(f"{whole} has shape {list(m[whole].shape)}, and not one number")
     out, half = m.rows_and_columns(numbers)
     m.check_shape("weight_scale", out, -(-2 * half // _FP4_GROUP))
+    if "pre_quant_scale" in m.endings:
+        m.type_of("pre_quant_scale")
+        m.check_shape("pre_quant_scale", 2 * half)
     return QuantisedForm(
         m.layer,
         m.endings,

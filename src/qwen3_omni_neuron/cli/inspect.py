@@ -89,9 +89,9 @@ def _inspect(parsed: argparse.Namespace) -> int:
 def _check_checkpoint(named: str) -> None:
     """Raise OptionError for what is neither a checkpoint's folder nor a hub id."""
     from qwen3_omni_neuron.checkpoint.files import local_folder
-    from qwen3_omni_neuron.checkpoint.other_kinds import refuse_local_gguf
+    from qwen3_omni_neuron.checkpoint.other_kinds import refuse_local
 
-    refuse_local_gguf(Path(named))
+    refuse_local(Path(named))
     try:
         folder = local_folder(named)
     except CheckpointError:

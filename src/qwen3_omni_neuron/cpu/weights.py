@@ -165,9 +165,9 @@ def _forms_of(
 def quantised_dtype(folder: Path, config: OmniConfig, adapters: Sequence[AdapterPath]) -> str:
     """Return the dtype that keeps a quantised checkpoint's numbers and rounds the others least.
 
-    "int4" where it rounds nothing to 4 bits that is not published in 4 bits, else "int8", which
-    keeps the same numbers: a merged matrix loses as much to 4 bits as an adapter adds. Raises
-    CheckpointError; see checkpoint.files.Checkpoint.
+    "int4" where each of the thinker's matrices that it has in 4 bits is kept as published, else
+    "int8", which keeps the same numbers: a merged matrix would lose as much to 4 bits as an adapter
+    adds. Raises CheckpointError; see checkpoint.files.Checkpoint.
     """
     _, parts = lay_out(config, ("thinker",))
     quantised = Checkpoint(folder, adapters).quantised
