@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from qwen3_omni_neuron import cli
 from qwen3_omni_neuron.checkpoint.headers import read_headers
@@ -241,6 +241,18 @@ def test_what_is_not_read_is_refused_before_its_weights_are_downloaded(
 
 
 @pytest.mark.usefixtures("warm_commands")
+def test_another_model_is_refused_before_its_weights_are_downloaded(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "files"))
+    change_config(folder, lambda config: config.update(model_type="qwen2_5_omni"))
+    with hub_of(folder) as (url, sent):
+        loaded = run_with_hub(LOAD, tmp_path / "cache", HF_ENDPOINT=url)
+    assert "says model_type 'qwen2_5_omni'; this package runs" in loaded.stderr
+    assert sent["config.json"] and not any(name.endswith(".safetensors") for name in sent)
+
+
+@pytest.mark.usefixtures("warm_commands")
 def test_what_is_in_folders_of_a_checkpoint_on_the_hub_is_not_downloaded(
     checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -294,6 +306,60 @@ def test_weight_shapes_with_gigabytes_between_them_are_not_fetched(tmp_path: Pat
     with pytest.raises(ValueError, match="its weight_shapes are spread over 71940016 bytes"):
         _fetch_shard(read, tmp_path / "model.safetensors")
     assert max(asked) == len(shard)
+
+
+def change_config(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    change(config)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def shard_of(folder: Path, name: str) -> Path:
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    return folder / str(index["weight_map"][name])
+
+
+def test_another_shape_than_config_json_says_is_refused(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As at load."""
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "made"))
+
+    def widen(config: dict[str, Any]) -> None:
+        config["thinker_config"]["text_config"]["moe_intermediate_size"] *= 2
+
+    change_config(folder, widen)
+    assert cli.main(["inspect", str(folder)]) == 1
+    said = "experts.0.gate_proj.weight has shape [32, 64]; config.json says [64, 64]"
+    assert said in capsys.readouterr().err
+
+
+def test_a_tensor_that_the_index_has_in_a_file_without_it_is_named(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "made"))
+    shard = shard_of(folder, QUERY)
+    tensors = load_file(shard)
+    del tensors[QUERY]
+    save_file(tensors, shard)
+    assert cli.main(["inspect", str(folder)]) == 1
+    said = f"{shard} lacks {QUERY}, which model.safetensors.index.json has there; 1 tensors"
+    assert said in capsys.readouterr().err
+
+
+def test_a_tensor_that_is_left_in_another_file_is_not_the_one_shown(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The index tells which file's is read."""
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "made"))
+    own = shard_of(folder, QUERY)
+    for shard in sorted(folder.glob("*.safetensors")):
+        if shard != own:
+            save_file(load_file(shard) | {QUERY: torch.zeros(3, dtype=torch.int8)}, shard)
+    assert cli.main(["inspect", str(checkpoint)]) == 0
+    expected = capsys.readouterr().out
+    assert cli.main(["inspect", str(folder)]) == 0
+    assert capsys.readouterr().out == expected
 
 
 ENDLESS = 64 << 20  # bytes of a body that should not be read, more than sockets buffer

@@ -424,6 +424,18 @@ def set_version(edited: Edited) -> None:
     edited.settings = {"quant_method": "awq", "version": "gemv"}
 
 
+def set_group_size(edited: Edited) -> None:
+    edited.settings = {**GPTQ, "group_size": "32"}
+
+
+def set_one_side(edited: Edited) -> None:
+    edited.settings = {**BLOCKS, "weight_block_size": [128]}
+
+
+def set_no_block(edited: Edited) -> None:
+    edited.settings = {**BLOCKS, "weight_block_size": [0, 0]}
+
+
 def drop_settings(edited: Edited) -> None:
     edited.settings = None
 
@@ -482,6 +494,10 @@ def cut_packed(edited: Edited) -> None:
     edited.tensors[name] = edited.tensors[name][:-1].contiguous()
 
 
+def lengthen_shape(edited: Edited) -> None:
+    edited.tensors[f"{QUERY}.weight_shape"] = torch.ones(3, dtype=torch.int64)
+
+
 def take_e5m2(edited: Edited) -> None:
     name = f"{QUERY}.weight"
     edited.tensors[name] = edited.tensors[name].float().to(torch.float8_e5m2)
@@ -493,6 +509,9 @@ def take_e5m2(edited: Edited) -> None:
         ("gptq", set_method, "method 'quip'; implemented: auto-round, awq, compressed-tensors"),
         ("auto-round", set_packing, "'auto_round:marlin'; implemented: auto_round:auto_gptq"),
         ("awq", set_version, "packing of awq is 'gemv'; implemented: gemm"),
+        ("gptq", set_group_size, "its group_size is '32', and not a whole number"),
+        ("block fp8", set_one_side, r"its blocks are \(128,\), and not rows and inputs"),
+        ("block fp8", set_no_block, r"its blocks are \(0, 0\), and not rows and inputs"),
         ("gptq", drop_settings, "no quantization_config says how qweight is packed"),
         ("gptq", drop_scales, f"{QUERY} has qweight, qzeros: scales is missing"),
         ("fp8 rows", drop_float_scale, f"{QUERY}.weight is of type F8_E4M3, and no scale"),
@@ -506,6 +525,7 @@ def take_e5m2(edited: Edited) -> None:
         ("gptq", take_six_bits, "its numbers have 6 bits; implemented: 4 and 8"),
         ("gptq", cut_qweight, r"qweight has shape \[8, 56\], and \[8, 64\] was expected"),
         ("block fp8 of 24", cut_blocks, r"shape \[3, 2\].*64 by 64 has other blocks of 24 by 24"),
+        ("pack int4", lengthen_shape, r"weight_shape has shape \[3\], and \[2\] was expected"),
         ("pack int4", cut_packed, r"weight_packed has shape \[63, 8\], and \[64, 8\]"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
@@ -516,6 +536,21 @@ def test_what_is_not_understood_is_refused_before_it_is_read(
     edited = edited_of(name)
     change(edited)
     with pytest.raises(CheckpointError, match=said):
+        Checkpoint(edited.write())
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_numbers_without_any_scale_are_refused(
+    edited_of: Callable[[str], Edited], dtype: torch.dtype
+) -> None:
+    """Also where nothing else says that the checkpoint is quantised."""
+    edited = edited_of("fp8 rows")
+    edited.settings = None
+    weights = {n: t for n, t in edited.tensors.items() if not n.endswith("_scale")}
+    edited.tensors = {n: t.bfloat16() for n, t in weights.items()}
+    Checkpoint(edited.write())
+    edited.tensors[f"{QUERY}.weight"] = edited.tensors[f"{QUERY}.weight"].to(dtype)
+    with pytest.raises(CheckpointError, match=f"{QUERY}.weight is of type .*8.*, and no scale"):
         Checkpoint(edited.write())
 
 

@@ -23,6 +23,7 @@ from qwen3_omni_neuron.checkpoint.adapters import (
     adapters_digest,
     unreadable,
 )
+from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.drawn import DRAWN_FILE, DrawnTensors
 from qwen3_omni_neuron.checkpoint.headers import (
     INDEX_FILE,
@@ -38,11 +39,10 @@ from qwen3_omni_neuron.checkpoint.other_kinds import refuse_files, refuse_local
 from qwen3_omni_neuron.checkpoint.quantised import (
     QuantisationSettings,
     QuantisedForm,
-    is_quantised_name,
     quantised_forms,
     read_settings,
 )
-from qwen3_omni_neuron.errors import CheckpointError
+from qwen3_omni_neuron.errors import CheckpointError, printable
 from qwen3_omni_neuron.untrusted_files import open_regular, read_bytes, reason
 
 if TYPE_CHECKING:
@@ -68,11 +68,14 @@ def resolve_checkpoint(model_path: str | Path) -> Path:
 
     A hub id is downloaded, or taken from the local cache when the hub can't be reached.
     Raises CheckpointError when there is neither a folder nor a download, and, before weights are
-    downloaded, for a checkpoint of a kind or quantised by a method that is not read.
+    downloaded, for a checkpoint of another model, or of a kind or quantised by a method that is not
+    read.
     """
     if (folder := local_folder(model_path)) is not None:
         return folder
-    read_settings(download(str(model_path), ("*.json",)))
+    folder = download(str(model_path), ("*.json",))
+    read_settings(folder)
+    read_config(folder)
     return download(str(model_path), HUB_FILES)
 
 
@@ -131,15 +134,13 @@ class Checkpoint:
 
     def __init__(self, folder: Path, adapters: Sequence[AdapterPath] = ()):
         self.folder = folder
-        self.quantised: dict[str, QuantisedForm] = {}
         self._drawn = DrawnTensors(folder) if (folder / DRAWN_FILE).exists() else None
         self._files = {} if self._drawn else tensor_files(folder)
         self._names = set(self._files if self._drawn is None else self._drawn.shapes)
         headers = {} if self._drawn else self.headers()  # checks all files before one is mapped
         settings = None if self._drawn else read_settings(folder)
-        if settings is not None or any(map(is_quantised_name, self._files)):
-            self.quantised, used = quantised_forms(headers, settings or QuantisationSettings())
-            self._names = (self._names - used) | self.quantised.keys()
+        self.quantised, used = quantised_forms(headers, settings or QuantisationSettings())
+        self._names = (self._names - used) | self.quantised.keys()
         self._forms, self._adapters = self.quantised, list[Adapter]()
         if adapters:
             if self._drawn is not None:
@@ -174,17 +175,26 @@ class Checkpoint:
     def headers(self) -> dict[str, StoredTensor]:
         """Return type, shape and place of every tensor, by its name in the files.
 
-        Without those that the index leaves out.
-        Raises CheckpointError for a file that can't be read, and for drawn weights, which are in
-        no file.
+        Without those that the index leaves out, or has in another file. Raises CheckpointError for
+        a file that can't be read or lacks a tensor, and for drawn weights, which are in no file.
         """
         if self._drawn is not None:
             raise CheckpointError(
                 f"{self.folder} has a {DRAWN_FILE} and no weights in files: there is nothing to "
                 "show. Write it without --drawn."
             )
-        headers = read_headers(self.folder, set(self._files.values()))
-        return {name: stored for name, stored in headers.items() if name in self._files}
+        found: dict[str, StoredTensor] = {}
+        for file in sorted(set(self._files.values())):
+            stored = read_headers(self.folder, [file]).items()
+            found |= {name: tensor for name, tensor in stored if self._files.get(name) == file}
+        if lacking := self._files.keys() - found.keys():
+            name = min(lacking)
+            shard = self.folder / self._files[name]
+            raise CheckpointError(
+                f"{shard} lacks {printable(name, 200)}, which {INDEX_FILE} has there; "
+                f"{len(lacking)} tensors are missing in all. Download both again."
+            )
+        return found
 
     @contextmanager
     def reader(self) -> Iterator["ShardReader | DrawnTensors"]:

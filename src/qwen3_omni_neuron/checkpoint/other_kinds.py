@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from qwen3_omni_neuron.errors import CheckpointError
+from qwen3_omni_neuron.errors import CheckpointError, printable
+from qwen3_omni_neuron.untrusted_files import reason
 
 NOT_READ = {
     "GGUF": "files of llama.cpp, with numbers, names and settings of their own",
@@ -25,9 +26,19 @@ def refused(named: str | Path, kind: str) -> CheckpointError:
 
 
 def refuse_local(path: Path) -> None:
-    """Raise CheckpointError for a file or a folder that `refuse_files` refuses."""
-    files = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
-    refuse_files(path, [*files, _THINKER] if (path / _THINKER).exists() else files)
+    """Raise CheckpointError for a file or a folder that `refuse_files` refuses.
+
+    And for a path that can't be looked up: it is too long, or its folder is not to be read.
+    """
+    try:
+        files = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
+        in_folders = (path / _THINKER).exists()
+    except OSError as error:
+        raise CheckpointError(
+            f"{printable(str(path), 200)} can't be looked up: {reason(error)}. Name a checkpoint's "
+            "folder, or a hub id."
+        ) from error
+    refuse_files(path, [*files, _THINKER] if in_folders else files)
 
 
 def refuse_files(named: str | Path, files: Iterable[str]) -> None:

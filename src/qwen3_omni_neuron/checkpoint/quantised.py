@@ -36,7 +36,7 @@ from typing import Any
 
 from qwen3_omni_neuron.checkpoint.headers import StoredTensor, read_integers
 from qwen3_omni_neuron.checkpoint.other_kinds import refuse_mlx
-from qwen3_omni_neuron.errors import CheckpointError
+from qwen3_omni_neuron.errors import CheckpointError, format_value
 from qwen3_omni_neuron.untrusted_files import read_json, reason
 
 WEIGHT = ".weight"
@@ -301,6 +301,7 @@ def _words_of_columns(m: _Matrix) -> QuantisedForm:
 def _words_of_rows(m: _Matrix) -> QuantisedForm:
     """Return the form of compressed-tensors' pack-quantized."""
     m.type_of("weight_packed", _WORDS)
+    m.check_shape(READ_WITH_HEADERS, 2)
     try:
         out, into = read_integers(m[READ_WITH_HEADERS])
     except (OSError, ValueError) as error:
@@ -442,13 +443,18 @@ def _producer(raw: Mapping[str, Any]) -> Any:
 def _settings(method: str, raw: Mapping[str, Any]) -> QuantisationSettings:
     groups = [group.get("weights") or {} for group in raw.get("config_groups", {}).values()]
     sizes = {group.get("group_size") for group in groups}
+    size = raw.get("group_size", sizes.pop() if len(sizes) == 1 else None)
+    if type(size) is not int and size is not None:
+        raise ValueError(f"its group_size is {format_value(size)}, and not a whole number")
     blocks = {tuple(group.get("block_structure") or ()) for group in groups}
     block = tuple(raw.get("weight_block_size") or (blocks.pop() if len(blocks) == 1 else ()))
+    if block and not (len(block) == 2 and all(type(n) is int and n > 0 for n in block)):
+        raise ValueError(f"its blocks are {format_value(block)}, and not rows and inputs")
     own = raw.get("extra_config") or {}
     return QuantisationSettings(
         packing=_packing(method, raw),
-        group_size=raw.get("group_size", sizes.pop() if len(sizes) == 1 else None),
-        block=(int(block[0]), int(block[1])) if block else None,
+        group_size=size,
+        block=block or None,
         symmetric=bool(raw.get("sym")) and all(e.get("sym", True) for e in own.values()),
         ordered=method != "gptq" or bool(raw.get("desc_act", True)),
     )

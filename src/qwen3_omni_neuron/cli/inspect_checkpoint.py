@@ -4,11 +4,13 @@ from collections import defaultdict
 from math import prod
 from pathlib import Path
 
+import torch
+
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.headers import StoredTensor
 from qwen3_omni_neuron.checkpoint.modules import lay_out
-from qwen3_omni_neuron.checkpoint.parameters import check_names
+from qwen3_omni_neuron.checkpoint.parameters import check_names, fitting
 from qwen3_omni_neuron.checkpoint.quantised import QuantisedForm
 from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.compilation.runner import MB
@@ -28,7 +30,7 @@ def checkpoint_rows(checkpoint: Checkpoint) -> list[tuple[str, ...]]:
 
     The last column says what the CPU's dtypes int8 and int4 do with quantised matrices: keep their
     numbers, or widen them and treat them as any weight. Only headers are read. Raises
-    CheckpointError; see checkpoint.parameters.check_names.
+    CheckpointError; see checkpoint.parameters.check_names and fitting.
     """
     _, parts = lay_out(read_config(checkpoint.folder))
     check_names(list(parts.values()), checkpoint)
@@ -37,7 +39,12 @@ def checkpoint_rows(checkpoint: Checkpoint) -> list[tuple[str, ...]]:
     for part_name, part in parts.items():
         forms = weight_forms(PRECISIONS["int4"], part_name, part, quantised)
         kept = kept_names(forms, part.pieces)
-        for name in {piece.name: None for _, pieces in part.pieces for piece in pieces}:
+        pieces = [(target, piece) for target, pieces in part.pieces for piece in pieces]
+        for target, piece in pieces:
+            shape = (quantised.get(piece.name) or headers[piece.name]).shape
+            stored = torch.empty(shape, device="meta")
+            fitting(part.module.get_parameter(target), piece, stored)
+        for name in {piece.name: None for _, piece in pieces}:
             form = quantised.get(name)
             if form is None:
                 row, size = (part_name, *_of_plain(headers[name]), ""), headers[name].bytes
