@@ -4,8 +4,10 @@ import io
 import math
 import os
 import sys
+import tracemalloc
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,11 @@ from PIL import Image
 
 from qwen3_omni_neuron.errors import AudioError, PromptTooLongError, VideoError
 from qwen3_omni_neuron.prompt.media.video import Video, VideoHeader, load_video
-from qwen3_omni_neuron.prompt.media.video_times import Sampling, frames_to_sample
+from qwen3_omni_neuron.prompt.media.video_times import (
+    Sampling,
+    _TimedPackets,
+    frames_to_sample,
+)
 from testing.made_videos import SIZE, STEP, frame_numbers, make_video
 
 RATE = 16000
@@ -328,6 +334,19 @@ def test_frames_are_fitted_one_by_one() -> None:
     halved = load_video({"video": data}, "here", audio_rate=None, fit=halve)
     assert seen == [(SIZE[1], SIZE[0], 3)] * len(whole.frames)
     assert np.array_equal(halved.frames, whole.frames[:, ::2, ::2])
+
+
+def test_a_packets_timestamps_take_18_bytes() -> None:
+    """A file may have 8 million of them, also with a keyframe in each."""
+    packet = SimpleNamespace(size=1)
+    packets = _TimedPackets(Fraction(1, 1000))
+    tracemalloc.start()
+    for packet.pts in range(10**6, 10**6 + 50_000):
+        packet.dts, packet.duration, packet.is_keyframe = packet.pts, 1000, True
+        packets.add(packet)  # type: ignore[arg-type]
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 50_000 * 18 * 1.25
 
 
 def test_folders_and_pipes_are_no_videos(tmp_path: Path) -> None:
