@@ -17,7 +17,9 @@ from qwen3_omni_neuron.errors import ImageError, InputError, PromptTooLongError,
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.fitting import Fitted, Room, TurnsRoom, shares
+from qwen3_omni_neuron.prompt.media import items
 from qwen3_omni_neuron.prompt.media.sizes import SizeLimits, Sizes, VisualSize
+from qwen3_omni_neuron.prompt.media.video import load_video
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.truncation import ConversationPart, Truncation, with_media
 from testing.made_videos import make_video
@@ -351,6 +353,29 @@ def test_the_frames_of_a_file_are_those_of_a_file_with_fewer_frames(
     assert len(visual.pixels) < 20
     assert np.array_equal(visual.pixels, expected.videos[0].pixels)
     assert made.positions.equal(expected.positions)
+
+
+@pytest.mark.parametrize(("rotation", "most_tokens"), [(0, None), (90, 500)])
+def test_a_files_frames_are_resized_one_by_one(
+    prompt_builder: PromptBuilder,
+    monkeypatch: pytest.MonkeyPatch,
+    rotation: int,
+    most_tokens: int | None,
+) -> None:
+    """Whole frames of a minute in 4K would take 3 GB."""
+    item = {"type": "video", "video": make_video(15, rotation=rotation), "fps": 5.0}
+    messages, kept = [user(item)], list[tuple[int, ...]]()
+
+    def load(*args: Any, **named: Any) -> Any:
+        video = load_video(*args, **named)
+        kept.append(video.frames.shape)
+        return video
+
+    monkeypatch.setattr(items, "load_video", load)
+    (visual,) = prompt_builder.prompt(messages, most_tokens=most_tokens).videos
+    assert kept == [visual.pixels.shape]
+    whole = load_video(item, "here", audio_rate=None).frames
+    assert np.array_equal(visual.pixels, prompt_builder._pixels.video(whole, visual.grid).pixels)
 
 
 def test_a_long_video_of_which_all_frames_are_asked_for_is_refused_for_its_tokens(

@@ -409,15 +409,25 @@ def test_nothing_about_a_damaged_file_goes_to_the_standard_error(tmp_path: Path)
 import pathlib, sys
 from qwen3_omni_neuron.errors import ImageError
 from qwen3_omni_neuron.prompt.media.image import load_image
+from PIL import Image
 for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):
     try:
         load_image({"image": path}, "here", warn=print)
+        load_image({"image": Image.open(path)}, "here", warn=print)
     except ImageError as error:
         print(error)
+try:
+    load_image({"image": Image.open(pathlib.Path(sys.argv[1], "lzw.tif"))}, "here")
+except ImageError as error:
+    print(error)
 """
     command = [sys.executable, "-c", program, tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.count("\n") == 3
+    of_file, of_pil, *_, lzw = done.stdout.splitlines()
+    assert done.stdout.count("\n") == 5
+    assert of_pil == of_file.replace(str(tmp_path / "fax.tif"), "the PIL image")
+    assert "a PIL image that can't be read (" in lzw
+    assert "Using code not yet in table; " in lzw
     assert done.stderr == ""
 
 

@@ -13,14 +13,12 @@ from qwen3_omni_neuron.checkpoint.tiny.sizes import read_text
 from qwen3_omni_neuron.errors import (
     CheckpointError,
     ImageError,
-    InputError,
     PromptTooLongError,
     VideoError,
 )
-from qwen3_omni_neuron.prompt.media import resizer as resizer_module
-from qwen3_omni_neuron.prompt.media.pixels import Visual
-from qwen3_omni_neuron.prompt.media.resizer import Resizer
-from qwen3_omni_neuron.prompt.media.sizes import SizeLimits
+from qwen3_omni_neuron.prompt.media.pixels import PixelSettings, Visual
+from qwen3_omni_neuron.prompt.media.preprocessor import read_preprocessor
+from qwen3_omni_neuron.prompt.media.sizes import Grid, SizeLimits, VisualSize
 
 PATCH, MERGE, TOGETHER = 16, 2, 2
 VIDEO_LIMITS = (128 * 32 * 32, 768 * 32 * 32)
@@ -40,6 +38,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         image_mean=[0.5, 0.4, 0.3],
         image_std=[0.5, 0.25, 0.2],
     )
+
+
+class Resizer:
+    """Images and frames in the grid that their sizes and limits give."""
+
+    def __init__(self, folder: Path):
+        self.pixels = PixelSettings.of(read_preprocessor(folder))
+        self.sizes = self.pixels.sizes
+
+    def grid(self, height: int, width: int, frames: int | None = None, **asked: Any) -> Grid:
+        return self.sizes.grid(VisualSize("here", height, width, frames, SizeLimits(**asked)))
+
+    def image(self, picture: Image.Image, **asked: Any) -> Visual:
+        return self.pixels.image(picture, self.grid(picture.height, picture.width, **asked))
+
+    def video(self, frames: np.ndarray, **asked: Any) -> Visual:
+        n, height, width, _ = frames.shape
+        return self.pixels.video(frames, self.grid(height, width, n, **asked))
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +90,6 @@ def same(made: Visual, values: np.ndarray, grid: tuple[int, int, int]) -> None:
     assert worst < 1e-5, f"off by {worst}"
 
 
-def picture_grid(
-    resizer: Resizer, height: int, width: int, asked: SizeLimits | None = None
-) -> tuple[int, int, int]:
-    """The size that an image is resized to."""
-    return resizer.image(Image.new("RGB", (width, height)), "here", asked or SizeLimits()).grid
-
-
 def test_sizes_are_those_of_the_checkpoint(resizer: Resizer) -> None:
     made = resizer.sizes
     sizes = (made.patch_size, made.merge_size, made.temporal_patch_size)
@@ -96,7 +105,7 @@ def test_pictures_are_as_transformers_makes_them(
 ) -> None:
     pixels = noise(height, width, 3)
     expected = processor(images=[pixels], input_data_format="channels_last", return_tensors="np")
-    made = resizer.image(Image.fromarray(pixels), "here")
+    made = resizer.image(Image.fromarray(pixels))
     same(made, expected["pixel_values"], tuple(expected["image_grid_thw"][0].tolist()))
     assert resizer.sizes.tokens(made.grid) * MERGE**2 == made.patches().shape[1]
 
@@ -113,27 +122,21 @@ def test_pictures_are_resized_into_the_limits(
         input_data_format="channels_last",
         return_tensors="np",
     )
-    made = resizer.image(
-        Image.fromarray(pixels), "here", SizeLimits(min_pixels=low, max_pixels=high)
-    )
+    made = resizer.image(Image.fromarray(pixels), min_pixels=low, max_pixels=high)
     same(made, expected["pixel_values"], tuple(expected["image_grid_thw"][0].tolist()))
     assert low <= np.prod(made.grid) * PATCH**2 <= high
 
 
 def test_limits_of_the_checkpoint_are_used(tmp_path: Path) -> None:
     small = Resizer(folder_with(tmp_path, min_pixels=1024, max_pixels=4096))
-    assert np.prod(picture_grid(small, 500, 500)) * PATCH**2 == 4096
-    assert np.prod(picture_grid(small, 1, 1)) * PATCH**2 == 1024
+    assert np.prod(small.grid(500, 500)) * PATCH**2 == 4096
+    assert np.prod(small.grid(1, 1)) * PATCH**2 == 1024
 
 
 def test_one_limit_moves_the_other_out_of_its_way(resizer: Resizer) -> None:
-    assert picture_grid(resizer, 50, 50, SizeLimits(max_pixels=1024)) == (1, 2, 2)
-    assert resizer.sizes.video_grid(2, 200, 200, "here", SizeLimits(max_pixels=50_000)) == (
-        1,
-        12,
-        12,
-    )
-    enlarged = resizer.sizes.video_grid(2, 50, 50, "here", SizeLimits(min_pixels=1_000_000))
+    assert resizer.grid(50, 50, max_pixels=1024) == (1, 2, 2)
+    assert resizer.grid(200, 200, 2, max_pixels=50_000) == (1, 12, 12)
+    enlarged = resizer.grid(50, 50, 2, min_pixels=1_000_000)
     assert np.prod(enlarged) > 1_000_000 / 256
 
 
@@ -163,9 +166,9 @@ def test_videos_are_laid_out_frame_by_frame(resizer: Resizer, n: int) -> None:
     frames = noise(n, 64, 96, 3)  # of a size that is not resized
     mean, std = np.array([0.5, 0.4, 0.3]), np.array([0.5, 0.25, 0.2])
     normal = ((frames / 255 - mean) / std).astype(np.float32).transpose(0, 3, 1, 2)
-    made = resizer.video(frames, "here", SizeLimits(min_pixels=1024))
+    made = resizer.video(frames, min_pixels=1024)
     same(made, laid_out(normal, resizer), (-(-n // TOGETHER), 4, 6))
-    assert resizer.sizes.video_grid(n, 64, 96, "here", SizeLimits(min_pixels=1024)) == made.grid
+    assert resizer.grid(64, 96, n, min_pixels=1024) == made.grid
 
 
 @pytest.mark.parametrize("size", [(70, 50), (1, 1), (3, 40)])
@@ -174,15 +177,13 @@ def test_a_video_of_one_picture_is_that_picture_over_and_over(
 ) -> None:
     pixels = noise(*size, 3)
     low, high = VIDEO_LIMITS
-    still = resizer.image(
-        Image.fromarray(pixels), "here", SizeLimits(min_pixels=low, max_pixels=high)
-    )
-    video = resizer.video(np.stack([pixels] * 6), "here")
+    still = resizer.image(Image.fromarray(pixels), min_pixels=low, max_pixels=high)
+    video = resizer.video(np.stack([pixels] * 6))
     same(video, still.patches()[0].repeat(3, 1).numpy(), (3, *still.grid[1:]))
 
 
 def test_the_patches_of_a_part_are_those_of_the_whole(resizer: Resizer) -> None:
-    made = resizer.video(noise(5, 64, 96, 3), "here", SizeLimits(min_pixels=1024))
+    made = resizer.video(noise(5, 64, 96, 3), min_pixels=1024)
     patches = made.patches()
     for first, stop in ((0, 1), (1, 3), (2, 3), (2, 9)):
         part = made.part(first, stop)
@@ -191,43 +192,33 @@ def test_the_patches_of_a_part_are_those_of_the_whole(resizer: Resizer) -> None:
 
 
 def test_frames_that_need_no_change_are_kept_without_a_copy(resizer: Resizer) -> None:
-    frames, limits = noise(4, 64, 96, 3), SizeLimits(min_pixels=1024)
-    assert resizer.video(frames, "here", limits).pixels is frames
-    assert resizer.video(frames[:3], "here", limits).pixels.shape == frames.shape
+    frames = noise(4, 64, 96, 3)
+    assert resizer.video(frames, min_pixels=1024).pixels is frames
+    assert resizer.video(frames[:3], min_pixels=1024).pixels.shape == frames.shape
 
 
 def test_frames_have_limits_of_their_own(resizer: Resizer) -> None:
     # 131,072 pixels, rounded up to multiples of 32: 384 x 384; 786,432 rounded down: 864 x 864.
-    assert resizer.sizes.video_grid(2, 10, 10, "here") == (1, 24, 24)
-    assert resizer.sizes.video_grid(2, 4000, 4000, "here") == (1, 54, 54)
+    assert resizer.grid(10, 10, 2) == (1, 24, 24)
+    assert resizer.grid(4000, 4000, 2) == (1, 54, 54)
 
 
-def never(*_: Any, **__: Any) -> Any:
-    raise AssertionError("pixels were worked on")
-
-
-def test_too_many_tokens_are_refused_before_any_pixel_is_touched(
-    resizer: Resizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    picture = Image.new("RGB", (640, 320))
-    frames = np.zeros((5, 320, 640, 3), np.uint8)
-    made = resizer.sizes.tokens(picture_grid(resizer, 320, 640))
-    assert made == 200
-    assert resizer.image(picture, "here", SizeLimits(most_tokens=200)).grid == (1, 20, 40)
-    monkeypatch.setattr(resizer_module, "resize", never)
+def test_too_many_tokens_are_refused(resizer: Resizer) -> None:
+    assert resizer.sizes.tokens(resizer.grid(320, 640)) == 200
+    assert resizer.grid(320, 640, most_tokens=200) == (1, 20, 40)
     with pytest.raises(
         PromptTooLongError,
         match=r"^here is an image of 640 x 320 pixels, which makes 200 vision tokens; 199 is the "
         r"most. Leave its detail out, so that it is shrunk to what fits, lower its max_pixels "
         r"\(now 12845056\), shorten the conversation, or load with a larger context_length\.$",
     ):
-        resizer.image(picture, "here", SizeLimits(detail="high", most_tokens=199))
+        resizer.grid(320, 640, detail="high", most_tokens=199)
     with pytest.raises(
         PromptTooLongError,
         match=r"^here is a video of 5 frames of 640 x 320 pixels, which makes 600 vision tokens; "
         r"599 is the most. Leave its detail out, .*, lower its max_pixels \(now 786432 a frame\)",
     ):
-        resizer.video(frames, "here", SizeLimits(detail="high", most_tokens=599))
+        resizer.grid(320, 640, 5, detail="high", most_tokens=599)
 
 
 @pytest.mark.parametrize(
@@ -243,34 +234,16 @@ def test_too_many_tokens_are_refused_before_any_pixel_is_touched(
 )
 def test_limits_that_cannot_be_are_refused(resizer: Resizer, limits: Any, said: str) -> None:
     with pytest.raises(ImageError, match=f"^here has .*{said}"):
-        resizer.image(Image.new("RGB", (64, 64)), "here", SizeLimits(**limits))
+        resizer.grid(64, 64, **limits)
     with pytest.raises(VideoError, match=f"^here has .*{said}"):
-        resizer.video(np.zeros((2, 64, 64, 3), np.uint8), "here", SizeLimits(**limits))
+        resizer.grid(64, 64, 2, **limits)
 
 
 def test_what_is_too_long_for_the_encoder_is_refused(resizer: Resizer) -> None:
-    assert picture_grid(resizer, 1, 200)
-    for error, call in (
-        (ImageError, lambda: picture_grid(resizer, 1, 201)),
-        (VideoError, lambda: resizer.video(np.zeros((2, 201, 1, 3), np.uint8), "here")),
-        (ImageError, lambda: picture_grid(resizer, 0, 5)),
-    ):
+    assert resizer.grid(1, 200)
+    for error, shape in ((ImageError, (1, 201)), (VideoError, (201, 1, 2)), (ImageError, (0, 5))):
         with pytest.raises(error, match=r"^here is .* pixels: "):
-            call()
-
-
-@pytest.mark.parametrize(
-    "frames",
-    [
-        np.zeros((0, 8, 8, 3), np.uint8),
-        np.zeros((2, 8, 8, 4), np.uint8),
-        np.zeros((8, 8, 3), np.uint8),
-        np.zeros((2, 8, 8, 3), np.float32),
-    ],
-)
-def test_frames_of_another_shape_are_refused(resizer: Resizer, frames: np.ndarray) -> None:
-    with pytest.raises(InputError, match=r"^here has frames of"):
-        resizer.video(frames, "here")
+            resizer.grid(*shape)
 
 
 @pytest.mark.parametrize(

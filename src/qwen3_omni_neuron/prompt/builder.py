@@ -31,9 +31,8 @@ from qwen3_omni_neuron.prompt.media.items import (
     VideoItem,
 )
 from qwen3_omni_neuron.prompt.media.log_mel import MelSettings
-from qwen3_omni_neuron.prompt.media.pixels import CHANNELS
+from qwen3_omni_neuron.prompt.media.pixels import CHANNELS, PixelSettings
 from qwen3_omni_neuron.prompt.media.preprocessor import read_preprocessor
-from qwen3_omni_neuron.prompt.media.resizer import Resizer
 from qwen3_omni_neuron.prompt.media.sizes import MediaSettings
 from qwen3_omni_neuron.prompt.messages import (
     Check,
@@ -73,8 +72,8 @@ class PromptBuilder:
     def __init__(self, folder: Path, config: OmniConfig):
         self.folder, self._config = folder, config
         self._tokenizer = Tokenizer(folder)
-        self._mel = MelSettings.of(read_preprocessor(folder))
-        self._resizer = Resizer(folder)
+        settings = read_preprocessor(folder)
+        self._mel, self._pixels = MelSettings.of(settings), PixelSettings.of(settings)
         self._template = ChatTemplate(folder, self._tokenizer)
         c = config.thinker
         self._check_sizes()
@@ -84,14 +83,14 @@ class PromptBuilder:
         chunk = c.audio.chunk_mel_frames
         chunk_s = chunk * self._mel.hop / self._mel.rate
         self.media_settings = MediaSettings(
-            self._mel.rate, c.audio.tokens(chunk) / chunk_s, self._resizer.sizes
+            self._mel.rate, c.audio.tokens(chunk) / chunk_s, self._pixels.sizes
         )
         self.newline_id = self._tokenizer.encode("\n")[0]
         self._lengths: dict[int, int] = {}  # tokens of a part of a conversation, by its hash
 
     def _check_sizes(self) -> None:
         """Raise CheckpointError where the model takes other inputs than messages become."""
-        c, sizes = self._config.thinker, self._resizer.sizes
+        c, sizes = self._config.thinker, self._pixels.sizes
         if self._tokenizer.largest_id >= c.text.vocab_size:
             raise CheckpointError(
                 f"the tokenizer has token {self._tokenizer.largest_id}, and config.json a "
@@ -212,7 +211,7 @@ class PromptBuilder:
     def loader(self, use_audio_in_video: bool, most_tokens: int | None) -> MediaLoader:
         """Return the reader of a conversation's media. Arguments: see `prompt`."""
         return MediaLoader(
-            self._resizer, self._mel, self.media_settings, use_audio_in_video, most_tokens
+            self._pixels, self._mel, self.media_settings, use_audio_in_video, most_tokens
         )
 
     def text_check(self, most_tokens: int | None) -> Check:

@@ -61,8 +61,8 @@ def load_image(
     A file or PIL image is rotated by its EXIF orientation. Transparent pixels become white or a
     mix with white, an animation its first frame, and 16-bit grey its high byte.
     where: name of the item in errors, e.g. "messages[0].content[1]". check: called with the height
-    and width of a file's image before it is decoded and rotated. warn: called for a file that is
-    not used as it is.
+    and width of a file's image before it is decoded and rotated. warn: called for a file
+    or PIL image that is not used as it is.
     Raises ImageError when it can't be read, has no pixels, has NaN or numbers out of range, or has
     one side more than MAX_ASPECT times the other.
     Source: transformers image_utils.load_image, image_transforms.convert_to_rgb (transformers 5).
@@ -72,21 +72,24 @@ def load_image(
     source = item.get("image")
     if source is None:
         raise ImageError(f'{where} has no "image": give a path, bytes, a PIL image or an array.')
+    said: list[str] = []
     if (file := source_of(source, where, ImageError)) is not None:
-        picture = _read_file(file, where, check, warn)
+        picture = _read_file(file, where, check, said)
     elif isinstance(source, Image):
-        picture = _from_pil(source, where)
+        picture = _from_pil(source, where, said)
     else:
         picture = _from_array(source, where)
+    if said:
+        name = "the PIL image" if file is None else name_of(file)
+        warn(f"{where}: {name} is damaged: {'; '.join(dict.fromkeys(said))}. It is used so.")
     return _checked(picture, where)
 
 
-def _read_file(source: Source, where: str, check: Check, warn: Warn) -> "Image":
+def _read_file(source: Source, where: str, check: Check, said: list[str]) -> "Image":
     from PIL import Image
 
     readable = readable_formats()
     name = name_of(source)
-    said: list[str] = []
     with open_media(source, where, ImageError) as file:
         found = file_format(file.read(HEAD_BYTES))
         file.seek(0)
@@ -102,8 +105,6 @@ def _read_file(source: Source, where: str, check: Check, warn: Warn) -> "Image":
                 made = _upright_rgb(picture)
             if picture.format == "PCX" and _lacks_palette(picture, file):
                 said.append("its palette is not at its end, so that it is grey")
-    if said:
-        warn(f"{where}: {name} is damaged: {'; '.join(dict.fromkeys(said))}. It is used so.")
     return made
 
 
@@ -191,11 +192,13 @@ def _image_errors(
         ) from error
 
 
-def _from_pil(source: "Image", where: str) -> "Image":
+def _from_pil(source: "Image", where: str, said: list[str]) -> "Image":
     try:
-        return _upright_rgb(source)
+        with _noted(said):
+            return _upright_rgb(source)
     except Exception as error:  # PIL reads lazily: its file may be broken or closed by now
-        raise ImageError(f"{where} is a PIL image that can't be read ({error}).") from error
+        reasons = "; ".join(dict.fromkeys([*said, str(error)]))
+        raise ImageError(f"{where} is a PIL image that can't be read ({reasons}).") from error
 
 
 def _upright_rgb(picture: "Image") -> "Image":

@@ -11,9 +11,8 @@ from qwen3_omni_neuron.errors import AudioError
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.clip import Clip, GrowingClip
 from qwen3_omni_neuron.prompt.media.log_mel import MelSettings
-from qwen3_omni_neuron.prompt.media.pixels import Visual
-from qwen3_omni_neuron.prompt.media.resizer import Resizer
-from qwen3_omni_neuron.prompt.media.sizes import MediaSettings, VisualSize
+from qwen3_omni_neuron.prompt.media.pixels import PixelSettings, Visual, resize
+from qwen3_omni_neuron.prompt.media.sizes import Grid, MediaSettings, VisualSize
 from qwen3_omni_neuron.prompt.media.video import VideoHeader, frame_rate, load_video
 from qwen3_omni_neuron.prompt.media.visual_size import evenly, read_image, sound_tokens, visual_size
 
@@ -107,20 +106,20 @@ class Unread:
 class MediaLoader:
     """Reader of a conversation's media items: `begin` for each of them, then `finish` for all.
 
-    mel: settings of the audio features. settings: the checkpoint's settings. use_audio_in_video:
-    whether a video's audio is wanted. most_tokens: maximum number of tokens of one clip; a longer
-    one is refused before it is decoded.
+    pixels: settings of the pixels. mel: settings of the audio features. settings: the checkpoint's
+    settings. use_audio_in_video: whether a video's audio is wanted. most_tokens: maximum number of
+    tokens of one clip; a longer one is refused before it is decoded.
     """
 
     def __init__(
         self,
-        resizer: Resizer,
+        pixels: PixelSettings,
         mel: MelSettings,
         settings: MediaSettings,
         use_audio_in_video: bool,
         most_tokens: int | None,
     ):
-        self._resizer, self._mel, self._settings = resizer, mel, settings
+        self._pixels, self._mel, self._settings = pixels, mel, settings
         self._audio_rate = mel.rate if use_audio_in_video else None
         self._limit_s = settings.longest_audio_s(most_tokens)
 
@@ -138,11 +137,12 @@ class MediaLoader:
             if kind == "audio":
                 return AudioItem(Clip(waveform, self._mel), tuple(warnings))
             item = {**item, "audio": waveform, "sampling_rate": rate}
-        size = visual_size(kind, item, where, self._settings if hears else None)
+        heard = self._settings if hears else None
+        size = visual_size(kind, item, where, heard, warnings.append)
         if beside:
             tokens = sound_tokens(len(waveform) / rate, self._settings)
             size = replace(size, sound_tokens=tokens)
-        self._resizer.sizes.exact_grid(size)
+        self._pixels.sizes.exact_grid(size)
         return Unread(kind, item, size, tuple(warnings))
 
     def finish(
@@ -161,16 +161,31 @@ class MediaLoader:
 
     def _read(self, unread: Unread, most_tokens: int | None) -> Media:
         warnings = list(unread.warnings)
-        warn, item, sizes = warnings.append, unread.item, self._resizer.sizes
+        warn, item, sizes = warnings.append, unread.item, self._pixels.sizes
         asked = replace(unread.size.asked, most_tokens=most_tokens)
         size = replace(unread.size, asked=asked)
         if unread.kind == "image":
-            picture, grid = read_image(item, size.where, sizes, asked, warn=warn)
-            return ImageItem(self._resizer.in_grid(picture, grid), tuple(warnings))
+            made = read_image(item, size.where, sizes, asked, warn=warn)
+            return ImageItem(self._pixels.image(*made), tuple(warnings))
         item, frames = sizes.fewer_frames(item, size)
+        grid: Grid | None = None
+
+        def grid_of(frame: NDArray[np.uint8]) -> Grid:
+            nonlocal size
+            size = replace(size, height=frame.shape[0], width=frame.shape[1])  # upright
+            return sizes.grid(replace(size, frames=frames))
 
         def check(header: VideoHeader) -> None:
-            sizes.video_grid(header.frames, header.height, header.width, size.where, asked)
+            height, width = header.height, header.width
+            sizes.grid(replace(size, frames=header.frames, height=height, width=width))
+
+        def fit(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
+            """Resize a frame of a file at once: together they may take gigabytes."""
+            from PIL import Image
+
+            nonlocal grid
+            grid = grid or grid_of(frame)
+            return resize(Image.fromarray(frame), sizes.pixels(grid))
 
         video = load_video(
             item,
@@ -178,12 +193,12 @@ class MediaLoader:
             audio_rate=self._audio_rate,
             limit_s=self._limit_s,
             check=check,
+            fit=fit,
             warn=warn,
         )
         chosen = evenly(video, frames)  # frames of a file are chosen already
-        visual = self._resizer.video(chosen.frames, size.where, asked)
-        height, width = video.frames.shape[1:3]
-        sizes.warn_of_shrinking(replace(size, height=height, width=width), visual.grid, warn)
+        visual = self._pixels.video(chosen.frames, grid or grid_of(chosen.frames[0]))
+        sizes.warn_of_shrinking(size, visual.grid, warn)
         clip = None if video.audio is None else Clip(video.audio, self._mel)
         return VideoItem(visual, chosen.fps, clip, tuple(warnings))
 
@@ -198,8 +213,8 @@ class MediaLoader:
         if kind == "image":
             pixels = item.get("image")
             pictures = pixels[None] if isinstance(pixels, np.ndarray) else pixels
-            return ImageItem(self._resizer.prepared(pictures, where))
-        visual = self._resizer.prepared(item.get("video"), where)
+            return ImageItem(self._pixels.prepared(pictures, where))
+        visual = self._pixels.prepared(item.get("video"), where)
         clip = None if item.get("audio") is None else self._prepared_clip(item, where)
         return VideoItem(visual, frame_rate(item.get("fps"), None, where), clip)
 

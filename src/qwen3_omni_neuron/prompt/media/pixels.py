@@ -1,4 +1,4 @@
-"""Pixels of images and videos in a prompt, and the patches for the vision encoder."""
+"""Images and video frames -> pixels in the vision encoder's input size, and its patches."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.errors import CheckpointError, format_value
+from qwen3_omni_neuron.errors import CheckpointError, ImageError, format_value
 from qwen3_omni_neuron.prompt.media.preprocessor import check_served
 from qwen3_omni_neuron.prompt.media.sizes import Grid, Sizes
 
@@ -34,9 +34,10 @@ def resize(picture: "Image", size: tuple[int, int]) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, eq=False)
 class PixelSettings:
-    """Settings of a checkpoint's image processor.
+    """Settings of a checkpoint's image processor, with which it makes pixels.
 
     levels: float32 [256, 3], the input value for each level of each channel.
+    Source: transformers Qwen2VLImageProcessor, Qwen2VLVideoProcessor, Qwen3OmniMoeProcessor.
     """
 
     sizes: Sizes
@@ -51,6 +52,52 @@ class PixelSettings:
         served = dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True)
         check_served(settings, {**served, "resample": _BICUBIC})
         return cls(Sizes.of(settings), _levels(settings))
+
+    def image(self, picture: "Image", grid: Grid) -> "Visual":
+        """Resize an RGB image to a grid of patches."""
+        return Visual(resize(picture, self.sizes.pixels(grid))[None], self)
+
+    def video(self, frames: NDArray[np.uint8], grid: Grid) -> "Visual":
+        """Resize frames, [n, height, width, 3], which must not change later, to a grid of patches.
+
+        The last frame is repeated up to a multiple of temporal_patch_size.
+        Frames are resized by Pillow here and by torchvision in the reference: both are bicubic with
+        antialiasing, and a pixel differs by at most one of 256 levels.
+        """
+        from PIL import Image
+
+        size, together = self.sizes.pixels(grid), self.sizes.temporal_patch_size
+        n = -(-len(frames) // together) * together
+        if frames.shape[:3] == (n, *size):
+            return Visual(frames, self)
+        pixels = np.empty((n, *size, CHANNELS), np.uint8)
+        for index, frame in enumerate(frames):
+            pixels[index] = resize(Image.fromarray(frame), size)
+        pixels[len(frames) :] = pixels[len(frames) - 1]
+        return Visual(pixels, self)
+
+    def prepared(self, pixels: Any, where: str) -> "Visual":
+        """Return pixels that `image` or `video` has made, as they are.
+
+        pixels: uint8 [pictures, height, width, 3]. Raises ImageError for what neither has made.
+        """
+        sizes, array = self.sizes, isinstance(pixels, np.ndarray)
+        shape = list(pixels.shape) if array else []
+        if not array or pixels.dtype != np.uint8 or len(shape) != 4 or shape[3] != CHANNELS:
+            raise ImageError(f"{where} has no pixels, uint8 [pictures, height, width, 3].")
+        pictures, height, width, _ = shape
+        unit = sizes.patch_size * sizes.merge_size
+        if 0 in shape or height % unit or width % unit:
+            raise ImageError(
+                f"{where} has pictures of {width} x {height} pixels; this checkpoint takes "
+                f"multiples of {unit}."
+            )
+        if pictures != 1 and pictures % sizes.temporal_patch_size:
+            raise ImageError(
+                f"{where} has {pictures} pictures; one, or a multiple of "
+                f"{sizes.temporal_patch_size} is taken."
+            )
+        return Visual(pixels, self)
 
 
 @dataclass(frozen=True, eq=False)

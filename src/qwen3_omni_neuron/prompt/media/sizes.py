@@ -149,29 +149,17 @@ class Sizes:
             whole_setting(limits, "max_pixels", 0, MOST_PIXELS),
         )
 
-    def image_grid(self, height: int, width: int, where: str, asked: SizeLimits = USUAL) -> Grid:
-        """Return the grid of patches of an image; its first number is 1.
-
-        An image of more than asked.most_tokens is shrunk to them, down to LEAST_TOKENS, unless its
-        `detail` or resized_height forbids it.
-        where: name of the item in errors. Raises ImageError for a side more than MAX_ASPECT times
-        the other or for impossible limits, and PromptTooLongError for more than asked.most_tokens.
-        """
-        return self.grid(VisualSize(where, height, width, None, asked))
-
-    def video_grid(
-        self, frames: int, height: int, width: int, where: str, asked: SizeLimits = USUAL
-    ) -> Grid:
-        """Return the grid of patches of a video; its first number counts groups of frames.
-
-        The limits count the pixels of a frame. A video of more than asked.most_tokens is shrunk as
-        an image is: first its frames, down to their least pixels, then their number; see
-        `frames_of`. Raises VideoError where `image_grid` raises ImageError, and PromptTooLongError.
-        """
-        return self.grid(VisualSize(where, height, width, frames, asked))
-
     def grid(self, size: VisualSize) -> Grid:
-        """Return the grid of an image or video; see `image_grid` and `video_grid`."""
+        """Return the grid of patches of an image or video.
+
+        Its first number is 1 for an image, and counts groups of frames of a video, whose limits
+        count the pixels of a frame.
+        One of more than asked.most_tokens is shrunk to them, unless its `detail` or resized_height
+        forbids it: an image down to LEAST_TOKENS; of a video first its frames, down to their least
+        pixels, then their number; see `frames_of`.
+        Raises ImageError or VideoError for a side more than MAX_ASPECT times the other or for
+        impossible limits, and PromptTooLongError for more than asked.most_tokens.
+        """
         exact, most, asked = self.exact_grid(size), size.asked.most_tokens, size.asked
         if most is None or self.tokens(exact) <= most:
             return exact
@@ -191,7 +179,7 @@ class Sizes:
         )
 
     def exact_grid(self, size: VisualSize) -> Grid:
-        """Return the grid of an item that is not shrunk to fit; see `image_grid`."""
+        """Return the grid of an item that is not shrunk to fit; see `grid`."""
         height, width = size.height, size.width
         if height < 1 or width < 1:
             raise size.error(f"{size.where} is {width} x {height} pixels: there is nothing to see.")

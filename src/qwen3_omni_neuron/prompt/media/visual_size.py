@@ -26,18 +26,23 @@ _BRACKETS = 2  # tokens around a video that is heard
 
 
 def visual_size(
-    kind: str, item: Mapping[str, Any], where: str, heard: MediaSettings | None
+    kind: str,
+    item: Mapping[str, Any],
+    where: str,
+    heard: MediaSettings | None,
+    warn: Warn = ignore,
 ) -> VisualSize:
     """Return the size of an image or video item of a message.
 
     Of a file only the header is read, of a video's file its packets, too, and none is decoded.
     kind: "image" or "video". where: name of the item in errors. heard: settings for the sound of
-    videos, None if it isn't wanted. Raises ImageError, VideoError or AudioError.
+    videos, None if it isn't wanted. warn: called for a damaged PIL image, which is decoded here,
+    and once. Raises ImageError, VideoError or AudioError.
     """
     asked = SizeLimits.of(item)
     source = item.get(kind)
     if not isinstance(source, FILES):
-        return VisualSize(where, *_shape(kind, item, where), asked)
+        return VisualSize(where, *_shape(kind, item, where, warn), asked)
 
     def image(height: int, width: int) -> NoReturn:
         raise _MeasuredError(VisualSize(where, height, width, None, asked))
@@ -82,8 +87,7 @@ def read_image(
     """Read an image item; return it, and the grid with which it is shown.
 
     A file that is shrunk to fit, or of `detail` "low", may be decoded reduced: see
-    `Sizes.least_size`. check, warn: see `load_image`. Raises its errors and those of
-    `Sizes.image_grid`.
+    `Sizes.least_size`. check, warn: see `load_image`. Raises its errors and those of `Sizes.grid`.
     """
     found: VisualSize | None = None
 
@@ -114,23 +118,25 @@ def evenly(video: Video, frames: int) -> Video:
     return replace(video, frames=video.frames[kept], fps=video.fps * frames / total)
 
 
-def _shape(kind: str, item: Mapping[str, Any], where: str) -> tuple[int, int, int | None]:
+def _shape(
+    kind: str, item: Mapping[str, Any], where: str, warn: Warn
+) -> tuple[int, int, int | None]:
     """Return the height, width and frames (None for an image) of pixels in memory."""
     source = item.get(kind)
     if kind == "image":
-        return *_picture_shape(source, where), None
+        return *_picture_shape(source, where, warn), None
     try:
         frames = len(source)  # type: ignore[arg-type]
         first = source[0]  # type: ignore[index]
     except Exception:  # whatever the caller gave: reading it says what is wrong
         video = load_video(item, where, audio_rate=None)
         return *video.frames.shape[1:3], len(video.frames)
-    return *_picture_shape(first, f"{where}.video[0]"), frames
+    return *_picture_shape(first, f"{where}.video[0]", warn), frames
 
 
-def _picture_shape(source: Any, where: str) -> tuple[int, int]:
+def _picture_shape(source: Any, where: str, warn: Warn) -> tuple[int, int]:
     """Return the height and width of an RGB array, or else of what `load_image` makes of it."""
     if isinstance(source, np.ndarray) and source.ndim == 3 and source.shape[2] == CHANNELS:
         return source.shape[0], source.shape[1]
-    picture = load_image({"image": source}, where)
+    picture = load_image({"image": source}, where, warn=warn)
     return picture.height, picture.width
