@@ -17,7 +17,7 @@ from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
 from qwen3_omni_neuron.cli import main
 from qwen3_omni_neuron.cli.model_arguments import introduce
-from qwen3_omni_neuron.errors import ExitStatus
+from qwen3_omni_neuron.errors import ExitStatus, OutputError
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.sound import playing
 from qwen3_omni_neuron.sound.encoding import encode_sound
@@ -131,6 +131,23 @@ def test_the_wav_grows_beside_its_path_while_the_speech_comes(tmp_path: Path) ->
     assert seen == [44 + 3840 * n for n in (1, 2, 3)]
     assert [f.name for f in tmp_path.iterdir()] == ["o.wav"]
     assert soundfile.info(out).frames == 3 * 1920
+
+
+def test_the_file_has_the_permissions_of_new_files(tmp_path: Path) -> None:
+    out, other = tmp_path / "o.wav", tmp_path / "other"
+    other.touch()
+    with SpeechFile(out, 24000) as wav:
+        wav.write(np.zeros(1920, np.float32))
+    assert out.stat().st_mode == other.stat().st_mode
+
+
+def test_speech_that_no_encoder_takes_leaves_no_file(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OutputError, match="Opus only supports"),
+        SpeechFile(tmp_path / "o.opus", 44100),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 KINDS = {

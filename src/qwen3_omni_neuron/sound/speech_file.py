@@ -1,7 +1,7 @@
 """Output file of speech, which appears at its path only when it is complete."""
 
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,21 +47,22 @@ class SpeechFile:
 
     def __enter__(self) -> "SpeechFile":
         """Raises OutputError when the path can't be written."""
+        self._temporary = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}.part")
         try:
-            handle, name = tempfile.mkstemp(
-                prefix=f".{self._path.name}.", suffix=".part", dir=self._path.parent
-            )
+            self._temporary.touch(exist_ok=False)
         except (OSError, ValueError) as error:  # a ValueError for a zero byte in the name
             said = error.strerror if isinstance(error, OSError) else error
             raise OutputError(
                 f"{self._path} can't be written ({said}). Choose a folder that exists "
                 "and that you may write to."
             ) from error
-        os.close(handle)
-        self._temporary = Path(name)
-        with self._output_errors():
-            encoded = os.fsencode(self._temporary)  # soundfile takes no name that is not UTF-8
-            self._writer = SoundWriter(encoded, self._sample_rate, self._format)
+        try:
+            with self._output_errors():
+                encoded = os.fsencode(self._temporary)  # soundfile takes no name that is not UTF-8
+                self._writer = SoundWriter(encoded, self._sample_rate, self._format)
+        except OutputError:
+            self._temporary.unlink()
+            raise
         return self
 
     def write(self, samples: NDArray[np.float32]) -> None:
@@ -81,16 +82,9 @@ class SpeechFile:
                 if self._writer is not None:
                     self._writer.close()
                 if kind is None:
-                    self._rename()
+                    self._temporary.replace(self._path)
         finally:
             self._temporary.unlink(missing_ok=True)
-
-    def _rename(self) -> None:
-        # mkstemp makes a private file; the finished one has the usual permissions.
-        mask = os.umask(0)
-        os.umask(mask)
-        self._temporary.chmod(0o666 & ~mask)
-        self._temporary.replace(self._path)
 
     @contextmanager
     def _output_errors(self) -> Iterator[None]:
