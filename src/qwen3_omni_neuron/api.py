@@ -48,6 +48,7 @@ from qwen3_omni_neuron.options import (
 )
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.fitting import Room, TurnsRoom
+from qwen3_omni_neuron.prompt.media.fields import ignore
 from qwen3_omni_neuron.prompt.media.sizes import MediaSettings
 from qwen3_omni_neuron.prompt.messages import (
     Conversation,
@@ -309,12 +310,14 @@ class Qwen3Omni:
         builder, most_tokens = self.prompt_builder, self._context_length - 1
         reserved = () if parsed.literal_text else builder.reserved
         check, reply_tokens = builder.text_check(most_tokens), parsed.thinker_max_new_tokens
-        checked, _ = read_messages(messages, reserved, lambda kind, item, where: None, check)
+        truncation = Truncation.of(parsed.truncation, self._context_length, reply_tokens)
+        of_messages = check if truncation is None else ignore  # as in PromptBuilder.prompt
+        checked, _ = read_messages(messages, reserved, lambda kind, item, where: None, of_messages)
         return builder.whole_room(
             checked,
             most_tokens,
             reply_tokens,
-            Truncation.of(parsed.truncation, self._context_length, reply_tokens),
+            truncation,
             tools=read_tools(parsed.shown_tools, reserved, check),
             literal_text=parsed.literal_text,
         )

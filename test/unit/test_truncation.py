@@ -12,6 +12,7 @@ from jinja2 import Environment
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import OptionError, PromptTooLongError
+from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
 from qwen3_omni_neuron.prompt.truncation import ConversationPart, Truncation, split
 from testing.media_cases import CASES, assistant, audio, image, text, tone, user
 from testing.recorded_calls import Calls, ungated, watching
@@ -253,6 +254,25 @@ def test_what_does_not_fit_with_its_last_turn_alone_is_refused(small: Qwen3Omni)
     assert small.generate_text(
         [*long[:2], user(text("Hm? " * 60))], truncation="auto", **LIMITS
     ).token_ids
+
+
+def test_an_old_turn_longer_than_the_context_is_dropped(
+    small: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it is not tokenised."""
+    prompt_builder, long = small.prompt_builder, user(text("Hm? " * 100_000))
+    encode, longest = Tokenizer._encode, []
+    monkeypatch.setattr(Tokenizer, "_encode", lambda *a: longest.append(len(a[2])) or encode(*a))
+    last = [SYSTEM, user(text("More"))]
+    for old in ([long, assistant("No.")], [user(text("Yes")), assistant("No."), long]):
+        asked = [SYSTEM, *old, last[1]]
+        room = small.media_room(asked, truncation="auto", **LIMITS)
+        assert room.fit(small.media_settings.sizes, []).messages(asked) == last
+        made = prompt_builder.prompt(asked, most_tokens=319, truncation=Truncation(CONTEXT))
+        assert made.token_ids.equal(prompt_builder.prompt(last).token_ids)
+    assert max(longest) < 100_000
+    with pytest.raises(PromptTooLongError, match=r"the prompt has 4000\d\d characters, which"):
+        small.generate_text([SYSTEM, user(text("Yes")), assistant("No."), long], truncation="auto")
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from qwen3_omni_neuron.prompt.chat_template import ChatTemplate
 from qwen3_omni_neuron.prompt.fitting import Room, TurnsRoom
 from qwen3_omni_neuron.prompt.literal_text import LiteralText, SpecialNames
 from qwen3_omni_neuron.prompt.media.clip import GrowingClip, features
+from qwen3_omni_neuron.prompt.media.fields import ignore
 from qwen3_omni_neuron.prompt.media.items import (
     AudioItem,
     ImageItem,
@@ -141,7 +142,9 @@ class PromptBuilder:
         load = self.loader(use_audio_in_video, most_tokens)
         reserved = () if literal_text else self.reserved
         check = self.text_check(most_tokens)
-        checked, found = read_messages(messages, reserved, load.begin, check)
+        # A text that may be dropped may have any length.
+        of_messages = check if truncation is None else ignore
+        checked, found = read_messages(messages, reserved, load.begin, of_messages)
         checked_tools = read_tools(tools, reserved, check)
         shares: Sequence[int] | None = None
         if most_tokens is not None and any(isinstance(item, Unread) for item in found):
@@ -196,7 +199,8 @@ class PromptBuilder:
         if truncation is None:
             return self.room(messages, most_tokens, reply_tokens, tools, literal_text)
         self._check_tools(messages, tools)
-        instructions, parts = self._parts(messages, tools, literal_text, ())
+        most = truncation.most_tokens
+        instructions, parts = self._parts(messages, tools, literal_text, (), most)
         return TurnsRoom(truncation, instructions, parts, most_tokens, reply_tokens)
 
     def audio_tokens(self, samples: int) -> int:
@@ -387,7 +391,8 @@ class PromptBuilder:
         truncation: Truncation,
     ) -> tuple[Messages, Sequence[Media], Collection[int]]:
         """Return messages without the oldest turns, if they exceed the limits; see `assemble`."""
-        instructions, parts = self._parts(messages, tools, literal_text, said)
+        most = truncation.most_tokens
+        instructions, parts = self._parts(messages, tools, literal_text, said, most)
         tokens = [self.media_tokens(item) for item in media]
         kept = truncation.first_kept(instructions, with_media(parts, tokens))
         if not kept:
@@ -407,9 +412,11 @@ class PromptBuilder:
         tools: Sequence[Mapping[str, Any]],
         literal_text: bool,
         said: Collection[int],
+        most: int,
     ) -> tuple[int, list[ConversationPart]]:
         """Return the tokens of a conversation's instructions and tools, and its other parts.
 
+        One of certainly more than `most` tokens is not tokenised, and counts as one more than them.
         The parts have the tokens of their text alone. A template writes each part alike in any
         conversation. So its length is how much a prompt grows by it, which is kept for the next
         turns.
@@ -426,7 +433,10 @@ class PromptBuilder:
             if found is None:
                 if len(self._lengths) >= _MOST_LENGTHS:
                     self._lengths.clear()
-                found = len(self._template_ids(part, tools, literal_text, own))
+                try:
+                    found = len(self._template_ids(part, tools, literal_text, own, most))
+                except PromptTooLongError:
+                    return most + 1
                 self._lengths[key] = found
             return found
 
