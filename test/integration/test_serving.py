@@ -661,7 +661,8 @@ def test_calls_and_reasoning_have_fields_of_their_own(stream: bool) -> None:
     messages, _ = model.asked[1]
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "user"]
     function = {"name": "add", "arguments": "{}"}
-    assert messages[1]["tool_calls"] == [{"type": "function", "function": function}]
+    assert messages[1]["tool_calls"] == [{"id": "1", "type": "function", "function": function}]
+    assert messages[2] == {"role": "tool", "content": "3", "tool_call_id": "1"}
 
 
 def test_what_follows_a_call_of_a_tool_is_not_spoken() -> None:

@@ -213,6 +213,14 @@ HONOURED: Mapping[str, tuple[Json, Json]] = {
     "messages[].audio": (assistant(content=None, audio={"id": "a"}), assistant()),
     "messages[].audio.id": (assistant(content=None, audio={"id": "a"}), assistant()),
     "messages[].tool_calls": (assistant(tool_calls=[CALL]), assistant()),
+    "messages[].tool_call_id": (
+        after({"role": "tool", "tool_call_id": "c", "content": "5"}),
+        after({"role": "tool", "tool_call_id": "d", "content": "5"}),
+    ),
+    "messages[].tool_calls[].id": (
+        assistant(tool_calls=[CALL]),
+        assistant(tool_calls=[{**CALL, "id": "other"}]),
+    ),
     "messages[].tool_calls[].type": (assistant(tool_calls=[CALL]), assistant()),
     "messages[].tool_calls[].function": (assistant(tool_calls=[CALL]), assistant()),
     "messages[].tool_calls[].function.name": (assistant(tool_calls=[CALL]), assistant()),
@@ -263,10 +271,8 @@ WITHOUT_EFFECT: Mapping[str, Json] = {
     "messages[].index": user(index=1),
     "messages[].metadata": user(metadata={"a": 1}),
     "messages[].cache_control": user(cache_control=CACHED),
-    "messages[].tool_call_id": after({"role": "tool", "tool_call_id": "c", "content": "5"}),
     "messages[].*": assistant(**BACK),
     "messages[].audio.*": assistant(audio={"id": "a", "data": "AAAA", "expires_at": 5}),
-    "messages[].tool_calls[].id": assistant(tool_calls=[CALL]),
     "messages[].tool_calls[].*": assistant(tool_calls=[{**CALL, "index": 1}]),
     "messages[].tool_calls[].function.*": assistant(
         tool_calls=[{**CALL, "function": {**CALL["function"], "parsed_arguments": {"a": 1}}}]

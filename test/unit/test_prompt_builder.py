@@ -20,6 +20,7 @@ from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.media import video_file
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.pixels import Visual
+from qwen3_omni_neuron.prompt.messages import read_messages
 from testing.made_videos import make_video
 from testing.media_cases import CASES, QUESTION_WAV, audio, image, user, video
 
@@ -176,6 +177,30 @@ def test_prompts_with_media_are_the_references(
     if prompt.images:
         torch.testing.assert_close(patches_of(prompt.images), theirs["pixel_values"])
         assert [list(v.grid) for v in prompt.images] == theirs["image_grid_thw"].tolist()
+
+
+def test_results_of_tools_are_read_in_the_order_of_their_calls(
+    prompt_builder: PromptBuilder,
+) -> None:
+    """As their ids tell it: a prompt has none."""
+    function = {"name": "add", "arguments": "{}"}
+    calls = [{"id": name, "type": "function", "function": function} for name in "abc"]
+    asked = {"role": "user", "content": "Add."}
+    called = {"role": "assistant", "content": None, "tool_calls": calls}
+
+    def result(content: str, call: str | None) -> dict[str, Any]:
+        return {"role": "tool", "content": content, "tool_call_id": call}
+
+    def read(*given: dict[str, Any]) -> list[str]:
+        checked, _ = read_messages([asked, called, *given], (), pytest.fail)
+        return [message["content"] for message in checked[2:]]
+
+    of_a, of_b, of_c = (result(name.upper(), name) for name in "abc")
+    again = [{**called, "tool_calls": calls[:1]}, result("second", "a"), asked]
+    assert read(of_c, of_a, of_b, *again, of_b) == ["A", "B", "C", "", "second", "Add.", "B"]
+    assert read(result("1", None), of_b, result("2", "z"), of_a) == ["A", "B", "1", "2"]
+    assert read(result("1", None), result("2", None)) == ["1", "2"]
+    assert read(result("1", "z"), asked, of_a) == ["1", "Add.", "A"]
 
 
 @pytest.mark.parametrize(

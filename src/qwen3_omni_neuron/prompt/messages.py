@@ -18,8 +18,8 @@ from qwen3_omni_neuron.prompt.media.item_fields import read_fields, unknown_name
 
 ROLES = ("system", "user", "assistant", "tool")
 MEDIA_KINDS = ("audio", "image", "video")
-# Fields of a message. The prompt has no place for `name` and `tool_call_id`: results of tools are
-# read in the order of their calls.
+# Fields of a message. The prompt has no place for `name` and `tool_call_id`: the model reads the
+# results of tools in the order of their calls.
 _FIELDS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(ROLES, ("role", "content", "name")),
     "assistant": ("role", "content", "tool_calls", "name"),
@@ -72,6 +72,7 @@ def read_messages(
 ) -> tuple[list[dict[str, Any]], list[Media]]:
     """Check messages; return them for a chat template, and their media in order.
 
+    Results of tools are put into the order of their calls, where their ids tell it.
     reserved: tokens that stand for media in a prompt, which no text may contain. check: called with
     each text before anything else reads it.
     Raises MessageError, which names the wrong message or item, and the errors of `load` and
@@ -90,7 +91,28 @@ def read_messages(
     checked = [reader.message(m, f"messages[{i}]") for i, m in enumerate(messages)]
     if not any(message["role"] == "user" for message in checked):
         raise MessageError("the conversation has no user message; there is nothing to answer.")
-    return checked, reader.media
+    return _in_order_of_calls(checked, [m.get("tool_call_id") for m in messages]), reader.media
+
+
+def _in_order_of_calls(
+    messages: Sequence[dict[str, Any]], ids: Sequence[Any]
+) -> list[dict[str, Any]]:
+    """Return messages, with results that follow one another in the order of their calls.
+
+    ids: `tool_call_id` of each message. Results without that of a call keep their order, after the
+    others.
+    """
+    calls: Sequence[Any] = ()
+    turn, places = 0, list[tuple[int, int]]()
+    for message, call_id in zip(messages, ids, strict=True):
+        if message["role"] == "tool":
+            known = isinstance(call_id, str) and call_id in calls
+            places.append((turn, calls.index(call_id) if known else len(calls)))
+        else:
+            turn, calls = turn + 1, [call.get("id") for call in message.get("tool_calls", ())]
+            places.append((turn, -1))
+    order = sorted(range(len(messages)), key=places.__getitem__)
+    return [messages[at] for at in order]
 
 
 def read_tools(

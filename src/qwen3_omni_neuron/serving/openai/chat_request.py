@@ -451,6 +451,8 @@ def _message(
     role = "system" if message.role == "developer" else message.role
     _check_message(message, where)
     made: dict[str, Any] = {"role": role}
+    if role == "tool":
+        made["tool_call_id"] = message.tool_call_id
     content = message.content or message.refusal or message.content
     if content is None and message.audio is not None:
         content = replies.transcript(message.audio.id, owner)
@@ -463,7 +465,7 @@ def _message(
             )
     if message.tool_calls and role == "assistant":
         made["tool_calls"] = [
-            {"type": call.type, "function": declared(call.function, CalledFunction)}
+            {"id": call.id, "type": call.type, "function": declared(call.function, CalledFunction)}
             for call in message.tool_calls
         ]
     elif content is None:
