@@ -221,24 +221,6 @@ def test_too_many_tokens_are_refused(resizer: Resizer) -> None:
         resizer.grid(320, 640, 5, detail="high", most_tokens=599)
 
 
-@pytest.mark.parametrize(
-    ("limits", "said"),
-    [
-        ({"min_pixels": 0}, "min_pixels 0"),
-        ({"max_pixels": -5}, "max_pixels -5"),
-        ({"max_pixels": 1e6}, "max_pixels 1000000.0"),
-        ({"max_pixels": True}, "max_pixels True"),
-        ({"max_pixels": "9"}, "max_pixels '9'"),
-        ({"min_pixels": 9000, "max_pixels": 8000}, "9000, above its max_pixels 8000"),
-    ],
-)
-def test_limits_that_cannot_be_are_refused(resizer: Resizer, limits: Any, said: str) -> None:
-    with pytest.raises(ImageError, match=f"^here has .*{said}"):
-        resizer.grid(64, 64, **limits)
-    with pytest.raises(VideoError, match=f"^here has .*{said}"):
-        resizer.grid(64, 64, 2, **limits)
-
-
 def test_what_is_too_long_for_the_encoder_is_refused(resizer: Resizer) -> None:
     assert resizer.grid(1, 200)
     for error, shape in ((ImageError, (1, 201)), (VideoError, (201, 1, 2)), (ImageError, (0, 5))):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.errors import AudioError, InputError
+from qwen3_omni_neuron.errors import AudioError, InputError, VideoError
 from qwen3_omni_neuron.prompt.media.cut_short import (
     BY_SIZE,
     MISSING_S,
@@ -25,7 +25,7 @@ from qwen3_omni_neuron.prompt.media.cut_short import (
     promised_s,
 )
 from qwen3_omni_neuron.prompt.media.fields import Source, Warn, name_of, open_media
-from qwen3_omni_neuron.prompt.media.joined import FileView, Part, whole
+from qwen3_omni_neuron.prompt.media.joined import FileView, Part
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
@@ -40,6 +40,7 @@ SOUND_NAMES = (
     "WAV, AIFF, AU, CAF, FLAC, Ogg (Vorbis, Opus, FLAC, Speex), MP3, AAC, AC-3, AMR, WMA, WebM, "
     "Matroska, MP4, M4A, AVI and MPEG-TS"
 )
+_ERRORS: dict[str, type[InputError]] = {"audio": AudioError, "video": VideoError}
 WITHOUT_PYAV = "WAV, AIFF, AU, CAF, FLAC, or Ogg (Vorbis, Opus)"
 MOST_PACKETS = 1 << 23  # in a file: 58 hours of MP3, which has 40 a second
 _BARE = frozenset(("mp3", "aac", "ac3", "eac3"))  # frames, one after another, without a header
@@ -53,15 +54,14 @@ class _ManyPacketsError(Exception):
 
 
 @contextmanager
-def opened(
-    source: Source, where: str, kind: str, error: type[InputError], part: Part | None = None
-) -> "Iterator[InputContainer]":
+def opened(source: Source, where: str, kind: str, part: Part) -> "Iterator[InputContainer]":
     """Open a file with PyAV, and close it afterwards.
 
-    kind: what is wanted of it, "audio" or "video". part: the file in a joined one; None: the whole.
-    Raises `error`, which begins with `where`, when PyAV is not installed or the file can't be
-    opened, and inside the context for PyAV's errors and for too many packets.
+    kind: what is wanted of it, "audio" or "video". part: the file in a joined one.
+    Raises AudioError or VideoError, which begins with `where`, when PyAV is not installed or the
+    file can't be opened, and inside the context for PyAV's errors and for too many packets.
     """
+    error = _ERRORS[kind]
     try:
         import av
     except ImportError as reason:
@@ -77,7 +77,7 @@ def opened(
     # protocol allowed it can't open those; the file object that we opened needs none.
     options = {"protocol_whitelist": ""}
     with open_media(source, where, error) as file:
-        view = FileView(file, part or whole(file))
+        view = FileView(file, part)
         try:
             with av.open(view, "r", options=options, metadata_errors="replace") as container:
                 yield container
@@ -130,7 +130,7 @@ def open_contained(source: Source, where: str, part: Part, warn: Warn) -> Opened
     warn: called at the end of the samples if the file is cut short or damaged.
     Raises AudioError when it can't be opened, or has no audio that can be decoded.
     """
-    with opened(source, where, "audio", AudioError, part) as container:
+    with opened(source, where, "audio", part) as container:
         stream = _audio_stream(container, source, where)
         found = _measure(container, stream)
         if not found.packets and not stream.duration and stream.rate:  # as a WAV without samples
@@ -284,7 +284,7 @@ def _sections(
     """Decode a file's samples. promised: length in seconds, if it is known to be cut short."""
     count = broken = 0
     ends_broken, marked, found, batch = part.cut, False, 0.0, _Batch()
-    with opened(source, where, "audio", AudioError, part) as container:
+    with opened(source, where, "audio", part) as container:
         stream = _audio_stream(container, source, where)
         # One of these without its size ends in such a packet, too.
         name = container.format.name

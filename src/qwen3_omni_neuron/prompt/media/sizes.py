@@ -16,9 +16,9 @@ from qwen3_omni_neuron.errors import (
     VideoError,
     format_value,
 )
-from qwen3_omni_neuron.prompt.media.fields import Warn, whole_number
+from qwen3_omni_neuron.prompt.media.fields import Warn
 from qwen3_omni_neuron.prompt.media.image import MAX_ASPECT
-from qwen3_omni_neuron.prompt.media.item_fields import DETAILS, MOST_PIXELS, MOST_SIDE
+from qwen3_omni_neuron.prompt.media.item_fields import MOST_PIXELS
 from qwen3_omni_neuron.prompt.media.preprocessor import whole_setting
 
 Grid = tuple[int, int, int]
@@ -42,7 +42,7 @@ _RESIZED_TOKENS = (4, 16384)
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """Limits of an item's size, as the caller gave them; `Sizes` checks them.
+    """Limits of an item's size, as prompt.media.item_fields reads them.
 
     min_pixels, max_pixels: number of pixels after resizing; None: the default of its kind.
     total_pixels: most pixels of a video's frames / 2. resized_height, resized_width: the size
@@ -51,12 +51,12 @@ class SizeLimits:
     None: no maximum.
     """
 
-    min_pixels: Any = None
-    max_pixels: Any = None
-    total_pixels: Any = None
-    resized_height: Any = None
-    resized_width: Any = None
-    detail: Any = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    total_pixels: int | None = None
+    resized_height: int | None = None
+    resized_width: int | None = None
+    detail: str | None = None
     least_frames: int = LEAST_FRAMES
     most_tokens: int | None = None
 
@@ -64,10 +64,8 @@ class SizeLimits:
     def of(cls, item: Mapping[str, Any], most_tokens: int | None = None) -> "SizeLimits":
         """Return the limits in the fields of a message's item."""
         named = {name: item.get(name) for name in SIZE_FIELDS}
-        least = LEAST_FRAMES
-        for name in ("min_frames", "nframes"):  # frames that the caller asks for are kept
-            asked = whole_number(item.get(name))
-            least = least if asked is None else max(least, asked)
+        # Frames that the caller asks for are kept.
+        least = max(LEAST_FRAMES, item.get("min_frames") or 0, item.get("nframes") or 0)
         return cls(**named, least_frames=least, most_tokens=most_tokens)
 
     @property
@@ -157,8 +155,8 @@ class Sizes:
         One of more than asked.most_tokens is shrunk to them, unless its `detail` or resized_height
         forbids it: an image down to LEAST_TOKENS; of a video first its frames, down to their least
         pixels, then their number; see `frames_of`.
-        Raises ImageError or VideoError for a side more than MAX_ASPECT times the other or for
-        impossible limits, and PromptTooLongError for more than asked.most_tokens.
+        Raises ImageError or VideoError for a side more than MAX_ASPECT times the other, and
+        PromptTooLongError for more than asked.most_tokens.
         """
         exact, most, asked = self.exact_grid(size), size.asked.most_tokens, size.asked
         if most is None or self.tokens(exact) <= most:
@@ -247,32 +245,6 @@ class Sizes:
         """Return the height and width in pixels of a grid."""
         return grid[1] * self.patch_size, grid[2] * self.patch_size
 
-    def resized(self, height: int, width: int, limits: PixelLimits) -> tuple[int, int]:
-        """Return the height and width to which an image is resized.
-
-        Both are multiples of patch_size * merge_size, their ratio is nearly kept, and their product
-        is within the limits, unless one such multiple a side is already more.
-        Raises ValueError where one side is more than MAX_ASPECT times the other.
-        Source: transformers smart_resize.
-        """
-        aspect = max(height, width) / min(height, width)
-        if aspect > MAX_ASPECT:
-            raise ValueError(
-                f"one side is {aspect:.1f} times the other, and {MAX_ASPECT} times is the most"
-            )
-        unit = self.patch_size * self.merge_size
-        low, high = limits
-        nearest = round(height / unit) * round(width / unit) * unit**2
-        if nearest > high:
-            shrink = math.sqrt((height * width) / high)
-            sides = [max(1, math.floor(side / shrink / unit)) for side in (height, width)]
-        elif nearest < low:
-            grow = math.sqrt(low / (height * width))
-            sides = [math.ceil(side * grow / unit) for side in (height, width)]
-        else:
-            sides = [round(side / unit) for side in (height, width)]
-        return sides[0] * unit, sides[1] * unit
-
     def advice(self, size: VisualSize, several: bool = False) -> str:
         """Return what makes an item fit that does not. several: it has others beside it."""
         asked, a_frame, ways = size.asked, "" if size.frames is None else " a frame", list[str]()
@@ -303,7 +275,8 @@ class Sizes:
         short, long = sorted((size.height, size.width))
         flat = short / long * (pixels // self._token_pixels) ** 2 * self._token_pixels
         high = min(limits[1], pixels, max(flat, self._token_pixels))
-        made = self.resized(size.height, size.width, (min(limits[0], int(high)), high))
+        limits = min(limits[0], int(high)), high
+        made = self._resized(size, size.height, size.width, limits)
         grid = exact[0], made[0] // self.patch_size, made[1] // self.patch_size
         return min(exact, grid, key=self.tokens)
 
@@ -320,22 +293,38 @@ class Sizes:
     def _resized(
         self, size: VisualSize, height: int, width: int, limits: PixelLimits
     ) -> tuple[int, int]:
-        try:
-            return self.resized(height, width, limits)
-        except ValueError as reason:
-            raise size.error(f"{size.where} is {width} x {height} pixels: {reason}.") from reason
+        """Return the height and width to which an image is resized.
+
+        Both are multiples of patch_size * merge_size, their ratio is nearly kept, and their product
+        is within the limits, unless one such multiple a side is already more.
+        size: the image, whose error is raised where one side is more than MAX_ASPECT times the
+        other. Source: transformers smart_resize.
+        """
+        aspect = max(height, width) / min(height, width)
+        if aspect > MAX_ASPECT:
+            raise size.error(
+                f"{size.where} is {width} x {height} pixels: one side is {aspect:.1f} times the "
+                f"other, and {MAX_ASPECT} times is the most."
+            )
+        unit = self.patch_size * self.merge_size
+        low, high = limits
+        nearest = round(height / unit) * round(width / unit) * unit**2
+        if nearest > high:
+            shrink = math.sqrt((height * width) / high)
+            sides = [max(1, math.floor(side / shrink / unit)) for side in (height, width)]
+        elif nearest < low:
+            grow = math.sqrt(low / (height * width))
+            sides = [math.ceil(side * grow / unit) for side in (height, width)]
+        else:
+            sides = [round(side / unit) for side in (height, width)]
+        return sides[0] * unit, sides[1] * unit
 
     def _asked_size(self, size: VisualSize) -> tuple[int, int] | None:
         """Return the height and width of resized_height and resized_width, None without them.
 
-        Raises the item's error. Source: qwen-omni-utils.
+        Source: qwen-omni-utils.
         """
-        height = _count(size, "resized_height", MOST_SIDE)
-        width = _count(size, "resized_width", MOST_SIDE)
-        if (height is None) is not (width is None):
-            raise size.error(
-                f"{size.where} has resized_height or resized_width alone: give both, or none."
-            )
+        height, width = size.asked.resized_height, size.asked.resized_width
         if height is None or width is None:
             return None
         low, high = (tokens * self._token_pixels for tokens in _RESIZED_TOKENS)
@@ -346,26 +335,25 @@ class Sizes:
         return nearest if low <= nearest[0] * nearest[1] <= high else made
 
     def _limits(self, size: VisualSize) -> PixelLimits:
-        """Return the least and most pixels of an image or a frame. Raises the item's error."""
+        """Return the least and most pixels of an image or a frame."""
         usual = (self.min_pixels, self.max_pixels) if size.frames is None else _VIDEO_LIMITS
-        low: int
-        high: float
-        low, high = _limits(usual, size)
-        detail, total = size.asked.detail, _count(size, "total_pixels")
+        asked, total = size.asked, size.asked.total_pixels
+        low = usual[0] if asked.min_pixels is None else asked.min_pixels
+        high: float = usual[1] if asked.max_pixels is None else asked.max_pixels
+        if low > high:
+            # Only one limit was given, and the other's default contradicts it. The minimum becomes
+            # 1, not the maximum: an image enlarged to a minimum is rounded up, beyond an equal
+            # maximum.
+            low, high = (low, low) if asked.max_pixels is None else (1, high)
         if size.frames is not None and total is not None:
             frames = -(-size.frames // self.temporal_patch_size) * self.temporal_patch_size
             each = max(min(usual[1], total / frames * _TOGETHER), int(low * 1.05))
-            high = each if size.asked.max_pixels is None else min(high, each)
-        if detail is not None and not (isinstance(detail, str) and detail in DETAILS):
-            raise size.error(
-                f"{size.where} has detail {format_value(detail)}; it is one of "
-                f"{', '.join(DETAILS)}."
-            )
-        if detail == "low":
+            high = each if asked.max_pixels is None else min(high, each)
+        if asked.detail == "low":
             most = LOW_TOKENS if size.frames is None else LOW_FRAME_TOKENS
             high = min(high, most * self._token_pixels)
             # What is smaller than the minimum is enlarged and rounded up: leave room for that.
-            low = min(low, int(high) // (2 if size.asked.min_pixels is None else 1))
+            low = min(low, int(high) // (2 if asked.min_pixels is None else 1))
         return low, high
 
 
@@ -384,32 +372,3 @@ class MediaSettings:
     def longest_audio_s(self, most_tokens: int | None) -> float:
         """Return the length of audio with `most_tokens` tokens; None: any number."""
         return float("inf") if most_tokens is None else most_tokens / self.audio_tokens_per_s
-
-
-def _limits(usual: tuple[int, int], size: VisualSize) -> tuple[int, int]:
-    min_pixels, max_pixels = _count(size, "min_pixels"), _count(size, "max_pixels")
-    if min_pixels is not None and max_pixels is not None and min_pixels > max_pixels:
-        raise size.error(
-            f"{size.where} has min_pixels {min_pixels}, above its max_pixels {max_pixels}."
-        )
-    low = usual[0] if min_pixels is None else min_pixels
-    high = usual[1] if max_pixels is None else max_pixels
-    if low <= high:
-        return low, high
-    # Only one limit was given, and the other's default contradicts it. The minimum becomes 1, not
-    # the maximum: an image enlarged to a minimum is rounded up, beyond an equal maximum.
-    return (low, low) if max_pixels is None else (1, high)
-
-
-def _count(size: VisualSize, name: str, most: int | None = None) -> int | None:
-    """Return an item's number of pixels, None if it has none. Raises the item's error."""
-    value = getattr(size.asked, name)
-    if value is None:
-        return None
-    pixels = whole_number(value)
-    if pixels is None or pixels < 1 or (most is not None and pixels > most):
-        allowed = "1 or more" if most is None else f"1 to {most}"
-        raise size.error(
-            f"{size.where} has {name} {format_value(value)}; it is a whole number, {allowed}."
-        )
-    return min(pixels, MOST_PIXELS)

@@ -137,7 +137,7 @@ def read_video_file(
         return _read_webp(source, where, sampling, check, fit, warn)
     if found is not None and found.kind == "document":
         raise VideoError(f"{place} is {found.name}, not a video. Give a video, or frames.")
-    with opened(source, where, "video", VideoError, part) as container:
+    with opened(source, where, "video", part) as container:
         stream = _video_stream(container, source, where, threads)
         whole = read_timeline(container, stream, sampling.fps)
         total = len(whole.ticks)
@@ -311,7 +311,7 @@ def _read_frames(
     threads: int,
 ) -> "_KeptFrames":
     """Decode the frame shown at each chosen tick, without keeping others in memory."""
-    with opened(source, where, "video", VideoError, part) as container:
+    with opened(source, where, "video", part) as container:
         stream = _video_stream(container, source, where, threads)
         kept = _KeptFrames(chosen, timeline, fit)
         previous: tuple[int, VideoFrame] | None = None
@@ -426,7 +426,7 @@ def _read_audio(
     It ends with the audio, or with a part's end. Returns None if there is no audio in this time.
     """
     place = f"{where} (its audio)"
-    with opened(source, where, "video", VideoError, part) as container:
+    with opened(source, where, "video", part) as container:
         if not container.streams.audio:
             return None
         stream: AudioStream = container.streams.audio[0]
