@@ -14,6 +14,7 @@ import pytest
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.server import Server
+from testing.http_client import HttpClient
 from testing.http_server import client_of, serving, url_of, wait_until
 from testing.raw_http import (
     ASKED,
@@ -256,6 +257,39 @@ def test_a_request_that_takes_too_long_ends(omni: Qwen3Omni) -> None:
             client.post("/chat/completions", body={**LONG, "stream": False}, cast_to=object)
         assert late.value.status_code == 504
         wait_until(lambda: omni.status().running == 0)
+
+
+STREAMS: dict[str, dict[str, Any]] = {
+    "chat/completions": LONG,
+    "completions": {"prompt": "Hello", "max_tokens": 2000, "ignore_eos": True, "stream": True},
+    "responses": {"input": "Hello", "ignore_eos": True, "stream": True},
+}
+
+
+@pytest.mark.usefixtures("slow_steps")
+@pytest.mark.parametrize("path", STREAMS)
+@pytest.mark.parametrize("end", ["request_timeout", "drained", "ended"])
+def test_a_stream_that_a_server_ends_early_says_so_in_its_last_event(
+    omni: Qwen3Omni, path: str, end: str
+) -> None:
+    limits = {"request_timeout_s": 0.3} if end == "request_timeout" else {}
+    with serving(omni, **limits, drain_timeout_s=0.1 if end == "drained" else 300.0) as server:
+        with HttpClient(f"{url_of(server)}/v1/{path}") as client:
+            answer = client.begin("", STREAMS[path])
+            for _ in range({"drained": 1, "ended": 2}.get(end, 0)):
+                server.stop()
+            *_, last, rest = answer.read().split(b"\n\n")
+        wait_until(lambda: omni.status().running == 0)
+    event = json.loads(last.partition(b"data: ")[2])
+    code = "request_timeout" if end == "request_timeout" else "cancelled"
+    if path == "responses":
+        error = event["response"]["error"]
+        assert (event["type"], event["response"]["status"]) == ("response.failed", "failed")
+        assert (error["code"], error["type"]) == ("server_error", code)
+        assert {item["status"] for item in event["response"]["output"]} == {"incomplete"}
+    else:
+        assert (event["error"]["type"], event["error"]["code"]) == ("server_error", code)
+    assert (answer.status, rest) == (200, b"")
 
 
 def test_eight_vanishing_clients_at_once_do_not_slow_a_ninth(

@@ -26,7 +26,6 @@ PROBES = ("/health", "/ready")
 OPEN_PATHS = (*PROBES, *page.FILES, *reference.PATHS)
 """Paths that need no key, count towards no rate and are answered while the server drains."""
 MOST_HEADER_BYTES = 1 << 15
-_LAST_S = 1.0
 _WATCHED = ("/metrics", *OPEN_PATHS)
 _KNOWN = (
     *("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/audio/speech"),
@@ -72,8 +71,7 @@ class Gate:
         except asyncio.CancelledError:  # the server ends without waiting for this request
             context.error = "cancelled"
             message = "the server ended before it had answered. Send the request again."
-            with anyio.move_on_after(_LAST_S):
-                await answer.refuse(ApiError(503, message, "cancelled", retry_after_s=RETRY_S))
+            await answer.refuse(ApiError(503, message, "cancelled", retry_after_s=RETRY_S))
             raise
         except Exception as error:
             releases.close()

@@ -2,10 +2,11 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, closing
 from typing import Any
 
+import anyio
 from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,6 +26,7 @@ EVENTS = "text/event-stream"
 WARNINGS = b"x-warnings"
 """Header with sentences about files that are not used whole, or not as they are."""
 _MOST_HEADER = 2000  # bytes of this header: clients refuse long ones
+_LAST_S = 1.0  # time to send an error
 _MORE = b" ..."  # end of a header that has not all of the warnings
 
 
@@ -38,12 +40,15 @@ class AnswerSender:
 
     A large body is sent in pieces, each once the connection's buffer has space. Until the client
     has taken all but the last piece, the answer is in progress, and cancelling the request ends it.
+    A stream of events that ends early says why in its last event.
     """
 
     def __init__(self, send: Send, service: Service, context: Context, kind: str):
         """kind: type of the request's scope, "http" or "websocket"."""
         self._send, self._service, self._context = send, service, context
         self._before = "" if kind == "http" else "websocket."
+        self._last_event: Callable[[ApiError], bytes] | None = None
+        self._between = False  # True between two pieces of a stream: an event may follow
 
     async def send(self, message: Message) -> None:
         """Send one message of the application."""
@@ -64,14 +69,14 @@ class AnswerSender:
     async def stream(self, pieces: AsyncGenerator[bytes, None], answer: "PieceStream") -> None:
         """Send pieces as they are made. An error before the first one is raised.
 
-        A client that reads slowly slows the generator, and with it the request. An error after the
-        first piece is sent as an event, or cuts the answer short, visibly for the client.
+        A client that reads slowly slows the generator, and with it the request. For an error after
+        the first piece see `refuse`.
         """
         async with aclosing(pieces):
             piece = await anext(pieces)
             start = {"type": "http.response.start", "status": 200, "headers": answer.raw_headers}
             await self.send(start)
-            last = b""
+            self._last_event = answer.last_event
             try:
                 await self._send_body(piece, True)
                 async for piece in pieces:
@@ -79,16 +84,25 @@ class AnswerSender:
             except Exception as error:
                 refusal = self._service.failed(error, self._context)
                 self._context.refused(refusal)
-                if answer.media_type != EVENTS:
-                    return
-                last = error_event(refusal)
-        await self._send_body(last, False)
+                await self.refuse(refusal)
+                return
+        await self._send_body(b"", False)
 
     async def refuse(self, error: ApiError) -> None:
-        """Answer with an error; if an answer has already begun, leave it cut short."""
+        """Answer with an error.
+
+        An answer that has already begun ends with it as an event, or is left cut short, visibly for
+        the client. One that does not read is not waited for.
+        """
+        with anyio.move_on_after(_LAST_S):
+            await self._refuse(error)
+
+    async def _refuse(self, error: ApiError) -> None:
         if self._context.status:
             if self._before:
                 await self._send({"type": "websocket.close", "code": 1011, "reason": error.code})
+            elif self._between and self._last_event is not None:
+                await self._send_body(self._last_event(error), False)
             return
         body = error.json
         headers = {"content-type": "application/json", **error.headers}
@@ -100,19 +114,30 @@ class AnswerSender:
         await self.send({"type": end, "body": body, "more_body": False})
 
     async def _send_body(self, body: bytes, more: bool) -> None:
+        self._between = False
         for piece, last in pieces_of(body):
             message = {"type": "http.response.body", "body": piece, "more_body": more or not last}
             await self._send(message)
+        self._between = more
 
 
 class PieceStream(Response):
-    """Response in pieces, which `AnswerSender.stream` sends: sound, or server-sent events."""
+    """Response in pieces, which `AnswerSender.stream` sends: sound, or server-sent events.
 
-    def __init__(self, pieces: AsyncGenerator[bytes, None], media_type: str = EVENTS):
+    last_event: returns the event of an error that ends the events early; None: these are no events.
+    """
+
+    def __init__(
+        self,
+        pieces: AsyncGenerator[bytes, None],
+        media_type: str = EVENTS,
+        last_event: Callable[[ApiError], bytes] = error_event,
+    ):
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         super().__init__(headers=headers, media_type=media_type)
         del self.headers["content-length"]
         self._pieces = pieces
+        self.last_event = last_event if media_type == EVENTS else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all pieces."""
@@ -199,6 +224,10 @@ class Answer(ABC):
         Text that is ready at the same time is one event.
         """
 
+    def last_event(self, error: ApiError) -> bytes:
+        """Return the event of an error that ends a streamed answer early."""
+        return error_event(error)
+
     @abstractmethod
     def whole(self) -> bytes:
         """Return the answer as one object, in JSON."""
@@ -210,7 +239,7 @@ class Answer(ABC):
     async def response(self) -> Response:
         """Return the response in which it is sent: at once where it is streamed."""
         if self._streams:
-            return PieceStream(self.pieces())
+            return PieceStream(self.pieces(), last_event=self.last_event)
         await self.collect()
         body = await self._service.model.in_thread(self.whole)
         return Response(body, media_type="application/json")

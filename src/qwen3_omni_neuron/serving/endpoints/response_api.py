@@ -314,34 +314,27 @@ class ResponseReply(Reply):
         self._finish()
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """Yield the events. An error after the first ones is an event, too."""
+        """Yield the events."""
         begun = self._object("in_progress")
         pieces = [self._event(kind, response=begun) for kind in _BEGINNING]
-        sent = False
-        try:
-            with closing(self._served) as served:
-                async for events in served:
-                    parts, chunk = self._taken(events)
-                    for part in parts:
-                        pieces += map(self._numbered, self._items.add(part))
-                        if self.wanted.speaks and isinstance(part, Content):
-                            kind = "response.audio.transcript.delta"
-                            pieces.append(self._event(kind, delta=part.text))
-                    if chunk is not None:
-                        pieces.append(self._sound(chunk))
-                    if self._result is None:
-                        yield b"".join(pieces)
-                        pieces, sent = [], True
-            pieces += map(self._numbered, self._items.finish(self._status))
-            if self.wanted.speaks:
-                pieces += map(self._event, _END_OF_SPEECH)
-            self._finish()
-        except Exception as error:
-            if not sent:
-                raise
-            pieces = [self._failed(error)]
-        else:
-            pieces.append(self._framed(f"response.{self._status}", b'"response":' + self._body))
+        with closing(self._served) as served:
+            async for events in served:
+                parts, chunk = self._taken(events)
+                for part in parts:
+                    pieces += map(self._numbered, self._items.add(part))
+                    if self.wanted.speaks and isinstance(part, Content):
+                        kind = "response.audio.transcript.delta"
+                        pieces.append(self._event(kind, delta=part.text))
+                if chunk is not None:
+                    pieces.append(self._sound(chunk))
+                if self._result is None:
+                    yield b"".join(pieces)
+                    pieces = []
+        pieces += map(self._numbered, self._items.finish(self._status))
+        if self.wanted.speaks:
+            pieces += map(self._event, _END_OF_SPEECH)
+        self._finish()
+        pieces.append(self._framed(f"response.{self._status}", b'"response":' + self._body))
         yield b"".join(pieces)
 
     def whole(self) -> bytes:
@@ -362,13 +355,11 @@ class ResponseReply(Reply):
     def _status(self) -> str:
         return "incomplete" if self._reached_limit else "completed"
 
-    def _failed(self, error: Exception) -> bytes:
-        """Return the last event of a response that an error has ended."""
-        refusal = self._service.failed(error, self._context)
-        self._context.refused(refusal)
+    def last_event(self, error: ApiError) -> bytes:
+        """Return the event of an error that ends a streamed response early."""
         list(self._items.end("incomplete"))
-        code = "rate_limit_exceeded" if refusal.status == 429 else "server_error"
-        said = {"code": code, "message": refusal.message, "type": refusal.code}
+        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        said = {"code": code, "message": error.message, "type": error.code}
         failed = self._object("failed") | {"error": said}
         return self._event("response.failed", response=failed)
 
