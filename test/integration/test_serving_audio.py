@@ -138,12 +138,22 @@ def test_streamed_speech_is_the_whole_one(
         data = b"".join(base64.b64decode(event["audio"]) for event in deltas)
         tokens, frames = said.timings.text_tokens, said.timings.frames
         usage = {"input_tokens": tokens, "output_tokens": frames, "total_tokens": tokens + frames}
-        assert done == {"type": "speech.audio.done", "usage": usage}
+        end = {"finish_reason": "length", "usage": usage}
+        assert done == {"type": "speech.audio.done", **end}
     if sound_format == "mp3":
         assert data == client.audio.speech.create(**SPEECH).content
         return
     assert data.count(b"RIFF") == (sound_format == "wav")
     same_sound(data[44 * (sound_format == "wav") :], said.audio)
+
+
+@pytest.mark.parametrize(("limit", "reason"), [(4, "length"), (2000, "stop")])
+def test_speech_that_a_limit_has_cut_says_so(client: OpenAI, limit: int, reason: str) -> None:
+    asked = {**SPEECH, "extra_body": {**OPTIONS, "talker_max_new_tokens": limit}}
+    made = client.audio.speech.create(**asked, response_format="wav")
+    assert made.response.headers["x-finish-reason"] == reason
+    streamed = client.audio.speech.create(**asked, stream_format="sse")
+    assert events_of(streamed.content)[-1]["finish_reason"] == reason
 
 
 def test_another_speed_takes_another_time(client: OpenAI, said: Any) -> None:
@@ -188,7 +198,7 @@ def test_null_is_neutral_in_further_fields_of_speech(server: Server) -> None:
         ({"stream_format": "mp3"}, 400, "stream_format"),
         ({"thinker_top_k": 1}, 400, "thinker_top_k"),
         ({"speaker": "Ethan"}, 400, "speaker"),
-        ({"talker_top_k": -1}, 400, None),
+        ({"talker_top_k": -1}, 400, "talker_top_k"),
         ({"seed": 2**63}, 400, "seed"),
     ],
 )

@@ -116,6 +116,18 @@ def test_text_reasoning_and_calls_are_items_in_their_order(stream: bool) -> None
     assert model.asked[0][1]["tools"] == [{"type": "function", "function": function}]
 
 
+def test_reasoning_tokens_count_text_that_may_begin_its_end() -> None:
+    texts = ["1 ", "<", " 2, ", "so </", "th", "</think>", "yes"]
+    with scripted(texts, thinks=True) as (_, client, _):
+        made: Any = client.responses.create(model=MODEL, input="Is it?")
+        chat: Any = client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "Is it?"}]
+        )
+    assert made.output[0].content[0].text == "1 < 2, so </th"
+    assert made.usage.output_tokens_details.reasoning_tokens == 5
+    assert chat.usage.completion_tokens_details.reasoning_tokens == 5
+
+
 def test_a_stream_has_every_event_in_its_order() -> None:
     with scripted(["One ", f"two.{CALL}"]) as (_, client, _):
         events = events_of(client, model=MODEL, input="Hello", tools=[TOOL], metadata={"a": "b"})

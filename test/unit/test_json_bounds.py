@@ -161,8 +161,9 @@ def test_a_body_at_every_limit_is_read() -> None:
     body = json.dumps({"model": "m", "messages": messages, "tools": tools}).encode()
     assert len(parse_json(ChatRequest, body).messages) == MOST_MESSAGES
     check_json(b"")
-    with pytest.raises(ApiError, match="the body is not JSON"):
-        parse_json(ChatRequest, b"]")
+    for wrong in (b"]", b'{"metadata": {"a": NaN}}', b'{"metadata": [Infinity, -Infinity]}'):
+        with pytest.raises(ApiError, match="the body is not JSON"):
+            parse_json(ChatRequest, wrong)
 
 
 FUNCTION: Any = {"type": "function", "function": {"name": "f", "arguments": ""}}

@@ -5,7 +5,6 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pybase64
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -116,8 +115,7 @@ class ChatReply(Reply):
         if self._calls:
             message["tool_calls"] = [_call(call) for call in self._calls]
         if self.wanted.speaks and not self._calls:
-            samples = np.concatenate([np.zeros(0, np.float32), *self._samples])
-            sound = encode_sound(samples, SAMPLE_RATE, self.wanted.sound_format)
+            sound = encode_sound(self._ended.audio, SAMPLE_RATE, self.wanted.sound_format)
             # vllm-omni's clients print it. OpenAI's, which send `audio`, show the transcript.
             if not self.wanted.in_vllm_omnis_way:
                 message["content"] = None

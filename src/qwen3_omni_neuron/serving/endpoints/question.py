@@ -11,9 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 from fastapi.responses import Response
-from numpy.typing import NDArray
 
 from qwen3_omni_neuron.events import AudioChunk, Event, TextDelta
 from qwen3_omni_neuron.prompt.fitting import Room, TurnsRoom
@@ -176,7 +174,7 @@ def _texts(message: Json) -> Json:
 class Reply(Answer):
     """Answer to a conversation.
 
-    _texts, _reasons, _calls: parts of the text so far. _samples: sound of a whole answer.
+    _texts, _reasons, _calls: parts of the text so far.
     _logprobs: log-probabilities of the tokens of _texts, where the request asks for them.
     """
 
@@ -188,7 +186,6 @@ class Reply(Answer):
         self._reasons: list[str] = []
         self._calls: list[Call] = []
         self._reasoning_tokens = 0
-        self._samples: list[NDArray[np.float32]] = []
         self._logprobs: list[Json] = []
         self._held_logprobs: list[Json] = []  # tokens of text whose kind is not known yet
 
@@ -205,25 +202,28 @@ class Reply(Answer):
             if event.logprobs:
                 spell = self._context.omni.prompt_builder.token_bytes
                 self._held_logprobs += token_logprobs(event, spell)
-            return self._noted(self._split.push(event.text), len(event.token_ids))
+            parts = self._split.push(event.text)
+            if self._split.reasons:
+                self._reasoning_tokens += len(event.token_ids)
+            return self._noted(parts)
         if isinstance(event, AudioChunk):
             self._made += event.frames
-            # A tool call is not meant to be heard: from the first call on, speech is left out.
-            if not self._calls and not self.wanted.stream:
-                self._samples.append(event.samples)
             return []
         self._result = event.result
         at_limit = event.result.thinker_finish_reason == "length"
-        return self._noted(self._split.finish(at_limit=at_limit), 0)
+        return self._noted(self._split.finish(at_limit=at_limit))
 
     def _taken(self, events: Sequence[Event]) -> tuple[list[ReplyPart], AudioChunk | None]:
-        """Process events that came together. Returns the parts of text, and the chunk to send."""
+        """Process events that came together. Returns the parts of text, and the chunk to send.
+
+        A tool call is not meant to be heard: from the first call on, speech is left out.
+        """
         parts = _joined([part for event in events for part in self._take(event)])
         chunk = next((event for event in events if isinstance(event, AudioChunk)), None)
         return parts, None if self._calls else chunk
 
-    def _noted(self, parts: list[ReplyPart], tokens: int) -> list[ReplyPart]:
-        """Add parts to the whole answer and return them. tokens: number that they came from.
+    def _noted(self, parts: list[ReplyPart]) -> list[ReplyPart]:
+        """Add parts to the whole answer and return them.
 
         The first content has the log-probabilities of all tokens that they came from.
         """
@@ -236,7 +236,6 @@ class Reply(Answer):
         for part in parts:
             if isinstance(part, Reasoning):
                 self._reasons.append(part.text)
-                self._reasoning_tokens += tokens
             elif isinstance(part, Content):
                 self._texts.append(part.text)
             else:

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Finished
+from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Finished, FinishReason
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, SpeechArguments
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
@@ -115,6 +115,7 @@ async def speech(request: Request) -> Response:
     else:
         sound = [piece async for piece in spoken.pieces()]
         answer = Response(b"".join(sound), media_type=media_type)
+        answer.headers["x-finish-reason"] = spoken.finish_reason
     answer.headers["x-voice"] = spoken.speaker
     return answer
 
@@ -143,7 +144,8 @@ def _start(service: Service, context: Context) -> "SpokenText":
 class SpokenText:
     """One answer, sent as pieces of a sound file or as server-sent events.
 
-    The file is encoded while samples arrive, or as a whole at the end.
+    The file is encoded while samples arrive, or as a whole at the end. finish_reason: "length" once
+    a limit has cut the speech.
     """
 
     def __init__(
@@ -156,6 +158,7 @@ class SpokenText:
     ):
         """Start the speech. Raises ApiError if the speed is not available, and the API's errors."""
         self.wanted, self.speaker, self._service = wanted, speaker, service
+        self.finish_reason: FinishReason = "stop"
         self._head = wav_header(SAMPLE_RATE) if wanted.response_format == "wav" else b""
         self._kept: list[NDArray[np.float32]] = []
         self._tempo: Tempo | None = None
@@ -179,9 +182,9 @@ class SpokenText:
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """Yield the sound as it is made, or in one piece at the end.
 
-        In events, if the request wants them: the last one has the usage.
+        In events, if the request wants them: the last one has the finish reason and the usage.
         """
-        usage: dict[str, Any] = {}
+        done: dict[str, Any] = {"type": "speech.audio.done"}
         with closing(self._served) as served:
             async for (event,) in served:
                 if isinstance(event, AudioChunk):
@@ -189,12 +192,15 @@ class SpokenText:
                     if piece:
                         yield self._sent(piece)
                 elif isinstance(event, Finished):
-                    usage = speech_usage(event.result.timings)
+                    if event.result.talker_finish_reason == "length":
+                        self.finish_reason = "length"
+                    done["finish_reason"] = self.finish_reason
+                    done["usage"] = speech_usage(event.result.timings)
                     piece = await self._service.model.in_thread(self._last)
                     if piece or not self.wanted.in_events:
                         yield self._sent(piece)
         if self.wanted.in_events:
-            yield json_event({"type": "speech.audio.done", "usage": usage})
+            yield json_event(done)
 
     def _sent(self, piece: bytes) -> bytes:
         """Return a piece of the sound as it is sent."""

@@ -140,7 +140,7 @@ def parse_json(kind: type[Body], body: bytes) -> Body:
     check_json(body)
     try:
         # Not model_validate_json: it would copy a union's values for the union's discriminator.
-        return kind.model_validate(from_json(body))
+        return kind.model_validate(from_json(body, allow_inf_nan=False))
     except ValidationError as error:
         raise refused_field(error, kind) from error
     except ValueError as error:

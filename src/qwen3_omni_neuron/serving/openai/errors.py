@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from qwen3_omni_neuron.errors import (
@@ -19,8 +20,22 @@ from qwen3_omni_neuron.errors import (
     ToolCallError,
     VideoError,
 )
+from qwen3_omni_neuron.options import REQUEST_OPTIONS
 
 RETRY_S = 1
+_OPTIONS = "|".join(option.name for option in REQUEST_OPTIONS)
+_OF_INPUT = (PromptTooLongError, AudioError, ImageError, VideoError, MessageError)
+# Status and code of the first kind that an error is of.
+_KINDS: Sequence[tuple[type[Exception] | tuple[type[Exception], ...], int, str]] = (
+    (PromptTooLongError, 400, "context_length_exceeded"),
+    ((AudioError, ImageError, VideoError), 400, "invalid_media"),
+    (InputError, 400, "invalid_value"),
+    (GrammarError, 400, "grammar_too_complex"),
+    (ToolCallError, 500, "tool_call_failed"),
+    (NotInstalledError, 400, "not_installed"),
+    (BusyError, 429, "queue_full"),
+    (LateError, 503, "timeout"),
+)
 
 
 class ApiError(Exception):
@@ -72,30 +87,18 @@ def api_error_of(error: BaseException, param: str = "messages") -> ApiError:
     """Return the error that a client gets for one of the package's errors.
 
     param: name of the request's field with the model's input. A message that begins with a path in
-    it, such as messages[0].content[1], is about that path.
+    it, such as messages[0].content[1], or with an option's name, is about that.
     """
     if isinstance(error, ApiError):
         return error
-    if found := re.match(rf"{re.escape(param)}(?:\[\d+\]|\.[a-z]\w*)+", str(error)):
-        param = found[0][:200]
-    if isinstance(error, PromptTooLongError):
-        return ApiError(400, str(error), "context_length_exceeded", param)
-    if isinstance(error, AudioError | ImageError | VideoError):
-        return ApiError(400, str(error), "invalid_media", param)
-    if isinstance(error, MessageError):
-        return wrong_value(str(error), param)
-    if isinstance(error, InputError):
-        return ApiError(400, str(error), "invalid_value")
-    if isinstance(error, GrammarError):
-        return ApiError(400, str(error), "grammar_too_complex")
-    if isinstance(error, ToolCallError):
-        return ApiError(500, str(error), "tool_call_failed")
-    if isinstance(error, NotInstalledError):
-        return ApiError(400, str(error), "not_installed")
-    if isinstance(error, BusyError):
-        return ApiError(429, str(error), "queue_full", retry_after_s=RETRY_S)
-    if isinstance(error, LateError):
-        return ApiError(503, str(error), "timeout", retry_after_s=RETRY_S)
+    text = str(error)
+    for kinds, status, code in _KINDS:
+        if isinstance(error, kinds):
+            path = rf"{re.escape(param)}(?:\[\d+\]|\.[a-z]\w*)+"
+            found = re.match(rf"{path}|(?:{_OPTIONS})(?= )", text)
+            field = param if isinstance(error, _OF_INPUT) else None
+            field = found[0][:200] if found else field
+            return ApiError(status, text, code, field, RETRY_S if status in (429, 503) else None)
     if isinstance(error, EngineDiedError | ClosedError):
         # The error's own message is for the log: process ids, and a dying process's last output.
         message = "the model has ended. The request may be sent again: the server starts anew."

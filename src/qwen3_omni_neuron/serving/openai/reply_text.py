@@ -43,10 +43,13 @@ _BEGUN = re.compile(
 
 
 class ReplyText:
-    """Splitter of one reply. thinks: it begins with reasoning. takes_calls: it may call tools."""
+    """Splitter of one reply. thinks: it begins with reasoning. takes_calls: it may call tools.
+
+    reasons: whether the reasoning has not ended yet.
+    """
 
     def __init__(self, thinks: bool, takes_calls: bool):
-        self._reasoning, self._takes_calls = thinks, takes_calls
+        self.reasons, self._takes_calls = thinks, takes_calls
         # In templates, blank lines separate the answer from reasoning and calls before it.
         self._strip, self._in_call = thinks or takes_calls, False
         self._held = ""
@@ -78,8 +81,8 @@ class ReplyText:
                 call = CompleteCall.parse(body)
                 parts.append(Call(new_id("call_"), call.name, call.arguments))
                 continue
-            marker = END_OF_THOUGHT if self._reasoning else CALL
-            if not self._reasoning and not self._takes_calls:
+            marker = END_OF_THOUGHT if self.reasons else CALL
+            if not self.reasons and not self._takes_calls:
                 self._put(parts, self._held)
                 self._held = ""
                 return parts
@@ -87,7 +90,7 @@ class ReplyText:
             if found:
                 self._put(parts, text)
                 self._held = rest
-                self._reasoning, self._in_call = False, not self._reasoning
+                self.reasons, self._in_call = False, not self.reasons
                 continue
             kept = 0 if last else _begun(text, marker)
             self._put(parts, text[: len(text) - kept])
@@ -95,7 +98,7 @@ class ReplyText:
             return parts
 
     def _put(self, parts: list[ReplyPart], text: str) -> None:
-        if self._reasoning:
+        if self.reasons:
             if text:
                 parts.append(Reasoning(text))
             return
