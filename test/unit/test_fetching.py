@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from qwen3_omni_neuron.serving.edge.fetching import Fetcher, is_public
+from qwen3_omni_neuron.serving.edge.fetching import MOST_FETCHES, Fetcher, is_public
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from testing.http_server import wait_until
@@ -257,3 +257,41 @@ def test_a_handshake_has_the_deadline_of_the_whole(port: int) -> None:
         with pytest.raises(ApiError, match=r"within 0\.3 s"):
             read(fetcher(Net(listener.getsockname()[1]), 0.3), f"https://{HOST}/a")
         wait_until(lambda: threading.active_count() <= before, 8)
+
+
+def test_a_fetch_that_gets_no_place_in_time_is_never_made(port: int) -> None:
+    """Otherwise threads of callers that have left would wait, and connect, without bounds."""
+    net, free = Net(port), threading.Event()
+
+    def connect(address: str, port: int, timeout_s: float) -> socket.socket:
+        net.connected.append(address)
+        free.wait(5.0)
+        raise TimeoutError
+
+    settings = ServerSettings(media_hosts=(HOST,), media_timeout_s=0.2)
+    slow = Fetcher(settings, net.resolve, connect)
+
+    async def many() -> list[bytes | BaseException]:
+        fetches = [slow.fetch(f"http://{HOST}/a", "it") for _ in range(3 * MOST_FETCHES)]
+        return await asyncio.gather(*fetches, return_exceptions=True)
+
+    errors = asyncio.run(many())
+    assert {str(error).count("within 0.2 s") for error in errors} == {1}
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count("fetch") >= MOST_FETCHES
+    wait_until(lambda: [t.name for t in threading.enumerate()].count("fetch") == MOST_FETCHES)
+    free.set()
+    wait_until(lambda: "fetch" not in [t.name for t in threading.enumerate()])
+    assert len(net.connected) == MOST_FETCHES
+
+
+def test_a_host_that_refuses_is_not_called_slow(port: int) -> None:
+    def connect(address: str, port: int, timeout_s: float) -> socket.socket:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    settings = ServerSettings(media_hosts=(HOST,))
+    closed = Fetcher(settings, Net(port).resolve, connect)
+    with pytest.raises(ApiError, match=r"can't be read from \(.*Connection refused\)"):
+        read(closed, f"http://{HOST}/a")
+    with pytest.raises(ApiError, match=r"can't be read from \(.*SSL"):
+        read(fetcher(Net(port)), f"https://{HOST}/a")  # the server speaks no TLS

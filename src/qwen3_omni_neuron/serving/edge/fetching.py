@@ -108,19 +108,24 @@ class Fetcher:
         """Return the content of a URL. Raises ApiError 400.
 
         Each fetch has a thread of its own, which a silent name server may block beyond the
-        deadline: this delays neither the caller nor the end of the process.
+        deadline: this delays neither the caller nor the end of the process. A fetch that gets no
+        place before its deadline is none.
         """
         self.check(url, where)
+        end_s = time.monotonic() + self._timeout_s
         done: Future[bytes] = Future()
-
         done.set_running_or_notify_cancel()  # the thread continues if the caller stops waiting
 
         def run() -> None:
-            with self._places:
+            try:
+                if not self._places.acquire(timeout=self._timeout_s):
+                    raise self._late(where)
                 try:
-                    done.set_result(self._read(url, where))
-                except BaseException as error:
-                    done.set_exception(error)
+                    done.set_result(self._read(url, where, end_s))
+                finally:
+                    self._places.release()
+            except BaseException as error:
+                done.set_exception(error)
 
         threading.Thread(target=run, name="fetch", daemon=True).start()
         try:
@@ -131,9 +136,8 @@ class Fetcher:
     def _late(self, where: str) -> ApiError:
         return _refused(where, f"its URL could not be read within {self._timeout_s:g} s")
 
-    def _read(self, url: str, where: str) -> bytes:
+    def _read(self, url: str, where: str, end_s: float) -> bytes:
         """Read a URL, and follow its redirects."""
-        end_s = time.monotonic() + self._timeout_s
         for _ in range(self._redirects + 1):
             parts = self.check(url, where)
             content, next_url = self._get(parts, where, end_s)
@@ -177,8 +181,11 @@ class Fetcher:
                 _secured(raw, parts) as sock,
             ):
                 return self._exchange(sock, parts, where, end_s)
-        except (OSError, http.client.HTTPException, ssl.SSLError) as error:
-            raise self._late(where) from error
+        except (OSError, http.client.HTTPException) as error:  # an ssl.SSLError is an OSError
+            if isinstance(error, TimeoutError) or time.monotonic() >= end_s:
+                raise self._late(where) from error
+            reason = str(error)[:100] or type(error).__name__
+            raise _refused(where, f"its host can't be read from ({reason})") from error
 
     def _exchange(
         self, sock: socket.socket, parts: SplitResult, where: str, end_s: float
