@@ -538,6 +538,30 @@ def test_a_page_of_another_host_may_use_no_endpoint(keys: tuple[str, ...]) -> No
             for origin in (own, "https://a.example"):
                 answer = answer_of(server, path, method, origin=origin, authorization="Bearer key")
                 assert answer.status == (400 if method == "POST" else 200)
+                readable = answer.headers.get("access-control-allow-origin")
+                assert readable == (None if origin == own else origin)
+
+
+@pytest.mark.parametrize("keys", [(), ("key",)])
+def test_a_browser_is_told_what_a_page_that_is_allowed_may_send(keys: tuple[str, ...]) -> None:
+    """Before its request, and without its key, as browsers ask."""
+    wanted = {
+        "access_control_request_method": "POST",
+        "access_control_request_headers": "authorization,content-type,x-stainless-os",
+    }
+    with scripted(api_keys=keys, allowed_origins=("https://a.example",)) as server:
+        chat = "/v1/chat/completions"
+        told = answer_of(server, chat, "OPTIONS", origin="https://a.example", **wanted)
+        assert (told.status, told.body) == (204, b"")
+        assert told.headers["access-control-allow-origin"] == "https://a.example"
+        assert "POST" in told.headers["access-control-allow-methods"]
+        names = told.headers["access-control-allow-headers"]
+        assert names == wanted["access_control_request_headers"]
+        other = answer_of(server, chat, "OPTIONS", origin="https://b.example", **wanted)
+        assert other.status == 403 and "access-control-allow-origin" not in other.headers
+        plain = answer_of(server, chat, "OPTIONS", origin="https://a.example")
+        assert plain.status == (401 if keys else 405)
+        assert plain.headers["access-control-allow-origin"] == "https://a.example"
 
 
 def test_a_key_beyond_ascii_opens_the_server() -> None:

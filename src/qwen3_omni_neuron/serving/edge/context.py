@@ -20,7 +20,8 @@ class Context:
     """State of one request from its headers to its last byte.
 
     owner: name of the key or address that it comes from. session: settings with which a realtime
-    session begins, of a client secret. omni: the model, for a POST; it was ready
+    session begins, of a client secret. origin: that of a page of another host that may read the
+    answer. omni: the model, for a POST; it was ready
     when the headers had arrived. account: bytes that it holds. place: its place among the requests
     that the model works on. body: empty once it was released. param: name of the field with the
     model's input. warnings: sentences about files that are not used whole, or not as they are; in
@@ -32,6 +33,7 @@ class Context:
     path: str
     owner: str = ""
     session: dict[str, Any] = field(default_factory=dict)
+    origin: str | None = None
     omni: Qwen3Omni = field(init=False)
     account: Account = field(init=False)
     place: Place = field(init=False)

@@ -32,6 +32,10 @@ _KNOWN = (
     *("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/models", "/v1/audio/voices"),
     *("/v1/responses/input_tokens", "/v1/realtime/client_secrets", *SOCKETS, *_WATCHED),
 )
+_WANTED_METHOD, _WANTED_HEADERS = (
+    b"access-control-request-method",
+    b"access-control-request-headers",
+)
 _KEY_PROTOCOL = b"openai-insecure-api-key."  # prefix of the key in OpenAI's client for browsers
 
 
@@ -61,8 +65,10 @@ class Gate:
         self._service.metrics.in_progress.inc(not watched)
         releases = ExitStack()
         try:
-            await self._admit(scope, receive, context, releases)
-            if scope["type"] == "websocket":
+            admitted = await self._admit(scope, receive, context, releases)
+            if not admitted:
+                await answer.permit(dict(scope["headers"]).get(_WANTED_HEADERS, b""))
+            elif scope["type"] == "websocket":
                 await self._open(scope, receive, send)
             else:
                 # Endpoints with GET answer HEAD, too: uvicorn, which knows, leaves out the body.
@@ -96,10 +102,11 @@ class Gate:
 
     async def _admit(
         self, scope: Scope, receive: Receive, context: Context, releases: ExitStack
-    ) -> None:
+    ) -> bool:
         """Check key, rate and state, and read the body. Raises ApiError.
 
-        releases: stack that frees the request's account and place at its end.
+        releases: stack that frees the request's account and place at its end. Returns False for a
+        preflight request of a page that may use the server, which has no key.
         """
         raw = scope["headers"]
         if len(raw) > MOST_HEADERS or sum(len(n) + len(v) for n, v in raw) > MOST_HEADER_BYTES:
@@ -109,10 +116,12 @@ class Gate:
                 "headers_too_large",
             )
         if context.path not in PROBES:
-            self._sites.check(raw)
+            context.origin = self._sites.check(raw)
+        headers = dict(raw)
+        if context.origin is not None and context.method == "OPTIONS" and _WANTED_METHOD in headers:
+            return False
         if context.path in OPEN_PATHS:
-            return
-        headers = dict(scope["headers"])
+            return True
         address = scope["client"][0] if scope.get("client") else "unknown"
         authorization, keys = _authorization(headers), self._service.keys
         is_socket = scope["type"] == "websocket" and context.path in SOCKETS
@@ -122,7 +131,7 @@ class Gate:
         else:
             context.owner, context.session = guest
         if context.path == "/metrics":
-            return
+            return True
         if self._service.model.ending:
             self._service.model.take()
         self._service.rates.count(context.owner)
@@ -134,6 +143,7 @@ class Gate:
             await self._read_body(headers, receive, context)
             # After the body: a client that sends slowly must not keep others from the model.
             context.place = releases.enter_context(self._service.requests.place(context.owner))
+        return True
 
     async def _read_body(
         self, headers: dict[bytes, bytes], receive: Receive, context: Context
@@ -246,8 +256,11 @@ class Sites:
         self._names = {"localhost", *map(str.lower, (settings.host, *settings.allowed_hosts))}
         self._origins = settings.allowed_origins
 
-    def check(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Refuse unknown host names, and pages of other hosts. Raises ApiError 403."""
+    def check(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+        """Refuse unknown host names, and pages of other hosts. Raises ApiError 403.
+
+        Returns the origin of a page of another host that is allowed.
+        """
         hosts, origins = list[str](), list[str]()
         for name, value in headers:
             if name == b"host":
@@ -271,6 +284,7 @@ class Sites:
                     "--allow-origin (allowed_origins of a fleet).",
                     "origin_not_allowed",
                 )
+        return origins[0] if origins and origins[0] in self._origins else None
 
     def _known(self, host: str) -> bool:
         try:

@@ -25,6 +25,7 @@ EVENTS = "text/event-stream"
 """Media type of server-sent events."""
 WARNINGS = b"x-warnings"
 """Header with sentences about files that are not used whole, or not as they are."""
+_EXPOSED = b"retry-after, x-finish-reason, x-request-id, x-voice, x-warnings"
 _MOST_HEADER = 2000  # bytes of this header: clients refuse long ones
 _LAST_S = 1.0  # time to send an error
 _MORE = b" ..."  # end of a header that has not all of the warnings
@@ -60,6 +61,12 @@ class AnswerSender:
             own = [(b"x-request-id", self._context.request_id.encode())]
             if self._context.warnings:
                 own.append((WARNINGS, _header_of(self._context.warnings)))
+            if self._context.origin is not None:
+                own += [
+                    (b"access-control-allow-origin", self._context.origin.encode()),
+                    (b"access-control-expose-headers", _EXPOSED),
+                    (b"vary", b"origin"),
+                ]
             message = {**message, "headers": [*headers, *own]}
         if message["type"] == "http.response.body":
             await self._send_body(message.get("body", b""), message.get("more_body", False))
@@ -87,6 +94,19 @@ class AnswerSender:
                 await self.refuse(refusal)
                 return
         await self._send_body(b"", False)
+
+    async def permit(self, asked: bytes) -> None:
+        """Answer the preflight request of a browser whose page may use the server.
+
+        asked: names of the headers that the page's request will have.
+        """
+        headers = [
+            (b"access-control-allow-methods", b"GET, POST, DELETE"),
+            (b"access-control-allow-headers", asked),
+            (b"access-control-max-age", b"600"),
+        ]
+        await self.send({"type": "http.response.start", "status": 204, "headers": headers})
+        await self.send({"type": "http.response.body"})
 
     async def refuse(self, error: ApiError) -> None:
         """Answer with an error.
