@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ from qwen3_omni_neuron.serving.realtime.transcribing import Transcriber
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import ask
 from testing.http_server import client_of, serving, url_of, wait_until
-from testing.raw_http import ASKED, CHAT, MODEL
+from testing.raw_http import ASKED, CHAT, MODEL, connected, head_of
 from testing.realtime import PUSH_TO_TALK, Caller, calling
 from testing.websocket_client import opened, received, send
 
@@ -246,6 +247,31 @@ def test_frames_that_come_together_are_parsed_in_steps(
         assert error["event_id"] == "after"
     assert sum(parsed) > 600_000
     assert max(parsed) <= STEP_BYTES
+    nothing_is_held(server)
+
+
+SPOKEN: dict[str, Any] = {"seed": 12, "talker_max_new_tokens": 300, "runaway_speech": "keep"}
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        (CHAT, {**ASKED, **SPOKEN, "modalities": ["text", "audio"], "audio": {}}),
+        ("/v1/audio/speech", {"input": "Hello", "voice": "alloy", "response_format": "wav"}),
+    ],
+)
+def test_an_answer_counts_until_its_client_has_taken_it(
+    server: Server, path: str, asked: dict[str, Any]
+) -> None:
+    """Otherwise clients that read slowly would hold any number of them."""
+    sent = json.dumps({**asked, **SPOKEN, "max_tokens": None}).encode()
+    with connected(url_of(server)) as sock:
+        sock.sendall(head_of(len(sent), path) + sent)
+        begun = sock.recv(1 << 10)
+        assert begun.startswith(b"HTTP/1.1 200")
+        size = int(re.search(rb"content-length: (\d+)", begun)[1])  # type: ignore[index]
+        pcm = size * 3 / 4 if path == CHAT else size  # of 16 bits; the samples have 32
+        assert size > 300_000 and server.service.held.taken > size + 1.9 * pcm
     nothing_is_held(server)
 
 

@@ -22,6 +22,7 @@ class Served:
         service: Any = SimpleNamespace(turnstile=self, metrics=self)
         self.context = Context("req", "POST", "/")
         self.context.place = SimpleNamespace(leave=lambda: self.done.append("left"))  # type: ignore[assignment]
+        self.context.account = SimpleNamespace(add=lambda _: None)  # type: ignore[assignment]
         stream: Any = ScriptedStream(TEXTS, True, error)
         self.stream = ServedStream(stream, service, self.context, **settings)
 

@@ -200,6 +200,8 @@ class ServedStream(AsyncIterator[list[Event]]):
                 self._end(event)
             elif isinstance(event, AudioChunk) and not self.muted:
                 self.playback.arrived(len(event.samples) / SAMPLE_RATE / self._speed)
+                if self._context is not None:
+                    self._context.account.add(event.samples.nbytes)  # its result will have them
         self._sent, bursts = [], self._bursts
         events = [await anext(self._stream)] if bursts is None else await anext(bursts)
         takes_turns = bursts is not None or isinstance(events[0], AudioChunk)
@@ -262,6 +264,7 @@ class Answer(ABC):
             return PieceStream(self.pieces(), last_event=self.last_event)
         await self.collect()
         body = await self._service.model.in_thread(self.whole)
+        self._context.account.add(len(body))
         return Response(body, media_type="application/json")
 
     async def collect(self) -> None:

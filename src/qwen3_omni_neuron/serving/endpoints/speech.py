@@ -113,8 +113,9 @@ async def speech(request: Request) -> Response:
     if wanted.as_made or wanted.in_events:
         answer = PieceStream(spoken.pieces(), media_type)
     else:
-        sound = [piece async for piece in spoken.pieces()]
-        answer = Response(b"".join(sound), media_type=media_type)
+        sound = b"".join([piece async for piece in spoken.pieces()])
+        context.account.add(len(sound))
+        answer = Response(sound, media_type=media_type)
         answer.headers["x-finish-reason"] = spoken.finish_reason
     answer.headers["x-voice"] = spoken.speaker
     return answer
