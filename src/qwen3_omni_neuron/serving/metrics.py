@@ -31,13 +31,12 @@ class Metrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
             return Histogram(_PREFIX + name, text, buckets=buckets, registry=registry)
 
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(_PREFIX + name, text, registry=registry)
+
         self.requests = counter("requests", "Requests by path and status", "path", "status")
-        self.in_progress = Gauge(
-            _PREFIX + "requests_in_progress", "Requests being answered", registry=registry
-        )
-        self.realtime_sessions = Gauge(
-            _PREFIX + "realtime_sessions", "Realtime sessions that are open", registry=registry
-        )
+        self.in_progress = gauge("requests_in_progress", "Requests being answered")
+        self.realtime_sessions = gauge("realtime_sessions", "Realtime sessions that are open")
         self.seconds = histogram("request_seconds", "Time of a whole request")
         self._queued = histogram("queued_seconds", "Time of a request in the queue for a slot")
         self._ttft = histogram("ttft_seconds", "Time to the first text token")
@@ -56,12 +55,8 @@ class Metrics:
         self.without_effect = counter(
             "fields_without_effect", "Fields that were sent and have no effect", "path", "field"
         )
-        self._not_kept = counter(
-            "not_kept",
-            "Sessions and replies that the session folder did not take",
-            "kind",
-            "reason",
-        )
+        text = "Sessions and replies that the session folder did not take"
+        self._not_kept = counter("not_kept", text, "kind", "reason")
         self.resumes = counter("session_resumes", "Attempts to resume a session", "result")
         registry.register(_ModelFigures(model))
 

@@ -32,15 +32,14 @@ class Form:
             _refuse(f"field {name[:80]!r} has more than {MOST_FIELD_BYTES} bytes")
         text = _text(value, f"field {name[:80]!r}")
         self._check_parts()
-        if name.endswith("[]"):
-            values = self.fields.setdefault(name[:-2], [])
-            if isinstance(values, str):
-                _refuse(f"{name[:80]!r} is there twice")
-            values.append(text)
-        elif name in self.fields:
-            _refuse(f"{name[:80]!r} is there twice")
+        key = name.removesuffix("[]")
+        before = self.fields.get(key)
+        if key == name and before is None:
+            self.fields[key] = text
+        elif key != name and not isinstance(before, str):
+            self.fields[key] = [*(before or ()), text]
         else:
-            self.fields[name] = text
+            _refuse(f"{name[:80]!r} is there twice")
 
     def add_file(self, part: File) -> None:
         """Add a file. Raises ApiError."""

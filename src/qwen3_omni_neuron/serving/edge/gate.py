@@ -15,6 +15,7 @@ from qwen3_omni_neuron.serving.edge.protocol import MOST_HEADERS
 from qwen3_omni_neuron.serving.endpoints.answer import AnswerSender
 from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.openai.ids import new_id
+from qwen3_omni_neuron.serving.openai.openapi import EXAMPLES
 from qwen3_omni_neuron.serving.realtime.socket import PATH as REALTIME
 from qwen3_omni_neuron.serving.realtime.socket import PATHS as SOCKETS
 from qwen3_omni_neuron.serving.realtime.socket import RealtimeSockets
@@ -27,11 +28,7 @@ OPEN_PATHS = (*PROBES, *page.FILES, *reference.PATHS)
 """Paths that need no key, count towards no rate and are answered while the server drains."""
 MOST_HEADER_BYTES = 1 << 15
 _WATCHED = ("/metrics", *OPEN_PATHS)
-_KNOWN = (
-    *("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/audio/speech"),
-    *("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/models", "/v1/audio/voices"),
-    *("/v1/responses/input_tokens", "/v1/realtime/client_secrets", *SOCKETS, *_WATCHED),
-)
+_KNOWN = (*EXAMPLES, "/v1/models", "/v1/audio/voices", *SOCKETS, *_WATCHED)
 _WANTED_METHOD, _WANTED_HEADERS = (
     b"access-control-request-method",
     b"access-control-request-headers",

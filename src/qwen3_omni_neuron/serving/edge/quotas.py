@@ -36,8 +36,6 @@ class Quota:
             if self.taken + amount <= most and own <= most_of_owner:
                 self._add(owner, amount)
                 return
-            if not self._by_owner[owner]:
-                del self._by_owner[owner]
             taken = self.taken
         if taken + amount > most:
             whose, status = "all requests together have", self._status

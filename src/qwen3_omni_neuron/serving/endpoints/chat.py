@@ -108,26 +108,25 @@ class ChatReply(Reply):
 
     def whole(self) -> bytes:
         """Return the chat completion."""
-        message: Json = {"role": "assistant", "content": "".join(self._texts) or None}
-        message["refusal"] = None
+        text, speaks = "".join(self._texts), self.wanted.speaks and not self._calls
+        # vllm-omni's clients print the text. OpenAI's, which send `audio`, show the transcript.
+        shown = not speaks or self.wanted.in_vllm_omnis_way
+        empty = None if speaks or self._calls else ""
+        content = text or empty if shown else None
+        message: Json = {"role": "assistant", "content": content, "refusal": None}
         if self._reasons:
             message["reasoning_content"] = "".join(self._reasons)
         if self._calls:
             message["tool_calls"] = [_call(call) for call in self._calls]
-        if self.wanted.speaks and not self._calls:
+        if speaks:
             sound = encode_sound(self._ended.audio, SAMPLE_RATE, self.wanted.sound_format)
-            # vllm-omni's clients print it. OpenAI's, which send `audio`, show the transcript.
-            if not self.wanted.in_vllm_omnis_way:
-                message["content"] = None
             message["audio"] = {
                 "id": self._audio_id,
                 "voice": self._voice,
                 "data": pybase64.b64encode(sound).decode("ascii"),
                 "expires_at": self._expires_at,
-                "transcript": "".join(self._texts),
+                "transcript": text,
             }
-        elif not self._calls:
-            message["content"] = "".join(self._texts)
         choice = {
             "index": 0,
             "message": message,

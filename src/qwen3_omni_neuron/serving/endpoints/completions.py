@@ -10,7 +10,6 @@ from pydantic import Field
 from pydantic_core import to_json
 
 from qwen3_omni_neuron.events import Event, Finished, TextDelta
-from qwen3_omni_neuron.options import REQUEST_OPTIONS
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints.answer import Answer, json_event, parts_of
@@ -35,7 +34,7 @@ from qwen3_omni_neuron.serving.openai.engine_fields import (
 )
 from qwen3_omni_neuron.serving.openai.errors import wrong_value
 from qwen3_omni_neuron.serving.openai.ids import new_id
-from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of, schema_of_option
+from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of, schemas_of_options
 from qwen3_omni_neuron.serving.openai.usage import completion_usage, running_usage
 from qwen3_omni_neuron.serving.openai.without_effect import COMPLETIONS, FIELDS, names_in
 from qwen3_omni_neuron.serving.service import Service
@@ -47,7 +46,7 @@ _OWN_OPTIONS = frozenset(name for name in CHAT_OPTIONS if name.startswith("think
 _WITHOUT_EFFECT = frozenset(name for name in FIELDS[COMPLETIONS] if "." not in name)
 FURTHER_FIELDS = {
     **{name: {"description": "has no effect"} for name in sorted(_WITHOUT_EFFECT - {"model"})},
-    **{o.name: schema_of_option(o) for o in REQUEST_OPTIONS if o.name in _OWN_OPTIONS},
+    **schemas_of_options(_OWN_OPTIONS),
     **ENGINE_FIELDS,
 }
 """Schemas of the fields that a request may have beside those of `CompletionRequest`."""

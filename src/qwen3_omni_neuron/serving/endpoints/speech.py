@@ -1,6 +1,6 @@
 """POST /v1/audio/speech: a text in, its speech out, whole or streamed."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import closing
 from functools import partial
 from typing import Annotated, Any, Literal, get_type_hints
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Finished, FinishReason
-from qwen3_omni_neuron.options import REQUEST_OPTIONS, SpeechArguments
+from qwen3_omni_neuron.options import SpeechArguments
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints.answer import (
@@ -34,7 +34,7 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     seed_of,
 )
 from qwen3_omni_neuron.serving.openai.errors import ApiError
-from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of, schema_of_option
+from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of, schemas_of_options
 from qwen3_omni_neuron.serving.openai.usage import speech_usage
 from qwen3_omni_neuron.serving.openai.voices import VoiceName
 from qwen3_omni_neuron.serving.openai.without_effect import SPEECH
@@ -44,11 +44,7 @@ from qwen3_omni_neuron.sound.encoding import MEDIA_TYPES, encode_sound, pcm16, w
 MOST_CHARACTERS = 32_768  # half an hour of speech
 SMALL_TEXT_BYTES = 1 << 10  # a smaller body is split into pieces at once, in 2 ms at most
 _OWN_OPTIONS = frozenset(get_type_hints(SpeechArguments)) - {"speaker", "seed", "owner"}
-FURTHER_FIELDS: Mapping[str, Any] = {
-    option.name: schema_of_option(option)
-    for option in REQUEST_OPTIONS
-    if option.name in _OWN_OPTIONS
-}
+FURTHER_FIELDS = schemas_of_options(_OWN_OPTIONS)
 """Schemas of the fields that a request may have beside those of `SpeechRequest`."""
 
 router = APIRouter()

@@ -29,7 +29,7 @@ from qwen3_omni_neuron.serving.openai.engine_fields import (
     vllm_omni_options,
 )
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
-from qwen3_omni_neuron.serving.openai.openapi import schema_of_option, with_item_fields
+from qwen3_omni_neuron.serving.openai.openapi import schemas_of_options, with_item_fields
 from qwen3_omni_neuron.serving.openai.voices import VoiceName, Voices
 from qwen3_omni_neuron.serving.openai.without_effect import CHAT, FIELDS, names_in
 from qwen3_omni_neuron.serving.settings import ServerSettings
@@ -47,7 +47,7 @@ CHAT_OPTIONS = frozenset(option.name for option in REQUEST_OPTIONS) - {
 _WITHOUT_EFFECT = frozenset(name for name in FIELDS[CHAT] if "." not in name) - {"model"}
 
 FURTHER_FIELDS: Mapping[str, Any] = {
-    **{o.name: schema_of_option(o) for o in REQUEST_OPTIONS if o.name in CHAT_OPTIONS},
+    **schemas_of_options(CHAT_OPTIONS),
     **{name: {"description": "has no effect"} for name in sorted(_WITHOUT_EFFECT)},
     **ENGINE_FIELDS,
     **{name: {"description": "as vllm-omni's clients send it"} for name in VLLM_OMNI_FIELDS},

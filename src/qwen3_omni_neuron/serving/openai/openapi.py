@@ -1,11 +1,11 @@
 """Parts of the OpenAPI document: bodies that endpoints parse themselves, and errors."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, get_origin
 
 from pydantic import BaseModel
 
-from qwen3_omni_neuron.options import Option
+from qwen3_omni_neuron.options import REQUEST_OPTIONS, Option
 from qwen3_omni_neuron.prompt.media.item_fields import fields_of
 
 _STATUSES = {
@@ -96,6 +96,11 @@ def schema_of_option(option: Option) -> dict[str, Any]:
     phrase = "" if values is None else f"; {values.phrase}"
     description = f"{option.doc.help}{phrase}; default: {option.default_text}"
     return {**schema, **(values.limits if values else {}), "description": description}
+
+
+def schemas_of_options(names: Collection[str]) -> dict[str, Any]:
+    """Return the schemas of options of a request, by name."""
+    return {one.name: schema_of_option(one) for one in REQUEST_OPTIONS if one.name in names}
 
 
 def with_item_fields(kind: str) -> Callable[[dict[str, Any]], None]:

@@ -3,15 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    ValidationError,
-)
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from qwen3_omni_neuron.options import REQUEST_OPTIONS
 from qwen3_omni_neuron.serving.openai.bodies import (
     MOST_MESSAGES,
     MOST_TOOLS,
@@ -55,14 +48,9 @@ from qwen3_omni_neuron.serving.openai.chat_request import (
 )
 from qwen3_omni_neuron.serving.openai.engine_fields import ENGINE_FIELDS
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
-from qwen3_omni_neuron.serving.openai.openapi import schema_of_option, with_item_fields
+from qwen3_omni_neuron.serving.openai.openapi import schemas_of_options, with_item_fields
 from qwen3_omni_neuron.serving.openai.voices import VoiceName
-from qwen3_omni_neuron.serving.openai.without_effect import (
-    FIELDS,
-    LOGPROBS,
-    RESPONSES,
-    names_in,
-)
+from qwen3_omni_neuron.serving.openai.without_effect import FIELDS, LOGPROBS, RESPONSES, names_in
 
 # Fields that are refused by their name: the values that ask for nothing, beside null, and what to
 # do instead.
@@ -81,7 +69,7 @@ _WITHOUT_EFFECT = sorted(
     name for name in FIELDS[RESPONSES] if name not in ("model", "include") and "." not in name
 )
 FURTHER_RESPONSE_FIELDS: Mapping[str, Any] = {
-    **{o.name: schema_of_option(o) for o in REQUEST_OPTIONS if o.name in CHAT_OPTIONS},
+    **schemas_of_options(CHAT_OPTIONS),
     **ENGINE_FIELDS,
     **{name: {"description": "has no effect"} for name in _WITHOUT_EFFECT},
     **{name: {"enum": [*values, None]} for name, (values, _) in _REFUSED.items() if values},
