@@ -16,6 +16,7 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import BusyError, LateError
 from qwen3_omni_neuron.events import TextDelta
 from qwen3_omni_neuron.prompt.turns import Reply, joined_turns
+from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.serving.metrics import Metrics
 from qwen3_omni_neuron.serving.realtime.items import ConversationItems
 from qwen3_omni_neuron.serving.server import Server
@@ -307,9 +308,58 @@ def test_clearing_output_truncates_the_answer_that_plays_after_later_responses(
     caller.send("response.create", response={"input": [{"type": "item_reference", "id": "no"}]})
     caller.until("error")
     caller.send("output_audio_buffer.clear")
-    cut, _ = caller.until("output_audio_buffer.cleared")
+    cut, cleared = caller.until("output_audio_buffer.cleared")
+    made = [event.response.id for event in caller.heard if event.type == "response.created"]
+    assert cleared.response_id == made[-1]
     assert (cut.type, cut.item_id) == ("conversation.item.truncated", item.id)
     assert 0 < cut.audio_end_ms < len(sound_of(events)) / 48
+
+
+def test_clearing_output_truncates_all_answers_that_were_to_be_played(caller: Caller) -> None:
+    """The second one is played after the first, and so not at all."""
+    caller.update(**{**SHORT, "thinker_max_new_tokens": 60, "talker_max_new_tokens": 90})
+    caller.update(thinker_eos_token_id=10**6)
+    caller.write("Hello")
+    first = caller.answer()
+    caller.write("Go on.")
+    second = caller.answer()
+    caller.send("output_audio_buffer.clear")
+    *cuts, cleared = caller.until("output_audio_buffer.cleared")
+    items = [events[-1].response.output[0].id for events in (first, second)]
+    assert [cut.item_id for cut in cuts] == items
+    assert 0 < cuts[0].audio_end_ms < len(sound_of(first)) / 48
+    assert cuts[1].audio_end_ms == 0
+    assert cleared.response_id == second[-1].response.id
+    caller.send("output_audio_buffer.clear")  # nothing plays any more
+    assert kinds(caller.until("output_audio_buffer.cleared")) == ["output_audio_buffer.cleared"]
+
+
+def test_what_a_client_has_truncated_is_not_truncated_again(caller: Caller) -> None:
+    """Its playback has stopped, though not all of the sound could have been played yet."""
+    caller.update(**{**SHORT, "thinker_max_new_tokens": 60, "talker_max_new_tokens": 90})
+    caller.update(thinker_eos_token_id=10**6)
+    caller.write("Hello")
+    item = caller.answer()[-1].response.output[0]
+    fields = {"item_id": item.id, "content_index": 0, "audio_end_ms": 0}
+    caller.send("conversation.item.truncate", **fields)
+    caller.until("conversation.item.truncated")
+    caller.send("output_audio_buffer.clear")
+    assert kinds(caller.until("output_audio_buffer.cleared")) == ["output_audio_buffer.cleared"]
+
+
+@pytest.mark.usefixtures("slow_steps")
+def test_an_answer_that_is_stretched_is_cut_though_little_of_it_is_left(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Less than the time stretch still holds of the chunks that it got."""
+    monkeypatch.setattr(Playback, "left_s", 0.005)
+    caller.update(**LONG, audio={"output": {"speed": 0.5}})
+    caller.write("Hello")
+    caller.send("response.create")
+    events = caller.until("response.output_audio.delta")
+    caller.send("response.cancel")
+    events += caller.until("conversation.item.truncated")
+    assert events[-1].audio_end_ms == pytest.approx(len(sound_of(events)) / 48, abs=1.0)
 
 
 @pytest.mark.usefixtures("slow_steps")

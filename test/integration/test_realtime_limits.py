@@ -352,6 +352,19 @@ def test_the_bytes_of_a_session_are_limited(omni: Qwen3Omni) -> None:
         caller.until("input_audio_buffer.cleared")
 
 
+def test_sound_in_single_samples_counts_with_what_it_takes(omni: Qwen3Omni) -> None:
+    with serving(omni, max_realtime_bytes=50_000) as server, calling(server) as caller:
+        caller.update(audio=PUSH_TO_TALK)
+        caller.say(np.zeros(200, np.float32), 1)
+        assert caller.until("error")[-1].error.code == "session_too_large"
+        caller.send("input_audio_buffer.clear")
+        while caller.next().type == "error":
+            pass
+        caller.say(np.zeros(200, np.float32), 200)
+        caller.send("conversation.item.retrieve", item_id="none")
+        assert caller.until("error")[-1].error.code == "item_retrieve_invalid_item_id"
+
+
 def test_responses_count_towards_the_rate(omni: Qwen3Omni) -> None:
     with serving(omni, requests_per_minute=3) as server, calling(server) as caller:
         caller.update(**SHORT)

@@ -296,6 +296,29 @@ def test_speech_interrupts_an_answer(server: Server) -> None:
         assert len(left) < len(item.content[0].transcript)
 
 
+def test_a_turn_goes_on_while_its_detection_is_set_anew(server: Server) -> None:
+    """It ends by the new settings. Where detection was off, time has gone on."""
+    detection = {"type": "server_vad", "create_response": False}
+    silence = np.zeros(RATE, np.float32)
+    with calling(server) as caller:
+        caller.update(audio={"input": {"format": PCM_16K, "turn_detection": detection}})
+        caller.say(question()[:RATE])
+        shorter = {**detection, "silence_duration_ms": 200}
+        caller.update(audio={"input": {"turn_detection": shorter}})
+        kind = "input_audio_buffer.speech_started"
+        started = next(event for event in caller.heard if event.type == kind)
+        caller.say(silence)
+        stopped = caller.until("input_audio_buffer.speech_stopped")[-1]
+        assert stopped.item_id == started.item_id
+        assert stopped.audio_end_ms in range(1000, 1500)
+        caller.until("conversation.item.done")
+        caller.update(audio={"input": {"turn_detection": None}})
+        caller.say(silence)
+        caller.update(audio={"input": {"turn_detection": detection}})
+        caller.say(np.concatenate((silence, question())))
+        assert caller.until(kind)[-1].audio_start_ms in range(3400, 4100)
+
+
 def test_speech_that_may_not_interrupt_does_not(server: Server) -> None:
     with calling(server) as caller:
         detection = {"type": "server_vad", "interrupt_response": False, "create_response": False}
@@ -313,6 +336,22 @@ def test_speech_that_may_not_interrupt_does_not(server: Server) -> None:
         assert "input_audio_buffer.speech_stopped" in kinds(events)
         done = next(e for e in events if e.type == "response.done")
         assert done.response.status == "incomplete"
+
+
+def test_a_turn_that_is_too_large_ends_all_the_same(omni: Qwen3Omni) -> None:
+    """Also where all of its sound is in one event."""
+    detection = {"type": "server_vad", "create_response": False}
+    silence = np.zeros(RATE, np.float32)
+    with serving(omni, max_realtime_bytes=300_000) as server, calling(server) as caller:
+        caller.update(audio={"input": {"format": PCM_16K, "turn_detection": detection}})
+        caller.say(np.concatenate((question(), silence)), 10**6)
+        told, empty, refused = caller.until("error"), caller.until("error"), 0
+        found = kinds([*told, *empty])
+        assert found[:2] == [f"input_audio_buffer.speech_{does}" for does in ("started", "stopped")]
+        refused = caller.heard[-1].error
+        assert refused.code == "session_too_large"
+        caller.say(np.concatenate((question()[:RATE], silence)), 10**6)
+        assert caller.until("conversation.item.done")[-1].item.role == "user"
 
 
 def test_silence_after_a_reply_becomes_a_turn(server: Server) -> None:

@@ -24,3 +24,17 @@ def test_what_was_heard_and_what_is_left_add_up_to_what_was_sent() -> None:
     playback.arrived(1.0)  # after a pause
     now_s = 104.5
     assert (playback.heard_s, playback.left_s, playback.sent_s) == (3.5, 0.5, 4.0)
+
+
+def test_speech_that_follows_other_speech_is_played_after_it() -> None:
+    now_s = 100.0
+    playback = Playback(lambda: now_s)
+    playback.until_s = 102.0
+    assert playback.arrived(1.0) == (102.0, 103.0)
+    assert (playback.heard_s, playback.left_s) == (0.0, 3.0)
+    now_s = 102.5
+    assert (playback.heard_s, playback.left_s) == (0.5, 0.5)
+    late = Playback(lambda: now_s)
+    late.until_s = 102.0
+    late.arrived(1.0)
+    assert (late.underruns, late.silent_s) == (0, 0.0)

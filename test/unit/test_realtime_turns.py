@@ -125,10 +125,51 @@ def test_end_turn_returns_the_samples_that_were_held_back() -> None:
     detector = TurnDetector(TurnSettings(), loudness)
     detector.push(np.concatenate((sound((0.9, 320), (0, 320)), np.full(100, 0.5, np.float32))))
     assert detector.speaking
-    rest = detector.end_turn()
-    assert len(rest) == 4 * FRAME_SAMPLES + 100
+    rest = detector.end_turn(np.full(3, 0.5, np.float32))
+    assert len(rest) == 4 * FRAME_SAMPLES + 103
     assert not detector.speaking
-    assert not len(detector.end_turn())
+    assert not len(detector.end_turn(rest[:0]))
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["ended", "cleared"])
+def test_sound_before_a_turns_end_is_in_no_later_turn(ends: bool) -> None:
+    """Neither the incomplete frame, nor silence that was held back."""
+    detector = TurnDetector(TurnSettings(), loudness)
+    first = np.concatenate((sound((0.9, 320), (0.01, 320)), np.full(100, 0.8, np.float32)))
+    detector.push(first)
+    if ends:
+        detector.end_turn(first[:0])
+    else:
+        detector.clear()
+    started, speech = detector.push(sound((0.9, 320)))
+    assert isinstance(started, Started) and isinstance(speech, Speech)
+    assert started.at == len(first)
+    assert np.array_equal(speech.samples, sound((0.9, 320)))
+
+
+def test_a_turn_that_has_not_begun_is_not_ended() -> None:
+    """The padding stays, and the time of silence goes on."""
+    detector = TurnDetector(TurnSettings(idle_timeout_ms=1000), loudness)
+    detector.wait(0.0)
+    quiet = sound((0.01, 320))
+    detector.push(quiet)
+    assert not len(detector.end_turn(np.full(100, 0.01, np.float32)))
+    assert isinstance(detector.push(sound((0, 800)))[-1], TimedOut)
+
+
+def test_other_settings_hold_for_the_turn_that_is_spoken() -> None:
+    detector = TurnDetector(TurnSettings(), loudness)
+    detector.push(sound((0.9, 320)))
+    detector.settings = TurnSettings(silence_duration_ms=64)
+    stopped = detector.push(sound((0, 640)))[-1]
+    assert isinstance(stopped, Stopped) and ms(stopped.at) == 320 + 64
+
+
+def test_the_samples_between_two_events_are_one_event() -> None:
+    detector = TurnDetector(TurnSettings(), loudness)
+    found = detector.push(sound((0.9, 320), (0, 640), (0.9, 320)))
+    kinds = [Started, Speech, Paused, Stopped, Started, Speech]
+    assert [type(event) for event in found] == kinds
 
 
 def test_scores_are_those_of_the_models_own_code() -> None:

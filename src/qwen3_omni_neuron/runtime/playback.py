@@ -8,9 +8,10 @@ from collections.abc import Callable
 class Playback:
     """Playback of speech that starts at the first sample and waits where speech is late.
 
-    sent_s: seconds of speech that have arrived. until_s: time at which all of it is played, -inf
-    before any has arrived. underruns: how often the player had nothing to play; silent_s: total
-    seconds without speech to play.
+    sent_s: seconds of speech that have arrived. until_s: time at which all of it is played; before
+    any has arrived, time at which the player has played earlier speech, -inf if there is none.
+    underruns: how often the player had nothing to play; silent_s: total seconds without speech to
+    play.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic):
@@ -25,7 +26,7 @@ class Playback:
         at_s: time of arrival, None for now.
         """
         at_s = self._now() if at_s is None else at_s
-        if -math.inf < self.until_s < at_s:
+        if self.sent_s and self.until_s < at_s:
             self.underruns += 1
             self.silent_s += at_s - self.until_s
         start_s = max(self.until_s, at_s)

@@ -19,11 +19,12 @@ from qwen3_omni_neuron.serving.realtime.items import EMPTY_MESSAGE, Conversation
 from qwen3_omni_neuron.serving.realtime.session_config import SoundFormat
 from qwen3_omni_neuron.serving.realtime.transcribing import Transcriber, TurnTranscript
 from qwen3_omni_neuron.serving.realtime.turn_detector import (
-    Speech,
     TurnDetector,
     TurnEvent,
     TurnSettings,
 )
+
+_LEAST_PIECE = 24  # samples: a shorter piece of the conversation's sound takes as much memory
 
 
 class InputBuffer:
@@ -47,6 +48,7 @@ class InputBuffer:
         self.codec = codec_of(form.type, form.rate)
         self._resampler = Resampler(self.codec.rate, TURN_RATE)
         self._detector: TurnDetector | None = None
+        self._at = 0  # samples so far, of all turns
         self.item_id = new_id("item_")
         # The user's unfinished turn.
         self._samples = 0
@@ -58,38 +60,30 @@ class InputBuffer:
         """True where the user's turn has not begun."""
         return not self._samples
 
-    async def set_format(self, form: SoundFormat) -> None:
-        """Change the format of the sound that follows."""
-        await self._flush()
+    def set_format(self, form: SoundFormat) -> list[TurnEvent]:
+        """Change the format of the sound that follows. Returns as `push` does."""
+        found = self._take(self._resampler.finish())
         self.codec = codec_of(form.type, form.rate)
         self._resampler = Resampler(self.codec.rate, TURN_RATE)
+        return found
 
     def detect(self, settings: TurnSettings | None) -> None:
-        """Begin to detect turns with other settings, None: not at all."""
-        at = 0 if self._detector is None else self._detector.at
+        """Detect turns by other settings from now on, None: not at all."""
+        if settings is not None and settings.by_meaning:
+            smart_turn.load()  # now, and not in the first turn's pause
         if settings is None:
             self._detector = None
-        else:
-            if settings.by_meaning:
-                smart_turn.load()  # now, and not in the first turn's pause
-            self._detector = TurnDetector(settings, vad.SileroVad(), at=at)
+        elif self._detector is None:
+            self._detector = TurnDetector(settings, vad.SileroVad(), at=self._at)
+        else:  # a turn that the user speaks goes on
+            self._detector.settings = settings
 
     def push(self, text: str) -> list[TurnEvent]:
         """Process sound in base64. Returns what the session has to react to, in order.
 
-        Speech before the first other event is appended to the turn at once. Raises ApiError.
+        Without turn detection the sound is appended to the turn. Raises ApiError.
         """
-        samples = self._resampler.push(decoded_sound(text, self.codec, "audio"))
-        if self._detector is None:
-            if len(samples):
-                self.append(samples)
-            return []
-        found = self._detector.push(samples)
-        for number, event in enumerate(found):
-            if not isinstance(event, Speech):
-                return found[number:]
-            self.append(event.samples)
-        return []
+        return self._take(self._resampler.push(decoded_sound(text, self.codec, "audio")))
 
     def judged(self, complete: bool) -> list[TurnEvent]:
         """Go on after a pause that was judged: see `TurnDetector.judged`."""
@@ -99,8 +93,9 @@ class InputBuffer:
         """Append sound to the user's turn. Raises ApiError if the session holds too much."""
         if self.is_empty:
             self._transcript = self._transcriber.begin(self.item_id)
-        account, size = self._items.account, sound_bytes(len(samples))
-        held = size * (self.keeps + (self._transcript is not None))
+        account = self._items.account
+        kept = sound_bytes(max(len(samples), _LEAST_PIECE)) * self.keeps
+        held = kept + sound_bytes(len(samples)) * (self._transcript is not None)
         account.hold(held)
         try:
             if self.keeps:
@@ -109,7 +104,7 @@ class InputBuffer:
             account.release(held)
             raise
         self._samples += len(samples)
-        self._held += size * self.keeps
+        self._held += kept
         if self._transcript is not None:
             self._transcriber.hear(self._transcript, samples)
 
@@ -124,10 +119,8 @@ class InputBuffer:
         Returns the turn and its transcript, which is to be finished, if there is to be one.
         flush: include sound that the resampler and the detector still hold.
         """
-        if flush:
-            await self._flush()
         try:
-            turn, before, transcript = await self._connection.in_thread(self._commit)
+            turn, before, transcript = await self._connection.in_thread(self._commit, flush)
         except AudioError as error:
             code = "input_audio_buffer_commit_empty"
             raise ApiError(400, f"the input audio buffer: {error}", code) from error
@@ -139,22 +132,29 @@ class InputBuffer:
 
     async def clear(self) -> None:
         """Drop the user's unfinished turn."""
-        self._resampler.finish()
+        self._at += len(self._resampler.finish())
         if self._detector is not None:
-            self._detector.end_turn()
+            self._detector.clear()
         await self._connection.in_thread(self.drop)
         await self._connection.send("input_audio_buffer.cleared")
 
-    async def _flush(self) -> None:
-        """Append the last samples that the resampler and the detector hold."""
-        rest = self._resampler.finish()
+    def _take(self, samples: Samples) -> list[TurnEvent]:
+        self._at += len(samples)
         if self._detector is not None:
-            rest = self._detector.end_turn()
-        if len(rest):
-            await self._connection.in_thread(self.append, rest)
+            return self._detector.push(samples)
+        if len(samples):
+            self.append(samples)
+        return []
 
-    def _commit(self) -> tuple[Turn, str | None, TurnTranscript | None]:
+    def _commit(self, flush: bool) -> tuple[Turn, str | None, TurnTranscript | None]:
         """End the user's turn. Returns it, the previous item's id, and its transcript."""
+        if flush:
+            rest = self._resampler.finish()
+            self._at += len(rest)
+            if self._detector is not None:
+                rest = self._detector.end_turn(rest)
+            if len(rest):
+                self.append(rest)
         if self.is_empty:
             raise ApiError(
                 400,

@@ -204,9 +204,7 @@ class LiveSession:
                 await self._signalled(event.type)
             case events.Append():
                 self._check_heard()
-                found = deque(await self._in_thread(self._input.push, event.audio))
-                while found:
-                    found.extend(await self._react(found.popleft()))
+                await self._react_to(await self._in_thread(self._input.push, event.audio))
             case events.ItemCreate():
                 codec = self._input.codec
                 await self._items.create(event.item, event.previous_item_id, codec)
@@ -216,6 +214,7 @@ class LiveSession:
                 await self._items.delete(event.item_id)
             case events.ItemTruncate():
                 await self._items.truncate(event.item_id, event.content_index, event.audio_end_ms)
+                self._responses.truncated(event.item_id)
             case events.ResponseCreate():
                 sound = self._config.audio.output.format
                 overrides = response_config(event.response, self._voices, sound)
@@ -288,7 +287,7 @@ class LiveSession:
         self._config = self._transcriber.config = config
         now, earlier = config.audio.input, before.audio.input
         if now.format != earlier.format:
-            await self._input.set_format(now.format)
+            await self._react_to(await self._in_thread(self._input.set_format, now.format))
         if now.turn_detection != earlier.turn_detection:
             await self._in_thread(self._detect)
 
@@ -376,8 +375,27 @@ class LiveSession:
 
     # The user's turns.
 
+    async def _react_to(self, found: Sequence[TurnEvent]) -> None:
+        """Do what follows from what the turn detector has found, all of it.
+
+        Raises the first error, such as for sound that is too much.
+        """
+        left, failure = deque(found), None
+        while left:
+            try:
+                left.extend(await self._react(left.popleft()))
+            except events.ClientGoneError:
+                raise
+            except Exception as error:
+                failure = failure or error
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # breaks its reference cycle with this frame
+
     async def _react(self, event: TurnEvent) -> Sequence[TurnEvent]:
-        """Do what follows from what the turn detector has found. Returns what it finds next."""
+        """Do what follows from one event. Returns what the turn detector finds next."""
         detection = self._config.audio.input.turn_detection
         if detection is None:
             return ()

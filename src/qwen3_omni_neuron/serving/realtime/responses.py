@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from qwen3_omni_neuron.errors import InputError, Qwen3OmniError
-from qwen3_omni_neuron.prompt.turns import Turn
+from qwen3_omni_neuron.prompt.turns import Reply, Turn
+from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.openai.bodies import bounded_options, has_grammar
 from qwen3_omni_neuron.serving.openai.errors import ApiError
@@ -52,7 +53,9 @@ class Responses:
         self._voices = voices
         self.draining = False
         self._last: Response | None = None
-        self._spoken: Response | None = None  # the last one with sound, which may still play
+        # Those with sound that may still play, one after the other: replies, None for one that is
+        # not kept, and their playbacks.
+        self._spoken: list[tuple[Reply | None, Playback]] = []
         self._held = ExitStack()  # resources of the last one until its end: place, own input
 
     @property
@@ -89,7 +92,6 @@ class Responses:
             own_input = await self._own_input(overrides, held)
             settings = _settings(config, overrides, spoken, bool(options["tools"]))
             response = Response(settings, self._connection, self._items, self._ended)
-            self._last = response
             try:
                 if has_grammar(options):
                     options["grammar"] = await self._compiled(options, held)
@@ -99,9 +101,13 @@ class Responses:
             except Qwen3OmniError as error:
                 return await response.refuse(self._connection.failed(error))
             self._held = held.pop_all()
-        if spoken:
-            self._spoken = response
+        self._last = response
         response.begin(*started)
+        if spoken:
+            before = [earlier for earlier in self._spoken if earlier[1].left_s]
+            if before:  # clients play it after them
+                response.playback.until_s = before[-1][1].until_s
+            self._spoken = [*before, (response.message, response.playback)]
         return None
 
     async def cancel(self, response_id: str | None) -> None:
@@ -135,30 +141,36 @@ class Responses:
             self._last.abandon(reason)
 
     async def interrupt(self, reason: CancelReason) -> None:
-        """Cancel the response, and truncate the item that plays to what was played so far."""
-        spoken, heard_s, left_s = self._spoken, 0.0, 0.0
-        if spoken is not None:
-            heard_s, left_s = spoken.playback.heard_s, spoken.playback.left_s
+        """Cancel the response, and truncate the items that play to what was played so far."""
+        playing = [(r, p.heard_s) for r, p in self._spoken if r is not None and p.left_s]
+        self._spoken = []
         if self._last is not None and self._last.running:
             await self._last.stop(reason)
-        reply = None if spoken is None else spoken.message
-        if left_s and reply is not None and reply.sent_s:
-            self._spoken = None
+        for reply, heard_s in playing:
+            if not reply.sent_s:
+                continue
+            heard_ms = int(1000 * min(heard_s, reply.sent_s))
             try:
-                await self._items.truncate(reply.shown["id"], 0, int(heard_s * 1000))
+                await self._items.truncate(reply.shown["id"], 0, heard_ms)
             except ApiError:  # the client has deleted the item
                 logs.logger.debug("nothing to cut", exc_info=True)
+
+    def truncated(self, item_id: str) -> None:
+        """Note that a client has stopped playback in an item, which it has truncated."""
+        ids = [None if reply is None else reply.id for reply, _ in self._spoken]
+        if item_id in ids:
+            del self._spoken[: ids.index(item_id) + 1]
 
     async def close(self) -> None:
         """End the response of a client that has left."""
         self._held.close()
         if self._last is not None:
             await self._last.end()
-        self._last = self._spoken = None  # breaks their reference cycles with this object
+        self._last = None  # breaks its reference cycle with this object
 
     def _ended(self) -> None:
         self._held.close()
-        self._input.expect_speech(self._spoken.playback.left_s if self._spoken else 0.0)
+        self._input.expect_speech(self._spoken[-1][1].left_s if self._spoken else 0.0)
 
     async def _own_input(
         self, overrides: ResponseConfig, held: ExitStack

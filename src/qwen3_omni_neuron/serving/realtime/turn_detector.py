@@ -7,6 +7,7 @@ turns however fast it comes.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,12 +96,8 @@ class TurnDetector:
         at: int = 0,
     ):
         """at: number of samples of the stream so far."""
-        self._settings, self._score, self._frame, self._per_ms = (
-            settings,
-            score,
-            frame,
-            rate // 1000,
-        )
+        self.settings, self._score, self._frame = settings, score, frame
+        self._per_ms = rate // 1000
         self._heard: deque[Samples] = deque(maxlen=HEARD_S * rate // frame)  # the turn's last ones
         self.at = at
         self.speaking = False
@@ -131,14 +128,29 @@ class TurnDetector:
         """Start the idle timeout after so many seconds, when the reply's playback ends."""
         self._idle_from = self.at + round(seconds * 1000 * self._per_ms)
 
-    def end_turn(self) -> Samples:
-        """End the turn here, even during speech. Returns its samples that were not returned yet."""
-        rest = np.concatenate([*self._silence, self._rest]) if self.speaking else self._rest[:0]
-        self._begin_to_wait()
+    def end_turn(self, last: Samples) -> Samples:
+        """End the turn, if there is one, after the last samples.
+
+        Returns its samples that were not returned yet.
+        """
+        self._rest = np.concatenate((self._rest, last))
+        if not self.speaking:
+            return self._rest[:0]
+        rest = np.concatenate([*self._silence, self._rest])
+        self.clear()
         return rest
 
+    def clear(self) -> None:
+        """Drop all samples that were not returned yet, and the turn, if there is one."""
+        self.at += len(self._rest)
+        self._rest, self._silence = self._rest[:0], []
+        self._begin_to_wait()
+
     def _process(self, found: list[TurnEvent]) -> list[TurnEvent]:
-        """Process whole frames of the samples that were not processed yet."""
+        """Process whole frames of the samples that were not processed yet.
+
+        Returns what was found; successive samples of the turn are one event.
+        """
         first, last = 0, len(self._rest) - self._frame
         while first <= last and not self._judging:
             frame = self._rest[first : first + self._frame]
@@ -150,10 +162,17 @@ class TurnDetector:
             else:
                 self._wait(frame, probability, found)
         self._rest = self._rest[first:]
-        return found
+        joined: list[TurnEvent] = []
+        for kind, events in groupby(found, type):
+            if kind is Speech:
+                parts = [event.samples for event in events if isinstance(event, Speech)]
+                joined.append(Speech(np.concatenate(parts)))
+            else:
+                joined += events
+        return joined
 
     def _wait(self, frame: Samples, probability: float, found: list[TurnEvent]) -> None:
-        settings = self._settings
+        settings = self.settings
         self._before.append(frame)
         if probability >= settings.threshold:
             padding = -(-settings.prefix_padding_ms * self._per_ms // self._frame)
@@ -170,7 +189,7 @@ class TurnDetector:
             self._begin_to_wait()
 
     def _go_on(self, frame: Samples, probability: float, found: list[TurnEvent]) -> None:
-        settings = self._settings
+        settings = self.settings
         self._heard.append(frame)
         if probability >= settings.threshold:
             self._silent_from = None
