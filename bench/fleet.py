@@ -42,7 +42,8 @@ SPARE = 1  # replicas beyond the load's need
 LOAD_S, THINK_S = 300.0, 8.0  # time of a load, and mean time between turns
 PLAYS = 0.9  # share of a frame's 80 ms in which frames must come to play without a pause
 CURVE_ROWS = 320  # a new turn after its conversation
-REPLICAS_A_MACHINE = {"shared": 8, "split": 2}  # on 64 cores: 8 and 24 cores a replica, at TP 8
+# Of 8 and 24 of its 64 cores: all times of the profiles, those of the vocoder, too, are of TP 8.
+REPLICAS_A_MACHINE = {"shared": 8, "split": 2}
 WARM_S, LEAST_S, REPLIES = 200.0, 100.0, 10_000
 HALVINGS, SEARCHED = 6, 100
 DAY_S, LOWEST, BURSTS, BURST_S, BURST = 86400.0, 0.2, 6, 600.0, 1.5

@@ -14,10 +14,12 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.modules import STAGES
 from qwen3_omni_neuron.cli import main
 from qwen3_omni_neuron.compilation.manifest import Manifest, write_manifest
+from qwen3_omni_neuron.compilation.plan import cores_of_stages
 from qwen3_omni_neuron.compilation.tree import needed_cores
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import ArtifactError, EngineDiedError, OptionError
 from qwen3_omni_neuron.events import ModelInfo, StageTime, Status
+from qwen3_omni_neuron.neuron.target import LIMITS
 from qwen3_omni_neuron.serving.edge.gate import Sites
 from qwen3_omni_neuron.serving.fleet.command import IMPORT_PATH, check_config
 from qwen3_omni_neuron.serving.fleet.cores import check_nodes, stage_cores
@@ -29,6 +31,7 @@ from testing.http_server import wait_until
 from testing.imports import ROOT
 
 CONFIGS = sorted((ROOT / "deploy" / "ray").glob("*.yaml"))
+CHIP_CORES = 4  # logical cores of a chip of trn2, at LNC=2
 
 
 def test_settings_are_those_of_load_and_of_the_server() -> None:
@@ -196,10 +199,11 @@ def test_every_yaml_that_ships_can_be_used(config: Path) -> None:
     if tree is None:
         assert not given
         return
-    needed = dict.fromkeys(STAGES, int(Path(tree).name.removeprefix("tp")))  # compiled with --tp N
-    found = stage_cores(given, len(given), settings.load.placement, needed)
-    assert found is not None
-    assert found["vocoder"].endswith(f"-{given[-1]}"), "none is idle"
+    needed = cores_of_stages(LIMITS.tp[application["args"]["instance"]], STAGES)
+    placement = settings.load.placement
+    assert stage_cores(given, len(given), placement, needed) is not None
+    total = sum(needed.values()) if placement == "split" else max(needed.values())
+    assert len(given) == -(-total // CHIP_CORES) * CHIP_CORES, "the fewest chips that have them"
 
 
 @pytest.mark.parametrize(
