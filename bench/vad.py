@@ -20,9 +20,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.serving.realtime import smart_turn
 from qwen3_omni_neuron.serving.realtime.session_config import SemanticVad
-from qwen3_omni_neuron.serving.realtime.smart_turn import is_complete
 from qwen3_omni_neuron.serving.realtime.turn_detector import (
     Paused,
     Started,
@@ -30,7 +28,13 @@ from qwen3_omni_neuron.serving.realtime.turn_detector import (
     TurnDetector,
     TurnSettings,
 )
-from qwen3_omni_neuron.serving.realtime.vad import FRAME_SAMPLES, RATE, SileroVad
+from qwen3_omni_neuron.serving.realtime.turn_models import (
+    FRAME_SAMPLES,
+    RATE,
+    SileroVad,
+    can_judge,
+    is_complete,
+)
 from testing.command_line import Figures, InputError, Row, parser_of, positive, run
 from testing.headlines import headline, of_percentiles
 from train.espeak import VOICES, speak
@@ -127,7 +131,7 @@ def quantiles(name: str, values: Sequence[float]) -> Row:
 
 def by_eagerness(turns: int) -> list[Row]:
     """Measure the ends of the same turns with every eagerness, by meaning and by silence."""
-    if not smart_turn.is_installed():
+    if not can_judge():
         raise InputError("Smart Turn is missing: pip install '.[smart-turn]'.")
     made, rows = [interrupted_sentence(random.Random(n)) for n in range(turns)], list[Row]()
     judge = lru_cache(maxsize=None)(lambda heard: is_complete(np.frombuffer(heard, np.float32)))

@@ -19,7 +19,7 @@ from qwen3_omni_neuron.serving.realtime.turn_detector import (
     TurnEvent,
     TurnSettings,
 )
-from qwen3_omni_neuron.serving.realtime.vad import FRAME_SAMPLES, SileroVad
+from qwen3_omni_neuron.serving.realtime.turn_models import FRAME_SAMPLES, SileroVad
 from train.speech import MEASURING, pink_noise, spoken_clip
 
 RATE = 16000

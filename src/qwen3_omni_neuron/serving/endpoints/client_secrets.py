@@ -10,8 +10,8 @@ from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.openai.bodies import StrictObject, parse_json
 from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of
-from qwen3_omni_neuron.serving.realtime import smart_turn
 from qwen3_omni_neuron.serving.realtime.session_config import first_config, shown, updated
+from qwen3_omni_neuron.serving.realtime.turn_models import judges
 from qwen3_omni_neuron.serving.service import Service
 
 router = APIRouter()
@@ -54,7 +54,7 @@ def _made(service: Service, context: Context) -> Json:
     value = service.keys.secret(context.owner, given, expires_at)
     voices = service.voices_of(context.omni)
     first = first_config(service.model.name, voices)
-    config = updated(first, given, voices, smart_turn.judges(context.omni))
+    config = updated(first, given, voices, judges(context.omni))
     kind = "session" if config.answers else "transcription_session"
     session = {"id": new_id("sess_"), "object": f"realtime.{kind}", **shown(config)}
     return {"value": value, "expires_at": expires_at, "session": session}

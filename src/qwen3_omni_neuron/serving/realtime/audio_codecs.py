@@ -74,7 +74,9 @@ class Resampler:
         if self._stream is None:
             if not len(samples):
                 return samples
-            self._stream = _stream(from_rate, to_rate)
+            import soxr
+
+            self._stream = soxr.ResampleStream(from_rate, to_rate, 1)
         made = self._stream.resample_chunk(samples, last=last)
         if last:
             self._stream = None
@@ -83,12 +85,6 @@ class Resampler:
     def finish(self) -> Samples:
         """Return the remaining samples, and begin a new stream."""
         return self.push(_EMPTY, last=True)
-
-
-def _stream(from_rate: int, to_rate: int) -> Any:
-    import soxr
-
-    return soxr.ResampleStream(from_rate, to_rate, 1)
 
 
 def _mu_table() -> Samples:

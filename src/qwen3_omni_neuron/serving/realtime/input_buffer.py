@@ -5,7 +5,6 @@ from qwen3_omni_neuron.prompt.turns import Turn
 from qwen3_omni_neuron.serving.endpoints.media import sound_bytes
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.ids import new_id
-from qwen3_omni_neuron.serving.realtime import smart_turn, vad
 from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     TURN_RATE,
     Resampler,
@@ -23,6 +22,7 @@ from qwen3_omni_neuron.serving.realtime.turn_detector import (
     TurnEvent,
     TurnSettings,
 )
+from qwen3_omni_neuron.serving.realtime.turn_models import SileroVad, load_judge
 
 _LEAST_PIECE = 24  # samples: a shorter piece of the conversation's sound takes as much memory
 
@@ -70,11 +70,11 @@ class InputBuffer:
     def detect(self, settings: TurnSettings | None) -> None:
         """Detect turns by other settings from now on, None: not at all."""
         if settings is not None and settings.by_meaning:
-            smart_turn.load()  # now, and not in the first turn's pause
+            load_judge()  # now, and not in the first turn's pause
         if settings is None:
             self._detector = None
         elif self._detector is None:
-            self._detector = TurnDetector(settings, vad.SileroVad(), at=self._at)
+            self._detector = TurnDetector(settings, SileroVad(), at=self._at)
         else:  # a turn that the user speaks goes on
             self._detector.settings = settings
 

@@ -17,7 +17,7 @@ from qwen3_omni_neuron.prompt.turns import Turn
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.openai.without_effect import REALTIME
-from qwen3_omni_neuron.serving.realtime import events, smart_turn
+from qwen3_omni_neuron.serving.realtime import events, turn_models
 from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE, Samples
 from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.events import Json
@@ -72,7 +72,7 @@ class LiveSession:
         self._config = first_config(service.model.name, self._voices, kind)
         # Fields with which it begins, of its client's dialect and secret.
         self._first = merged(connection.interpreter.first, connection.context.session)
-        self._by_meaning = smart_turn.judges(omni)
+        self._by_meaning = turn_models.judges(omni)
         self._config_bytes = 0  # bytes of the configuration in the account
         self._updates = 0  # changes of the configuration by its client
         self._refused = False  # a session.update was refused
@@ -426,7 +426,7 @@ class LiveSession:
         """
         judging = None
         if heard is not None:
-            judge = self._service.model.in_thread(smart_turn.is_complete, heard)
+            judge = self._service.model.in_thread(turn_models.is_complete, heard)
             judging = asyncio.create_task(judge)
         if create_response:
             await self._in_thread(self._session.prepare, speaks(self._config))

@@ -22,9 +22,9 @@ from qwen3_omni_neuron.serving.openai.chat_request import CHAT_OPTIONS, Function
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.response_request import Metadata
 from qwen3_omni_neuron.serving.openai.voices import VoiceName, Voices
-from qwen3_omni_neuron.serving.realtime import vad
 from qwen3_omni_neuron.serving.realtime.events import Json, wrong_field
 from qwen3_omni_neuron.serving.realtime.turn_detector import TurnSettings
+from qwen3_omni_neuron.serving.realtime.turn_models import INSTALL, can_detect
 
 # Options of a request that a session or a response may have beside OpenAI's fields, except
 # use_audio_in_video: sessions hold no sound of videos.
@@ -253,7 +253,7 @@ def check_speech(config: _CommonConfig, voices: Voices, where: str) -> None:
 
 def first_config(model: str, voices: Voices, kind: SessionType = "realtime") -> SessionConfig:
     """Return the initial configuration of a session. kind: its type."""
-    detection = ServerVad(type="server_vad") if vad.is_installed() else None
+    detection = ServerVad(type="server_vad") if can_detect() else None
     speaks: Literal["audio", "text"] = "audio" if voices.names else "text"
     return SessionConfig(
         type=kind,
@@ -310,9 +310,9 @@ def updated(
     new.model = config.model
     if not new.answers and new.audio.input.transcription is None:
         new.audio.input.transcription = TranscriptionConfig()
-    if new.audio.input.turn_detection is not None and not vad.is_installed():
+    if new.audio.input.turn_detection is not None and not can_detect():
         kind = new.audio.input.turn_detection.type
-        message = f"{kind} needs packages that the server does not have: {vad.INSTALL}."
+        message = f"{kind} needs packages that the server does not have: {INSTALL}."
         raise ApiError(400, message, "not_installed", "session.audio.input.turn_detection")
     if isinstance(new.audio.input.turn_detection, SemanticVad) and not by_meaning:
         new.audio.input.turn_detection = new.audio.input.turn_detection.by_silence

@@ -12,13 +12,14 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
+from qwen3_omni_neuron.serving.realtime.turn_models import FRAME_SAMPLES, HEARD_SAMPLES, RATE
+
 Samples = NDArray[np.float32]
 KEPT_SILENCE_MS = 200
 """Silence after speech that belongs to the turn; the model does not get the silence after it."""
 # Silence: a score _HYSTERESIS below the threshold, as in Silero, or at least a score below _LEAST.
 _HYSTERESIS, _LEAST = 0.15, 0.01
-HEARD_S = 8
-"""Seconds of a turn's end by which is judged whether it is complete."""
+_PER_MS = RATE // 1000
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class Started:
 class Paused:
     """The user may have ended: without further speech the turn is complete.
 
-    heard: the turn's last HEARD_S seconds, by which the caller is to judge whether the user has
-    said all, and to answer with `TurnDetector.judged`; None: nothing is to be judged.
+    heard: the turn's last HEARD_SAMPLES, by which the caller is to judge whether the user has said
+    all, and to answer with `TurnDetector.judged`; None: nothing is to be judged.
     """
 
     heard: Samples | None = None
@@ -82,24 +83,17 @@ TurnEvent = Speech | Started | Paused | Stopped | TimedOut
 class TurnDetector:
     """Detector of one stream's turns.
 
-    score: function that returns the probability of speech in the next frame. frame: samples of a
-    frame. Where the settings are by meaning, each pause is judged once: the sound after it waits
-    for `judged`, so that the same sound gives the same turns however long that takes.
+    settings: those in use; others may be set at any time. score: function that returns the
+    probability of speech in the next frame. Where the settings are by meaning, each pause is judged
+    once: the sound after it waits for `judged`, so that the same sound gives the same turns however
+    long that takes.
     """
 
-    def __init__(
-        self,
-        settings: TurnSettings,
-        score: Callable[[Samples], float],
-        frame: int = 512,
-        rate: int = 16000,
-        at: int = 0,
-    ):
+    def __init__(self, settings: TurnSettings, score: Callable[[Samples], float], at: int = 0):
         """at: number of samples of the stream so far."""
-        self.settings, self._score, self._frame = settings, score, frame
-        self._per_ms = rate // 1000
-        self._heard: deque[Samples] = deque(maxlen=HEARD_S * rate // frame)  # the turn's last ones
-        self.at = at
+        self.settings, self._score, self.at = settings, score, at
+        # The turn's last frames.
+        self._heard: deque[Samples] = deque(maxlen=HEARD_SAMPLES // FRAME_SAMPLES)
         self.speaking = False
         self._idle_from: int | None = None
         self._rest = np.zeros(0, np.float32)  # samples of an incomplete frame
@@ -126,7 +120,7 @@ class TurnDetector:
 
     def wait(self, seconds: float) -> None:
         """Start the idle timeout after so many seconds, when the reply's playback ends."""
-        self._idle_from = self.at + round(seconds * 1000 * self._per_ms)
+        self._idle_from = self.at + round(seconds * 1000 * _PER_MS)
 
     def end_turn(self, last: Samples) -> Samples:
         """End the turn, if there is one, after the last samples.
@@ -151,12 +145,12 @@ class TurnDetector:
 
         Returns what was found; successive samples of the turn are one event.
         """
-        first, last = 0, len(self._rest) - self._frame
+        first, last = 0, len(self._rest) - FRAME_SAMPLES
         while first <= last and not self._judging:
-            frame = self._rest[first : first + self._frame]
-            first += self._frame
+            frame = self._rest[first : first + FRAME_SAMPLES]
+            first += FRAME_SAMPLES
             probability = self._score(frame)
-            self.at += self._frame
+            self.at += FRAME_SAMPLES
             if self.speaking:
                 self._go_on(frame, probability, found)
             else:
@@ -175,16 +169,19 @@ class TurnDetector:
         settings = self.settings
         self._before.append(frame)
         if probability >= settings.threshold:
-            padding = -(-settings.prefix_padding_ms * self._per_ms // self._frame)
+            padding = -(-settings.prefix_padding_ms * _PER_MS // FRAME_SAMPLES)
             spoken = self._before[-padding - 1 :]
-            found += [Started(self.at - len(spoken) * self._frame), Speech(np.concatenate(spoken))]
+            found += [
+                Started(self.at - len(spoken) * FRAME_SAMPLES),
+                Speech(np.concatenate(spoken)),
+            ]
             self._heard.extend(spoken)
             self._before, self.speaking, self._idle_from = [], True, None
             return
         idle, since = settings.idle_timeout_ms, self._idle_from
-        longest = max(settings.prefix_padding_ms, idle or 0) * self._per_ms // self._frame + 1
+        longest = max(settings.prefix_padding_ms, idle or 0) * _PER_MS // FRAME_SAMPLES + 1
         del self._before[: -longest - 1]
-        if idle is not None and since is not None and self.at - since >= idle * self._per_ms:
+        if idle is not None and since is not None and self.at - since >= idle * _PER_MS:
             found += [Speech(np.concatenate(self._before)), TimedOut(since, self.at)]
             self._begin_to_wait()
 
@@ -196,20 +193,20 @@ class TurnDetector:
         elif self._silent_from is None and probability < max(
             settings.threshold - _HYSTERESIS, _LEAST
         ):
-            self._silent_from, self._paused = self.at - self._frame, False
+            self._silent_from, self._paused = self.at - FRAME_SAMPLES, False
         if self._silent_from is None:
             found.append(Speech(np.concatenate([*self._silence, frame])))
             self._silence = []
             return
         silent = self.at - self._silent_from
-        if silent <= KEPT_SILENCE_MS * self._per_ms:
+        if silent <= KEPT_SILENCE_MS * _PER_MS:
             found.append(Speech(frame))
         else:
             self._silence.append(frame)
             if not self._paused:
                 self._paused, self._judging = True, settings.by_meaning
                 found.append(Paused(np.concatenate(self._heard) if settings.by_meaning else None))
-        if silent >= settings.silence_duration_ms * self._per_ms:
+        if silent >= settings.silence_duration_ms * _PER_MS:
             self._stop(found)
 
     def _stop(self, found: list[TurnEvent]) -> None:
