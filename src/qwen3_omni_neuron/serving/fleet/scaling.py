@@ -49,16 +49,10 @@ class FleetLoad:
         """Requests at a busy moment, if each comes independently of the others."""
         return self.requests + PEAK * math.sqrt(self.requests)
 
-    def predicted_s(self, replicas: int) -> float:
-        """Return the time to first audio of a request that comes at a busy moment."""
-        slots = self.slots * replicas
-        if not slots:
-            return math.inf
-        return self.first_audio_s + max(0.0, self.peak - slots) * self.service_s / slots
-
     def needed(self, target_s: float) -> int:
         """Return the fewest replicas whose predicted time to first audio is target_s at most.
 
+        Predicted for a request that comes at a busy moment: the requests beyond the slots wait.
         If first_audio_s alone is longer, more replicas don't help: returns the number that gives
         every request a slot.
         """

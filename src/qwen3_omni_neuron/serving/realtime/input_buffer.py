@@ -24,7 +24,7 @@ from qwen3_omni_neuron.serving.realtime.turn_detector import (
 )
 from qwen3_omni_neuron.serving.realtime.turn_models import SileroVad, load_judge
 
-_LEAST_PIECE = 24  # samples: a shorter piece of the conversation's sound takes as much memory
+_LEAST_PIECE = 24  # samples: a shorter piece of sound takes as much memory
 
 
 class InputBuffer:
@@ -52,7 +52,7 @@ class InputBuffer:
         self.item_id = new_id("item_")
         # The user's unfinished turn.
         self._samples = 0
-        self._held = 0  # bytes of its sound that the conversation keeps
+        self._held = 0  # bytes that its item counts for
         self._transcript: TurnTranscript | None = None
 
     @property
@@ -93,9 +93,9 @@ class InputBuffer:
         """Append sound to the user's turn. Raises ApiError if the session holds too much."""
         if self.is_empty:
             self._transcript = self._transcriber.begin(self.item_id)
-        account = self._items.account
-        kept = sound_bytes(max(len(samples), _LEAST_PIECE)) * self.keeps
-        held = kept + sound_bytes(len(samples)) * (self._transcript is not None)
+        account, size = self._items.account, sound_bytes(len(samples))
+        kept = size * self.keeps + sound_bytes(max(0, _LEAST_PIECE - len(samples)))
+        held = kept + size * (self._transcript is not None)
         account.hold(held)
         try:
             if self.keeps:
