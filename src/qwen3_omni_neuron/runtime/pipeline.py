@@ -381,7 +381,7 @@ class Pipeline:
             self._thinker.wake()  # it calls `_kept_s`
 
     def _kept_s(self) -> float | None:
-        """Return how long a slot is still kept; None: it is not, and was given. The lock is held."""
+        """Return how long a slot is still kept, None where none is. The lock is held."""
         now = self.clock.now()
         if self._fairness.kept_until_s is not None and self._fairness.kept_until_s <= now:
             self._admit()
