@@ -85,6 +85,9 @@ class FakeThinker:
         """Take memory and free all of it but the last piece, below which malloc keeps the rest."""
         self._kept = [bytes(50_000) for _ in range(20 * megabytes)][-1]
 
+    def say(self, text: str) -> None:
+        sys.stderr.write(f"{text}\n")
+
     def collected(self) -> tuple[int, int]:
         """Return how many objects the garbage collector ignores, and how many it looks through."""
         return gc.get_freeze_count(), len(gc.get_objects())

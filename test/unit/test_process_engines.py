@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from qwen3_omni_neuron.engines.process.child import MOST_OUTPUT_BYTES, TAIL_BYTES
 from qwen3_omni_neuron.engines.process.engine_process import LIVENESS_S, EngineProcess
 from qwen3_omni_neuron.engines.process.mailbox import (
     FIRST_BYTES,
@@ -500,6 +501,17 @@ def test_an_interrupt_of_the_terminal_is_left_to_the_parent(start: Process) -> N
         signal.signal(signal.SIGINT, before)
     with pytest.raises(ClosedError, match="interrupted"):
         process.call("echo", 1)
+
+
+def test_output_of_calls_does_not_fill_the_disk(start: Process) -> None:
+    process = start()
+    process.wait_ready(START_S)
+    for _ in range(3):
+        process.call("say", "a warning " * (MOST_OUTPUT_BYTES // 10))
+    process.call("say", "the last words")
+    process.call("echo", 1)
+    assert os.fstat(process._output.file.fileno()).st_size < 2 * TAIL_BYTES
+    assert process._output.read().endswith("a warning \nthe last words")
 
 
 def test_calls_hold_no_descriptors(shared: EngineProcess) -> None:

@@ -20,13 +20,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from qwen3_omni_neuron.engines.process.child import take_signals
+from qwen3_omni_neuron.engines.process.child import MOST_OUTPUT_BYTES, take_signals, trim_output
 from qwen3_omni_neuron.helpers import orders
 
 Run = Callable[..., object]
 """Function of a child: gets its connection, a socket, and the descriptors of its other files."""
 MOST_FILES = 64  # limit of a child's open files
-MOST_OUTPUT_BYTES = 1 << 20  # output of children that is kept; beyond it, it is discarded
 _LIVENESS_S = 1.0  # interval of checks that the parent runs
 _REAP_S = 0.5
 _PR_SET_PDEATHSIG = 1
@@ -139,9 +138,7 @@ class _ForkServer:
             if not pid:
                 return
             number = self._numbers.pop(pid)
-            if os.fstat(2).st_size > MOST_OUTPUT_BYTES // 2:
-                os.ftruncate(2, 0)
-                os.lseek(2, 0, os.SEEK_SET)
+            trim_output()
             self._control.sendall(orders.REPORT.pack(number, os.waitstatus_to_exitcode(status)))
 
     def _end(self) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 PARENT_CHECK_S = 0.25
+MOST_OUTPUT_BYTES = 1 << 20  # most of its output that a child keeps in its file
 TAIL_BYTES = 8192  # holds faulthandler's dump of a few threads
 STACK_SIGNAL = signal.SIGUSR1  # makes a child print its stack, whatever it is doing
 _HELD = (signal.SIGINT, signal.SIGTERM)  # signals that must interrupt neither its start nor imports
@@ -134,6 +135,19 @@ def take_signals() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
     faulthandler.register(STACK_SIGNAL, all_threads=False)
+
+
+def trim_output() -> None:
+    """Cut this process's output, a file of `start_child`, to its end once it is long.
+
+    Otherwise a warning in every call of an engine would fill the disk within days.
+    """
+    size = os.fstat(2).st_size
+    if size > MOST_OUTPUT_BYTES // 2:
+        tail = os.pread(2, TAIL_BYTES, size - TAIL_BYTES)
+        os.ftruncate(2, 0)
+        os.lseek(2, 0, os.SEEK_SET)
+        os.write(2, tail)
 
 
 def _exit_with(parent: int) -> None:

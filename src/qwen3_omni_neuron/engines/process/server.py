@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from qwen3_omni_neuron.engines.process.child import SentException, follow_parent
+from qwen3_omni_neuron.engines.process.child import SentException, follow_parent, trim_output
 from qwen3_omni_neuron.engines.process.heap import IdleMemory, keep_all, trim_early
 from qwen3_omni_neuron.engines.process.mailbox import DisconnectedError, Mailbox, SharedBlock
 
@@ -66,7 +66,7 @@ def _receive_factory(mailbox: Mailbox) -> tuple[Any, int | None]:
 
 
 def _idle(descriptor: int, fault: Callable[[], Exception | None] | None) -> Callable[[], None]:
-    """Return a function that waits for a request, and meanwhile gives freed memory back.
+    """Return a function that waits for a request, and gives freed memory and disk space back.
 
     fault: the `fault` method of an engine with processes of its own, else None; the error that it
     returns is raised. During a call the engine raises it itself.
@@ -75,6 +75,7 @@ def _idle(descriptor: int, fault: Callable[[], Exception | None] | None) -> Call
     poll.register(descriptor, select.POLLIN)
 
     def wait() -> None:
+        trim_output()
         while not poll.poll(1000 * LOOK_S):
             error = fault() if fault is not None else None
             if error is not None:
