@@ -91,7 +91,11 @@ def test_settings_that_come_after_the_import_are_refused(monkeypatch: pytest.Mon
 
 
 def test_the_settings_are_made_before_torch_is_imported(tmp_path: Path) -> None:
-    """torch imports TorchNeuron by itself where it is installed."""
+    """torch imports TorchNeuron by itself where it is installed.
+
+    All that a compile writes is in the model's folder, where the next run finds what a killed one
+    has left.
+    """
     script = """
 import os, sys
 from pathlib import Path
@@ -101,6 +105,8 @@ class Finder:
     def find_spec(self, name, *_):
         if name == "torch":
             print(os.environ.get("TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION"))
+            for name in ("TORCH_NEURONX_NEFF_CACHE_DIR", "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR"):
+                print(Path(os.environ[name]).relative_to(sys.argv[1]))
             raise SystemExit
 
 assert "torch" not in sys.modules
@@ -111,4 +117,4 @@ compile_model(plan, "audio", Path(sys.argv[1]))
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False
     )
-    assert done.stdout == "1\n", done.stderr
+    assert done.stdout == "1\nneff\nlocal\n", done.stderr

@@ -3,12 +3,19 @@
 They are set before torch is imported: torch imports TorchNeuron where it is installed.
 """
 
+import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qwen3_omni_neuron.compilation.manifest import ModelRecord
+from qwen3_omni_neuron.compilation.manifest import ModelRecord, record_files
 from qwen3_omni_neuron.compilation.plan import CompilePlan
-from qwen3_omni_neuron.neuron.torchneuron.environment import NEFF_FOLDER, compiling
+from qwen3_omni_neuron.neuron.torchneuron.environment import (
+    COMPILE_ONLY,
+    NEFF_FOLDER,
+    set_before_import,
+    settings,
+)
 
 if TYPE_CHECKING:
     from qwen3_omni_neuron.neuron.torchneuron.runtime import Runtime
@@ -22,8 +29,16 @@ def compile_model(
     See neuron.torchneuron.model_folder.fill_folder for further errors. Raises OptionError for
     settings that contradict TorchNeuron's.
     """
-    (folder / NEFF_FOLDER).mkdir()
-    with compiling(folder / NEFF_FOLDER, plan.lnc):
-        from qwen3_omni_neuron.neuron.torchneuron.model_folder import fill_folder
+    started = time.monotonic()
+    # TorchNeuron's copies are in `folder`, too: a run that is killed leaves nothing elsewhere.
+    neffs, local = folder / NEFF_FOLDER, folder / "local"
+    for each in (neffs, local):
+        each.mkdir()
+    cores = {"NEURON_LOGICAL_NC_CONFIG": str(plan.lnc)}
+    set_before_import({**settings(neffs, local), **COMPILE_ONLY, **cores})
+    from qwen3_omni_neuron.neuron.torchneuron.model_folder import fill_folder
 
-        return fill_folder(plan, model, folder, runtime)
+    graphs = fill_folder(plan, model, folder, runtime)
+    shutil.rmtree(local)
+    files = record_files(folder)
+    return ModelRecord(graphs, files, round(time.monotonic() - started, 3))

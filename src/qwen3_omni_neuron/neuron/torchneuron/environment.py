@@ -6,9 +6,7 @@ executor and NEFF cache, which read them.
 
 import os
 import sys
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
@@ -70,18 +68,6 @@ def set_before_import(variables: Mapping[str, str]) -> None:
             f"{wanted}."
         )
     os.environ.update(variables)
-
-
-@contextmanager
-def compiling(neffs: Path, lnc: int) -> Iterator[None]:
-    """Set the variables of a compile without a device, which writes its NEFFs to a folder.
-
-    lnc: physical cores of a logical one. Raises OptionError as set_before_import.
-    """
-    with tempfile.TemporaryDirectory() as local:
-        cores = {"NEURON_LOGICAL_NC_CONFIG": str(lnc)}
-        set_before_import({**settings(neffs, Path(local)), **COMPILE_ONLY, **cores})
-        yield
 
 
 class NeffCache:

@@ -1,13 +1,12 @@
 """The folder of one compiled model of a plan: weights by rank, and NEFFs."""
 
-import time
 from pathlib import Path
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import lay_out
 from qwen3_omni_neuron.checkpoint.parameters import check_names
-from qwen3_omni_neuron.compilation.manifest import ModelRecord, record_files
+from qwen3_omni_neuron.compilation.manifest import GraphRecord
 from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODEL_STAGES, CompilePlan
 from qwen3_omni_neuron.errors import CompileError
 from qwen3_omni_neuron.neuron.graphs.all import graph_records
@@ -20,17 +19,16 @@ from qwen3_omni_neuron.neuron.torchneuron.runtime import Runtime, TorchNeuron
 
 def fill_folder(
     plan: CompilePlan, model: str, folder: Path, runtime: Runtime | None = None
-) -> ModelRecord:
+) -> tuple[GraphRecord, ...]:
     """Compile a model's parts into `folder`, which exists and has an empty folder for NEFFs.
 
     neff             the compiled graphs of all its parts, as TorchNeuron's cache has them
     PART/weights     a file for each rank, as for target neuron
 
     All ranks run the same graphs, so only rank 0's are compiled, and no device is needed. It makes
-    torch.distributed's group. runtime: None for TorchNeuron's.
+    torch.distributed's group. runtime: None for TorchNeuron's. Returns records of the graphs.
     Raises CheckpointError, CompileError, OSError, NotInstalledError without TorchNeuron.
     """
-    started = time.monotonic()
     config, checkpoint = read_config(plan.model), Checkpoint(plan.model, plan.adapters)
     # Check the names before hours of compiling, not after.
     check_names(list(lay_out(config, (MODEL_STAGES[model],))[1].values()), checkpoint)
@@ -40,8 +38,7 @@ def fill_folder(
         (folder / name).mkdir()
         write_part_shards(spec, checkpoint, folder / name)
         _compile_part(spec, PartGraphs(spec, device, Compilations()))
-    seconds = round(time.monotonic() - started, 3)
-    return ModelRecord(graph_records(config, plan, model), record_files(folder), seconds)
+    return graph_records(config, plan, model)
 
 
 def expected_bytes(plan: CompilePlan, model: str) -> int:
