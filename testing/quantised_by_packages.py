@@ -93,7 +93,7 @@ def write_nvfp4(checkpoint: Path, to: Path) -> Path:
     model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.bfloat16)
     model.forward = model.thinker.forward  # it has none, and calibrating calls it
     generator = torch.Generator().manual_seed(0)
-    texts = [
+    texts: Any = [
         {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}
         for ids in torch.randint(0, 256, (4, 32), generator=generator)
     ]

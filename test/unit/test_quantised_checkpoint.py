@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron import Qwen3Omni, cli
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.files import Checkpoint, fingerprint
 from qwen3_omni_neuron.checkpoint.headers import StoredTensor
 from qwen3_omni_neuron.checkpoint.modules import STAGES, Models, lay_out
 from qwen3_omni_neuron.checkpoint.quantised import QuantisationSettings, quantised_forms
@@ -646,6 +646,9 @@ def test_settings_may_be_in_a_file_of_their_own(
     edited.settings = None
     (edited.write() / file).write_text(json.dumps(settings))
     assert f"{QUERY}.weight" in Checkpoint(edited.folder).quantised
+    before = fingerprint(edited.folder)
+    (edited.folder / file).write_text(json.dumps({**settings, "changed": True}))
+    assert fingerprint(edited.folder) != before
     (edited.folder / file).write_text(json.dumps({"producer": {"name": "quip"}}))
     with pytest.raises(CheckpointError, match="method 'quip'"):
         Checkpoint(edited.folder)

@@ -39,6 +39,7 @@ from qwen3_omni_neuron.checkpoint.other_kinds import refuse_files, refuse_local
 from qwen3_omni_neuron.checkpoint.quantised import (
     QuantisationSettings,
     QuantisedForm,
+    find_settings,
     quantised_forms,
     read_settings,
 )
@@ -342,16 +343,19 @@ SAMPLE_BYTES = 64
 def fingerprint(folder: Path, adapters: Sequence[AdapterPath] = ()) -> str:
     """Return a sha256, as 64 hex digits, that tells one checkpoint from another.
 
-    It covers config.json, the index, and for every shard its size, its header (names, types,
-    shapes and offsets of its tensors), and the 64 bytes in the middle of every tensor: two
-    fine-tunes of one model differ in nothing else. Paths and times of files don't count. A change
-    of values outside the middle of every tensor is not noticed, but in an adapter.
+    It covers config.json, quantisation settings in a file of their own, the index, and for every
+    shard its size, its header (names, types, shapes and offsets of its tensors), and the 64 bytes
+    in the middle of every tensor: two fine-tunes of one model differ in nothing else. Paths and
+    times of files don't count. A change of values outside the middle of every tensor is not
+    noticed, but in an adapter.
     Takes seconds for the released checkpoint: 28,000 reads. adapters: see adapters_digest.
     Raises CheckpointError for a file that is missing or can't be read.
     """
     digest = hashlib.sha256()
     try:
         digest.update(read_bytes(folder / "config.json"))
+        if (settings := find_settings(folder)) and settings[0] != "config.json":
+            digest.update(read_bytes(folder / settings[0]))
         if (folder / DRAWN_FILE).exists():
             digest.update(read_bytes(folder / DRAWN_FILE))
         else:

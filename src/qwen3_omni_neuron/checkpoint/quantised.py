@@ -44,25 +44,6 @@ READ_WITH_HEADERS = "weight_shape"
 """Ending of the tensors whose numbers are read to tell a form."""
 _OF_INPUTS = ("input_scale", "input_global_scale")
 _OF_ACTIVATIONS = (*_OF_INPUTS, "output_scale", "k_scale", "v_scale")
-_LAYOUTS = {
-    "qweight": ({"qweight", "qzeros", "scales"}, {"g_idx"}),
-    "weight_global_scale": ({"weight_packed", "weight_scale", "weight_global_scale"}, set()),
-    "weight_scale_2": ({"weight", "weight_scale", "weight_scale_2"}, {"pre_quant_scale"}),
-    "weight_packed": (
-        {"weight_packed", "weight_scale", "weight_shape"},
-        {"weight_zero_point", "weight_g_idx"},
-    ),
-    "weight_scale": ({"weight", "weight_scale"}, {"weight_zero_point"}),
-    "weight_scale_inv": ({"weight", "weight_scale_inv"}, set()),
-}
-"""Endings that a matrix must have and those that it may have, by the ending that tells its form.
-
-The first of these endings that a matrix has tells it.
-"""
-_ENDINGS = {
-    *(ending for must, may in _LAYOUTS.values() for ending in must | may),
-    *_OF_ACTIVATIONS,
-} - {"weight"}
 _SCALES = ("F16", "BF16", "F32")
 _WORDS = ("I32",)
 _E4M3 = "F8_E4M3"
@@ -136,9 +117,10 @@ def read_settings(folder: Path) -> QuantisationSettings | None:
     They are in config.json, or alone in quantization_config.json or hf_quant_config.json. Raises
     CheckpointError for a method or a packing that is not implemented.
     """
-    raw = _raw_settings(folder)
-    if raw is None:
+    found = find_settings(folder)
+    if found is None:
         return None
+    _, raw = found
     method = str(raw.get("quant_method") or _producer(raw)).removeprefix("intel/")
     if method not in _METHODS:
         raise CheckpointError(
@@ -152,11 +134,6 @@ def read_settings(folder: Path) -> QuantisationSettings | None:
             f"quantization_config of {folder} can't be used: {error}. Take the one that belongs to "
             "the checkpoint."
         ) from error
-
-
-def is_quantised_name(name: str) -> bool:
-    """Return whether only a quantised checkpoint has a tensor of this name."""
-    return name.rpartition(".")[2] in _ENDINGS
 
 
 def scales_of_inputs(names: Iterable[str]) -> int:
@@ -174,9 +151,9 @@ def quantised_forms(
     not understood, and names its first matrix.
     """
     layers: dict[str, set[str]] = {}
-    for name in filter(is_quantised_name, tensors):
+    for name in tensors:
         layer, _, ending = name.rpartition(".")
-        if ending not in _OF_ACTIVATIONS:
+        if ending in _ENDINGS and ending not in _OF_ACTIVATIONS:
             layers.setdefault(layer, set()).add(ending)
     forms: dict[str, QuantisedForm] = {}
     used = {n for n in tensors if n.rpartition(".")[2] in _OF_ACTIVATIONS}
@@ -252,13 +229,13 @@ class _Matrix:
 
 
 def _form(m: _Matrix) -> QuantisedForm:
-    for telling, (must, may) in _LAYOUTS.items():
+    for telling, (read, must, may) in _LAYOUTS.items():
         if telling in m.endings:
             if lacking := must - m.endings:
                 raise m.refused(f"{', '.join(sorted(lacking))} is missing")
             if unknown := m.endings - must - may:
                 raise m.refused(f"{', '.join(sorted(unknown))} is not understood")
-            return _READERS[telling](m)
+            return read(m)
     raise m.refused("its numbers are missing, or its form is not implemented")
 
 
@@ -384,14 +361,26 @@ def _fp4(m: _Matrix) -> QuantisedForm:
     )
 
 
-_READERS = {
-    "qweight": _words_of_columns,
-    "weight_global_scale": _fp4,
-    "weight_scale_2": _fp4,
-    "weight_packed": _words_of_rows,
-    "weight_scale": _scaled,
-    "weight_scale_inv": _scaled,
+_LAYOUTS = {
+    "qweight": (_words_of_columns, {"qweight", "qzeros", "scales"}, {"g_idx"}),
+    "weight_global_scale": (_fp4, {"weight_packed", "weight_scale", "weight_global_scale"}, set()),
+    "weight_scale_2": (_fp4, {"weight", "weight_scale", "weight_scale_2"}, {"pre_quant_scale"}),
+    "weight_packed": (
+        _words_of_rows,
+        {"weight_packed", "weight_scale", "weight_shape"},
+        {"weight_zero_point", "weight_g_idx"},
+    ),
+    "weight_scale": (_scaled, {"weight", "weight_scale"}, {"weight_zero_point"}),
+    "weight_scale_inv": (_scaled, {"weight", "weight_scale_inv"}, set()),
 }
+"""Reader of a form, and endings that a matrix must and may have, by the ending that tells the form.
+
+The first of these endings that a matrix has tells it.
+"""
+_ENDINGS = {
+    *(ending for _, must, may in _LAYOUTS.values() for ending in must | may),
+    *_OF_ACTIVATIONS,
+} - {"weight"}
 
 
 def _block(m: _Matrix, ending: str, shape: tuple[int, int]) -> tuple[int, int]:
@@ -413,7 +402,11 @@ def _block(m: _Matrix, ending: str, shape: tuple[int, int]) -> tuple[int, int]:
     return block
 
 
-def _raw_settings(folder: Path) -> Mapping[str, Any] | None:
+def find_settings(folder: Path) -> tuple[str, Mapping[str, Any]] | None:
+    """Return the file that has a checkpoint's quantisation settings, and them. None without any.
+
+    Raises CheckpointError for a file that can't be read, and for MLX.
+    """
     for name, key in (
         ("config.json", "quantization_config"),
         ("quantization_config.json", None),
@@ -431,7 +424,7 @@ def _raw_settings(folder: Path) -> Mapping[str, Any] | None:
             refuse_mlx(folder, raw)
         found = raw.get(key) if key and isinstance(raw, Mapping) else raw
         if isinstance(found, Mapping):
-            return found
+            return name, found
     return None
 
 
