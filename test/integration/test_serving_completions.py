@@ -177,6 +177,34 @@ def test_penalties_are_the_options_of_the_api(omni: Qwen3Omni, client: OpenAI) -
     assert answer.choices[0].message.content != omni.generate_text(HELLO, **limits).text
 
 
+@pytest.mark.parametrize(
+    ("path", "asked", "name"),
+    [
+        ("completions", {"prompt": "a", "max_tokens": 3}, "thinker_max_new_tokens"),
+        ("completions", {"prompt": "a", "top_p": 0.5}, "thinker_top_p"),
+        ("chat/completions", {"messages": HELLO, "temperature": 0.5}, "thinker_temperature"),
+        ("chat/completions", {"messages": HELLO, "max_tokens": 3}, "thinker_max_new_tokens"),
+        ("responses", {"input": "a", "max_output_tokens": 3}, "thinker_max_new_tokens"),
+    ],
+)
+def test_an_option_counts_by_its_own_name_and_may_not_have_two_values(
+    client: OpenAI, path: str, asked: dict[str, Any], name: str
+) -> None:
+    value = 1 if name != "thinker_max_new_tokens" else 40
+    with pytest.raises(openai.BadRequestError, match="Give one of them") as refused:
+        client.post(f"/{path}", body={**asked, name: value}, cast_to=object)
+    assert refused.value.param == name
+    same = asked.get("max_tokens") or asked.get("max_output_tokens")
+    if same is None:
+        return
+    long = {"ignore_eos": True, name: value}
+    body = {key: of for key, of in asked.items() if of != same}
+    made: Any = client.post(f"/{path}", body={**body, **long}, cast_to=object)
+    usage = made["usage"]
+    assert usage.get("completion_tokens", usage.get("output_tokens")) == value
+    client.post(f"/{path}", body={**asked, name: same}, cast_to=object)
+
+
 def test_a_list_of_one_prompt_is_that_prompt(omni: Qwen3Omni, client: OpenAI) -> None:
     token_ids = omni.prompt_builder._tokenizer.encode(RAW)
     prompts: list[Any] = [RAW, [RAW], token_ids, [token_ids]]

@@ -19,6 +19,7 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     check_further,
     check_known,
     check_model,
+    joined_options,
     parse_json,
 )
 from qwen3_omni_neuron.serving.openai.chat_request import (
@@ -100,10 +101,11 @@ def _start(service: Service, context: Context) -> "Completion":
     if service.settings.log_content:
         context.question = prompt
     own = {name: extra[name] for name in _OWN_OPTIONS & extra.keys() if extra[name] is not None}
-    options = own | engine_options(extra, context.omni.info.thinks) | sampling_options(wanted)
-    options = bounded_options(options, service.settings, context.owner)
-    if wanted.max_tokens is not None:
-        options["thinker_max_new_tokens"] = wanted.max_tokens
+    others = engine_options(extra, context.omni.info.thinks) | sampling_options(wanted)
+    given = "max_tokens" in wanted.model_fields_set or "thinker_max_new_tokens" not in own
+    if given and wanted.max_tokens is not None:
+        others["thinker_max_new_tokens"] = wanted.max_tokens
+    options = bounded_options(joined_options(own, others), service.settings, context.owner)
     check_lengths(options)
     context.wanted(bool(wanted.stream), False)
     stream = context.omni.stream_continuation(prompt, **options)

@@ -15,7 +15,7 @@ from pydantic import (
 )
 from pydantic_core import from_json
 
-from qwen3_omni_neuron.errors import did_you_mean
+from qwen3_omni_neuron.errors import did_you_mean, format_value
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
@@ -287,6 +287,21 @@ def unknown_field(given: BaseModel, name: str, options: Collection[str]) -> str:
 def has_grammar(options: Mapping[str, Any]) -> bool:
     """Return whether a reply with these options may have a grammar to compile."""
     return any(options.get(name) for name in ("tools", "tool_choice", "grammar"))
+
+
+def joined_options(own: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a request has by their own names and by other fields.
+
+    Raises ApiError for one that has two values.
+    """
+    for name, value in others.items():
+        if own.get(name, value) != value:
+            raise wrong_value(
+                f"{name} is {format_value(own[name])}, and another field of the request makes it "
+                f"{format_value(value)}. Give one of them.",
+                name,
+            )
+    return {**own, **others}
 
 
 def bounded_options(

@@ -18,6 +18,7 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     bounded_options,
     check_further,
     check_known,
+    joined_options,
     lower_name,
     seed_of,
 )
@@ -360,19 +361,17 @@ def request_options(
     thinks: whether the checkpoint's template lets a reply begin with reasoning.
     """
     extra = wanted.model_extra or {}
-    options = vllm_omni_options(extra) | engine_options(extra, thinks)
-    for name in CHAT_OPTIONS & extra.keys() - options.keys():
-        if extra[name] is not None:
-            options[name] = extra[name]
-    options = bounded_options(options, settings, owner) | {"literal_text": True}
+    own = {name: extra[name] for name in CHAT_OPTIONS & extra.keys() if extra[name] is not None}
+    others = engine_options(extra, thinks) | sampling_options(wanted)
     if wanted.audio is not None and wanted.audio.voice is not None:
-        options["speaker"] = voices.speaker(wanted.audio.voice, "audio.voice")
-    if wanted.logprobs:
-        options |= {"logprobs": True, "top_logprobs": wanted.top_logprobs or 0}
-    options |= sampling_options(wanted)
+        others["speaker"] = voices.speaker(wanted.audio.voice, "audio.voice")
     most = wanted.max_completion_tokens or wanted.max_tokens
     if most is not None:
-        options["thinker_max_new_tokens"] = most
+        others["thinker_max_new_tokens"] = most
+    options = vllm_omni_options(extra) | joined_options(own, others)
+    options = bounded_options(options, settings, owner) | {"literal_text": True}
+    if wanted.logprobs:
+        options |= {"logprobs": True, "top_logprobs": wanted.top_logprobs or 0}
     if wanted.tools and wanted.tool_choice != "none":
         options["tools"] = [
             {"type": tool.type, "function": declared(tool.function, Function)}

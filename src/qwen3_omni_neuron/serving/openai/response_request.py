@@ -365,7 +365,9 @@ def chat_request_of(
     given = asked.model_extra or {}
     own = {*_WITHOUT_EFFECT, *_REFUSED}
     # Clients take the end at a limit that they have not set for a failure.
-    more = {"thinker_max_new_tokens": context_length}
+    more: dict[str, Any] = {}
+    if asked.max_output_tokens is None:
+        more["thinker_max_new_tokens"] = context_length
     more |= {n: v for n, v in given.items() if n not in own and v is not None}
     try:
         messages, names = _messages(asked, items)
