@@ -83,16 +83,17 @@ class Transcriber:
     # The event loop.
 
     def finish(self, turn: TurnTranscript, item: Turn) -> None:
-        """End a turn, whose item is in the conversation. Raises ApiError."""
+        """End a turn, whose item is in the conversation."""
+        turn.item = item
         if self._ended >= MOST_WAITING:
             self.drop(turn)
             message = f"{MOST_WAITING} turns wait to be transcribed already."
-            raise ApiError(429, message, "too_many_transcriptions")
+            turn.error = ApiError(429, message, "too_many_transcriptions").body["error"]
+        else:
+            held = turn.sound.held
+            for window in self._known(turn, held, turn.sound.finish()):
+                self._put(turn, window)
         self._ended += 1
-        turn.item = item
-        held = turn.sound.held
-        for window in self._known(turn, held, turn.sound.finish()):
-            self._put(turn, window)
         self._put(turn, None)
 
     def drop(self, turn: TurnTranscript) -> None:
