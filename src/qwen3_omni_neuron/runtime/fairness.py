@@ -44,12 +44,12 @@ def in_turn(waiting: Sequence[AnyTask], tasks: Sequence[Task]) -> list[AnyTask]:
 class Fairness:
     """Decides who gets the next slot. It remembers as many owners as there are slots.
 
-    kept_until_s: until when a slot is kept free by the last answer of `next`; None: it is not.
+    kept_until_s: until when a slot is kept free by the last answer of `next`, else infinity.
     """
 
     def __init__(self, slots: int):
         self._most = slots
-        self.kept_until_s: float | None = None
+        self.kept_until_s = math.inf
         # By owner, the latest last: when its last request came, and when one last ended.
         self._seen: dict[Owner, tuple[float, float]] = {}
 
@@ -75,13 +75,13 @@ class Fairness:
         slots, first = _slots(running), dict[Owner, LiveRequest]()
         for live in waiting:
             first.setdefault(live.request.options.owner, live)
-        others = [
+        others = [  # until when a slot is kept for each
             came_s + KEPT_S
             for owner, (came_s, _) in self._seen.items()
             if owner is not None and not slots[owner] and now < came_s + KEPT_S
         ]
         may = [live for owner, live in first.items() if free > 1 or not slots[owner] or not others]
-        self.kept_until_s = None if may else max(others, default=None)
+        self.kept_until_s = math.inf if may else max(others, default=math.inf)
 
         def turn(live: LiveRequest) -> tuple[int, float]:
             owner = live.request.options.owner

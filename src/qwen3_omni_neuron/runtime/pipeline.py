@@ -367,7 +367,7 @@ class Pipeline:
 
         The lock is held.
         """
-        self._fairness.kept_until_s = None
+        self._fairness.kept_until_s = math.inf
         self._queue = deque(entry for entry in self._queue if not entry[0].ended)
         while self._free_slots and (live := self._next()) is not None:
             entry = next(entry for entry in self._queue if entry[0] is live)
@@ -377,16 +377,15 @@ class Pipeline:
             for live in self._running:
                 if live.request.ahead:
                     live.end()
-        if self._fairness.kept_until_s is not None:
+        if self._fairness.kept_until_s < math.inf:
             self._thinker.wake()  # it calls `_kept_s`
 
     def _kept_s(self) -> float | None:
         """Return how long a slot is still kept, None where none is. The lock is held."""
-        now = self.clock.now()
-        if self._fairness.kept_until_s is not None and self._fairness.kept_until_s <= now:
+        if self._fairness.kept_until_s <= self.clock.now():
             self._admit()
-        until_s = self._fairness.kept_until_s
-        return None if until_s is None else until_s - now
+        left_s = self._fairness.kept_until_s - self.clock.now()
+        return left_s if left_s < math.inf else None
 
     def _next(self) -> LiveRequest | None:
         """Return the request for the next free slot, None where none may run. The lock is held."""
