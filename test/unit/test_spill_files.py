@@ -2,6 +2,7 @@
 
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -199,6 +200,16 @@ def test_files_of_a_process_that_was_killed_are_deleted_and_those_of_others_are_
     assert files_of(tmp_path) == [stored.path]
     assert torch.equal(running.read(stored)[0], torch.ones(3))
     running.close()
+
+
+def test_a_pipe_in_the_folder_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows-pipe")
+    made: list[SpillFiles] = []
+    making = threading.Thread(target=lambda: made.append(SpillFiles(tmp_path)), daemon=True)
+    making.start()
+    making.join(10)
+    assert made and (tmp_path / "rows-pipe").exists()
+    made[0].close()
 
 
 def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:

@@ -125,7 +125,8 @@ def _private(path: str, flags: int) -> int:
 def _delete_unlocked(folder: Path) -> None:
     """Delete a folder of this module unless its process still runs."""
     try:
-        descriptor = os.open(folder, os.O_RDONLY)
+        # Not to wait for the writer of a pipe that anyone has put there.
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:  # another user's
         return
     try:
