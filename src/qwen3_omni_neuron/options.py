@@ -65,13 +65,13 @@ def _is_number(value: Any, least: float, most: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 
+def _is_list(values: Any) -> bool:
+    texts = str | bytes | bytearray | memoryview
+    return isinstance(values, Sequence) and not isinstance(values, texts)
+
+
 def _are_integers(values: Any, least: int) -> bool:
-    return (
-        isinstance(values, Sequence)
-        and not isinstance(values, bytes | bytearray | memoryview)
-        and len(values) > 0
-        and all(_is_integer(value, least) for value in values)
-    )
+    return _is_list(values) and bool(values) and all(_is_integer(one, least) for one in values)
 
 
 def _is_adapter(value: Any) -> bool:
@@ -88,22 +88,30 @@ def _one_of(*names: str) -> ValueRange:
     )
 
 
+def _integers_to(most: int) -> ValueRange:
+    return ValueRange(
+        f"an integer from 0 to {most}",
+        lambda value: _is_integer(value, 0) and value <= most,
+        {"minimum": 0, "maximum": most},
+    )
+
+
+def _numbers(least: float, most: float) -> ValueRange:
+    return ValueRange(
+        f"a number from {least:g} to {most:g}",
+        lambda value: _is_number(value, least, most),
+        {"minimum": least, "maximum": most},
+    )
+
+
 _NAME = ValueRange("a name", lambda value: isinstance(value, str))
 _FLAG = ValueRange("True or False", lambda value: isinstance(value, bool))
 _FIRST_CHUNK = _one_of("steady", "early")
 _RUNAWAY_SPEECH = _one_of("end", "keep")
 _FROM_0 = ValueRange("an integer of 0 or more", lambda value: _is_integer(value, 0), {"minimum": 0})
 _FROM_1 = ValueRange("an integer of 1 or more", lambda value: _is_integer(value, 1), {"minimum": 1})
-_TOP_K = ValueRange(
-    f"an integer from 0 to {_MAX_TOP_K}",
-    lambda value: _is_integer(value, 0) and value <= _MAX_TOP_K,
-    {"minimum": 0, "maximum": _MAX_TOP_K},
-)
-_FACTOR = ValueRange(
-    f"a number from {_MIN_FACTOR:g} to {_MAX_NUMBER:g}",
-    lambda value: _is_number(value, _MIN_FACTOR, _MAX_NUMBER),
-    {"minimum": _MIN_FACTOR, "maximum": _MAX_NUMBER},
-)
+_TOP_K = _integers_to(_MAX_TOP_K)
+_FACTOR = _numbers(_MIN_FACTOR, _MAX_NUMBER)
 _INTRODUCTION = ValueRange(
     f"one line of at most {_MAX_INTRODUCTION} characters",
     lambda value: _is_line(value, _MAX_INTRODUCTION),
@@ -128,30 +136,15 @@ _SECONDS = ValueRange(
     lambda value: _is_number(value, 0, _MAX_NUMBER) and value > 0,
     {"exclusiveMinimum": 0, "maximum": _MAX_NUMBER},
 )
-_PENALTY = ValueRange(
-    "a number from -2 to 2",
-    lambda value: _is_number(value, -2, 2),
-    {"minimum": -2, "maximum": 2},
-)
+_PENALTY = _numbers(-2, 2)
 _ADAPTERS = ValueRange(
     f"a list of folders, or of pairs of a folder and a number from -{_MAX_NUMBER:g} to "
     f"{_MAX_NUMBER:g}",
     lambda value: isinstance(value, list | tuple) and all(map(_is_adapter, value)),
 )
-_PART = ValueRange(
-    "a number from 0 to 1", lambda value: _is_number(value, 0, 1), {"minimum": 0, "maximum": 1}
-)
-_MOST_LIKELIEST = 20
-_LIKELIEST = ValueRange(
-    f"an integer from 0 to {_MOST_LIKELIEST}",
-    lambda value: _is_integer(value, 0) and value <= _MOST_LIKELIEST,
-    {"minimum": 0, "maximum": _MOST_LIKELIEST},
-)
-_PROBABILITY = ValueRange(
-    f"a number from {_MIN_FACTOR:g} to 1",
-    lambda value: _is_number(value, _MIN_FACTOR, 1),
-    {"minimum": _MIN_FACTOR, "maximum": 1},
-)
+_PART = _numbers(0, 1)
+_LIKELIEST = _integers_to(20)
+_PROBABILITY = _numbers(_MIN_FACTOR, 1)
 _TOKEN_IDS = ValueRange(
     "a token id or a list of them",
     lambda value: _is_integer(value, 0) or _are_integers(value, 0),
@@ -160,19 +153,14 @@ _MOST_STOPS, _MOST_STOP_CHARACTERS = 16, 256
 _STRINGS = ValueRange(
     f"a list of at most {_MOST_STOPS} strings of 1 to {_MOST_STOP_CHARACTERS} characters",
     lambda value: (
-        isinstance(value, Sequence)
-        and not isinstance(value, str | bytes | bytearray | memoryview)
+        _is_list(value)
         and len(value) <= _MOST_STOPS
         and all(isinstance(s, str) and 0 < len(s) <= _MOST_STOP_CHARACTERS for s in value)
     ),
 )
 _DICTS = ValueRange(
     "a list of dicts",
-    lambda value: (
-        isinstance(value, Sequence)
-        and not isinstance(value, str | bytes | bytearray | memoryview)
-        and all(isinstance(one, Mapping) for one in value)
-    ),
+    lambda value: _is_list(value) and all(isinstance(one, Mapping) for one in value),
 )
 _GRAMMAR_KINDS = ("json", "regex", "lark")
 

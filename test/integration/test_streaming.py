@@ -243,7 +243,7 @@ def test_a_model_that_is_closed_in_the_middle_of_a_call_ends_all_the_same(
     omni = Qwen3Omni.load(checkpoint, max_concurrency=1, wrap_engines=wrap)
     with pytest.raises(ClosedError, match="closed while the request ran"):
         list(omni.stream([{"role": "user", "content": "Hello"}], thinker_max_new_tokens=20))
-    wait_until(lambda: not any(stage._thread.is_alive() for stage in omni._pipeline._stages))
+    wait_until(lambda: not any(stage.thread.is_alive() for stage in omni._pipeline._stages))
 
 
 def test_a_stream_keeps_its_model_alive(checkpoint: Path) -> None:

@@ -392,7 +392,7 @@ def test_a_thread_that_ends_fails_the_requests_that_need_it_at_once_and_no_other
     simulation.clock.sleep(1.0)  # the calls of the other stages end
     simulation.assert_idle()
     simulation.pipeline.close()
-    assert not any(one._thread.is_alive() for one in simulation.pipeline._stages)
+    assert not any(one.thread.is_alive() for one in simulation.pipeline._stages)
 
 
 def test_a_request_that_waits_for_anothers_slot_ends_with_the_stage_that_it_would_need(
@@ -418,5 +418,5 @@ def test_closing_ends_what_runs_and_what_waits(simulate: Simulate) -> None:
             list(stream)
     with pytest.raises(ClosedError, match="load it again"):
         simulation.start(TOKENS)
-    assert not any(stage._thread.is_alive() for stage in simulation.pipeline._stages)
+    assert not any(stage.thread.is_alive() for stage in simulation.pipeline._stages)
     simulation.pipeline.close()

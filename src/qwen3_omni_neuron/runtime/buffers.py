@@ -16,7 +16,8 @@ class TokenBuffer:
     then on. `close` sets the end and the error that caused it in one step, so that a reader never
     sees an end without its error. A reader that finds nothing waits on `changed`, the condition of
     its stage, until the request's deadline; its lock guards every field. A writer that must wait to
-    put its tokens is woken by `on_space`. written: number of tokens that were put.
+    put its tokens is woken by `on_space`. written: number of tokens that were put. closed: the text
+    has ended, all of its tokens were put. end_taken: the reader has taken all of them, and tts_eos.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class TokenBuffer:
         self._tokens: deque[int] = deque()
         self._wanted = 0  # tokens that the writer waits to put
         self.written = 0
-        self._closed = self._abandoned = self._eos_taken = False
+        self.closed = self.end_taken = self._abandoned = False
         self._error: BaseException | None = None
 
     @property
@@ -47,23 +48,13 @@ class TokenBuffer:
         return space
 
     @property
-    def closed(self) -> bool:
-        """True where the text has ended: all of its tokens were put."""
-        return self._closed
-
-    @property
-    def end_taken(self) -> bool:
-        """True where the reader has taken every token, and tts_eos."""
-        return self._eos_taken
-
-    @property
     def ready(self) -> bool:
         """True where `take` would return a row or raise."""
-        return bool(self._tokens) or self._closed
+        return bool(self._tokens) or self.closed
 
     def put(self, token_id: int) -> None:
         """Append a token. The writer must have asked `may_put`, but for more than the capacity."""
-        assert not self._closed, "a closed buffer takes no token"
+        assert not self.closed, "a closed buffer takes no token"
         self.written += 1
         if self._abandoned:
             return
@@ -72,8 +63,8 @@ class TokenBuffer:
 
     def close(self, error: BaseException | None = None) -> None:
         """End the text, with the error that ended it, or None. Only the first call counts."""
-        if not self._closed:
-            self._closed, self._error = True, error
+        if not self.closed:
+            self.closed, self._error = True, error
             self._changed.notify_all()
 
     def abandon(self) -> None:
@@ -100,10 +91,10 @@ class TokenBuffer:
             raise self._error
         if self._tokens:
             return self._pop()
-        assert self._closed, "the reader must wait until the buffer is ready"
-        if self._eos_taken:
+        assert self.closed, "the reader must wait until the buffer is ready"
+        if self.end_taken:
             return self._pad_id
-        self._eos_taken = True
+        self.end_taken = True
         return self._eos_id
 
     def _pop(self) -> int:

@@ -19,7 +19,7 @@ from qwen3_omni_neuron.helpers.grammars.matcher import CompiledGrammar
 from qwen3_omni_neuron.helpers.grammars.pool import Admit, GrammarPool, admit_all
 from qwen3_omni_neuron.options import PreparedGrammar, RequestOptions, ToolChoice
 from qwen3_omni_neuron.runtime.json_schema import MOST_CHARACTERS, check_bounds, check_strict
-from qwen3_omni_neuron.runtime.stop_strings import Decode, Encode, Marker
+from qwen3_omni_neuron.runtime.stop_strings import Decode, Encode, Marker, TextCodec
 from qwen3_omni_neuron.runtime.tool_calls import CALL, END_OF_CALL, END_OF_THOUGHT
 
 MOST_ERROR_CHARACTERS = 400
@@ -29,7 +29,7 @@ _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 Json = dict[str, Any]
 
 
-class Vocabulary(Protocol):
+class Vocabulary(TextCodec, Protocol):
     """A checkpoint's tokenizer, as grammars use it; see prompt.builder.PromptBuilder."""
 
     @property
@@ -44,14 +44,6 @@ class Vocabulary(Protocol):
 
     def tokenizer_json(self) -> str:
         """Return the tokenizer in the format of the library `tokenizers`."""
-        ...
-
-    def decode(self, token_ids: list[int]) -> str:
-        """Return the text of generated tokens, without special tokens."""
-        ...
-
-    def encode_words(self, text: str) -> list[int]:
-        """Return the token ids of a text, in which names of special tokens are words."""
         ...
 
 

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -125,7 +124,15 @@ class Pipeline:
             self._stages.append(self._encoder)
         for stage in self._stages:
             stage.start()
-        self._watch = _Watch(self._looks())
+        # Stages whose engines can die; the encoder runs in this process.
+        found = [(s, getattr(getattr(engines, s.name), "fault", None)) for s in self._stages]
+        faults = [(stage, fault) for stage, fault in found if fault is not None]
+        self._ending = threading.Event()
+        self._watch = threading.Thread(
+            target=self._watch_engines, args=(faults,), name="qwen3-omni-watch", daemon=True
+        )
+        if faults:
+            self._watch.start()
 
     @property
     def spills(self) -> bool:
@@ -266,7 +273,7 @@ class Pipeline:
                 live.end(error)
             for stage in self._stages:
                 stage.close()
-        if self._watch.is_current or any(stage.is_current for stage in self._stages):
+        if threading.current_thread() in (self._watch, *(s.thread for s in self._stages)):
             # The garbage collector may close a dropped model within an engine's call, and the
             # engine's `close` waits for the end of that call.
             threading.Thread(target=self._end_engines, args=(join_timeout_s,)).start()
@@ -275,7 +282,9 @@ class Pipeline:
 
     def _end_engines(self, join_timeout_s: float | None) -> None:
         """Close the engines, and wait for the threads."""
-        self._watch.close()  # first, because the engines' processes end now
+        self._ending.set()  # first, because the engines' processes end now
+        if self._watch.is_alive() and self._watch is not threading.current_thread():
+            self._watch.join()
         self._engines.close()
         for stage in self._stages:
             stage.join(join_timeout_s)
@@ -310,21 +319,21 @@ class Pipeline:
         waiting = [live for live, _ in list(self._queue)]
         return sum(not live.ended and not live.request.ahead for live in waiting)
 
-    def _looks(self) -> list[Callable[[], None]]:
-        """Return a poll for each stage whose engine can die; it then fails the stage."""
+    def _watch_engines(self, faults: Sequence[tuple[Stage[Any], Fault]]) -> None:
+        """Fail the stages whose engines have died. The thread of this looks every LOOK_S.
 
-        def look(stage: Stage[Any], fault: Fault) -> None:
-            error = fault()
-            if error is not None:
-                with self._lock:
-                    stage.fail(error)
-
-        engines = self._engines
-        faults = {"thinker": engines.thinker.fault}  # the encoder runs in this process
-        if engines.talker is not None and engines.vocoder is not None:
-            faults |= {"talker": engines.talker.fault, "vocoder": engines.vocoder.fault}
-        polls = [(stage, faults.get(stage.name)) for stage in self._stages]
-        return [partial(look, stage, fault) for stage, fault in polls if fault is not None]
+        It waits in real time, not by a stage's clock, because processes end in real time.
+        """
+        while not self._ending.wait(LOOK_S):
+            for stage, fault in faults:
+                try:
+                    error = fault()
+                except Exception:
+                    logger.exception("a look at what may end by itself has failed")
+                    continue
+                if error is not None:
+                    with self._lock:
+                        stage.fail(error)
 
     def _check_stages(self, tasks: StageTasks) -> None:
         """Raise the error of a request that can't run; see `submit`. The lock is held."""
@@ -460,38 +469,6 @@ class Pipeline:
         with self._lock:
             for stage in self._stages:
                 stage.wake()
-
-
-class _Watch:
-    """Thread that calls functions every LOOK_S until it is closed; not started without functions.
-
-    It waits in real time, not by a stage's clock, because processes end in real time.
-    """
-
-    def __init__(self, looks: Sequence[Callable[[], None]]):
-        self._looks, self._closing = looks, threading.Event()
-        self._thread = threading.Thread(target=self._run, name="qwen3-omni-watch", daemon=True)
-        if looks:
-            self._thread.start()
-
-    @property
-    def is_current(self) -> bool:
-        """True in its own thread."""
-        return threading.current_thread() is self._thread
-
-    def close(self) -> None:
-        """Stop the calls. Waits for a call in progress, unless it is called from there."""
-        self._closing.set()
-        if self._looks and not self.is_current:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while not self._closing.wait(LOOK_S):
-            for look in self._looks:
-                try:
-                    look()
-                except Exception:
-                    logger.exception("a look at what may end by itself has failed")
 
 
 def _schedule(options: RequestOptions, vocoder: Vocoder) -> Schedule:

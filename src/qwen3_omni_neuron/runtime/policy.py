@@ -9,53 +9,44 @@ frames take.
 1. **A step for a starter waits until its next frame needs the token**, where stages share cores:
    the talker has used every token before it, and the vocoder has no chunk of it to decode. While
    there is a starter or a listener that is short, a listener's text is at most one token ahead of
-   its frames. Otherwise text runs ahead, since the caller wants it early, too. Requests for text
-   alone never wait. Example: the talker's prefill takes 27 ms, a frame 9, the vocoder's call 7, a
-   thinker step 10. Where text runs ahead, three steps come between them: 79 ms from the first token
-   to the first sample. With the rule it is 43 ms. The first chunk's 57 ms of audio are short then:
-   less than 16 frames of 19 ms. For a small model, whose frames take 0.5 ms, they are not. A
-   request without progress for half of its wait_timeout_s is no longer held: a token is progress,
-   too, so the rule makes no request late. Mean TTFB with the rule and without it: 720 and 750 ms
-   for one client at the port's latencies, 30 and 46 ms for four where a prefill takes 14 ms.
+   its frames; otherwise text runs ahead, since the caller wants it early. Requests for text alone
+   never wait, nor does one without progress for half of its wait_timeout_s. Example: the talker's
+   prefill takes 27 ms, a frame 9, the vocoder's call 7, a thinker step 10. Where text runs ahead,
+   three steps come between them: 79 ms from the first token to the first sample instead of 43.
+   Mean TTFB with the rule and without it: 720 and 750 ms for one client at the port's latencies, 30
+   and 46 ms for four where a prefill takes 14 ms.
 
 2. **A prompt waits for a listener who would run out of audio during its prefill and can be served
    first**, and for a starter. Where stages share cores nothing else runs during a prefill: the
-   listener has only its decoded audio, which must last MARGIN times the prefill and one frame. It
-   can be served first where its frames arrive fast enough for its audio to last that long in time.
+   listener has only its decoded audio, which must last MARGIN times the prefill and one frame.
    Where the thinker has cores of its own, the listener also has its frames and its tokens, as far
-   as they fill chunks, and is served by the thinker's next steps. "In time": the next prompt waits
-   at most as long as its own prefill is expected to take, and never so long that its first token
-   would be late. So a prompt takes at most twice its time. Where listeners can't be served within
-   that, such as eight of them on slow cores, it does not wait at all. Example: a prefill of 400 ms,
-   and a listener with 300 ms of audio whose frames of 80 ms arrive every 30 ms. It needs 1.25 *
-   (400 + 30) = 538 ms, and gains 50 ms in 30: the prefill begins after 143 ms. Prompts that are
-   expected to take at most TOGETHER_S in all are computed one after the other, without a step
-   between them: eight small ones that come at once then start as one batch. Mean TTFB with the
-   rule and without it: 4.9 and 7.7 s for eight clients at the port's latencies, 67 and 83 ms where
-   a prefill takes 14 ms; without TOGETHER_S 23.5 ms instead of 15.4 for eight prompts of 2 ms at
-   once.
+   as they fill chunks, and is served by the thinker's next steps. A prompt waits at most as long as
+   its own prefill is expected to take, and never so long that its first token would be late; where
+   listeners can't be served within that, such as eight of them on slow cores, not at all. Example:
+   a prefill of 400 ms, and a listener with 300 ms of audio whose frames of 80 ms arrive every
+   30 ms. It needs 1.25 * (400 + 30) = 538 ms, and gains 50 ms in 30: the prefill begins after
+   143 ms. Prompts that are expected to take at most TOGETHER_S in all are computed one after the
+   other, without a step between them. Mean TTFB with the rule and without it: 4.9 and 7.7 s for
+   eight clients at the port's latencies, 67 and 83 ms where a prefill takes 14 ms; without
+   TOGETHER_S 23.5 ms instead of 15.4 for eight prompts of 2 ms at once.
 
 3. **Prefill ahead runs only where nobody waits**, such as that of speech that is still arriving:
    no request waits for its first token or its first chunk, none writes text without speech, and
    every listener's audio lasts MARGIN times the expected time of these rows and of a frame.
-   Example: 104 rows take 54 ms and a frame 14, and two listeners have 2 s and 70 ms of audio.
-   70 ms are less than 1.25 * (54 + 14) = 85: it waits for the second one's next chunk. Three
-   listeners beside prompts of 832 rows of 2 ms are silent for 0.03 s with the rule, 1.9 s without.
+   Example: 104 rows take 54 ms and a frame 14, and a listener has 70 ms of audio, less than
+   1.25 * (54 + 14) = 85: they wait for its next chunk. Three listeners beside prompts of 832 rows
+   of 2 ms are silent for 0.03 s with the rule, 1.9 s without.
 
 4. **A listener whose audio lasts waits for a starter's first chunk**, where stages share cores: its
    next frames and chunk are not computed until it would be short when that chunk has come. It waits
    from TOGETHER_S before the starter's prefill is expected to end, so that talker and vocoder are
-   free then; where a prefill takes less, from the moment when it is due. Example: a frame of eight
-   requests takes 8 ms and of one 2.5, a chunk of eight frames 7. Without the rule the starter's
-   frame waits for a frame of the other seven and is computed together with their next one, and its
-   chunk waits for a chunk of theirs. Mean TTFB with the rule and without it: 30 and 35 ms for four
-   clients where a prefill takes 14 ms, 67 and 81 ms for eight.
+   free then; where a prefill takes less, from the moment when it is due. Mean TTFB with the rule
+   and without it: 30 and 35 ms for four clients where a prefill takes 14 ms, 67 and 81 ms for
+   eight.
 
 5. **Rows are copied out of their slots only where nobody waits for a first sample** (see
-   runtime.spill): no request waits for its first token or its first chunk. One copy is about
-   a megabyte and at least one block, 3 MiB of the released thinker in float32. After it the stage
-   looks again; so a request that comes meanwhile waits for the end of one copy, and a listener's
-   frames are as many as before.
+   runtime.spill): no request waits for its first token or its first chunk. After a copy of about a
+   megabyte, and at least one block, the stage looks again.
 
 The figures are those of bench/replay.py with shared cores (24 requests) and of the simulation that
 the tests use. A long prompt's prefill is a chunked one where others run (PREFILL_CHUNK_S): beside

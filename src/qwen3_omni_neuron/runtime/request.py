@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from qwen3_omni_neuron.runtime.buffers import CAPACITY, MAX_TOKENS, Output, Text
 from qwen3_omni_neuron.runtime.grammar import Grammar
 from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.runtime.runaway import SpokenPace
+from qwen3_omni_neuron.runtime.stop_strings import TextCodec
 
 # Most tokens of a WrittenReply: they are put at once, and the buffers have space for so many.
 MOST_WRITTEN = min(CAPACITY, MAX_TOKENS)
@@ -35,18 +35,6 @@ class WrittenReply:
 
     token_ids: tuple[int, ...]
     before: str = ""
-
-
-class TextCodec(Protocol):
-    """The tokenizer, as the runtime uses it."""
-
-    def decode(self, token_ids: list[int]) -> str:
-        """Return the text of generated tokens, without special tokens."""
-        ...
-
-    def encode_words(self, text: str) -> list[int]:
-        """Return the token ids of a text, in which names of special tokens are words."""
-        ...
 
 
 @dataclass(frozen=True)

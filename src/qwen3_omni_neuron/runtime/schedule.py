@@ -12,7 +12,7 @@ which are decoded before the 57 ms are over; the one after it has 4.
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from qwen3_omni_neuron.errors import OptionError
 
@@ -44,21 +44,6 @@ class Pace(NamedTuple):
         if frames not in self.shortest_call_s:
             return self.last_call_s
         return self.shortest_call_s[frames] + self.delay_s
-
-
-class Schedule(Protocol):
-    """Sizes of the chunks of one reply."""
-
-    def next_frames(self, pace: Pace) -> int:
-        """Return the frames of the next chunk, one of the compiled sizes.
-
-        Called again, with the current pace, until that many frames have arrived.
-        """
-        ...
-
-    def decoded(self) -> None:
-        """Record that the chunk was decoded."""
-        ...
 
 
 class FixedSchedule:
@@ -99,7 +84,10 @@ class AdaptiveSchedule:
         self._frame_audio_s, self._latency_s = frame_audio_s, latency_s
 
     def next_frames(self, pace: Pace) -> int:
-        """Return the largest size that is decoded before the player runs out of audio."""
+        """Return the largest size that is decoded before the player runs out of audio.
+
+        Asked again, with the current pace, until that many frames have arrived.
+        """
         # Before the first measurement, frames are assumed to arrive as fast as they are played.
         frame_s = self._frame_audio_s if pace.frame_s is None else pace.frame_s
         if pace.buffered_s is None:
@@ -139,3 +127,6 @@ class AdaptiveSchedule:
         share = VOCODER_SHARE * self._frame_audio_s
         efficient = (b for b in self._buckets if pace.shortest_call_s.get(b, 0.0) <= b * share)
         return next(efficient, self._buckets[-1])
+
+
+Schedule = FixedSchedule | AdaptiveSchedule

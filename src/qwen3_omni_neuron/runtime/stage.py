@@ -87,7 +87,8 @@ class Stage(ABC, Generic[AnyTask]):
     The thread selects its next work with the lock held (`_select`), and does it without the lock.
     The lock guards `fault`, `_tasks`, `_closing`, `_ended`, and every LiveRequest. The thread waits
     on the condition `changed`.
-    fault: the error by which the stage can't work any more, None where it can; set once.
+    thread: runs the stage. fault: the error by which it can't work any more, None where it can; set
+    once.
     """
 
     def __init__(self, name: str, shared: Shared):
@@ -100,7 +101,7 @@ class Stage(ABC, Generic[AnyTask]):
         self._closing = self._ended = self._woken = False
         self._calls, self._busy_s = 0, 0.0  # this stage's thread alone writes these three
         self._called_s: float | None = None  # when the engine's call in progress began
-        self._thread = shared.clock.thread(self._run, f"qwen3-omni-{name}")
+        self.thread = shared.clock.thread(self._run, f"qwen3-omni-{name}")
 
     @property
     def time(self) -> StageTime:
@@ -111,7 +112,7 @@ class Stage(ABC, Generic[AnyTask]):
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self.thread.start()
 
     def add(self, task: AnyTask) -> None:
         """Take a request. The lock is held."""
@@ -136,11 +137,6 @@ class Stage(ABC, Generic[AnyTask]):
         self._closing = True
         self.changed.notify_all()
 
-    @property
-    def is_current(self) -> bool:
-        """True in its own thread."""
-        return threading.current_thread() is self._thread
-
     def wake(self) -> None:
         """Make the thread select again. The lock is held.
 
@@ -155,7 +151,7 @@ class Stage(ABC, Generic[AnyTask]):
             while not self._ended:
                 if not self.changed.wait(timeout_s):
                     return
-        self._thread.join(timeout_s)
+        self.thread.join(timeout_s)
 
     @abstractmethod
     def _select(self) -> Work | float | None:

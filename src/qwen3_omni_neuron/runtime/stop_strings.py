@@ -1,6 +1,7 @@
 """Strings that end a reply, found while its tokens are written."""
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 INCOMPLETE = "\ufffd"  # the tokenizer decodes an incomplete character to this
 _MOST_INCOMPLETE = 3  # of them that may be one character, of 4 bytes at most
@@ -10,6 +11,18 @@ MOST_HELD = 1024
 
 Decode = Callable[[list[int]], str]
 Encode = Callable[[str], list[int]]
+
+
+class TextCodec(Protocol):
+    """The tokenizer, as the runtime uses it."""
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Return the text of generated tokens, without special tokens."""
+        ...
+
+    def encode_words(self, text: str) -> list[int]:
+        """Return the token ids of a text, in which names of special tokens are words."""
+        ...
 
 
 class StopStrings:
