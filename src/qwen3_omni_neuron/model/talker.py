@@ -6,7 +6,6 @@ The decoder's inputs are rows of text and of codec feedback.
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.model.config import OmniConfig, TalkerConfig
@@ -45,11 +44,6 @@ def user_positions(token_ids: Tensor, config: OmniConfig) -> Tensor:
     roles = ids[(starts + 1).clip(max=len(ids) - 1)]
     in_user = (segment >= 0) & (roles[segment.clip(min=0)] == config.user_id)
     return torch.from_numpy(in_user.nonzero()[0])
-
-
-def has_media(token_ids: NDArray[np.int64], config: OmniConfig) -> bool:
-    """Return whether `media_mask` is true for any of the tokens, without a torch operation."""
-    return any((token_ids == token_id).any() for token_id in config.thinker.media_token_ids)
 
 
 def media_mask(token_ids: Tensor, config: OmniConfig) -> Tensor:

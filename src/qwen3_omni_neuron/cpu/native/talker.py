@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,7 +11,6 @@ from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
 from qwen3_omni_neuron.cpu.native.steps import NativeSlots
 from qwen3_omni_neuron.engines.talker import TalkerEngine, TextRows
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.model.talker import has_media
 from qwen3_omni_neuron.prompt.prompt import TalkerPrompt
 
 
@@ -42,7 +42,7 @@ class NativeTalker(TalkerEngine):
     def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
         """Fill a slot if no media are left, else keep the rows; see Talker.prepare."""
         ids = prompt.token_ids.numpy()[start:]
-        if has_media(ids, self._config):
+        if np.isin(ids, self._config.thinker.media_token_ids).any():
             return super().prepare(slot, prompt, speaker_id, start)
         self._check_length(prompt)
         self._incomplete.pop(slot, None)
