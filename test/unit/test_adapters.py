@@ -739,22 +739,23 @@ def test_kept_rows_answer_no_prompt_of_another_adapter(
 
 
 def test_verify_takes_references_with_its_adapters_alone(
-    base: Path,
     adapter: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The adapter is merged for transformers, too: all stages hold."""
+    """It is merged for transformers, too, and rounded to bfloat16 as weights of `mixed` are."""
     from qwen3_omni_neuron.verification import questions, write
 
     path, asked = tmp_path / "reference.npz", short_questions()[2:]
     monkeypatch.setattr(questions, "make_questions", lambda: asked)
-    monkeypatch.setattr(write, "ROUNDED", ())  # seconds each
-    given = ["verify", "--model", str(base), "--dtype", "float32", "--adapter", str(adapter)]
+    monkeypatch.setattr(write, "ROUNDED", ("mixed",))  # seconds each
+    base = write_tiny_checkpoint(tmp_path / "base", 5)
+    given = ["verify", "--model", str(base), "--adapter", str(adapter)]
     assert cli.main([*given, "--write", str(path)]) == 0
-    load = {"dtype": "float32", "adapters": [adapter]}
-    assert verify(base, path, load, most_spoken=0).holds
+    for dtype in ("mixed", "float32"):
+        load = {"dtype": dtype, "adapters": [adapter]}
+        assert verify(base, path, load, most_spoken=0).holds
     for wrong in (given[:-2], [*given[:-1], f"{adapter}=0.5"]):
         assert cli.main([*wrong, "--against", str(path)]) == 1
         assert "or with other adapters" in capsys.readouterr().err

@@ -208,21 +208,17 @@ def _about(found: NDArray[Any] | None) -> tuple[About, list[str]]:
 
 def _answer(arrays: Arrays, number: int, text: str, config: OmniConfig) -> ReferenceAnswer:
     sizes = _known_sizes(config)
-    taken = _take(arrays, f"{number}/", _INPUTS | _OUTPUTS, sizes, config)
+    first = {name: _INPUTS[name] for name in ("prompt", "token_ids", "codes")}
+    taken = _take(arrays, f"{number}/", first, sizes, config)
     if not (sizes["S"] and sizes["N"] and sizes["F"]):
         raise _UnfitError(f"question {number} has no prompt, no reply or no frame")
     assert config.code2wav is not None
-    prompt, frames, thinker = taken["prompt"], sizes["F"], config.thinker
-    implied = {
-        "A": int((prompt == thinker.audio_token_id).sum()),
-        "M": int(np.isin(prompt, thinker.media_token_ids).sum()),
-        "R": frames + 1,
-        "V": sizes["M"] - sizes["A"],
-        "X": frames * config.code2wav.frame_samples - config.code2wav.latency_samples,
-        "r": len(spread(sizes["S"], LAYER_ROWS)),
-    }
-    if any(sizes[letter] != size for letter, size in implied.items()):
-        raise _UnfitError(f"the sizes of question {number} contradict each other")
+    ids, frames, thinker = taken["prompt"], sizes["F"], config.thinker
+    audio, media = ids == thinker.audio_token_id, np.isin(ids, thinker.media_token_ids)
+    sizes |= {"A": int(audio.sum()), "M": int(media.sum()), "V": int((media & ~audio).sum())}
+    sizes |= {"R": frames + 1, "r": len(spread(sizes["S"], LAYER_ROWS))}
+    sizes["X"] = frames * config.code2wav.frame_samples - config.code2wav.latency_samples
+    taken |= _take(arrays, f"{number}/", _INPUTS | _OUTPUTS, sizes, config)
     rounded = {
         dtype: _take(arrays, f"{number}/{dtype}/", _OUTPUTS | _ENCODED, sizes, config)
         for dtype in ROUNDED

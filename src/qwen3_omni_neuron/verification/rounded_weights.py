@@ -1,4 +1,8 @@
-"""The reference with the weights of the CPU's dtypes int8 and int4."""
+"""The reference with the weights of the CPU's dtypes.
+
+In `mixed` matrices, convolutions and tables are in bfloat16, as in a released checkpoint. In int8
+and int4 they are, and then some are rounded further.
+"""
 
 import re
 from typing import Any
@@ -9,7 +13,7 @@ from torch import Tensor
 from qwen3_omni_neuron.checkpoint.rounding import quantise
 from qwen3_omni_neuron.cpu.packing import Groups, quantise_groups
 
-ROUNDED = ("int8", "int4")
+ROUNDED = ("mixed", "int8", "int4")
 # By the parameters' names in transformers 4.57 and 5, or in a checkpoint. The rows of a matrix, and
 # the groups of a row, are rounded alone: which rows form one matrix doesn't matter.
 _LAYER = (
@@ -30,13 +34,14 @@ _EXACT = re.compile(r"talker\.code_predictor\.model\.layers\.\d+\.mlp\.down_proj
 
 def rounded_weight(name: str, weight: Tensor, dtype: str) -> Tensor:
     """Return a weight in float32 with the rounding of a dtype. name: the parameter's name."""
+    weight = weight.bfloat16().float() if weight.ndim > 1 else weight.float()
+    if dtype == "mixed" or not _is_rounded(name, weight):
+        return weight
     if dtype == "int4" and _THINKER.fullmatch(name):
         groups = Groups()
         numbers, scale = quantise_groups(weight.bfloat16(), groups)
         wide = scale.float().repeat_interleave(groups.size, -1)[..., : weight.shape[-1]]
         return numbers.float() * wide
-    if not _is_rounded(name, weight):
-        return weight.float()
     # The vision encoder's first weight is stored as a convolution, [out, channels, ...].
     rows = weight.flatten(1) if _ENCODERS.fullmatch(name) else weight
     whole, row_scale = quantise(rows)
@@ -50,8 +55,6 @@ def round_weights(model: Any, dtype: str) -> None:
     A stack of experts is rounded one matrix at a time, which bounds the memory.
     """
     for name, parameter in model.named_parameters():
-        if not _is_rounded(name, parameter):
-            continue
         is_stack = parameter.ndim > 2 and not _ENCODERS.fullmatch(name)
         for matrix in parameter if is_stack else (parameter,):
             matrix.copy_(rounded_weight(name, matrix, dtype))

@@ -59,9 +59,9 @@ def write_reference(
     """Ask transformers, and write its answers and its stages' results to a file.
 
     Encoders and decoders compute once more with the weights of int8 and of int4, unless the
-    checkpoint is quantised. dtype: "float32" or "bfloat16". device: "cpu", "cuda" or "cuda:N".
-    tokens, frames: most of an answer. adapters: merged into the weights. progress: called with a
-    line of text for each step.
+    checkpoint is quantised; with adapters also with those of `mixed`, which rounds what is merged.
+    dtype: "float32" or "bfloat16". device: "cpu", "cuda" or "cuda:N". tokens, frames: most of an
+    answer. adapters: merged into the weights. progress: called with a line of text for each step.
     Raises CheckpointError, OutputError, and the errors of `computing_on` and of transformers.
     """
     folder = resolve_checkpoint(model)
@@ -84,7 +84,8 @@ def write_reference(
             arrays |= stages.outputs(one, None, torch.from_numpy(uniforms))
             given.append(one)
             answers.append(ReferenceAnswer(question, arrays, {}))
-        for rounded in () if read_settings(folder) else ROUNDED:
+        # Without adapters the weights of "mixed" are those that a released checkpoint has stored.
+        for rounded in () if read_settings(folder) else ROUNDED[not adapters :]:
             progress(f"encoders and decoders with weights of {rounded}")
             del stages
             gc.collect()
