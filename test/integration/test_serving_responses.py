@@ -191,8 +191,9 @@ def test_two_turns_with_a_call_of_a_tool() -> None:
             [{"type": "text", "text": "What is 1 + 2?"}],
         ), i
         assert (assistant["role"], assistant["content"]) == ("assistant", "I add.\n")
-        assert assistant["tool_calls"] == [{"type": "function", "function": function}]
-        assert (tool["role"], tool["content"]) == ("tool", "3")
+        named = {"id": call.call_id, "type": "function", "function": function}
+        assert assistant["tool_calls"] == [named]
+        assert (tool["role"], tool["content"], tool["tool_call_id"]) == ("tool", "3", call.call_id)
 
 
 def test_a_conversation_continues_by_ids_alone() -> None:
