@@ -488,7 +488,7 @@ def test_adapters_their_order_and_weights_are_part_of_fingerprints(
 def test_every_number_of_an_adapter_is_part_of_its_digest(
     weights: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a checkpoint's tensors it is the middle alone, because they are a thousand times more."""
+    """A checkpoint's tensors are hashed in their middle alone: they are a thousand times more."""
     monkeypatch.setattr(adapters_module, "_BLOCK_BYTES", 100)
     folder = write(tmp_path / "one", factors(weights, QUERY))
     file, found = folder / "adapter_model.safetensors", set()

@@ -322,7 +322,6 @@ def shard_of(folder: Path, name: str) -> Path:
 def test_another_shape_than_config_json_says_is_refused(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As at load."""
     folder = Path(shutil.copytree(checkpoint, tmp_path / "made"))
 
     def widen(config: dict[str, Any]) -> None:

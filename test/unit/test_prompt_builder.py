@@ -182,7 +182,7 @@ def test_prompts_with_media_are_the_references(
 def test_results_of_tools_are_read_in_the_order_of_their_calls(
     prompt_builder: PromptBuilder,
 ) -> None:
-    """Their ids tell it: a prompt has none."""
+    """Ids of calls tell the order: a prompt has none."""
     function = {"name": "add", "arguments": "{}"}
     calls = [{"id": name, "type": "function", "function": function} for name in "abc"]
     asked = {"role": "user", "content": "Add."}

@@ -605,7 +605,7 @@ def test_groups_of_different_sizes_are_refused_where_numbers_are_kept(
 def test_a_scale_of_nvfp4_that_is_not_a_number_is_the_largest(
     edited_of: Callable[[str], Edited], name: str
 ) -> None:
-    """As vllm-omni reads what modelopt 0.44 makes of scales that round above 448."""
+    """vllm-omni reads so what modelopt 0.44 makes of scales that round above 448."""
     edited = edited_of(name)
     scale = edited.tensors[f"{QUERY}.weight_scale"].view(torch.uint8)
     read = []

@@ -225,8 +225,8 @@ def _answer(arrays: Arrays, number: int, text: str, config: OmniConfig) -> Refer
         if f"{number}/{dtype}/hidden" in arrays
     }
     asked = {n: shape for n, shape in _ASKED.items() if f"{number}/{n}" in arrays}
-    media = _take(arrays, f"{number}/", asked, sizes, config)
-    return ReferenceAnswer(Question(text, **media), taken, rounded)
+    given = _take(arrays, f"{number}/", asked, sizes, config)
+    return ReferenceAnswer(Question(text, **given), taken, rounded)
 
 
 def _known_sizes(config: OmniConfig) -> dict[str, int]:
