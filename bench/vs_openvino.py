@@ -51,7 +51,7 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.command_line import Figures, InputError, Row, parser_of, positive, run
-from testing.headlines import headline
+from testing.headlines import Headline, headline
 
 ROOT = Path(__file__).parents[1]
 # Arguments of the export for each dtype; without any, it keeps the checkpoint's bfloat16.
@@ -139,17 +139,23 @@ def measure(options: argparse.Namespace) -> Figures:
                 versions[side] = answer["version"]
                 rows.append({**about, "side": side, **medians(answer)})
     found = {dtype: compared([r for r in rows if r["dtype"] == dtype]) for dtype in options.dtypes}
-    headlines = [
+    summary = {"openvino_genai_version": versions["openvino"], **found}
+    return rows, summary, [line for dtype in options.dtypes for line in headlines(dtype, rows)]
+
+
+def headlines(dtype: str, rows: Sequence[Row]) -> list[Headline]:
+    """Return two lines about a dtype: our figures, and OpenVINO's over them."""
+    alike = [row for row in rows if row["dtype"] == dtype]
+    ratios, ours = compared(alike)["ratios"], [row for row in alike if row["side"] == "ours"]
+    return [
         headline(
             f"{name}, {dtype}",
-            [row[figure] for row in rows if row["dtype"] == dtype and row["side"] == "ours"],
+            [row[figure] for row in ours],
             "s",
-            f"OpenVINO takes {found[dtype]['ratios'][figure]:.3g} times as long",
+            f"OpenVINO takes {ratios[figure]:.3g} times as long",
         )
-        for dtype in options.dtypes
-        for name, figure in (("TTFB", "ttfb_s"), ("whole reply", "total_s"))
+        for name, figure in (("TTFB", "first_sample_s"), ("whole reply", "reply_s"))
     ]
-    return rows, {"openvino_genai_version": versions["openvino"], **found}, headlines
 
 
 def exported(checkpoint: Path, dtype: str, environment: Path) -> Path:

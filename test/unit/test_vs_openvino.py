@@ -63,6 +63,19 @@ def test_both_sides_are_measured_in_processes_of_their_own(tmp_path: Path) -> No
     }
 
 
+def test_two_lines_tell_a_dtype_with_how_much_longer_openvino_takes() -> None:
+    rows = [
+        {"dtype": dtype, "side": side, **dict.fromkeys(FIGURES, longer * n)}
+        for dtype, longer in (("int8", 1.0), ("int4", 9.0))
+        for side, n in (("ours", 2.0), ("ours", 4.0), ("openvino", 6.0), ("openvino", 9.0))
+    ]
+    lines = vs_openvino.headlines("int8", rows)
+    assert [(line.name, line.p50, line.anchor) for line in lines] == [
+        ("TTFB, int8", 3.0, "OpenVINO takes 2.5 times as long"),
+        ("whole reply, int8", 3.0, "OpenVINO takes 2.5 times as long"),
+    ]
+
+
 def answer(number: int) -> dict[str, Any]:
     """Return what a side answers for two replies."""
     return {
