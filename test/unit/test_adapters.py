@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from qwen3_omni_neuron import Qwen3Omni, cli
 from qwen3_omni_neuron.checkpoint import adapters as adapters_module
-from qwen3_omni_neuron.checkpoint.adapters import AdapterPath, adapters_digest
+from qwen3_omni_neuron.checkpoint.adapters import Adapter, AdapterPath, adapters_digest
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import (
     Checkpoint,
@@ -325,6 +325,10 @@ def test_stacks_that_do_not_fit_are_refused(
         folder = write(tmp_path / str(number), tensors)
         with pytest.raises(CheckpointError, match=message):
             Checkpoint(base, [AdapterPath(folder)])
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    uneven = shapes | {f"{STACK}.5.down_proj.weight": (3, 3)}
+    with pytest.raises(CheckpointError, match=rf"need \[{5 * RANK}, {width}\]"):
+        Adapter(AdapterPath(write(tmp_path / "uneven", down)), uneven)
 
 
 @pytest.mark.parametrize(
@@ -341,6 +345,7 @@ def test_stacks_that_do_not_fit_are_refused(
         ({"r": 0}, {}, "has r or rank_pattern 0; both are whole numbers from 1 to 1000000000"),
         ({"lora_alpha": "6"}, {}, "has lora_alpha or alpha_pattern '6'; both are numbers from"),
         ({"lora_alpha": 10**400}, {}, "has lora_alpha or alpha_pattern 1000"),
+        ({"lora_alpha": -(10**400)}, {}, "has lora_alpha or alpha_pattern -1000"),
         ({"rank_pattern": {"q_proj": 10**400}}, {}, "has r or rank_pattern 1000"),
         ({"r": True}, {}, "has r or rank_pattern True"),
         ({"alpha_pattern": {"q_proj": "6"}}, {}, "has lora_alpha or alpha_pattern '6'"),

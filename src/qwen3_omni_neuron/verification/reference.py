@@ -214,8 +214,9 @@ def _answer(arrays: Arrays, number: int, text: str, config: OmniConfig) -> Refer
         raise _UnfitError(f"question {number} has no prompt, no reply or no frame")
     assert config.code2wav is not None
     ids, frames, thinker = taken["prompt"], sizes["F"], config.thinker
-    audio, media = ids == thinker.audio_token_id, np.isin(ids, thinker.media_token_ids)
-    sizes |= {"A": int(audio.sum()), "M": int(media.sum()), "V": int((media & ~audio).sum())}
+    sizes["A"] = int((ids == thinker.audio_token_id).sum())
+    sizes["M"] = int(np.isin(ids, thinker.media_token_ids).sum())
+    sizes["V"] = sizes["M"] - sizes["A"]
     sizes |= {"R": frames + 1, "r": len(spread(sizes["S"], LAYER_ROWS))}
     sizes["X"] = frames * config.code2wav.frame_samples - config.code2wav.latency_samples
     taken |= _take(arrays, f"{number}/", _INPUTS | _OUTPUTS, sizes, config)
