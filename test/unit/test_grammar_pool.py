@@ -254,6 +254,19 @@ def test_the_longest_unused_grammar_is_forgotten_when_its_replies_end(
     assert not known
 
 
+def test_a_reply_that_ends_while_it_waits_for_a_place_gets_none(pool: GrammarPool) -> None:
+    matcher = begun(pool, {"regex": "[a-z]*"})
+    settle(pool, matcher)
+    child = matcher.child
+    assert child is not None
+    with pool.lock:
+        matcher.leave()  # as where its process has died
+    matcher.close()
+    free = len(child.free)
+    pool._replay([matcher])
+    assert matcher.child is None and len(child.free) == free
+
+
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("what", ["the process", "its fork server"])
 def test_replies_go_on_from_their_tokens_after_a_death(pool: GrammarPool, what: str) -> None:

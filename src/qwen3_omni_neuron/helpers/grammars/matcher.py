@@ -127,6 +127,7 @@ class Matcher:
     def close(self) -> None:
         """Free it, and its grammar."""
         with self._pool.lock:
+            self.stopped = True  # if it waits for a place in a child, it gets none
             self.leave()
         self.grammar.close()
 
