@@ -221,6 +221,10 @@ def test_what_the_c_cannot_take_is_refused(config: OmniConfig, library: Library)
     for other in ((position, state[:, 1:]), (single, state), (position, double)):
         with pytest.raises(ValueError, match="the C takes"):
             native.step(codes, other)
+    with pytest.raises(ValueError, match="at least one frame"):
+        native.start(codes[:, :, :0])
+    with pytest.raises(ValueError, match="at least one frame"):
+        native.step(codes[:, :, :0], (position, state))
     with pytest.raises(UnsuitedError, match="float64"):
         NativeCode2Wav(code2wav.double(), library)
 

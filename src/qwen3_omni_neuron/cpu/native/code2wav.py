@@ -61,7 +61,8 @@ class NativeCode2Wav:
     def start(self, codes: Tensor) -> tuple[Tensor, NativeState]:
         """Decode the first chunk of streams; see Code2Wav.start.
 
-        Raises IndexError for a code beyond the codebook.
+        Raises IndexError for a code beyond the codebook, ValueError for a chunk of no frames or
+        codes of another shape or type.
         """
         return self._advance(codes, None)
 
@@ -86,6 +87,8 @@ class NativeCode2Wav:
     def _advance(self, codes: Tensor, state: NativeState | None) -> tuple[Tensor, NativeState]:
         c, size = self.config, self._state_size
         streams, _, frames = codes.shape
+        if frames == 0:  # the C would not write the new state
+            raise ValueError("code2wav decodes at least one frame a call, got a chunk of none")
         missing = c.latency_samples if state is None else 0
         samples = np.empty((streams, frames * c.frame_samples - missing), np.float32)
         new_state = np.empty((streams, size), np.float32)

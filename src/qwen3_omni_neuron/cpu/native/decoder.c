@@ -2,7 +2,6 @@
 
 #include "decoder.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "feed_forward.h"

@@ -169,8 +169,8 @@ INLINE void KIND(sum_compact)(Vector (*total)[8], const float *x, int64_t x_stri
 #define TILE_VECTORS (16 / LANES)
 #define TILE_OUTS (TILE_VECTORS * LANES)
 
-/* Add a block's sums to those of TILE_ROWS rows, from `left` bytes of numbers before the panel's end. kept:
- * gets the numbers as floats, [inputs, TILE_OUTS]. */
+/* Add a block's sums to the totals of TILE_ROWS rows. kept: gets the numbers as floats, [inputs,
+ * TILE_OUTS]. The others: see sum_block. */
 static __attribute__((noinline)) void KIND(sum_first)(Vector (*total)[TILE_VECTORS],
                                                       const float *x, int64_t x_stride,
                                                       const char *head, const char *quads,
@@ -180,7 +180,7 @@ static __attribute__((noinline)) void KIND(sum_first)(Vector (*total)[TILE_VECTO
     Vector sums[TILE_ROWS][8];
     for (int r = 0; r < TILE_ROWS; r++)
         memcpy(sums[r], total[r], sizeof total[r]);
-    if (kept == 0)
+    if (kept == 0) /* sum_block need not ask */
         __builtin_unreachable();
     KIND(sum_block)(sums, x, x_stride, TILE_ROWS, head, quads, left, lane, 0, inputs,
                     TILE_VECTORS, skip, kept);
@@ -188,7 +188,7 @@ static __attribute__((noinline)) void KIND(sum_first)(Vector (*total)[TILE_VECTO
         memcpy(total[r], sums[r], sizeof total[r]);
 }
 
-/* The same of kept numbers. next: where the next block's numbers are, which are fetched meanwhile. */
+/* sum_first with the numbers that it kept. next: the next block's numbers, which are fetched meanwhile. */
 static __attribute__((noinline)) void KIND(sum_kept)(Vector (*total)[TILE_VECTORS],
                                                      const float *x, int64_t x_stride,
                                                      const float *kept, int64_t inputs,
