@@ -188,22 +188,17 @@ static __attribute__((noinline)) void KIND(sum_first)(Vector (*total)[TILE_VECTO
         memcpy(total[r], sums[r], sizeof total[r]);
 }
 
-/* sum_first with the numbers that it kept. next: the next block's numbers, which are fetched meanwhile. */
+/* sum_first with the numbers that it kept. */
 static __attribute__((noinline)) void KIND(sum_kept)(Vector (*total)[TILE_VECTORS],
                                                      const float *x, int64_t x_stride,
-                                                     const float *kept, int64_t inputs,
-                                                     const char *next)
+                                                     const float *kept, int64_t inputs)
 {
     Vector sums[TILE_ROWS][TILE_VECTORS];
     memset(sums, 0, sizeof sums);
-    for (int64_t k = 0; k < inputs; k += 4, next += QUAD_BYTES) {
-        for (int b = 0; b < QUAD_BYTES; b += 64)
-            __builtin_prefetch(next + b, 0, 3);
-        for (int i = 0; i < 4; i++, x++, kept += TILE_OUTS)
-            for (int r = 0; r < TILE_ROWS; r++)
-                for (int v = 0; v < TILE_VECTORS; v++)
-                    sums[r][v] += x[r * x_stride] * READ(kept + v * LANES);
-    }
+    for (int64_t k = 0; k < inputs; k++, x++, kept += TILE_OUTS)
+        for (int r = 0; r < TILE_ROWS; r++)
+            for (int v = 0; v < TILE_VECTORS; v++)
+                sums[r][v] += x[r * x_stride] * READ(kept + v * LANES);
     for (int r = 0; r < TILE_ROWS; r++)
         for (int v = 0; v < TILE_VECTORS; v++)
             total[r][v] += sums[r][v];
@@ -230,9 +225,13 @@ static int64_t KIND(multiply_sharing)(const Tiles *t, int64_t rows)
                 const float *x = t->x + first * t->x_stride + start;
                 KIND(sum_first)(total, x, t->x_stride, head, quads, stop - quads, at % PANEL,
                                 inputs, skip, kept);
-                for (int64_t r = TILE_ROWS; r < now; r += TILE_ROWS)
-                    KIND(sum_kept)(total + r, x + r * t->x_stride, t->x_stride, kept, inputs,
-                                   next);
+                const char *fetched = next; /* of the next block; each other tile fetches a share */
+                for (int64_t r = TILE_ROWS; r < now; r += TILE_ROWS) {
+                    const char *share = next + (next - quads) * r / (now - TILE_ROWS);
+                    for (; fetched < share; fetched += 64)
+                        __builtin_prefetch(fetched, 0, 2);
+                    KIND(sum_kept)(total + r, x + r * t->x_stride, t->x_stride, kept, inputs);
+                }
                 head += BLOCK_HEAD;
                 quads = next;
             }
