@@ -203,6 +203,28 @@ def test_results_of_tools_are_read_in_the_order_of_their_calls(
     assert read(result("1", "z"), asked, of_a) == ["1", "Add.", "A"]
 
 
+def test_a_result_is_not_compared_with_every_call() -> None:
+    """A request may have thousands of either."""
+    compared = 0
+
+    class Name(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    names, function = [f"call_{n}" for n in range(200)], {"name": "add", "arguments": "{}"}
+    calls = [{"id": name, "type": "function", "function": function} for name in names]
+    results = [{"role": "tool", "content": n, "tool_call_id": Name(n)} for n in reversed(names)]
+    called = {"role": "assistant", "content": None, "tool_calls": calls}
+    asked = {"role": "user", "content": "Add."}
+    checked, _ = read_messages([asked, called, *results], (), pytest.fail)
+    assert [message["content"] for message in checked[2:]] == names
+    assert compared <= 2 * len(names)
+
+
 @pytest.mark.parametrize(
     ("item", "pixels"),
     [(image(640, 480), 640 * 480), (video(6, 2.0, size=320), 6 * 320 * 96)],

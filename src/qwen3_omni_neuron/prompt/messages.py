@@ -102,14 +102,17 @@ def _in_order_of_calls(
     ids: `tool_call_id` of each message. Results without that of a call keep their order, after the
     others.
     """
-    calls: Sequence[Any] = ()
-    turn, places = 0, list[tuple[int, int]]()
+    turn, calls, at_of = 0, list[dict[str, Any]](), dict[str, int]()
+    places = list[tuple[int, int]]()
     for message, call_id in zip(messages, ids, strict=True):
         if message["role"] == "tool":
-            known = isinstance(call_id, str) and call_id in calls
-            places.append((turn, calls.index(call_id) if known else len(calls)))
+            known = isinstance(call_id, str)
+            places.append((turn, at_of.get(call_id, len(calls)) if known else len(calls)))
         else:
-            turn, calls = turn + 1, [call.get("id") for call in message.get("tool_calls", ())]
+            turn, calls, at_of = turn + 1, message.get("tool_calls", []), {}
+            for at, call in enumerate(calls):  # a table: there may be thousands of either
+                if isinstance(call.get("id"), str):
+                    at_of.setdefault(call["id"], at)
             places.append((turn, -1))
     order = sorted(range(len(messages)), key=places.__getitem__)
     return [messages[at] for at in order]
