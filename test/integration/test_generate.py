@@ -264,15 +264,15 @@ def test_every_talker_row_is_the_references(
     A prompt without media goes in before the thinker has answered, and its last row as a step."""
     talker = bare._pipeline._engines.talker
     rows: list[torch.Tensor] = []
-    fill, advance = talker._fill, talker._advance
+    fill, step = talker._fill, talker._decoder.step
 
     def spy_fill(slot: int, prompt_rows: torch.Tensor, *rest: Any) -> Any:
         rows.append(prompt_rows)
         return fill(slot, prompt_rows, *rest)
 
-    def spy_advance(slots: Any, row: torch.Tensor) -> Any:
+    def spy_step(slots: Any, row: torch.Tensor) -> Any:
         rows.append(row)
-        return advance(slots, row)
+        return step(slots, row)
 
     def spy_step_ids(slots: Any, ids: Any, table: Any, added: torch.Tensor, hidden: Any) -> Any:
         rows.append(talker.text_rows(torch.tensor(ids)) + added[list(slots)])
@@ -285,11 +285,12 @@ def test_every_talker_row_is_the_references(
         return prefill_ids(slot, ids, positions, start, table, after, wants)
 
     monkeypatch.setattr(talker, "_fill", spy_fill)
-    monkeypatch.setattr(talker, "_advance", spy_advance)
     if isinstance(talker, NativeTalker):  # the C looks up their text, and adds the feedback
         step_ids, prefill_ids = talker._slots.step_ids, talker._slots.prefill_ids
         monkeypatch.setattr(talker._slots, "step_ids", spy_step_ids)
         monkeypatch.setattr(talker._slots, "prefill_ids", spy_prefill_ids)
+    else:
+        monkeypatch.setattr(talker._decoder, "step", spy_step)
     _, theirs = reply_to_the_limit(bare, reference, messages, tokens=4, talker_max_new_tokens=10)
     ours, expected = torch.cat(rows), torch.cat(theirs.talker_rows)
     # 4 tokens: 3 text rows, tts_eos, then tts_pad.
