@@ -232,8 +232,6 @@ REFUSED: dict[str, tuple[str, Callable[[], bytes], dict[str, Any]]] = {
     "ico": ("image", lambda: picture("ICO"), {}),
     "cut-png": ("image", lambda: picture("PNG")[:5000], {}),
     "too-narrow": ("image", lambda: picture("PNG", noise_image(201, 1)), {}),
-    "no-such-limit": ("image", lambda: picture("PNG"), {"max_pixels": "many"}),
-    "contradiction": ("image", lambda: picture("PNG"), {"max_pixels": 5, "min_pixels": 9}),
     "no-video": ("video", lambda: b"hello", {}),
     "cut-mp4": ("video", lambda: make_video()[: len(make_video()) // 2], {}),
     "song": ("video", lambda: make_video(video=False, audio="aac"), {}),
