@@ -31,9 +31,16 @@ from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.compilation import runner
 from qwen3_omni_neuron.compilation.plan import MODELS, make_plan
 from qwen3_omni_neuron.compilation.runner import compile_tree
+from qwen3_omni_neuron.cpu import fits
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.target import CPU, LIMITS
-from qwen3_omni_neuron.cpu.weights import load_checkpoint_models, load_compiled_models
+from qwen3_omni_neuron.cpu.weights import (
+    WEIGHTS_FILE,
+    compile_model,
+    expected_bytes,
+    load_checkpoint_models,
+    load_compiled_models,
+)
 from qwen3_omni_neuron.errors import ArtifactError, CheckpointError, OptionError
 from qwen3_omni_neuron.verification.verify import verify
 from testing.peak_memory import needs_proc
@@ -657,6 +664,35 @@ def test_auto_rounds_no_merged_matrix_to_4_bits(
         )
         error = torch.linalg.norm(found - expected) / torch.linalg.norm(expected)
         assert 0 < error < 0.01 if number == 0 else error == 0
+
+
+def test_sizes_are_those_with_the_adapter(
+    base: Path, weights: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an adapter changes is not kept as published, nor is the matrix that it is a part of."""
+    names = [QUERY.replace("q_proj", part) + ".weight" for part in ("k_proj", "q_proj", "v_proj")]
+    folder, _ = write_quantised_checkpoint(
+        base,
+        tmp_path,
+        lambda name: int8_rows if name in names else None,
+        FLOATS | {"format": "int-quantized"},
+    )
+    adapter = write(tmp_path / "adapter", factors(weights, QUERY))
+    given = [AdapterPath(adapter)]
+    plan = make_plan(folder, read_config(folder), LIMITS, adapters=given, dtype="int4")
+    compile_model(plan, "thinker", tmp_path)
+    with (tmp_path / WEIGHTS_FILE).open("rb") as file:
+        header = 8 + int.from_bytes(file.read(8), "little")
+        assert expected_bytes(plan, "thinker") == file.seek(0, 2) - header
+    counted = []
+    monkeypatch.setattr(
+        fits, "fits_of", lambda *sizes, of=fits.fits_of: counted.append(sizes[3]) or of(*sizes)
+    )
+    words = ["compile", "--model", str(folder), "--out", str(tmp_path / "tree"), "--dry-run"]
+    words += ["--target", "cpu"]
+    for more, kept in ((), names), (("--adapter", str(adapter)), [names[0], names[2]]):
+        assert cli.main([*words, *more]) == 0
+        assert sorted(counted.pop()) == kept
 
 
 def test_a_load_holds_two_merged_matrices_at_most(
