@@ -669,7 +669,7 @@ def test_auto_rounds_no_merged_matrix_to_4_bits(
 def test_sizes_are_those_with_the_adapter(
     base: Path, weights: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What an adapter changes is not kept as published, nor is the matrix that it is a part of."""
+    """A matrix is not kept as published where an adapter changes a part of it."""
     names = [QUERY.replace("q_proj", part) + ".weight" for part in ("k_proj", "q_proj", "v_proj")]
     folder, _ = write_quantised_checkpoint(
         base,
