@@ -358,10 +358,10 @@ def _check_numbers(folder: Path, config: Mapping[str, Any]) -> None:
             )
         for value in (config.get(name), *patterns.values()):
             if type(value) not in kinds or not least <= value <= _MOST_NUMBER:
+                wanted = "numbers" if float in kinds else "whole numbers"
                 raise CheckpointError(
                     f"The adapter {folder} has {name} or {pattern} {format_value(value)}; both are "
-                    f"{'whole ' * (name == 'r')}numbers from {least} to {_MOST_NUMBER}. Save it "
-                    "again."
+                    f"{wanted} from {least} to {_MOST_NUMBER}. Save it again."
                 )
 
 

@@ -162,7 +162,7 @@ class _Store:
         """Return the content of the tree's manifest, up to the size that manifests are read to."""
         with self.reading(MANIFEST_FILE) as path, self.system.open(path, "rb") as file:
             content = bytearray()
-            while block := file.read(_BLOCK_BYTES):  # of HTTP it may be shorter
+            while block := file.read(_BLOCK_BYTES):  # HTTP may give shorter blocks
                 content += block
                 if len(content) > MOST_BYTES:
                     raise ValueError(f"it has more than {MOST_BYTES} bytes")

@@ -53,7 +53,10 @@ class TokenBuffer:
         return bool(self._tokens) or self.closed
 
     def put(self, token_id: int) -> None:
-        """Append a token. The writer must have asked `may_put`, but for more than the capacity."""
+        """Append a token. The writer has asked `may_put`.
+
+        Of tokens that were held, more than the capacity may follow where it asked for all of it.
+        """
         assert not self.closed, "a closed buffer takes no token"
         self.written += 1
         if self._abandoned:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 INCOMPLETE = "\ufffd"  # the tokenizer decodes an incomplete character to this
-_MOST_INCOMPLETE = 3  # of them that may be one character, of 4 bytes at most
-# Tokens that are held at most: a token a byte of the longest stop string, or special tokens without
-# text inside of one, of which a reply may have any number.
+_MOST_INCOMPLETE = 3  # so many INCOMPLETE may be one character, which has 4 bytes at most
+# Most tokens that are held: the longest stop string has so many bytes, but between its characters a
+# reply may have any number of special tokens without text.
 MOST_HELD = 1024
 
 Decode = Callable[[list[int]], str]
@@ -35,7 +35,7 @@ class StopStrings:
     def __init__(self, strings: Sequence[str], decode: Decode, encode: Encode):
         self._strings, self._decode, self._encode = tuple(strings), decode, encode
         self._held: list[int] = []
-        self._texts: list[str] = []  # by number of the first held tokens: their text
+        self._texts: list[str] = []  # number i: text of the first i + 1 held tokens
 
     @property
     def held(self) -> int:

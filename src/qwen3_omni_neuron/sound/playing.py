@@ -24,7 +24,7 @@ PROGRAMS = {
 }
 """Programs that play a WAV file, with their arguments before its name."""
 _ELSE = 'Without a loudspeaker, write a file: result.save("speech.wav"), or --out speech.wav.'
-_SHOWN_CHARACTERS = 300  # of what a program says
+_SHOWN_CHARACTERS = 300  # most characters of a program's own error
 
 
 def player(samples: NDArray[np.float32], sample_rate: int, autoplay: bool = False) -> str:

@@ -82,7 +82,7 @@ def some_layers(layers: int) -> list[int]:
 class Layers:
     """Hidden states of a thinker's layers over the rows of prompts.
 
-    plan: that of the model. prompts: at least one. given: the reference's results for each prompt,
+    plan: the model's plan. prompts: at least one. given: the reference's results for each prompt,
     or None. open_engines: loads the checkpoint in a folder as the model was loaded, and may write
     beside that folder. near: where the folders are made; None: where temporary files are.
     """
