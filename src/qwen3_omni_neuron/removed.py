@@ -1,0 +1,24 @@
+"""Names that the last release had and this one refuses, each with what to use instead.
+
+The tables are emptied at the next release. A value completes the sentence "NAME was removed: ...".
+"""
+
+OPTIONS: dict[str, str] = {}
+"""Keyword arguments of loads, requests and compiles, and settings of the server."""
+
+FLAGS: dict[str, str] = {}
+"""Flags of the command line that are not made from an option."""
+
+VERBS: dict[str, str] = {}
+"""Verbs of the command line."""
+
+FIELDS: dict[str, str] = {}
+"""Fields and values of request bodies and of realtime events."""
+
+PATHS: dict[str, str] = {}
+"""Paths of the server."""
+
+
+def removed(name: str, table: dict[str, str]) -> str:
+    """Return the sentence that refuses a removed name; empty for any other name."""
+    return f"{name} was removed: {table[name]}" if name in table else ""
