@@ -1,0 +1,5 @@
+from testing import sizes
+
+
+def test_rooms_stay_below_the_ceiling() -> None:
+    assert not sizes.excess()
