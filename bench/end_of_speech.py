@@ -1,7 +1,6 @@
 """Time from the last sample of a user's speech to the first sample of the reply.
 
     python -m bench.end_of_speech --size small --json end_of_speech.json
-    python -m bench.end_of_speech --size small --conversations 24 --seconds 5 --others 0,4
     python -m bench.end_of_speech --replay port-167,expected     # no device, no measurement
 
 Speech arrives through `Qwen3Omni.session`, in pieces, at the speed of speech; the clock starts when
@@ -12,12 +11,6 @@ whole when it has ended, to a model that computes every prompt anew.
 
 --retained: also sessions whose conversation is cut to this fraction of MOST_ROWS rows whenever it
 has more (`truncation`): the turns after the cut, which `--turns` must reach, compute more rows.
-
---conversations: instead, this many sessions over SLOTS slots, of a model with spilled rows and one
-without, in turn. Each says the last of `--turns` when all others have spoken since its last turn,
-and another turn at once, for which it has kept its slot. `lost_to_kept` and `on_to_off` are medians
-of the ratios of two times that were measured one after the other. Speech is given whole when it has
-ended; --others are callers of each model. --retained and --rounds have no effect on it.
 
 --replay: the package's runtime over stage latencies on a virtual clock (see bench/replay.py). A
 prompt of 1,294 rows, of which all but the last 8 s window of speech and the template's rows after
@@ -32,9 +25,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import soundfile
@@ -57,7 +49,6 @@ RATE = 16000
 SPOKEN = Path(__file__).parents[1] / "examples" / "question.wav"
 BETWEEN_S = 2.0
 MOST_ROWS = 512  # of a conversation that is cut
-SLOTS, SPILL_BYTES = 8, 4 << 30  # with --conversations
 OPEN_ROWS = 104 + 7  # one window of speech, and the template's rows after it
 REPLAYED = RequestLengths(MEAN_PROMPT_ROWS, MEAN_PROMPT_ROWS - 800, 30.0, 68, 200)
 CHUNKED_PREFILL = Behaviour("ours, adaptive", chunked_prefill=True)
@@ -80,7 +71,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=[None],
         metavar="RATIO,...",
     )
-    parser.add_argument("--conversations", type=natural, metavar="N")
     parser.add_argument("--rounds", type=natural, default=3)
     parser.add_argument(
         "--speed", type=float, default=1.0, help="of the speech; pieces come as often as that says"
@@ -125,9 +115,6 @@ def measured(options: argparse.Namespace) -> Iterator[Row]:
     """Measure sessions of a made checkpoint, with the prefix cache and without."""
     most = max(options.others) + 2
     with made_checkpoint(options.size) as checkpoint:
-        if options.conversations:
-            yield from returning(checkpoint, options)
-            return
         for reuse in (True, False):
             with Qwen3Omni.load(checkpoint, max_concurrency=most, reuse=reuse) as omni:
                 for others in options.others:
@@ -179,54 +166,6 @@ def sessions(
             "reused_rows": answers[-1][2],
             **_figures([taken_s for taken_s, _, _ in answers]),
         }
-
-
-def returning(checkpoint: Path, options: argparse.Namespace) -> Iterator[Row]:
-    """Measure a turn of sessions that lost their slots, and of the same ones that kept them."""
-    if len(options.seconds) > 1 or max(options.turns) < 2:
-        raise InputError("--conversations measures one of --seconds, and a turn from 2 on.")
-    seconds, turn = options.seconds[0], max(options.turns)
-    earlier: list[dict[str, Any]] = []
-    for number in range(turn - 2):
-        clip = {"type": "audio", "audio": speech(seconds, number), "sampling_rate": RATE}
-        earlier.append({"role": "user", "content": [clip]})
-        earlier.append({"role": "assistant", "content": "I heard a question about the sky."})
-    for others in options.others:
-        taken: dict[tuple[str, str], list[tuple[float, int, int]]] = {
-            case: [] for case in itertools.product(("on", "off"), ("lost", "kept"))
-        }
-        with ExitStack() as stack:
-            sessions: dict[str, list[Session]] = {"on": [], "off": []}
-            for spill, spill_bytes in (("on", SPILL_BYTES), ("off", 0)):
-                load = Qwen3Omni.load(checkpoint, max_concurrency=SLOTS, spill_bytes=spill_bytes)
-                omni = stack.enter_context(load)
-                for number in range(options.conversations):
-                    asked: RequestArguments = {**LIMITS, "seed": number}
-                    begun = omni.session(f"You are number {number}.", earlier, **asked)
-                    sessions[spill].append(stack.enter_context(begun))
-                    answer(begun, speech(seconds, turn), None, options.speed)
-                stack.enter_context(busy(omni, others, options.speed))
-            for number in range(options.conversations):
-                for slot in ("lost", "kept"):
-                    for spill in sorted(sessions, reverse=number % 2 == 0):
-                        session = sessions[spill][number]
-                        found = answer(session, speech(seconds, turn + 1), None, options.speed)
-                        taken[spill, slot].append(found)
-        for (spill, slot), answers in taken.items():
-            yield {
-                "kind": "returning",
-                "spill": spill,
-                "slot": slot,
-                "conversations": options.conversations,
-                "others": others,
-                "speech_s": seconds,
-                "turn": turn + (slot == "kept"),
-                "prompt_rows": answers[-1][1],
-                "reused_rows": statistics.median_low(reused for _, _, reused in answers),
-                "lost_to_kept": _median_ratio(taken[spill, "lost"], taken[spill, "kept"]),
-                "on_to_off": _median_ratio(taken["on", slot], taken["off", slot]),
-                **_figures([taken_s for taken_s, _, _ in answers]),
-            }
 
 
 def answer(
@@ -286,13 +225,6 @@ def speech(seconds: float, shift: int) -> NDArray[np.float32]:
     samples, rate = soundfile.read(SPOKEN, dtype="float32")
     assert rate == RATE and samples.ndim == 1, "the example is mono, at the model's rate"
     return np.resize(np.roll(samples, 997 * shift), round(RATE * seconds))
-
-
-def _median_ratio(
-    ones: Sequence[tuple[float, int, int]], others: Sequence[tuple[float, int, int]]
-) -> float:
-    """Return the median of the ratios of times that were measured one after the other."""
-    return statistics.median(one[0] / other[0] for one, other in zip(ones, others, strict=True))
 
 
 def _figures(seconds: Sequence[float]) -> Row:

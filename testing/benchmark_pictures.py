@@ -140,27 +140,6 @@ def after_speech(text: str) -> Picture:
     )
 
 
-def lost_slot(text: str) -> Picture:
-    """Show what a turn takes whose conversation lost its slot."""
-    columns = ("other callers", "rows are spilled to memory", "they are not")
-    rows = {
-        f"{others} other callers": {
-            "rows copied back": numbers(spilled)[0],
-            "rows computed again": numbers(anew)[0],
-        }
-        for others, spilled, anew in cells(text, "A lost slot", *columns)
-    }
-    return Picture(
-        "First sample after a conversation lost its slot",
-        rows,
-        "times",
-        "`small`, 24 conversations over eight slots: how many times as long a turn waits as the "
-        "next one, which kept its slot. `spill_bytes` is the option that copies rows. See "
-        "[A lost slot](docs/benchmarks/sessions.md#a-lost-slot).",
-        (1.0, "1: as with its slot"),
-    )
-
-
 def clients_at_once(text: str) -> Picture:
     """Show the throughput by clients at once."""
     columns = ("clients", "API: first audio, replies/s", "HTTP: first audio, replies/s")
@@ -204,7 +183,6 @@ PICTURES: dict[str, Callable[[str], Picture]] = {
     "reply": whole_reply,
     "first-sample": first_sample,
     "turns": after_speech,
-    "lost-slot": lost_slot,
     "clients": clients_at_once,
     "released-frame": released_frame,
 }

@@ -47,7 +47,6 @@ FILES = {
     "tokenizer.json": 5,
     "manifest.json": 6,
     "session": 4,
-    "rows": 2,
 }
 _PLAN = [name for name, count in FILES.items() for _ in range(count)]
 random.Random(0).shuffle(_PLAN)
@@ -288,7 +287,6 @@ class Loads:
             tree.mkdir()
             for path in (self._whole / "compiled").iterdir():
                 (tree / path.name).symlink_to(path)
-        (folder / "rows").unlink(missing_ok=True)
         path = (tree if name == "manifest.json" else folder) / name
         source = self._whole / "compiled" / name if name == "manifest.json" else self._whole / name
         path.unlink(missing_ok=True)
@@ -300,8 +298,6 @@ class Loads:
             path.write_text(self._tokenizer_json())
         elif name == "session":
             shutil.copy(self._session(), path)
-        elif name == "rows":
-            pass
         else:
             shutil.copy(source, path)
         return path
@@ -329,12 +325,8 @@ class Loads:
                 session.save(found)
         return found
 
-    def run(self, name: str, path: Path, damage: Callable[[Path], Any]) -> None:
-        """Damage a file and use it. Raises the errors of its reader."""
-        if name == "rows":
-            self._rows(damage)
-            return
-        damage(path)
+    def run(self, name: str, path: Path) -> None:
+        """Use a file. Raises the errors of its reader."""
         if name == "session":
             with self.omni.restore_session(path) as session:
                 session.append("And?")
@@ -367,22 +359,6 @@ class Loads:
         prompt = prompt_builder.prompt([{"role": "user", "content": [audio(0.5), text("Hello")]}])
         assert int(prompt.token_ids.max()) < self._config.thinker.text.vocab_size
 
-    def _rows(self, damage: Callable[[Path], Any]) -> None:
-        import torch
-
-        from qwen3_omni_neuron.runtime.spill_files import DamagedFileError, SpillFiles
-
-        files = SpillFiles(self._work / "spilled")
-        rows = torch.arange(4096.0)
-        try:
-            stored = files.write([rows])
-            damage(stored.path)
-            assert torch.equal(files.read(stored)[0], rows)
-        except (DamagedFileError, OSError):
-            pass  # the rows are computed again
-        finally:
-            files.close()
-
 
 def _address_space() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -408,18 +384,15 @@ def _batch(folder: Path, work: Path, seeds: list[int], report: int) -> None:
 
     loads = Loads(folder, work)
     for name in {Damage(seed).name for seed in seeds}:  # whatever is read, or started, only once
-        loads.run(name, loads.prepare(name), lambda path: None)
+        loads.run(name, loads.prepare(name))
     for seed in seeds:
         damage = Damage(seed)
         path = loads.prepare(damage.name)
-        done: list[str] = []
         os.write(report, f"{json.dumps([seed, damage.name, 'begun'])}\n".encode())
-        made = damage.name != "rows"
-        if made:
-            done.append(damage.apply(path))
+        done = damage.apply(path)
         _limit()
         try:
-            loads.run(damage.name, path, (lambda _: None) if made else damage.apply)
+            loads.run(damage.name, path)
             ended = "loaded"
         except Qwen3OmniError as error:
             ended = f"{type(error).__name__}: {error}"

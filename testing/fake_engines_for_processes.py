@@ -41,7 +41,7 @@ class FakeThinker:
     """Thinker that returns its arguments; some methods fail, each in its own way."""
 
     chunked_prefill = True
-    row_bytes, fault = 0, None
+    fault = None
 
     def __init__(self, slots: int = 2, note: str = "") -> None:
         self.slots = slots
@@ -124,7 +124,7 @@ class FakeTalker:
     slots = 2
     context_length = 64
     chunked_prefill = True
-    row_bytes, fault = 0, None
+    fault = None
     prepared = 0
 
     def prefill_chunk(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:

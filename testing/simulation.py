@@ -13,7 +13,6 @@ from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.prompt.row_keys import prompt_keys
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import Request
-from qwen3_omni_neuron.runtime.spill import SpillLimits
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from testing.prompts import prompt_of
 from testing.timed_engines import Script, Sizes, Times, samples_of, spoken_frames, timed_engines
@@ -60,7 +59,6 @@ class Simulation:
     frames: int | None = None
     max_queued: int = 16
     shares_cores: bool = False
-    spill: SpillLimits | None = None
 
     def __post_init__(self) -> None:
         self.clock = VirtualClock()
@@ -74,9 +72,7 @@ class Simulation:
         )
         engines = timed_engines(self.clock, self.times, script, self.sizes)
         engines = replace(engines, shares_cores=self.shares_cores)
-        self.pipeline = Pipeline(
-            engines, self.config, self.max_queued, self.clock, spill=self.spill
-        )
+        self.pipeline = Pipeline(engines, self.config, self.max_queued, self.clock)
 
     def on_call(self, name: str, slots: Sequence[int]) -> None:
         """Do nothing; a test replaces this to make an engine fail or stall."""

@@ -40,12 +40,11 @@ class Times:
     talker_step_s: float | Callable[[int], float] = 0.0
     predict_s: float = 0.0
     vocoder_s: float = 0.0
-    copy_rows_s: float = 0.0  # of a call of read_rows or write_rows
 
 
 @dataclass
 class Sizes:
-    """Sizes that the engines report. row_bytes: 8, those of a token id, or 0; see HostRows."""
+    """Sizes that the engines report."""
 
     slots: int = 4
     context_length: int = 65536
@@ -53,7 +52,6 @@ class Sizes:
     codec_vocab: int = 1088
     chunk_frames: tuple[int, ...] = (1, 2, 4, 8, 16, 25)
     frames_at_once: int = 1000
-    row_bytes: int = 0
 
 
 @dataclass
@@ -90,19 +88,7 @@ class _Timed:
     def __init__(self, clock: VirtualClock, times: Times, script: Script, sizes: Sizes):
         self._clock, self._times, self._script, self._sizes = clock, times, script, sizes
         self.slots, self.context_length = sizes.slots, sizes.context_length
-        self.row_bytes = sizes.row_bytes
         self._held: dict[int, list[int]] = {}
-
-    def read_rows(self, slot: int, start: int, stop: int) -> Tensor:
-        assert self.row_bytes and stop <= len(self._held[slot])
-        self._take(f"{self.name}.read_rows", (slot,), stop - start, self._times.copy_rows_s)
-        return torch.tensor(self._held[slot][start:stop])
-
-    def write_rows(self, slot: int, start: int, rows: Tensor) -> None:
-        held = self._held.get(slot, [])
-        assert self.row_bytes and start <= len(held)
-        self._take(f"{self.name}.write_rows", (slot,), len(rows), self._times.copy_rows_s)
-        self._held[slot] = [*held[:start], *rows.tolist()]
 
     def _take(self, name: str, slots: Sequence[int], size: int, seconds: float) -> None:
         self._script.on_call(name, slots, size)

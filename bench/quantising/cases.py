@@ -309,7 +309,7 @@ def talker_inputs(
 class RecordedRows:
     """Decoder that computes nothing and keeps its rows; see engines.protocols.DecoderSlots."""
 
-    slots, context_length, chunked_prefill, host_rows = 1, 4096, True, None
+    slots, context_length, chunked_prefill = 1, 4096, True
 
     def __init__(self, c: TalkerConfig):
         self.rows: list[Tensor] = []

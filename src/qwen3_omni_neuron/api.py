@@ -64,7 +64,6 @@ from qwen3_omni_neuron.prompt.truncation import Truncation
 from qwen3_omni_neuron.runtime.grammar import Grammar, Grammars
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, Request, WrittenReply
-from qwen3_omni_neuron.runtime.spill import SpillLimits
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.session import STORED_KIND, Session, SessionModel
 
@@ -93,7 +92,6 @@ class Qwen3Omni:
         max_queued: int,
         reuse: bool = True,
         faster: Sequence[str] = (),
-        spill: SpillLimits | None = None,
         adapters: Sequence[AdapterPath] = (),
     ):
         """Do not call this; use `load`."""
@@ -111,7 +109,6 @@ class Qwen3Omni:
             sample_ids=host_sampler(),
             defaults=defaults,
             faster=faster,
-            spill=spill,
         )
         # Threads and processes end with the model, even if nobody closes it.
         self._finalizer = finalize(
@@ -127,15 +124,12 @@ class Qwen3Omni:
         alone; without one the weights are converted as they are read, and adapters are merged into
         them: PEFT's folders, or pairs of a folder and a weight.
         Raises CheckpointError for a checkpoint or an adapter that can't be used, ArtifactError for
-        a tree that doesn't fit it or can't be pulled, OutputError if there is no space for the tree
-        or spill_folder can't be used, NotInstalledError if packages of the target are missing,
-        OptionError for an option, ForkError in a child that was forked after an earlier load.
+        a tree that doesn't fit it or can't be pulled, OutputError if there is no space for the
+        tree, NotInstalledError if packages of the target are missing, OptionError for an option,
+        ForkError in a child that was forked after an earlier load.
         """
         check_not_forked()
         given = LoadOptions.parse(options)
-        spill = SpillLimits.of(
-            given.spill_bytes, given.spill_folder, given.spill_folder_bytes, given.reuse
-        )
         folder = resolve_checkpoint(model_path)
         config = read_config(folder)
         tree = None if given.compiled_path is None else local_tree(given.compiled_path)
@@ -161,7 +155,6 @@ class Qwen3Omni:
                 given.max_queued,
                 given.reuse,
                 faster,
-                spill,
                 plan.adapters,
             )
         except BaseException:
@@ -488,8 +481,6 @@ class Qwen3Omni:
         keys = None
         if self._pipeline.caches_prefixes:
             keys = prompt_keys(prompt, self._config, options.cache_key)
-            if self._pipeline.spills:
-                keys.hash_blocks()  # here rather than under the pipeline's lock
         return Request(
             prompt,
             options,

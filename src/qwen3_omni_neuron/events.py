@@ -246,32 +246,16 @@ class StageTime:
 
 
 @dataclass(frozen=True)
-class SpillStatus:
-    """Spilled rows of a loaded model; see docs/prefix_cache.md.
-
-    memory_bytes, disk_bytes: what they take now. restored_rows: rows of thinker and talker that
-    were copied back so far, by where they were: "memory" or "disk". failures: blocks of rows that
-    could not be written, read or copied back so far.
-    """
-
-    memory_bytes: int
-    disk_bytes: int
-    restored_rows: Mapping[str, int]
-    failures: int
-
-
-@dataclass(frozen=True)
 class Status:
     """Work of a loaded model now.
 
     running: number of requests in a slot. queued: number of requests that wait for a slot. stages:
     times by the stage names, such as thinker, talker and vocoder. fault: reason why a stage can't
     work any more (its process or thread has ended), so that the model has to be loaded again; None
-    if all work. spill: None where no rows are spilled.
+    if all work.
     """
 
     running: int
     queued: int
     stages: Mapping[str, StageTime]
     fault: str | None = None
-    spill: SpillStatus | None = None

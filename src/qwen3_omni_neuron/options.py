@@ -468,20 +468,6 @@ class LoadArguments(TypedDict, total=False):
         bool,
         OptionDoc("keep a prefix cache: what prompts begin with alike is computed once", _FLAG),
     ]
-    spill_bytes: Annotated[
-        int,
-        OptionDoc(
-            "memory for KV rows of conversations that lost their slot; 0: none are kept", _FROM_0
-        ),
-    ]
-    spill_folder: Annotated[
-        str | Path | None,
-        OptionDoc(
-            "folder on a local disk for rows beyond spill_bytes; they are not encrypted",
-            metavar="DIR",
-        ),
-    ]
-    spill_folder_bytes: Annotated[int, OptionDoc("most bytes of rows in spill_folder", _FROM_1)]
     placement: Annotated[
         str,
         OptionDoc(
@@ -797,9 +783,6 @@ class LoadOptions:
     context_length: int | None = None
     max_queued: int = 256
     reuse: bool = True
-    spill_bytes: int = 0
-    spill_folder: str | Path | None = None
-    spill_folder_bytes: int = 16 << 30
     placement: str = "shared"
     compiled_path: str | Path | None = None
     instance: str | None = None

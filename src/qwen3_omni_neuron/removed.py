@@ -3,7 +3,13 @@
 The tables are emptied at the next release. A value completes the sentence "NAME was removed: ...".
 """
 
-OPTIONS: dict[str, str] = {}
+_SPILLED = "a conversation that lost its slot is prefilled again; raise max_concurrency"
+
+OPTIONS: dict[str, str] = {
+    "spill_bytes": _SPILLED,
+    "spill_folder": _SPILLED,
+    "spill_folder_bytes": _SPILLED,
+}
 """Keyword arguments of loads, requests and compiles, and settings of the server."""
 
 FLAGS: dict[str, str] = {}

@@ -36,7 +36,7 @@ class Idle:
     def __init__(self, engine: Any):
         self.slots, self.context_length = engine.slots, engine.context_length
         self.chunked_prefill, self.close = engine.chunked_prefill, engine.close
-        self.row_bytes, self.fault = engine.row_bytes, engine.fault
+        self.fault = engine.fault
 
 
 class Written:

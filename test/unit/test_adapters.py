@@ -759,26 +759,6 @@ def test_a_reply_with_an_adapter_is_transformers_over_the_merged_weights(
     assert ours.codes.tolist() == theirs.codes.tolist()
 
 
-def test_kept_rows_answer_no_prompt_of_another_adapter(
-    base: Path, weights: dict[str, Tensor], tmp_path: Path
-) -> None:
-    """In one process, with one folder of spilled rows."""
-    folder = write(tmp_path / "one", {n: 8 * t for n, t in factors(weights, QUERY).items()})
-    asked: dict[str, Any] = {**GREEDY, "thinker_max_new_tokens": 6, "ignore_eos": True}
-    load: dict[str, Any] = {"dtype": "float32", "max_concurrency": 1}
-    kept = load | {"spill_bytes": 1 << 24, "spill_folder": tmp_path / "rows"}
-    with (
-        Qwen3Omni.load(base, **kept) as plain,
-        Qwen3Omni.load(base, **kept, adapters=[folder]) as adapted,
-        Qwen3Omni.load(base, **load, adapters=[folder], reuse=False) as alone,
-    ):
-        expected = [omni.generate_text("Say a word.", **asked).token_ids for omni in (plain, alone)]
-        assert expected[0] != expected[1]
-        for _ in range(2):
-            for omni, tokens in zip((plain, adapted), expected, strict=True):
-                assert omni.generate_text("Say a word.", **asked).token_ids == tokens
-
-
 def test_verify_takes_references_with_its_adapters_alone(
     adapter: Path,
     tmp_path: Path,

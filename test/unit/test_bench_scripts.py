@@ -528,24 +528,6 @@ def test_the_end_of_speech_is_timed_after_a_cut(
 
 
 @pytest.mark.release
-def test_a_turn_is_timed_after_its_slot_was_lost_and_after_it_was_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(end_of_speech, "SLOTS", 1)
-    more = ["--conversations", "2", "--seconds", "2", "--turns", "4", "--others", "0"]
-    found = {(r["spill"], r["slot"]): r for r in run(end_of_speech, more, tmp_path).rows}
-    assert [*found] == [(spill, slot) for spill in ("on", "off") for slot in ("lost", "kept")]
-    assert [row["turn"] for row in found.values()] == [4, 5] * 2
-    rows = [row["prompt_rows"] for row in found.values()]
-    assert rows[:2] == rows[2:] and rows[0] < rows[1]
-    assert found["off", "kept"]["on_to_off"] == found["on", "kept"]["on_to_off"]
-    for row in found.values():
-        assert row["lost_to_kept"] > 0 and row["on_to_off"] > 0
-        assert row["repeats"] == row["conversations"] == 2
-        assert 0 <= row["reused_rows"] < row["prompt_rows"]
-
-
-@pytest.mark.release
 def test_the_end_of_speech_is_replayed_below_its_goals(tmp_path: Path) -> None:
     """All but the last window is held: 170 ms on shared cores, 150 on cores of their own."""
     found = run(end_of_speech, ["--replay", "port-167,expected", "--others", "0"], tmp_path)

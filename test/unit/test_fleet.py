@@ -105,13 +105,6 @@ def test_the_dtype_of_kv_caches_is_the_models() -> None:
     assert settings.load_arguments(None)["kv_cache_dtype"] == "bfloat16"
 
 
-def test_spilled_rows_are_the_models() -> None:
-    given = {"spill_bytes": 1 << 30, "spill_folder": Path("/rows"), "spill_folder_bytes": 1 << 40}
-    load = FleetSettings.parse(given).load_arguments(None)
-    assert {name: load[name] for name in given} == given
-    assert FleetSettings.parse({}).load_arguments(None)["spill_bytes"] == 0
-
-
 def test_more_cores_than_any_node_has_are_refused_with_both_numbers() -> None:
     nodes = [node(4), node(24), node(64, alive=False), {"Alive": True, "Resources": {}}]
     check_nodes(24, lambda: nodes)

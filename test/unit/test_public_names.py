@@ -68,9 +68,6 @@ LOAD = [
     "context_length",
     "max_queued",
     "reuse",
-    "spill_bytes",
-    "spill_folder",
-    "spill_folder_bytes",
     "placement",
     "compiled_path",
     "instance",
@@ -138,8 +135,7 @@ RESULT_METHODS = ["play", "save"]
 STATUS = {
     "ModelInfo": "speakers thinks takes_tools slots max_queued context_length "
     "introduction questions",
-    "Status": "running queued stages fault spill",
-    "SpillStatus": "memory_bytes disk_bytes restored_rows failures",
+    "Status": "running queued stages fault",
     "StageTime": "calls busy_s call_s",
 }
 ERRORS = [
@@ -218,7 +214,7 @@ VERBS = {
         --media-timeout-s --model --model-name --owner-share --placement --port
         --predictor-dtype --ray
         --request-timeout-s --requests-per-minute --send-timeout-s --session-folder --session-keys
-        --spill-bytes --spill-folder --spill-folder-bytes --stall-timeout-s --threads
+        --stall-timeout-s --threads
         --tls-cert --tls-key --voice-alias -h
     """,
     "compile": """

@@ -12,28 +12,25 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client import generate_latest
 from starlette.types import Message, Receive, Scope, Send
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.engines.process.heap import LOOK_S, IdleMemory
 from qwen3_omni_neuron.errors import OptionError, ToolCallError
-from qwen3_omni_neuron.events import SpillStatus, StageTime, Status
+from qwen3_omni_neuron.events import StageTime, Status
 from qwen3_omni_neuron.serving import model as model_module
 from qwen3_omni_neuron.serving.edge.gate import Gate
 from qwen3_omni_neuron.serving.edge.keys import Keys, RequestRates, read_keys
 from qwen3_omni_neuron.serving.edge.quotas import Quota
 from qwen3_omni_neuron.serving.endpoints import answer
 from qwen3_omni_neuron.serving.logs import HumanFormatter, JsonFormatter, LogFormat, log_to_stderr
-from qwen3_omni_neuron.serving.metrics import Metrics
 from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.ids import new_id
@@ -561,23 +558,6 @@ def test_a_request_begins_in_the_turn_of_the_event_loop_in_which_it_came(omni: Q
         await asked
 
     asyncio.run(ask())
-
-
-def test_metrics_have_what_is_spilled() -> None:
-    spill = SpillStatus(100, 200, {"memory": 32, "disk": 16}, 3)
-    status = Status(0, 0, {}, spill=spill)
-    omni = SimpleNamespace(info=SimpleNamespace(slots=2), status=lambda: status)
-    model = cast(ServedModel, SimpleNamespace(name="small", ready=True, omni=omni))
-    lines = generate_latest(Metrics(model).registry).decode().splitlines()
-    assert {
-        'qwen3_omni_spill_bytes{where="memory"} 100.0',
-        'qwen3_omni_spill_bytes{where="disk"} 200.0',
-        'qwen3_omni_spill_restored_rows_total{where="memory"} 32.0',
-        'qwen3_omni_spill_restored_rows_total{where="disk"} 16.0',
-        "qwen3_omni_spill_failures_total 3.0",
-    } <= set(lines)
-    status = Status(0, 0, {})
-    assert b"spill" not in generate_latest(Metrics(model).registry)
 
 
 def test_a_long_header_of_warnings_ends_at_a_sentence_and_says_so() -> None:

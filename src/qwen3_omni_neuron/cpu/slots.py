@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.engines.media import PromptMedia
-from qwen3_omni_neuron.engines.protocols import HostRows
 from qwen3_omni_neuron.engines.slots import SlotLengths
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import DecoderConfig
@@ -24,7 +23,7 @@ from qwen3_omni_neuron.model.thinker import ThinkerModel
 class CpuSlots(SlotLengths):
     """KV cache of a decoder, with each slot's length and next rope position.
 
-    context_length: positions of a slot. dtype: type of the KV cache. row_bytes: see HostRows.
+    context_length: positions of a slot. dtype: type of the KV cache.
     Raises OptionError where the system does not give the cache's address space.
     """
 
@@ -40,13 +39,6 @@ class CpuSlots(SlotLengths):
                 f"the system gives no KV cache of {slots} slots of {context_length} positions: "
                 f"{error}. Lower max_concurrency or the context length."
             ) from error
-        keys = self._cache.keys
-        self.row_bytes = 2 * keys[:, 0, :, 0].numel() * keys.itemsize
-
-    @property
-    def host_rows(self) -> HostRows:
-        """Return itself; see KvSlots."""
-        return self
 
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of one slot to another slot, and drop the other rows of the latter.
@@ -58,24 +50,6 @@ class CpuSlots(SlotLengths):
         for cache in (self._cache.keys, self._cache.values):
             cache[:, target, :, :rows] = cache[:, source, :, :rows]
         self._lengths[target] = rows
-
-    def read_rows(self, slot: int, start: int, stop: int) -> Tensor:
-        """Return rows [2, layers, kv_heads, rows, head_dim]; see engines.protocols.HostRows."""
-        length = self._lengths[slot]
-        assert stop <= length, f"rows up to {stop} to copy, and slot {slot} holds {length}"
-        caches = self._cache.keys, self._cache.values
-        return torch.stack([cache[:, slot, :, start:stop] for cache in caches])
-
-    def write_rows(self, slot: int, start: int, rows: Tensor) -> None:
-        """Append rows of `read_rows`; see engines.protocols.HostRows.
-
-        The slot can't take a step before its next prefill, as after `copy`.
-        """
-        self._begin(slot, start)
-        stop = start + rows.shape[3]
-        for cache, copied in zip((self._cache.keys, self._cache.values), rows, strict=True):
-            cache[:, slot, :, start:stop] = copied
-        self._lengths[slot] = stop
 
     def _ends(self, slots: Sequence[int]) -> tuple[list[int], list[float]]:
         """Return the slots' lengths and next rope positions."""

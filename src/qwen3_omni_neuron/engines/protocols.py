@@ -15,9 +15,6 @@ call with fewer slots, to find the one that fails (see runtime.stage).
 
 `fault` of an engine that runs in other processes is a `Fault`, else None. The runtime calls it
 several times a second, to notice the end of a process also between calls.
-
-A thinker or talker whose `row_bytes` is above 0 also has the other members of `HostRows`: its KV
-rows can be copied to the host's memory and back (see runtime.spill).
 """
 
 from collections.abc import Callable, Sequence
@@ -37,31 +34,6 @@ Fault = Callable[[], Qwen3OmniError | None]
 
 Any thread may call it, also while another thread is in a call. Returns None after `close`.
 """
-
-
-class HostRows(Protocol):
-    """Copies of KV rows between the slots of an engine and the host's memory.
-
-    row_bytes: bytes of one row; 0: rows can't be copied, and nothing is called.
-    """
-
-    row_bytes: int
-
-    def read_rows(self, slot: int, start: int, stop: int) -> Tensor:
-        """Copy rows of a slot, from `start` up to `stop`; the slot holds at least `stop`.
-
-        Returns a contiguous tensor of its own memory, in the dtype of the KV cache and in any
-        shape.
-        """
-        ...
-
-    def write_rows(self, slot: int, start: int, rows: Tensor) -> None:
-        """Append rows that `read_rows` returned for the same positions of any slot.
-
-        They follow the first `start` rows of the slot, whose later rows are dropped, as in a
-        prefill.
-        """
-        ...
 
 
 class Encoder(Protocol):
@@ -85,7 +57,6 @@ class Thinker(Protocol):
     slots: int
     context_length: int
     chunked_prefill: bool
-    row_bytes: int
     fault: Fault | None
 
     def prefill(
@@ -138,7 +109,6 @@ class Talker(Protocol):
     slots: int
     context_length: int
     chunked_prefill: bool
-    row_bytes: int
     fault: Fault | None
 
     def prefill_chunk(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
@@ -274,11 +244,6 @@ class KvSlots(Protocol):
     slots: int
     context_length: int
     chunked_prefill: bool
-
-    @property
-    def host_rows(self) -> HostRows | None:
-        """Copies of rows in the host's memory; None if the target can't make them."""
-        ...
 
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of one slot to another one; see Thinker.copy."""

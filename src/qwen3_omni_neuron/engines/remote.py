@@ -59,19 +59,10 @@ class RemoteDecoder(RemoteEngine):
         super().__init__(process, timeout_s)
         self.context_length: int = process.read("context_length")
         self.chunked_prefill: bool = process.read("chunked_prefill")
-        self.row_bytes: int = process.read("row_bytes")
 
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of one slot to another one; see Thinker.copy."""
         self.process.call("copy", source, target, rows)
-
-    def read_rows(self, slot: int, start: int, stop: int) -> Tensor:
-        """Copy rows of a slot to this process; see HostRows."""
-        return self.process.call("read_rows", slot, start, stop)
-
-    def write_rows(self, slot: int, start: int, rows: Tensor) -> None:
-        """Copy rows back into a slot; see HostRows."""
-        self.process.call("write_rows", slot, start, rows)
 
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
         """Append one row to each slot; see Thinker.step and Talker.step."""

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
-from qwen3_omni_neuron.engines.protocols import Fault, HostRows, KvSlots
+from qwen3_omni_neuron.engines.protocols import Fault, KvSlots
 
 
 class SlotLengths:
@@ -18,11 +17,6 @@ class SlotLengths:
         self.slots = slots
         self._lengths = [0] * slots
         self._next_positions = [0.0] * slots
-
-    @property
-    def host_rows(self) -> HostRows | None:
-        """Return None: rows are not copied to the host; see KvSlots."""
-        return None
 
     def _begin(self, slot: int, start: int) -> None:
         """Drop a slot's rows after the first `start`, which rows of a prompt will follow."""
@@ -57,26 +51,13 @@ class DecoderEngine:
     ):
         self.slots, self.context_length = decoder.slots, decoder.context_length
         self.chunked_prefill = decoder.chunked_prefill
-        self._kv_slots, self._host_rows = decoder, decoder.host_rows
-        self.row_bytes = self._host_rows.row_bytes if self._host_rows else 0
+        self._kv_slots = decoder
         self._release, self.fault = release, fault
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of one slot to another one; see Thinker.copy."""
         self._kv_slots.copy(source, target, rows)
-
-    @torch.inference_mode()
-    def read_rows(self, slot: int, start: int, stop: int) -> Tensor:
-        """Copy rows of a slot to the host's memory; see HostRows."""
-        assert self._host_rows is not None
-        return self._host_rows.read_rows(slot, start, stop)
-
-    @torch.inference_mode()
-    def write_rows(self, slot: int, start: int, rows: Tensor) -> None:
-        """Copy rows back into a slot; see HostRows."""
-        assert self._host_rows is not None
-        self._host_rows.write_rows(slot, start, rows)
 
     def close(self) -> None:
         """Release the parts' resources; see Thinker.close."""

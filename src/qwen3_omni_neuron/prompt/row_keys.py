@@ -11,7 +11,6 @@ import weakref
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from qwen3_omni_neuron.prompt.prompt import Prompt
 DIGEST_BYTES = 16
 _NUMBERS = DIGEST_BYTES // 4  # int32 numbers of a digest in a key
 HEAD_ROWS = 64  # most prompts differ within these rows
-BLOCK_ROWS = 16  # rows of a block of `RowKeys.block_digests`; computing fewer takes little time
 ID_BITS = 64  # bits of a token id
 _NO_MEDIA, _NO_SOURCES = np.empty(0, np.int64), np.empty((1, 0), np.int32)
 
@@ -77,22 +75,6 @@ class RowKeys:
         """Count the rows of media among the first `rows`."""
         return bisect_left(self.media, rows)  # numpy's releases the interpreter lock
 
-    @cached_property
-    def block_digests(self) -> tuple[bytes, ...]:
-        """Digests of the first BLOCK_ROWS keys, the first 2 * BLOCK_ROWS, and so on."""
-        rows = len(self) // BLOCK_ROWS * BLOCK_ROWS
-        numbers = np.empty((rows, 5), np.int32)
-        numbers[:, :2] = np.ascontiguousarray(self.token_ids[:rows]).view(np.int32).reshape(rows, 2)
-        numbers[:, 2:] = np.ascontiguousarray(self.positions[:, :rows].T).view(np.int32)
-        sources = np.ascontiguousarray(self.sources.T)
-        digest, found = hashlib.sha256(), []
-        for start in range(0, rows, BLOCK_ROWS):
-            stop = start + BLOCK_ROWS
-            digest.update(numbers[start:stop].data)
-            digest.update(sources[self.media_rows(start) : self.media_rows(stop)].data)
-            found.append(digest.digest()[:DIGEST_BYTES])
-        return tuple(found)
-
     def followed_by(self, token_ids: list[int]) -> "RowKeys":
         """Return the keys followed by those of text tokens, as decode steps append them."""
         # An engine counts positions in float64. A video's positions need not be whole, so a
@@ -127,10 +109,6 @@ class PromptKeys:
 
     thinker: RowKeys
     talker: RowKeys
-
-    def hash_blocks(self) -> None:
-        """Compute the digests of blocks now, so that no one who holds a lock has to."""
-        _ = self.thinker.block_digests, self.talker.block_digests
 
 
 def prompt_keys(prompt: Prompt, config: OmniConfig, cache_key: str | None = None) -> PromptKeys:

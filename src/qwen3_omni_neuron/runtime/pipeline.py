@@ -7,16 +7,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
 from qwen3_omni_neuron.engines.process.fork import OwnLock, check_not_forked
 from qwen3_omni_neuron.engines.process.heap import pages_read
-from qwen3_omni_neuron.engines.protocols import Engines, Fault, HostRows, Talker, Thinker, Vocoder
+from qwen3_omni_neuron.engines.protocols import Engines, Fault, Vocoder
 from qwen3_omni_neuron.engines.sampling import SampleIds, sample_ids
-from qwen3_omni_neuron.errors import BusyError, ClosedError, EngineDiedError, OptionError
+from qwen3_omni_neuron.errors import BusyError, ClosedError, EngineDiedError
 from qwen3_omni_neuron.events import SAMPLE_RATE, Status
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.options import RequestOptions
@@ -26,7 +26,6 @@ from qwen3_omni_neuron.runtime.fairness import Fairness
 from qwen3_omni_neuron.runtime.policy import SchedulingPolicy
 from qwen3_omni_neuron.runtime.request import LiveRequest, Request
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, FixedSchedule, Schedule
-from qwen3_omni_neuron.runtime.spill import SlotSpill, SpilledRows, SpillLimits
 from qwen3_omni_neuron.runtime.stage import Clock, Shared, Stage, Task
 from qwen3_omni_neuron.runtime.talker_stage import TalkerStage, TalkerTask
 from qwen3_omni_neuron.runtime.thinker_stage import ThinkerStage, ThinkerTask
@@ -58,16 +57,13 @@ class Pipeline:
         sample_ids: SampleIds = sample_ids,
         defaults: GenerationDefaults = GREEDY,
         faster: Sequence[str] = (),
-        spill: SpillLimits | None = None,
     ):
         """Start the stages.
 
         max_queued: number of requests that may wait for a slot. prefix_cache: whether there
         is one, if the engines can have it. sample_ids: samples tokens from logits. defaults: the
         checkpoint's sampling of the text, for requests that have no other. faster: what
-        would make this model faster, for the log. spill: limits of rows that are spilled, where
-        engines can copy them; None: none are. Raises OptionError for limits that are too small, and
-        OutputError for a folder that can't be used.
+        would make this model faster, for the log.
         """
         self._faster = faster
         self.clock, self.code_groups = clock or Clock(), config.code_groups
@@ -91,29 +87,19 @@ class Pipeline:
         self._closed = False
         parts = [part for part in (engines.thinker, engines.talker) if part is not None]
         self.caches_prefixes = prefix_cache and all(part.chunked_prefill for part in parts)
-        self._spilled: SpilledRows | None = None
-        spills = {} if spill is None else self._make_spills(spill)
         shared = Shared(
             self.clock, self._lock, engines.enter_thread, self._on_release, self._on_fault
         )
         vocoder = engines.vocoder
         frame_audio_s = vocoder.frame_samples / SAMPLE_RATE if vocoder else 0.0
         policy = SchedulingPolicy(engines.shares_cores, frame_audio_s, self._running)
-        self._thinker = ThinkerStage(
-            engines.thinker, sample_ids, shared, policy, self._kept_s, spills.get("thinker")
-        )
+        self._thinker = ThinkerStage(engines.thinker, sample_ids, shared, policy, self._kept_s)
         self._stages: list[Stage[Any]] = [self._thinker]
         if engines.talker is not None and engines.vocoder is not None:
             assert config.talker is not None
             self._vocoder = VocoderStage(engines.vocoder, shared, policy, self._wake)
             self._talker = TalkerStage(
-                engines.talker,
-                config.talker,
-                sample_ids,
-                shared,
-                policy,
-                self._on_frame,
-                spills.get("talker"),
+                engines.talker, config.talker, sample_ids, shared, policy, self._on_frame
             )
             self._stages += [self._talker, self._vocoder]
         self._encoder = None
@@ -133,11 +119,6 @@ class Pipeline:
         )
         if faults:
             self._watch.start()
-
-    @property
-    def spills(self) -> bool:
-        """True where rows are spilled."""
-        return self._spilled is not None
 
     def submit(self, request: Request, after: LiveRequest | None = None) -> tuple[LiveRequest, int]:
         """Start a request, or queue it behind those that came before.
@@ -257,8 +238,7 @@ class Pipeline:
         # No lock here: the stages hold it at every step, and a server asks before each request.
         stages = {stage.name: stage.time for stage in self._stages}
         fault = next((str(stage.fault) for stage in self._stages if stage.fault is not None), None)
-        spill = None if self._spilled is None else self._spilled.status()
-        return Status(len(self._running), self._queued, stages, fault, spill)
+        return Status(len(self._running), self._queued, stages, fault)
 
     def close(self, join_timeout_s: float | None = None) -> None:
         """End all requests with a ClosedError, then the threads and the engines.
@@ -288,29 +268,6 @@ class Pipeline:
         self._engines.close()
         for stage in self._stages:
             stage.join(join_timeout_s)
-        if self._spilled is not None:
-            self._spilled.close(join_timeout_s)
-
-    def _make_spills(self, limits: SpillLimits) -> dict[str, SlotSpill]:
-        """Make the store of spilled rows. Returns the copies of each engine that can have some."""
-        engines = self._engines
-        both: dict[str, Thinker | Talker | None] = {
-            "thinker": engines.thinker,
-            "talker": engines.talker,
-        }
-        able = {n: cast(HostRows, e) for n, e in both.items() if e is not None and e.row_bytes}
-        if not able or not self.caches_prefixes:
-            logger.warning(
-                "spill_bytes has no effect: these engines have no prefix cache, or can't copy rows "
-                "to the host's memory."
-            )
-            return {}
-        store = self._spilled = SpilledRows(limits, self._wake)
-        try:
-            return {n: SlotSpill(n, engine, store, self.clock.now) for n, engine in able.items()}
-        except OptionError:
-            store.close()
-            raise
 
     @property
     def _queued(self) -> int:

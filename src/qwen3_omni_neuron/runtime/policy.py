@@ -44,10 +44,6 @@ frames take.
    and without it: 30 and 35 ms for four clients where a prefill takes 14 ms, 67 and 81 ms for
    eight.
 
-5. **Rows are copied out of their slots only where nobody waits for a first sample** (see
-   runtime.spill): no request waits for its first token or its first chunk. After a copy of about a
-   megabyte, and at least one block, the stage looks again.
-
 The figures are those of bench/replay.py with shared cores (24 requests) and of the simulation that
 the tests use. A long prompt's prefill is a chunked one where others run (PREFILL_CHUNK_S): beside
 24 chats with images of 3 megapixels another client's longest gap is 0.2 s instead of 1.7.
@@ -166,25 +162,16 @@ class SchedulingPolicy:
         )
         return left_s if waits else 0.0
 
-    @property
-    def nobody_starts(self) -> bool:
-        """True where rows may be copied out of their slots: rule 5."""
-        return not any(
-            live.timestamps.first_token_s is None or _starts(live) for live in self._replying()
-        )
-
     def is_pause(self, rows: int) -> bool:
         """Return whether so many rows may be prefilled ahead: rule 3."""
-        if not self.nobody_starts:
+        # The requests that somebody waits for or listens to.
+        running = [x for x in self._running if not x.ended and not x.request.ahead]
+        if any(x.timestamps.first_token_s is None or _starts(x) for x in running):
             return False
-        expected_s, running = self.expected_s(rows), self._replying()
         if any(_writes_alone(live) for live in running):
             return False
+        expected_s = self.expected_s(rows)
         return all(not self._missing_s(live, expected_s) for live in running if _speaks(live))
-
-    def _replying(self) -> list[LiveRequest]:
-        """Return the requests that somebody waits for or listens to."""
-        return [live for live in self._running if not live.ended and not live.request.ahead]
 
     def _soon_heard(self, live: LiveRequest, now: float) -> bool:
         """Return whether a request is a starter whose caller reads, or its prefill ends soon."""

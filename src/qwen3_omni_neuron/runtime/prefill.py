@@ -2,13 +2,12 @@
 
 The rows of a prompt that the prefix cache has are brought into its slot, and the others are
 computed, in chunks where other requests run. A prompt that is prefilled ahead of its request is
-computed in pauses (runtime.policy). Rows that may be lost are copied out (runtime.spill).
+computed in pauses (runtime.policy).
 """
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
 import torch
@@ -19,8 +18,7 @@ from qwen3_omni_neuron.prompt.row_keys import RowKeys
 from qwen3_omni_neuron.runtime.policy import AHEAD_ROWS, SchedulingPolicy
 from qwen3_omni_neuron.runtime.prefix_cache import NO_ACCEPTED, PrefixCache
 from qwen3_omni_neuron.runtime.request import LiveRequest
-from qwen3_omni_neuron.runtime.spill import SlotSpill
-from qwen3_omni_neuron.runtime.stage import Result, Shared, Stage, Task, Work
+from qwen3_omni_neuron.runtime.stage import Result, Shared, Stage, Task
 
 
 class PromptTask(Task):
@@ -51,35 +49,15 @@ class PrefillStage(Stage[AnyPrompt]):
     _engine: Thinker | Talker
 
     def __init__(
-        self,
-        name: str,
-        engine: Thinker | Talker,
-        shared: Shared,
-        policy: SchedulingPolicy,
-        spill: SlotSpill | None,
+        self, name: str, engine: Thinker | Talker, shared: Shared, policy: SchedulingPolicy
     ):
         super().__init__(name, shared)
         self._engine, self._policy = engine, policy
-        self.cache = PrefixCache(engine.slots, spill)
+        self.cache = PrefixCache(engine.slots)
 
     @abstractmethod
     def _may_be_cut(self, task: AnyPrompt) -> bool:
         """Return whether a call may compute a part of the rows that are left."""
-
-    @abstractmethod
-    def _next_calls(self) -> Work | float | None:
-        """Return the next work, without copies of rows; see `_select`."""
-
-    def _select(self) -> Work | float | None:
-        work = self._next_calls()
-        if self.cache.may_copy_out and self._policy.nobody_starts:
-            return partial(self._copy_out, work)
-        return work
-
-    def _copy_out(self, work: Work | float | None) -> None:
-        if callable(work):
-            work()
-        self.cache.copy_out()
 
     def _chunk_rows(self, task: AnyPrompt) -> int:
         """Return how many rows of a prompt the next call computes. The lock is held.
@@ -103,20 +81,18 @@ class PrefillStage(Stage[AnyPrompt]):
         for task in tasks:
             yield from self._call_engine((task,), lambda tasks: [call(task) for task in tasks])
 
-    def _bring(self, task: AnyPrompt) -> tuple[int, int | None]:
+    def _bring(self, task: AnyPrompt) -> tuple[int, int]:
         """Bring the rows of a prompt that the prefix cache has into its slot.
 
-        Returns how many rows the slot holds, and the row before which the engine's next call ends;
-        None where spilled rows are left to bring, after the steps of other requests.
+        Returns how many rows the slot holds, and the row before which the engine's next call ends.
         """
         if task.keys is None:  # one call computes all rows
             task.live.prefilled_rows[self.name] = task.rows
             return 0, task.rows
-        copy, expected_s = self._engine.copy, self._expected_s
-        rows, whole = self.cache.bring(task.slot, task.keys, task.most, copy, expected_s)
-        task.live.prefilled_rows[self.name] = rows.count
+        count = self.cache.bring(task.slot, task.keys, task.most, self._engine.copy).count
+        task.live.prefilled_rows[self.name] = count
         with self._lock:
-            return rows.count, rows.count + self._chunk_rows(task) if whole else None
+            return count, count + self._chunk_rows(task)
 
     def _put(self, task: AnyPrompt, stop: int, accepted: Tensor = NO_ACCEPTED) -> Tensor:
         """Record that a prompt's slot holds its first rows, up to `stop`.
@@ -133,8 +109,3 @@ class PrefillStage(Stage[AnyPrompt]):
             accepted = torch.cat(both) if len(accepted) else cached.accepted
         self.cache.put(task.slot, replace(cached, count=stop, accepted=accepted))
         return accepted
-
-    def _expected_s(self, rows: int) -> float:
-        """Return the expected time of rows in the thinker; they take no longer in the talker."""
-        with self._lock:
-            return self._policy.expected_s(rows)

@@ -19,7 +19,6 @@ from qwen3_omni_neuron.runtime.prefill import PrefillStage, PromptTask
 from qwen3_omni_neuron.runtime.prefix_cache import NO_ACCEPTED
 from qwen3_omni_neuron.runtime.request import LiveRequest
 from qwen3_omni_neuron.runtime.runaway import end_probability
-from qwen3_omni_neuron.runtime.spill import SlotSpill
 from qwen3_omni_neuron.runtime.stage import Shared, Work
 
 MAX_WAITING_FRAMES = 128  # frames not yet decoded by the vocoder, before the talker waits
@@ -93,14 +92,13 @@ class TalkerStage(PrefillStage[TalkerTask]):
         shared: Shared,
         policy: SchedulingPolicy,
         on_frame: Callable[[LiveRequest], None],
-        spill: SlotSpill | None = None,
     ):
         """on_frame: called with the lock held, when a request has a new frame, or its last."""
-        super().__init__("talker", engine, shared, policy, spill)
+        super().__init__("talker", engine, shared, policy)
         self._config, self._sample_ids, self._on_frame = config, sample_ids, on_frame
         self.allowed = allowed_ids(config.text.vocab_size, config.suppressed_ids)
 
-    def _next_calls(self) -> Work | float | None:
+    def _select(self) -> Work | float | None:
         for task in [task for task in self._tasks if task.live.speech_ended]:
             self._release(task)  # the vocoder has found that its speech runs away
         first = self._together(self._with_token(self._in_phase(Phase.PREFILL)))
@@ -184,7 +182,7 @@ class TalkerStage(PrefillStage[TalkerTask]):
         if stop == task.rows and not task.live.request.ahead:
             self._engine.prepare(task.slot, task.prompt, task.speaker_id, start)
             task.phase = Phase.PREFILL
-        elif stop is not None:
+        else:
             if start < stop:
                 prompt, accepted = task.prompt.first(stop), self._accepted(task, start, stop)
                 self._engine.prefill_chunk(task.slot, prompt, start, accepted)

@@ -25,7 +25,6 @@ from qwen3_omni_neuron.runtime.policy import SchedulingPolicy
 from qwen3_omni_neuron.runtime.prefill import PrefillStage, PromptTask
 from qwen3_omni_neuron.runtime.prefix_cache import NO_ACCEPTED, CachedRows
 from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, LiveRequest
-from qwen3_omni_neuron.runtime.spill import SlotSpill
 from qwen3_omni_neuron.runtime.stage import Shared, Work
 from qwen3_omni_neuron.runtime.stop_strings import StopStrings
 from qwen3_omni_neuron.runtime.tool_calls import CallWatch
@@ -127,10 +126,9 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         shared: Shared,
         policy: SchedulingPolicy,
         kept_s: Callable[[], float | None],
-        spill: SlotSpill | None = None,
     ):
         """kept_s: called with the lock held, and again after so many seconds if it returns some."""
-        super().__init__("thinker", engine, shared, policy, spill)
+        super().__init__("thinker", engine, shared, policy)
         self._sample_ids, self._kept_s = sample_ids, kept_s
         self._holds = False  # whether the last selection held a request back
 
@@ -139,7 +137,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         if self._holds:
             self.changed.notify_all()
 
-    def _next_calls(self) -> Work | float | None:
+    def _select(self) -> Work | float | None:
         now, holds, kept_s = self._clock.now(), list[float](), self._kept_s()
         due, missing = self._look_at_masks()
         if missing:
@@ -272,9 +270,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
             task.grammar = grammar.begin(task.eos_ids)  # its mask is made during the prefill
         start, stop = self._bring(task)
         if not task.begun:
-            task.begun, live.cached_rows = stop is not None, start
-        if stop is None:
-            return None
+            task.begun, live.cached_rows = True, start
         logits: Tensor | None = None
         accepted = NO_ACCEPTED
         if start < stop or not live.request.ahead:  # a prompt ahead may be cached as a whole

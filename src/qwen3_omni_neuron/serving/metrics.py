@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from qwen3_omni_neuron import __version__
-from qwen3_omni_neuron.events import SpeechResult, SpillStatus
+from qwen3_omni_neuron.events import SpeechResult
 from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.model import ServedModel
@@ -123,24 +123,5 @@ class _ModelFigures(Collector):
             "slots_used": ("Requests that run", status.running),
             "queue_length": ("Requests that wait for a slot", status.queued),
         }
-        spill = _spill_figures(status.spill) if status.spill is not None else []
         gauges = [GaugeMetricFamily(_PREFIX + n, text, value=v) for n, (text, v) in slots.items()]
-        return [info, ready, *gauges, calls, busy, *spill]
-
-
-def _spill_figures(spill: SpillStatus) -> list[GaugeMetricFamily | CounterMetricFamily]:
-    """Return the metrics of rows that are spilled."""
-    held = GaugeMetricFamily(_PREFIX + "spill_bytes", "Bytes of spilled KV rows", labels=("where",))
-    held.add_metric(("memory",), spill.memory_bytes)
-    held.add_metric(("disk",), spill.disk_bytes)
-    restored = CounterMetricFamily(
-        _PREFIX + "spill_restored_rows", "Spilled KV rows copied back to a slot", labels=("where",)
-    )
-    for where, rows in spill.restored_rows.items():
-        restored.add_metric((where,), rows)
-    failures = CounterMetricFamily(
-        _PREFIX + "spill_failures",
-        "Spilled blocks that could not be written, read or copied back",
-        value=spill.failures,
-    )
-    return [held, restored, failures]
+        return [info, ready, *gauges, calls, busy]

@@ -210,9 +210,6 @@ class Limits(Settings):
     max_concurrency: int | None = load_setting("max_concurrency", _RETRY)
     max_queued: int = load_setting("max_queued", _RETRY, default=64)
     context_length: int | None = load_setting("context_length", "400")
-    spill_bytes: int = load_setting("spill_bytes")
-    spill_folder: Path | None = load_setting("spill_folder")
-    spill_folder_bytes: int = load_setting("spill_folder_bytes")
     requests_per_minute: Count | None = setting(
         None,
         "requests a minute of one key, or of one address without keys",
