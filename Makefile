@@ -78,7 +78,7 @@ PYTEST := python -m $(TESTER) --numprocesses $(PROCESSES) --dist loadfile --no-l
 # Tests of model/, engines/, runtime/, options, session and prompt/, the longest first.
 CORE := $(addprefix test/unit/test_,$(addsuffix .py,pipeline policy options pipeline_ends tokenizer row_keys \
     session truncation stop_strings sampling session_speech prompt_builder positions fairness prefill_ahead \
-    async_stream config text token_buffer playback)) \
+    async_stream config text token_buffer playback public_names sizes)) \
     test/unit/test_code2wav_streaming.py::test_stream_equals_one_full_decode_for_every_split
 # Before the name of a command: $(VENV) where it is there, else what PATH has.
 TOOLS := $(if $(wildcard $(VENV)/bin/ruff),$(VENV)/bin/)
@@ -112,6 +112,7 @@ check:
 	    "Make .venv/installed, or install the extra test of pyproject.toml."; exit 1; }
 	$(TOOLS)ruff check
 	$(TOOLS)ruff format --check
+	$(TOOLS)python -m testing.sizes
 	PYTHONPATH=src $(TOOLS)$(PYTEST) --numprocesses 2 $(CORE)
 
 test: $(VENV)/installed lint

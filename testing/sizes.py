@@ -33,7 +33,7 @@ class Size:
 UNITS = ("files", "lines", "words")
 CEILING = {
     "src": Size(files=351, lines=60_050, words=104_000),
-    "test and testing": Size(files=10_000, lines=82_200, words=1_000_000),
+    "test and testing": Size(files=10_000, lines=82_300, words=1_000_000),
 }
 
 

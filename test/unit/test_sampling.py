@@ -17,7 +17,6 @@ from transformers.generation.logits_process import (
 )
 
 from qwen3_omni_neuron.cpu.native.installed import find_library
-from qwen3_omni_neuron.cpu.native.sampler import NativeSampler
 from qwen3_omni_neuron.engines.sampling import (
     UNIFORMS_AT_ONCE,
     Floats,
@@ -48,6 +47,8 @@ def sample(request: pytest.FixtureRequest) -> SampleIds:
     library = find_library()
     if library is None:
         pytest.skip("no C compiler, so nothing in C")
+    from qwen3_omni_neuron.cpu.native.sampler import NativeSampler
+
     return NativeSampler(library)
 
 
