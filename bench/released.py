@@ -3,8 +3,8 @@
     python -m bench.released --json released.json
     python -m bench.released --size tiny --folder /tmp/some    # the same in seconds
 
-Where --folder has no tree, it is compiled from random weights that are drawn by name
-(`tiny-checkpoint --drawn`). The released size in int4 takes 23 GB of disk, eight minutes and 4 GB
+Where --folder has no tree, it is compiled from random weights that are drawn by name.
+The released size in int4 takes 23 GB of disk, eight minutes and 4 GB
 of memory to compile, and 24 GB of memory to run: with less, the bench says so and stops.
 
 Each of these is a process of its own:

@@ -15,19 +15,16 @@ WORKDIR /source
 COPY requirements/newest.txt requirements/
 COPY pyproject.toml setup.py README.md LICENSE ./
 COPY src src
-# STORAGE: packages with which fsspec opens the storage of compiled trees, such as s3fs.
 ARG EXTRAS=serve,realtime,video
-ARG STORAGE=
-# hadolint ignore=SC2086
 RUN python -m venv /opt/venv \
  && /opt/venv/bin/pip install --no-cache-dir -c requirements/newest.txt \
-    --extra-index-url https://download.pytorch.org/whl/cpu ".[${EXTRAS}]" ${STORAGE}
+    --extra-index-url https://download.pytorch.org/whl/cpu ".[${EXTRAS}]"
 
 FROM python:${PYTHON}-slim-bookworm
 RUN useradd --uid 10001 --create-home serve \
  && install --directory --owner serve /cache
 COPY --from=build /opt/venv /opt/venv
-# Of hub downloads and pulled trees: the only folder, beside /tmp, that is written to.
+# Of hub downloads: the only folder, beside /tmp, that is written to.
 ENV PATH=/opt/venv/bin:$PATH XDG_CACHE_HOME=/cache
 USER 10001
 EXPOSE 8000

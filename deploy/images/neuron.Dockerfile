@@ -17,8 +17,6 @@ FROM public.ecr.aws/neuron/pytorch-inference-neuronx:2.9.0-neuronx-py312-sdk2.31
 FROM sdk-${SDK}
 ARG SDK
 ARG EXTRAS=serve,realtime,video
-# Packages with which fsspec opens the storage of compiled trees.
-ARG STORAGE=s3fs
 # In an image that has a Python of its system alone, pip needs to be told that this is meant.
 ENV PIP_BREAK_SYSTEM_PACKAGES=1
 WORKDIR /source
@@ -27,10 +25,10 @@ COPY src src
 # The versions are those of the package: of its extra for SDK 2.31, of neuron/versions.py for 2.33.
 # pip keeps what the image has of them.
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
-# hadolint ignore=DL3013,SC2086
+# hadolint ignore=DL3013
 RUN if [ "${SDK}" = 2.31 ]; then extras="${EXTRAS},neuron"; else extras="${EXTRAS}"; fi \
  && pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu \
-    --extra-index-url https://pip.repos.neuron.amazonaws.com ".[${extras}]" ${STORAGE} \
+    --extra-index-url https://pip.repos.neuron.amazonaws.com ".[${extras}]" \
  && if [ "${SDK}" = 2.33 ]; then \
       newest="$(python -c 'from qwen3_omni_neuron.neuron.versions import TORCHNEURON_VERSIONS as v; print(v.split(", ")[-1])')" \
    && pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu \
@@ -40,7 +38,7 @@ RUN if [ "${SDK}" = 2.31 ]; then extras="${EXTRAS},neuron"; else extras="${EXTRA
 RUN useradd --uid 10001 --create-home serve \
  && install --directory --owner serve /cache
 WORKDIR /
-# Of hub downloads and pulled trees: the only folder, beside /tmp, that is written to.
+# Of hub downloads: the only folder, beside /tmp, that is written to.
 ENV XDG_CACHE_HOME=/cache
 USER 10001
 EXPOSE 8000

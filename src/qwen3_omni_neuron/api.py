@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.checkpoint.files import conversation_fingerprint, resolve_checkpoint
-from qwen3_omni_neuron.compilation.storage import local_tree
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.process.fork import check_not_forked, finalize
 from qwen3_omni_neuron.engines.process.heap import give_back
@@ -132,7 +131,7 @@ class Qwen3Omni:
         given = LoadOptions.parse(options)
         folder = resolve_checkpoint(model_path)
         config = read_config(folder)
-        tree = None if given.compiled_path is None else local_tree(given.compiled_path)
+        tree = None if given.compiled_path is None else Path(given.compiled_path)
         plan = plan_of(folder, config, tree, given)
         prompt_builder = PromptBuilder(folder, config)
         target = find_target(plan.target)

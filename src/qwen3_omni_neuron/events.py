@@ -150,9 +150,9 @@ class SpeechResult(ShortRepr):
     def play(self) -> None:
         """Play the speech: in a notebook by a player on its page, elsewhere by this machine.
 
-        Returns when the speech has been played; in a notebook at once. It takes sounddevice, which
-        the extra `talk` brings, or one of the programs of `sound.playing.PROGRAMS`.
-        Raises NotInstalledError where there is neither, and OutputError for a loudspeaker that
+        Returns when the speech has been played; in a notebook at once. It takes one of
+        the programs of `sound.playing.PROGRAMS`.
+        Raises NotInstalledError without one, and OutputError for a loudspeaker that
         can't be used and a reply without speech.
         """
         from qwen3_omni_neuron.sound.playing import play

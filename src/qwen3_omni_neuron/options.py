@@ -23,6 +23,7 @@ from typing import (
 
 from qwen3_omni_neuron.errors import CheckpointError, OptionError, did_you_mean, format_value
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
+from qwen3_omni_neuron.removed import OPTIONS, removed
 
 if TYPE_CHECKING:
     from qwen3_omni_neuron.engines.protocols import Engines
@@ -479,10 +480,10 @@ class LoadArguments(TypedDict, total=False):
     compiled_path: Annotated[
         str | Path | None,
         OptionDoc(
-            "folder that `qwen3-omni-neuron compile` wrote, or the URL that `push` printed; it "
-            "gives weights, target, dtypes, slots, context length and buckets",
+            "folder that `qwen3-omni-neuron compile` wrote; it gives weights, target, dtypes, "
+            "slots, context length and buckets",
             flag="--compiled",
-            metavar="DIR|URL",
+            metavar="DIR",
             loads=True,
         ),
     ]
@@ -798,6 +799,11 @@ class LoadOptions:
     def parse(given: Mapping[str, Any]) -> "LoadOptions":
         """Make options from keyword arguments. Raises OptionError as RequestOptions.parse does."""
         _check(given, LOAD_OPTIONS.values())
+        if "://" in str(given.get("compiled_path", "")):
+            raise OptionError(
+                f"compiled_path must be a folder, got {format_value(given['compiled_path'])}. Copy "
+                "the tree to this machine, such as by `aws s3 sync`, and name its folder."
+            )
         return LoadOptions(**given)
 
 
@@ -869,6 +875,8 @@ def _check(given: Mapping[str, Any], options: Iterable[Option]) -> None:
     known = {option.name: option for option in options}
     for name, value in given.items():
         if name not in known:
+            if text := removed(name, OPTIONS):
+                raise OptionError(text)
             hint = did_you_mean(name, known)
             raise OptionError(
                 f"unknown option {format_value(name)}.{hint} Options: {', '.join(known)}."

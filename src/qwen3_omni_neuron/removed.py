@@ -9,13 +9,21 @@ OPTIONS: dict[str, str] = {
     "spill_bytes": _SPILLED,
     "spill_folder": _SPILLED,
     "spill_folder_bytes": _SPILLED,
+    "max_bodies_bytes": "use max_held_bytes, which also counts decoded media and sessions.",
 }
 """Keyword arguments of loads, requests and compiles, and settings of the server."""
 
-FLAGS: dict[str, str] = {}
+FLAGS: dict[str, str] = {
+    "--resume": "leave it out: an interrupted compile always resumes.",
+}
 """Flags of the command line that are not made from an option."""
 
-VERBS: dict[str, str] = {}
+VERBS: dict[str, str] = {
+    "pull": "use `aws s3 sync`, `hf download`, a volume or an init container. See docs/fleet.md.",
+    "push": "use `aws s3 sync`, `hf upload` or a volume. See docs/fleet.md.",
+    "talk": "use the page of `serve`, or any client of the OpenAI Realtime API.",
+    "tiny-checkpoint": "use testing/ in a checkout.",
+}
 """Verbs of the command line."""
 
 FIELDS: dict[str, str] = {}
@@ -27,4 +35,4 @@ PATHS: dict[str, str] = {}
 
 def removed(name: str, table: dict[str, str]) -> str:
     """Return the sentence that refuses a removed name; empty for any other name."""
-    return f"{name} was removed: {table[name]}" if name in table else ""
+    return f"{name} was removed: {table[name].rstrip('.')}." if name in table else ""

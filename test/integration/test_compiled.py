@@ -26,7 +26,6 @@ from qwen3_omni_neuron.checkpoint.modules import STAGES, lay_out
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.compilation.manifest import read_manifest
 from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODELS, SAME
-from qwen3_omni_neuron.compilation.storage import push_tree
 from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
 from qwen3_omni_neuron.cpu import precision
 from qwen3_omni_neuron.cpu.target import LIMITS
@@ -98,20 +97,6 @@ def test_a_compiled_tree_says_what_its_checkpoint_says(
 ) -> None:
     with Qwen3Omni.load(checkpoint, compiled_path=tree, placement=placement) as omni:
         assert_same_reply(omni.generate_audio(MESSAGES, **SHORT), expected)
-
-
-def test_pulled_from_shared_storage_it_says_the_same(
-    checkpoint: Path,
-    tree: Path,
-    expected: SpeechResult,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    address = push_tree(tree, "memory://trees")
-    with Qwen3Omni.load(checkpoint, compiled_path=address) as omni:
-        assert_same_reply(omni.generate_audio(MESSAGES, **SHORT), expected)
-    assert [path.name for path in tmp_path.glob("*/trees/*")] == [address.rpartition("/")[2]]
 
 
 def test_verify_looks_into_the_layers_of_a_tree(
@@ -453,7 +438,7 @@ def test_compile_prints_a_table_and_goes_on(
     checkpoint: Path, copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.rmtree(copy / "vision")
-    words = compile_words(checkpoint, copy, *SETTINGS, *BUCKETS, "--resume")
+    words = compile_words(checkpoint, copy, *SETTINGS, *BUCKETS)
     assert cli.main(words) == 0
     printed = capsys.readouterr()
     rows = [re.split(r" {2,}", line) for line in printed.out.splitlines()]

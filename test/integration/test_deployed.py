@@ -20,7 +20,6 @@ from openai import OpenAI
 from websockets.sync.client import connect
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
-from qwen3_omni_neuron.cli import main
 from qwen3_omni_neuron.serving.edge.keys import read_keys
 from qwen3_omni_neuron.serving.endpoints.answer import PieceStream
 from qwen3_omni_neuron.serving.server import Server
@@ -116,37 +115,6 @@ def test_the_examples_of_the_page_of_endpoints_run(server: Server, made: Path) -
     }
     assert len(found) == len(examples) > 16
     assert (made / "answer").stat().st_size > 1000
-
-
-def test_talk_knows_the_certificate_by_ca(
-    server: Server, made: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (key,) = read_keys(made / "keys.txt")
-    monkeypatch.setenv("QWEN3_OMNI_API_KEY", key)
-    files = ["--from", str(SUM_WAV), "--to", str(made / "answer.wav")]
-    trusted = ["--url", url_of(server, "https"), "--ca", str(made / "cert.pem")]
-    assert main(["talk", *files, *trusted]) == 0
-    assert capsys.readouterr().out == "eight\n"
-
-
-def test_talk_says_why_it_does_not_trust_a_certificate(
-    server: Server, made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Nothing is sent, and nothing is written."""
-    url, cert = url_of(server, "https"), str(made / "cert.pem")
-    broken = tmp_path / "broken.pem"
-    broken.write_text("no certificate")
-    files = ["--from", str(SUM_WAV), "--to", str(tmp_path / "answer.wav")]
-    for arguments, said in (
-        ([url], "neither the system nor --ca vouches for (self-signed certificate)"),
-        ([url, "--ca", str(tmp_path / "none.pem")], "can't be used"),
-        ([url, "--ca", str(broken)], "can't be used"),
-        ([url.replace("127.0.0.1", "localhost"), "--ca", cert], "not valid for 'localhost'"),
-        ([url.replace("https", "http"), "--ca", cert], "--ca is for a --url that begins with"),
-    ):
-        assert main(["talk", *files, "--url", *arguments]) == 1
-        assert said in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == [broken]
 
 
 # Through a proxy.

@@ -20,7 +20,6 @@ from qwen3_omni_neuron import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.cli import main
 from testing.http_client import ask
 from testing.http_server import wait_until
-from testing.media_cases import QUESTION_WAV
 from testing.repeats import again
 from testing.subprocesses import children, lives
 
@@ -41,7 +40,6 @@ VERBS = {
     "split": ("serve", "--port", "0", "--placement", "split", *OWN),
     "speak": ("speak", "hello", *OWN),
     "compile": ("compile", "--out", "tree", *OWN[2:]),
-    "talk": ("talk", "--from", str(QUESTION_WAV), "--to", "answer.wav", *OWN),
 }
 # Moments: the line of stderr before them, the longest time after it, and how many there are.
 MOMENTS: dict[str, tuple[tuple[str, float, int], ...]] = {
@@ -49,11 +47,10 @@ MOMENTS: dict[str, tuple[tuple[str, float, int], ...]] = {
     "split": (("Started server process", 1.5, 1), ('"ready"', 0.5, 1)),
     "speak": (("begun", 1.0, 1), ("whole model", 0.3, 2)),
     "compile": (("begun", 1.0, 1), ("to be compiled", 1.5, 2)),
-    "talk": (("begun", 1.0, 1), ("whole model", 1.0, 1)),
 }
 # A fork does not end as the interpreter does, which aborts while a thread is in torch.
 COLD = ("begun", "Started server process")
-LAST = "RTF"  # in the last line of speak and talk
+LAST = "RTF"  # in the last line of speak
 ENDED = {"serve": '"ready"', "split": '"ready"'}  # of the others: their own end
 
 

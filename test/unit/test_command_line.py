@@ -17,7 +17,9 @@ from qwen3_omni_neuron.cli.completion import SHELLS
 from qwen3_omni_neuron.cli.parsing import with_flags
 from qwen3_omni_neuron.cli.progress import bar_settings
 from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
-from qwen3_omni_neuron.errors import ExitStatus
+from qwen3_omni_neuron.errors import ExitStatus, OptionError
+from qwen3_omni_neuron.options import LoadOptions
+from qwen3_omni_neuron.serving.fleet.settings import FleetSettings
 from testing.command_examples import examples, verbs
 from testing.media_cases import QUESTION_WAV
 
@@ -96,8 +98,29 @@ def test_a_wrong_verb_is_told_with_the_one_that_was_meant(
         main([verb])
     assert ended.value.code == ExitStatus.WRONG_COMMAND_LINE
     first, second = capsys.readouterr().err.splitlines()
-    assert first == f"qwen3-omni-neuron: there is no verb {verb}{hint}"
+    assert first == f"qwen3-omni-neuron: unknown command {verb!r}{hint}"
     assert second == "See: qwen3-omni-neuron --help"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["push", "tree"], "push was removed: use `aws s3 sync`"),
+        (["compile", "--resume"], "--resume was removed: leave it out"),
+        (["serve", "--max-bodies-bytes", "1"], "--max-bodies-bytes was removed: use --max-held-b"),
+    ],
+)
+def test_what_was_removed_is_refused_with_what_to_use_instead(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == ExitStatus.WRONG_COMMAND_LINE
+    assert f": {said}" in capsys.readouterr().err.splitlines()[0]
+    with pytest.raises(OptionError, match="max_bodies_bytes was removed: use max_held_bytes"):
+        LoadOptions.parse({"max_bodies_bytes": 1})
+    with pytest.raises(OptionError, match="max_bodies_bytes was removed: use max_held_bytes"):
+        FleetSettings.parse({"max_bodies_bytes": 1})
 
 
 def test_errors_of_the_package_name_flags() -> None:
@@ -197,7 +220,6 @@ def test_files_that_are_not_there_are_told_without_torch(tmp_path: Path) -> None
     [
         ["speak", "hi"],
         ["say", "hi"],
-        ["talk", "--from", str(QUESTION_WAV), "--to", "a.wav"],
         ["transcribe", str(QUESTION_WAV)],
         ["serve"],
         ["verify"],
@@ -211,9 +233,9 @@ def test_a_model_that_is_not_there_is_told_without_torch(arguments: list[str]) -
 
 
 def test_a_player_that_is_not_there_is_told_without_torch() -> None:
-    none = 'import os; os.environ["PATH"] = ""; sys.modules["sounddevice"] = None'
+    none = 'import os; os.environ["PATH"] = ""'
     done = run_without_torch("speak", "hi", "--play", before=none)
-    assert done.stderr.startswith("qwen3-omni-neuron: there is no player")
+    assert done.stderr.startswith("qwen3-omni-neuron: no player found")
     assert done.returncode == ExitStatus.FAILED
 
 

@@ -123,16 +123,14 @@ def test_the_report_answers_whether_this_machine_runs_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A verdict first; what a laptop needs before what Neuron needs."""
-    required = ['nothing-has-this-name>=1; extra == "talk"']
+    required = ['nothing-has-this-name>=1; extra == "heic"']
     monkeypatch.setattr(metadata, "requires", {PACKAGE: required}.get)
     assert cli.main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("Qwen3-Omni-30B-A3B ")
-    assert (
-        "| talk | `talk` | nothing-has-this-name>=1 | `pip install 'qwen3-omni-neuron[talk]'` |"
-        in lines
-    )
-    for extra in EXTRAS.keys() - {"talk"}:
+    install = "`pip install 'qwen3-omni-neuron[heic]'`"
+    assert f"| heic | HEIC pictures | nothing-has-this-name>=1 | {install} |" in lines
+    for extra in EXTRAS.keys() - {"heic"}:
         assert any(line.startswith(f"| {extra} |") and "| nothing |" in line for line in lines)
     assert any(line.startswith("| default port of `serve` | 8000 ") for line in lines)
     [measured] = [line for line in lines if line.startswith("Measured, with ")]

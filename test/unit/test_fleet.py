@@ -63,7 +63,7 @@ def test_settings_are_those_of_load_and_of_the_server() -> None:
     [
         ({"max_concurency": 3}, "max_concurency, which is unknown.*max_concurrency"),
         ({"host": "0.0.0.0"}, "host, which is unknown"),
-        ({"max_bodies_bytes": 1, "a": 2}, "max_bodies_bytes became max_held_bytes in version 0.2"),
+        ({"max_bodies_bytes": 1, "a": 2}, "max_bodies_bytes was removed: use max_held_bytes"),
         ({"api_key": "x"}, "api_keys"),
         ({"max_concurrency": "eight"}, "max_concurrency must be an integer"),
         ({"max_media": "few"}, "max_media must be an integer"),

@@ -191,11 +191,6 @@ VERBS = {
         --talker-repetition-penalty --talker-temperature --talker-top-k --talker-top-p
         --threads --wait-timeout-s -h text
     """,
-    "talk": """
-        --adapter --api-key --ca --compact --compiled --cores --dtype --from --hands-free --help
-        --instance --kv-cache-dtype --model --placement --predictor-dtype --speaker
-        --threads --to --url -h
-    """,
     "transcribe": """
         --adapter --compact --compiled --concurrency --context-length --cores --dtype --help
         --instance --instruction --json --kv-cache-dtype --max-new-tokens --model --placement
@@ -220,23 +215,14 @@ VERBS = {
     "compile": """
         --adapter --audio-windows --batches --buckets --chunk-frames --compact --context-length
         --decode-buckets --dry-run --dtype --help --instance --lnc --max-concurrency --model --only
-        --out --patch-buckets --predictor-dtype --predictor-top-k --projection-rows --quiet --resume
+        --out --patch-buckets --predictor-dtype --predictor-top-k --projection-rows --quiet
         --talker-context-length --target --tp -h
     """,
     "inspect": """
         --help --json --verify -h folder
     """,
-    "push": """
-        --help --quiet -h tree url
-    """,
-    "pull": """
-        --help --quiet -h folder url
-    """,
     "doctor": """
         --help --json -h
-    """,
-    "tiny-checkpoint": """
-        --drawn --dtype --help --outlier --seed --size -h folder
     """,
     "completion": """
         --help -h shell

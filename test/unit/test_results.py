@@ -8,7 +8,6 @@ import sys
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -88,9 +87,8 @@ def test_a_page_gets_the_text_as_text_and_the_sound() -> None:
 
 
 @pytest.fixture
-def without_sounddevice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A PATH with nothing but the folder that is returned."""
-    monkeypatch.setitem(sys.modules, "sounddevice", None)
     monkeypatch.setenv("PATH", str(tmp_path))
     return tmp_path
 
@@ -102,45 +100,27 @@ def put_program(folder: Path, name: str, script: str) -> None:
 
 
 def test_without_a_player_the_error_says_what_to_install_and_how_to_get_a_file(
-    without_sounddevice: Path,
+    programs: Path,
 ) -> None:
     with pytest.raises(NotInstalledError) as caught:
         result_of().play()
-    for part in ("'qwen3-omni-neuron[talk]'", "libportaudio2", *PROGRAMS, "result.save("):
+    for part in (*PROGRAMS, "result.save("):
         assert part in str(caught.value)
 
 
-def test_a_program_plays_a_file_of_the_speech(without_sounddevice: Path) -> None:
-    heard = without_sounddevice / "heard.wav"
+def test_a_program_plays_a_file_of_the_speech(programs: Path) -> None:
+    heard = programs / "heard.wav"
     copies = "import shutil, sys; assert sys.argv[1] == '-q'; "
-    put_program(without_sounddevice, "aplay", f"{copies}shutil.copy(sys.argv[2], {str(heard)!r})")
+    put_program(programs, "aplay", f"{copies}shutil.copy(sys.argv[2], {str(heard)!r})")
     result_of().play()
     samples, _ = soundfile.read(heard, dtype="float32")
     np.testing.assert_allclose(samples, SOUND, atol=4e-5)
 
 
-def test_a_program_that_fails_is_quoted(without_sounddevice: Path) -> None:
+def test_a_program_that_fails_is_quoted(programs: Path) -> None:
     fails = 'import sys; sys.exit("no card\\x1b[31m")'
-    put_program(without_sounddevice, "paplay", fails)
+    put_program(programs, "paplay", fails)
     with pytest.raises(OutputError, match=r"paplay could not.* 1 and said: no card\\x1b.*save\("):
-        result_of().play()
-
-
-def test_sounddevice_plays_to_the_end_and_its_errors_are_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    played: list[Any] = []
-    device = SimpleNamespace(PortAudioError=type("PortAudioError", (Exception,), {}))
-    device.play = lambda *given, blocking: played.append((*given, blocking))
-    monkeypatch.setitem(sys.modules, "sounddevice", device)
-    result_of().play()
-    assert played == [(SOUND, RATE, True)]
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise device.PortAudioError("Error querying device -1")
-
-    device.play = refuse
-    with pytest.raises(OutputError, match=r"can't be opened: Error querying device -1.*save"):
         result_of().play()
 
 

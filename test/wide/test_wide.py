@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from testing.subprocesses import run_python
 from testing.wide import CASES, FRAMES, TOKENS
 
@@ -26,10 +27,7 @@ TIMEOUT_S = 1800
 def wide() -> Iterator[Path]:
     """The checkpoint; pytest's own temporary folders would stay for three runs."""
     with tempfile.TemporaryDirectory() as folder:
-        run_python(
-            *("-m", "qwen3_omni_neuron.cli", "tiny-checkpoint", folder, "--size", "wide"),
-            timeout_s=TIMEOUT_S,
-        )
+        write_tiny_checkpoint(folder, size="wide")
         yield Path(folder)
 
 

@@ -86,9 +86,6 @@ def make_parser() -> CommandParser:
     from qwen3_omni_neuron.cli.inspect import add_inspect
     from qwen3_omni_neuron.cli.serve import add_serve
     from qwen3_omni_neuron.cli.speak import add_say, add_speak
-    from qwen3_omni_neuron.cli.storage import add_pull, add_push
-    from qwen3_omni_neuron.cli.talk import add_talk
-    from qwen3_omni_neuron.cli.tiny import add_tiny
     from qwen3_omni_neuron.cli.transcribe import add_transcribe
     from qwen3_omni_neuron.cli.verify import add_verify
 
@@ -104,17 +101,13 @@ def make_parser() -> CommandParser:
     add_speak(verbs.add_parser("speak", help="answer a question in text and speech"))
     add_say(verbs.add_parser("say", help="speak a text itself"))
     add_serve(verbs.add_parser("serve", help="answer over HTTP, as OpenAI's API does"))
-    add_talk(verbs.add_parser("talk", help="talk with a model or a server, by microphone"))
     add_transcribe(verbs.add_parser("transcribe", help="write down the words of sound files"))
     add_compile(verbs.add_parser("compile", help="convert a checkpoint once, for one target"))
     add_inspect(
         verbs.add_parser("inspect", help="show what compile wrote, and verify it; or a checkpoint")
     )
-    add_push(verbs.add_parser("push", help="copy what compile wrote to shared storage"))
-    add_pull(verbs.add_parser("pull", help="copy it from there to this machine"))
     add_doctor(verbs.add_parser("doctor", help="report on this machine, to paste into an issue"))
     add_verify(verbs.add_parser("verify", help="compare a model with transformers, by stages"))
-    add_tiny(verbs.add_parser("tiny-checkpoint", help="write a small checkpoint of random weights"))
     add_completion(
         verbs.add_parser("completion", help="write a shell's completion of this command"),
         make_parser,

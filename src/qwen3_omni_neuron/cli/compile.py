@@ -86,11 +86,6 @@ def add_compile(parser: CommandParser) -> None:
         metavar="NAME",
         help=f"compile one model of the tree alone: {', '.join(MODELS)}; repeatable",
     )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on where an earlier run ended, which is done with or without this",
-    )
     add_quiet(parser)
 
 

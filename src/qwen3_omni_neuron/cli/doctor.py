@@ -57,7 +57,6 @@ EXTRAS = {
     "serve": "`serve`",
     "realtime": "turns that `/v1/realtime` finds by itself",
     "smart-turn": "`semantic_vad`",
-    "talk": "`talk`",
     "video": "video files; sound in MP3, AAC, WMA, WebM, MP4, M4A and others",
     "heic": "HEIC pictures",
     "ray": "`serve --ray`",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.checkpoint import SPEAKING_CHECKPOINT
@@ -114,10 +115,9 @@ def introduce(info: "ModelInfo") -> None:
     hashes of the texts, remember them.
     """
     if info.introduction and sys.stderr.isatty():
-        from qwen3_omni_neuron.compilation.storage import tree_cache
-
         name = sha256(info.introduction.encode()).hexdigest()
-        seen = tree_cache().with_name("introductions") / name
+        cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        seen = Path(cache, "qwen3-omni-neuron", "introductions", name).expanduser()
         with suppress(OSError):
             if seen.exists():
                 return

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 from qwen3_omni_neuron.compilation.plan import SETTINGS, flag_of
 from qwen3_omni_neuron.errors import ExitStatus, did_you_mean
 from qwen3_omni_neuron.options import LOAD_OPTIONS, REQUEST_OPTIONS, Option
+from qwen3_omni_neuron.removed import FLAGS, OPTIONS, VERBS, removed
 from qwen3_omni_neuron.serving.settings import flags
 
 PROGRAM = "qwen3-omni-neuron"
@@ -59,6 +60,10 @@ class CommandParser(argparse.ArgumentParser):
     def refuse_unknown(self, arguments: Sequence[str]) -> NoReturn:
         """End the process with the arguments that this parser does not know."""
         flag = arguments[0].partition("=")[0]
+        option = flag.removeprefix("--").replace("-", "_")
+        for name, table in ((flag, FLAGS), (option, OPTIONS)):
+            if text := removed(name, table):
+                self.error(with_flags(f"{flag}{text.removeprefix(name)}", self))
         known = [name for name in self._option_string_actions if name.startswith("--")]
         hint = did_you_mean(flag, known)
         self.error(f"unknown argument{'s' * (len(arguments) > 1)}: {' '.join(arguments)}.{hint}")
@@ -68,7 +73,9 @@ class CommandParser(argparse.ArgumentParser):
         found = re.match(r"argument VERB: invalid choice: '(\S+)' \(choose from (.*)\)", message)
         if found:
             known = re.findall(r"[\w-]+", found[2])
-            message = f"there is no verb {found[1]}.{did_you_mean(found[1], known)}"
+            message = removed(found[1], VERBS)
+            if not message:
+                message = f"unknown command {found[1]!r}.{did_you_mean(found[1], known)}"
         text = f"{self.prog}: {message}\nSee: {self.prog} --help\n"
         self.exit(ExitStatus.WRONG_COMMAND_LINE, text)
 

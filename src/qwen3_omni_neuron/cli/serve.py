@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.cli.model_arguments import (
     add_model_arguments,
@@ -20,14 +20,12 @@ from qwen3_omni_neuron.errors import NotInstalledError
 from qwen3_omni_neuron.serving.settings import (
     KEYS_VARIABLE,
     LOOPBACK,
-    RENAMED,
     SESSION_KEYS_VARIABLE,
     SLOTS,
     Flag,
     ServerSettings,
     flags,
     name_of_model,
-    renamed,
 )
 
 if TYPE_CHECKING:
@@ -61,16 +59,6 @@ def add_serve(parser: CommandParser) -> None:
             kind |= {"action": "store", "type": Path, "default": None}
         text = f"{flag.description}; default: {flag.default}"
         parser.add_argument(flag.name, dest=field.name, help=text, **kind)
-    for name in RENAMED:
-        # Adds no attribute: the action exits as soon as the flag is seen.
-        parser.add_argument(
-            _flag(name),
-            action=_Renamed,
-            dest=name,
-            nargs="?",
-            default=argparse.SUPPRESS,
-            help=argparse.SUPPRESS,
-        )
     parser.set_defaults(model_name=None)
     levels = ("debug", "info", "warning", "error", "critical")
     text = "least level of the log's lines; default: %(default)s"
@@ -78,13 +66,6 @@ def add_serve(parser: CommandParser) -> None:
     text = "lines for people, or JSON; default: auto, which is human on a terminal, else json"
     forms = ("auto", "human", "json")
     parser.add_argument("--log-format", choices=forms, default="auto", help=text)
-
-
-class _Renamed(argparse.Action):
-    """Refuses a flag of an earlier version, and names the one that replaces it."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        parser.error(renamed(self.dest, _flag))
 
 
 def _serve(parser: CommandParser, parsed: argparse.Namespace) -> int:

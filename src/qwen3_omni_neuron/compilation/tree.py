@@ -16,7 +16,6 @@ from qwen3_omni_neuron.compilation.plan import (
     make_plan,
     models_of,
 )
-from qwen3_omni_neuron.compilation.storage import tree_cache
 from qwen3_omni_neuron.compilation.target import Target
 from qwen3_omni_neuron.errors import ArtifactError, OptionError, format_value, printable
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -49,7 +48,7 @@ def open_tree(
         raise ArtifactError(f"{folder} is not a folder: compiled_path is what compile wrote.")
     manifest = read_manifest(folder)
     plan = replace(_plan(folder, model, config, targets, manifest.plan), adapters=tuple(adapters))
-    again = _again(plan, folder)
+    again = f"Compile again: {plan.command(folder)}"
     for name, value in given.items():
         compiled = plan.settings[name]
         if value is not None and value != compiled:
@@ -79,30 +78,16 @@ def open_tree(
     return plan
 
 
-def needed_cores(folder: Path, stages: Iterable[str]) -> dict[str, int]:
+def needed_cores(folder: str | Path, stages: Iterable[str]) -> dict[str, int]:
     """Return how many cores each of some stages needs, by a tree's manifest.
 
     Raises ArtifactError for a manifest that can't be read.
     """
-    tp = read_manifest(folder).plan.get("tp")
+    tp = read_manifest(Path(folder)).plan.get("tp")
     try:
         return cores_of_stages(Degrees.parse(str(tp), Degrees.same(1)), stages)
     except OptionError as error:
         raise ArtifactError(f"{folder} has a plan that this version doesn't run: {error}") from None
-
-
-def _again(plan: CompilePlan, folder: Path) -> str:
-    """Return what to do for a tree that can't be used.
-
-    A pulled tree stays as it is, because its address names its content.
-    """
-    if folder.parent != tree_cache():
-        return f"Compile again: {plan.command(folder)}"
-    made = Path("compiled")
-    return (
-        f"It was pulled. Compile again: {plan.command(made)} and push that: qwen3-omni-neuron "
-        f"push {made} URL"
-    )
 
 
 def _check_values(folder: Path, plan: Mapping[str, Any]) -> None:

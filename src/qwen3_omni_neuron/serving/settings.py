@@ -5,7 +5,7 @@ these fields. The command line imports this module early, so it needs no other p
 """
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -22,8 +22,6 @@ SESSION_KEYS_VARIABLE = "QWEN3_OMNI_SESSION_KEYS"
 """Environment variable that names the file with the keys of the session folder of `serve`."""
 SLOTS = 8
 """Requests that a model runs at a time by default."""
-RENAMED: Mapping[str, str] = {"max_bodies_bytes": "max_held_bytes"}
-"""Settings of version 0.1.0 that are refused, with those that replace them."""
 _WORDS = {
     int: "an integer",
     float: "a number",
@@ -370,16 +368,6 @@ class ServerSettings(Limits):
 def flags() -> dict[str, Flag]:
     """Return the flag of each setting, by the setting's name."""
     return {one.name: Flag.of(one) for one in fields(ServerSettings)}
-
-
-def renamed(old: str, spelled: Callable[[str], str] = str) -> str:
-    """Return the error for a setting of RENAMED. spelled: returns how a setting is written."""
-    new = RENAMED[old]
-    flag = flags()[new]
-    return (
-        f"{spelled(old)} became {spelled(new)} in version 0.2.0: {flag.description}; default: "
-        f"{flag.default}. Write {spelled(new)}."
-    )
 
 
 def _value_text(name: str, value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Playing of speech: by a player on a notebook's page, by sounddevice, or by a program."""
+"""Playing of speech: by a player on a notebook's page, or by a program."""
 
 import shutil
 import subprocess
@@ -47,23 +47,12 @@ def play(samples: NDArray[np.float32], sample_rate: int) -> None:
 
         display(HTML(player(samples, sample_rate, autoplay=True)))
         return
-    try:
-        import sounddevice
-    except (ImportError, OSError):  # an OSError without PortAudio
-        _play_by_program(samples, sample_rate)
-        return
-    try:
-        sounddevice.play(samples, sample_rate, blocking=True)
-    except (sounddevice.PortAudioError, ValueError) as error:
-        raise OutputError(f"the loudspeaker can't be opened: {error}. {_ELSE}") from error
+    _play_by_program(samples, sample_rate)
 
 
 def check_player() -> None:
     """Raise NotInstalledError where `play` has no player outside of a notebook."""
-    try:
-        import sounddevice  # noqa: F401
-    except (ImportError, OSError):
-        _program()
+    _program()
 
 
 def _in_notebook() -> bool:
@@ -78,9 +67,7 @@ def _program() -> str:
     found = next((path for name in PROGRAMS if (path := shutil.which(name))), None)
     if found is None:
         raise NotInstalledError(
-            "there is no player: neither sounddevice with the library PortAudio (pip install "
-            "'qwen3-omni-neuron[talk]'; on Linux also apt-get install libportaudio2) nor one of "
-            f"the programs {', '.join(PROGRAMS)}. Install one of them. {_ELSE}"
+            f"no player found. Install one of the programs {', '.join(PROGRAMS)}. {_ELSE}"
         )
     return found
 

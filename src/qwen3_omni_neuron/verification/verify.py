@@ -11,7 +11,6 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.checkpoint.quantised import read_settings
 from qwen3_omni_neuron.compilation.plan import SAME, CompilePlan
-from qwen3_omni_neuron.compilation.storage import local_tree
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import CheckpointError, OptionError
 from qwen3_omni_neuron.loading import plan_of
@@ -89,7 +88,7 @@ def verify(
     if config.talker is None or config.code2wav is None:
         raise CheckpointError(f"{folder} can't speak: verify is for checkpoints that can.")
     if load.get("compiled_path") is not None:
-        load["compiled_path"] = local_tree(load["compiled_path"])
+        load["compiled_path"] = Path(load["compiled_path"])
     about: About | None = None
     answers: list[ReferenceAnswer] = []
     plan = plan_of(folder, config, load.get("compiled_path"), LoadOptions.parse(load))

@@ -14,7 +14,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES
-from qwen3_omni_neuron.compilation.storage import local_tree
 from qwen3_omni_neuron.compilation.tree import needed_cores
 from qwen3_omni_neuron.errors import ExitStatus
 from qwen3_omni_neuron.serving import logs
@@ -92,7 +91,7 @@ class Replica:
         config = read_config(resolve_checkpoint(settings.model))
         stages = STAGES if config.talker is not None else STAGES[:1]
         tree, cores = settings.load.compiled_path, [int(core) for core in given]
-        needed = {} if tree is None else needed_cores(local_tree(tree), stages)
+        needed = {} if tree is None else needed_cores(tree, stages)
         return stage_cores(cores, settings.neuron_cores, settings.load.placement, needed)
 
     def _on_change(self, listed: bool) -> None:

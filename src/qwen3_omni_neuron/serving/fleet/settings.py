@@ -8,16 +8,15 @@ from typing import Annotated, Any
 from qwen3_omni_neuron.checkpoint import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.options import LOAD_OPTIONS, LoadOptions
+from qwen3_omni_neuron.removed import OPTIONS, removed
 from qwen3_omni_neuron.serving.edge.keys import read_keys
 from qwen3_omni_neuron.serving.settings import (
-    RENAMED,
     SLOTS,
     Bounds,
     Limits,
     ServerSettings,
     load_setting,
     name_of_model,
-    renamed,
 )
 
 # Options of a load in `args`, by the name that they have there. Ray gives the cores.
@@ -48,9 +47,9 @@ class FleetSettings(Limits):
         """Read the `args` of an application. Raises OptionError, also for an unknown name."""
         known = {one.name for one in fields(FleetSettings)} - {"load"} | _LOAD.keys()
         unknown = sorted(map(str, set(args) - known))
-        for name in RENAMED:
-            if name in unknown:
-                raise OptionError(renamed(name))
+        for name in unknown:
+            if text := removed(name, OPTIONS):
+                raise OptionError(text)
         if unknown:
             known_names = ", ".join(sorted(known))
             raise OptionError(
