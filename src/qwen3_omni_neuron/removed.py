@@ -35,4 +35,5 @@ PATHS: dict[str, str] = {}
 
 def removed(name: str, table: dict[str, str]) -> str:
     """Return the sentence that refuses a removed name; empty for any other name."""
-    return f"{name} was removed: {table[name].rstrip('.')}." if name in table else ""
+    sentence = f"{name} was removed: {table.get(name, '').rstrip('.')}."
+    return sentence if name in table else ""

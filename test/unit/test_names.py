@@ -28,7 +28,6 @@ WORDS = {
         "LiveKit",
         "MoE",
         "SoX",
-        "WavPack",
         "ModelScope",
     ),
     *("DoRA", "LoRA"),
