@@ -2,9 +2,9 @@
 
     python -m bench.roofline_profile
 
-Their times are those of `compile --dry-run`, TP=8. Expected: the time by the cost model, with what
-the compiler makes of a graph, collectives and the host's part of a call; see
-neuron/graphs/cost.py. Roofline: the floor, bytes that a call reads over the published bandwidth of
+Their times are those of `python -m bench.trn2.times`, TP=8. Expected: the time by the cost model,
+with what the compiler makes of a graph, collectives and the host's part of a call; see
+bench/trn2/cost.py. Roofline: the floor, bytes that a call reads over the published bandwidth of
 a core, or its FLOPs over the published peak, whichever takes longer; no machine is that fast. A
 prompt is one call of its bucket. Nothing was measured.
 """
@@ -13,9 +13,9 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.trn2.counts import CountedGraph, count_graphs
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.plan import make_plan
-from qwen3_omni_neuron.neuron.graphs.dry_run import DryRun, dry_run
 from qwen3_omni_neuron.neuron.nxdi.target import NEURON
 from testing.command_line import parser_of
 from testing.released import RELEASED
@@ -40,13 +40,13 @@ GRAPH_OF = {
 
 # By profile: what its times are, and what they leave out.
 PROFILES_MADE = {
-    "expected": ("expected_s", "expected by neuron/graphs/cost.py"),
+    "expected": ("expected_s", "expected by bench/trn2/cost.py"),
     "roofline": ("floor_s", "floor by published bandwidth and peak, sums over the cores left out"),
 }
 
 
-def profile_of(run: DryRun, tp: int, name: str) -> StageProfile:
-    """Return a profile of a dry run at one TP degree. name: of PROFILES_MADE.
+def profile_of(graphs: Sequence[CountedGraph], tp: int, name: str) -> StageProfile:
+    """Return a profile of counted graphs at one TP degree. name: of PROFILES_MADE.
 
     For each number of frames, a table has one time, that of the fewest streams.
     """
@@ -54,17 +54,17 @@ def profile_of(run: DryRun, tp: int, name: str) -> StageProfile:
     stages = {}
     for stage, (graph_name, sizes, rule) in GRAPH_OF.items():
         times: dict[int, float] = {}
-        for planned in run.graphs:
-            if planned.graph.name != graph_name or planned.tp != tp:
+        for counted in graphs:
+            if counted.graph.name != graph_name or counted.tp != tp:
                 continue
-            size = math.prod(planned.graph.size(axis) for axis in sizes)
-            times.setdefault(size, getattr(planned, seconds))
-        source = f"{graph_name}, {rule}, TP={tp}, on {run.chip.name}"
+            size = math.prod(counted.graph.size(axis) for axis in sizes)
+            times.setdefault(size, getattr(counted, seconds))
+        source = f"{graph_name}, {rule}, TP={tp}, on trn2"
         stages[stage] = StageLatency(stage, rule, tuple(sorted(times.items())), source)
     for stage in ("preprocessing", "driver_start", "driver_frame"):
         stages[stage] = StageLatency(stage, "line", ((0, 0.0),), "left out")
     source = (
-        f"bench/roofline_profile.py: {meaning}, {run.chip.name} at TP={tp}, released sizes in "
+        f"bench/roofline_profile.py: {meaning}, trn2 at TP={tp}, released sizes in "
         "bfloat16. Not measured."
     )
     return StageProfile(name, source, stages)
@@ -85,10 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         patch_buckets=(1024,),
         batches=SLOTS,
     )
-    run = dry_run(RELEASED, plan, degrees=(Degrees.same(TP),))
+    graphs = count_graphs(RELEASED, plan, (Degrees.same(TP),))
     for name in PROFILES_MADE:
         out = PROFILES / f"{name}.json"
-        profile_of(run, TP, name).save(out)
+        profile_of(graphs, TP, name).save(out)
         print(out)
 
 

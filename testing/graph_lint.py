@@ -2,7 +2,7 @@
 
 import torch
 
-from qwen3_omni_neuron.neuron.graphs.cost import Cost
+from bench.trn2.cost import Cost
 
 NUMBERS = 50_000  # of activations and state that a graph scatters
 ROWS = 16_384  # row numbers that one operation scatters

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from qwen3_omni_neuron.neuron.graphs.cost import Scatter
+from bench.trn2.cost import Scatter
 
 INSTRUCTION = re.compile(r"\s*(?:ROOT )?(%[\w.\-]+) = (\(.*?\)|\S+) ([a-z][a-z0-9\-]*)\((.*)")
 INTEGERS = frozenset({"s64", "u64", "s32", "u32", "s16", "u16", "s8", "u8"})

@@ -10,11 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.compilation.degrees import Degrees
-from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
-from qwen3_omni_neuron.model.moe import MoeFeedForward
-from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
-from qwen3_omni_neuron.neuron.graphs.cost import (
+from bench.trn2.cost import (
     AWAITED_CALL_S,
     CALL_START_S,
     INPUT_S,
@@ -22,8 +18,6 @@ from qwen3_omni_neuron.neuron.graphs.cost import (
     SBUF_BYTES,
     SUM_BYTES_PER_S,
     SUM_S,
-    TRN2,
-    Chip,
     Cost,
     CountingGroup,
     Gather,
@@ -31,6 +25,10 @@ from qwen3_omni_neuron.neuron.graphs.cost import (
     graph_cost,
     run_share,
 )
+from qwen3_omni_neuron.compilation.degrees import Degrees
+from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
+from qwen3_omni_neuron.model.moe import MoeFeedForward
+from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
 from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone, ParallelMoe
 from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
@@ -235,13 +233,12 @@ def test_an_expected_time_has_all_terms() -> None:
     )  # fmt: skip
     nbytes = 1000 + 100 + 1 + 2 + 3 + 4 + 8 * 10 * 4 + 2 * 9
     expected = nbytes / CORE_BYTES_PER_S + 5 * PRODUCT_S + 2 * SUM_S + 30 / SUM_BYTES_PER_S
-    assert TRN2.expected_s(cost) == pytest.approx(expected + AWAITED_CALL_S, rel=1e-12)
+    assert cost.expected_s() == pytest.approx(expected + AWAITED_CALL_S, rel=1e-12)
     many = replace(cost, inputs=1000)
     host = CALL_START_S + 1000 * INPUT_S
-    assert TRN2.expected_s(many) == pytest.approx(expected + host, rel=1e-12)
-    one_core: Chip = replace(TRN2, lnc=1)
-    further = TRN2.expected_s(cost) + nbytes / CORE_BYTES_PER_S
-    assert one_core.expected_s(cost) == pytest.approx(further, rel=1e-12)
+    assert many.expected_s() == pytest.approx(expected + host, rel=1e-12)
+    further = cost.expected_s() + nbytes / CORE_BYTES_PER_S
+    assert cost.expected_s(lnc=1) == pytest.approx(further, rel=1e-12)
 
 
 # Beside published times.
@@ -298,7 +295,7 @@ def test_an_expected_time_is_within_half_of_a_published_one(label: str) -> None:
     )  # fmt: skip
     graph = next(g for g in all_graphs(with_thinker(thinker), plan) if g.name == name)
     cost = graph_cost(graph, *shard(thinker, graph.part))
-    expected_ms = 1e3 * TRN2.expected_s(replace(cost, inputs=0))
+    expected_ms = 1e3 * replace(cost, inputs=0).expected_s()
     (said,) = (said for name, *said in published_rows() if name == label)
     published_ms = float(said[0])
     ratio = expected_ms / published_ms
@@ -335,7 +332,7 @@ def both_ways_s(decoder: DecoderConfig, tp: int, count: int) -> tuple[float, flo
             cost = moe_cost(decoder, tp, count)
         assert bool(cost.gathers) == bool(few)
         assert not cost.transposed_bytes
-        times.append(TRN2.expected_s(cost))
+        times.append(cost.expected_s())
     return times[0], times[1]
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.trn2.cost import CountingGroup, graph_cost
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.manifest import Origin
 from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODEL_STAGES, MODELS, cores_of_stages
 from qwen3_omni_neuron.neuron.cores import PHYSICAL_CORES
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
-from qwen3_omni_neuron.neuron.graphs.cost import TRN2, CountingGroup, graph_cost
 from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
 from qwen3_omni_neuron.neuron.nxdi.target import NEURON
 from qwen3_omni_neuron.neuron.torchneuron.target import TORCHNEURON
@@ -114,7 +114,7 @@ def expected_s(degree: int) -> dict[str, float]:
             continue
         if graph.part in NAMES:
             cost = graph_cost(graph, getattr(models, graph.part), groups[graph.part])
-            seconds[NAMES[graph.part]] += TRN2.expected_s(cost)
+            seconds[NAMES[graph.part]] += cost.expected_s()
     return seconds
 
 

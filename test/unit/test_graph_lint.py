@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.compilation.degrees import Degrees
-from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
-from qwen3_omni_neuron.neuron.graphs.cost import (
+from bench.trn2.cost import (
     Cost,
     CountingGroup,
     Gather,
     Scatter,
     graph_cost,
 )
+from qwen3_omni_neuron.checkpoint.modules import Models
+from qwen3_omni_neuron.compilation.degrees import Degrees
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
 from qwen3_omni_neuron.neuron.graphs.weights import Weights

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen3_omni_neuron.neuron.graphs.cost import Cost, Scatter, graph_cost
+from bench.trn2.cost import Cost, Scatter, graph_cost
 from testing.graph_lint import faults
 from testing.hlo import DTYPES, lint_hlo, lint_stablehlo
 

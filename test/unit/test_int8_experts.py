@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from bench.trn2.cost import CountingGroup, floor_s, graph_cost
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
@@ -22,8 +23,7 @@ from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import MoeConfig, OmniConfig
 from qwen3_omni_neuron.model.moe import SCALE, MoeFeedForward
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
-from qwen3_omni_neuron.neuron.graphs.cost import TRN2, CountingGroup, graph_cost
-from qwen3_omni_neuron.neuron.graphs.dry_run import CoreMemory, core_memory, does_not_fit
+from qwen3_omni_neuron.neuron.graphs.memory import CoreMemory, core_memory, placement
 from qwen3_omni_neuron.neuron.graphs.parallel.cut import shard
 from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone
 from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
@@ -279,8 +279,8 @@ def test_the_page_says_what_fits_a_trn2_in_either_dtype() -> None:
             ("context_length", int(positions[place]), 1024),
         ):
             fits, does_not = (memory(dtype, **{name: size}) for size in (most, most + step))
-            assert not does_not_fit(fits, fits.plan.tp), name
-            assert does_not_fit(does_not, does_not.plan.tp), name
+            found = [placement(one, one.plan.tp, "trn2.3xlarge")[0] for one in (fits, does_not)]
+            assert found == ["shared", None], name
     assert f"{counted.nbytes / 1e9:.1f} GB in all" in TRN2_PAGE
     c = RELEASED.thinker.text
     experts = 3 * c.moe.experts * c.moe.expert_width * c.hidden_size * c.layers
@@ -312,7 +312,7 @@ def test_the_page_says_the_floors_in_either_dtype() -> None:
         for label, floors in table.items():
             two, three = counted[0][label], counted[1][label]
             flops, read = (a + more * (b - a) for a, b in zip(two, three, strict=True))
-            assert floors[place] == f"{TRN2.floor_s(flops, read) * 1e3:.2f}", label
+            assert floors[place] == f"{floor_s(flops, read) * 1e3:.2f}", label
 
 
 def test_neurons_targets_take_int8_and_compute_in_bfloat16(config: OmniConfig) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench.trn2.cost import graph_cost
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
@@ -22,8 +23,7 @@ from qwen3_omni_neuron.engines.protocols import Engines, Predictor
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
 from qwen3_omni_neuron.neuron.graphs.all import static_models
-from qwen3_omni_neuron.neuron.graphs.cost import graph_cost
-from qwen3_omni_neuron.neuron.graphs.dry_run import core_memory
+from qwen3_omni_neuron.neuron.graphs.memory import core_memory
 from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
 from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec, part_spec
 from qwen3_omni_neuron.neuron.shards import write_part_shards

@@ -13,10 +13,10 @@ import pytest
 from bench import replay as replay_module
 from bench.replay import PUBLISHED_TTFB_S, ramp
 from bench.roofline_profile import PROFILES_MADE, TP, WINDOW
+from bench.trn2.cost import CountingGroup, graph_cost
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.events import AudioChunk, Event, Finished
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
-from qwen3_omni_neuron.neuron.graphs.cost import TRN2, CountingGroup, graph_cost
 from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
 from testing.graph_cases import TINY_PLAN
 from testing.released import RELEASED
@@ -325,7 +325,7 @@ def test_a_profile_is_read_as_it_was_written(port: StageProfile, tmp_path: Path)
     assert StageProfile.load(tmp_path / "p.json") == port
 
 
-def test_profiles_have_the_times_of_the_dry_run() -> None:
+def test_profiles_have_the_times_of_the_cost_model() -> None:
     """Two graphs that are counted quickly: a step of the talker, and a frame of code2wav."""
     models, group = static_models(RELEASED), CountingGroup(TP)
     kept = replace(
@@ -339,9 +339,9 @@ def test_profiles_have_the_times_of_the_dry_run() -> None:
         owner = getattr(models, graph.part)
         parallelize(owner, TP, group)
         cost = graph_cost(graph, owner, group)
-        floor = TRN2.floor_s(cost.flops, cost.weight_bytes + cost.state_bytes)
+        floor = cost.floor_s()
         assert written["roofline"].seconds(stage, 1) == pytest.approx(floor, rel=1e-6)
-        expected = TRN2.expected_s(cost)
+        expected = cost.expected_s()
         assert written["expected"].seconds(stage, 1) == pytest.approx(expected, rel=1e-6)
 
 

@@ -3,10 +3,7 @@
 import argparse
 import shutil
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +20,6 @@ from qwen3_omni_neuron.cli.parsing import CommandParser
 from qwen3_omni_neuron.cli.progress import add_quiet, bar_settings
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.plan import (
-    MODEL_OF_PART,
     MODELS,
     SETTINGS,
     TargetLimits,
@@ -38,7 +34,6 @@ from qwen3_omni_neuron.options import LOAD_OPTIONS
 if TYPE_CHECKING:
     from qwen3_omni_neuron.compilation.manifest import ModelRecord
     from qwen3_omni_neuron.compilation.plan import CompilePlan
-    from qwen3_omni_neuron.neuron.graphs.graph import Graph
 
 DRY_RUN_TARGETS = ("torchneuron", "neuron")  # the first is the default
 
@@ -56,9 +51,8 @@ def add_compile(parser: CommandParser) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="compile nothing; print whether the plan fits an instance, the times of a spoken "
-        "question that follow from it, and what each graph takes; with --target cpu what each "
-        "dtype takes, and what fits this machine",
+        help="compile nothing; print whether the plan fits an instance, the memory of a core, and "
+        "the graphs; with --target cpu what each dtype takes, and what fits this machine",
     )
     kinds: dict[Any, tuple[Any, str | None]] = {
         int: (int, "N"),
@@ -168,49 +162,25 @@ def _dry_run(parsed: argparse.Namespace) -> int:
         plan = _plan(parsed, folder, parsed.target or DRY_RUN_TARGETS[0])
         if plan.target in DRY_RUN_TARGETS:
             each_default = parsed.tp is None and parsed.instance is None
-            return _dry_run_on_trn2(plan, parsed.instance, each_default, parsed.quiet)
+            return _dry_run_on_trn2(plan, parsed.instance, each_default)
         return _dry_run_here(plan, parsed.out or Path.cwd(), parsed.compact is not False)
 
 
-def _dry_run_on_trn2(
-    plan: "CompilePlan", instance: str | None, each_default: bool, quiet: bool
-) -> int:
-    """Print the verdict on a plan, and its sizes and times on a trn2.
+def _dry_run_on_trn2(plan: "CompilePlan", instance: str | None, each_default: bool) -> int:
+    """Print whether a plan fits a trn2, the memory that it takes on a core, and its graphs.
 
-    instance: see neuron.graphs.verdict.instances_of. each_default: use the default degrees of each
+    instance: see neuron.graphs.memory.instances_of. each_default: use the default degrees of each
     instance in place of the plan's degrees.
     """
     from qwen3_omni_neuron.checkpoint.config_json import read_config
-    from qwen3_omni_neuron.neuron.graphs.dry_run import dry_run, dry_run_text
-    from qwen3_omni_neuron.neuron.graphs.verdict import instances_of, make_verdict, verdict_lines
+    from qwen3_omni_neuron.neuron.graphs.memory import core_memory, instances_of, plan_lines
 
     config = read_config(plan.model)
     defaults = find_target(plan.target).limits.tp if each_default else None
     instances = instances_of(plan, instance, defaults)
-    run = dry_run(config, plan, list(instances.values()), show=partial(_shown, quiet))
-    verdicts = [make_verdict(run, tp, name, config.code2wav) for name, tp in instances.items()]
-    print("\n".join(verdict_lines(run, verdicts, config.code2wav)))
-    print(dry_run_text(run))
+    memory = core_memory(config, plan, list(instances.values()))
+    print("\n".join(plan_lines(config, memory, instances)))
     return 0
-
-
-def _shown(quiet: bool, graphs: "Sequence[tuple[int, Graph]]") -> "Iterator[tuple[int, Graph]]":
-    """Yield the graphs of a dry run; on stderr a line for each model, and on a terminal a bar."""
-    from tqdm import tqdm
-
-    hidden = quiet or not sys.stderr.isatty()
-    with tqdm(total=len(graphs), unit="graph", disable=hidden) as bar:
-        models = groupby(graphs, lambda pair: (pair[0], MODEL_OF_PART[pair[1].part]))
-        for (tp, model), group in models:
-            bar.set_description(f"TP {tp}, {model}")
-            count, start_s = 0, time.monotonic()
-            for pair in group:
-                yield pair
-                count += 1
-                bar.update()
-            took = f"{count} graph{'s' * (count > 1)} in {time.monotonic() - start_s:.1f} s"
-            if not quiet:
-                bar.write(f"TP {tp}, {model}: {took}", file=sys.stderr)
 
 
 def _dry_run_here(plan: "CompilePlan", out: Path, compact: bool) -> int:

@@ -11,14 +11,15 @@ the largest degree of its parts: with thinker, talker and encoders at 8 (trn2.48
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.neuron.graphs.cost import TRN2
 
 PHYSICAL_CORES = {"trn2.48xlarge": 128, "trn2u.48xlarge": 128, "trn2.3xlarge": 8}
+CHIP_CORES = 8  # physical ones of a trn2, which share its memory evenly
+CHIP_BYTES = 96 * 2**30
 PRODUCT_NAME = Path("/sys/devices/virtual/dmi/id/product_name")
 
 
@@ -76,6 +77,11 @@ def plan_cores(
     plan = CorePlan(instance, placement, lnc, ranges)
     _check(plan, needed, PHYSICAL_CORES[instance] // lnc)
     return plan
+
+
+def core_bytes(lnc: int) -> float:
+    """Return the memory of a logical core of a trn2."""
+    return CHIP_BYTES * lnc / CHIP_CORES
 
 
 def instance_type(product_name: Path = PRODUCT_NAME) -> str:
@@ -151,11 +157,10 @@ def _remedy(plan: CorePlan, needed: Mapping[str, int], available: int) -> str:
     if stages == 1:
         return f"Compile with a tp of at most {available}, or take a larger instance."
     fewer = 2 ** ((available // stages).bit_length() - 1)
-    core_bytes = replace(TRN2, lnc=plan.lnc).core_bytes
     return (
         f"Take placement shared, which needs {most}, or a larger instance. Graphs compiled with tp "
         f"{fewer} would find room, but 1/{fewer} of the released thinker's 61 GB in bfloat16 has "
-        f"to fit the {core_bytes / 1e9:.0f} GB of a core."
+        f"to fit the {core_bytes(plan.lnc) / 1e9:.0f} GB of a core."
     )
 
 

@@ -6,7 +6,7 @@ from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.plan import CompilePlan, TargetLimits, cores_of_stages
 from qwen3_omni_neuron.compilation.target import CoreRequest
 
-# The cheapest by neuron/graphs/cost.py; see test/unit/test_degrees.py for the rule.
+# The cheapest by bench/trn2/cost.py; see test/unit/test_degrees.py for the rule.
 _EIGHT_CORES = Degrees(thinker=8, talker=8, predictor=1, vocoder=1, encoders=8)
 LIMITS = TargetLimits(
     target="torchneuron",

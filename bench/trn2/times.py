@@ -1,37 +1,45 @@
-"""The verdict of a dry run: whether a plan fits an instance, and the times of a spoken question.
+"""The times of a spoken question on a trn2, and the cost of every graph, by the cost model.
 
-Everything is derived from the counts of neuron.graphs.dry_run; nothing is measured.
+    python -m bench.trn2.times --model Qwen/Qwen3-Omni-30B-A3B-Instruct --instance trn2.48xlarge
+
+Nothing is measured. A graph's floor is what it reads over the published bandwidth of a core, or
+what it computes over the published peak, the longer of the two; sums over the cores are left out.
+Its expected time has what a lowering moves besides, the latency of products and sums, and the
+host's part of a call. See bench/trn2/cost.py.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from qwen3_omni_neuron.compilation.degrees import Degrees
-from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART, CompilePlan, cores_of_stages
+from bench.trn2.counts import CountedGraph, cost_table, count_graphs
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.released import open_config
+from qwen3_omni_neuron.compilation.plan import (
+    MODEL_OF_PART,
+    SETTINGS,
+    CompilePlan,
+    flag_of,
+    make_plan,
+)
 from qwen3_omni_neuron.events import SAMPLE_RATE
+from qwen3_omni_neuron.loading import find_target
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS, Code2WavConfig
 from qwen3_omni_neuron.neuron.cores import PHYSICAL_CORES
 from qwen3_omni_neuron.neuron.engines.encoders import batches
 from qwen3_omni_neuron.neuron.graphs.decoders import prompt_size, recent_rows
-from qwen3_omni_neuron.neuron.graphs.dry_run import (
-    CoreMemory,
-    DryRun,
-    PlannedGraph,
-    does_not_fit,
-    table,
-)
+from qwen3_omni_neuron.neuron.graphs.memory import core_memory, instances_of, placement, table
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, Pace
+from testing.command_line import parser_of, positive, sizes
 
 # The reply whose times are derived: 5 s of speech and the template around it, with the mean text
 # and speech that port #167 published for its 100 spoken questions.
 SPEECH_S, AUDIO_ROWS, PROMPT_ROWS = 5, 65, 100
 TEXT_TOKENS, FRAMES = 68, 200
-INSTANCES = ("trn2.3xlarge", "trn2.48xlarge")  # the smaller one first
-_ON_TOP = "NEFFs and scratch come on top."
-SECONDS: Mapping[str, Callable[[PlannedGraph], float]] = {
-    "expected": lambda planned: planned.expected_s,
-    "least": lambda planned: planned.floor_s,
+SECONDS: Mapping[str, Callable[[CountedGraph], float]] = {
+    "expected": lambda counted: counted.expected_s,
+    "least": lambda counted: counted.floor_s,
 }
 
 
@@ -89,56 +97,11 @@ class ReplyTimes:
     limit: str
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Answer whether a plan fits.
-
-    placement: "split", or "shared" where only that fits, or None where neither does. reason: a
-    sentence with the memory of a core, or what is too large and what to change. times: by the kinds
-    of SECONDS; empty where the plan does not fit.
-    """
-
-    instance: str
-    tp: Degrees
-    placement: str | None
-    reason: str
-    times: Mapping[str, ReplyTimes]
-
-
-def instances_of(
-    plan: CompilePlan, instance: str | None, defaults: Mapping[str, Degrees] | None = None
-) -> dict[str, Degrees]:
-    """Return the instances to judge a plan on, with the degrees of each.
-
-    instance: one of neuron.cores.PHYSICAL_CORES, or None for the smallest with the cores that the
-    plan's degrees need. defaults: degrees by instance; if given, each of INSTANCES has its own.
-    """
-    if defaults is not None:
-        return {name: defaults[name] for name in INSTANCES}
-    enough = (name for name in INSTANCES if _cores(name, plan.lnc) >= plan.tp.each[-1])
-    return {instance or next(enough): plan.tp}
-
-
-def make_verdict(run: DryRun, tp: Degrees, instance: str, wav: Code2WavConfig | None) -> Verdict:
-    """Judge a plan at some degrees on an instance. wav: None for a checkpoint without a talker.
-
-    instance: one of neuron.cores.PHYSICAL_CORES.
-    """
-    placement, reason = _placement(run, tp, instance)
-    graphs = [p for p in run.graphs if p.tp == tp.of(MODEL_OF_PART[p.graph.part])]
-    times = {}
-    if placement is not None and graphs:
-        shared = placement == "shared"
-        for kind, seconds in SECONDS.items():
-            times[kind] = reply_times(calls_of(graphs, run.plan, wav, seconds), shared)
-    return Verdict(instance, tp, placement, reason, times)
-
-
 def calls_of(
-    graphs: Sequence[PlannedGraph],
+    graphs: Sequence[CountedGraph],
     plan: CompilePlan,
     wav: Code2WavConfig | None,
-    seconds: Callable[[PlannedGraph], float],
+    seconds: Callable[[CountedGraph], float],
 ) -> Calls:
     """Return the calls of the question among the graphs of one instance's degrees."""
     rows = min(PROMPT_ROWS, plan.context_length - 1)
@@ -216,25 +179,18 @@ def reply_times(calls: Calls, shared: bool) -> ReplyTimes:
     return ReplyTimes(ttft_s, ttfb_s, now / audio_s, parts_s, _limit(parts_s, shared))
 
 
-def verdict_lines(
-    run: DryRun, verdicts: Sequence[Verdict], wav: Code2WavConfig | None
+def times_lines(
+    times: Mapping[str, ReplyTimes], plan: CompilePlan, wav: Code2WavConfig | None
 ) -> Iterator[str]:
-    """Yield what the verdicts say: a line for each, and a Markdown table of their times."""
-    for verdict in verdicts:
-        fits = "does not fit" if verdict.placement is None else f"fits, {verdict.placement}"
-        yield f"{verdict.instance}, TP {verdict.tp}: {fits}. {verdict.reason}"
-        yield ""
-    timed = [(v, kind, times) for v in verdicts for kind, times in v.times.items()]
-    if not timed:
-        return
-    rows = min(PROMPT_ROWS, run.plan.context_length - 1)
+    """Yield what the times are of, and a Markdown table of them. times: by column."""
+    rows = min(PROMPT_ROWS, plan.context_length - 1)
     reply = f"its reply of {TEXT_TOKENS} text tokens"
     if wav is not None:
         reply += f" and {FRAMES} frames ({FRAMES * wav.frame_samples // SAMPLE_RATE} s of speech; "
         reply += "RTF: time to the last sample by their duration)"
     yield (
-        f"Derived from the tables below, not measured: a spoken question of {SPEECH_S} s alone "
-        f"({rows} prompt rows, none of them computed before) and {reply}."
+        f"Derived from the costs of the graphs, not measured: a spoken question of {SPEECH_S} s "
+        f"alone ({rows} prompt rows, none of them computed before) and {reply}."
     )
     yield ""
     figures: dict[str, Callable[[ReplyTimes], str]] = {
@@ -243,43 +199,46 @@ def verdict_lines(
         "RTF": lambda t: "" if t.rtf is None else f"{t.rtf:.3f}",
         **{
             f"{part}, ms a {'token' if part == 'thinker' else 'frame'}": partial(_part_ms, part)
-            for part in timed[0][2].parts_s
+            for part in next(iter(times.values())).parts_s
         },
         "what limits": lambda t: t.limit,
     }
-    head = [f"{v.instance}: {kind}" for v, kind, _ in timed]
-    cells = [[name, *(of(times) for _, _, times in timed)] for name, of in figures.items()]
-    yield from table(["", *head], [row for row in cells if any(row[1:])])
-    yield ""
+    cells = [[name, *map(of, times.values())] for name, of in figures.items()]
+    yield from table(["", *times], [row for row in cells if any(row[1:])])
 
 
-def _placement(run: CoreMemory, tp: Degrees, instance: str) -> tuple[str | None, str]:
-    """Return the placement that fits, and the sentence about it: see Verdict."""
-    cores, memory = _cores(instance, run.plan.lnc), run.chip.core_bytes
-    stages = {stage: nbytes for stage, nbytes in run.stage_bytes(tp).items() if nbytes}
-    needed = cores_of_stages(tp, stages)
-    most, total = max(needed.values()), sum(needed.values())
-    if most > cores:
-        return (
-            None,
-            f"It has {cores} logical cores at LNC {run.plan.lnc}, and TP {tp} needs {most}.",
-        )
-    shared, fullest = run.core_bytes(tp), max(stages, key=lambda stage: stages[stage])
-    said = f"{shared / 1e9:.2f} of {memory / 1e9:.1f} GB on the first of {most} cores"
-    if len(stages) > 1 and total <= cores and stages[fullest] <= memory:
-        each = " + ".join(map(str, needed.values()))
-        return "split", (
-            f"{stages[fullest] / 1e9:.2f} of {memory / 1e9:.1f} GB on the first core of the "
-            f"{fullest}, the fullest of {each} cores; shared: {said}. {_ON_TOP}"
-        )
-    if shared <= memory:
-        return "shared", f"{said}. {_ON_TOP}"
-    return None, does_not_fit(run, tp, cores)
-
-
-def _cores(instance: str, lnc: int) -> int:
-    """Return the number of logical cores."""
-    return PHYSICAL_CORES[instance] // lnc
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the times of a plan's reply where it fits, and the costs of its graphs."""
+    parser = parser_of("trn2.times", __doc__)
+    parser.add_argument("--model", default="Qwen/Qwen3-Omni-30B-A3B-Instruct", metavar="DIR_OR_ID")
+    parser.add_argument("--target", choices=("torchneuron", "neuron"), default="torchneuron")
+    text = "default: a small one and a large one, with their degrees; with --tp the smallest"
+    parser.add_argument("--instance", choices=list(PHYSICAL_CORES), help=text)
+    for name, setting in SETTINGS.items():
+        if name not in ("target", "compact"):
+            kinds: dict[Any, Callable[[str], Any]] = {int: positive, tuple[int, ...]: sizes}
+            kind, text = kinds.get(setting.type, str), setting.metadata["help"]
+            parser.add_argument(flag_of(name), type=kind, dest=name, help=text)
+    options = vars(parser.parse_args(arguments))
+    limits, instance = find_target(options.pop("target")).limits, options.pop("instance")
+    with open_config(options.pop("model")) as folder:
+        config = read_config(folder)
+        plan = make_plan(folder, config, limits, instance, **options)
+    each_default = instance is None and options["tp"] is None
+    instances = instances_of(plan, instance, limits.tp if each_default else None)
+    memory = core_memory(config, plan, list(instances.values()))
+    counted = count_graphs(config, plan, list(instances.values()))
+    times: dict[str, ReplyTimes] = {}
+    for name, tp in instances.items():
+        placed, reason = placement(memory, tp, name)
+        print(f"{name}, TP {tp}: {placed or 'does not fit'}. {reason}\n")
+        graphs = [each for each in counted if each.tp == tp.of(MODEL_OF_PART[each.graph.part])]
+        for bound, seconds in SECONDS.items() if placed else ():
+            calls = calls_of(graphs, plan, config.code2wav, seconds)
+            times[f"{name}: {bound}"] = reply_times(calls, placed == "shared")
+    if times:
+        print("\n".join(times_lines(times, plan, config.code2wav)) + "\n")
+    print(cost_table(counted))
 
 
 def _first_chunk(speech: SpeechCalls, frame_s: float) -> int:
@@ -302,21 +261,21 @@ def _limit(parts_s: Mapping[str, float], shared: bool) -> str:
 
 
 def _seconds(
-    graphs: Sequence[PlannedGraph],
-    seconds: Callable[[PlannedGraph], float],
+    graphs: Sequence[CountedGraph],
+    seconds: Callable[[CountedGraph], float],
     name: str,
     **sizes: int,
 ) -> float:
     """Return the time of the smallest graph of these sizes or more, or else of the largest."""
-    named = [planned for planned in graphs if planned.graph.name == name]
-    named.sort(key=lambda planned: [planned.graph.size(axis) for axis in sizes])
+    named = [counted for counted in graphs if counted.graph.name == name]
+    named.sort(key=lambda counted: [counted.graph.size(axis) for axis in sizes])
     enough = (p for p in named if all(p.graph.size(axis) >= n for axis, n in sizes.items()))
     return seconds(next(enough, named[-1]))
 
 
 def _prefill_s(
-    graphs: Sequence[PlannedGraph],
-    seconds: Callable[[PlannedGraph], float],
+    graphs: Sequence[CountedGraph],
+    seconds: Callable[[CountedGraph], float],
     name: str,
     rows: int,
 ) -> float:
@@ -324,7 +283,7 @@ def _prefill_s(
 
     rows: number of the prompt's rows; those beyond the longest window are not counted.
     """
-    named: dict[tuple[int, ...], PlannedGraph] = {
+    named: dict[tuple[int, ...], CountedGraph] = {
         (p.graph.size("window"), p.graph.size("rows")): p for p in graphs if p.graph.name == name
     }
     sizes = sorted(named)
@@ -342,3 +301,7 @@ def _part_ms(part: str, times: ReplyTimes) -> str:
 
 def _ms(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds * 1e3:.2f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -13,11 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from qwen3_omni_neuron.neuron.cores import CHIP_CORES
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.graphs.weights import Weights
 
-# Terms of an expected time. None was measured for this package's graphs. NSDK: aws-neuron-sdk,
-# nki/deep-dives; "traced": a decode step of a GLM model over 64 ranks, published October 2026.
+# Published figures, and terms of an expected time. None was measured for this package's graphs.
+# NSDK: aws-neuron-sdk, nki/deep-dives; "traced": a decode step of a GLM model over 64 ranks,
+# published October 2026.
+BYTES_PER_S, FLOPS_PER_S = 2.9e12, 667e12  # of a chip: memory; dense products in bfloat16
 SUM_S = 17.5e-6  # the least time of an all-reduce of 8 KB, traced
 SUM_BYTES_PER_S = 100e9  # the same trace's fit for larger ones
 # Half of a latency-bound kernel, which takes about 40 us, traced (a router's norm, product and top
@@ -35,53 +38,10 @@ FULL_RUN, SHORT_RUN, SHORT_SHARE = 2048, 256, 0.25
 SCATTER_INDEX_BYTES = 8  # torch-neuronx's decompositions: an int64 index for each number
 
 
-@dataclass(frozen=True)
-class Chip:
-    """Published figures of one chip.
-
-    physical_cores: number of cores, which share memory and engines evenly. lnc: physical cores in a
-    logical core; elsewhere "core" means a logical core. memory_bytes, bytes_per_s (memory
-    bandwidth), flops_per_s (bfloat16, dense): figures of the whole chip.
-    """
-
-    name: str
-    physical_cores: int
-    memory_bytes: int
-    bytes_per_s: float
-    flops_per_s: float
-    lnc: int = 2
-
-    @property
-    def cores(self) -> int:
-        """Number of logical cores."""
-        return self.physical_cores // self.lnc
-
-    @property
-    def core_bytes(self) -> float:
-        """Memory of a logical core."""
-        return self.memory_bytes / self.cores
-
-    def floor_s(self, flops: float, nbytes: float) -> float:
-        """Return the least time for one core to compute `flops` and read `nbytes` at once."""
-        return max(flops / self.flops_per_s, nbytes / self.bytes_per_s) * self.cores
-
-    def expected_s(self, cost: "Cost") -> float:
-        """Return the time that a call on one core is expected to take, as a device may lower it.
-
-        That is the floor with what the lowering moves beside weights and state, the latency of
-        products that wait for one another, the collectives, and the host's part of a call.
-        """
-        return (
-            self.floor_s(cost.flops, cost.weight_bytes + cost.state_bytes + cost.moved_bytes)
-            + cost.chain * PRODUCT_S
-            + cost.sums * SUM_S
-            + cost.sum_bytes / SUM_BYTES_PER_S
-            + max(AWAITED_CALL_S, CALL_START_S + cost.inputs * INPUT_S)
-        )
-
-
-# At LNC=2, the default: 4 logical cores of 24 GiB.
-TRN2 = Chip("trn2", 8, 96 * 2**30, 2.9e12, 667e12)
+def floor_s(flops: float, nbytes: float, lnc: int = 2) -> float:
+    """Return the least time for one logical core to compute `flops` and read `nbytes` at once."""
+    cores = CHIP_CORES / lnc  # which share a chip's memory and engines evenly
+    return max(flops / FLOPS_PER_S, nbytes / BYTES_PER_S) * cores
 
 
 def run_share(run: int) -> float:
@@ -184,6 +144,24 @@ class Cost:
         scattered = sum(scatter.moved_bytes for scatter in self.scatters)
         moved = self.gathered_bytes + self.transposed_bytes + self.copied_bytes
         return moved + self.spilled_bytes + scattered
+
+    def floor_s(self, lnc: int = 2) -> float:
+        """Return the least time of a call by published figures, without collectives."""
+        return floor_s(self.flops, self.weight_bytes + self.state_bytes, lnc)
+
+    def expected_s(self, lnc: int = 2) -> float:
+        """Return the time that a call on one core is expected to take, as a device may lower it.
+
+        That is the floor with what the lowering moves beside weights and state, the latency of
+        products that wait for one another, the collectives, and the host's part of a call.
+        """
+        return (
+            floor_s(self.flops, self.weight_bytes + self.state_bytes + self.moved_bytes, lnc)
+            + self.chain * PRODUCT_S
+            + self.sums * SUM_S
+            + self.sum_bytes / SUM_BYTES_PER_S
+            + max(AWAITED_CALL_S, CALL_START_S + self.inputs * INPUT_S)
+        )
 
 
 class CountingGroup:

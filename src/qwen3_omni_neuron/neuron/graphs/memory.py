@@ -1,0 +1,227 @@
+"""The memory that a plan takes on a core, and whether an instance has it; without weights."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from qwen3_omni_neuron.checkpoint.modules import Models, cast
+from qwen3_omni_neuron.compilation.degrees import Degrees
+from qwen3_omni_neuron.compilation.plan import (
+    MODEL_OF_PART,
+    MODEL_STAGES,
+    CompilePlan,
+    cores_of_stages,
+)
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron import cores
+from qwen3_omni_neuron.neuron.graphs.all import (
+    PARTS,
+    all_graphs,
+    predictor_types,
+    static_models,
+)
+from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone
+from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
+
+MOST_CORES = 8  # largest degree of a part
+INSTANCES = ("trn2.3xlarge", "trn2.48xlarge")  # the smaller one first
+COUNTED_ELSEWHERE = {"code_predictor": "code0_embedding."}  # the talker's table, counted there
+_ON_TOP = "NEFFs and scratch come on top."
+
+
+@dataclass(frozen=True)
+class PartSize:
+    """Size of a part: whole, and the bytes on each of its cores, by the plan's degrees."""
+
+    name: str
+    parameters: int
+    nbytes: int
+    shard_bytes: dict[Degrees, int]
+
+
+@dataclass(frozen=True)
+class CoreMemory:
+    """Memory that a plan takes on the fullest core, by degrees.
+
+    That is a stage's first core, which has a share of every part. state_bytes: size of the KV
+    caches and of the vocoder's state for all slots, which the graphs of a part share.
+    """
+
+    plan: CompilePlan
+    parts: list[PartSize]
+    state_bytes: dict[Degrees, dict[str, int]]
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters of all parts."""
+        return sum(part.parameters for part in self.parts)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes of all parameters."""
+        return sum(part.nbytes for part in self.parts)
+
+    def stage_bytes(self, tp: Degrees) -> dict[str, int]:
+        """Return the bytes of weights and state on the first core of a stage, by stage.
+
+        Placement "split" gives the stages different cores, "shared" the same ones.
+        """
+        stages = dict.fromkeys(MODEL_STAGES.values(), 0)
+        sizes = [(part.name, part.shard_bytes[tp]) for part in self.parts]
+        for name, nbytes in (*sizes, *self.state_bytes[tp].items()):
+            stages[MODEL_STAGES[MODEL_OF_PART[name]]] += nbytes
+        return stages
+
+    def core_bytes(self, tp: Degrees) -> int:
+        """Return weights and state on the first core with placement "shared"."""
+        return sum(self.stage_bytes(tp).values())
+
+
+def core_memory(config: OmniConfig, plan: CompilePlan, degrees: Sequence[Degrees]) -> CoreMemory:
+    """Count the weights and the state of a plan on the fullest core, for each of some degrees.
+
+    The plan's tp is not read. Raises OptionError where a degree and the KV heads don't divide.
+    """
+    shards: dict[Degrees, dict[str, int]] = {}
+    state: dict[Degrees, dict[str, int]] = {}
+    for tp in degrees:
+        own, rank = replace(plan, tp=tp), plan_models(config, plan)
+        for name, module in parts_of(rank):
+            parallelize(module, own.degree(name), Alone())
+        shards[tp] = {name: _size(name, module)[1] for name, module in parts_of(rank)}
+        state[tp] = {}
+        for graph in all_graphs(config, own):
+            if graph.state:
+                state[tp][graph.part] = max(state[tp].get(graph.part, 0), graph.state_bytes)
+    parts = [
+        PartSize(name, *_size(name, module), {tp: shards[tp][name] for tp in degrees})
+        for name, module in parts_of(plan_models(config, plan))
+    ]
+    return CoreMemory(plan, parts, state)
+
+
+def instances_of(
+    plan: CompilePlan, instance: str | None, defaults: Mapping[str, Degrees] | None = None
+) -> dict[str, Degrees]:
+    """Return the instances to judge a plan on, with the degrees of each.
+
+    instance: one of neuron.cores.PHYSICAL_CORES, or None for the smallest with the cores that the
+    plan's degrees need. defaults: degrees by instance; if given, each of INSTANCES has its own.
+    """
+    if defaults is not None:
+        return {name: defaults[name] for name in INSTANCES}
+    enough = (name for name in INSTANCES if _cores(name, plan.lnc) >= plan.tp.each[-1])
+    return {instance or next(enough): plan.tp}
+
+
+def placement(memory: CoreMemory, tp: Degrees, instance: str) -> tuple[str | None, str]:
+    """Return the placement in which a plan fits an instance, and a sentence about it.
+
+    The placement is "split", or "shared" where only that fits, or None. The sentence has the memory
+    of a core, or what is too large and what to change. instance: see instances_of.
+    """
+    plan, stages = memory.plan, memory.stage_bytes(tp)
+    stages = {stage: nbytes for stage, nbytes in stages.items() if nbytes}
+    available, core = _cores(instance, plan.lnc), cores.core_bytes(plan.lnc)
+    needed = cores_of_stages(tp, stages)
+    most, total = max(needed.values()), sum(needed.values())
+    if most > available:
+        return None, (
+            f"It has {available} logical cores at LNC {plan.lnc}, and TP {tp} needs {most}."
+        )
+    shared, fullest = memory.core_bytes(tp), max(stages, key=lambda stage: stages[stage])
+    said = f"{shared / 1e9:.2f} of {core / 1e9:.1f} GB on the first of {most} cores"
+    if len(stages) > 1 and total <= available and stages[fullest] <= core:
+        each = " + ".join(map(str, needed.values()))
+        return "split", (
+            f"{stages[fullest] / 1e9:.2f} of {core / 1e9:.1f} GB on the first core of the "
+            f"{fullest}, the fullest of {each} cores; shared: {said}. {_ON_TOP}"
+        )
+    if shared <= core:
+        return "shared", f"{said}. {_ON_TOP}"
+    problem = f"{shared / 1e9:.2f} of {core / 1e9:.1f} GB a core with placement shared"
+    if total > available:
+        problem += ", and there are no cores to split the stages over."
+    else:
+        problem += f", {stages[fullest] / 1e9:.2f} GB a core of the {fullest} with placement split."
+    ways = []
+    if plan.lnc == 1 and most <= available // 2:
+        ways.append(f"lnc 2 ({cores.core_bytes(2) / 1e9:.1f} GB a core)")
+    if needed[fullest] < (largest := min(MOST_CORES, available)):
+        ways.append(f"tp {largest}")
+    if state := sum(memory.state_bytes[tp].values()):
+        ways.append(
+            f"fewer slots or a shorter context length (the state of {plan.max_concurrency} slots "
+            f"is {state / 1e9:.2f} GB)"
+        )
+    return None, f"{problem} Change one or more of: {'; '.join(ways)}."
+
+
+def plan_lines(
+    config: OmniConfig, memory: CoreMemory, instances: Mapping[str, Degrees]
+) -> Iterator[str]:
+    """Yield in Markdown whether a plan fits each instance, its memory, and its graphs."""
+    for instance, tp in instances.items():
+        placed, reason = placement(memory, tp, instance)
+        fits = "does not fit" if placed is None else f"fits, {placed}"
+        yield f"{instance}, TP {tp}: {fits}. {reason}"
+        yield ""
+    yield (
+        f"{memory.parameters / 1e9:.1f} B parameters, {memory.nbytes / 1e9:.1f} GB. A part is on "
+        "the first cores, as many as its degree (TP), and a core is the first one: it has all "
+        "parts."
+    )
+    yield ""
+    degrees, core = list(memory.state_bytes), cores.core_bytes(memory.plan.lnc)
+    rows = [
+        [part.name, f"{part.parameters / 1e6:,.0f} M", f"{part.nbytes / 1e9:.2f}"]
+        + [f"{part.shard_bytes[tp] / 1e9:.2f}" for tp in degrees]
+        for part in memory.parts
+    ]
+    for part in memory.state_bytes[degrees[0]]:
+        sizes = [f"{memory.state_bytes[tp][part] / 1e9:.2f}" for tp in degrees]
+        rows.append([f"state of {part}", "", "", *sizes])
+    totals = [f"{memory.core_bytes(tp) / 1e9:.2f} of {core / 1e9:.1f}" for tp in degrees]
+    whole = f"{memory.parameters / 1e6:,.0f} M", f"{memory.nbytes / 1e9:.2f}"
+    rows.append(["all", *whole, *totals])
+    yield from table(["part", "parameters", "GB", *(f"GB a core, TP {tp}" for tp in degrees)], rows)
+    labels = [graph.label for graph in all_graphs(config, memory.plan)]
+    yield ""
+    yield f"{len(labels)} graphs: {', '.join(labels)}."
+
+
+def table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table whose first column is text and whose others are not."""
+    yield f"| {' | '.join(head)} |"
+    yield f"| --- |{' ---: |' * (len(head) - 1)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def parts_of(models: Models) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the parts that models have, by name."""
+    for name in PARTS:
+        module = getattr(models, name)
+        if module is not None:
+            yield name, module
+
+
+def plan_models(config: OmniConfig, plan: CompilePlan) -> Models:
+    """Lay out a plan's modules on the meta device, in their types."""
+    models = static_models(config, getattr(torch, plan.arithmetic), plan.dtype == "int8")
+    if models.code_predictor is not None:
+        cast(models.code_predictor, predictor_types(plan)[0])
+    return models
+
+
+def _cores(instance: str, lnc: int) -> int:
+    return cores.PHYSICAL_CORES[instance] // lnc
+
+
+def _size(part: str, module: nn.Module) -> tuple[int, int]:
+    """Return the number of parameters, and their bytes."""
+    shared = COUNTED_ELSEWHERE.get(part, "\0")
+    own = [p for name, p in module.named_parameters() if not name.startswith(shared)]
+    return sum(p.numel() for p in own), sum(p.nbytes for p in own)
