@@ -30,7 +30,7 @@ DETECTED = {
         "turn_detection": {"type": "server_vad", "silence_duration_ms": 200},
     }
 }
-LIMITS = {"seed": 0, "thinker_max_new_tokens": 16, "talker_max_new_tokens": 60}
+LIMITS: dict[str, Any] = {"seed": 0, "thinker_max_new_tokens": 16, "talker_max_new_tokens": 60}
 
 
 class Entries:
@@ -62,7 +62,7 @@ class Entries:
     def close(self) -> None:
         """Let threads that start from now on run uncounted."""
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
 
 
 def entered() -> dict[str, list[str]]:
@@ -86,7 +86,7 @@ def entered() -> dict[str, list[str]]:
 
 def _question(omni: Qwen3Omni) -> None:
     messages = [{"role": "user", "content": [{"type": "audio", "audio": str(SOUND)}]}]
-    assert len(omni.generate_audio(messages, **LIMITS).codes) > 1  # type: ignore[arg-type]
+    assert len(omni.generate_audio(messages, **LIMITS).codes) > 1
 
 
 def _chat(server: Any) -> None:
@@ -95,9 +95,10 @@ def _chat(server: Any) -> None:
     data = base64.b64encode(SOUND.read_bytes()).decode()
     content = [{"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}]
     with client_of(server) as client:
-        chunks = client.chat.completions.create(
+        completions: Any = client.chat.completions
+        chunks = completions.create(
             model=server.settings.model_name,
-            messages=[{"role": "user", "content": content}],  # type: ignore[misc, list-item]
+            messages=[{"role": "user", "content": content}],
             modalities=["text", "audio"],
             audio={"voice": "Ethan", "format": "pcm16"},
             stream=True,

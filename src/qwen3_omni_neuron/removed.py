@@ -5,7 +5,12 @@ The tables are emptied at the next release. A value completes the sentence "NAME
 
 _SPILLED = "a conversation that lost its slot is prefilled again; raise max_concurrency"
 
+_NO_SESSION_FOLDER = "a server keeps realtime sessions in memory, while they are open"
 OPTIONS: dict[str, str] = {
+    "session_folder": _NO_SESSION_FOLDER,
+    "session_keys": _NO_SESSION_FOLDER,
+    "max_session_folder_bytes": _NO_SESSION_FOLDER,
+    "kept_session_s": _NO_SESSION_FOLDER,
     "spill_bytes": _SPILLED,
     "spill_folder": _SPILLED,
     "spill_folder_bytes": _SPILLED,
@@ -26,7 +31,10 @@ VERBS: dict[str, str] = {
 }
 """Verbs of the command line."""
 
-FIELDS: dict[str, str] = {}
+FIELDS: dict[str, str] = {
+    "session.resume": "begin another session and send its items again",
+    "resume_token": "begin another session and send its items again",
+}
 """Fields and values of request bodies and of realtime events."""
 
 PATHS: dict[str, str] = {}

@@ -28,7 +28,6 @@ if "TEST_RAY" not in os.environ:
 
 pytest.register_assert_rewrite(
     "test_realtime",
-    "test_resumed_sessions",
     "test_serving",
     "test_serving_audio",
     "test_serving_responses",
@@ -42,7 +41,6 @@ from test_realtime import (  # noqa: E402, F401
     test_a_written_reply,
     test_instructions_options_and_voice,
 )
-from test_resumed_sessions import resume, token_of  # noqa: E402
 from test_serving import (  # noqa: E402, F401
     test_a_prompt_that_grows_is_computed_from_where_it_is_new,
     test_a_streamed_wav_has_one_header,
@@ -85,7 +83,7 @@ from testing import http_client  # noqa: E402
 from testing.fleet_load import ERRORS, RETRIES, Load, cut, failed, wrong  # noqa: E402
 from testing.http_server import wait_until  # noqa: E402
 from testing.ray_cluster import EVERY_S, START_S, Cluster, cluster  # noqa: E402
-from testing.realtime import SHORT, Caller, calling, sound_of, text_of  # noqa: E402
+from testing.realtime import Caller, calling  # noqa: E402
 from train.judge import Judge  # noqa: E402
 
 NAME, PREFIX, MODEL = "speaking", "/speaking", "qwen3-omni"
@@ -107,12 +105,9 @@ def omni(checkpoint: Path) -> Iterator[Qwen3Omni]:
 
 
 @pytest.fixture(scope="module")
-def fleet(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    kept, keys = tmp_path_factory.mktemp("kept"), tmp_path_factory.mktemp("keys") / "key"
-    keys.write_text(32 * "a1")
+def fleet(checkpoint: Path) -> Iterator[Cluster]:
     with cluster() as made:
         limits = {"max_body_bytes": 700_000, "max_media_bytes": 600_000, "max_media_s": 20.0}
-        limits |= {"session_folder": str(kept), "session_keys": str(keys)}
         made.plan("tiny", 2, model=str(checkpoint), max_concurrency=3, **ARGS, **limits)
         made.deploy(NAME, 3, PREFIX, **SPEAKING)
         made.wait_for("tiny", 2)
@@ -225,34 +220,6 @@ def at_replica(server: Any, wanted: Callable[[str], bool]) -> Iterator[Caller]:
                 yield one
                 return
     raise AssertionError("fifty sessions began at other replicas")
-
-
-def test_a_realtime_session_goes_on_at_another_replica(server: Any) -> None:
-    """Over a folder that all replicas share: its next reply is that of one that stayed."""
-
-    def begin(one: Caller) -> None:
-        one.update(**SHORT)
-        one.write("Name a river.")
-        one.answer()
-
-    def answer(one: Caller) -> tuple[str, bytes]:
-        one.write("And another one.")
-        events = one.answer()
-        return text_of(events), sound_of(events)
-
-    with calling(server) as one:
-        begin(one)
-        stayed = answer(one)
-    with calling(server) as one:
-        begin(one)
-        home = replica_of(one)
-        token = token_of(one)
-    # Its own replica waits for its last write, and answers once it has written the session anew.
-    with at_replica(server, lambda name: name == home) as one:
-        token = resume(one, token).resume_token
-    with at_replica(server, lambda name: name != home) as one:
-        resume(one, token)
-        assert answer(one) == stayed
 
 
 def test_all_replicas_figures_are_in_one_scrape(fleet: Cluster) -> None:

@@ -7,8 +7,8 @@ import base64
 import io
 import random
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -35,7 +35,7 @@ from testing.browser import (
     write_microphone,
 )
 from testing.http_client import ask
-from testing.http_server import serving, url_of, wait_until
+from testing.http_server import serving, url_of
 from testing.imports import PACKAGE
 from testing.media_cases import noise_image
 from testing.scripted_model import ScriptedModel
@@ -85,23 +85,6 @@ def picture(url: str) -> Image.Image:
 
 def texts(visitor: Visitor, side: str) -> list[str]:
     return visitor.page.locator(f"#turns .{side} .words").all_text_contents()
-
-
-@contextmanager
-def keeping_sessions(
-    speaking: Qwen3Omni, folder: Path
-) -> Iterator[tuple[Server, Callable[[], list[Path]]]]:
-    """Serve with a session folder. Gives the server, and a function that lists what is stored."""
-    (folder / "keys").write_text("ab" * 32)
-    (folder / "keys").chmod(0o600)
-    kept: Any = {"session_folder": folder / "kept", "session_keys": folder / "keys"}
-
-    def stored() -> list[Path]:
-        files = (folder / "kept").iterdir()
-        return [file for file in files if file.suffix not in (".tmp", ".used")]
-
-    with serving(speaking, **kept) as server:
-        yield server, stored
 
 
 # What is served.
@@ -481,7 +464,7 @@ def test_an_answer_that_is_interrupted_before_it_begins(visitor: Visitor) -> Non
 
 
 def test_an_answer_is_heard_to_its_end_though_the_connection_is_not(visitor: Visitor) -> None:
-    """Another one is opened meanwhile: of a server that keeps nothing, for a new conversation."""
+    """Another one is opened meanwhile, for a new conversation."""
     page = visitor.page
     page.fill("#text", "say seven red goodbye white")
     page.keyboard.press("Enter")
@@ -494,124 +477,12 @@ def test_an_answer_is_heard_to_its_end_though_the_connection_is_not(visitor: Vis
     figures = page.text_content(".answer .figures")
     assert "played" in figures and "interrupted" not in figures
     assert texts(visitor, "user") == ["say seven red goodbye white"]
-    assert visitor.sent("session.resume") == []
     page.fill("#text", "say red")
     page.keyboard.press("Enter")
     visitor.answered(2)
     assert texts(visitor, "answer")[1] == "red"
     page.click("#end")
     visitor.until("contexts.every((x) => x.state === 'closed')")
-
-
-def test_a_lost_connection_is_opened_again_and_its_session_goes_on(
-    browser: Any, speaking: Qwen3Omni, tmp_path: Path
-) -> None:
-    """The server knows what was said, and how much was heard of the answer that was cut off.
-
-    It gets no sound before, and is asked again where it can't find the session at once.
-    """
-    with (
-        keeping_sessions(speaking, tmp_path) as (server, stored),
-        visiting(browser, url_of(server)) as visitor,
-    ):
-        page = visitor.page
-        page.click("#talk")  # the microphone is heard all the time
-        visitor.answered(1)
-        page.evaluate(
-            """() => {
-              sockets[0].addEventListener("message", ({ data }) => {
-                if (JSON.parse(data).type === "response.output_audio.delta") sockets[0].close();
-              });
-              const plain = Object.getPrototypeOf(WebSocket.prototype);
-              const send = plain.send;
-              plain.send = function (data) {
-                const resumes = data.includes("session.resume");
-                send.call(this, resumes ? data.replace(/"resume_token":"./, "$&-") : data);
-                if (resumes) plain.send = send;
-              };
-            }"""
-        )
-        page.fill("#text", "say seven red goodbye white")
-        page.keyboard.press("Enter")
-        visitor.until("sent.some(({ type }) => type === 'conversation.item.truncate')")
-        [first, second] = visitor.received("session.created")
-        tokens = [event["resume_token"] for event in visitor.sent("session.resume")]
-        assert tokens == 2 * [first["session"]["resume_token"]]
-        kinds = page.evaluate("sent.map(({ type }) => type)")
-        sent = kinds[kinds.index("session.resume") :]
-        assert sent[:3] == ["session.resume", "session.resume", "session.update"]
-        resumed = visitor.received("session.updated")[1]
-        assert resumed["session"]["id"] == first["session"]["id"] != second["session"]["id"]
-        page.locator("#status", has_text="Listening").wait_for()
-        assert page.is_hidden("#problem")
-        assert "interrupted" in page.locator(".answer .figures").nth(1).text_content()
-        said = ["(spoken)", "say seven red goodbye white"]
-        assert texts(visitor, "user") == said
-        known = visitor.received("conversation.item.done")[0]
-        page.evaluate(
-            """(item_id) => sockets.at(-1).send(
-              JSON.stringify({ type: "conversation.item.retrieve", item_id }))""",
-            known["item"]["id"],
-        )
-        visitor.until("received.some(({ type }) => type === 'conversation.item.retrieved')")
-        assert page.locator("#turns .note").count() == 0
-
-        # It ends, and goes on; a new one is another, and nothing of this one is left.
-        page.click("#end")
-        page.fill("#text", "say red")
-        page.keyboard.press("Enter")
-        visitor.answered(3)
-        assert visitor.received("session.updated")[-2]["session"]["id"] == first["session"]["id"]
-        wait_until(stored)
-        page.get_by_role("button", name="New conversation").click()
-        page.get_by_text("Say something.").wait_for()
-        assert page.locator("#turns li").count() == 0
-        wait_until(lambda: not stored())
-        page.fill("#text", "say blue")
-        page.keyboard.press("Enter")
-        visitor.answered(1)
-        assert texts(visitor, "answer") == ["blue"]
-        assert len(visitor.sent("session.resume")) == 3
-        [refused] = visitor.received("error")
-        assert refused["error"]["code"] == "session_not_found"
-        assert visitor.problems == []
-
-
-def test_a_new_conversation_deletes_what_is_stored_of_one_without_a_connection(
-    browser: Any, speaking: Qwen3Omni, tmp_path: Path
-) -> None:
-    """After End; where the server can't be reached, once it can."""
-    with (
-        keeping_sessions(speaking, tmp_path) as (server, stored),
-        visiting(browser, url_of(server)) as visitor,
-    ):
-        page = visitor.page
-        for number in (1, 2):
-            page.fill("#text", "say red")
-            page.keyboard.press("Enter")
-            visitor.answered(1)
-            page.click("#end")
-            wait_until(stored)
-            if number == 2:
-                page.evaluate(
-                    """() => {
-                      window.Reachable = WebSocket;
-                      window.WebSocket = class { constructor() { throw new Error(); } };
-                    }"""
-                )
-            page.get_by_role("button", name="New conversation").click()
-            page.get_by_text("Say something.").wait_for()
-            if number == 2:
-                page.get_by_text("The last conversation is not deleted at the server").wait_for()
-                assert stored()
-                page.evaluate("() => { window.WebSocket = Reachable }")
-                page.fill("#text", "say blue")
-                page.keyboard.press("Enter")
-                visitor.until("sent.filter(({ type }) => type === 'session.resume').length === 2")
-                visitor.answered(1)
-                page.get_by_role("button", name="New conversation").click()
-            wait_until(lambda: not stored())
-        assert visitor.problems == []
 
 
 def test_a_server_that_can_t_be_reached_is_named(browser: Any, speaking: Qwen3Omni) -> None:

@@ -71,7 +71,6 @@ def test_settings_are_those_of_load_and_of_the_server() -> None:
         ({"neuron_cores": -8}, "neuron_cores is 0 or more, got -8"),
         ({"max_queued": -1}, "max_queued must be an integer of 0 or more, got -1"),
         ({"kept_replies": 1.5}, "kept_replies must be an integer"),
-        ({"session_folder": "kept"}, "session_folder needs session_keys"),
         ({"load": {}}, "load, which is unknown"),
         ({"placement": "here"}, "placement must be shared or split, got 'here'"),
         ({"threads": 0}, "threads must be an integer of 1 or more, got 0"),

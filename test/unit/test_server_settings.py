@@ -9,8 +9,7 @@ import pytest
 
 from qwen3_omni_neuron.cli import main, make_parser
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.serving import logs
-from qwen3_omni_neuron.serving.settings import SESSION_KEYS_VARIABLE, ServerSettings
+from qwen3_omni_neuron.serving.settings import ServerSettings
 
 
 @pytest.mark.parametrize(
@@ -25,7 +24,6 @@ from qwen3_omni_neuron.serving.settings import SESSION_KEYS_VARIABLE, ServerSett
         ({"allowed_hosts": ("http://a",)}, "names alone, .* got 'http://a'"),
         ({"voice_aliases": ("marin",)}, "NAME=VOICE, .* got 'marin'"),
         ({"api_keys": ("",)}, "an API key is empty."),
-        ({"session_folder": Path("kept")}, "session_folder needs session_keys, .* no default"),
         ({"port": 65536}, "port is 0 or more and at most 65535, got 65536."),
         ({"max_media": "3"}, "max_media must be an integer, got '3'."),
         ({"max_media": True}, "max_media must be an integer, got True."),
@@ -71,24 +69,6 @@ def test_without_the_servers_packages_serve_says_what_to_install(
     monkeypatch.setitem(sys.modules, "pydantic", None)
     assert main(["serve", "--port", "81"]) == 1
     assert "pip install 'qwen3-omni-neuron[serve]'" in capsys.readouterr().err
-
-
-def test_the_keys_of_the_session_folder_are_a_file_of_the_operators(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A flag or an environment variable names it; there is no default one."""
-    monkeypatch.setattr(logs, "log_to_stderr", lambda *_: None)
-    monkeypatch.delenv(SESSION_KEYS_VARIABLE, raising=False)
-    command = ["serve", "--session-folder", str(tmp_path / "kept")]
-    assert main(command) == 1
-    assert "there is no default one" in capsys.readouterr().err
-    for variable, flags in (("one", []), ("other", ["--session-keys", str(tmp_path / "one")])):
-        monkeypatch.setenv(SESSION_KEYS_VARIABLE, str(tmp_path / variable))
-        assert main([*command, *flags]) == 1
-        assert f"can't be read: [Errno 2] No such file or directory: '{tmp_path / 'one'}'" in (
-            capsys.readouterr().err
-        )
-    assert not (tmp_path / "kept").exists()
 
 
 def test_settings_do_not_show_their_keys() -> None:

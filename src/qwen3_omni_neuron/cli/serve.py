@@ -20,7 +20,6 @@ from qwen3_omni_neuron.errors import NotInstalledError
 from qwen3_omni_neuron.serving.settings import (
     KEYS_VARIABLE,
     LOOPBACK,
-    SESSION_KEYS_VARIABLE,
     SLOTS,
     Flag,
     ServerSettings,
@@ -78,7 +77,6 @@ def _serve(parser: CommandParser, parsed: argparse.Namespace) -> int:
     if parsed.ray is not None and others:
         parser.error(f"{parsed.ray} has everything, leave out {', '.join(others)}")
     try:
-        import cryptography  # noqa: F401
         import fastapi  # noqa: F401
         import httptools  # noqa: F401
         import prometheus_client  # noqa: F401
@@ -105,7 +103,6 @@ def _serve(parser: CommandParser, parsed: argparse.Namespace) -> int:
 
     given = {n: value for n, value in vars(parsed).items() if n in flags()}
     given["model_name"] = name_of_model(model) if parsed.model_name is None else parsed.model_name
-    given["session_keys"] = parsed.session_keys or os.environ.get(SESSION_KEYS_VARIABLE) or None
     settings = ServerSettings(**given | {"api_keys": _keys(parsed.api_keys)})
     logs.log_to_stderr(parsed.log_level, parsed.log_format)
     if settings.host not in LOOPBACK and not settings.api_keys:

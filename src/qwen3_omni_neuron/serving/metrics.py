@@ -1,8 +1,5 @@
 """Metrics of the server for Prometheus."""
 
-import logging
-from collections.abc import Callable
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -10,9 +7,7 @@ from prometheus_client.registry import Collector
 from qwen3_omni_neuron import __version__
 from qwen3_omni_neuron.events import SpeechResult
 from qwen3_omni_neuron.runtime.playback import Playback
-from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.model import ServedModel
-from qwen3_omni_neuron.serving.stored.folder import Kind, NotKeptError
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _FACTORS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.5, 2, 5)
@@ -55,20 +50,7 @@ class Metrics:
         self.without_effect = counter(
             "fields_without_effect", "Fields that were sent and have no effect", "path", "field"
         )
-        text = "Sessions and replies that the session folder did not take"
-        self._not_kept = counter("not_kept", text, "kind", "reason")
-        self.resumes = counter("session_resumes", "Attempts to resume a session", "result")
         registry.register(_ModelFigures(model))
-
-    def watch_folder(self, held: Callable[[], int]) -> None:
-        """Show the bytes of a session folder, which a function returns."""
-        name, text = _PREFIX + "session_folder_bytes", "Bytes of the session folder"
-        Gauge(name, text, registry=self.registry).set_function(held)
-
-    def failed_to_keep(self, kind: Kind, error: NotKeptError) -> None:
-        """Count and log that the session folder did not take something."""
-        self._not_kept.labels(kind, error.reason).inc()
-        logs.event("not_kept", logging.WARNING, kind=kind, reason=error.reason, error=str(error))
 
     def finished(self, result: SpeechResult, playback: Playback) -> None:
         """Count a complete reply."""

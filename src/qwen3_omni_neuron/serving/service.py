@@ -3,7 +3,6 @@
 import asyncio
 from collections import deque
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from qwen3_omni_neuron.api import Qwen3Omni
@@ -20,14 +19,10 @@ from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.serving.openai.errors import ApiError, api_error_of
 from qwen3_omni_neuron.serving.openai.voices import Voices
 from qwen3_omni_neuron.serving.openai.without_effect import sent_without_effect
-from qwen3_omni_neuron.serving.settings import ServerSettings, longest_life_s
-from qwen3_omni_neuron.serving.stored.folder import SWEEP_S, SessionFolder
+from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.serving.stored.kept_responses import KeptResponses
 from qwen3_omni_neuron.serving.stored.replies import SpokenReplies
-from qwen3_omni_neuron.serving.stored.sealing import Seal
 
-CLOCKS_DIFFER_S = 3600.0
-"""Time by which the clocks of servers that share a session folder may differ."""
 READERS = 4  # threads that read requests and their media
 
 
@@ -73,15 +68,13 @@ class Turnstile:
 class Service:
     """Model, settings, metrics, limits, and the replies that later turns may refer to.
 
-    folder: session folder, None where nothing outlives the process. decoder: pool of processes that
-    decode media. held: quota of bytes of all requests and sessions.
+    decoder: pool of processes that decode media. held: quota of bytes of all requests and sessions.
     requests: quota of requests that run or wait. sessions: quota of realtime sessions.
     """
 
     settings: ServerSettings
     model: ServedModel
     metrics: Metrics
-    folder: SessionFolder | None
     replies: SpokenReplies
     responses: KeptResponses
     keys: Keys
@@ -95,26 +88,17 @@ class Service:
 
     @staticmethod
     def of(settings: ServerSettings, fetcher: Fetcher | None = None) -> "Service":
-        """Make the objects. fetcher: by default one that uses the system's resolver.
-
-        Raises OptionError if the session folder or its keys can't be used.
-        """
+        """Make the objects. fetcher: by default one that uses the system's resolver."""
         share = settings.share_of_owner
-        folder = _folder_of(settings)
         model = ServedModel(settings.model_name, READERS, settings.stall_timeout_s)
         metrics = Metrics(model)
-        if folder is not None:
-            metrics.watch_folder(lambda: folder.held)
         kept = settings.kept_replies, settings.kept_reply_s
         held = Quota("bytes", settings.max_held_bytes, share, "too_many_bytes")
         return Service(
             settings,
             model,
             metrics,
-            folder,
-            SpokenReplies(
-                *kept, folder=folder, on_failure=partial(metrics.failed_to_keep, "reply")
-            ),
+            SpokenReplies(*kept),
             KeptResponses(*kept, settings.max_kept_response_bytes, share, held),
             Keys(settings.api_keys),
             fetcher or Fetcher(settings),
@@ -129,19 +113,12 @@ class Service:
         )
 
     async def watch(self) -> None:
-        """Watch the model, and remove what the session folder has kept long enough, for ever."""
-        await asyncio.gather(self.model.watch(), self._sweep())
-
-    async def _sweep(self) -> None:
-        while self.folder is not None:
-            await asyncio.sleep(SWEEP_S)
-            await asyncio.wrap_future(self.folder.later(self.folder.sweep))
+        """Watch the model, for ever."""
+        await self.model.watch()
 
     def close(self) -> None:
-        """End the model, and write to the session folder what is still to be written."""
+        """End the model."""
         self.model.close()
-        if self.folder is not None:
-            self.folder.close()
 
     def failed(self, error: Exception, context: Context) -> ApiError:
         """Return the client's error for an exception that ended a request or a part of it.
@@ -206,20 +183,3 @@ class Service:
             )
 
         return Account(self.held, owner, most, refusal)
-
-
-def _folder_of(settings: ServerSettings) -> SessionFolder | None:
-    if settings.session_folder is None or settings.session_keys is None:
-        return None
-    return SessionFolder(
-        settings.session_folder,
-        Seal.read(settings.session_keys),
-        {
-            "session": settings.kept_session_s,
-            "reply": settings.kept_reply_s,
-            "used": longest_life_s(settings) + CLOCKS_DIFFER_S,
-        },
-        settings.max_session_folder_bytes,
-        settings.share_of_owner,
-        settings.max_realtime_bytes,
-    )

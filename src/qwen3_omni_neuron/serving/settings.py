@@ -18,7 +18,6 @@ LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
 """Hosts that only this machine can reach."""
 KEYS_VARIABLE = "QWEN3_OMNI_API_KEYS"
 """Environment variable with the API keys of `serve`, with commas between them."""
-SESSION_KEYS_VARIABLE = "QWEN3_OMNI_SESSION_KEYS"
 """Environment variable that names the file with the keys of the session folder of `serve`."""
 SLOTS = 8
 """Requests that a model runs at a time by default."""
@@ -286,24 +285,6 @@ class Limits(Settings):
     max_kept_response_bytes: Count = setting(
         64 * MIB, "bytes of responses that a later turn may name, of `--max-held-bytes`", "400"
     )
-    session_folder: Path | None = setting(
-        None,
-        "folder that keeps realtime sessions and spoken replies, encrypted, across restarts",
-        metavar="PATH",
-        shown="none: they are kept in memory",
-    )
-    session_keys: Path | None = setting(
-        None,
-        "file of its keys, one of 64 hexadecimal digits a line; the first one encrypts",
-        metavar="FILE",
-        shown=f"the file that ${SESSION_KEYS_VARIABLE} names",
-    )
-    max_session_folder_bytes: Count = setting(
-        4 * GIB, "bytes of the session folder; the oldest files go first"
-    )
-    kept_session_s: Seconds = setting(
-        3600.0, "time that a session can be resumed after its client has left", "an error event"
-    )
     drain_timeout_s: Seconds = setting(
         300.0, "time for running requests to end after SIGTERM", "503"
     )
@@ -311,14 +292,6 @@ class Limits(Settings):
         300.0, "time of one call of an engine; after it /health and /ready say 503", "503"
     )
     log_content: bool = setting(False, "write texts of requests and replies to the log")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.session_folder is not None and self.session_keys is None:
-            raise OptionError(
-                "session_folder needs session_keys, the file with its keys: there is no default "
-                "one. `openssl rand -hex 32 > FILE` makes it."
-            )
 
 
 @dataclass(frozen=True)
@@ -377,11 +350,3 @@ def _value_text(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "no"
     return f"{value:g} s" if name.endswith("_s") else str(value)
-
-
-def longest_life_s(settings: ServerSettings) -> float:
-    """Return the time after which a stored session's content is too old to be resumed.
-
-    A connection may be silent for all of its time, and its session be resumed after it.
-    """
-    return settings.max_realtime_s + settings.kept_session_s

@@ -42,7 +42,7 @@ async def chat_completions(request: Request) -> Response:
     """Answer a conversation in text, and in speech where `modalities` has audio."""
     service, context = parts_of(request)
     body = context.body
-    waits = len(body) > SMALL_BODY_BYTES or service.replies.may_wait(body)
+    waits = len(body) > SMALL_BODY_BYTES
     return await answer(service, context, partial(_read, service, context), waits)
 
 
@@ -50,7 +50,7 @@ async def chat_completions(request: Request) -> Response:
 async def delete_chat_completion(request: Request, completion_id: str) -> Json:
     """Delete the transcript of a spoken reply, which no later turn can name then."""
     service, context = parts_of(request)
-    if not await service.replies.delete(completion_id, context.owner):
+    if not service.replies.delete(completion_id, context.owner):
         message = (
             f"no spoken reply of {completion_id[:80]!r} is kept: it has expired, was deleted, or "
             "never was."

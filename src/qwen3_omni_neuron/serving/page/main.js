@@ -23,12 +23,10 @@ const DELAYS_S = [0.5, 1, 2, 4, 8, 15, 30]; // before each try to open a lost co
 
 const ENDS = {
   session_expired: "The session's time is over.",
-  session_resumed: "The conversation goes on in another window.",
 };
 
 const at = (id) => document.getElementById(id);
 const talk = at("talk");
-const undeleted = []; // sessions that the user wants deleted, and the server may still have
 
 let realtime = null; // these are null while there is no session
 let microphone = null;
@@ -38,14 +36,12 @@ let camera = null; // null where it is off, too
 let starting = null; // promise of a session that begins, or whose connection is opened again
 let model = null; // what the server says of its model, null before it was asked
 let detection = null; // how the server finds turns, null where it can't
-let token = null; // of the session that has ended, which the next one goes on with
 let key = "";
 let muted = false;
 let held = null; // samples sent while the button is held, null where it is not
 let asked = false; // for an answer that the server has not begun
 let unwanted = false; // it was interrupted, too
 let interrupting = null; // promise of the last answer's end
-let uncut = null; // what was heard of an answer that the server could not be told
 let answer = null; // the last one
 let answers = 0; // since the conversation began
 let endOfQuestion = 0; // time by performance.now()
@@ -77,13 +73,12 @@ async function start(withMicrophone) {
 
 async function connect() {
   loudspeaker = new Loudspeaker(heardFrom);
-  const session = new Realtime(handlers, (reason, ended) => lost(session, reason, ended), token);
+  const session = new Realtime(handlers, (reason, ended) => lost(session, reason, ended));
   realtime = session;
   show();
   const sound = loudspeaker.open(at("loudspeaker").value);
   sound.catch(() => {}); // where the server is gone, that is what the user is told
   await attach(session, sound);
-  tidy();
 }
 
 // Open a session's connection, for the first time or again. sound: to wait for before.
@@ -91,12 +86,10 @@ async function attach(session, sound = null) {
   await describe();
   await sound;
   if (session !== realtime) throw new Error("The session has ended.");
-  const resumed = await session.open(key);
+  await session.open(key);
   configure();
-  if (resumed && uncut) realtime.send("conversation.item.truncate", uncut);
-  uncut = null;
   const earlier = at("empty").hidden;
-  if (earlier && !resumed) note("A new conversation: the model does not know what stands above.");
+  if (earlier) note("A new conversation: the model does not know what stands above.");
 }
 
 // The connection is gone. ended: the server has ended the session.
@@ -197,7 +190,6 @@ function forget() {
 
 function end() {
   const parts = [microphone, loudspeaker, camera, realtime];
-  token = realtime ? realtime.token : token;
   answer?.finish("interrupted");
   forget();
   turns.forEach((turn) => turn.unwritten());
@@ -211,34 +203,17 @@ function end() {
   status("Not connected", { aloud: true });
 }
 
-// Forget the conversation, here and at the server, and begin another one where one was going on.
+// Forget the conversation, and begin another one where one was going on.
 async function renew() {
   const live = microphone !== null;
-  const session = realtime;
-  await session?.forget();
-  if (session !== realtime) return; // it was pressed twice
   end();
-  if (token) undeleted.push(new Realtime({}, () => {}, token)); // there was no connection
-  token = uncut = null;
   answers = 0;
   forgetRecordings();
   clearTurns();
   problem("");
   status("Ready");
   announce("A new conversation");
-  await Promise.allSettled([live && start(true), tidy()]);
-}
-
-// Delete what is stored of sessions whose connection was gone when the user wanted that.
-async function tidy() {
-  for (const session of undeleted.splice(0)) {
-    try {
-      await session.deleteStored(key);
-    } catch (error) {
-      undeleted.push(session);
-      problem(`The last conversation is not deleted at the server yet: ${error.message} The next one will try again.`);
-    }
-  }
+  if (live) await start(true);
 }
 
 function configure() {
@@ -355,8 +330,7 @@ async function silence(stopped) {
   const { item, ms } = await loudspeaker.stop();
   stopped.finish("interrupted");
   if (item === null) return;
-  const heard = { item_id: item, content_index: 0, audio_end_ms: ms };
-  if (!realtime?.send("conversation.item.truncate", heard)) uncut = heard;
+  realtime?.send("conversation.item.truncate", { item_id: item, content_index: 0, audio_end_ms: ms });
 }
 
 // Make room for what the user writes or shows, in a session.

@@ -2,25 +2,19 @@
 
 const TIMEOUT_MS = 10_000;
 const UNSENDABLE = "This key has characters that a browser can't send.";
-const RESUME = "resume"; // id of the event that asks for an earlier session
-const RESUME_TRIES = 3; // a second apart: another server may still be writing it
-const NOTHING_THERE = ["session_not_found", "unsupported"]; // of a token that resumes nothing
 const ENDED_CODES = [1000, 1008, 1009]; // of a server that would not take the connection again
 
 export const sleep = (seconds) => new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
 
-// The connection to /v1/realtime. It can be opened again after it was lost, and goes on with its
-// session where the server keeps sessions.
+// The connection to /v1/realtime. It can be opened again, for a new session, after it was lost.
 export class Realtime {
   // on: functions by the type of the event that they get. onLost(reason, ended): called when the
-  // connection, once open, is gone; ended: the server has ended the session. token: of the session
-  // to go on with, null for a new one.
-  constructor(on, onLost, token) {
-    Object.assign(this, { on, onLost, token, ready: false });
+  // connection, once open, is gone; ended: the server has ended the session.
+  constructor(on, onLost) {
+    Object.assign(this, { on, onLost, ready: false });
   }
 
-  // Open the connection. Gives true where it goes on with the session of the token. Throws an Error
-  // with words for the user.
+  // Open the connection. Throws an Error with words for the user.
   async open(key) {
     const url = new URL("v1/realtime", location.href);
     url.protocol = url.protocol.replace("http", "ws");
@@ -35,25 +29,7 @@ export class Realtime {
     socket.addEventListener("message", current(({ data }) => this.take(JSON.parse(data))));
     socket.addEventListener("close", current(({ code, reason }) => this.closed(code, reason)));
     await this.until(({ type }) => type === "session.created");
-    const resumed = this.token !== null && (await this.resume(this.token));
-    this.token = this.offered; // a token is good once
     this.ready = true;
-    return resumed;
-  }
-
-  async resume(resume_token) {
-    const request = JSON.stringify({ type: "session.resume", event_id: RESUME, resume_token });
-    for (let tries = 1; ; tries++) {
-      this.socket.send(request);
-      const answers = ({ type, error }) => type === "session.updated" || error?.event_id === RESUME;
-      const { error } = await this.until(answers);
-      if (!error) return true;
-      if (error.code !== "session_not_found" || tries === RESUME_TRIES) {
-        this.refusal = error;
-        return false;
-      }
-      await sleep(1);
-    }
   }
 
   // Wait for an event. Throws an Error with words for the user when the connection is gone before,
@@ -73,9 +49,7 @@ export class Realtime {
   }
 
   take(event) {
-    if (event.session) this.offered = event.session.resume_token ?? null;
-    if (this.ready) this.token = this.offered;
-    if (event.error?.event_id !== RESUME) this.on[event.type]?.(event);
+    this.on[event.type]?.(event);
     if (this.waiting?.matches(event)) this.waiting.resolve(event);
   }
 
@@ -91,31 +65,6 @@ export class Realtime {
     const open = this.ready && this.socket.readyState === WebSocket.OPEN;
     if (open) this.socket.send(JSON.stringify({ type, ...fields }));
     return open;
-  }
-
-  // Have the server delete what it has stored of the session; wait for that for a second at most.
-  async forget() {
-    if (!this.token || !this.ready) return;
-    this.send("session.update", { session: { type: "realtime", resume_token: null } });
-    const deleted = this.until(({ session }) => session?.resume_token === null);
-    await Promise.race([deleted.catch(() => {}), sleep(1)]);
-  }
-
-  // Have the server delete what it has stored of a session that has no connection: open one for
-  // that. Throws an Error with words for the user; then it may be tried again.
-  async deleteStored(key) {
-    const { token } = this;
-    try {
-      if (await this.open(key)) {
-        await this.forget();
-        if (this.token) throw new Error("The server did not answer.");
-      } else if (!NOTHING_THERE.includes(this.refusal.code)) {
-        this.token = token;
-        throw new Error(this.refusal.message);
-      }
-    } finally {
-      this.close();
-    }
   }
 
   close() {

@@ -87,13 +87,6 @@ class SessionUpdate(_Event):
     session: Json
 
 
-class SessionResume(_Event):
-    """Go on with a stored session, in place of the one that has just begun."""
-
-    type: Literal["session.resume"]
-    resume_token: Id
-
-
 class Append(_Event):
     """Next piece of the user's sound, in base64."""
 
@@ -157,7 +150,6 @@ class ResponseCancel(_Event):
 
 ClientEvent = (
     SessionUpdate
-    | SessionResume
     | Signal
     | Append
     | ItemCreate

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 
 from qwen3_omni_neuron.api import Qwen3Omni
-from qwen3_omni_neuron.prompt.stored import Document
 from qwen3_omni_neuron.prompt.turns import Reply, Turn
 from qwen3_omni_neuron.serving.edge.quotas import Account
 from qwen3_omni_neuron.serving.endpoints.media import MediaReader
@@ -72,7 +71,7 @@ class ConversationItems:
 
     `shown` of a turn is the item as clients see it, but for a reply's content, which is its text,
     and for images, whose URLs are uint8 [bytes].
-    session: the turns. account: bytes that the session holds. changes: number of changes so far.
+    session: the turns. account: bytes that the session holds.
     Coroutines answer clients' events; all other methods are for the session's thread.
     """
 
@@ -80,7 +79,6 @@ class ConversationItems:
         self.id = new_id("conv_")  # the conversation's
         self.session, self.account = session, account
         self._connection, self._omni = connection, omni
-        self.changes = 0
 
     # Clients' events.
 
@@ -149,7 +147,6 @@ class ConversationItems:
 
     def add(self, turn: Turn | Reply) -> str | None:
         """Note that a turn is in the history. Returns the previous item's id."""
-        self.changes += 1
         turns = self.session.turns
         at = turns.index(turn)
         return turns[at - 1].id if at else None
@@ -199,7 +196,6 @@ class ConversationItems:
         """
         if reply not in self.session.turns:
             return
-        self.changes += 1
         size = sys.getsizeof(text)
         reply.size += size
         self.account.add(size)
@@ -208,32 +204,12 @@ class ConversationItems:
 
     def forget(self, turn: Turn | Reply) -> None:
         """Remove an item without telling clients."""
-        self.changes += 1
         self.session.remove(turn)
         self.account.release(turn.size)
 
     def transcribed(self, turn: Turn, text: str) -> None:
         """Set the transcript of a user's spoken turn."""
-        self.changes += 1
         turn.shown["content"][0]["transcript"] = text
-
-    def restore(self, conversation_id: str, document: Document) -> None:
-        """Go on with a stored conversation; there must be no items yet.
-
-        document: the session's. Raises ApiError if the session would hold too much, and
-        StoredSessionError.
-        """
-        size = sum(turn["size"] for entry in document["turns"] for turn in entry.values())
-        self.account.hold(size)
-        try:
-            self.session.restore(document)
-        except BaseException:
-            self.account.release(size)
-            raise
-        self.id, self.changes = conversation_id, self.changes + 1
-        for turn in self.session.turns:
-            if turn.shown["status"] == "in_progress":  # it was stored as its response ended
-                turn.shown["status"] = "incomplete"
 
     def _read(self, item: Item, media: MediaReader, codec: Codec) -> Turn:
         if item.id is not None and any(turn.id == item.id for turn in self.session.turns):
@@ -286,7 +262,6 @@ class ConversationItems:
                 "audio_end_ms",
             )
         heard_s = min(audio_end_ms / 1000, reply.sent_s) * reply.speed
-        self.changes += 1
         self.session.heard(min(heard_s, reply.audio_s), reply)  # stretching rounds to whole samples
 
     def _found(self, item_id: str, param: str, event: str | None = None) -> Turn | Reply:

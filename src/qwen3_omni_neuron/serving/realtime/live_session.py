@@ -3,16 +3,14 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-import anyio
 from starlette.types import Receive
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import Qwen3OmniError
-from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.prompt.turns import Turn
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.ids import new_id
@@ -23,7 +21,6 @@ from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.events import Json
 from qwen3_omni_neuron.serving.realtime.input_buffer import InputBuffer
 from qwen3_omni_neuron.serving.realtime.items import ConversationItems
-from qwen3_omni_neuron.serving.realtime.keeper import SessionKeeper, Version
 from qwen3_omni_neuron.serving.realtime.responses import Responses, reply_options
 from qwen3_omni_neuron.serving.realtime.session_config import (
     SessionConfig,
@@ -45,8 +42,7 @@ from qwen3_omni_neuron.serving.realtime.turn_detector import (
     TurnEvent,
 )
 
-TOO_LONG, TAKEN, RESTART = 1000, 1000, 1012  # WebSocket close codes
-_TELL_S = 1.0  # the connection that takes a session waits for this long at most
+TOO_LONG, RESTART = 1000, 1012  # WebSocket close codes
 _TICK_S = 0.1
 _UPDATE = "session.update"
 _CONFIG_COPIES = 4  # copies of a configuration's JSON: objects, and those of options and turn
@@ -60,10 +56,9 @@ class LiveSession:
         connection: Connection,
         omni: Qwen3Omni,
         receive: Receive,
-        keepers: MutableMapping[str, SessionKeeper],
         kind: SessionType,
     ):
-        """keepers: see SessionKeeper. kind: the session's type, which its client may change."""
+        """kind: the session's type, which its client may change."""
         service = connection.service
         self._connection, self._service, self._receive = connection, service, receive
         self._session = omni.session(literal_text=True)
@@ -81,7 +76,6 @@ class LiveSession:
         self._expires_at = int(time.time() + service.settings.max_realtime_s)
         self._send, self._in_thread = connection.send, connection.in_thread
         self._items = ConversationItems(connection, omni, self._session, self._account)
-        self._keeper = SessionKeeper(connection, omni, keepers)
         self._transcriber = Transcriber(connection, self._items, self._config)
         self._input = InputBuffer(
             connection,
@@ -94,24 +88,17 @@ class LiveSession:
 
     async def serve(self) -> None:
         """Serve until the client leaves, the session's time is over, or the server ends."""
-        steps = (self._read(), self._watch(), self._keeper.taken())
+        steps = (self._read(), self._watch())
         tasks = [asyncio.create_task(step) for step in steps]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if tasks[-1].done():
-                await self._tell_taken()
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
             self._transcriber.close()
             try:
-                try:
-                    await self._responses.close()
-                    if self._keeper.keeps:  # sound that is in no item yet is not kept
-                        await self._in_thread(self._input.drop)
-                finally:
-                    await self._keeper.close(self._version, self._stored)
+                await self._responses.close()
             finally:
                 self._connection.pool.submit(self._session.close)
                 self._account.close()
@@ -155,10 +142,6 @@ class LiveSession:
         """End the session, after an announcement, when its time or the server's is over."""
         while time.monotonic() < self._expires_s:
             await asyncio.sleep(_TICK_S)
-            if not self._responses.running and self._input.is_empty:
-                self._keeper.look(self._version, self._stored)
-            if self._keeper.token != self._keeper.told:
-                await self._show("session.updated")
             left_s = self._service.model.sessions_end_in_s
             if left_s is None:
                 continue
@@ -178,16 +161,6 @@ class LiveSession:
         await self._connection.send_error(ApiError(400, message, "session_expired"))
         return await self._close(TOO_LONG, "session_expired")
 
-    async def _tell_taken(self) -> None:
-        """Tell the client that another connection goes on with its session, if it still reads."""
-        message = (
-            "another connection has resumed this session, which goes on there alone. Use that "
-            "connection, or open another session."
-        )
-        with suppress(events.ClientGoneError), anyio.move_on_after(_TELL_S):
-            await self._connection.send_error(ApiError(400, message, "session_resumed"))
-            await self._close(TAKEN, "session_resumed")
-
     async def _close(self, code: int, reason: str) -> None:
         message = {"type": "websocket.close", "code": code, "reason": reason}
         with suppress(OSError):
@@ -198,8 +171,6 @@ class LiveSession:
         match event:
             case events.SessionUpdate():
                 await self._update(event.session)
-            case events.SessionResume():
-                await self._resume(event.resume_token)
             case events.Signal():
                 await self._signalled(event.type)
             case events.Append():
@@ -252,19 +223,15 @@ class LiveSession:
         """Return the session as clients see it."""
         kind = "session" if self._config.answers else "transcription_session"
         made = {"id": self._id, "object": f"realtime.{kind}", "expires_at": self._expires_at}
-        if self._service.folder is not None:
-            made["resume_token"] = self._keeper.token
         return {**made, **shown(self._config)}
 
     async def _show(self, event: str) -> None:
         """Send the session in an event."""
-        self._keeper.told = self._keeper.token
         await self._send(event, session=await self._in_thread(self._shown))
 
     async def _update(self, given: Json) -> None:
         before = self._config
         given, refusal = without_mcp(given)
-        given = await self._without_token(given)
         config = await self._in_thread(updated, before, given, self._voices, self._by_meaning)
         if config.type != before.type and (self._session.turns or not self._input.is_empty):
             message = (
@@ -310,68 +277,6 @@ class LiveSession:
     def _detect(self) -> None:
         detection = self._config.audio.input.turn_detection
         self._input.detect(None if detection is None else detection.turns)
-
-    # The session folder.
-
-    @property
-    def _version(self) -> Version:
-        return self._items.changes, self._updates
-
-    def _stored(self) -> Json:
-        """Return the session's content for the session folder."""
-        found = {"id": self._id, "conversation": self._items.id, "config": shown(self._config)}
-        return found | {"session": self._session.document()}
-
-    async def _without_token(self, given: Json) -> Json:
-        """Return a client's fields without its token; null there ends the keeping of the session.
-
-        Raises ApiError for another token.
-        """
-        if self._service.folder is None or "resume_token" not in given:
-            return given
-        if given["resume_token"] is None:
-            await self._keeper.forget()
-        elif given["resume_token"] != self._keeper.token:
-            message = (
-                "a session's resume_token can't be set: null deletes what is stored of the "
-                "session, and session.resume goes on with another one."
-            )
-            raise wrong_value(message, "session.resume_token")
-        return {name: value for name, value in given.items() if name != "resume_token"}
-
-    async def _resume(self, token: str) -> None:
-        """Go on with a stored session. Raises ApiError; then this session stays as it is."""
-        if self._session.turns or not self._input.is_empty or self._responses.running:
-            message = (
-                "this session has items or sound of its own: another one can only be resumed "
-                "before them. Open another connection."
-            )
-            raise ApiError(400, message, "session_in_use")
-        stored = await self._keeper.stored(token)
-        try:
-            await self._restore(stored)
-        except BaseException:
-            self._keeper.not_resumed(token)
-            raise
-        self._id = stored["id"]
-        await self._keeper.resumed(token, self._version, self._stored)
-        await self._show("session.updated")
-
-    async def _restore(self, stored: Json) -> None:
-        """Take a stored session's configuration and items. Raises; then all is as it was."""
-        fields, known = RequestOptions.stored(stored["config"]), (self._voices, self._by_meaning)
-        first = first_config(self._service.model.name, self._voices, fields["type"])
-        config = await self._in_thread(updated, first, fields, *known)
-        before = self._config
-        await self._set(config)
-        try:
-            conversation = stored["conversation"], stored["session"]
-            await self._in_thread(self._items.restore, *conversation)
-            options = reply_options(self._connection, config)
-            await self._in_thread(self._session.set_options, **options)
-        except BaseException:
-            await self._set(before)
-            raise
 
     # The user's turns.
 

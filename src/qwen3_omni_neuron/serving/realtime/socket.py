@@ -11,7 +11,6 @@ from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.openai.without_effect import REALTIME
 from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.dialects import DASHSCOPE_PATH, Interpreter
-from qwen3_omni_neuron.serving.realtime.keeper import SessionKeeper
 from qwen3_omni_neuron.serving.realtime.live_session import LiveSession
 from qwen3_omni_neuron.serving.realtime.session_config import SessionType
 from qwen3_omni_neuron.serving.service import Service
@@ -25,7 +24,6 @@ class RealtimeSockets:
 
     def __init__(self, service: Service):
         self._service = service
-        self._keepers: dict[str, SessionKeeper] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one session. Raises ApiError before it has begun."""
@@ -53,7 +51,7 @@ class RealtimeSockets:
             await answer.send({"type": "websocket.accept", "subprotocol": chosen})
             interpreter = Interpreter(context.path, dict(scope["headers"]))
             connection = Connection(send, pool, service, context, interpreter)
-            await LiveSession(connection, omni, receive, self._keepers, kind).serve()
+            await LiveSession(connection, omni, receive, kind).serve()
         finally:
             pool.shutdown(wait=False)
             place.leave()
