@@ -15,6 +15,8 @@ OPTIONS: dict[str, str] = {
     "spill_folder": _SPILLED,
     "spill_folder_bytes": _SPILLED,
     "max_bodies_bytes": "use max_held_bytes, which also counts decoded media and sessions.",
+    "max_connections": "a proxy limits connections, in nginx by limit_conn (deploy/proxy)",
+    "send_timeout_s": "a proxy disconnects who does not read, in nginx by send_timeout",
 }
 """Keyword arguments of loads, requests and compiles, and settings of the server."""
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,7 +18,6 @@ from testing.http_server import client_of, serving, url_of, wait_until
 from testing.raw_http import (
     ASKED,
     LONG,
-    SECONDS,
     connected,
     head_of,
     rest_of,
@@ -28,19 +26,9 @@ from testing.raw_http import (
 )
 
 
-def assert_cut_while_it_sends(sock: socket.socket, data: bytes) -> None:
-    """Send some bytes again and again, and assert that the connection ends in time."""
-    start_s = time.monotonic()
-    with suppress(OSError):
-        while time.monotonic() - start_s < SECONDS:
-            sock.sendall(data)
-            time.sleep(0.05)
-    assert time.monotonic() - start_s < SECONDS / 2
-
-
 @pytest.fixture(scope="module")
 def server(omni: Qwen3Omni) -> Iterator[Server]:
-    limits = {"header_timeout_s": 1.0, "body_timeout_s": 1.0, "max_connections": 250}
+    limits = {"header_timeout_s": 1.0, "body_timeout_s": 1.0}
     with serving(omni, **limits, max_body_bytes=400_000) as running:
         yield running
 
@@ -69,16 +57,6 @@ def test_a_body_that_never_ends_is_cut_in_bounded_memory(server: Server) -> None
     assert most <= 3 * 2 * 400_000
     wait_until(lambda: server.service.held.taken == 0)
     still_answers(url_of(server))
-
-
-@pytest.mark.parametrize("request_line", ["POST /v1/chat/completions", "GET /health"])
-def test_a_body_that_drips_after_its_answer_is_cut(server: Server, request_line: str) -> None:
-    """Refused by its length, or never read: the answer comes, and the connection ends."""
-    with connected(url_of(server)) as sock:
-        lines = f"{request_line} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 500000\r\n\r\n"
-        sock.sendall(lines.encode())
-        assert status_of(sock.recv(4096)) in (200, 413)
-        assert_cut_while_it_sends(sock, b"x")
 
 
 def test_bodies_together_are_bounded(omni: Qwen3Omni) -> None:
@@ -121,20 +99,6 @@ def test_connections_that_send_a_byte_at_a_time_are_cut_and_hurt_nobody(server: 
         for sock in socks:
             sock.close()
     assert ended
-    wait_until(lambda: len(server._uvicorn.server_state.connections) <= 1)
-
-
-def test_one_connection_too_many_is_refused_and_the_others_go_on(omni: Qwen3Omni) -> None:
-    with serving(omni, max_connections=3) as server, client_of(server) as client:
-        client.chat.completions.create(**ASKED)  # its connection stays open
-        url = url_of(server)
-        with connected(url), connected(url), connected(url) as fourth:
-            answer = rest_of(fourth)
-            assert status_of(answer) == 503
-            assert (
-                json.loads(answer.split(b"\r\n\r\n")[1])["error"]["code"] == "too_many_connections"
-            )
-            client.chat.completions.create(**ASKED)
 
 
 def test_ten_thousand_headers_are_refused(server: Server) -> None:
@@ -147,36 +111,7 @@ def test_ten_thousand_headers_are_refused(server: Server) -> None:
     still_answers(url_of(server))
 
 
-CHUNKED = (
-    b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
-)
-
-
-@pytest.mark.parametrize(
-    "begun",
-    [
-        b"GET /",
-        b"GET / HTTP/1.1\r\na: ",
-        CHUNKED + b"1;",
-        CHUNKED + b"1\r\nx\r\n0\r\na: ",
-        b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\nGET /",
-    ],
-    ids=["address", "header", "extension of a chunk", "trailer", "address of the next request"],
-)
-def test_what_never_ends_is_cut_in_bounded_memory(server: Server, begun: bytes) -> None:
-    sent = 0
-    with connected(url_of(server)) as sock:
-        with suppress(OSError):
-            sock.sendall(begun)
-            while sent < 50_000_000:
-                sock.sendall(b"x" * 10_000)
-                sent += 10_000
-        assert status_of(rest_of(sock)) in (0, 200, 400)
-    assert sent < 10_000_000  # most of it in buffers of the system
-    still_answers(url_of(server))
-
-
-def test_requests_sent_before_the_answer_are_answered_in_order_or_cut(server: Server) -> None:
+def test_requests_sent_before_the_answer_are_answered_in_order(server: Server) -> None:
     request = b"GET %s HTTP/1.1\r\nhost: localhost\r\n\r\n"
     with connected(url_of(server)) as sock:
         for path in (b"/health", b"/ready", b"/none") * 4:
@@ -184,18 +119,6 @@ def test_requests_sent_before_the_answer_are_answered_in_order_or_cut(server: Se
         sock.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         found = re.findall(rb"HTTP/1.1 (\d+) ", rest_of(sock))
     assert found == [*4 * [b"200", b"200", b"404"], b"200"]
-    with connected(url_of(server)) as sock:
-        with suppress(OSError):
-            sock.sendall(10_000 * (request % b"/health"))
-        assert rest_of(sock).count(b"HTTP/1.1 200") < 10_000
-    still_answers(url_of(server))
-
-
-def test_empty_lines_between_requests_keep_no_connection(server: Server) -> None:
-    with connected(url_of(server)) as sock:
-        sock.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        assert status_of(sock.recv(4096)) == 200
-        assert_cut_while_it_sends(sock, b"\r\n")
 
 
 @pytest.mark.parametrize(
@@ -221,21 +144,18 @@ def test_what_is_no_request_gets_a_4xx_or_nothing(server: Server, raw: bytes) ->
     still_answers(url_of(server))
 
 
-def test_a_client_that_reads_nothing_holds_up_itself_alone_and_is_cut(omni: Qwen3Omni) -> None:
-    with serving(omni, send_timeout_s=1.0) as server:
+def test_a_client_that_reads_nothing_holds_up_itself_alone_until_its_time_is_over(
+    omni: Qwen3Omni,
+) -> None:
+    with serving(omni, request_timeout_s=8.0) as server:
         body = json.dumps({**LONG, "wait_timeout_s": 60}).encode()
         with connected(url_of(server), buffer_bytes=4096) as sock:
             sock.sendall(head_of(len(body)) + body)
             wait_until(lambda: omni.status().running == 1)
-            start_s = time.monotonic()
             for _ in range(3):
                 still_answers(url_of(server))
-            assert time.monotonic() - start_s < SECONDS
             wait_until(lambda: omni.status().running == 0, 60)
-        labels = {"path": "/v1/chat/completions", "status": "left"}
-        figures = server.service.metrics.registry
-        wait_until(lambda: figures.get_sample_value("qwen3_omni_requests_total", labels) == 1)
-        still_answers(url_of(server))
+        wait_until(lambda: not server.service.held.taken)
 
 
 def test_clients_that_vanish_leave_nothing(omni: Qwen3Omni, server: Server) -> None:

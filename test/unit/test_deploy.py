@@ -31,7 +31,6 @@ from qwen3_omni_neuron.neuron.versions import (
     supported_torchneuron,
 )
 from qwen3_omni_neuron.serving import page
-from qwen3_omni_neuron.serving.edge.protocol import KEEP_ALIVE_S
 from qwen3_omni_neuron.serving.endpoints.status import router
 from qwen3_omni_neuron.serving.fleet.command import (
     CALLBACK,
@@ -40,6 +39,7 @@ from qwen3_omni_neuron.serving.fleet.command import (
     KILL_VARIABLE,
 )
 from qwen3_omni_neuron.serving.fleet.settings import FleetSettings
+from qwen3_omni_neuron.serving.server import KEEP_ALIVE_S
 from qwen3_omni_neuron.serving.settings import KEYS_VARIABLE, ServerSettings
 from testing.imports import ROOT
 

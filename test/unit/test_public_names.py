@@ -202,13 +202,13 @@ VERBS = {
         --drain-timeout-s --dtype --header-timeout-s --help --host --instance --kept-replies
         --kept-reply-s --kept-session-s --kv-cache-dtype --log-content --log-format --log-level
         --max-body-bytes
-        --max-concurrency --max-connections --max-held-bytes --max-kept-response-bytes
+        --max-concurrency --max-held-bytes --max-kept-response-bytes
         --max-media --max-media-bytes
         --max-media-s --max-pixels --max-queued --max-realtime-bytes --max-realtime-s
         --max-realtime-sessions --max-request-bytes --max-session-folder-bytes
         --media-timeout-s --model --model-name --owner-share --placement --port
         --predictor-dtype --ray
-        --request-timeout-s --requests-per-minute --send-timeout-s --session-folder --session-keys
+        --request-timeout-s --requests-per-minute --session-folder --session-keys
         --stall-timeout-s --threads
         --tls-cert --tls-key --voice-alias -h
     """,

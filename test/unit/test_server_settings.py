@@ -18,7 +18,7 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
         ({"model_name": ""}, "model_name must be a name .* got ''"),
         ({"tls_cert": Path("cert.pem")}, "TLS needs both --tls-cert and --tls-key"),
         ({"max_body_bytes": 0}, "max_body_bytes is 1 or more, got 0."),
-        ({"send_timeout_s": 0.0}, "send_timeout_s is above 0, got 0.0."),
+        ({"body_timeout_s": 0.0}, "body_timeout_s is above 0, got 0.0."),
         ({"requests_per_minute": 0}, "requests_per_minute is 1 or more, got 0."),
         ({"decoder_bytes": 1}, "decoder_bytes is 67108864 or more, got 1."),
         ({"allowed_hosts": ("http://a",)}, "names alone, .* got 'http://a'"),

@@ -29,7 +29,7 @@ from qwen3_omni_neuron.serving import model as model_module
 from qwen3_omni_neuron.serving.edge.gate import Gate
 from qwen3_omni_neuron.serving.edge.keys import Keys, RequestRates, read_keys
 from qwen3_omni_neuron.serving.edge.quotas import Quota
-from qwen3_omni_neuron.serving.endpoints import answer
+from qwen3_omni_neuron.serving.edge.sending import _header_of
 from qwen3_omni_neuron.serving.logs import HumanFormatter, JsonFormatter, LogFormat, log_to_stderr
 from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.serving.openai.errors import ApiError
@@ -563,8 +563,8 @@ def test_a_request_begins_in_the_turn_of_the_event_loop_in_which_it_came(omni: Q
 def test_a_long_header_of_warnings_ends_at_a_sentence_and_says_so() -> None:
     sentence = "messages[0].content[0]: of 3.00 s 1.50 s are there. "
     short = [sentence.strip()] * 3
-    assert answer._header_of(short) == " ".join(short).encode()
-    value = answer._header_of([sentence.strip()] * 100)
+    assert _header_of(short) == " ".join(short).encode()
+    value = _header_of([sentence.strip()] * 100)
     assert value == (sentence * (1996 // len(sentence))).encode() + b"..."
-    assert len(answer._header_of(["x" * 3000])) == 2000
-    assert answer._header_of(["x" * 3000]).endswith(b"x ...")
+    assert len(_header_of(["x" * 3000])) == 2000
+    assert _header_of(["x" * 3000]).endswith(b"x ...")

@@ -143,13 +143,3 @@ def test_another_version_of_torchneuron_is_named(
     here["torch-neuronx"] = "2.13.3.0"
     versions.require_torchneuron()
     assert not caplog.records
-
-
-@pytest.mark.parametrize("package", ["uvicorn", "websockets"])
-def test_the_newest_allowed_minor_version_of_what_serving_overrides_is_the_tested_one(
-    package: str,
-) -> None:
-    ends = re.findall(rf'"{package}>=\d+(?:\.\d+)?,<(\d+)\.(\d+)"', PYPROJECT)
-    assert len(ends) == PYPROJECT.count(f'"{package}>='), "each extra bounds it"
-    major, minor = map(int, metadata.version(package).split(".")[:2])
-    assert {(int(a), int(b)) for a, b in ends} == {(major, minor + 1)}

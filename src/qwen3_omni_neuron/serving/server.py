@@ -1,6 +1,7 @@
 """Process of a server: listen, load the model, answer, and shut down in order."""
 
 import asyncio
+import errno
 import logging
 import signal
 import socket
@@ -20,15 +21,21 @@ from qwen3_omni_neuron.engines.process.heap import resident_mb
 from qwen3_omni_neuron.errors import ClosedError, ExitStatus, OptionError, OutputError
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.app import make_app
-from qwen3_omni_neuron.serving.edge.acceptor import Acceptor, listening_sockets
 from qwen3_omni_neuron.serving.edge.fetching import Fetcher
-from qwen3_omni_neuron.serving.edge.protocol import GuardedProtocol, GuardedSocket
+from qwen3_omni_neuron.serving.edge.protocol import TimedProtocol
 from qwen3_omni_neuron.serving.model import FAILED_DRAIN_S
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 PROGRESS_S = 5.0
 MOST_EVENT_BYTES = 24 << 20  # realtime event: 15 MiB of sound in base64, or a large image
+# An idle connection is kept for longer than any client keeps it (httpx 5 s, load balancers 60,
+# Go 90): a client that sends just as its server closes gets no answer.
+KEEP_ALIVE_S = 120
+# The system's default grows to megabytes, which a client that does not read would fill.
+SEND_BUFFER_BYTES = 1 << 17
+BACKLOG = 2048  # connections that wait to be accepted
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # such as IPv6 on a machine without it
 _TICK_S = 0.05
 _LAST_S = 2.0  # time for cancelled requests to end
 
@@ -61,10 +68,8 @@ class Server:
         self._load_error: BaseException | None = None
         config = uvicorn.Config(
             self._gate,
-            host=settings.host,
-            port=settings.port,
-            http=partial(GuardedProtocol, settings=settings),  # type: ignore[arg-type]
-            ws=partial(GuardedSocket, settings=settings, service=self.service),  # type: ignore[arg-type]
+            http=partial(TimedProtocol, header_timeout_s=settings.header_timeout_s),  # type: ignore[arg-type]
+            ws="websockets-sansio",
             ws_max_size=MOST_EVENT_BYTES,
             ws_per_message_deflate=False,  # a small message could become any size
             lifespan="off",
@@ -72,6 +77,7 @@ class Server:
             access_log=False,
             server_header=False,
             proxy_headers=False,  # otherwise a local client could claim any address
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=1,
             ssl_certfile=settings.tls_cert,
             ssl_keyfile=settings.tls_key,
@@ -85,13 +91,9 @@ class Server:
             ) from error
         beside = (self._load_model, self._drained, self.service.watch)
         at_end = self.service.decoder.close
-        self._uvicorn = _Uvicorn(config, settings, beside, self._on_signal, at_end)
-
-    @property
-    def port(self) -> int:
+        self._uvicorn = _Uvicorn(config, beside, self._on_signal, at_end)
+        self.port = 0
         """The port that the server listens on, 0 before it listens."""
-        servers = getattr(self._uvicorn, "servers", [])
-        return servers[0].sockets[0].getsockname()[1] if servers and servers[0].sockets else 0
 
     def run(self) -> int:
         """Serve until a signal comes or the model dies. Returns the exit status.
@@ -100,7 +102,9 @@ class Server:
         """
         with self._uvicorn.capture_signals():  # before the event loop runs, and after it
             try:
-                self._uvicorn.run()  # in uvloop's event loop if uvloop is installed
+                sockets = _listening_sockets(self.settings.host, self.settings.port)
+                self.port = sockets[0].getsockname()[1]
+                self._uvicorn.run(sockets)  # in uvloop's event loop if uvloop is installed
             finally:
                 self.service.close()
         if self._load_error is not None:
@@ -172,17 +176,16 @@ class Server:
     async def _drained(self) -> None:
         """Wait for a drain to begin and the requests to end, then end the server.
 
-        It also waits until clients have received their answers, even from the system's buffers:
-        these are lost if this is the only process of a container.
+        uvicorn then waits for the rest of the time until the connections have sent their answers.
         """
         while True:
             await asyncio.sleep(_TICK_S)
             until_s = self._drain_until_s
             if until_s is None:
                 continue
-            connections: Any = self._uvicorn.server_state.connections
-            unsent = any(connection.unsent for connection in connections)
-            if not (self._gate.running or unsent) or time.monotonic() > until_s:
+            left_s = until_s - time.monotonic()
+            if not self._gate.running or left_s < 0:
+                self._uvicorn.config.timeout_graceful_shutdown = max(1, round(left_s))
                 self._uvicorn.should_exit = True
                 return
 
@@ -210,27 +213,21 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's server with our acceptor, background tasks, and our handling of signals.
-
-    As in `serving.edge.protocol`, brackets name the kinds of hostile requests that an override
-    answers.
-    """
+    """uvicorn's server with background tasks, and our handling of signals."""
 
     def __init__(
         self,
         config: uvicorn.Config,
-        settings: ServerSettings,
         beside: Sequence[Callable[[], Coroutine[Any, Any, None]]],
         on_signal: Callable[[], None],
         at_end: Callable[[], Coroutine[Any, Any, None]],
     ):
         """beside: tasks that run until the server ends. at_end: coroutine that runs at the end."""
         super().__init__(config)
-        self._settings, self._beside = settings, beside
-        self._on_signal, self._at_end = on_signal, at_end
+        self._beside, self._on_signal, self._at_end = beside, on_signal, at_end
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve, with tasks beside, until the server is told to end [slow-reader-drain]."""
+        """Serve and run the tasks until shutdown."""
         tasks = [asyncio.create_task(task()) for task in self._beside]
         try:
             await super().serve(sockets)
@@ -239,31 +236,8 @@ class _Uvicorn(uvicorn.Server):
                 task.cancel()
             await self._at_end()
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen [silent-tls]. Raises OutputError if the address can't be bound."""
-        config, host, port = self.config, self._settings.host, self._settings.port
-        try:
-            sockets = await listening_sockets(host, port, config.backlog)
-        except OSError as error:
-            # Of a port that is taken, Python's error says the address once more.
-            reason = (error.strerror or str(error)).partition(" (while ")[0]
-            raise OutputError(
-                f"{host}:{port} can't be listened on: {reason}. Take another --host or --port."
-            ) from error
-        make: Any = config.http_protocol_class
-        state = {"server_state": self.server_state, "app_state": self.lifespan.state}
-        acceptor = Acceptor(
-            sockets,
-            partial(make, config=config, **state),
-            self.server_state.connections,
-            self._settings,
-            config.ssl,
-        )
-        self.servers = [acceptor]  # type: ignore[list-item]
-        self.started = True
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Cancel requests, let them send their last bytes, and close [long-decoding-drain]."""
+        """Shut down, and let cancelled requests send their last bytes."""
         await super().shutdown(sockets)
         tasks = set(self.server_state.tasks)
         if self.force_exit:  # otherwise uvicorn has cancelled them
@@ -271,10 +245,34 @@ class _Uvicorn(uvicorn.Server):
                 task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=_LAST_S)
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal, end at the second [slow-reader-drain]."""
+        """Drain at the first signal, end at the second."""
         if sig in (signal.SIGTERM, signal.SIGINT):
             self._on_signal()
+
+
+def _listening_sockets(host: str, port: int) -> list[socket.socket]:
+    """Return a socket for each address of a host. Raises OutputError if there is none."""
+    made, reason = list[socket.socket](), "it has no address"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, address in dict.fromkeys((entry[0], entry[4]) for entry in found):
+            try:
+                made.append(socket.create_server(address, family=family, backlog=BACKLOG))
+            except OSError as error:
+                if error.errno not in _NOT_HERE:
+                    raise
+                reason = str(error.strerror)
+        for sock in made:  # connections inherit it
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        if made:
+            return made
+    except OSError as error:
+        for sock in made:
+            sock.close()
+        # For a taken port, Python's error repeats the address.
+        reason = (error.strerror or str(error)).partition(" (while ")[0]
+    raise OutputError(
+        f"{host}:{port} can't be listened on: {reason}. Take another --host or --port."
+    )

@@ -238,9 +238,7 @@ class Limits(Settings):
         shown="none",
     )
     body_timeout_s: Seconds = setting(60.0, "time for a request's body", "408")
-    request_timeout_s: Seconds = setting(
-        900.0, "time of a whole request, and of the unsent rest of an ended answer", "504"
-    )
+    request_timeout_s: Seconds = setting(900.0, "time of a whole request", "504")
     max_body_bytes: Count = setting(32 * MIB, "bytes of a request's body", "413")
     max_request_bytes: Count = setting(
         512 * MIB, "bytes that one request takes in memory, with its media decoded", "413"
@@ -312,15 +310,7 @@ class ServerSettings(Limits):
         shown=f"those in ${KEYS_VARIABLE}, with commas between them, or else none are needed",
         repr=False,
     )
-    max_connections: Count = setting(
-        1000, "connections that are open at a time, those in a TLS handshake among them", _FULL
-    )
-    header_timeout_s: Seconds = setting(
-        10.0, "time for a request's headers, and for a TLS handshake", _CUT
-    )
-    send_timeout_s: Seconds = setting(
-        30.0, "time for a client that has stopped reading to go on", _CUT
-    )
+    header_timeout_s: Seconds = setting(10.0, "time for a request's headers", _CUT)
 
     def __post_init__(self) -> None:
         super().__post_init__()

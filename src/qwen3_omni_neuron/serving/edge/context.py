@@ -22,10 +22,10 @@ class Context:
     owner: name of the key or address that it comes from. session: settings with which a realtime
     session begins, which a client secret names. origin: the page's origin, where it is of another
     host and may read the answer. omni: the model, for a POST; it was ready when the headers had
-    arrived. account: bytes that it holds. place: its place among the requests
-    that the model works on. body: empty once it was released. param: name of the field with the
-    model's input. warnings: sentences about files that are not used whole, or not as they are; in
-    the header `x-warnings`. question, answer: texts, if the log has content.
+    arrived. account: bytes that it holds; absent for a path that needs no owner. place: its place
+    among the requests that the model works on. body: empty once it was released. param: name of the
+    field with the model's input. warnings: sentences about files that are not used whole, or not as
+    they are; in the header `x-warnings`. question, answer: texts, if the log has content.
     """
 
     request_id: str

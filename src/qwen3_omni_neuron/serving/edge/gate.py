@@ -11,8 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen3_omni_neuron.serving import logs, page, reference
 from qwen3_omni_neuron.serving.edge.context import BODY_COPIES, Context
-from qwen3_omni_neuron.serving.edge.protocol import MOST_HEADERS
-from qwen3_omni_neuron.serving.endpoints.answer import AnswerSender
+from qwen3_omni_neuron.serving.edge.sending import AnswerSender
 from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.openai.openapi import EXAMPLES
@@ -26,7 +25,7 @@ PROBES = ("/health", "/ready")
 """Paths that are answered to everybody, for any host name and any origin."""
 OPEN_PATHS = (*PROBES, *page.FILES, *reference.PATHS)
 """Paths that need no key, count towards no rate and are answered while the server drains."""
-MOST_HEADER_BYTES = 1 << 15
+MOST_HEADERS, MOST_HEADER_BYTES = 100, 1 << 15
 _WATCHED = ("/metrics", *OPEN_PATHS)
 _KNOWN = (*EXAMPLES, "/v1/models", "/v1/audio/voices", *SOCKETS, *_WATCHED)
 _WANTED_METHOD, _WANTED_HEADERS = (
@@ -66,7 +65,7 @@ class Gate:
             if not admitted:
                 await answer.permit(dict(scope["headers"]).get(_WANTED_HEADERS, b""))
             elif scope["type"] == "websocket":
-                await self._open(scope, receive, send)
+                await self._open(scope, receive, send, context)
             else:
                 # Endpoints with GET answer HEAD, too: uvicorn, which knows, leaves out the body.
                 asked = {**scope, "method": "GET"} if method == "HEAD" else scope
@@ -90,12 +89,30 @@ class Gate:
             self._service.metrics.in_progress.dec(not watched)
             self._note(context)
 
-    async def _open(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a socket until it ends."""
+    async def _open(self, scope: Scope, receive: Receive, send: Send, context: Context) -> None:
+        """Serve a socket until it ends. Each message counts until the next one is asked for."""
         if scope["path"] not in SOCKETS:
             message = f"there is no socket at {scope['path'][:200]!r}, only at {REALTIME}."
             raise ApiError(404, message, "unknown_url")
-        await self._sockets(scope, receive, send)
+        account, held = context.account, 0
+
+        async def counted() -> Message:
+            nonlocal held
+            account.release(held)
+            held = 0
+            await asyncio.sleep(0)  # where the next message is there already, others go first
+            message = await receive()
+            size = BODY_COPIES * len(message.get("text") or message.get("bytes") or "")
+            try:
+                account.hold(size)
+            except ApiError as error:
+                code = 1013  # try again later
+                await send({"type": "websocket.close", "code": code, "reason": error.code})
+                return {"type": "websocket.disconnect", "code": code}
+            held = size
+            return message
+
+        await self._sockets(scope, counted, send)
 
     async def _admit(
         self, scope: Scope, receive: Receive, context: Context, releases: ExitStack
@@ -132,11 +149,11 @@ class Gate:
         if self._service.model.ending:
             self._service.model.take()
         self._service.rates.count(context.owner)
+        context.account = self._service.account_of_request(context.owner)
+        releases.callback(context.account.close)
         if context.method == "POST":
             # Once per request, since it waits for a lock that the stages take for every call.
             context.omni = self._service.model.take()
-            context.account = self._service.account_of_request(context.owner)
-            releases.callback(context.account.close)
             await self._read_body(headers, receive, context)
             # After the body: a client that sends slowly must not keep others from the model.
             context.place = releases.enter_context(self._service.requests.place(context.owner))

@@ -1,98 +1,172 @@
-"""Bytes that a connection sends: large ones in pieces, and a watch over those not sent yet."""
+"""Sending of the answer to one request, in pieces that wait for the client."""
 
-import asyncio
-import socket
-import struct
-import sys
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING
 
-from qwen3_omni_neuron.serving.settings import ServerSettings
+import anyio
+from starlette.types import Message, Send
 
-Data = TypeVar("Data", bytes, str)
+from qwen3_omni_neuron.serving.edge.context import Context
+from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.service import Service
+
+if TYPE_CHECKING:
+    from qwen3_omni_neuron.serving.endpoints.answer import PieceStream
+
 PIECE_BYTES = 1 << 16
-"""Largest part of an answer that is written at a time, and size of a connection's buffer."""
-LOOKS = 4  # checks within send_timeout_s
-# Fields of TCP_INFO on Linux: unacknowledged segments at byte 24, acknowledged bytes at byte 120,
-# bytes not yet sent at 144.
-_TCP_INFO = struct.Struct("=24xI92xQ16xI")
+"""Largest part of an answer that is sent at a time."""
+WARNINGS = b"x-warnings"
+"""Header with sentences about files that are not used whole, or not as they are."""
+_EXPOSED = b"retry-after, x-finish-reason, x-request-id, x-voice, x-warnings"
+_MOST_HEADER = 2000  # bytes of the header with warnings: clients refuse long ones
+_LAST_S = 1.0  # time to send an error
+_MORE = b" ..."  # end of a header that has not all of the warnings
 
 
-def pieces_of(data: Data) -> Iterator[tuple[Data, bool]]:
-    """Yield the pieces that are written at a time, and whether each is the last one.
+class AnswerSender:
+    """Sender of the answer to one request. It adds the request id and records the status.
 
-    data: bytes, or ASCII text. The writer waits before each piece until the connection's buffer has
-    space.
-    """
-    for start in range(0, max(1, len(data)), PIECE_BYTES):
-        end = start + PIECE_BYTES
-        yield data[start:end], end >= len(data)
-
-
-class SendWatch:
-    """Check regularly what a connection has sent, and abort it if it makes no progress.
-
-    A client that reads, however slowly, stays connected while its answer is in progress. After the
-    answer's end, the remaining bytes have request_timeout_s. A client that has stopped reading has
-    send_timeout_s to continue, and so has one that does not close a connection that was closed
-    here. Checks are counted, not seconds: a suspended machine disconnects nobody.
+    A large body counts as held bytes of its owner until its last piece has been sent. Each piece
+    waits until the connection's buffer has space. Cancelling the request ends its answer. A stream
+    of events that ends early says why in its last event.
     """
 
-    def __init__(
-        self,
-        transport: asyncio.Transport,
-        loop: asyncio.AbstractEventLoop,
-        settings: ServerSettings,
-        in_progress: Callable[[], bool],
-    ):
-        self._transport, self._loop, self._in_progress = transport, loop, in_progress
-        self._socket = transport.get_extra_info("socket")
-        self._every_s = settings.send_timeout_s / LOOKS
-        self._most_s = settings.request_timeout_s
-        self._seen = (0, 0, 0)
-        self._still = 0  # checks since the last progress
-        self._rest_s = 0.0  # seconds since the answer ended, while bytes wait
-        transport.set_write_buffer_limits(PIECE_BYTES)  # asyncio's default for TLS is 512 KiB
-        self._timer = loop.call_later(self._every_s, self._look)
+    def __init__(self, send: Send, service: Service, context: Context, kind: str):
+        """kind: type of the request's scope, "http" or "websocket"."""
+        self._send, self._service, self._context = send, service, context
+        self._before = "" if kind == "http" else "websocket."
+        self._start: Message | None = None  # headers that wait for the beginning of their body
+        self._last_event: Callable[[ApiError], bytes] | None = None
+        self._between = False  # True between two pieces of a stream: an event may follow
 
-    @property
-    def unsent(self) -> bool:
-        """True while bytes wait here, or in the system for the client to take them."""
-        _, in_system = self._sent()
-        return in_system > 0 or self._transport.get_write_buffer_size() > 0
-
-    def stop(self) -> None:
-        """Stop the checks."""
-        self._timer.cancel()
-        self._in_progress = bool  # breaks the reference cycle with the connection
-
-    def _look(self) -> None:
-        waiting = self._transport.get_write_buffer_size()
-        seen = waiting, *self._sent()
-        closing = self._transport.is_closing()
-        waits = waiting > 0 or closing
-        rests = waits and (closing or not self._in_progress())
-        self._still = self._still + 1 if waits and seen == self._seen else 0
-        self._rest_s = self._rest_s + self._every_s if rests else 0.0
-        self._seen = seen
-        if self._still >= LOOKS or self._rest_s > self._most_s:
-            self._transport.abort()
+    async def send(self, message: Message) -> None:
+        """Send one message of the application."""
+        kind = message["type"]
+        if kind.endswith("http.response.start"):
+            self._start = message
+        elif kind == "http.response.body":
+            await self._send_whole(message.get("body", b""), message.get("more_body", False))
         else:
-            self._timer = self._loop.call_later(self._every_s, self._look)
+            if kind == "websocket.accept":
+                self._context.status = 101
+            await self._begin()
+            await self._send(message)
 
-    def _sent(self) -> tuple[int, int]:
-        """Return the acknowledged bytes, and a number > 0 if any wait in the system.
+    async def stream(self, pieces: AsyncGenerator[bytes, None], answer: "PieceStream") -> None:
+        """Send pieces as they are made. An error before the first one is raised.
 
-        Under TLS, and while the system's buffer fills, they show progress that the transport's
-        buffer does not. Zeros if the system does not report them.
+        A client that reads slowly slows the generator, and with it the request. For an error after
+        the first piece see `refuse`.
         """
-        if sys.platform != "linux" or self._socket is None:
-            return 0, 0
+        async with aclosing(pieces):
+            piece = await anext(pieces)
+            headers = answer.raw_headers
+            self._start = {"type": "http.response.start", "status": 200, "headers": headers}
+            self._last_event = answer.last_event
+            try:
+                await self._send_body(piece, True)
+                async for piece in pieces:
+                    await self._send_body(piece, True)
+            except Exception as error:
+                refusal = self._service.failed(error, self._context)
+                self._context.refused(refusal)
+                await self.refuse(refusal)
+                return
+        await self._send_body(b"", False)
+
+    async def permit(self, asked: bytes) -> None:
+        """Answer the preflight request of a browser whose page may use the server.
+
+        asked: names of the headers that the page's request will have.
+        """
+        headers = [
+            (b"access-control-allow-methods", b"GET, POST, DELETE"),
+            (b"access-control-allow-headers", asked),
+            (b"access-control-max-age", b"600"),
+        ]
+        await self.send({"type": "http.response.start", "status": 204, "headers": headers})
+        await self.send({"type": "http.response.body"})
+
+    async def refuse(self, error: ApiError) -> None:
+        """Answer with an error.
+
+        An answer that has already begun ends with it as an event, or is left cut short, visibly for
+        the client. One that does not read is not waited for.
+        """
+        with anyio.move_on_after(_LAST_S):
+            await self._refuse(error)
+
+    async def _refuse(self, error: ApiError) -> None:
+        if self._context.status:
+            if self._before:
+                await self._send({"type": "websocket.close", "code": 1011, "reason": error.code})
+            elif self._between and self._last_event is not None:
+                await self._send_body(self._last_event(error), False)
+            return
+        body = error.json
+        headers = {"content-type": "application/json", **error.headers}
+        headers["content-length"] = str(len(body))
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        start = f"{self._before}http.response.start"
+        await self.send({"type": start, "status": error.status, "headers": raw})
+        await self.send({"type": f"{self._before}http.response.body", "body": body})
+
+    async def _begin(self) -> None:
+        """Send the headers that wait."""
+        start, self._start = self._start, None
+        if start is None:
+            return
+        self._context.status = start["status"]
+        headers: Sequence[tuple[bytes, bytes]] = start.get("headers", ())
+        own = [(b"x-request-id", self._context.request_id.encode())]
+        if self._context.warnings:
+            own.append((WARNINGS, _header_of(self._context.warnings)))
+        if self._context.origin is not None:
+            own += [
+                (b"access-control-allow-origin", self._context.origin.encode()),
+                (b"access-control-expose-headers", _EXPOSED),
+                (b"vary", b"origin"),
+            ]
+        await self._send({**start, "headers": [*headers, *own]})
+
+    async def _send_whole(self, body: bytes, more: bool) -> None:
+        """Send a body that is in memory, and count it meanwhile.
+
+        Beyond the limit of bytes an answer of the model is sent all the same; another is refused.
+        """
+        account = getattr(self._context, "account", None)
+        if account is None or len(body) <= PIECE_BYTES:
+            return await self._send_body(body, more)
         try:
-            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-        except OSError:  # the socket is closed
-            return 0, 0
-        if len(info) < _TCP_INFO.size:
-            return 0, 0
-        unacked_segments, acked_bytes, unsent_bytes = _TCP_INFO.unpack(info)
-        return acked_bytes, unacked_segments + unsent_bytes
+            (account.add if self._context.method == "POST" else account.hold)(len(body))
+        except ApiError as error:
+            self._start = None
+            self._context.refused(error)
+            return await self.refuse(error)
+        try:
+            await self._send_body(body, more)
+        finally:
+            account.release(len(body))
+
+    async def _send_body(self, body: bytes, more: bool) -> None:
+        await self._begin()
+        self._between = False
+        for start in range(0, max(1, len(body)), PIECE_BYTES):
+            end = start + PIECE_BYTES
+            more_body = more or end < len(body)
+            piece = {"body": body[start:end], "more_body": more_body}
+            await self._send({"type": "http.response.body", **piece})
+        self._between = more
+
+
+def _header_of(warnings: Sequence[str]) -> bytes:
+    """Return the warnings as a header's value: ASCII, with other characters escaped.
+
+    If they are too long, it has the first whole sentences, and ends with " ...".
+    """
+    value = " ".join(warnings).encode("ascii", "backslashreplace")
+    if len(value) <= _MOST_HEADER:
+        return value
+    sentences, end, rest = value[: _MOST_HEADER - len(_MORE)].rpartition(b". ")
+    return (sentences + end.rstrip() or rest) + _MORE

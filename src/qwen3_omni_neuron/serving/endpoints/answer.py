@@ -2,143 +2,31 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, closing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import closing
 from typing import Any
 
-import anyio
 from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from qwen3_omni_neuron import __version__
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Event, Finished, SpeechResult
 from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
-from qwen3_omni_neuron.serving.edge.sending import pieces_of
+from qwen3_omni_neuron.serving.edge.sending import AnswerSender
 from qwen3_omni_neuron.serving.openai.errors import ApiError, error_event
 from qwen3_omni_neuron.serving.service import Service
 
 EVENTS = "text/event-stream"
 """Media type of server-sent events."""
-WARNINGS = b"x-warnings"
-"""Header with sentences about files that are not used whole, or not as they are."""
-_EXPOSED = b"retry-after, x-finish-reason, x-request-id, x-voice, x-warnings"
-_MOST_HEADER = 2000  # bytes of this header: clients refuse long ones
-_LAST_S = 1.0  # time to send an error
-_MORE = b" ..."  # end of a header that has not all of the warnings
 
 
 def parts_of(request: Request) -> tuple[Service, Context]:
     """Return what all requests share, and what this one has."""
     return request.app.state.service, request.scope["context"]
-
-
-class AnswerSender:
-    """Sender of the answer to one request. It adds the request id and records the status.
-
-    A large body is sent in pieces, each once the connection's buffer has space. Until the client
-    has taken all but the last piece, the answer is in progress, and cancelling the request ends it.
-    A stream of events that ends early says why in its last event.
-    """
-
-    def __init__(self, send: Send, service: Service, context: Context, kind: str):
-        """kind: type of the request's scope, "http" or "websocket"."""
-        self._send, self._service, self._context = send, service, context
-        self._before = "" if kind == "http" else "websocket."
-        self._last_event: Callable[[ApiError], bytes] | None = None
-        self._between = False  # True between two pieces of a stream: an event may follow
-
-    async def send(self, message: Message) -> None:
-        """Send one message of the application."""
-        if message["type"] == "websocket.accept":
-            self._context.status = 101
-        elif message["type"].endswith("http.response.start"):
-            self._context.status = message["status"]
-            headers: Sequence[tuple[bytes, bytes]] = message.get("headers", ())
-            own = [(b"x-request-id", self._context.request_id.encode())]
-            if self._context.warnings:
-                own.append((WARNINGS, _header_of(self._context.warnings)))
-            if self._context.origin is not None:
-                own += [
-                    (b"access-control-allow-origin", self._context.origin.encode()),
-                    (b"access-control-expose-headers", _EXPOSED),
-                    (b"vary", b"origin"),
-                ]
-            message = {**message, "headers": [*headers, *own]}
-        if message["type"] == "http.response.body":
-            await self._send_body(message.get("body", b""), message.get("more_body", False))
-        else:
-            await self._send(message)
-
-    async def stream(self, pieces: AsyncGenerator[bytes, None], answer: "PieceStream") -> None:
-        """Send pieces as they are made. An error before the first one is raised.
-
-        A client that reads slowly slows the generator, and with it the request. For an error after
-        the first piece see `refuse`.
-        """
-        async with aclosing(pieces):
-            piece = await anext(pieces)
-            start = {"type": "http.response.start", "status": 200, "headers": answer.raw_headers}
-            await self.send(start)
-            self._last_event = answer.last_event
-            try:
-                await self._send_body(piece, True)
-                async for piece in pieces:
-                    await self._send_body(piece, True)
-            except Exception as error:
-                refusal = self._service.failed(error, self._context)
-                self._context.refused(refusal)
-                await self.refuse(refusal)
-                return
-        await self._send_body(b"", False)
-
-    async def permit(self, asked: bytes) -> None:
-        """Answer the preflight request of a browser whose page may use the server.
-
-        asked: names of the headers that the page's request will have.
-        """
-        headers = [
-            (b"access-control-allow-methods", b"GET, POST, DELETE"),
-            (b"access-control-allow-headers", asked),
-            (b"access-control-max-age", b"600"),
-        ]
-        await self.send({"type": "http.response.start", "status": 204, "headers": headers})
-        await self.send({"type": "http.response.body"})
-
-    async def refuse(self, error: ApiError) -> None:
-        """Answer with an error.
-
-        An answer that has already begun ends with it as an event, or is left cut short, visibly for
-        the client. One that does not read is not waited for.
-        """
-        with anyio.move_on_after(_LAST_S):
-            await self._refuse(error)
-
-    async def _refuse(self, error: ApiError) -> None:
-        if self._context.status:
-            if self._before:
-                await self._send({"type": "websocket.close", "code": 1011, "reason": error.code})
-            elif self._between and self._last_event is not None:
-                await self._send_body(self._last_event(error), False)
-            return
-        body = error.json
-        headers = {"content-type": "application/json", **error.headers}
-        headers["content-length"] = str(len(body))
-        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        start = f"{self._before}http.response.start"
-        await self.send({"type": start, "status": error.status, "headers": raw})
-        end = f"{self._before}http.response.body"
-        await self.send({"type": end, "body": body, "more_body": False})
-
-    async def _send_body(self, body: bytes, more: bool) -> None:
-        self._between = False
-        for piece, last in pieces_of(body):
-            message = {"type": "http.response.body", "body": piece, "more_body": more or not last}
-            await self._send(message)
-        self._between = more
 
 
 class PieceStream(Response):
@@ -264,7 +152,6 @@ class Answer(ABC):
             return PieceStream(self.pieces(), last_event=self.last_event)
         await self.collect()
         body = await self._service.model.in_thread(self.whole)
-        self._context.account.add(len(body))
         return Response(body, media_type="application/json")
 
     async def collect(self) -> None:
@@ -299,18 +186,6 @@ class Answer(ABC):
             "system_fingerprint": f"qwen3-omni-neuron-{__version__}",
             "choices": choices,
         }
-
-
-def _header_of(warnings: Sequence[str]) -> bytes:
-    """Return the warnings as a header's value: ASCII, with other characters escaped.
-
-    If they are too long, it has the first whole sentences, and ends with " ...".
-    """
-    value = " ".join(warnings).encode("ascii", "backslashreplace")
-    if len(value) <= _MOST_HEADER:
-        return value
-    sentences, end, rest = value[: _MOST_HEADER - len(_MORE)].rpartition(b". ")
-    return (sentences + end.rstrip() or rest) + _MORE
 
 
 def json_event(content: dict[str, Any]) -> bytes:

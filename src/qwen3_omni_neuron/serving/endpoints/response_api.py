@@ -110,11 +110,9 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     turns = service.responses.conversation(context.owner, response_id, whole=False)
     if turns is None:
         raise _not_kept(404, response_id, None)
-    with closing(service.account_of_request(context.owner)) as account:
-        context.account = account
-        _hold(sum(map(len, turns)), service, context)
-        body = await service.model.in_thread(_page, turns, query)
-        return Response(body, media_type="application/json")
+    _hold(sum(map(len, turns)), service, context)
+    body = await service.model.in_thread(_page, turns, query)
+    return Response(body, media_type="application/json")
 
 
 @router.post(

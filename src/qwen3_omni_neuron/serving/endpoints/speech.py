@@ -110,7 +110,6 @@ async def speech(request: Request) -> Response:
         answer = PieceStream(spoken.pieces(), media_type)
     else:
         sound = b"".join([piece async for piece in spoken.pieces()])
-        context.account.add(len(sound))
         answer = Response(sound, media_type=media_type)
         answer.headers["x-finish-reason"] = spoken.finish_reason
     answer.headers["x-voice"] = spoken.speaker
