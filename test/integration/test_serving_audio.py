@@ -25,7 +25,6 @@ from qwen3_omni_neuron.sound.encoding import pcm16
 from testing.http_client import HttpClient, parts_of
 from testing.http_server import client_of, same_sound, serving, url_of, wait_until
 from testing.media_cases import QUESTION_WAV
-from testing.raw_http import connected, head_of
 from testing.scripted_model import ScriptedModel
 
 MODEL = "qwen3-omni"

@@ -125,7 +125,7 @@ def target_of(
         deadlines = SHORT if short else Deadlines()
         flags = ["--header-timeout-s", f"{deadlines.header_s:g}"]
         flags += ["--body-timeout-s", f"{deadlines.body_s:g}"]
-        flags += ["--send-timeout-s", f"{deadlines.send_s:g}", *spec.flags]
+        flags += spec.flags
         if spec.keys:
             file = Path(folder, "keys")
             file.write_text(f"{GOOD_KEY}\n{BAD_KEY}\n", encoding="ascii")

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 import anyio
 from starlette.types import Message, Send
@@ -10,9 +9,6 @@ from starlette.types import Message, Send
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.service import Service
-
-if TYPE_CHECKING:
-    from qwen3_omni_neuron.serving.endpoints.answer import PieceStream
 
 PIECE_BYTES = 1 << 16
 """Largest part of an answer that is sent at a time."""
@@ -53,17 +49,21 @@ class AnswerSender:
             await self._begin()
             await self._send(message)
 
-    async def stream(self, pieces: AsyncGenerator[bytes, None], answer: "PieceStream") -> None:
+    async def stream(
+        self,
+        pieces: AsyncGenerator[bytes, None],
+        headers: Sequence[tuple[bytes, bytes]],
+        last_event: Callable[[ApiError], bytes] | None,
+    ) -> None:
         """Send pieces as they are made. An error before the first one is raised.
 
-        A client that reads slowly slows the generator, and with it the request. For an error after
-        the first piece see `refuse`.
+        last_event: returns the event of an error after the first piece; None: the pieces are no
+        events. A client that reads slowly slows the generator, and with it the request.
         """
         async with aclosing(pieces):
             piece = await anext(pieces)
-            headers = answer.raw_headers
             self._start = {"type": "http.response.start", "status": 200, "headers": headers}
-            self._last_event = answer.last_event
+            self._last_event = last_event
             try:
                 await self._send_body(piece, True)
                 async for piece in pieces:

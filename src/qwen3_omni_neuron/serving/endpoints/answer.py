@@ -50,7 +50,7 @@ class PieceStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all pieces."""
         answer: AnswerSender = scope["answer"]
-        await answer.stream(self._pieces, self)
+        await answer.stream(self._pieces, self.raw_headers, self.last_event)
 
 
 class ServedStream(AsyncIterator[list[Event]]):
