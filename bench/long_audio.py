@@ -26,7 +26,6 @@ from bench.common.measure import in_new_process
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.cpu.encoders import CpuAudio
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.log_mel import MelSettings, log_mel
@@ -36,6 +35,7 @@ from testing.headlines import headline
 from testing.media_cases import QUESTION_WAV, RATE
 from testing.memory import peak_mb
 from testing.models import load_models
+from testing.tiny import write_tiny_checkpoint
 from train.espeak import VOICES, speak
 
 FILE_RATE = 48000

@@ -10,7 +10,7 @@ rounds no weight but what each layer returns, to bfloat16.
 
 Without --model: a checkpoint of random weights, its inputs random, too; once more with weights of
 heavy tails, and once more with the activations that were published for the real code predictor
-(checkpoint.tiny.outlier). Random weights are no measure of a dtype: their figures
+(testing.tiny.outlier). Random weights are no measure of a dtype: their figures
 are for comparison of formats. With --model, which is a checkpoint of train/train.py: sampled
 float32 replies to questions of train.assess. Each model gets the inputs that float32 gives it.
 

@@ -63,7 +63,7 @@ from bench.threads import code2wav_work
 from qwen3_omni_neuron import AudioChunk, Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.modules import STAGES, lay_out
-from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
+from testing.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.cli import main as command
 from qwen3_omni_neuron.cpu.call_cost import CHUNK, FRAMES, PROMPT, TOKENS, CallSeconds
 from qwen3_omni_neuron.cpu.fits import DTYPES, GB, fits_of

@@ -48,10 +48,10 @@ from typing import Any
 from bench.common.models import add_size_argument
 from bench.peers.side import Job, count_prompts
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.command_line import Figures, InputError, Row, parser_of, positive, run
 from testing.headlines import Headline, headline
+from testing.tiny import write_tiny_checkpoint
 
 ROOT = Path(__file__).parents[1]
 # Arguments of the export for each dtype; without any, it keeps the checkpoint's bfloat16.

@@ -18,13 +18,13 @@ from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, api
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.cpu import rates
 from qwen3_omni_neuron.engines.process.heap import keep_all
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.models import load_models
 from testing.repeats import examples
 from testing.simulation import Simulation
+from testing.tiny import write_tiny_checkpoint
 
 if TYPE_CHECKING:
     from openai import OpenAI

@@ -17,7 +17,6 @@ from torch import nn
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
@@ -28,6 +27,7 @@ from testing.graph_cases import with_weights
 from testing.hlo import Findings, lint_hlo, lint_stablehlo
 from testing.int8_experts import int8_models
 from testing.models import load_models
+from testing.tiny import write_tiny_checkpoint
 
 MOVES = frozenset(
     {"scatter", "gather", "dynamic_slice", "dynamic_update_slice", "concatenate", "transpose"}

@@ -15,7 +15,7 @@ from typing import Any
 
 from qwen3_omni_neuron.checkpoint.files import SINGLE_FILE
 from qwen3_omni_neuron.checkpoint.released import INSTRUCT, SPEAKS, released_config_dict
-from qwen3_omni_neuron.checkpoint.tiny.weights import parameter_shapes
+from testing.tiny.weights import parameter_shapes
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 """Type and shape of tensors by name."""

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
-from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES, resized
+from testing.tiny import write_tiny_checkpoint
+from testing.tiny.sizes import SIZES, resized
 
 QUESTION_WAV = Path(__file__).parents[1] / "examples" / "question.wav"
 RATE = 16000

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen3OmniMoeForConditionalGeneration
 
-from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES
-from qwen3_omni_neuron.checkpoint.tiny.tokenizer import write_json
-from qwen3_omni_neuron.checkpoint.tiny.weights import random_weights
-from qwen3_omni_neuron.checkpoint.tiny.write import write_checkpoint
+from testing.tiny.sizes import SIZES
+from testing.tiny.tokenizer import write_json
+from testing.tiny.weights import random_weights
+from testing.tiny.write import write_checkpoint
 from train.fit import device
 from train.vocabulary import MOST_WORDS, SAY, SPOKEN, SUM
 

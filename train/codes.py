@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES
 from qwen3_omni_neuron.events import SAMPLE_RATE
+from testing.tiny.sizes import SIZES
 from train.espeak import VOICES, speak
 from train.vocabulary import SPOKEN
 

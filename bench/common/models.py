@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.cli import model_arguments
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.command_line import InputError
+from testing.tiny import write_tiny_checkpoint
 
 GREEDY = {"thinker_do_sample": False, "talker_do_sample": False, "predictor_do_sample": False}
 

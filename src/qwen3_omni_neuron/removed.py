@@ -29,7 +29,7 @@ VERBS: dict[str, str] = {
     "pull": "use `aws s3 sync`, `hf download`, a volume or an init container. See docs/fleet.md.",
     "push": "use `aws s3 sync`, `hf upload` or a volume. See docs/fleet.md.",
     "talk": "use the page of `serve`, or any client of the OpenAI Realtime API.",
-    "tiny-checkpoint": "use testing/ in a checkout.",
+    "tiny-checkpoint": "use testing.tiny.write_tiny_checkpoint in a checkout.",
 }
 """Verbs of the command line."""
 

@@ -23,7 +23,6 @@ from qwen3_omni_neuron import Qwen3Omni, SpeechResult, cli
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES, lay_out
-from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.compilation.manifest import read_manifest
 from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODELS, SAME
 from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
@@ -41,6 +40,7 @@ from testing.peak_memory import needs_proc
 from testing.replies import GREEDY
 from testing.specs import compiled_here
 from testing.subprocesses import run_python
+from testing.tiny import write_tiny_checkpoint
 from testing.torchneuron.leaner import write_leaner_checkpoint
 from testing.verified import short_questions
 

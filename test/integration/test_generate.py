@@ -14,7 +14,6 @@ from packaging.version import Version
 from safetensors.torch import load_file, save_file
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
-from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.cpu.native.talker import NativeTalker
 from qwen3_omni_neuron.errors import OptionError, PromptTooLongError
 from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
@@ -26,6 +25,7 @@ from testing.prompts import prompt_of
 from testing.repeats import again
 from testing.replies import GREEDY, assert_same, reply_to_the_limit
 from testing.rounded_checkpoint import write_rounded_checkpoint
+from testing.tiny import write_tiny_checkpoint
 
 TRANSFORMERS_5 = Version(transformers.__version__) >= Version("5")
 INDEX = "model.safetensors.index.json"

@@ -12,8 +12,6 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeli
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
-from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES, resized
 from qwen3_omni_neuron.engines.talker import TextRows
 from qwen3_omni_neuron.model.audio_encoder import WindowBatch, window_batches
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -24,6 +22,8 @@ from qwen3_omni_neuron.prompt.positions import rope_positions
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.models import load_models
 from testing.teacher_forcing import teacher_forced_logits
+from testing.tiny import write_tiny_checkpoint
+from testing.tiny.sizes import SIZES, resized
 
 TRANSFORMERS_5 = Version(transformers.__version__) >= Version("5")
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}

@@ -24,7 +24,6 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import lay_out
 from qwen3_omni_neuron.checkpoint.parameters import check_names
-from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
@@ -40,6 +39,7 @@ from qwen3_omni_neuron.verification.write import write_reference
 from testing.media_cases import write_deeper_checkpoint
 from testing.quantised_checkpoint import gptq, write_quantised_checkpoint
 from testing.repeats import again
+from testing.tiny import write_tiny_checkpoint
 from testing.verified import STAGES, short_questions
 
 BELOW, WHOLE = "thinker's layers 1 to 2", "thinker's 3 layers, lm_head"
@@ -311,7 +311,7 @@ def set_theta(config: dict[str, Any]) -> bool:
 
 
 def test_a_bfloat16_predictor_over_the_outlier_is_named(outlier: tuple[Path, Path]) -> None:
-    """Released code predictors have an activation of 49,000: checkpoint.tiny.outlier."""
+    """Released code predictors have an activation of 49,000: testing.tiny.outlier."""
     of, path = outlier
     found = differences(of, path, of=of, dtype="bfloat16", predictor_dtype="same")
     assert failed(found) == ["code predictor"]

@@ -8,14 +8,14 @@ import pytest
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
-from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
-from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES, resized
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.media_cases import CASES
 from testing.neuron.cpu_mode import build_cpu_mode_engines
 from testing.neuron.nxdi_engines import nxdi_spec
 from testing.replies import assert_same, reply_to_the_limit
+from testing.tiny import write_tiny_checkpoint
+from testing.tiny.sizes import SIZES, resized
 
 TEXT = [{"role": "user", "content": "What colour is the sky?"}]
 

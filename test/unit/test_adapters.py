@@ -27,7 +27,6 @@ from qwen3_omni_neuron.checkpoint.files import (
     fingerprint,
 )
 from qwen3_omni_neuron.checkpoint.modules import STAGES
-from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.compilation import runner
 from qwen3_omni_neuron.compilation.plan import MODELS, make_plan
 from qwen3_omni_neuron.compilation.runner import compile_tree
@@ -54,6 +53,7 @@ from testing.quantised_checkpoint import (
     write_quantised_checkpoint,
 )
 from testing.replies import GREEDY
+from testing.tiny import write_tiny_checkpoint
 from testing.verified import short_questions
 
 QUERY = "thinker.model.layers.0.self_attn.q_proj"

@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint, resolve_checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.models import load_models
 from testing.peak_memory import needs_proc
 from testing.repeats import again
 from testing.subprocesses import run_python
+from testing.tiny import write_tiny_checkpoint
 
 SHARD = "model-00002-of-00004.safetensors"
 

@@ -18,7 +18,6 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES, Models
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout, map_tensors, write_tensors
-from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.compilation.plan import MODELS
 from qwen3_omni_neuron.cpu import compact, precision
 from qwen3_omni_neuron.cpu.compact import pack_compact, unpack_compact
@@ -31,6 +30,7 @@ from qwen3_omni_neuron.cpu.weights import (
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
 from testing.native_library import needs_c
 from testing.specs import compiled_here, plan_of
+from testing.tiny import write_tiny_checkpoint
 
 # -0, denormals, infinities, NaN with payloads, the largest number, 2^100 of both signs.
 EXTREMES = (0x8000, 1, 0x807F, 0x7F80, 0xFF80, 0x7F81, 0xFFC5, 0x7F7F, 0x7180, 0xF180)

@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.tensor_file import write_tensor_files
-from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.errors import CheckpointError, OptionError
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
@@ -32,6 +31,7 @@ from testing.peak_memory import needs_proc
 from testing.released import RELEASED, TALKER, THINKER
 from testing.specs import decoder_plan
 from testing.subprocesses import run_python
+from testing.tiny import write_tiny_checkpoint
 
 DECODERS = {"thinker": THINKER.text, "talker": TALKER.text}
 

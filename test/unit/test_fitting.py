@@ -12,7 +12,6 @@ import pytest
 import torch
 from PIL import Image
 
-from qwen3_omni_neuron.checkpoint.tiny.sizes import read_text
 from qwen3_omni_neuron.errors import InputError, PromptTooLongError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
@@ -25,6 +24,7 @@ from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.truncation import ConversationPart, Truncation, with_media
 from testing.made_videos import make_video
 from testing.media_cases import noise_frames, noise_image, text, tone, user
+from testing.tiny.sizes import read_text
 
 SIZES = Sizes.of(json.loads(read_text("preprocessor_config.json")))
 PHONE = (3024, 4032)

@@ -109,9 +109,9 @@ def test_no_graph_holds_an_operation_that_is_rejected(tmp_path: Path) -> None:
     """
     pytest.importorskip("torch_xla", reason="torch_xla is not installed: nothing was lowered")
     from qwen3_omni_neuron.checkpoint.config_json import read_config
-    from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
     from qwen3_omni_neuron.neuron.graphs.all import static_models
     from testing.hlo_table import lowered
+    from testing.tiny import write_tiny_checkpoint
 
     folder = write_tiny_checkpoint(tmp_path)
     models = static_models(read_config(folder))
@@ -132,9 +132,9 @@ def test_products_of_the_code_predictor_stay_in_float32(tmp_path: Path) -> None:
     pytest.importorskip("torch_xla", reason="torch_xla is not installed: nothing was lowered")
     import torch
 
-    from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
     from testing.hlo_table import lower
     from testing.outlier import predictor_spec, talker_models
+    from testing.tiny import write_tiny_checkpoint
 
     folder = write_tiny_checkpoint(tmp_path)
     owner = talker_models(folder, torch.bfloat16).code_predictor

@@ -7,13 +7,12 @@ import torch
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
-from qwen3_omni_neuron.checkpoint.tiny.outlier import LAYER, LAYERS, OUTLIER
-from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES
-from qwen3_omni_neuron.errors import OptionError
 from testing.outlier import codes_in, frame_inputs, same_frames, talker_models
 from testing.repeats import again
 from testing.teacher_forcing import teacher_forced_logits
+from testing.tiny import write_tiny_checkpoint
+from testing.tiny.outlier import LAYER, LAYERS, OUTLIER
+from testing.tiny.sizes import SIZES
 
 FLOAT16_MAX = torch.finfo(torch.float16).max
 
@@ -92,8 +91,3 @@ def test_every_size_has_room_for_it() -> None:
         c = {"hidden_size": 1024, "intermediate_size": 3072}  # as released
         c |= size.get("talker_config", {}).get("code_predictor_config", {})
         assert c["intermediate_size"] >= 2 * c["hidden_size"], name
-
-
-def test_an_outlier_is_not_drawn(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="outlier changes weights, and drawn writes none"):
-        write_tiny_checkpoint(tmp_path, drawn=True, outlier=True)

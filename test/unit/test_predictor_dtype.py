@@ -14,7 +14,6 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import fill
-from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.compilation.plan import SAME
 from qwen3_omni_neuron.cpu.eager import EagerPredictor
 from qwen3_omni_neuron.cpu.native.installed import find_library
@@ -48,6 +47,7 @@ from testing.rank_threads import Ranks
 from testing.released import RELEASED, TALKER
 from testing.simulated_toolchain import SimulatedToolchain
 from testing.specs import plan_of
+from testing.tiny import write_tiny_checkpoint
 from testing.torchneuron.leaner import write_leaner_checkpoint
 from testing.torchneuron.runtime import StandIn, omni_over, run_eagerly, weights_for_stand_in
 

@@ -23,8 +23,6 @@ from qwen3_omni_neuron.checkpoint.headers import StoredTensor
 from qwen3_omni_neuron.checkpoint.modules import STAGES, Models, lay_out
 from qwen3_omni_neuron.checkpoint.quantised import QuantisationSettings, quantised_forms
 from qwen3_omni_neuron.checkpoint.released import released_config
-from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES, config_dict
-from qwen3_omni_neuron.checkpoint.tiny.weights import parameter_shapes
 from qwen3_omni_neuron.compilation.plan import MODELS, make_plan
 from qwen3_omni_neuron.cpu.packing import Groups
 from qwen3_omni_neuron.cpu.precision import PRECISIONS
@@ -54,6 +52,8 @@ from testing.quantised_checkpoint import (
     write_quantised_checkpoint,
 )
 from testing.replies import GREEDY, assert_equal_replies
+from testing.tiny.sizes import SIZES, config_dict
+from testing.tiny.weights import parameter_shapes
 
 LAYER = r"model\.layers\.\d+\.(self_attn|mlp|mlp\.experts\.\d+|mlp\.shared_expert)\.\w+_proj"
 THINKER = re.compile(rf"thinker\.{LAYER}\.weight")

@@ -9,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from qwen3_omni_neuron.checkpoint.tiny.sizes import read_text
 from qwen3_omni_neuron.errors import (
     CheckpointError,
     ImageError,
@@ -19,6 +18,7 @@ from qwen3_omni_neuron.errors import (
 from qwen3_omni_neuron.prompt.media.pixels import PixelSettings, Visual
 from qwen3_omni_neuron.prompt.media.preprocessor import read_preprocessor
 from qwen3_omni_neuron.prompt.media.sizes import Grid, SizeLimits, VisualSize
+from testing.tiny.sizes import read_text
 
 PATCH, MERGE, TOGETHER = 16, 2, 2
 VIDEO_LIMITS = (128 * 32 * 32, 768 * 32 * 32)

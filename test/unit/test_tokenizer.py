@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from transformers import Qwen2TokenizerFast
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT
-from qwen3_omni_neuron.checkpoint.tiny.sizes import read_text
-from qwen3_omni_neuron.checkpoint.tiny.tokenizer import ROLES, SPECIAL_TOKENS, write_tokenizer
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.prompt.chat_template import ChatTemplate
 from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
 from testing.imports import ROOT
 from testing.repeats import examples
+from testing.tiny.sizes import read_text
+from testing.tiny.tokenizer import ROLES, SPECIAL_TOKENS, write_tokenizer
 from train.vocabulary import SYSTEMS
 
 TEXTS = [

@@ -14,7 +14,6 @@ from torch import Tensor
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.checkpoint.parameters import converted
-from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.errors import (
     ArtifactError,
     CheckpointError,
@@ -36,6 +35,7 @@ from testing.peak_memory import needs_proc
 from testing.repeats import again
 from testing.simulated_toolchain import DESCRIPTION, SimulatedCores, SimulatedToolchain
 from testing.subprocesses import run_python
+from testing.tiny import write_tiny_checkpoint
 
 CLOSE = {"atol": 1e-9, "rtol": 1e-9}  # float64: sums in another order
 # 2 ranks have heads of their own, 8 are more than the heads.

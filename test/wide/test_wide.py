@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
+from testing.tiny import write_tiny_checkpoint
 from testing.subprocesses import run_python
 from testing.wide import CASES, FRAMES, TOKENS
 

@@ -18,7 +18,6 @@ import torch
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.errors import ArtifactError, CompileError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
@@ -38,6 +37,7 @@ from testing.outlier import (
     talker_models,
 )
 from testing.part_cases import PLAIN_PARTS, PlainPart, calls_of, plain_spec
+from testing.tiny import write_tiny_checkpoint
 
 # float64: a bias is added after its product
 assert_close = partial(torch.testing.assert_close, atol=1e-9, rtol=1e-9)

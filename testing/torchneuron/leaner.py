@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
-from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES
+from testing.tiny import write_tiny_checkpoint
+from testing.tiny.sizes import SIZES
 
 CODE_GROUPS = 3
 

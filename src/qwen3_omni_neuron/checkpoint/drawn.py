@@ -1,64 +1,76 @@
 """Random weights that no file holds: each is drawn from its name and a seed when it is read.
 
 A checkpoint of the released size takes 70 GB on a disk. A folder with DRAWN_FILE in place of its
-shards takes some kilobytes, and reads as the checkpoint that `tiny-checkpoint` writes from that
-seed, bit for bit.
+shards takes some megabytes, and reads as the checkpoint that was written from that seed, bit for
+bit. Benchmarks write such folders.
 """
 
+import json
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.errors import CheckpointError, format_value
-from qwen3_omni_neuron.untrusted_files import read_json, reason
+from qwen3_omni_neuron.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 DRAWN_FILE = "drawn.json"
+"""{"dtype", "seed", "tensors": {name: [shape, mean, deviation, end_row]}}; see `draw`."""
+EOS_SCALE = 0.2
+"""Scale of a head's end-of-reply row: with 1, a random reply would end within a vocabulary."""
+BLOCK_VALUES = 2**24  # drawn at a time: a released vocabulary's table would take 1.2 GB in float32
+
+
+def draw(
+    tensor: "Tensor", name: str, seed: int, mean: float, deviation: float, end_row: int | None
+) -> None:
+    """Fill the tensor of a parameter from a seed, in its dtype.
+
+    Each parameter has a generator of its own, so that its values don't depend on the order in which
+    parameters are made. end_row: a head's row for the token that ends a reply.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + seed * 0x9E3779B1)
+    start = 0
+    for block in tensor.split(max(1, BLOCK_VALUES // tensor[0].numel())):
+        values = torch.randn(block.shape, generator=generator).mul_(deviation)
+        if mean:
+            values += mean
+        if end_row is not None and start <= end_row < start + len(block):
+            values[end_row - start] *= EOS_SCALE
+        block.copy_(values)
+        start += len(block)
 
 
 class DrawnTensors:
     """The tensors of a folder with DRAWN_FILE, by released name.
 
-    Raises CheckpointError if that file or config.json can't be read.
+    Raises CheckpointError if that file can't be read.
     """
 
     def __init__(self, folder: Path):
-        # Drawing needs torch, and a folder of shards does not need this.
-        import torch
+        import torch  # a folder of shards does not need it here
 
-        from qwen3_omni_neuron.checkpoint.tiny.weights import parameter_shapes
-
-        read_config(folder)  # checks its sizes
         try:
-            seed = read_json(folder / DRAWN_FILE)["seed"]
-            self._config = read_json(folder / "config.json")
-            self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[
-                self._config["dtype"]
-            ]
-            self.shapes = parameter_shapes(self._config)
+            drawn = json.loads((folder / DRAWN_FILE).read_text(encoding="utf-8"))
+            self._dtype: torch.dtype = getattr(torch, drawn["dtype"])
+            self._seed, self._tensors = drawn["seed"], drawn["tensors"]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
-                f"{folder} has a {DRAWN_FILE}, and it or config.json can't be read: "
-                f"{reason(error)}. Write it again: qwen3-omni-neuron tiny-checkpoint DIR --drawn."
+                f"{folder / DRAWN_FILE} can't be read ({error!r}). Write it again."
             ) from error
-        if type(seed) is not int or not 0 <= seed < 1 << 63:
-            raise CheckpointError(
-                f"{folder / DRAWN_FILE} has seed {format_value(seed)}, and not a whole number from "
-                "0 to 2^63 - 1."
-            )
-        self._seed = seed
+        self.shapes = {name: tuple(drawn[0]) for name, drawn in self._tensors.items()}
 
     def tensor(self, name: str) -> "Tensor":
-        """Draw a tensor, in the dtype of config.json."""
+        """Draw a tensor."""
         import torch
 
-        from qwen3_omni_neuron.checkpoint.tiny.weights import random_weights
-
-        tensor = torch.empty(self.shapes[name], dtype=self._dtype)
-        random_weights(self._seed)(self._config, name, tensor)
+        shape, mean, deviation, end_row = self._tensors[name]
+        tensor = torch.empty(shape, dtype=self._dtype)
+        draw(tensor, name, self._seed, mean, deviation, end_row)
         return tensor
 
     def dtype(self, name: str) -> "torch.dtype":

@@ -1,6 +1,6 @@
 """Released parameter names, and the parameter of model/ that each one goes to.
 
-Released names are spelled out in this file alone, and in checkpoint.tiny.weights, which writes
+Released names are spelled out in this file alone, and in testing.tiny.weights, which writes
 them. A parameter of a module is filled from pieces: each piece names one stored tensor and the
 region of the parameter that it fills. Most parameters have one piece. Gate and up, or q, k and v,
 are stored apart and computed as one matrix; experts are stored one by one and computed as one

@@ -1,11 +1,9 @@
-"""config.json of the released checkpoints, without the hub.
-
-Its sizes are those of checkpoint/tiny/data/config.json, and the ids of tokens are here.
-"""
+"""config.json of the released checkpoints, without the hub."""
 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,7 +11,6 @@ from typing import Any
 from qwen3_omni_neuron.checkpoint.config_json import parse_config
 from qwen3_omni_neuron.checkpoint.files import local_folder
 from qwen3_omni_neuron.checkpoint.hub_headers import open_headers
-from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES, config_dict
 from qwen3_omni_neuron.model.config import OmniConfig
 
 INSTRUCT = "Qwen/Qwen3-Omni-30B-A3B-Instruct"
@@ -23,24 +20,6 @@ SPEAKS = {
     "Qwen/Qwen3-Omni-30B-A3B-Captioner": False,
 }
 """The released checkpoints by hub id, and whether each has talker and code2wav."""
-TOKEN_IDS = {
-    "system": 8948,
-    "user": 872,
-    "assistant": 77091,
-    "<|im_start|>": 151644,
-    "<|im_end|>": 151645,
-    "<|vision_start|>": 151652,
-    "<|vision_end|>": 151653,
-    "<|image_pad|>": 151655,
-    "<|video_pad|>": 151656,
-    "<|audio_start|>": 151669,
-    "<|audio_end|>": 151670,
-    "<tts_pad>": 151671,
-    "<tts_text_bos>": 151672,
-    "<tts_text_eod>": 151673,
-    "<|audio_pad|>": 151675,
-}
-"""Released ids of the tokens that config.json names."""
 _SPEECH = ("talker_config", "code2wav_config")
 
 
@@ -49,9 +28,13 @@ def released_config(hub_id: str = INSTRUCT) -> OmniConfig:
     return parse_config(released_config_dict(hub_id))
 
 
-def released_config_dict(hub_id: str) -> dict[str, Any]:
-    """Return the config.json of a released checkpoint. hub_id: of SPEAKS."""
-    config = config_dict(SIZES["released"], TOKEN_IDS, "bfloat16")
+def released_config_dict(hub_id: str = INSTRUCT) -> dict[str, Any]:
+    """Return the config.json of a released checkpoint, as transformers 4.x spells it.
+
+    hub_id: of SPEAKS.
+    """
+    file = resources.files("qwen3_omni_neuron.checkpoint") / "released.json"
+    config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     if SPEAKS[hub_id]:
         return config
     kept = {name: value for name, value in config.items() if name not in _SPEECH}

@@ -1,7 +1,6 @@
-"""config.json and generation_config.json of a tiny checkpoint, made from checkpoint/tiny/data.
+"""config.json and generation_config.json of a tiny checkpoint.
 
-`config.json` there has the released settings, in the spelling of transformers 4.x, and the text of
-a token in place of its id. `sizes.json` has the settings in which each size differs from it:
+`sizes.json` has the settings in which each size differs from the released config.json:
 
 tiny: every part of the model, and sizes that bring out mistakes (a second of speech is longer than
 code2wav's window, the shared expert is wider than the routed ones). small: the released head sizes,
@@ -11,12 +10,30 @@ released sizes. speaking: the checkpoint that ships with the package.
 
 import json
 from collections.abc import Mapping
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
-from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.checkpoint.released import released_config_dict
 
-_DATA = resources.files("qwen3_omni_neuron.checkpoint.tiny") / "data"
+_DATA = Path(__file__).parent / "data"
+_TOKENS = {
+    8948: "system",
+    872: "user",
+    77091: "assistant",
+    151644: "<|im_start|>",
+    151645: "<|im_end|>",
+    151652: "<|vision_start|>",
+    151653: "<|vision_end|>",
+    151655: "<|image_pad|>",
+    151656: "<|video_pad|>",
+    151669: "<|audio_start|>",
+    151670: "<|audio_end|>",
+    151671: "<tts_pad>",
+    151672: "<tts_text_bos>",
+    151673: "<tts_text_eod>",
+    151675: "<|audio_pad|>",
+}
+"""Tokens that the released config.json names, by their ids there."""
 
 Size = Mapping[str, Any]
 """Settings of config.json that differ from the released ones, nested as there.
@@ -26,7 +43,7 @@ A vocab_size of None means the tokenizer's number of tokens.
 
 
 def read_text(name: str) -> str:
-    """Return the text of a file of checkpoint/tiny/data."""
+    """Return the text of a file of testing/tiny/data."""
     return (_DATA / name).read_text(encoding="utf-8")
 
 
@@ -34,33 +51,25 @@ SIZES: Mapping[str, Size] = json.loads(read_text("sizes.json"))
 
 
 def config_dict(size: Size, token_ids: Mapping[str, int], dtype: str) -> dict[str, Any]:
-    """Return the config.json of a size. token_ids: id of every token by its text.
-
-    Raises OptionError for a setting that the released config.json does not have.
-    """
-    config = resized(json.loads(read_text("config.json")), size)
+    """Return the config.json of a size. token_ids: id of every token by its text."""
+    config = resized(_with_ids(released_config_dict(), token_ids), size)
     text = config["thinker_config"]["text_config"]
     if text["vocab_size"] is None:
         text["vocab_size"] = -(-len(token_ids) // 64) * 64  # a multiple of 64, as released
     config["dtype"] = config["thinker_config"]["dtype"] = dtype
-    return _with_ids(config, token_ids)
+    return config
 
 
 def generation_config_dict(token_ids: Mapping[str, int]) -> dict[str, Any]:
     """Return generation_config.json: the thinker's sampling defaults."""
-    return _with_ids(json.loads(read_text("generation_config.json")), token_ids)
+    config: dict[str, Any] = json.loads(read_text("generation_config.json"))
+    ids = {n: token_ids[config[n]] for n in ("eos_token_id", "pad_token_id")}
+    return {**config, **ids}
 
 
 def resized(settings: Mapping[str, Any], changes: Size) -> dict[str, Any]:
-    """Return settings, or a size, with some of their values changed, in the order of `settings`.
-
-    Raises OptionError for a change of a setting that does not exist.
-    """
-    unknown = sorted(changes.keys() - settings.keys())
-    if unknown:
-        raise OptionError(
-            f"There is no setting {unknown[0]!r} to change. There are: {', '.join(settings)}."
-        )
+    """Return settings, or a size, with some of their values changed, in the order of `settings`."""
+    assert changes.keys() <= settings.keys(), f"no settings {changes.keys() - settings.keys()}"
     changed = {
         name: resized(settings[name], value) if isinstance(value, Mapping) else value
         for name, value in changes.items()
@@ -69,12 +78,12 @@ def resized(settings: Mapping[str, Any], changes: Size) -> dict[str, Any]:
 
 
 def _with_ids(settings: Mapping[str, Any], token_ids: Mapping[str, int]) -> dict[str, Any]:
-    """Return settings with the id of each token in place of its text."""
+    """Return released settings with this tokenizer's ids of the tokens."""
 
     def with_id(name: str, value: Any) -> Any:
         if isinstance(value, dict):
             return _with_ids(value, token_ids)
-        is_token = name.endswith("_token_id") and isinstance(value, str)
-        return token_ids[value] if is_token else value
+        named = name.endswith("_token_id") and value in _TOKENS
+        return token_ids[_TOKENS[value]] if named else value
 
     return {name: with_id(name, value) for name, value in settings.items()}

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from qwen3_omni_neuron.checkpoint.tiny.sizes import read_text
+from testing.tiny.sizes import read_text
 
 # Not skipped when special tokens are skipped in decoding, as in the released tokenizer.
 _NOT_SPECIAL = (

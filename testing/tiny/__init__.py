@@ -5,6 +5,6 @@ files. weights: its parameters. data: files that are the same in all of them, an
 sizes.
 """
 
-from qwen3_omni_neuron.checkpoint.tiny.write import write_tiny_checkpoint
+from testing.tiny.write import write_tiny_checkpoint
 
 __all__ = ["write_tiny_checkpoint"]

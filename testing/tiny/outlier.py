@@ -17,8 +17,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.checkpoint.tiny.sizes import Size
-from qwen3_omni_neuron.checkpoint.tiny.weights import Config, Weights, random_weights
+from testing.tiny.sizes import Size
+from testing.tiny.weights import Config, Weights, random_weights
 
 OUTLIER = 49_000.0
 LAYERS, LAYER = 5, 2  # the predictor's layers, as released, and the one whose MLP makes the outlier

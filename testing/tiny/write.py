@@ -1,5 +1,6 @@
 """Write a tiny checkpoint: configs, tokenizer and sharded safetensors with their index."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -8,16 +9,16 @@ import torch
 from safetensors.torch import save_file
 
 from qwen3_omni_neuron.checkpoint.drawn import DRAWN_FILE
-from qwen3_omni_neuron.checkpoint.tiny.outlier import outlier_weights, with_outlier_layers
-from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES, Size, config_dict, generation_config_dict
-from qwen3_omni_neuron.checkpoint.tiny.tokenizer import WORDS, write_json, write_tokenizer
-from qwen3_omni_neuron.checkpoint.tiny.weights import (
+from testing.tiny.outlier import outlier_weights, with_outlier_layers
+from testing.tiny.sizes import SIZES, Size, config_dict, generation_config_dict
+from testing.tiny.tokenizer import WORDS, write_json, write_tokenizer
+from testing.tiny.weights import (
     Config,
     Weights,
+    drawing,
     parameter_shapes,
     random_weights,
 )
-from qwen3_omni_neuron.errors import OptionError
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -41,21 +42,12 @@ def write_tiny_checkpoint(
     that ships), or settings of your own.
     dtype: "bfloat16", as released, or "float32". drawn: write no weights; whoever reads one draws
     it from the seed (checkpoint.drawn). outlier: with the activations that were published for the
-    real code predictor (checkpoint.tiny.outlier), which gets five layers, as released. The same
+    real code predictor (testing.tiny.outlier), which gets five layers, as released. The same
     seed gives the same bytes. Returns the folder.
-    Raises OptionError for an unknown size or dtype, a negative seed, or an outlier in drawn
-    weights.
     """
-    if isinstance(size, str) and size not in SIZES:
-        raise OptionError(f"size is one of {', '.join(SIZES)}, got {size!r}.")
-    if seed < 0:
-        raise OptionError(f"seed is zero or more, got {seed}.")
     settings = SIZES[size] if isinstance(size, str) else size
     if outlier:
-        if drawn:
-            raise OptionError(
-                "outlier changes weights, and drawn writes none. Leave one of them out."
-            )
+        assert not drawn, "the outlier changes weights that are written"
         settings = with_outlier_layers(settings)
         return write_checkpoint(Path(folder), settings, outlier_weights(seed), dtype)
     return write_checkpoint(Path(folder), settings, seed if drawn else random_weights(seed), dtype)
@@ -70,13 +62,14 @@ def write_checkpoint(
     or a seed, from which they are drawn when they are read.
     words: each becomes one token of the tokenizer.
     """
-    if dtype not in DTYPES:
-        raise OptionError(f"dtype is one of {', '.join(DTYPES)}, got {dtype!r}.")
     folder.mkdir(parents=True, exist_ok=True)
     token_ids = write_tokenizer(folder, words)
     config = config_dict(size, token_ids, dtype)
     if isinstance(weights, int):
-        write_json(folder / DRAWN_FILE, {"seed": weights})
+        shapes = parameter_shapes(config).items()
+        tensors = {name: (shape, *drawing(config, name, shape)) for name, shape in shapes}
+        drawn = {"dtype": dtype, "seed": weights, "tensors": tensors}
+        (folder / DRAWN_FILE).write_text(json.dumps(drawn))
     else:
         _write_shards(folder, config, weights, DTYPES[dtype])
     write_json(folder / "generation_config.json", generation_config_dict(token_ids))

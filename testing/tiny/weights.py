@@ -6,11 +6,12 @@ audio is neither silent nor clipped.
 """
 
 import math
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+from qwen3_omni_neuron.checkpoint.drawn import draw
 
 Config = dict[str, Any]
 Weights = Callable[[Config, str, torch.Tensor], None]
@@ -20,10 +21,6 @@ LOGIT_SCALE = 2.0  # standard deviation of every head's logits
 # Residual units and snake activations add to their input: these gains are small enough that the
 # audio has an RMS of about 0.1.
 _AUDIO_GAINS = {"conv2": 0.3, "code2wav.decoder.6.conv.weight": 0.05}
-# Gain of a head's end-of-reply row: with 1, a reply would end after about as many tokens as the
-# vocabulary has.
-EOS_SCALE = 0.2
-BLOCK_VALUES = 2**24  # more values than the largest parameter of `tiny` and `small`
 
 
 def parameter_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -43,34 +40,18 @@ def random_weights(seed: int) -> Weights:
     """Return random weights from a seed; the model's replies don't end at once."""
 
     def weights(config: Config, name: str, parameter: torch.Tensor) -> None:
-        end_rows = {
-            "thinker.lm_head.weight": config["im_end_token_id"],
-            "talker.codec_head.weight": config["talker_config"]["codec_eos_token_id"],
-        }
-        fill_random(parameter, name, seed, end_rows.get(name))
+        draw(parameter, name, seed, *drawing(config, name, tuple(parameter.shape)))
 
     return weights
 
 
-def fill_random(parameter: torch.Tensor, name: str, seed: int, end_row: int | None = None) -> None:
-    """Fill the checkpoint's parameter `name` from this seed, in the parameter's dtype.
-
-    Each parameter has a generator of its own, so that its values don't depend on the order in which
-    parameters are made. Values are drawn in float32, a block of rows at a time: a released
-    vocabulary's whole table would take 1.2 GB. end_row: a head's row for the token that ends a
-    reply.
-    """
-    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + seed * 0x9E3779B1)
-    mean, deviation = _mean_and_deviation(name, parameter.shape)
-    start = 0
-    for block in parameter.split(max(1, BLOCK_VALUES // parameter[0].numel())):
-        values = torch.randn(block.shape, generator=generator).mul_(deviation)
-        if mean:
-            values += mean
-        if end_row is not None and start <= end_row < start + len(block):
-            values[end_row - start] *= EOS_SCALE
-        block.copy_(values)
-        start += len(block)
+def drawing(config: Config, name: str, shape: tuple[int, ...]) -> tuple[float, float, int | None]:
+    """Return the mean and deviation of a parameter, and the row that ends a reply or None."""
+    end_rows = {
+        "thinker.lm_head.weight": config["im_end_token_id"],
+        "talker.codec_head.weight": config["talker_config"]["codec_eos_token_id"],
+    }
+    return *_mean_and_deviation(name, shape), end_rows.get(name)
 
 
 def _mean_and_deviation(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
