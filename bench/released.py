@@ -63,7 +63,6 @@ from bench.threads import code2wav_work
 from qwen3_omni_neuron import AudioChunk, Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.modules import STAGES, lay_out
-from testing.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.cli import main as command
 from qwen3_omni_neuron.cpu.call_cost import CHUNK, FRAMES, PROMPT, TOKENS, CallSeconds
 from qwen3_omni_neuron.cpu.fits import DTYPES, GB, fits_of
@@ -79,6 +78,7 @@ from testing.headlines import PLAYS, headline
 from testing.memory import peak_mb
 from testing.observed import Recorder
 from testing.prompts import prompt_of
+from testing.tiny import write_tiny_checkpoint
 
 QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "What does the sea say at night?"}]
 CODE2WAV, OWN_PROMPT = "code2wav step", "the reply's prompt"

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from testing.tiny import write_tiny_checkpoint
 from testing.subprocesses import run_python
+from testing.tiny import write_tiny_checkpoint
 from testing.wide import CASES, FRAMES, TOKENS
 
 pytestmark = pytest.mark.skipif(
