@@ -1,6 +1,6 @@
 """A model behind the public API whose replies a test writes, for tests of a server's answers."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,7 @@ class ScriptedStream:
         reason: FinishReason = "stop",
     ):
         self._events, self._raises, self._reason = self._made(texts, speak), raises, reason
+        self.keeps_audio = True
 
     def _made(self, texts: Sequence[str], speak: bool) -> Iterator[Event]:
         chunks = []
@@ -113,21 +114,19 @@ class ScriptedStream:
             return event
         raise StopAsyncIteration
 
-    async def bursts(self) -> AsyncIterator[list[Event]]:
-        burst: list[Event] = []
-        try:
-            async for event in self:
-                if burst and isinstance(event, Finished):
-                    yield burst
-                    burst = []
-                burst.append(event)
-                if not isinstance(event, TextDelta):
-                    yield burst
-                    burst = []
-        except Exception:
-            if burst:  # the texts come before the error
-                yield burst
-            raise
+    async def ready(self, delay_s: float) -> list[Event]:
+        events = [await anext(self)]
+        while isinstance(events[-1], TextDelta):
+            try:
+                event = next(self._events)
+            except Exception as error:  # the texts come before it
+                self._events = map(_raise, [error])
+                break
+            if isinstance(event, Finished):
+                self._events = iter([event])
+                break
+            events.append(event)
+        return events
 
     def close(self) -> None:
         self._events = iter(())
@@ -137,3 +136,7 @@ class ScriptedStream:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _raise(error: Exception) -> Event:
+    raise error

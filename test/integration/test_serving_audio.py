@@ -17,7 +17,7 @@ from openai import OpenAI
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.edge.context import Context
-from qwen3_omni_neuron.serving.endpoints import chat_deltas, speech
+from qwen3_omni_neuron.serving.endpoints import chat, speech
 from qwen3_omni_neuron.serving.endpoints.speech import SpeechRequest, SpokenText
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.service import Turnstile
@@ -89,7 +89,7 @@ def test_chunks_after_the_first_wait_for_their_turn(
         return chunk_of(samples)
 
     monkeypatch.setattr(Turnstile, "wait", noted)
-    for module in (chat_deltas, speech):
+    for module in (chat, speech):
         monkeypatch.setattr(module, "pcm16", chunk)
     options = {**OPTIONS, "chunk_frames": [1, 4]}
     if way == "speech":

@@ -39,12 +39,11 @@ def test_eight_streams_in_one_loop_give_what_each_gives_alone(omni: Qwen3Omni) -
         np.testing.assert_allclose(np.concatenate(samples), expected.audio, atol=1e-5)
 
 
-def test_bursts_are_the_events_with_one_chunk_at_most_at_their_ends(
+def test_ready_events_are_the_stream_with_one_chunk_at_most_at_their_end(
     omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Audio and the end wait for nothing, and bring along text that would wait for ever."""
     expected = omni.generate_audio(HELLO, seed=3, **LIMITS)
-    monkeypatch.setattr("qwen3_omni_neuron.runtime.stream.TEXT_DELAY_S", NEVER_S)
     engine = omni._pipeline._engines.thinker
     original = engine.step
 
@@ -56,9 +55,10 @@ def test_bursts_are_the_events_with_one_chunk_at_most_at_their_ends(
 
     async def bursts_of(text_alone: bool) -> list[list[Any]]:
         ask = omni.stream_text if text_alone else omni.stream
-        stream, bursts = ask(HELLO, seed=3, chunk_frames=(1,), **LIMITS), []
-        async for burst in stream.bursts():
-            bursts.append(burst)
+        stream = ask(HELLO, seed=3, chunk_frames=(1,), **LIMITS)
+        bursts = [await stream.ready(0.0)]
+        while not isinstance(bursts[-1][-1], Finished):
+            bursts.append(await stream.ready(NEVER_S))
             if sum(isinstance(event, AudioChunk) for burst in bursts for event in burst) == 2:
                 assert not stream._live.ended, "audio comes while the reply is made"
         return bursts
@@ -92,7 +92,6 @@ def test_a_task_that_is_cancelled_between_two_bursts_cancels_the_request(
     omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While text waits for more of it, which is not a wait for the next event."""
-    monkeypatch.setattr("qwen3_omni_neuron.runtime.stream.TEXT_DELAY_S", NEVER_S)
     engine, may_step = omni._pipeline._engines.thinker, threading.Event()
     original = engine.step
 
@@ -106,8 +105,9 @@ def test_a_task_that_is_cancelled_between_two_bursts_cancels_the_request(
         stream = omni.stream_text(HELLO, thinker_max_new_tokens=100, seed=3)
 
         async def read() -> None:
-            async for _ in stream.bursts():
-                read_one.set()
+            await stream.ready(0.0)
+            read_one.set()
+            await stream.ready(NEVER_S)
 
         read_one, reading = asyncio.Event(), asyncio.create_task(read())
         await asyncio.wait_for(read_one.wait(), 60)
@@ -155,14 +155,14 @@ def test_a_task_that_is_cancelled_in_a_later_piece_ends_them_all(omni: Qwen3Omni
     async def cancelled() -> None:
         stream = omni.stream_speech(LONG, talker_max_new_tokens=40)
         reading = asyncio.create_task(events_of(stream))
-        while len(stream._events._lives) < 2:
+        while len(stream._lives) < 2:
             await asyncio.sleep(0.001)
-        parts = len(stream._events._lives)
+        parts = len(stream._lives)
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
-        assert len(stream._events._lives) == parts
-        assert stream._events._next is not None and stream._events._next.ended
+        assert len(stream._lives) == parts
+        assert stream._next is not None and stream._next.ended
 
     asyncio.run(cancelled())
     assert slots_are_free(omni)

@@ -1,12 +1,6 @@
-"""The caller's end of a request: an iterator over its events, in a thread or in an event loop.
-
-An item of a request's output becomes an event in `RequestEvents`, with the text in whole
-characters. `JoinedEvents` makes one reply of requests that are spoken one after another, such as
-the pieces of a long text. `SpeechStream` waits for items and yields the events.
-"""
+"""The caller's end of a request: an iterator over its events, in a thread or in an event loop."""
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
@@ -29,10 +23,7 @@ from qwen3_omni_neuron.events import (
 from qwen3_omni_neuron.runtime.buffers import Item, TextEnd
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import LiveRequest, Request
-from qwen3_omni_neuron.runtime.stage import Clock
 from qwen3_omni_neuron.runtime.stop_strings import INCOMPLETE
-
-TEXT_DELAY_S = 0.05  # longest delay of text in `SpeechStream.bursts`
 
 
 class SpeechStream(Iterator[Event], AsyncIterator[Event]):
@@ -45,79 +36,90 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
     once its output queue is full. `close`, the end of a `with` block or dropping the stream cancels
     the request. An error in any stage is raised by the next event.
     queue_position: position in the queue for a slot when the request came, 0 where it got a slot at
-    once. prompt_tokens: number of tokens of its prompt. owner: object that must live as long as the
-    stream, the model. later: requests whose events continue this stream; each is submitted before
-    the previous one has ended.
+    once. prompt_tokens: number of tokens of its prompt. keeps_audio: whether the result has the
+    audio; False: a chunk is not kept once it was passed on. owner: object that must live as long as
+    the stream, the model. later: requests whose events continue this stream, such as the pieces of
+    a long text; each is submitted before the previous one has ended, and takes its slot.
     """
 
     def __init__(
         self, pipeline: Pipeline, request: Request, owner: object, later: Sequence[Request] = ()
     ):
-        self._events = JoinedEvents(pipeline, request, later)
         self._owner, self._pipeline, self._clock = owner, pipeline, pipeline.clock
-        self.prompt_tokens = len(request.prompt)
-        self.queue_position = self._events.queue_position
+        self.prompt_tokens, self.keeps_audio = len(request.prompt), True
+        self._live, self.queue_position = pipeline.submit(request)  # the request that is read now
         self._done = False
+        self._lives = [self._live]  # requests whose events were taken, the current one last
+        self._next: LiveRequest | None = None
+        self._later = deque(later)
+        self._decoder = TextStream(request.codec.decode)
+        self._texts: list[str] = []
+        self._told = 0  # tokens of the current request's events
+        self._chunks: list[AudioChunk] = []  # where the audio is kept
+        self._samples = 0  # of all chunks
+        self._first_sample = 0  # index in the reply of the current request's first sample
+        self._submit_next()
 
     def __next__(self) -> Event:
         """Return the next event. Raises the error that ended the request, such as a LateError."""
-        if self._done:
-            raise StopIteration
-        try:
-            event = None
-            while event is None:
-                item = self._events.part.wait()
-                if item is None and self._done:
-                    raise StopIteration  # closed by another thread
-                event = self._event_of(item)
-        except BaseException:
-            self.close()
-            raise
-        if isinstance(event, Finished):  # never set to False: another thread may have closed it
-            self._done = True
-        return event
+        since_s = self._clock.now()
+        while not self._done:
+            try:
+                changed = self._live.output.changed
+                with changed:
+                    item, left_s = self._take(since_s)
+                    if left_s is not None:
+                        changed.wait(left_s)
+                        continue
+                event = self._next_event(item)
+            except BaseException:
+                self.close()
+                raise
+            if event is not None:
+                return event
+        raise StopIteration
 
     async def __anext__(self) -> Event:
         """Return the next event as `__next__` does, without blocking the event loop.
 
         A task that is cancelled while it waits here cancels the request.
         """
-        if self._done:
-            raise StopAsyncIteration
-        try:
-            event = None
-            while event is None:
-                event = self._event_of(await self._next_item())
-        except BaseException:
-            self.close()
-            raise
-        if isinstance(event, Finished):
-            self._done = True
-        return event
-
-    async def bursts(self) -> AsyncIterator[list[Event]]:
-        """Yield the events in an event loop, as lists of those that are ready together.
-
-        For a caller whose work for several events is little more than for one. Text is held until
-        TEXT_DELAY_S after the last list; audio and the end are never held. A list has at most one
-        chunk, which only the end may follow.
-        """
-        before_s = -math.inf
+        since_s = self._clock.now()
         while not self._done:
-            delay_s = before_s + TEXT_DELAY_S - self._clock.now()
-            if delay_s > 0:
-                await self._wait(lambda: self._live.output.has_chunk, delay_s)
-            event = await anext(self, None)
-            if event is None:
-                return
-            events = [event]
-            if isinstance(event, TextDelta):
-                events += filter(None, map(self._event_of, self._events.part.take_ready()))
-            if self._events.at_end:
-                ending = await anext(self, None)
-                events += [ending] if ending is not None else []
-            yield events
-            before_s = self._clock.now()
+            try:
+                with self._live.output.changed:
+                    item, left_s = self._take(since_s)
+                if left_s is not None:  # a late item ends the request
+                    await self._changed(left_s)
+                    continue
+                event = self._next_event(item)
+            except BaseException:
+                self.close()
+                raise
+            if event is not None:
+                return event
+        raise StopAsyncIteration
+
+    async def ready(self, delay_s: float) -> list[Event]:
+        """Wait for the next event, and return it with those that are ready then.
+
+        For a caller whose work for several events is little more than for one. Text is held for
+        delay_s to come with more of it; audio and the end are not. The list has at most one chunk,
+        which only the end may follow. Raises StopAsyncIteration after the end.
+        """
+        if delay_s > 0 and not self._done:
+            try:
+                await self._changed(delay_s, chunk=True)
+            except BaseException:
+                self.close()
+                raise
+        events = [await anext(self)]
+        if isinstance(events[0], TextDelta):
+            events += filter(None, map(self._event_of, self._take_ready()))
+        if self._at_end:
+            with suppress(StopAsyncIteration):  # another thread may have closed it
+                events.append(await anext(self))
+        return events
 
     @property
     def slot(self) -> int:
@@ -127,7 +129,9 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
     def close(self) -> None:
         """Cancel the request. Its slot is free after at most one more step of each stage."""
         self._done = True
-        self._events.close()
+        self._pipeline.cancel(self._live)
+        if self._next is not None:
+            self._pipeline.cancel(self._next)
 
     def cancel(self) -> None:
         """Cancel the request; see close."""
@@ -166,122 +170,81 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
             with suppress(ForkError):
                 self._pipeline.call_without_waiting(self.close)
 
+    def _take(self, since_s: float) -> tuple[Item | None, float | None]:
+        """Take an item if there is one. The lock is held.
+
+        since_s: when the wait began. Returns the item, None after the last one, and no time; or
+        None and the time until the deadline, where the caller has to wait. Raises the error that
+        ended the request.
+        """
+        live = self._live
+        while True:
+            if live.error is not None:
+                raise live.error
+            item = live.output.take()
+            if item is not None or live.ended:
+                return item, None
+            left_s = live.deadline_s(since_s) - self._clock.now()
+            if left_s > 0:
+                return None, left_s
+            live.end(live.late())
+
+    def _take_ready(self) -> list[Item]:
+        """Take the items that are ready, up to a chunk. The next wait handles end and error."""
+        live, items = self._live, list[Item]()
+        with live.output.changed:
+            while live.error is None and not (items and isinstance(items[-1], AudioChunk)):
+                item = live.output.take()
+                if item is None:
+                    break
+                items.append(item)
+        return items
+
     @property
-    def _live(self) -> LiveRequest:
-        return self._events.part.live
+    def _at_end(self) -> bool:
+        """True where the last request has ended well, and all of its items were taken."""
+        live = self._live
+        with live.output.changed:
+            taken = live.ended and live.error is None and not live.output.has_item
+        return taken and self._next is None and not self._done
+
+    def _next_event(self, item: Item | None) -> Event | None:
+        """Return the event of an item; None where there is none yet, or the stream was closed."""
+        if item is None and self._done:  # by another thread
+            return None
+        event = self._event_of(item)
+        if isinstance(event, Finished):
+            self._done = True
+        return event
 
     def _event_of(self, item: Item | None) -> Event | None:
-        """Return the event of an item; None where there is none yet. Each event passes here."""
-        return self._events.event_of(item)
+        """Return the event of an item; None where there is none yet. Each event passes here.
 
-    async def _next_item(self) -> Item | None:
-        """Wait as `RequestEvents.wait` does. Raises StopAsyncIteration where it was closed."""
-        part, since_s = self._events.part, self._clock.now()
-        output = part.live.output
-        while True:
-            with output.changed:
-                item, remaining_s = part.take(since_s)
-            if remaining_s is None:
-                if item is None and self._done:
-                    raise StopAsyncIteration
-                return item
-            await self._wait(lambda: output.has_item, remaining_s)  # a late item ends the request
-
-    async def _wait(self, holds: Callable[[], bool], seconds: float) -> None:
-        """Wait for a change as `changed` does. A task that is cancelled meanwhile cancels it."""
-        try:
-            await changed(self._live, holds, seconds)
-        except BaseException:
-            self.close()
-            raise
-
-
-async def changed(live: LiveRequest, holds: Callable[[], bool], seconds: float) -> None:
-    """Wait in an event loop until `holds` or a request's end, for `seconds` at most.
-
-    holds: called with the lock held, in the thread that has changed the output.
-    """
-    loop = asyncio.get_running_loop()
-    woken = loop.create_future()
-
-    def end() -> None:
-        if not woken.done():
-            woken.set_result(None)
-
-    def wake() -> None:
-        if live.ended or holds():
-            live.output.on_change = None
-            with suppress(RuntimeError):  # the loop was closed: nobody waits in it any more
-                loop.call_soon_threadsafe(end)
-
-    with live.output.changed:
-        if live.ended or holds():
-            return
-        live.output.on_change = wake
-    # Not asyncio.wait_for: before Python 3.12 it loses a cancel that comes as the wait ends.
-    deadline = loop.call_later(seconds, end)
-    try:
-        await woken
-    finally:
-        deadline.cancel()
-        # No other thread sets it; where `wake` has cleared it, the lock is not needed.
-        if live.output.on_change is not None:
-            with live.output.changed:
-                live.output.on_change = None
-
-
-class JoinedEvents:
-    """Events of one or more requests as those of one reply, with its result.
-
-    Each request but the first is submitted before the one before it has ended, whose slot it takes.
-    part: events of the request that is read now. queue_position: see `Pipeline.submit`.
-    """
-
-    def __init__(self, pipeline: Pipeline, first: Request, later: Sequence[Request] = ()):
-        self._pipeline, self._clock = pipeline, pipeline.clock
-        live, self.queue_position = pipeline.submit(first)
-        self.part = RequestEvents(live, self._clock)
-        self._lives = [live]  # requests whose events were taken, the current one last
-        self._later = deque(later)
-        self._next: LiveRequest | None = None
-        self._texts: list[str] = []
-        self._chunks: list[AudioChunk] = []
-        self._first_sample = 0  # index in the reply of the current part's first sample
-        self._closed = False
-        self._submit_next()
-
-    def event_of(self, item: Item | None) -> Event | None:
-        """Return the event of an item of `part`; None where there is none yet.
-
-        item: None after the last one of `part`.
+        item: None after the last one of a request.
         """
         if item is None:
             return None if self._go_on() else Finished(self._result())
-        event = self.part.event_of(item)
-        if isinstance(event, AudioChunk):
-            event = self._joined(event)
-            self._chunks.append(event)
-        elif event is not None:
-            self._texts.append(event.text)
-        return event
-
-    @property
-    def at_end(self) -> bool:
-        """True where the last request has ended well, and all of its items were taken."""
-        return self.part.at_end and self._next is None
-
-    def close(self) -> None:
-        """Cancel the requests."""
-        self._closed = True
-        self._pipeline.cancel(self.part.live)
-        if self._next is not None:
-            self._pipeline.cancel(self._next)
+        if isinstance(item, AudioChunk):
+            chunk = self._joined(item)
+            self._samples += len(chunk.samples)
+            if self.keeps_audio:
+                self._chunks.append(chunk)
+            return chunk
+        text, token_ids = (
+            self._decoder.finish() if isinstance(item, TextEnd) else self._decoder.push(item)
+        )
+        if not token_ids:  # they complete no character yet
+            return None
+        self._texts.append(text)
+        told, live = slice(self._told, self._told + len(token_ids)), self._live
+        self._told = told.stop
+        return TextDelta(text, token_ids, live.logprobs[told], live.top_logprobs[told])
 
     def _joined(self, chunk: AudioChunk) -> AudioChunk:
-        """Return a chunk of this part with its place in the whole reply.
+        """Return a chunk of this request with its place in the whole reply.
 
-        Each part's audio is shorter than its frames by the vocoder's latency, 23 ms. Silence of
-        that length is put between two parts, so that the reply is as long as its frames.
+        Each request's audio is shorter than its frames by the vocoder's latency, 23 ms. Silence of
+        that length is put between two, so that the reply is as long as its frames.
         """
         if len(self._lives) == 1:
             return chunk
@@ -298,9 +261,12 @@ class JoinedEvents:
         if self._next is None:
             return False
         written = self._next.request.written
-        self.part = RequestEvents(self._next, self._clock, written.before if written else "")
-        self._lives.append(self._next)
-        self._first_sample = sum(len(chunk.samples) for chunk in self._chunks)
+        self._decoder = TextStream(
+            self._next.request.codec.decode, written.before if written else ""
+        )
+        self._live, self._told = self._next, 0
+        self._lives.append(self._live)
+        self._first_sample = self._samples
         self._submit_next()
         return True
 
@@ -308,9 +274,45 @@ class JoinedEvents:
         self._next = None
         if self._later:
             request = replace(self._later.popleft(), arrived_s=self._clock.now())
-            self._next, _ = self._pipeline.submit(request, after=self.part.live)
-        if self._closed:  # by another thread meanwhile
+            self._next, _ = self._pipeline.submit(request, after=self._live)
+        if self._done:  # closed by another thread meanwhile
             self.close()
+
+    async def _changed(self, seconds: float, *, chunk: bool = False) -> None:
+        """Wait in an event loop for an item or the request's end, for `seconds` at most.
+
+        chunk: wait for a chunk of audio, or the end.
+        """
+        live, loop = self._live, asyncio.get_running_loop()
+        woken = loop.create_future()
+
+        def there() -> bool:
+            return live.ended or (live.output.has_chunk if chunk else live.output.has_item)
+
+        def end() -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        def wake() -> None:  # called with the lock held
+            if there():
+                live.output.on_change = None
+                with suppress(RuntimeError):  # the loop was closed: nobody waits in it any more
+                    loop.call_soon_threadsafe(end)
+
+        with live.output.changed:
+            if there():
+                return
+            live.output.on_change = wake
+        # Not asyncio.wait_for: before Python 3.12 it loses a cancel that comes as the wait ends.
+        deadline = loop.call_later(seconds, end)
+        try:
+            await woken
+        finally:
+            deadline.cancel()
+            # No other thread sets it; where `wake` has cleared it, the lock is not needed.
+            if live.output.on_change is not None:
+                with live.output.changed:
+                    live.output.on_change = None
 
     def _result(self) -> SpeechResult:
         lives, frames = self._lives, [codes for live in self._lives for codes in live.codes]
@@ -331,7 +333,7 @@ class JoinedEvents:
             talker_finish_reason=next(
                 (reason for reason in cut if reason in reasons), lives[-1].talker_finish
             ),
-            timings=self._timings(len(audio) / SAMPLE_RATE),
+            timings=self._timings(self._samples / SAMPLE_RATE),
             seed=lives[0].seed,
             logprobs=[logprob for live in lives for logprob in live.logprobs],
             top_logprobs=[likeliest for live in lives for likeliest in live.top_logprobs],
@@ -371,77 +373,6 @@ class JoinedEvents:
             slow_stage=slow_stage,
             slow_speech=slow_speech,
         )
-
-
-class RequestEvents:
-    """Events of one request.
-
-    before: text that its first text begins with.
-    """
-
-    def __init__(self, live: LiveRequest, clock: Clock, before: str = ""):
-        self.live, self._clock = live, clock
-        self._text = TextStream(live.request.codec.decode, before)
-        self._told = 0  # tokens of the events so far
-
-    def event_of(self, item: Item) -> TextDelta | AudioChunk | None:
-        """Return the event of an item; None where it completes no character yet."""
-        if isinstance(item, AudioChunk):
-            return item
-        delta = self._text.finish() if isinstance(item, TextEnd) else self._text.push(item)
-        text, token_ids = delta
-        if not token_ids:
-            return None
-        first, self._told = self._told, self._told + len(token_ids)
-        told = slice(first, self._told)
-        return TextDelta(text, token_ids, self.live.logprobs[told], self.live.top_logprobs[told])
-
-    def take(self, since_s: float) -> tuple[Item | None, float | None]:
-        """Take an item if there is one. The lock is held.
-
-        since_s: when the wait began. Returns the item, None after the last one, and no time; or
-        None and the time until the deadline, where the caller has to wait. Raises the error that
-        ended the request.
-        """
-        live = self.live
-        while True:
-            if live.error is not None:
-                raise live.error
-            item = live.output.take()
-            if item is not None or live.ended:
-                return item, None
-            remaining_s = live.deadline_s(since_s) - self._clock.now()
-            if remaining_s > 0:
-                return None, remaining_s
-            live.end(live.late())
-
-    def wait(self) -> Item | None:
-        """Wait for the next item, and take it. Returns None after the last one."""
-        changed, since_s = self.live.output.changed, self._clock.now()
-        with changed:
-            while True:
-                item, remaining_s = self.take(since_s)
-                if remaining_s is None:
-                    return item
-                changed.wait(remaining_s)
-
-    def take_ready(self) -> list[Item]:
-        """Take the items that are ready, up to a chunk. The next wait handles end and error."""
-        items: list[Item] = []
-        with self.live.output.changed:
-            while self.live.error is None and not (items and isinstance(items[-1], AudioChunk)):
-                item = self.live.output.take()
-                if item is None:
-                    break
-                items.append(item)
-        return items
-
-    @property
-    def at_end(self) -> bool:
-        """True where the request has ended well, and all of its items were taken."""
-        live = self.live
-        with live.output.changed:
-            return live.ended and live.error is None and not live.output.has_item
 
 
 class TextStream:

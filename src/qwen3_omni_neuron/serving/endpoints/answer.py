@@ -20,6 +20,7 @@ from qwen3_omni_neuron.serving.edge.sending import AnswerSender
 from qwen3_omni_neuron.serving.openai.errors import ApiError, error_event
 from qwen3_omni_neuron.serving.service import Service
 
+TEXT_DELAY_S = 0.05  # longest delay of text in a streamed answer
 EVENTS = "text/event-stream"
 """Media type of server-sent events."""
 
@@ -56,9 +57,10 @@ class PieceStream(Response):
 class ServedStream(AsyncIterator[list[Event]]):
     """Iterator over the events of one reply, in lists that are sent before the next is taken.
 
-    A list has one event, or is one of `SpeechStream.bursts`. A list with a chunk waits for its turn
-    in the event loop, unless it is the client's first sound; so does each list of `bursts` from
-    then on. A reply that is read to its end is counted in the metrics.
+    A list has one event, or those of `SpeechStream.ready`, with text at most every TEXT_DELAY_S. A
+    list with a chunk waits for its turn in the event loop, unless it is the client's first sound;
+    so does each list of `ready` from then on. A reply that is read to its end is counted in the
+    metrics.
     playback: estimated playback of the chunks that were sent. muted: chunks are not sent any more.
     """
 
@@ -69,16 +71,19 @@ class ServedStream(AsyncIterator[list[Event]]):
         context: Context | None = None,
         *,
         bursts: bool = False,
+        keeps_audio: bool = False,
         speed: float = 1.0,
     ):
         """context: request that ends with the reply: it is logged, and its place given back.
 
-        speed: factor by which the client's sound is faster than the chunks.
+        keeps_audio: the sound is sent when it is complete, and is held until then. speed: factor by
+        which the client's sound is faster than the chunks.
         """
         self.playback, self.muted = Playback(), False
         self._stream, self._service, self._context = stream, service, context
-        self._bursts = stream.bursts() if bursts else None
-        self._speed = speed
+        stream.keeps_audio = keeps_audio
+        self._bursts, self._speed = bursts, speed
+        self._delay_s = 0.0  # of text in the next list
         self._sent: list[Event] = []
 
     async def __anext__(self) -> list[Event]:
@@ -88,11 +93,15 @@ class ServedStream(AsyncIterator[list[Event]]):
                 self._end(event)
             elif isinstance(event, AudioChunk) and not self.muted:
                 self.playback.arrived(len(event.samples) / SAMPLE_RATE / self._speed)
-                if self._context is not None:
-                    self._context.account.add(event.samples.nbytes)  # its result will have them
-        self._sent, bursts = [], self._bursts
-        events = [await anext(self._stream)] if bursts is None else await anext(bursts)
-        takes_turns = bursts is not None or isinstance(events[0], AudioChunk)
+                if self._stream.keeps_audio and self._context is not None:
+                    self._context.account.add(event.samples.nbytes)
+        self._sent = []
+        if self._bursts:
+            events = await self._stream.ready(self._delay_s)
+            self._delay_s = TEXT_DELAY_S
+        else:
+            events = [await anext(self._stream)]
+        takes_turns = self._bursts or isinstance(events[0], AudioChunk)
         if takes_turns and self.playback.sent_s:  # the client has sound to play meanwhile
             await self._service.turnstile.wait()
         self._sent = events
@@ -121,7 +130,9 @@ class Answer(ABC):
     def __init__(self, stream: SpeechStream, service: Service, context: Context, streams: bool):
         """streams: it is sent while it is made."""
         self._service, self._context, self._streams = service, context, streams
-        self._served = ServedStream(stream, service, context, bursts=streams)
+        self._served = ServedStream(
+            stream, service, context, bursts=streams, keeps_audio=not streams
+        )
         self._created = int(time.time())
         self._texts: list[str] = []
         self._prompt_tokens, self._made = stream.prompt_tokens, 0

@@ -10,12 +10,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic_core import to_json
 
-from qwen3_omni_neuron.events import SAMPLE_RATE
+from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints.answer import json_event, parts_of
-from qwen3_omni_neuron.serving.endpoints.chat_deltas import VLLM_OMNI, WRITTEN, spoken
 from qwen3_omni_neuron.serving.endpoints.question import Question, Reply, answer
 from qwen3_omni_neuron.serving.openai.bodies import SMALL_BODY_BYTES, check_model, parse_json
 from qwen3_omni_neuron.serving.openai.chat_request import FURTHER_FIELDS, ChatRequest, NamedTool
@@ -26,7 +25,7 @@ from qwen3_omni_neuron.serving.openai.reply_text import Call, Content, Reasoning
 from qwen3_omni_neuron.serving.openai.usage import chat_usage, running_usage
 from qwen3_omni_neuron.serving.openai.without_effect import CHAT
 from qwen3_omni_neuron.serving.service import Service
-from qwen3_omni_neuron.sound.encoding import encode_sound
+from qwen3_omni_neuron.sound.encoding import encode_sound, pcm16, wav_header
 
 router = APIRouter()
 _CHUNK = "chat.completion.chunk"
@@ -77,30 +76,32 @@ class ChatReply(Reply):
         self._id = new_id("chatcmpl-")
         self._audio_id, self._expires_at = self._service.replies.named(self._id)
         self._voice = question.options.get("speaker", RequestOptions.speaker)
-        self._deltas = WRITTEN
-        if wanted.in_vllm_omnis_way:
-            self._deltas = VLLM_OMNI
-        elif wanted.speaks:
-            sound = self._voice, self._expires_at, wanted.sound_format == "wav"
-            self._deltas = spoken(self._audio_id, *sound)
+        # Clients of vllm-omni read `content`: text, or a whole WAV file in base64.
+        self._in_audio = wanted.speaks and not wanted.in_vllm_omnis_way
         frame = to_json(self._completion(_CHUNK, [])).removesuffix(b"[]}")
         self._before_delta = b"data: " + frame + b'[{"index":0,"delta":'
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """Yield the events, and [DONE] after them."""
-        pieces = [self._piece(self._deltas.first)]
+        first: Json = {"role": "assistant", "content": "" if not self._in_audio else None}
+        if self._in_audio:
+            first["audio"] = {"id": self._audio_id, "voice": self._voice}
+        pieces = [self._piece(first)]
         with closing(self._served) as served:
             async for events in served:
                 parts, chunk = self._taken(events)
                 pieces += [self._part(part) for part in parts]
                 if chunk is not None:
-                    pieces.append(self._event(self._deltas.sound(chunk), "audio"))
+                    pieces.append(self._event(self._sound(chunk), "audio"))
                 if self._result is None:
                     yield b"".join(pieces)
                     pieces = []
         self._finish()
-        *others, last = self._deltas.last
-        pieces += [*map(self._piece, others), self._piece(last, self._finish_reason())]
+        if self._in_audio:
+            pieces.append(self._piece({"audio": {"expires_at": self._expires_at}}))
+        # Clients of vllm-omni print the content of every piece with text.
+        last = {"content": ""} if self.wanted.in_vllm_omnis_way else {}
+        pieces.append(self._piece(last, self._finish_reason()))
         options = self.wanted.stream_options
         if options is not None and options.include_usage:
             pieces.append(json_event(self._completion(_CHUNK, []) | {"usage": self._usage()}))
@@ -153,7 +154,16 @@ class ChatReply(Reply):
             return {"reasoning_content": part.text}
         if isinstance(part, Call):
             return {"tool_calls": [{"index": self._calls.index(part), **_call(part)}]}
-        return self._deltas.text(part.text)
+        return {"audio": {"transcript": part.text}} if self._in_audio else {"content": part.text}
+
+    def _sound(self, chunk: AudioChunk) -> Sequence[bytes]:
+        """Return the parts of a chunk's delta in JSON."""
+        data, before = pcm16(chunk.samples), b'{"audio":{"data":"'
+        if not self._in_audio:
+            data, before = wav_header(SAMPLE_RATE, len(data)) + data, b'{"content":"'
+        elif self.wanted.sound_format == "wav" and not chunk.first_sample:
+            data = wav_header(SAMPLE_RATE) + data
+        return before, pybase64.b64encode(data), b'"}}' if self._in_audio else b'"}'
 
     def _finish(self) -> None:
         """Keep the transcript of the complete reply for later turns, and for the log."""

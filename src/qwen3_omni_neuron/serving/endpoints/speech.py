@@ -169,7 +169,8 @@ class SpokenText:
                     "unsupported_value",
                     "speed",
                 ) from error
-        self._served = ServedStream(start(), service, context)
+        whole = not (wanted.as_made or wanted.in_events)
+        self._served = ServedStream(start(), service, context, keeps_audio=whole)
 
     def close(self) -> None:
         """Cancel the request."""
