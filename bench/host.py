@@ -27,8 +27,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.part import part_spec, to_device_type
-from qwen3_omni_neuron.neuron.torchneuron.graph import BACKEND, Compilations
-from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs
+from qwen3_omni_neuron.neuron.torchneuron.graph import BACKEND, Compilations, PartGraphs
 from testing.command_line import Figures, parser_of, positive, run
 from testing.headlines import headline
 from testing.released import CODE2WAV, RELEASED, TALKER

@@ -24,10 +24,9 @@ from qwen3_omni_neuron.model.thinker import ThinkerModel
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.nxdi.build import build_engines
-from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
-from qwen3_omni_neuron.neuron.nxdi.inputs import IDLE, Inputs
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import IDLE, DecoderSpec, Inputs, Outputs
+from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import DecoderGraphs
 from qwen3_omni_neuron.neuron.nxdi.target import NEURON
-from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs, Outputs
 from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec
 from testing.graph_cases import with_weights
 from testing.models import load_models
@@ -90,7 +89,7 @@ class EagerPart(LoadedPart):
 
 
 class EagerDecoder:
-    """The graphs of one decoder (see neuron.nxdi.toolchain.DecoderGraphs) over our own module."""
+    """The graphs of one decoder over our own module; see neuron.nxdi.nxd_toolchain."""
 
     def __init__(self, spec: DecoderSpec, model: ThinkerModel | TalkerModel, kv: KvCache):
         self.spec, self.plan, self._model, self._kv = spec, spec.plan, model, kv
@@ -149,7 +148,7 @@ class EagerDecoder:
 
 
 class EagerToolchain:
-    """A `neuron.nxdi.toolchain.Toolchain` that loads without having compiled.
+    """A `neuron.nxdi.nxd_toolchain.Toolchain` that loads without having compiled.
 
     spec: its checkpoint gives the weights. parts, decoders: those that were loaded, by name.
     broken: the label of a graph that raises, by part.

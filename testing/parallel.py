@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from qwen3_omni_neuron.neuron.graphs.parallel.cut import PAD, Cut, Cuts, shard
+from qwen3_omni_neuron.neuron.graphs.cut import PAD, Cut, Cuts, shard
 
 
 def unshard(shards: Sequence[Tensor], cut: Cut | None) -> Tensor:

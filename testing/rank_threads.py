@@ -1,4 +1,4 @@
-"""Threads as ranks: the collectives of neuron.graphs.parallel.layers, with sums in rank order."""
+"""Threads as ranks: the collectives of neuron.graphs.layers, with sums in rank order."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -46,7 +46,7 @@ class Ranks:
 
 
 class Rank:
-    """A Group of neuron.graphs.parallel.layers over threads."""
+    """A Group of neuron.graphs.layers over threads."""
 
     def __init__(self, ranks: Ranks, number: int):
         self._ranks, self._number = ranks, number

@@ -16,10 +16,10 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import write_decoder_shards
-from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import compiler_flags
-from qwen3_omni_neuron.neuron.nxdi.traced import (
+from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import (
     TracedGraph,
     TracedPart,
+    compiler_flags,
     state_name,
 )
 from qwen3_omni_neuron.neuron.part import WEIGHTS_FOLDER, LoadedPart, PartSpec, device_type
@@ -32,7 +32,7 @@ States = dict[str, Tensor]
 
 
 class SimulatedToolchain:
-    """A neuron.nxdi.toolchain.Toolchain without a compiler and without a device."""
+    """A neuron.nxdi.nxd_toolchain.Toolchain without a compiler and without a device."""
 
     def compile_part(self, spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
         write_part_shards(spec, checkpoint, folder)

@@ -165,7 +165,7 @@ class Cost:
 
 
 class CountingGroup:
-    """A neuron.graphs.parallel.layers.Group of `size` ranks that counts its collectives."""
+    """A neuron.graphs.layers.Group of `size` ranks that counts its collectives."""
 
     def __init__(self, size: int):
         self._size = size
@@ -227,7 +227,7 @@ class _Attention(TorchFunctionMode):
     itemsize: None outside; else bytes of a score that leaves the core. torch-neuronx computes
     attention with a mask by plain products, in its inputs' type; without one, over lengths that are
     multiples of 128, a kernel takes it, of which no score leaves the core. That is the looser of
-    two published rules: neuron.graphs.encoder_attention keeps to the stricter.
+    two published rules: neuron.graphs.parts keeps to the stricter.
     """
 
     def __init__(self) -> None:

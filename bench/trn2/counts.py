@@ -17,7 +17,7 @@ from qwen3_omni_neuron.neuron.graphs.all import all_graphs
 from qwen3_omni_neuron.neuron.graphs.decoders import decoder_config
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.graphs.memory import parts_of, plan_models, table
-from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
+from qwen3_omni_neuron.neuron.graphs.parallel import parallelize
 from qwen3_omni_neuron.neuron.graphs.weights import Weights
 
 

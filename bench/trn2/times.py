@@ -27,7 +27,7 @@ from qwen3_omni_neuron.events import SAMPLE_RATE
 from qwen3_omni_neuron.loading import find_target
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS, Code2WavConfig
 from qwen3_omni_neuron.neuron.cores import PHYSICAL_CORES
-from qwen3_omni_neuron.neuron.engines.encoders import batches
+from qwen3_omni_neuron.neuron.engines import batches
 from qwen3_omni_neuron.neuron.graphs.decoders import prompt_size, recent_rows
 from qwen3_omni_neuron.neuron.graphs.memory import core_memory, instances_of, placement, table
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, Pace
@@ -279,7 +279,7 @@ def _prefill_s(
     name: str,
     rows: int,
 ) -> float:
-    """Return the time of a prompt's calls, as neuron.engines.decoder chooses their graphs.
+    """Return the time of a prompt's calls, as neuron.slots chooses their graphs.
 
     rows: number of the prompt's rows; those beyond the longest window are not counted.
     """

@@ -47,7 +47,7 @@ TARGETS = Targets(
     {
         "cpu": "qwen3_omni_neuron.cpu.target:CPU",
         "neuron": "qwen3_omni_neuron.neuron.nxdi.target:NEURON",
-        "torchneuron": "qwen3_omni_neuron.neuron.torchneuron.target:TORCHNEURON",
+        "torchneuron": "qwen3_omni_neuron.neuron.target:TORCHNEURON",
     }
 )
 DEFAULT_TARGET = "cpu"

@@ -31,7 +31,7 @@ from qwen3_omni_neuron.cpu.target import LIMITS
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models, load_compiled_models
 from qwen3_omni_neuron.errors import ArtifactError, ExitStatus, OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.torchneuron.target import TORCHNEURON
+from qwen3_omni_neuron.neuron.target import TORCHNEURON
 from qwen3_omni_neuron.verification import verify as verifying
 from qwen3_omni_neuron.verification.verify import verify
 from testing.media_cases import IMAGE, audio, text, user

@@ -23,8 +23,8 @@ from qwen3_omni_neuron.neuron.nxdi.build import warm_up_decoder
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
     DECODERS,
     DecoderSpec,
+    decoder_examples,
 )
-from qwen3_omni_neuron.neuron.nxdi.inputs import decoder_examples
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain
 from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots, NxdiThinkerSlots
 from qwen3_omni_neuron.prompt.builder import PromptBuilder

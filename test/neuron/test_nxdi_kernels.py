@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from qwen3_omni_neuron.neuron.graphs.parallel.cut import key_heads, query_heads
+from qwen3_omni_neuron.neuron.graphs.cut import key_heads, query_heads
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DECODERS, DecoderSpec, decoder_spec
 from testing.neuron.kernel_checks import AttentionChecks
 from testing.released import RELEASED

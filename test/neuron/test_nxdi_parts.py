@@ -16,7 +16,7 @@ from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.build import build_engines
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
-from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs
+from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import DecoderGraphs
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.eager_neuron import EagerToolchain, eager_spec
 from testing.media_cases import CASES

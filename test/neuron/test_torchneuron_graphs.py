@@ -19,12 +19,16 @@ from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
-from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone
+from qwen3_omni_neuron.neuron.graphs.layers import Alone
 from qwen3_omni_neuron.neuron.graphs.weights import Weights
 from qwen3_omni_neuron.neuron.part import part_spec, to_device_type
 from qwen3_omni_neuron.neuron.shards import PartShare, write_part_shards
-from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations, CompiledGraph
-from qwen3_omni_neuron.neuron.torchneuron.part import Collectives, PartGraphs
+from qwen3_omni_neuron.neuron.torchneuron.graph import (
+    Collectives,
+    Compilations,
+    CompiledGraph,
+    PartGraphs,
+)
 from testing.graph_cases import TINY_PLAN, with_weights
 from testing.int8_experts import int8_models
 from testing.models import load_models

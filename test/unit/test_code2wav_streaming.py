@@ -23,7 +23,7 @@ from qwen3_omni_neuron.engines.protocols import Vocoder
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.code2wav import Code2Wav, State, window_mask
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.engines.vocoder import NeuronVocoder
+from qwen3_omni_neuron.neuron.engines import NeuronVocoder
 from qwen3_omni_neuron.neuron.graphs.parts import code2wav_graph
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.eager_neuron import EagerPart

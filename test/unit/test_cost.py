@@ -30,8 +30,8 @@ from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.model.moe import MoeFeedForward
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
-from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone, ParallelMoe
-from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
+from qwen3_omni_neuron.neuron.graphs.layers import Alone, ParallelMoe
+from qwen3_omni_neuron.neuron.graphs.parallel import parallelize
 from testing.graph_cases import TINY_PLAN
 from testing.released import RELEASED, TALKER
 

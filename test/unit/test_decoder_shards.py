@@ -13,7 +13,7 @@ from qwen3_omni_neuron.checkpoint.tensor_file import write_tensor_files
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.errors import CheckpointError, OptionError
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
-from qwen3_omni_neuron.neuron.graphs.parallel.cut import Cut, shard
+from qwen3_omni_neuron.neuron.graphs.cut import Cut, shard
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
     DecoderSpec,
     check_experts,

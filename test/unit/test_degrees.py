@@ -11,9 +11,9 @@ from qwen3_omni_neuron.compilation.manifest import Origin
 from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODEL_STAGES, MODELS, cores_of_stages
 from qwen3_omni_neuron.neuron.cores import PHYSICAL_CORES
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
-from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
+from qwen3_omni_neuron.neuron.graphs.parallel import parallelize
 from qwen3_omni_neuron.neuron.nxdi.target import NEURON
-from qwen3_omni_neuron.neuron.torchneuron.target import TORCHNEURON
+from qwen3_omni_neuron.neuron.target import TORCHNEURON
 from testing.released import RELEASED
 from testing.specs import plan_of
 

@@ -18,7 +18,7 @@ from qwen3_omni_neuron.neuron.graphs.memory import (
     placement,
     plan_lines,
 )
-from qwen3_omni_neuron.neuron.torchneuron.target import TORCHNEURON
+from qwen3_omni_neuron.neuron.target import TORCHNEURON
 from testing.graph_cases import TINY_PLAN
 from testing.released import RELEASED
 from testing.torchneuron.leaner import write_leaner_checkpoint

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from qwen3_omni_neuron.compilation.plan import make_plan
-from qwen3_omni_neuron.neuron.graphs import encoder_attention
+from qwen3_omni_neuron.neuron.graphs import parts
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
-from qwen3_omni_neuron.neuron.graphs.encoder_attention import SCORES_BYTES, attend, suits_kernel
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
-from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone
-from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
-from qwen3_omni_neuron.neuron.torchneuron.target import TORCHNEURON
+from qwen3_omni_neuron.neuron.graphs.layers import Alone
+from qwen3_omni_neuron.neuron.graphs.parallel import parallelize
+from qwen3_omni_neuron.neuron.graphs.parts import SCORES_BYTES, attend, suits_kernel
+from qwen3_omni_neuron.neuron.target import TORCHNEURON
 from testing.released import RELEASED
 
 # [frames, heads, rows, head_dim]: through the kernel, in one piece, and in blocks of queries.
@@ -45,7 +45,7 @@ def test_attention_is_that_with_a_mask(
     torch.testing.assert_close(attend(q, k, v, mask), expected, atol=tolerance, rtol=tolerance)
     hidden = ~mask.transpose(2, 3)
     k, v = k.masked_fill(hidden, 100.0), v.masked_fill(hidden, 1e6)
-    monkeypatch.setattr(encoder_attention, "SCORES_BYTES", 4 * shape[0] * shape[1] * shape[2] * 30)
+    monkeypatch.setattr(parts, "SCORES_BYTES", 4 * shape[0] * shape[1] * shape[2] * 30)
     torch.testing.assert_close(attend(q, k, v, mask), expected, atol=tolerance, rtol=tolerance)
 
 

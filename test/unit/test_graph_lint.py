@@ -19,7 +19,7 @@ from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
-from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
+from qwen3_omni_neuron.neuron.graphs.parallel import parallelize
 from qwen3_omni_neuron.neuron.graphs.weights import Weights
 from testing.graph_cases import TINY_PLAN
 from testing.graph_lint import INPUTS, NUMBERS, ROWS, TARGET_BYTES, faults

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.engines.decoder import GraphSlots
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs
 from qwen3_omni_neuron.neuron.part import LoadedPart, device_type
+from qwen3_omni_neuron.neuron.slots import GraphSlots
 from testing.graph_cases import TINY_PLAN
 
 RECENT = 2  # rows of a slot, an eighth of the shortest window

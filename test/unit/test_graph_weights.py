@@ -10,7 +10,7 @@ from torch import nn
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.neuron.graphs import weights
 from qwen3_omni_neuron.neuron.graphs.all import PARTS
-from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone
+from qwen3_omni_neuron.neuron.graphs.layers import Alone
 from qwen3_omni_neuron.neuron.graphs.weights import Weights
 from qwen3_omni_neuron.neuron.part import part_spec
 from qwen3_omni_neuron.neuron.shards import PartShare

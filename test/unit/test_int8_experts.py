@@ -23,10 +23,10 @@ from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import MoeConfig, OmniConfig
 from qwen3_omni_neuron.model.moe import SCALE, MoeFeedForward
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
+from qwen3_omni_neuron.neuron.graphs.cut import shard
+from qwen3_omni_neuron.neuron.graphs.layers import Alone
 from qwen3_omni_neuron.neuron.graphs.memory import CoreMemory, core_memory, placement
-from qwen3_omni_neuron.neuron.graphs.parallel.cut import shard
-from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone
-from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
+from qwen3_omni_neuron.neuron.graphs.parallel import parallelize
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import decoder_spec
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import write_decoder_shards
 from qwen3_omni_neuron.neuron.part import part_spec, rank_file

@@ -15,13 +15,13 @@ from qwen3_omni_neuron.engines.protocols import Predictor, PredictorSampling
 from qwen3_omni_neuron.engines.talker import ROWS_AT_ONCE, TextRows
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.engines.encoders import (
+from qwen3_omni_neuron.neuron.engines import (
     NeuronAudio,
+    NeuronPredictor,
     NeuronProjection,
     NeuronVision,
     batches,
 )
-from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs
 from testing.eager_neuron import EagerPart, eager_models, eager_spec
 from testing.prompts import random_visual

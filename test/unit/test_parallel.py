@@ -19,8 +19,7 @@ from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.config import Code2WavConfig, OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
-from qwen3_omni_neuron.neuron.graphs.graph import Graph
-from qwen3_omni_neuron.neuron.graphs.parallel.cut import (
+from qwen3_omni_neuron.neuron.graphs.cut import (
     PAD,
     Cut,
     cut_heads,
@@ -30,8 +29,9 @@ from qwen3_omni_neuron.neuron.graphs.parallel.cut import (
     query_heads,
     shard,
 )
-from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone, Group
-from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
+from qwen3_omni_neuron.neuron.graphs.graph import Graph
+from qwen3_omni_neuron.neuron.graphs.layers import Alone, Group
+from qwen3_omni_neuron.neuron.graphs.parallel import parallelize
 from qwen3_omni_neuron.neuron.graphs.parts import vocoder_state
 from testing.graph_cases import TINY_PLAN, with_weights
 from testing.int8_experts import int8_models

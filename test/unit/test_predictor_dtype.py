@@ -20,16 +20,15 @@ from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models
 from qwen3_omni_neuron.engines.protocols import Engines, Predictor
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
+from qwen3_omni_neuron.neuron.engines import NeuronPredictor
 from qwen3_omni_neuron.neuron.graphs.all import static_models
 from qwen3_omni_neuron.neuron.graphs.memory import core_memory
-from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
+from qwen3_omni_neuron.neuron.graphs.parallel import parallelize
 from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec, part_spec
 from qwen3_omni_neuron.neuron.shards import write_part_shards
 from qwen3_omni_neuron.neuron.torchneuron import graph
 from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
-from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations
-from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs
+from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations, PartGraphs
 from testing.export import export_graph
 from testing.graph_cases import TINY_PLAN
 from testing.native_library import needs_c

@@ -17,7 +17,7 @@ from bench.trn2.cost import CountingGroup, graph_cost
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.events import AudioChunk, Event, Finished
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
-from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
+from qwen3_omni_neuron.neuron.graphs.parallel import parallelize
 from testing.graph_cases import TINY_PLAN
 from testing.released import RELEASED
 from testing.replaying.cases import OURS, PORT, PROFILES, case

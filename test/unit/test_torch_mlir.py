@@ -15,8 +15,7 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import PARTS
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.part import PartSpec, part_spec, to_device_type
-from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations
-from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs
+from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations, PartGraphs
 from qwen3_omni_neuron.neuron.torchneuron.runtime import make_fake_group
 from testing.graph_cases import TINY_PLAN
 from testing.torchneuron import backend

@@ -14,6 +14,7 @@ from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.compilation.tree import open_tree
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.target import TORCHNEURON
 from qwen3_omni_neuron.neuron.torchneuron.environment import (
     COMPILER_FLAGS,
     SETTINGS,
@@ -21,7 +22,6 @@ from qwen3_omni_neuron.neuron.torchneuron.environment import (
     set_before_import,
     settings,
 )
-from qwen3_omni_neuron.neuron.torchneuron.target import TORCHNEURON
 
 
 @pytest.fixture(autouse=True)

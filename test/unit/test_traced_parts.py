@@ -21,10 +21,8 @@ from qwen3_omni_neuron.errors import (
 )
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import static_models
-from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone
-from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import compiler_flags
-from qwen3_omni_neuron.neuron.nxdi.toolchain import Toolchain
-from qwen3_omni_neuron.neuron.nxdi.traced import TracedPart
+from qwen3_omni_neuron.neuron.graphs.layers import Alone
+from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import Toolchain, TracedPart, compiler_flags
 from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec, rank_file
 from qwen3_omni_neuron.neuron.shards import part_shard_bytes, weight_name, write_part_shards
 from testing.graph_cases import with_weights

@@ -18,7 +18,7 @@ from qwen3_omni_neuron.neuron.graphs import weights
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.decoders import decode_graph, flush_graph, prompt_graph
 from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
-from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
+from qwen3_omni_neuron.neuron.graphs.parallel import parallelize
 from testing.graph_cases import TINY_PLAN
 from testing.released import RELEASED, TALKER, of_depth
 

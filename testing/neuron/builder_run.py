@@ -20,7 +20,7 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.errors import ArtifactError, CompileError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
+from qwen3_omni_neuron.neuron.engines import NeuronPredictor
 from qwen3_omni_neuron.neuron.graphs.all import static_models
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import EXECUTABLE_FILE
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain, compiler_flags

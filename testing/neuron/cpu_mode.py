@@ -16,8 +16,8 @@ from qwen3_omni_neuron.cpu.eager import (
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.engines.thinker import ThinkerEngine
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec, decoder_spec
+from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import DecoderGraphs
 from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots, NxdiThinkerSlots
-from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs
 from testing.models import load_host_models
 
 if TYPE_CHECKING:  # NxDI can be imported after testing.neuron.nxdi_sources.make_importable

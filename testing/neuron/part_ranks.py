@@ -19,8 +19,7 @@ from torch import Tensor
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.neuron.graphs.all import static_models
-from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdGroup
-from qwen3_omni_neuron.neuron.nxdi.traced import TracedPart
+from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdGroup, TracedPart
 from qwen3_omni_neuron.neuron.part import LoadedPart
 from qwen3_omni_neuron.neuron.shards import read_part_shard, write_part_shards
 from testing.graph_cases import with_weights

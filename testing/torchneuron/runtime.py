@@ -21,12 +21,12 @@ from qwen3_omni_neuron.compilation.tree import open_tree
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.neuron.part import part_spec
 from qwen3_omni_neuron.neuron.shards import write_part_shards
+from qwen3_omni_neuron.neuron.target import TORCHNEURON
 from qwen3_omni_neuron.neuron.torchneuron import graph
 from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
 from qwen3_omni_neuron.neuron.torchneuron.compile import compile_model
 from qwen3_omni_neuron.neuron.torchneuron.environment import CACHE_FOLDER, NEFF_FOLDER
 from qwen3_omni_neuron.neuron.torchneuron.runtime import Membership, make_fake_group
-from qwen3_omni_neuron.neuron.torchneuron.target import TORCHNEURON
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.specs import compiled_here
 

@@ -16,9 +16,9 @@ from qwen3_omni_neuron.checkpoint.rounding import are_int8_rows, quantise, read_
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout, layout_bytes, write_tensor_files
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.model.moe import SCALE
-from qwen3_omni_neuron.neuron.graphs.parallel.cut import Cut, shard
-from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone, Group
-from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
+from qwen3_omni_neuron.neuron.graphs.cut import Cut, shard
+from qwen3_omni_neuron.neuron.graphs.layers import Alone, Group
+from qwen3_omni_neuron.neuron.graphs.parallel import parallelize
 from qwen3_omni_neuron.neuron.part import WEIGHTS_FOLDER, PartSpec, rank_file, to_device_type
 
 _OWNER = "owner"  # first part of every name in the files: the module in the traced module

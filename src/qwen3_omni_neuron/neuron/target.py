@@ -4,7 +4,10 @@ from collections.abc import Mapping
 
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.plan import CompilePlan, TargetLimits, cores_of_stages
-from qwen3_omni_neuron.compilation.target import CoreRequest
+from qwen3_omni_neuron.compilation.target import CoreRequest, LazyFunction, Target
+from qwen3_omni_neuron.compilation.versions import decisive_versions
+from qwen3_omni_neuron.neuron.torchneuron.environment import COMPILER_FLAGS
+from qwen3_omni_neuron.neuron.versions import TORCHNEURON_PACKAGES, require_torchneuron
 
 # The cheapest by bench/trn2/cost.py; see test/unit/test_degrees.py for the rule.
 _EIGHT_CORES = Degrees(thinker=8, talker=8, predictor=1, vocoder=1, encoders=8)
@@ -51,3 +54,23 @@ def environments(plan: CompilePlan, request: CoreRequest) -> Mapping[str, Mappin
     needed = cores_of_stages(plan.tp, request.stages)
     cores = plan_cores(instance, request.placement, needed, plan.lnc, request.cores)
     return {stage: cores.environment(stage) for stage in request.stages}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of torch, TorchNeuron and the compiler, and the compiler's flags."""
+    return {**decisive_versions(TORCHNEURON_PACKAGES), **COMPILER_FLAGS}
+
+
+TORCHNEURON = Target(
+    LIMITS,
+    versions,
+    compile_model=LazyFunction("qwen3_omni_neuron.neuron.torchneuron.compile", "compile_model"),
+    expected_bytes=LazyFunction(
+        "qwen3_omni_neuron.neuron.torchneuron.model_folder", "expected_bytes"
+    ),
+    build_engines=LazyFunction("qwen3_omni_neuron.neuron.torchneuron.build", "build_engines"),
+    environments=environments,
+    require=require_torchneuron,
+    needs_tree=True,
+    keeps_failed=True,
+)

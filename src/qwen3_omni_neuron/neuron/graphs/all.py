@@ -10,6 +10,7 @@ from qwen3_omni_neuron.checkpoint.modules import Models, cast, lay_out
 from qwen3_omni_neuron.compilation.manifest import GraphRecord, TensorRecord
 from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, CompilePlan
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
+from qwen3_omni_neuron.neuron.graphs.cut import local_kv_heads
 from qwen3_omni_neuron.neuron.graphs.decoders import (
     decode_graph,
     flush_graph,
@@ -17,7 +18,6 @@ from qwen3_omni_neuron.neuron.graphs.decoders import (
     windows_of,
 )
 from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
-from qwen3_omni_neuron.neuron.graphs.parallel.cut import local_kv_heads
 from qwen3_omni_neuron.neuron.graphs.parts import (
     audio_graph,
     code2wav_graph,

@@ -12,8 +12,8 @@ from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.model.kv_cache import PromptState, StepState, flushed
 from qwen3_omni_neuron.model.talker import TalkerModel
 from qwen3_omni_neuron.model.thinker import ThinkerModel
+from qwen3_omni_neuron.neuron.graphs.cut import local_kv_heads
 from qwen3_omni_neuron.neuron.graphs.graph import Graph, Outputs, State, TensorSpec
-from qwen3_omni_neuron.neuron.graphs.parallel.cut import local_kv_heads
 
 MOST_RECENT_ROWS = 64
 """Most rows of a slot that decode steps write before they are moved into its KV cache.

@@ -22,8 +22,8 @@ from qwen3_omni_neuron.neuron.graphs.all import (
     predictor_types,
     static_models,
 )
-from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone
-from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
+from qwen3_omni_neuron.neuron.graphs.layers import Alone
+from qwen3_omni_neuron.neuron.graphs.parallel import parallelize
 
 MOST_CORES = 8  # largest degree of a part
 INSTANCES = ("trn2.3xlarge", "trn2.48xlarge")  # the smaller one first

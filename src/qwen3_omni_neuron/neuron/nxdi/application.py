@@ -13,10 +13,15 @@ from neuronx_distributed_inference.models.model_wrapper import DecoderModelInsta
 from torch import Tensor
 
 from qwen3_omni_neuron.neuron.nxdi.decoder import DecoderModel
-from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
+    IDLE,
+    DecoderSpec,
+    Inputs,
+    Outputs,
+    decode_example,
+    prefill_example,
+)
 from qwen3_omni_neuron.neuron.nxdi.inference_config import DecoderInferenceConfig, inference_config
-from qwen3_omni_neuron.neuron.nxdi.inputs import IDLE, Inputs, decode_example, prefill_example
-from qwen3_omni_neuron.neuron.nxdi.toolchain import Outputs
 
 # NxDI's own Qwen3-MoE adds these flags to those of every model: the graph computes which experts
 # are read, and the DMA engines take these numbers as offsets.
@@ -25,7 +30,7 @@ _WORK_FOLDER = "compiling"
 
 
 class DecoderApplication(NeuronBaseForCausalLM):
-    """The graphs of one decoder on NxDI (see neuron.nxdi.toolchain.DecoderGraphs).
+    """The graphs of one decoder on NxDI (see neuron.nxdi.nxd_toolchain.DecoderGraphs).
 
     Its weights are written beside the graphs by
     neuron.nxdi.decoder_weights.write_decoder_shards.

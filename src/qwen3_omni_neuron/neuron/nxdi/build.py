@@ -9,13 +9,10 @@ from qwen3_omni_neuron.checkpoint.modules import STAGES
 from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.protocols import StageEngines
-from qwen3_omni_neuron.neuron.engines.stages import talker_engine, thinker_engine
-from qwen3_omni_neuron.neuron.engines.vocoder import NeuronVocoder
-from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec, decoder_spec
-from qwen3_omni_neuron.neuron.nxdi.inputs import decoder_examples
-from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain
+from qwen3_omni_neuron.neuron.engines import NeuronVocoder, talker_engine, thinker_engine
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec, decoder_examples, decoder_spec
+from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import DecoderGraphs, NxdToolchain, Toolchain
 from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots, NxdiThinkerSlots
-from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs, Toolchain
 from qwen3_omni_neuron.neuron.part import LoadedPart, log_warm_up, part_spec
 
 

@@ -20,11 +20,15 @@ from qwen3_omni_neuron.compilation.manifest import (
 from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODEL_STAGES, CompilePlan
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import graph_records
-from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DECODERS, DecoderSpec, decoder_spec
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
+    DECODERS,
+    NAMES,
+    DecoderSpec,
+    decoder_examples,
+    decoder_spec,
+)
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import decoder_shard_bytes
-from qwen3_omni_neuron.neuron.nxdi.inputs import NAMES, decoder_examples
-from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain
-from qwen3_omni_neuron.neuron.nxdi.toolchain import Toolchain
+from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain, Toolchain
 from qwen3_omni_neuron.neuron.part import part_spec
 from qwen3_omni_neuron.neuron.shards import part_shard_bytes
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.model.config import DecoderConfig, RopeConfig
 from qwen3_omni_neuron.model.rotary import Rotary
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import IDLE
 from qwen3_omni_neuron.neuron.nxdi.inference_config import DecoderInferenceConfig
-from qwen3_omni_neuron.neuron.nxdi.inputs import IDLE
 
 
 class DecoderModel(NeuronBaseModel):

@@ -1,8 +1,11 @@
 """Description of the thinker's or the talker's decoder, and the check of its experts' widths."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.engines.buckets import buckets_within
@@ -88,3 +91,146 @@ def check_experts(c: DecoderConfig, plan: CompilePlan) -> None:
                 f"the width of {owner}, {width}, can't be cut over {tp} cores. Choose another "
                 "TP degree."
             )
+
+
+Inputs = tuple[Tensor, ...]
+Outputs = tuple[Tensor, Tensor]
+"""Logits [B, vocab] and the captured hidden states [B, rows, hidden] of one call."""
+
+IDLE = -1
+"""Slot number of a padding row, whose keys and values are not kept."""
+_PADDED_POSITION = -1  # lower than any other: NxDI takes the row with the highest as last
+_COUNT = 25
+_INPUTS_EMBEDS, _ROTARY, _MEDIA, _MEDIA_MASK, _DEEPSTACK = 18, 21, 22, 23, 24
+NAMES = {
+    0: "input_ids",
+    1: "attention_mask",
+    2: "position_ids",
+    3: "seq_ids",
+    4: "sampling_params",
+    _INPUTS_EMBEDS: "inputs_embeds",
+    _ROTARY: "rotary_position_ids",
+    _MEDIA: "vision_embeddings",
+    _MEDIA_MASK: "vision_mask",
+    _DEEPSTACK: "deepstack",
+}
+"""Names of the inputs that are given, by their number."""
+
+
+@dataclass(frozen=True)
+class Media:
+    """The encoded media of a prompt of S rows.
+
+    rows: [S, hidden], read where `filled`. filled: bool [S], True at audio, images and video.
+    deepstack: [layers, S, hidden], 0 except at images and video.
+    """
+
+    rows: Tensor
+    filled: Tensor
+    deepstack: Tensor
+
+
+def prefill_inputs(
+    slot: int,
+    bucket: int,
+    positions: Tensor,
+    token_ids: Tensor | None = None,
+    rows: Tensor | None = None,
+    media: Media | None = None,
+) -> Inputs:
+    """Return the inputs for a prompt of S rows, padded to its bucket.
+
+    positions: float32 [3, S]; token_ids: int64 [S]; rows: [S, hidden].
+    """
+    length = positions.shape[1]
+    padding = bucket - length
+    indices = torch.full((1, bucket), _PADDED_POSITION, dtype=torch.int32)
+    indices[0, :length] = torch.arange(length)
+    ids = torch.zeros(1, bucket, dtype=torch.int32)
+    if token_ids is not None:
+        ids[0, :length] = token_ids
+    extra = {_ROTARY: F.pad(positions.float(), (0, padding))[:, None]}
+    if rows is not None:
+        extra[_INPUTS_EMBEDS] = _padded(rows, padding)[None]
+    if media is not None:
+        extra[_MEDIA] = _padded(media.rows, padding)[None]
+        extra[_MEDIA_MASK] = F.pad(media.filled.int(), (0, padding)).view(1, bucket, 1)
+        extra[_DEEPSTACK] = _padded(media.deepstack, padding)[:, None]
+    slot_ids = torch.tensor([slot], dtype=torch.int32)
+    return _in_order(ids, (indices >= 0).int(), indices, slot_ids, extra)
+
+
+def decode_inputs(
+    slots: Sequence[int],
+    bucket: int,
+    lengths: Sequence[int],
+    positions: Sequence[float],
+    token_ids: Sequence[int] | None = None,
+    rows: Tensor | None = None,
+) -> Inputs:
+    """Return the inputs for one row in each of B slots; a slot may be IDLE.
+
+    lengths: positions that each slot has filled. positions: rope positions, the same on all axes.
+    rows: [B, hidden].
+    """
+    indices = torch.tensor(lengths, dtype=torch.int32)[:, None]
+    mask = (torch.arange(bucket) < indices).int()
+    ids = torch.zeros_like(indices)
+    if token_ids is not None:
+        ids[:, 0] = torch.tensor(token_ids)
+    rotary = torch.tensor(positions, dtype=torch.float32)
+    extra = {_ROTARY: rotary.view(1, -1, 1).repeat(3, 1, 1)}
+    if rows is not None:
+        extra[_INPUTS_EMBEDS] = rows[:, None]
+    return _in_order(ids, mask, indices, torch.tensor(slots, dtype=torch.int32), extra)
+
+
+def _padded(rows: Tensor, padding: int) -> Tensor:
+    """Pad [..., S, hidden] to [..., S + padding, hidden]."""
+    return F.pad(rows, (0, 0, 0, padding))
+
+
+def _in_order(
+    ids: Tensor, mask: Tensor, indices: Tensor, slots: Tensor, extra: dict[int, Tensor]
+) -> Inputs:
+    first = (ids, mask, indices, slots, torch.zeros(len(slots), 3))
+    absent = torch.empty(0)  # NxDI's sign for an input that is not given
+    return (*first, *(extra.get(index, absent) for index in range(len(first), _COUNT)))
+
+
+def prefill_example(
+    bucket: int, width: int, dtype: torch.dtype, deepstack_layers: int | None
+) -> Inputs:
+    """Return the inputs for a prompt of one row into slot 0.
+
+    width: hidden size of the decoder. deepstack_layers: number of the thinker's deepstack layers;
+    None for the talker, which takes rows.
+    """
+    positions, rows = torch.zeros(3, 1), torch.zeros(1, width, dtype=dtype)
+    if deepstack_layers is None:
+        return prefill_inputs(0, bucket, positions, rows=rows)
+    unseen = torch.zeros(deepstack_layers, 1, width, dtype=dtype)
+    media = Media(rows, torch.zeros(1, dtype=torch.bool), unseen)
+    return prefill_inputs(0, bucket, positions, torch.zeros(1, dtype=torch.int64), media=media)
+
+
+def decode_example(
+    batch: int, bucket: int, width: int, dtype: torch.dtype, takes_rows: bool
+) -> Inputs:
+    """Return the inputs for a row of slot 0, with all other rows idle."""
+    rows = torch.zeros(batch, width, dtype=dtype) if takes_rows else None
+    slots, zeros = [0, *[IDLE] * (batch - 1)], [0] * batch
+    return decode_inputs(slots, bucket, zeros, [0.0] * batch, rows=rows)
+
+
+def decoder_examples(spec: DecoderSpec) -> Iterator[tuple[str, dict[str, int], Inputs]]:
+    """Yield every graph's kind ("prefill" or "decode"), its sizes and example inputs."""
+    plan, takes_rows = spec.plan, spec.takes_rows
+    width, dtype = spec.decoder.hidden_size, spec.dtype
+    layers = None if takes_rows else spec.deepstack_layers
+    for bucket in plan.prompt_buckets:
+        yield "prefill", {"rows": bucket}, prefill_example(bucket, width, dtype, layers)
+    for batch in plan.batches:
+        for bucket in plan.decode_buckets:
+            inputs = decode_example(batch, bucket, width, dtype, takes_rows)
+            yield "decode", {"slots": batch, "window": bucket}, inputs

@@ -46,7 +46,7 @@ from qwen3_omni_neuron.checkpoint.parameters import compare_names, copy_piece
 from qwen3_omni_neuron.checkpoint.rounding import are_int8_rows, quantise, read_int8_rows
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout, layout_bytes, write_tensor_files
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
-from qwen3_omni_neuron.neuron.graphs.parallel.cut import (
+from qwen3_omni_neuron.neuron.graphs.cut import (
     Cut,
     cut_heads,
     cut_width,

@@ -1,15 +1,19 @@
 """The toolchain of a Neuron host: NxD's ModelBuilder (V2) for parts, NxDI for decoders.
 
-Only this file and `neuron.nxdi.traced`, which makes the modules to be traced, know ModelBuilder.
+ModelBuilder wants a forward with named parameters, the same for all graphs of a model. It takes a
+registered buffer for state where forward replaces it by another tensor of its shape. It knows
+weights, constants and state by their names in the module; states of one name in several graphs
+share their memory on the device. Source: ModelBuilderV2 API reference, "In-place buffer updates".
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.errors import (
@@ -17,13 +21,11 @@ from qwen3_omni_neuron.errors import (
     CompileError,
     Qwen3OmniError,
 )
-from qwen3_omni_neuron.neuron.graphs.graph import Graph
-from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone
-from qwen3_omni_neuron.neuron.nxdi.decoder_spec import EXECUTABLE_FILE, DecoderSpec
+from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
+from qwen3_omni_neuron.neuron.graphs.layers import Alone, Group
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import EXECUTABLE_FILE, DecoderSpec, Inputs, Outputs
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import write_decoder_shards
-from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs
-from qwen3_omni_neuron.neuron.nxdi.traced import TracedPart
-from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec
+from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec, device_type, to_device_type
 from qwen3_omni_neuron.neuron.shards import PartShare, read_part_shard, write_part_shards
 from qwen3_omni_neuron.neuron.versions import require_sdk
 
@@ -32,8 +34,138 @@ WORK_FOLDER = "compiler"
 _EVERY_FRAME = ("code_predictor", "code2wav")
 
 
+class DecoderGraphs(Protocol):
+    """The graphs of one decoder on its cores, with its weights and its KV cache.
+
+    Returned by Toolchain.load_decoder. The inputs are those of neuron.nxdi.decoder_spec.
+    """
+
+    spec: DecoderSpec
+
+    def prefill(self, inputs: Inputs) -> Outputs:
+        """Run one prompt, and write its keys and values. Returns the logits of its last row."""
+        ...
+
+    def decode(self, inputs: Inputs) -> Outputs:
+        """Run one row for each of several slots.
+
+        inputs: as many rows as one of the spec's batches has; a row may be IDLE. In the graph of
+        all slots, row i is slot i or IDLE.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release graphs, weights and KV cache."""
+        ...
+
+
+class Toolchain(Protocol):
+    """Compiles each part and each decoder into a folder of its own, and loads it from there.
+
+    A folder to compile into exists and is empty. Loading puts graphs and weights on the cores that
+    this process has, and calls no graph.
+    """
+
+    def compile_part(self, spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
+        """Write a part's graphs and weights.
+
+        Raises CheckpointError, CompileError that names what failed, OSError.
+        """
+        ...
+
+    def load_part(self, spec: PartSpec, folder: Path) -> LoadedPart:
+        """Load a part that was compiled from this very spec.
+
+        Raises ArtifactError for a folder that does not fit the spec.
+        """
+        ...
+
+    def compile_decoder(self, spec: DecoderSpec, checkpoint: Checkpoint, folder: Path) -> None:
+        """Write a decoder's graphs and weights. Raises what compile_part raises."""
+        ...
+
+    def load_decoder(self, spec: DecoderSpec, folder: Path) -> DecoderGraphs:
+        """Load a decoder that was compiled from this very spec. Raises what load_part raises."""
+        ...
+
+
+class TracedPart(PartShare):
+    """One rank's share of a part, and a module for each of its graphs."""
+
+    def __init__(self, spec: PartSpec, group: Group):
+        super().__init__(spec, group)
+        names = {tensor.name: None for graph in spec.graphs for tensor in graph.inputs}
+        kind = _with_named_inputs(tuple(names))
+        self.graphs = {graph.label: kind(graph, self.owner) for graph in spec.graphs}
+        """Each graph's module by label; all share the same weights."""
+
+
+class TracedGraph(nn.Module):
+    """One graph: named inputs to outputs, in the device's types, with the state in buffers.
+
+    Its forward is defined by the subclass that `_with_named_inputs` makes.
+    """
+
+    def __init__(self, graph: Graph, owner: nn.Module):
+        super().__init__()
+        self.owner = owner
+        self._graph = graph
+        for spec in graph.state:
+            zeros = torch.zeros(spec.shape, dtype=device_type(spec.dtype))
+            self.register_buffer(state_name(spec), zeros, persistent=False)
+
+    def example(self, seed: int = 0) -> dict[str, Tensor]:
+        """Return inputs for one call, by name."""
+        tensors = self._graph.example(seed)
+        return {
+            spec.name: to_device_type(tensor)
+            for spec, tensor in zip(self._graph.inputs, tensors, strict=False)
+        }
+
+    def run(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Run the graph and renew the state. given: the graph's inputs, and possibly others."""
+        graph = self._graph
+        inputs = _typed(graph.inputs, (given[spec.name] for spec in graph.inputs))
+        state = _typed(graph.state, (getattr(self, state_name(spec)) for spec in graph.state))
+        outputs, new_state = graph.call(self.owner, inputs, state)
+        for spec, old, tensor in zip(graph.state, state, new_state, strict=True):
+            # The tracer treats a buffer that forward does not replace as a weight.
+            assert tensor is not old, f"{graph.label} does not renew {spec.name}"
+            setattr(self, state_name(spec), to_device_type(tensor))
+        return tuple(map(to_device_type, outputs))
+
+
+def _with_named_inputs(names: tuple[str, ...]) -> type[TracedGraph]:
+    """Make a TracedGraph whose forward has these parameters, each None by default.
+
+    All graphs of a part have the same forward; a graph's inputs are some of its parameters.
+    """
+    parameters = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)]
+    for name in names:
+        parameters.append(Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None))
+    signature = Signature(parameters)
+
+    def forward(*args: Any, **kwargs: Tensor) -> tuple[Tensor, ...]:
+        given = signature.bind(*args, **kwargs).arguments
+        module: TracedGraph = given.pop("self")
+        return module.run(given)
+
+    forward.__signature__ = signature  # type: ignore[attr-defined]
+    return type("NamedTracedGraph", (TracedGraph,), {"forward": forward})
+
+
+def state_name(spec: TensorSpec) -> str:
+    """Return the name of a state's buffer, which can't have dots."""
+    return "state_" + spec.name.replace(".", "_")
+
+
+def _typed(specs: Iterable[TensorSpec], tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Convert tensors of the device to the types that the module computes with."""
+    return tuple(tensor.to(spec.dtype) for spec, tensor in zip(specs, tensors, strict=True))
+
+
 class NxdToolchain:
-    """The Toolchain of the Neuron SDK (see neuron.nxdi.toolchain.Toolchain).
+    """The Toolchain of the Neuron SDK (see neuron.nxdi.nxd_toolchain.Toolchain).
 
     A part's folder has model.pt, its graphs without weights, and weights/, a file for each rank.
     A decoder's folder has neuron_config.json, too, which is not read.
@@ -135,7 +267,7 @@ class NxdToolchain:
 
 
 class NxdGroup:
-    """Ranks that share a part's weights: a neuron.graphs.parallel.layers.Group over NxD's.
+    """Ranks that share a part's weights: a neuron.graphs.layers.Group over NxD's.
 
     NxD's parallel state has to be initialized where a module with such a group is called or traced:
     by NxDParallelState while tracing, by torch.distributed in a rank's process.

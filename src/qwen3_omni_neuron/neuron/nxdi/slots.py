@@ -12,8 +12,14 @@ from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.slots import SlotLengths
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.nxdi.inputs import IDLE, Media, decode_inputs, prefill_inputs
-from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs, Outputs
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
+    IDLE,
+    Media,
+    Outputs,
+    decode_inputs,
+    prefill_inputs,
+)
+from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import DecoderGraphs
 
 NO_CHUNKED_PREFILL = "NxDI computes each prompt anew, and this call needs rows of an earlier one"
 

@@ -22,12 +22,17 @@ from qwen3_omni_neuron.engines.protocols import StageEngines
 from qwen3_omni_neuron.engines.talker import TalkerEngine
 from qwen3_omni_neuron.engines.thinker import ThinkerEngine
 from qwen3_omni_neuron.errors import EngineDiedError
-from qwen3_omni_neuron.neuron.engines.decoder import GraphSlots, GraphThinkerSlots
-from qwen3_omni_neuron.neuron.engines.stages import talker_engine, thinker_engine
-from qwen3_omni_neuron.neuron.engines.vocoder import NeuronVocoder
+from qwen3_omni_neuron.neuron.engines import NeuronVocoder, talker_engine, thinker_engine
 from qwen3_omni_neuron.neuron.part import LoadedPart, part_spec
-from qwen3_omni_neuron.neuron.torchneuron.rank import Rank, rank_progress, rank_settings
-from qwen3_omni_neuron.neuron.torchneuron.runtime import Membership, Runtime, TorchNeuron
+from qwen3_omni_neuron.neuron.slots import GraphSlots, GraphThinkerSlots
+from qwen3_omni_neuron.neuron.torchneuron.runtime import (
+    Membership,
+    Rank,
+    Runtime,
+    TorchNeuron,
+    rank_progress,
+    rank_settings,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,7 @@ from qwen3_omni_neuron.errors import CompileError
 from qwen3_omni_neuron.neuron.graphs.all import graph_records
 from qwen3_omni_neuron.neuron.part import PartSpec, part_spec, to_device_type
 from qwen3_omni_neuron.neuron.shards import part_shard_bytes, write_part_shards
-from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations
-from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs
+from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations, PartGraphs
 from qwen3_omni_neuron.neuron.torchneuron.runtime import Runtime, TorchNeuron
 
 

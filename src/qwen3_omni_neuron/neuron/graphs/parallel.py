@@ -18,7 +18,7 @@ from qwen3_omni_neuron.model.moe import SCALE, MoeFeedForward
 from qwen3_omni_neuron.model.talker import ResizeMlp, TalkerModel
 from qwen3_omni_neuron.model.thinker import ThinkerModel
 from qwen3_omni_neuron.model.vision_encoder import PatchMerger, VisionLayer
-from qwen3_omni_neuron.neuron.graphs.parallel.cut import (
+from qwen3_omni_neuron.neuron.graphs.cut import (
     PAD,
     Cut,
     Units,
@@ -29,7 +29,7 @@ from qwen3_omni_neuron.neuron.graphs.parallel.cut import (
     rank_width,
     whole,
 )
-from qwen3_omni_neuron.neuron.graphs.parallel.layers import (
+from qwen3_omni_neuron.neuron.graphs.layers import (
     ColumnParallel,
     Group,
     ParallelMoe,
@@ -46,7 +46,7 @@ def parallelize(module: nn.Module, tp: int, group: Group) -> dict[str, Cut]:
     Embeddings, norms, routers, convolutions and the code predictor's heads stay whole at every
     rank. Every matrix of a product becomes [in, out], also where tp is 1. Returns the cuts of the
     parameters that become others: a rank's parameters are those of the plain module, each cut by
-    `neuron.graphs.parallel.cut.shard`.
+    `neuron.graphs.cut.shard`.
     Raises OptionError where the KV heads and `tp` don't divide.
     """
     cuts: dict[str, Cut] = {}

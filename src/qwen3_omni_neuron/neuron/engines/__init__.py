@@ -1,1 +1,0 @@
-"""Engines over loaded parts: encoders, projections, code predictor, vocoder."""
