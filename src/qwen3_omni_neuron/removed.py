@@ -34,6 +34,13 @@ VERBS: dict[str, str] = {
 """Verbs of the command line."""
 
 FIELDS: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            *("input_audio_format", "output_audio_format", "input_audio_transcription"),
+            *("input_audio_noise_reduction", "max_response_output_tokens"),
+        ),
+        "OpenAI has ended the beta of its Realtime API; send session.audio and max_output_tokens",
+    ),
     "session.resume": "begin another session and send its items again",
     "resume_token": "begin another session and send its items again",
 }

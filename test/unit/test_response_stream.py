@@ -18,7 +18,6 @@ from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.openai.voices import Voices
 from qwen3_omni_neuron.serving.realtime.audio_codecs import codec_of
 from qwen3_omni_neuron.serving.realtime.connection import Connection
-from qwen3_omni_neuron.serving.realtime.dialects import Interpreter
 from qwen3_omni_neuron.serving.realtime.drafts import ITEM_BYTES
 from qwen3_omni_neuron.serving.realtime.items import ConversationItems
 from qwen3_omni_neuron.serving.realtime.response_stream import Response, ResponseSettings
@@ -79,7 +78,7 @@ class Replying:
         service.rates, service.turnstile = SimpleNamespace(left=lambda _: []), Turnstile()
         context = Context("req_1", "WEBSOCKET", "/v1/realtime", "me")
         self._pool = ThreadPoolExecutor(1)
-        connection = Connection(self._send, self._pool, service, context, Interpreter("", {}))
+        connection = Connection(self._send, self._pool, service, context, False)
         history: Any = self.history
         omni: Any = None
         self.items = ConversationItems(connection, omni, history, history)
@@ -218,7 +217,7 @@ def test_a_reply_whose_session_ends_as_it_begins_leaves_nothing(made: bool) -> N
         voices = Voices(())
         with ThreadPoolExecutor(1) as pool:
             context = Context("req_1", "WEBSOCKET", "/v1/realtime", "me")
-            connection = Connection(nothing, pool, service, context, Interpreter("", {}))
+            connection = Connection(nothing, pool, service, context, False)
             items = ConversationItems(connection, nothing, history, history)
             responses = Responses(connection, items, nothing, voices)
             configs = first_config("m", voices), response_config(None, voices)

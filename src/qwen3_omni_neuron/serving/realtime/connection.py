@@ -11,7 +11,7 @@ from starlette.types import Send
 
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.openai.errors import ApiError
-from qwen3_omni_neuron.serving.realtime.dialects import Interpreter
+from qwen3_omni_neuron.serving.realtime import dashscope
 from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, is_large, server_event
 from qwen3_omni_neuron.serving.service import Service
 
@@ -20,7 +20,8 @@ from qwen3_omni_neuron.serving.service import Service
 class Connection:
     """Connection that all parts of one session share.
 
-    raw_send: sends an ASGI message. pool: the session's thread. interpreter: translates its events.
+    raw_send: sends an ASGI message. pool: the session's thread. is_dashscope: the client speaks
+    DashScope's events.
     It has no reference to the session, so that a session is freed when it ends: a reference cycle
     would keep its sound until the next garbage collection, hundreds of sessions later.
     """
@@ -29,14 +30,15 @@ class Connection:
     pool: ThreadPoolExecutor
     service: Service
     context: Context
-    interpreter: Interpreter
+    is_dashscope: bool
 
     async def send(self, kind: str, **fields: Any) -> None:
         """Send an event. Raises ClientGoneError."""
-        told = self.interpreter.told(kind, fields)
-        if told is None:
-            return
-        kind, fields = told
+        if self.is_dashscope:
+            told = dashscope.told(kind, fields)
+            if told is None:
+                return
+            kind, fields = told
         write = partial(server_event, kind, **fields)
         text = await self.in_thread(write) if is_large(fields) else write()
         try:

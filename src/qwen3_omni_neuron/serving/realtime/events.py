@@ -1,7 +1,7 @@
 """Events of the socket. Client events are validated strictly; an invalid one gets an error event.
 
-Names and fields are those of OpenAI's Realtime API in its generally available version; clients of
-others are translated (serving.realtime.dialects).
+Names and fields are those of OpenAI's Realtime API in its generally available version; DashScope's
+are translated (serving.realtime.dashscope).
 """
 
 import json
@@ -182,11 +182,8 @@ class EventError(Exception):
         self.error, self.event_id, self.kind = error, event_id, kind
 
 
-def read_event(text: str, heard: Callable[[Json], Json]) -> ClientEvent:
-    """Read a client's event. heard: translates its dialect, see `Interpreter.heard`.
-
-    Raises EventError.
-    """
+def read_event(text: str, heard: Callable[[Json], Json] | None = None) -> ClientEvent:
+    """Read a client's event, which `heard` translates first. Raises EventError."""
     try:
         check_json(text.encode("utf-8", "surrogatepass"))
         given = from_json(text)  # as bodies are parsed: a lone surrogate is refused
@@ -201,7 +198,7 @@ def read_event(text: str, heard: Callable[[Json], Json]) -> ClientEvent:
     event_id = given.get("event_id")
     event_id = event_id[:512] if isinstance(event_id, str) else None
     try:
-        given = heard(given)
+        given = heard(given) if heard else given
     except ApiError as error:
         raise EventError(error, event_id, given.get("type")) from error
     kind = given.get("type")

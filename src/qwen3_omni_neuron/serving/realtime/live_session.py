@@ -15,7 +15,7 @@ from qwen3_omni_neuron.prompt.turns import Turn
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.openai.without_effect import REALTIME
-from qwen3_omni_neuron.serving.realtime import events, turn_models
+from qwen3_omni_neuron.serving.realtime import dashscope, events, turn_models
 from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE, Samples
 from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.events import Json
@@ -65,8 +65,9 @@ class LiveSession:
         self._account = service.account_of_session(connection.context.owner)
         self._voices = service.voices_of(omni)
         self._config = first_config(service.model.name, self._voices, kind)
-        # Fields with which it begins, of its client's dialect and secret.
-        self._first = merged(connection.interpreter.first, connection.context.session)
+        # Fields with which it begins, of DashScope and of its client's secret.
+        first = dashscope.FIRST if connection.is_dashscope else {}
+        self._first = merged(first, connection.context.session)
         self._by_meaning = turn_models.judges(omni)
         self._config_bytes = 0  # bytes of the configuration in the account
         self._updates = 0  # changes of the configuration by its client
@@ -115,7 +116,8 @@ class LiveSession:
         await self._set(await self._in_thread(updated, self._config, self._first, *known))
         self._updates = 0
         await self._show("session.created")
-        read = partial(events.read_event, heard=connection.interpreter.heard)
+        heard = dashscope.heard if connection.is_dashscope else None
+        read = partial(events.read_event, heard=heard)
         await self._in_thread(self._detect)
         while (message := await self._receive())["type"] != "websocket.disconnect":
             text = message.get("text")

@@ -10,7 +10,7 @@ from qwen3_omni_neuron.serving.openai.bodies import check_model
 from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.openai.without_effect import REALTIME
 from qwen3_omni_neuron.serving.realtime.connection import Connection
-from qwen3_omni_neuron.serving.realtime.dialects import DASHSCOPE_PATH, Interpreter
+from qwen3_omni_neuron.serving.realtime.dashscope import DASHSCOPE_HEADER, DASHSCOPE_PATH
 from qwen3_omni_neuron.serving.realtime.live_session import LiveSession
 from qwen3_omni_neuron.serving.realtime.session_config import SessionType
 from qwen3_omni_neuron.serving.service import Service
@@ -49,8 +49,8 @@ class RealtimeSockets:
             chosen = "realtime" if "realtime" in offered else None
             await receive()  # the message "websocket.connect"
             await answer.send({"type": "websocket.accept", "subprotocol": chosen})
-            interpreter = Interpreter(context.path, dict(scope["headers"]))
-            connection = Connection(send, pool, service, context, interpreter)
+            dashscope = context.path == DASHSCOPE_PATH or DASHSCOPE_HEADER in dict(scope["headers"])
+            connection = Connection(send, pool, service, context, dashscope)
             await LiveSession(connection, omni, receive, kind).serve()
         finally:
             pool.shutdown(wait=False)
