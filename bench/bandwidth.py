@@ -1,9 +1,7 @@
 """Decode beside the memory bandwidth of the machine, and prefill beside its arithmetic.
 
     python -m bench.bandwidth --size wide --dtype mixed --dtype int8 --json bandwidth.json
-    python -m bench.bandwidth --size wide --dtype mixed-plain --dtype mixed
-
-A dtype with "-plain" has its bfloat16 matrices in 16 bits a number, not in 12.
+    python -m bench.bandwidth --size wide --dtype int8 --dtype mixed
 
 Measures the machine, before each loading of the model, with as many threads as the model has and
 with one:
@@ -67,7 +65,6 @@ WORK = ("bytes", "weight_bytes", "multiply_adds")
 RATIOS = tuple(f"{name}_ratio" for name in MACHINE)
 COLUMNS = ("stage", "dtype", "threads", "rows", *TIMES, *WORK, *RATIOS, "fits_l3")
 L3_SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
-PLAIN = "-plain"
 BYTE_TOKENS = 256  # the first tokens of every vocabulary, none of them special
 
 
@@ -79,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--dtype",
         action="append",
-        choices=[dtype + form for dtype in PRECISIONS for form in ("", PLAIN)],
+        choices=list(PRECISIONS),
         help="several times for several; mixed",
     )
     parser.add_argument("--threads", type=sizes, default=[os.cpu_count() or 1])
@@ -159,9 +156,7 @@ def stage_rows(
         for rows in options.prompts
     ]
     loading = Namespace(
-        dtype=dtype.removesuffix(PLAIN),
-        compact=False if dtype.endswith(PLAIN) else None,
-        kv_cache_dtype="auto",
+        dtype=dtype,
         predictor_dtype="auto",
         threads=threads,
         placement="shared",
@@ -183,20 +178,19 @@ def stage_rows(
 
 def work_of_row(models: Models, config: OmniConfig, row: Row) -> Work:
     """Count the work of a row's call."""
-    stage, dtype, rows = row["stage"], row["dtype"].removesuffix(PLAIN), row["rows"]
-    work = partial(work_of, compact=not row["dtype"].endswith(PLAIN))
+    stage, dtype, rows = row["stage"], row["dtype"], row["rows"]
     text, talker = config.thinker.text, config.talker
     if stage in (PREFILL, DECODE):
         assert models.thinker is not None
         new, before = (rows, 0) if stage == PREFILL else (1, rows)
-        return work("thinker", models.thinker, text, dtype, new, before)
+        return work_of("thinker", models.thinker, text, dtype, new, before)
     assert talker is not None and models.talker is not None and models.code_predictor is not None
     if stage == STEP:
-        return work("talker", models.talker, talker.text, dtype, 1, rows)
+        return work_of("talker", models.talker, talker.text, dtype, 1, rows)
     # Of 16 rows the first two are one pass: see model.code_predictor.
     groups, module = talker.code_groups, models.code_predictor
     numbers = predictor_numbers(dtype)
-    return work("code_predictor", module, talker.predictor, numbers, groups, passes=groups - 1)
+    return work_of("code_predictor", module, talker.predictor, numbers, groups, passes=groups - 1)
 
 
 def with_work(row: Row, work: Work) -> Row:

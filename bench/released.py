@@ -95,12 +95,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=Path(".venv/bench/released"))
     parser.add_argument("--size", default="released", help="of the weights that are drawn")
     parser.add_argument("--dtype", choices=DTYPES, default="int4")
-    parser.add_argument(
-        "--plain",
-        action="store_false",
-        dest="compact",
-        help="not in 12 bits a number",
-    )
     parser.add_argument("--threads", type=positive, default=usable_cores())
     parser.add_argument("--prompt", type=positive, default=PROMPT, help="rows before a timed step")
     parser.add_argument("--tokens", type=positive, default=TOKENS)
@@ -120,7 +114,7 @@ def measure(options: Namespace) -> Figures:
     replied = in_new_process(reply, checkpoint, tree, options, True)
     asked = in_new_process(question, checkpoint, tree, options)
     timed_parts = in_new_process(parts, checkpoint, tree, options)
-    config, dtype = read_config(checkpoint), form_of(options)
+    config, dtype = read_config(checkpoint), options.dtype
     prompt = prompt_row(config, timed_parts[0], replied["prompt_tokens"], dtype)
     sums = [
         derived(
@@ -149,18 +143,13 @@ def measure(options: Namespace) -> Figures:
     return rows, summary, headlines
 
 
-def form_of(options: Namespace) -> str:
-    """Return the dtype with the form of its bfloat16 matrices, as bench.bandwidth has it."""
-    return options.dtype + ("" if options.compact else bandwidth.PLAIN)
-
-
 def made(options: Namespace) -> tuple[Path, Path]:
     """Return the checkpoint's folder and the tree's, which is compiled where it is not complete."""
-    checkpoint, tree = options.folder / f"{options.size}", options.folder / form_of(options)
+    checkpoint, tree = options.folder / f"{options.size}", options.folder / options.dtype
     write_tiny_checkpoint(checkpoint, size=options.size, drawn=True)
     config = read_config(checkpoint)
     lengths = options.positions, 2 * options.positions
-    fits = fits_of(config, *lengths, compact=options.compact)
+    fits = fits_of(config, *lengths)
     (fit,) = (fit for fit in fits if fit.dtype == options.dtype)
     if not fit.slots(memory_bytes()):
         raise InputError(
@@ -168,7 +157,6 @@ def made(options: Namespace) -> tuple[Path, Path]:
             f"and this machine has {memory_bytes() / GB:.1f}."
         )
     words = ["--target", "cpu", "--dtype", options.dtype, "--max-concurrency", "1"]
-    words += ["--compact", str(options.compact).lower()]
     with redirect_stdout(sys.stderr):
         failed = command(["compile", "--model", str(checkpoint), "--out", str(tree), *words])
     if failed:
@@ -330,7 +318,7 @@ def parts(checkpoint: Path, tree: Path, options: Namespace) -> list[Row]:
     loading = Namespace(
         **{"dtype": options.dtype, "threads": options.threads, "compiled": tree},
         **{"placement": "shared", "instance": None, "cores": None},
-        **{"kv_cache_dtype": "auto", "predictor_dtype": "auto"},
+        predictor_dtype="auto",
     )
     calls = Namespace(
         batches=[1], repeats=options.repeats, seed=options.seed, chunk_frames=[1, CHUNK]
@@ -349,7 +337,7 @@ def parts(checkpoint: Path, tree: Path, options: Namespace) -> list[Row]:
     rows = []
     for row in found:
         if row["stage"] in kept:
-            work = bandwidth.work_of_row(models, config, {**row, "dtype": form_of(options)})
+            work = bandwidth.work_of_row(models, config, {**row, "dtype": options.dtype})
             nbytes, adds = work.weight_bytes + work.kv_bytes, work.multiply_adds
         elif row["stage"] == CODE2WAV:
             adds, nbytes = code2wav_work(config, row["frames"])

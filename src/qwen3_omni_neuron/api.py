@@ -27,7 +27,6 @@ from qwen3_omni_neuron.errors import (
 from qwen3_omni_neuron.events import Finished, ModelInfo, SpeechResult, Status
 from qwen3_omni_neuron.helpers.grammars.pool import Admit, admit_all
 from qwen3_omni_neuron.loading import (
-    check_kv_cache_dtype,
     find_target,
     host_sampler,
     load_engines,
@@ -135,10 +134,7 @@ class Qwen3Omni:
         plan = plan_of(folder, config, tree, given)
         prompt_builder = PromptBuilder(folder, config)
         target = find_target(plan.target)
-        check_kv_cache_dtype(target, given.kv_cache_dtype)
-        spec = EngineSpec(
-            plan, config, prompt_builder.newline_id, tree, kv_cache_dtype=given.kv_cache_dtype
-        )
+        spec = EngineSpec(plan, config, prompt_builder.newline_id, tree)
         defaults = read_generation_defaults(folder)
         check_defaults(defaults, folder)
         engines = load_engines(target, spec, given)

@@ -60,20 +60,6 @@ def find_target(name: str) -> Target:
     return TARGETS[name]
 
 
-def check_kv_cache_dtype(target: Target, dtype: str) -> None:
-    """Raise OptionError where a target has no KV caches of this dtype; "auto" is allowed."""
-    if dtype in ("auto", *target.kv_cache_dtypes):
-        return
-    name = target.limits.target
-    if target.kv_cache_dtypes:
-        allowed = ", ".join(target.kv_cache_dtypes)
-        raise OptionError(f"kv_cache_dtype is auto, {allowed} for target {name}, got {dtype!r}.")
-    raise OptionError(
-        f"kv_cache_dtype is auto for target {name}, whose KV caches are compiled, got {dtype!r}. "
-        "Leave it out."
-    )
-
-
 def plan_of(
     folder: Path, config: OmniConfig, tree: Path | None, options: "LoadOptions"
 ) -> CompilePlan:

@@ -511,28 +511,11 @@ class LoadArguments(TypedDict, total=False):
             "CPU threads of all stages together", _FROM_1, "as many as torch has", loads=True
         ),
     ]
-    kv_cache_dtype: Annotated[
-        str,
-        OptionDoc(
-            "auto, or for the CPU float32 or bfloat16, which takes half the memory",
-            _NAME,
-            loads=True,
-        ),
-    ]
     predictor_dtype: Annotated[
         str,
         OptionDoc(
             "numbers of the code predictor: auto, same or mixed; a tree has its own",
             _NAME,
-            loads=True,
-        ),
-    ]
-    compact: Annotated[
-        bool,
-        OptionDoc(
-            "keep bfloat16 matrices in 12 bits a number where that loses nothing, on the CPU; a "
-            "tree has its own",
-            _FLAG,
             loads=True,
         ),
     ]
@@ -789,9 +772,7 @@ class LoadOptions:
     instance: str | None = None
     cores: Mapping[str, str] | None = None
     threads: int | None = None
-    kv_cache_dtype: str = "auto"
     predictor_dtype: str = "auto"
-    compact: bool = True
     adapters: Sequence[str | Path | tuple[str | Path, float]] = ()
     wrap_engines: Callable[[Engines], Engines] | None = None
 

@@ -14,6 +14,8 @@ OPTIONS: dict[str, str] = {
     "spill_bytes": _SPILLED,
     "spill_folder": _SPILLED,
     "spill_folder_bytes": _SPILLED,
+    "compact": "leave it out: matrices are kept in 12 bits wherever that loses nothing",
+    "kv_cache_dtype": "leave it out: KV caches are in the dtype of the arithmetic",
     "max_bodies_bytes": "use max_held_bytes, which also counts decoded media and sessions.",
     "max_connections": "a proxy limits connections, in nginx by limit_conn (deploy/proxy)",
     "send_timeout_s": "a proxy disconnects who does not read, in nginx by send_timeout",

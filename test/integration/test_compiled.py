@@ -171,7 +171,6 @@ def test_the_weights_are_the_checkpoints_converted(
     given = config, dtype, STAGES, packed
     numbers: dict[str, Any] = {
         "predictor_dtype": LIMITS.predictor_dtypes.get(dtype, (SAME,))[0],
-        "compact": dtype in LIMITS.compact_dtypes,
     }
     loaded = load_checkpoint_models(Checkpoint(checkpoint), *given, **numbers)
     compiled = load_compiled_models(tree, *given, **numbers)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,15 @@ from qwen3_omni_neuron.checkpoint.tensor_file import Layout, map_tensors, write_
 from qwen3_omni_neuron.compilation.plan import MODELS
 from qwen3_omni_neuron.cpu import compact, precision
 from qwen3_omni_neuron.cpu.compact import pack_compact, unpack_compact
+from qwen3_omni_neuron.cpu.target import LIMITS
 from qwen3_omni_neuron.cpu.weights import (
     WEIGHTS_FILE,
     compile_model,
     load_checkpoint_models,
     load_compiled_models,
 )
-from qwen3_omni_neuron.errors import ArtifactError, OptionError
+from qwen3_omni_neuron.errors import ArtifactError
+from qwen3_omni_neuron.loading import TARGETS
 from testing.native_library import needs_c
 from testing.specs import compiled_here, plan_of
 from testing.tiny import write_tiny_checkpoint
@@ -61,7 +64,8 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def compile_into(tree: Path, checkpoint: Path, compact: bool) -> dict[str, Tensor]:
     """Compile a tree in dtype mixed, without a manifest. Return its tensors by name."""
-    plan = plan_of(checkpoint, read_config(checkpoint), dtype="mixed", compact=compact)
+    plan = plan_of(checkpoint, read_config(checkpoint), dtype="mixed")
+    plan = replace(plan, compact=compact)
     stored: dict[str, Tensor] = {}
     for model in MODELS:
         (tree / model).mkdir(parents=True)
@@ -185,52 +189,30 @@ def test_an_interrupted_file_is_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "dtype"), [("cpu", "float32"), ("cpu", "bfloat16"), ("torchneuron", "int8")]
+    ("target", "dtype", "is_compact"),
+    [
+        ("cpu", "mixed", True),
+        ("cpu", "float32", False),
+        ("cpu", "bfloat16", False),
+        ("torchneuron", "int8", False),
+    ],
 )
-def test_what_has_no_such_matrices_is_not_compact(planted: Path, target: str, dtype: str) -> None:
-    config = read_config(planted)
-    for given in (None, False):
-        assert not plan_of(planted, config, target, dtype=dtype, compact=given).compact
-    said = f"compact is false for target {target} in dtype {dtype}, got true. Leave it out."
-    with pytest.raises(OptionError, match=said):
-        plan_of(planted, config, target, dtype=dtype, compact=True)
+def test_a_plan_is_compact_where_there_are_such_matrices(
+    planted: Path, target: str, dtype: str, is_compact: bool
+) -> None:
+    assert plan_of(planted, read_config(planted), target, dtype=dtype).compact == is_compact
 
 
-def test_models_without_it_are_those_of_versions_that_had_no_such_setting(planted: Path) -> None:
-    on, off = (
-        plan_of(planted, read_config(planted), dtype="mixed", compact=c) for c in (True, False)
-    )
-    for model in MODELS:
-        assert "compact" not in off.model_settings(model)
-        settings = on.model_settings(model)
-        assert settings.pop("compact", None) is (None if model == "code2wav" else True)
-        assert settings == off.model_settings(model)
-    assert "--compact true" in on.command(Path("tree"))
-    assert "--compact false" in off.command(Path("tree"))
-
-
-def test_a_tree_is_refused_under_the_other_setting(
-    planted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_manifest_of_an_earlier_version_may_say_whether_a_tree_is_compact(
+    planted: Path, tmp_path: Path
 ) -> None:
     words = ["compile", "--model", str(planted), "--out", str(tmp_path), "--dtype", "mixed"]
-
-    def compile_words(*more: str) -> str:
-        with compiled_here():
-            assert cli.main([*words, *more]) == 0
-        return capsys.readouterr().err
-
-    compile_words("--compact", "true", "--only", "code_predictor")
-    assert "stale" not in compile_words()
-    said = f"compact is False, and {tmp_path} was compiled with True"
-    with pytest.raises(OptionError, match=said):
-        Qwen3Omni.load(planted, compiled_path=tmp_path, compact=False)
-    assert "stale: made from compact True instead of None" in compile_words("--compact", "false")
+    with compiled_here():
+        assert cli.main(words) == 0
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    del manifest["plan"]["compact"]  # as in a tree of an earlier version
+    manifest["plan"]["compact"] = True
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    Qwen3Omni.load(planted, compiled_path=tmp_path, compact=False).close()
     Qwen3Omni.load(planted, compiled_path=tmp_path).close()
-    assert "to be compiled" not in compile_words("--compact", "false")
 
 
 @needs_c
@@ -262,5 +244,8 @@ def test_replies_over_a_tree_are_those_over_plain_weights_to_the_bit(
             found = omni.generate_audio([{"role": "user", "content": content}], **short)
         return list(found.token_ids), found.codes.tolist(), found.audio.tobytes()
 
-    expected = reply(dtype=dtype, compact=False)
-    assert reply(compiled_path=tmp_path / "c") == expected == reply(dtype=dtype)
+    found = reply(compiled_path=tmp_path / "c")
+    assert found == reply(dtype=dtype)
+    plain = replace(TARGETS["cpu"], limits=replace(LIMITS, compact_dtypes=()))
+    monkeypatch.setitem(TARGETS, "cpu", plain)
+    assert found == reply(dtype=dtype)

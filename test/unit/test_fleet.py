@@ -99,11 +99,6 @@ def test_the_fleets_threads_are_those_of_its_models() -> None:
     assert FleetSettings.parse({"threads": None}).load.threads is None
 
 
-def test_the_dtype_of_kv_caches_is_the_models() -> None:
-    settings = FleetSettings.parse({"kv_cache_dtype": "bfloat16"})
-    assert settings.load_arguments(None)["kv_cache_dtype"] == "bfloat16"
-
-
 def test_more_cores_than_any_node_has_are_refused_with_both_numbers() -> None:
     nodes = [node(4), node(24), node(64, alive=False), {"Alive": True, "Resources": {}}]
     check_nodes(24, lambda: nodes)

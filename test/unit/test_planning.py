@@ -125,7 +125,7 @@ def test_every_setting_is_one_of_some_model() -> None:
     assert seen == plan.settings.keys()
     plan = plan_of(MODEL, RELEASED, "neuron")
     seen = {name for model in MODELS for name in plan.model_settings(model)}
-    assert seen == plan.settings.keys() - {"compact"}
+    assert seen == plan.settings.keys()
 
 
 def test_a_checkpoint_that_cannot_speak_has_no_talker_to_plan(config: OmniConfig) -> None:

@@ -73,9 +73,7 @@ LOAD = [
     "instance",
     "cores",
     "threads",
-    "kv_cache_dtype",
     "predictor_dtype",
-    "compact",
     "adapters",
     "wrap_engines",
 ]
@@ -164,14 +162,14 @@ ERRORS = [
 ]
 VERBS = {
     "verify": """
-        --adapter --against --by-layer --compact --compiled --cores --device --dtype --help
-        --instance --kv-cache-dtype --model --placement --predictor-dtype --target --threads
+        --adapter --against --by-layer --compiled --cores --device --dtype --help
+        --instance --model --placement --predictor-dtype --target --threads
         --write -h
     """,
     "speak": """
-        --adapter --audio --chunk-frames --compact --compiled --cores --dtype
+        --adapter --audio --chunk-frames --compiled --cores --dtype
         --first-chunk --first-token-timeout-s --help --ignore-eos --image --instance --json
-        --kv-cache-dtype --literal-text
+        --literal-text
         --model --out --placement --play --predictor-do-sample --predictor-dtype
         --predictor-top-k --predictor-top-p --quiet --runaway-speech --seed --speaker --system
         --talker-do-sample
@@ -183,8 +181,8 @@ VERBS = {
         --video --wait-timeout-s -h text
     """,
     "say": """
-        --adapter --chunk-frames --compact --compiled --cores --dtype --first-chunk
-        --first-token-timeout-s --help --instance --json --kv-cache-dtype
+        --adapter --chunk-frames --compiled --cores --dtype --first-chunk
+        --first-token-timeout-s --help --instance --json
         --model --out --placement --play --predictor-do-sample
         --predictor-dtype --predictor-top-k --predictor-top-p --quiet
         --runaway-speech --seed --speaker --talker-do-sample --talker-max-new-tokens
@@ -192,15 +190,15 @@ VERBS = {
         --threads --wait-timeout-s -h text
     """,
     "transcribe": """
-        --adapter --compact --compiled --concurrency --context-length --cores --dtype --help
-        --instance --instruction --json --kv-cache-dtype --max-new-tokens --model --placement
+        --adapter --compiled --concurrency --context-length --cores --dtype --help
+        --instance --instruction --json --max-new-tokens --model --placement
         --predictor-dtype --quiet --threads --translate -h files
     """,
     "serve": """
         --adapter --allow-host --allow-media-host --allow-origin --api-keys --body-timeout-s
-        --compact --compiled --context-length --cores --decode-timeout-s --decoder-bytes --decoders
+        --compiled --context-length --cores --decode-timeout-s --decoder-bytes --decoders
         --drain-timeout-s --dtype --header-timeout-s --help --host --instance --kept-replies
-        --kept-reply-s --kept-session-s --kv-cache-dtype --log-content --log-format --log-level
+        --kept-reply-s --kept-session-s --log-content --log-format --log-level
         --max-body-bytes
         --max-concurrency --max-held-bytes --max-kept-response-bytes
         --max-media --max-media-bytes
@@ -213,7 +211,7 @@ VERBS = {
         --tls-cert --tls-key --voice-alias -h
     """,
     "compile": """
-        --adapter --audio-windows --batches --buckets --chunk-frames --compact --context-length
+        --adapter --audio-windows --batches --buckets --chunk-frames --context-length
         --decode-buckets --dry-run --dtype --help --instance --lnc --max-concurrency --model --only
         --out --patch-buckets --predictor-dtype --predictor-top-k --projection-rows --quiet
         --talker-context-length --target --tp -h
@@ -245,7 +243,6 @@ PLAN = [
     "chunk_frames",
     "predictor_top_k",
     "predictor_dtype",
-    "compact",
 ]
 MANIFEST = {
     "Manifest": "fingerprint plan versions models adapters",
@@ -304,10 +301,10 @@ def test_verbs_and_flags_are_those_listed_here() -> None:
 
 
 def test_names_in_a_manifest_are_those_listed_here() -> None:
-    *settings, predictor, compact = PLAN
+    *settings, predictor = PLAN
     of_the_target = ["chunked_prefill", "mixed_arithmetic"]
     assert [field.name for field in fields(CompilePlan)] == [
-        *("model", *settings, *of_the_target, predictor, compact, "adapters")
+        *("model", *settings, *of_the_target, predictor, "compact", "adapters")
     ]
     for name, expected in MANIFEST.items():
         found = [field.name for field in fields(getattr(manifest, name))]

@@ -91,9 +91,6 @@ def _values(name: str) -> str:
         return f"{' or '.join(TARGETS)}; default: {DEFAULT_TARGET}, and {dry} for a --dry-run"
     if name == "dtype":
         return f"auto, {', '.join(dict.fromkeys(dtype for one in limits for dtype in one.dtypes))}"
-    if name == "compact":
-        of = [f"{t.target} {', '.join(t.compact_dtypes)}" for t in limits if t.compact_dtypes]
-        return f"true ({'; '.join(of)}) or false; default: true where it may be"
     if name == "predictor_dtype":
         return f"auto or {_predictor_dtypes(limits)}; default: the first one"
     defaults = {
@@ -163,7 +160,7 @@ def _dry_run(parsed: argparse.Namespace) -> int:
         if plan.target in DRY_RUN_TARGETS:
             each_default = parsed.tp is None and parsed.instance is None
             return _dry_run_on_trn2(plan, parsed.instance, each_default)
-        return _dry_run_here(plan, parsed.out or Path.cwd(), parsed.compact is not False)
+        return _dry_run_here(plan, parsed.out or Path.cwd())
 
 
 def _dry_run_on_trn2(plan: "CompilePlan", instance: str | None, each_default: bool) -> int:
@@ -183,11 +180,8 @@ def _dry_run_on_trn2(plan: "CompilePlan", instance: str | None, each_default: bo
     return 0
 
 
-def _dry_run_here(plan: "CompilePlan", out: Path, compact: bool) -> int:
-    """Print what each dtype takes on the CPU, and what fits this machine and the disk of `out`.
-
-    compact: see fits_of.
-    """
+def _dry_run_here(plan: "CompilePlan", out: Path) -> int:
+    """Print what each dtype takes on the CPU, and what fits this machine and the disk of `out`."""
     from qwen3_omni_neuron.checkpoint.config_json import read_config
     from qwen3_omni_neuron.checkpoint.files import Checkpoint
     from qwen3_omni_neuron.checkpoint.quantised import read_settings
@@ -201,7 +195,7 @@ def _dry_run_here(plan: "CompilePlan", out: Path, compact: bool) -> int:
         except CheckpointError as error:  # the folder may have config.json alone
             print(f"counted as if it were not quantised: {error}", file=sys.stderr)
     lengths = plan.context_length, plan.talker_context_length
-    fits = fits_of(read_config(plan.model), *lengths, quantised, plan.predictor_dtype, compact)
+    fits = fits_of(read_config(plan.model), *lengths, quantised, plan.predictor_dtype)
     print("\n".join(fits_text(fits, memory_bytes())))
     disk = next(folder for folder in (out, *out.parents) if folder.exists())
     free = shutil.disk_usage(disk).free

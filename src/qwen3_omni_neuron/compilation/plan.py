@@ -36,11 +36,11 @@ _EVERY_MODEL = ("target", "tp", "lnc", "dtype")
 _DECODER = ("max_concurrency", "context_length", "prompt_buckets", "decode_buckets", "batches")
 _PREDICTOR = ("predictor_top_k", "predictor_dtype")
 _BY_MODEL = {
-    "thinker": (*_DECODER, "compact"),
-    "vision": ("patch_buckets", "compact"),
-    "audio": ("audio_windows", "compact"),
-    "talker": (*_DECODER, "talker_context_length", "projection_rows", "compact"),
-    "code_predictor": ("max_concurrency", "batches", *_PREDICTOR, "compact"),
+    "thinker": _DECODER,
+    "vision": ("patch_buckets",),
+    "audio": ("audio_windows",),
+    "talker": (*_DECODER, "talker_context_length", "projection_rows"),
+    "code_predictor": ("max_concurrency", "batches", *_PREDICTOR),
     "code2wav": ("max_concurrency", "batches", "chunk_frames"),
 }
 
@@ -53,10 +53,10 @@ class CompilePlan:
     folder; its path does not affect what is compiled. adapters: those that are merged into its
     weights, in this order; no setting: a manifest keeps their digest. predictor_dtype: "same": the
     code predictor is in `dtype`, as the other models. "mixed": its weights are, or in int8 and int4
-    are bfloat16, and it computes in float32. "float32": its weights are float32, too. compact:
-    whether bfloat16 matrices are kept in 12 bits a number where that loses nothing.
+    are bfloat16, and it computes in float32. "float32": its weights are float32, too.
     chunked_prefill: whether rows can be appended to the rows of a slot, and slots copied.
-    mixed_arithmetic: dtype of activations where weights have another. Both follow from the target
+    mixed_arithmetic: dtype of activations where weights have another. compact: whether bfloat16
+    matrices are kept in 12 bits a number where that loses nothing. These follow from the target
     and are no settings: see TargetLimits. A setting with a default is missing in trees of earlier
     versions, which were compiled with that.
     """
@@ -86,10 +86,7 @@ class CompilePlan:
     chunked_prefill: bool
     mixed_arithmetic: str = "float32"
     predictor_dtype: str = field(default=SAME, metadata={"help": "numbers of the code predictor"})
-    compact: bool = field(
-        default=False,
-        metadata={"help": "keep bfloat16 matrices in 12 bits a number where that loses nothing"},
-    )
+    compact: bool = False
     adapters: tuple[AdapterPath, ...] = ()
 
     @property
@@ -116,8 +113,6 @@ class CompilePlan:
     def model_settings(self, model: str) -> dict[str, Any]:
         """Return the settings that one model depends on. model: one of MODELS."""
         settings = self.settings | {"tp": self.tp.of(model)}
-        if not self.compact:  # as were models of versions without it, which stay fresh
-            del settings["compact"]
         names = (*_EVERY_MODEL, *_BY_MODEL[model])
         return {name: settings[name] for name in names if name in settings}
 
@@ -131,9 +126,7 @@ class CompilePlan:
         for adapter in self.adapters:
             words += ["--adapter", str(adapter)]
         for name, value in self.settings.items():
-            if isinstance(value, bool):
-                words += [flag_of(name), str(value).lower()]
-            elif value not in ([], 0):
+            if value not in ([], 0):
                 words += [
                     flag_of(name),
                     ",".join(map(str, value)) if isinstance(value, list) else str(value),
@@ -182,8 +175,8 @@ class TargetLimits:
     for a checkpoint's dtype, if it is another one. auto_quantised: returns the dtype that "auto"
     means for a checkpoint with adapters, or None where its dtype says that. predictor_top_k: the
     default; 0: any. predictor_dtypes: allowed predictor_dtype by dtype, the default first; "same"
-    alone in a dtype that is not named. compact_dtypes: dtypes in which a plan may be compact, and
-    is by default. sizes: defaults by the name of a list in CompilePlan; lists not named here may
+    alone in a dtype that is not named. compact_dtypes: dtypes in which a plan is compact.
+    sizes: defaults by the name of a list in CompilePlan; lists not named here may
     have any size. mixed_arithmetic: dtype of activations in the dtypes mixed, int8 and int4.
     """
 
@@ -277,7 +270,7 @@ def make_plan(
         ),
         predictor_top_k=top_k,
         predictor_dtype=_predictor_dtype(limits, dtype, given["predictor_dtype"]),
-        compact=_compact(limits, dtype, given.get("compact")),
+        compact=dtype in limits.compact_dtypes,
         chunked_prefill=limits.chunked_prefill,
         mixed_arithmetic=limits.mixed_arithmetic,
         adapters=tuple(adapters),
@@ -339,14 +332,6 @@ def _predictor_dtype(limits: TargetLimits, dtype: str, given: str) -> str:
             f"dtype {dtype}, got {given!r}."
         )
     return allowed[0] if given == "auto" else given
-
-
-def _compact(limits: TargetLimits, dtype: str, given: bool | None) -> bool:
-    if given and dtype not in limits.compact_dtypes:
-        raise OptionError(
-            f"compact is false for target {limits.target} in dtype {dtype}, got true. Leave it out."
-        )
-    return dtype in limits.compact_dtypes if given is None else given
 
 
 def _context_length(config: OmniConfig, given: int | None) -> int:

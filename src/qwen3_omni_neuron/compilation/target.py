@@ -26,7 +26,7 @@ class EngineSpec:
 
     newline_id: the token of the line break after a role. compiled: the compiled tree's folder;
     None: the weights are read from the checkpoint. threads: number of CPU threads that a stage may
-    use at a time, by the stage's name. kv_cache_dtype: "auto", or one of the target's.
+    use at a time, by the stage's name.
     """
 
     plan: CompilePlan
@@ -34,7 +34,6 @@ class EngineSpec:
     newline_id: int
     compiled: Path | None = None
     threads: Mapping[str, int] = field(default_factory=dict)
-    kv_cache_dtype: str = "auto"
 
     @property
     def dtype(self) -> "torch.dtype":
@@ -42,13 +41,6 @@ class EngineSpec:
         import torch
 
         return getattr(torch, self.plan.arithmetic)
-
-    @property
-    def cache_dtype(self) -> "torch.dtype":
-        """The dtype of the KV caches of thinker and talker; by default that of activations."""
-        import torch
-
-        return self.dtype if self.kv_cache_dtype == "auto" else getattr(torch, self.kv_cache_dtype)
 
 
 @dataclass(frozen=True)
@@ -108,7 +100,6 @@ class Target:
         Raises OptionError, with the numbers, if the request can't be met.
     faster: returns what would make a model of a plan faster that has so many CPU threads, such as
         another dtype; for the log.
-    kv_cache_dtypes: dtypes of KV caches that a load may ask for; empty where they are compiled.
     needs_tree: a model can only be loaded from a compiled tree, not from the checkpoint's weights.
     keeps_failed: a failed compile leaves files worth keeping, such as a compiler's logs.
     """
@@ -121,6 +112,5 @@ class Target:
     environments: Callable[[CompilePlan, CoreRequest], Mapping[str, Mapping[str, str]]]
     require: Callable[[], object] = lambda: None
     faster: Callable[[CompilePlan, int], Sequence[str]] = lambda plan, threads: ()
-    kv_cache_dtypes: tuple[str, ...] = ()
     needs_tree: bool = False
     keeps_failed: bool = False

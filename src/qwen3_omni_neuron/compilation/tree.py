@@ -24,7 +24,7 @@ _MOST_SIZE, _MOST_SLOTS = 1 << 24, 1 << 12
 # Settings that trees of earlier versions don't have in their manifests, and what they were.
 EARLIER = {name: one.default for name, one in SETTINGS.items() if one.default is not MISSING}
 # Settings that trees of earlier versions have in their manifests, and plans have no more.
-FORMER = frozenset({"profile"})
+FORMER = frozenset({"profile", "compact"})
 
 
 def open_tree(

@@ -30,7 +30,7 @@ from qwen3_omni_neuron.model.thinker import ThinkerModel
 def eager_engines(models: Models, spec: EngineSpec) -> StageEngines:
     """Build the engines of the stages that `models` has."""
     plan, c, built = spec.plan, spec.config, StageEngines()
-    slots, kept = plan.max_concurrency, spec.cache_dtype
+    slots, kept = plan.max_concurrency, spec.dtype
     if models.thinker is not None:
         built["encoder"] = encoder = media_encoders(models, spec)
         of_thinker = c.thinker.text, models.thinker, slots, plan.context_length

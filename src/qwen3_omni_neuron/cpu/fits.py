@@ -104,7 +104,6 @@ def fits_text(fits: Sequence[Fit], memory_bytes: int) -> list[str]:
         longest = fit.longest(memory_bytes) or "none"
         size = f"{fit.tree_bytes / GB:.1f}"
         lines.append(f"| {fit.dtype} | {size} | {memory} | {verdict} | {longest} |")
-    lines += ["", 'KV caches are in float32; `kv_cache_dtype="bfloat16"` halves them.']
     if any(fit.compact for fit in fits):
         lines.append(
             "bfloat16 matrices count 12 bits a number; one whose numbers do not fit takes 16."

@@ -90,5 +90,4 @@ CPU = Target(
     build_engines=LazyFunction("qwen3_omni_neuron.cpu.build", "build_engines"),
     environments=no_cores,
     faster=faster,
-    kv_cache_dtypes=("float32", "bfloat16"),
 )

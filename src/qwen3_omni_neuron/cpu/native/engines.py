@@ -75,7 +75,6 @@ def _thinker(
         plan.context_length,
         library,
         threads,
-        spec.cache_dtype,
     )
     return ThinkerEngine(spec.config, slots, encoder)
 
@@ -93,7 +92,6 @@ def _talker(models: Models, spec: EngineSpec, library: Library) -> NativeTalker:
         plan.talker_context_length,
         library,
         threads,
-        spec.cache_dtype,
     )
     return NativeTalker(
         spec.config,

@@ -15,11 +15,9 @@ from torch import Tensor
 from qwen3_omni_neuron.cpu.native._declarations import ffi
 from qwen3_omni_neuron.cpu.native.binding import (
     NO_SUCH_ROW,
-    TYPES,
     Fields,
     Library,
     Pointer,
-    UnsuitedError,
     Weights,
     address_of,
     check,
@@ -35,13 +33,9 @@ from qwen3_omni_neuron.model.kv_cache import KvCache
 from qwen3_omni_neuron.model.talker import TalkerModel
 from qwen3_omni_neuron.model.thinker import ThinkerModel
 
-KV_DTYPES = (torch.float32, torch.bfloat16)
-
 
 class NativeSteps:
     """`decode` and `prefill` of a thinker or a talker over a KV cache, in C and float32.
-
-    The cache is in one of KV_DTYPES: keys and values are rounded to it when they are written.
 
     The results differ from the module's only because float32 sums are added up in another order. A
     row's result depends neither on the other rows of the call nor on the number of threads: a
@@ -65,9 +59,7 @@ class NativeSteps:
         self._vocab, self._hidden = head.out_features, c.hidden_size
         self._slots, self._positions = cache.keys.shape[1], cache.keys.shape[3]
         shape = (c.layers, self._slots, c.kv_heads, self._positions, c.head_dim)
-        half, cache_dtype = c.head_dim // 2, cache.keys.dtype
-        if cache_dtype not in KV_DTYPES:
-            raise UnsuitedError(f"the C keeps no keys and values in {cache_dtype}")
+        half = c.head_dim // 2
         if self._thinker is not None:
             embedding = weights.table(self._thinker.embedding.weight, self._vocab, c.hidden_size)
             self._embedding = ffi.new("Table *", embedding)
@@ -75,11 +67,10 @@ class NativeSteps:
         fields = {
             "decoder": native_decoder(c, model.decoder, weights),
             "kv": {
-                "keys": weights(cache.keys, *shape, dtype=cache_dtype),
-                "values": weights(cache.values, *shape, dtype=cache_dtype),
+                "keys": weights(cache.keys, *shape),
+                "values": weights(cache.values, *shape),
                 "slots": self._slots,
                 "positions": self._positions,
-                "type": TYPES[cache_dtype],
             },
             "head": weights.matrix(head, "weight", self._vocab, c.hidden_size),
             "frequencies": weights(model.rotary.frequencies[:half], half),
@@ -247,8 +238,7 @@ class NativeSteps:
 class NativeSlots(CpuSlots):
     """Slots of a thinker or a talker, computed in float32; model: has the packed weights.
 
-    dtype: one of KV_DTYPES. threads: limit of a call. Otherwise as CpuSlots. Raises UnsuitedError;
-    see NativeSteps.
+    threads: limit of a call. Otherwise as CpuSlots. Raises UnsuitedError; see NativeSteps.
     """
 
     def __init__(
@@ -259,9 +249,8 @@ class NativeSlots(CpuSlots):
         context_length: int,
         library: Library,
         threads: int = 1,
-        dtype: torch.dtype = torch.float32,
     ):
-        super().__init__(config, slots, context_length, dtype)
+        super().__init__(config, slots, context_length, torch.float32)
         self.steps = NativeSteps(config, model, self._cache, library, threads)
 
     def prefill(
