@@ -198,15 +198,15 @@ VERBS = {
         --adapter --allow-host --allow-media-host --allow-origin --api-keys --body-timeout-s
         --compiled --context-length --cores --decode-timeout-s --decoder-bytes --decoders
         --drain-timeout-s --dtype --header-timeout-s --help --host --instance --kept-replies
-        --kept-reply-s --kept-session-s --log-content --log-format --log-level
+        --kept-reply-s --log-content --log-format --log-level
         --max-body-bytes
         --max-concurrency --max-held-bytes --max-kept-response-bytes
         --max-media --max-media-bytes
         --max-media-s --max-pixels --max-queued --max-realtime-bytes --max-realtime-s
-        --max-realtime-sessions --max-request-bytes --max-session-folder-bytes
+        --max-realtime-sessions --max-request-bytes
         --media-timeout-s --model --model-name --owner-share --placement --port
         --predictor-dtype --ray
-        --request-timeout-s --requests-per-minute --session-folder --session-keys
+        --request-timeout-s --requests-per-minute
         --stall-timeout-s --threads
         --tls-cert --tls-key --voice-alias -h
     """,
@@ -297,7 +297,12 @@ def test_verbs_and_flags_are_those_listed_here() -> None:
         )
         for verb, parser in verbs.choices.items()
     }
-    assert found == {verb: flags.split() for verb, flags in VERBS.items()}
+    listed = {verb: flags.split() for verb, flags in VERBS.items()}
+    assert sorted(found) == sorted(listed)
+    for verb, flags in found.items():
+        new, gone = set(flags) - set(listed[verb]), set(listed[verb]) - set(flags)
+        assert not new, f"{verb} has {', '.join(sorted(new))}, which VERBS does not list"
+        assert not gone, f"{verb} lacks {', '.join(sorted(gone))}, which VERBS lists"
 
 
 def test_names_in_a_manifest_are_those_listed_here() -> None:
