@@ -1,22 +1,24 @@
 """A checkpoint's chat template: messages -> the text of a prompt."""
 
+import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from qwen3_omni_neuron.errors import CheckpointError, format_value
-from qwen3_omni_neuron.prompt.bounded_jinja import compile_template, render
 from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
 from qwen3_omni_neuron.untrusted_files import read_json, read_text, reason
 
 
 class ChatTemplate:
-    """Chat template of one checkpoint, run in a sandbox because anyone may have written it.
-
-    It gets only strings, lists and dicts from the caller.
-    """
+    """Chat template of one checkpoint, in the sandbox that transformers runs it in."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer):
         """Read and compile the template. Raises CheckpointError if there is no usable one."""
@@ -24,10 +26,9 @@ class ChatTemplate:
         self._named_tokens = tokenizer.named_tokens
         try:
             text = _read_template(folder, tokenizer.chat_template)
-            self._template = compile_template(text)
-            self.takes_tools = "tools" in find_undeclared_variables(
-                self._template.environment.parse(text)
-            )
+            environment = _environment()
+            self._template = environment.from_string(text)
+            self.takes_tools = "tools" in find_undeclared_variables(environment.parse(text))
         except CheckpointError:
             raise
         except Exception as error:  # Python's compiler, too, has limits of depth
@@ -47,8 +48,7 @@ class ChatTemplate:
         Raises CheckpointError where the template fails.
         """
         try:
-            text = render(
-                self._template,
+            text = self._template.render(
                 messages=messages,
                 tools=tools,
                 documents=None,
@@ -63,6 +63,42 @@ class ChatTemplate:
                 f"the chat template of {self._folder} refuses the conversation: {reason(error)}. "
                 "Take the template that belongs to the checkpoint, or another conversation."
             ) from error
+
+
+class _Generation(Extension):
+    """The tag `generation`, which marks replies for training: its content is rendered as it is."""
+
+    tags = frozenset({"generation"})
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Return the environment of a template.
+
+    Source: transformers utils/chat_template_utils.py, _cached_compile_jinja_template.
+    """
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
+    return environment
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
 
 
 def _read_template(folder: Path, of_tokenizer: Any) -> str:
