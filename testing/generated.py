@@ -6,14 +6,20 @@ A block stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`; a 
 with what would be written today.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
 
 from qwen3_omni_neuron.options import LOAD_OPTIONS, REQUEST_OPTIONS, Option
 from qwen3_omni_neuron.prompt.media.item_fields import ITEM_FIELDS
+from qwen3_omni_neuron.serving.openai.fields import (
+    HONOURED_AS,
+    NO_EFFECT,
+    REFUSED,
+    REFUSED_IN_RESPONSES,
+)
 from qwen3_omni_neuron.serving.openai.voices import OTHER_VOICES
-from qwen3_omni_neuron.serving.openai.without_effect import FIELDS
 from qwen3_omni_neuron.serving.settings import flags
 from testing import bar_picture, benchmark_pictures, import_picture
 from testing.imports import LAYERS, ROOT, room_imports
@@ -78,10 +84,21 @@ def voices_table() -> str:
 
 def without_effect_table() -> str:
     """Write the fields that are taken without effect."""
-    lines = ["| endpoint | field | why it has no effect |", "| --- | --- | --- |"]
-    for path, fields in FIELDS.items():
-        for name, field in fields.items():
-            lines.append(f"| `{path}` | `{name}` | {field.reason} |")
+    lines = ["| request | in | fields without effect |", "| --- | --- | --- |"]
+    for path, objects in NO_EFFECT.items():
+        for place, names in objects.items():
+            listed = " ".join(f"`{name}`" for name in names.split())
+            lines.append(f"| `{path}` | {place and f'`{place}`'} | {listed} |")
+    return "\n".join(lines) + "\n"
+
+
+def engine_field_table() -> str:
+    """Write the fields that have another name as an option, or can only have one value."""
+    lines = ["| field | is, or can only be | instead |", "| --- | --- | --- |"]
+    lines += [f"| `{name}` | the option `{option}` | |" for name, option in HONOURED_AS.items()]
+    for where, table in (("", REFUSED), (" in a response", REFUSED_IN_RESPONSES)):
+        for name, (only, instead) in table.items():
+            lines.append(f"| `{name}`{where} | only {json.dumps(only)} | {instead} |")
     return "\n".join(lines) + "\n"
 
 
@@ -137,6 +154,7 @@ BLOCKS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/serving.md": {
         "settings of serve": server_settings_table,
         "other voices": voices_table,
+        "fields of engines": engine_field_table,
         "fields without effect": without_effect_table,
     },
 }

@@ -48,7 +48,10 @@ FIELDS: dict[str, str] = {
 }
 """Fields and values of request bodies and of realtime events."""
 
-PATHS: dict[str, str] = {}
+PATHS: dict[str, str] = {
+    "/v1/audio/translations": "ask for a translation in a message with the sound, in "
+    "/v1/chat/completions.",
+}
 """Paths of the server."""
 
 

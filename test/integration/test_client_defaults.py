@@ -19,10 +19,11 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.serving.endpoints import sound
 from qwen3_omni_neuron.serving.endpoints.speech import SpeechRequest
+from qwen3_omni_neuron.serving.openai import fields
 from qwen3_omni_neuron.serving.openai.bodies import is_model, seed_of
 from qwen3_omni_neuron.serving.openai.chat_request import AudioOutput
+from qwen3_omni_neuron.serving.openai.fields import REALTIME, WITHOUT_EFFECT, sent_without_effect
 from qwen3_omni_neuron.serving.openai.voices import OTHER_VOICES, Voices
-from qwen3_omni_neuron.serving.openai.without_effect import FIELDS, REALTIME, sent_without_effect
 from qwen3_omni_neuron.serving.realtime import session_config
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import ask
@@ -185,7 +186,7 @@ SESSIONS: dict[str, tuple[list[dict[str, Any]], set[str]]] = {
                 "truncation": "auto",
             }
         ],
-        set(FIELDS[REALTIME]) - {"model", "tracing", "audio.output.speed"},
+        set(WITHOUT_EFFECT[REALTIME]) - {"model", "tracing", "audio.output.speed"},
     ),
 }
 
@@ -339,7 +340,8 @@ def test_speech_of_a_realtime_reply_at_another_speed(
 def test_speed_without_its_package_has_no_effect_and_is_counted(
     server: Server, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sound, "find_spec", lambda _: None)
+    for module in (sound, fields):
+        monkeypatch.setattr(module, "find_spec", lambda _: None)
     before = counted(server).get((REALTIME, "audio.output.speed"), 0)
     session = caller.update(audio={"output": {"speed": 1.25}})
     assert session.audio.output.speed == 1
@@ -527,7 +529,7 @@ def test_a_chat_with_names_and_fields_of_openai(server: Server, client: OpenAI) 
     assert whole.choices[0].message.audio is not None
     assert whole.choices[0].message.audio.to_dict()["voice"] == OTHER_VOICES["nova"]
     found = {f for (p, f), n in counted(server).items() if p == path and n > before.get((p, f), 0)}
-    assert found == {name for name in FIELDS[path] if "." not in name}
+    assert found == {name for name in WITHOUT_EFFECT[path] if "." not in name}
     voice = {"voice": {"id": "onyx"}, "format": "pcm16"}
     first = next(iter(client.chat.completions.create(**asked, audio=voice, stream=True)))
     assert first.model == server.settings.model_name
@@ -543,7 +545,7 @@ def test_speech_with_names_and_fields_of_openai(server: Server, client: OpenAI) 
     samples = np.frombuffer(said.content, "<i2").astype(np.float32) / 32767
     same_sound(answer.content, samples)
     path = "/v1/audio/speech"
-    assert set(FIELDS[path]) <= {field for p, field in counted(server) if p == path}
+    assert set(WITHOUT_EFFECT[path]) <= {field for p, field in counted(server) if p == path}
 
 
 def test_a_transcription_with_names_and_fields_of_openai(server: Server, client: OpenAI) -> None:
@@ -558,7 +560,7 @@ def test_a_transcription_with_names_and_fields_of_openai(server: Server, client:
         model="whisper-1", file=file, include=["logprobs"], extra_body=short, **fields
     )
     assert made.text == plain.text
-    assert {field for p, field in counted(server) if p == path} == set(FIELDS[path])
+    assert {field for p, field in counted(server) if p == path} == set(WITHOUT_EFFECT[path])
 
 
 def test_formats_and_models_have_the_names_that_clients_write() -> None:
@@ -594,7 +596,7 @@ def test_what_asks_for_nothing_is_not_counted() -> None:
 
 def test_fields_of_the_table_are_fields_of_a_session() -> None:
     """Each path leads to a field that a session takes: none is misspelled."""
-    for name in FIELDS[REALTIME]:
+    for name in WITHOUT_EFFECT[REALTIME]:
         kinds: list[Any] = [session_config.SessionConfig]
         for part in name.split("."):
             fields = next(kind.model_fields for kind in kinds if hasattr(kind, "model_fields"))

@@ -10,7 +10,7 @@ from openai import OpenAI
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import MessageError, OptionError, PromptTooLongError
-from qwen3_omni_neuron.serving.openai.engine_fields import ENGINE_FIELDS, engine_options
+from qwen3_omni_neuron.serving.openai.bodies import ENGINE_FIELDS, engine_options
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.http_client import ask
@@ -224,13 +224,13 @@ def test_null_is_neutral_for_every_field(name: str) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"n": 2}, "n can only be 1 here. Send several"),
+        ({"n": 2}, "n can only be 1 here. Use several"),
         ({"n": True}, "n can only be 1"),
-        ({"echo": True}, "before the reply yourself"),
+        ({"echo": True}, "echo can only be False"),
         ({"logit_bias": {"1": 5}}, "logit_bias can only be"),
         ({"stop_token_ids": [3]}, "thinker_eos_token_id"),
         ({"skip_special_tokens": False}, "can only be True"),
-        ({"guided_json": {}}, "to /v1/chat/completions"),
+        ({"guided_json": {}}, "in /v1/chat/completions"),
         ({"top_k": -2}, "top_k must be"),
         ({"min_p": 2}, "min_p must be a number from 0 to 1, got 2"),
         ({"presence_penalty": "a"}, "presence_penalty must be"),

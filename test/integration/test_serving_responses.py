@@ -16,7 +16,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import LateError
-from qwen3_omni_neuron.serving.openai.without_effect import FIELDS, INPUT_ITEMS, LOGPROBS, RESPONSES
+from qwen3_omni_neuron.serving.openai.fields import INPUT_ITEMS, LOGPROBS, RESPONSES, WITHOUT_EFFECT
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import HttpClient, ask
 from testing.http_server import client_of, same_sound, serving, url_of, wait_until
@@ -669,9 +669,7 @@ def test_fields_without_effect_are_counted() -> None:
         fields["input"] = [{"id": "msg_1", "role": "user", "content": "Hi"}]
         assert ask(f"{url_of(server)}/v1/responses", fields).status == 200
         counted = server.service.metrics.without_effect._metrics
-        names = {
-            name for name in FIELDS[RESPONSES] if not name.startswith(("input", "text.format"))
-        }
+        names = {n for n in WITHOUT_EFFECT[RESPONSES] if not n.startswith(("input", "text.format"))}
         assert {name for path, name in counted if path == RESPONSES} == names | {"input[].id"}
         before = counted[RESPONSES, "include"]._value.get()
         ask(f"{url_of(server)}/v1/responses", {"input": "Hi", "include": [LOGPROBS]})
@@ -688,7 +686,7 @@ def test_fields_without_effect_are_counted() -> None:
         ({"top_logprobs": 3}, r"top_logprobs needs include: \[message.output_text.logprobs\]"),
         ({"top_logprobs": 21, "include": [LOGPROBS]}, "top_logprobs"),
         ({"logprobs": True}, r"include: \[message.output_text.logprobs\]"),
-        ({"messages": []}, "takes input"),
+        ({"messages": []}, "Use input"),
         ({"max_tokens": 5}, "max_output_tokens"),
         ({"response_format": {"type": "text"}}, "text.format"),
         ({"tools": [{"type": "web_search"}]}, "no built-in tools"),

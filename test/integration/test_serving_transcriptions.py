@@ -16,8 +16,6 @@ from openai import OpenAI
 from openai.types.audio import (
     Transcription,
     TranscriptionVerbose,
-    Translation,
-    TranslationVerbose,
 )
 
 from qwen3_omni_neuron import Qwen3Omni
@@ -27,7 +25,6 @@ from qwen3_omni_neuron.serving.edge.forms import MOST_PARTS, read_form
 from qwen3_omni_neuron.serving.endpoints import transcriptions
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.transcription import (
-    TRANSLATION,
     Segment,
     stream_transcript,
     transcribe,
@@ -429,41 +426,6 @@ def test_a_file_that_is_cut_short_is_transcribed_and_told(client: OpenAI) -> Non
         **{**FILE, "file": ("a.wav", WAV[:-4000])}
     )
     assert answer.headers["x-warnings"].startswith("file: ")
-
-
-def test_a_translation_is_asked_for_english(omni: Qwen3Omni) -> None:
-    model: Any = ScriptedModel(["Hi"])
-    asked: dict[str, Any] = {"model": "whisper-1", "file": ("a.flac", lasting(18)), "prompt": "x"}
-    with serving(model) as server, client_of(server) as client:
-        create = client.audio.translations.create
-        assert isinstance(create(**asked), Translation)
-        answers: dict[str, Any] = {form: create(**asked, response_format=form) for form in FORMATS}
-        metrics = ask(f"{url_of(server)}/metrics").body.decode()
-        for wrong in ({"stream": "true"}, {"language": "de"}, {"temperature": 2}):
-            with pytest.raises(openai.BadRequestError) as refused:
-                create(**asked, extra_body=wrong)
-            assert refused.value.param in wrong
-    assert answers["json"].text == "Hi"
-    assert answers["text"] == "Hi\n"
-    TranslationVerbose.model_validate(answers["verbose_json"].model_dump())
-    verbose = answers["verbose_json"]
-    assert (verbose.language, verbose.task, verbose.text) == ("english", "translate", "Hi Hi Hi")
-    assert verbose.duration == 18
-    assert answers["srt"].count("-->") == answers["vtt"].count("-->") == 3
-    questions = {messages[0]["content"][1]["text"] for messages, _ in model.asked}
-    assert questions == {TRANSLATION}
-    assert 'fields_without_effect_total{field="prompt",path="/v1/audio/translations"} 6' in metrics
-
-
-def test_a_checkpoint_that_only_writes_down_refuses_to_translate() -> None:
-    model: Any = ScriptedModel(["Hi"])
-    model.transcription_instruction = ""
-    asked: dict[str, Any] = {"model": MODEL, "file": ("a.wav", WAV)}
-    with serving(model) as server, client_of(server) as client:
-        with pytest.raises(openai.BadRequestError, match="can't translate") as refused:
-            client.audio.translations.create(**asked)
-        assert (refused.value.code, refused.value.param) == ("no_translation", "model")
-        assert client.audio.transcriptions.create(**asked).text == "Hi"
 
 
 def test_engines_clients_get_their_limits_fields_and_chunks(client: OpenAI) -> None:

@@ -68,7 +68,7 @@ SERVING = [
 
 
 def test_the_server_knows_the_public_api_alone() -> None:
-    public = {"__init__", "api", "errors", "events", "options"}
+    public = {"__init__", "api", "errors", "events", "options", "removed"}
     public |= {"helpers", "serving", "session", "sound", "transcription"}
     # The type of what `stream` returns, a session's turns, a client's playback, and a process's
     # memory; the text of a call; the mel features that the judge of a turn's end hears; windows of
@@ -82,6 +82,11 @@ def test_the_server_knows_the_public_api_alone() -> None:
     for file, name in imports_of(SERVING):
         if name.startswith(NAME) and name not in known:
             assert room(tuple(name.split(".")[1:])) in public, file
+
+
+def test_openais_api_knows_no_endpoint() -> None:
+    for file, name in imports_of((PACKAGE / "serving" / "openai").glob("*.py")):
+        assert not name.startswith(f"{NAME}.serving.endpoints"), file
 
 
 def test_one_entry_of_the_table_of_targets_alone_names_nxdi() -> None:

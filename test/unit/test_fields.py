@@ -11,7 +11,6 @@ import pytest
 from openai.types.audio import (
     speech_create_params,
     transcription_create_params,
-    translation_create_params,
 )
 from openai.types.chat import completion_create_params
 from openai.types.realtime import conversation_item_param
@@ -42,6 +41,18 @@ from qwen3_omni_neuron.serving.openai.chat_request import (
     request_options,
 )
 from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.fields import (
+    CHAT,
+    INPUT_ITEMS,
+    ITEM,
+    LOGPROBS,
+    REALTIME,
+    RESPONSES,
+    SPEECH,
+    TRANSCRIPTIONS,
+    sent_without_effect,
+)
+from qwen3_omni_neuron.serving.openai.fields import WITHOUT_EFFECT as FIELDS
 from qwen3_omni_neuron.serving.openai.response_request import (
     ItemsQuery,
     ResponseRequest,
@@ -50,19 +61,6 @@ from qwen3_omni_neuron.serving.openai.response_request import (
     fields_of_query,
 )
 from qwen3_omni_neuron.serving.openai.voices import Voices
-from qwen3_omni_neuron.serving.openai.without_effect import (
-    CHAT,
-    FIELDS,
-    INPUT_ITEMS,
-    ITEM,
-    LOGPROBS,
-    REALTIME,
-    RESPONSES,
-    SPEECH,
-    TRANSCRIPTIONS,
-    TRANSLATIONS,
-    sent_without_effect,
-)
 from qwen3_omni_neuron.serving.realtime.audio_codecs import codec_of
 from qwen3_omni_neuron.serving.realtime.drafts import read_item as read_draft
 from qwen3_omni_neuron.serving.realtime.events import (
@@ -93,11 +91,8 @@ ALLOWED: Json = {
 }
 
 
-class Replies:
-    """Spoken replies, of which each has a transcript."""
-
-    def transcript(self, audio_id: str, owner: str) -> str:
-        return f"said {audio_id}"
+def said(audio_id: str) -> str:
+    return f"said {audio_id}"
 
 
 class Service:
@@ -139,7 +134,7 @@ def read(body: Json) -> tuple[Any, list[str]]:
     media: Any = MediaReader(Service(), None, "me")  # type: ignore[arg-type]
     voices = Voices(("Ethan", "Chelsie"))
     options = request_options(wanted, ServerSettings(), "me", voices, False)
-    messages = conversation(wanted, media, Replies(), "me")  # type: ignore[arg-type]
+    messages = conversation(wanted, media.read, said)
     items = [(found.kind, found.content, found.options) for found in media._items]
     shape = (wanted.speaks, wanted.sound_format, wanted.stream, wanted.stream_options)
     shape += (wanted.model,)
@@ -578,21 +573,14 @@ def read_speech(body: Json) -> Found:
     )
 
 
-def read_form(kind: type[transcriptions.TranslationRequest], path: str, body: Json) -> Found:
+def read_transcription(body: Json) -> Found:
     try:
-        wanted = kind.model_validate({"model": "own", **body})
+        wanted = transcriptions.TranscriptionRequest.model_validate({"model": "own", **body})
     except ValidationError as error:
         raise refused_field(error) from error
     wanted.check()
-    return wanted.model_dump(exclude={*FIELDS[path]}), sent_without_effect(path, wanted, "own")
-
-
-def read_transcription(body: Json) -> Found:
-    return read_form(transcriptions.TranscriptionRequest, TRANSCRIPTIONS, body)
-
-
-def read_translation(body: Json) -> Found:
-    return read_form(transcriptions.TranslationRequest, TRANSLATIONS, body)
+    asked = wanted.model_dump(exclude={*FIELDS[TRANSCRIPTIONS]})
+    return asked, sent_without_effect(TRANSCRIPTIONS, wanted, "own")
 
 
 def read_session(body: Json) -> Found:
@@ -660,7 +648,7 @@ def read_response(body: Json) -> Found:
     check_request(wanted)
     media: Any = MediaReader(Service(), None, "me")  # type: ignore[arg-type]
     options = request_options(wanted, ServerSettings(), "me", VOICES, False)
-    messages = conversation(wanted, media, Replies(), "me", names)  # type: ignore[arg-type]
+    messages = conversation(wanted, media.read, said, names)
     found = [(item.content, item.options) for item in media._items]
     kept = asked.keeps, asked.names_earlier, asked.metadata, asked.stream
     return (options, messages, found, kept), counted
@@ -977,15 +965,6 @@ ENDPOINTS = {
         },
         closed=["chunking_strategy"],
     ),
-    "translation": Endpoint(
-        [("", translation_create_params.TranslationCreateParams)],
-        read_translation,
-        TRANSLATIONS,
-        {
-            "response_format": differs("response_format", "text"),
-            "temperature": differs("temperature", 0.5),
-        },
-    ),
     "input items": Endpoint(
         [("", input_item_list_params.InputItemListParams)],
         read_items_query,
@@ -1069,7 +1048,7 @@ SENT_BACK: Mapping[str, Json] = {
     [
         (name, path)
         for name in (
-            *("speech", "transcription", "translation", "session", "item", "response"),
+            *("speech", "transcription", "session", "item", "response"),
             "input items",
         )
         for path in FIELDS[ENDPOINTS[name].table]

@@ -8,6 +8,7 @@ import logging
 import re
 import subprocess
 import sys
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -37,8 +38,12 @@ from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.openai.reply_text import Call, Content, Reasoning, ReplyText
 from qwen3_omni_neuron.serving.service import Service, Turnstile
 from qwen3_omni_neuron.serving.settings import ServerSettings
-from qwen3_omni_neuron.serving.stored.kept_responses import KeptResponse, KeptResponses
-from qwen3_omni_neuron.serving.stored.replies import MOST_CHARACTERS, SpokenReplies
+from qwen3_omni_neuron.serving.stored.kept import (
+    MOST_CHARACTERS,
+    KeptResponse,
+    KeptResponses,
+    SpokenReplies,
+)
 from qwen3_omni_neuron.sound.encoding import encode_sound, pcm16, wav_header
 from testing.scripted_model import ScriptedModel
 
@@ -144,36 +149,23 @@ def test_ids_differ_from_whatever_thread_they_come() -> None:
     assert other.stdout.strip() not in ids  # another process begins with another secret
 
 
-def test_a_reply_is_kept_for_its_owner_until_its_time() -> None:
-    now = [1000.0]
-    replies = SpokenReplies(2, 60, lambda: now[0])
-    audio_id, expires_at = replies.named("chatcmpl-1")
-    assert (audio_id, expires_at) == ("audio_1", 1060)
-    replies.keep(audio_id, expires_at, "me", "Hi")
-    assert replies.transcript(audio_id, "me") == "Hi"
-    assert replies.transcript(audio_id, "you") is None
-    now[0] = 1060.0
-    assert replies.transcript(audio_id, "me") is None
-
-
-def test_kept_replies_are_bounded_in_number_and_size() -> None:
-    replies = SpokenReplies(3, 60)
-    ids = [f"audio_{number}" for number in range(5)]
-    for audio_id in ids:
-        replies.keep(audio_id, 2**40, "me", "Hi")
-    assert [replies.transcript(audio_id, "me") for audio_id in ids] == [None, None, *["Hi"] * 3]
-    for audio_id in ids:
-        replies.keep(audio_id, 2**40, "me", "x" * (MOST_CHARACTERS // 2 + 1))
-    assert len(replies) == 1
-    replies.keep("old", 1, "me", "Hi")
-    replies.keep("new", 2**40, "me", "Hi")
-    assert replies.transcript("new", "me") == "Hi"
-
-
 def kept(text: str = "", previous: str | None = None, item: str = "") -> KeptResponse:
     """Return a response of about as many bytes as its text."""
     output = {item: b'"' + text.encode() + b'"'} if item else {}
-    return KeptResponse(b"{}", previous, b'"in"', output)
+    return KeptResponse(b"{}", previous, {"in": b'"in"'}, output)
+
+
+def test_spoken_replies_are_kept_for_their_owner_and_bounded_in_number_and_size() -> None:
+    replies = SpokenReplies(4, 60, 0.5)
+    audio_id, expires_at = replies.named("chatcmpl-1")
+    assert audio_id == "audio_1" and abs(expires_at - 60 - time.time()) < 5
+    for name in "12345":
+        replies.keep(name, "me" if name < "4" else name, "Hi")
+    assert [replies.get("me", name) for name in "123"] == [None, "Hi", "Hi"]  # by its share
+    assert replies.get("you", "2") is None and replies.get("5", "5") == "Hi"
+    replies.keep("6", "me", "x" * (MOST_CHARACTERS // 2))
+    assert replies.get("me", "3") is None and replies.delete("me", "6")
+    assert replies.bytes_held == 4
 
 
 def test_a_response_is_kept_for_its_owner_until_it_was_not_used_for_its_time() -> None:
@@ -184,14 +176,16 @@ def test_a_response_is_kept_for_its_owner_until_it_was_not_used_for_its_time() -
     now[0] = 30.0
     responses.keep("me", "b", kept("B", "a", "msg_b"))
     now[0] = 40.0
-    assert responses.conversation("me", "b") == [b'"in","A"', b'"in","B"']  # both are used
-    assert responses.conversation("you", "b") is responses.body("you", "a") is None
+    items = [("in", b'"in"'), ("msg_a", b'"A"'), ("in", b'"in"'), ("msg_b", b'"B"')]
+    assert responses.conversation("me", "b") == items  # both are used
+    assert responses.conversation("me", "b", whole=False) == items[:3]
+    assert responses.conversation("you", "b") is responses.get("you", "a") is None
     assert responses.item("me", "msg_a") == b'"A"' and responses.item("you", "msg_a") is None
     assert not responses.delete("you", "a")
     now[0] = 99.0
-    assert responses.body("me", "a") == b"{}"
+    assert responses.get("me", "a") is not None
     now[0] = 100.0
-    assert responses.body("me", "a") is responses.item("me", "msg_a") is None
+    assert responses.get("me", "a") is responses.item("me", "msg_a") is None
     assert responses.bytes_held == held.taken == 0
 
 
@@ -202,46 +196,39 @@ def test_a_conversation_of_responses_loses_its_end_first() -> None:
         responses.keep("me", name, kept(previous=previous))
     assert responses.conversation("me", "c") is not None
     responses.keep("me", "d", kept())
-    assert responses.body("me", "c") is None
+    assert responses.get("me", "c") is None
     assert responses.conversation("me", "b") is not None
     assert responses.delete("me", "a") and responses.conversation("me", "b") is None
 
 
-def test_kept_responses_are_bounded_in_all_and_by_owner() -> None:
+def test_kept_responses_are_bounded_in_all_by_owner_and_by_the_servers_bytes() -> None:
     held = Quota("bytes", 1 << 20, 0.5, "full")
     size = kept("x" * 5000, item="1").size
     responses = KeptResponses(9, 60, 4 * size, 0.5, held)
 
     def keep(owner: str, *names: str) -> None:
         for name in names:
-            responses.keep(owner, name, kept("x" * 5000, item=name))
+            responses.keep(owner, name, kept("x" * 5000, item=f"item {name}"))
 
     def names(owner: str) -> set[str]:
-        return {name for name in "123456789" if responses.body(owner, name) is not None}
+        return {name for name in "123456789" if responses.get(owner, name) is not None}
 
     keep("me", "1", "2", "3")
-    assert names("me") == {"2", "3"} and responses.item("me", "1") is None  # by its share
+    assert names("me") == {"2", "3"} and responses.item("me", "item 1") is None  # by its share
     keep("you", "4", "5")
     keep("she", "6")
     assert names("me") == {"3"} and names("you") == {"4", "5"} and names("she") == {"6"}
-    responses.keep("she", "7", KeptResponse(b"x" * (2 * size), None, b"", {}))  # beyond its share
+    responses.keep("she", "7", KeptResponse(b"x" * (2 * size), None, {}, {}))  # beyond its share
     assert names("she") == {"6"} and names("you") == {"4", "5"}
     many = KeptResponses(4, 60, 1 << 20, 0.5, held)
     for name in "123":
         many.keep("me", name, kept())
-    assert many.body("me", "1") is None and many.body("me", "3") is not None  # by number
-
-
-def test_a_response_that_the_servers_bytes_have_no_room_for_is_not_kept() -> None:
-    held = Quota("bytes", 1 << 14, 1.0, "full")
-    responses = KeptResponses(9, 60, 1 << 20, 1.0, held)
-    held.take("you", (1 << 14) - 3000)
-    responses.keep("me", "1", kept())
-    responses.keep("me", "2", kept("x" * 3000, item="msg"))
-    assert responses.body("me", "1") is not None
-    assert responses.body("me", "2") is responses.item("me", "msg") is None
-    assert held.taken == (1 << 14) - 3000 + responses.bytes_held
-    assert responses.largest == 1 << 20
+    assert many.get("me", "1") is None and many.get("me", "3") is not None  # by number
+    before = held.taken
+    held.take("he", (1 << 19) - 3000)
+    many.keep("he", "8", kept("x" * 3000, item="msg"))
+    assert many.get("he", "8") is many.item("he", "msg") is None
+    assert held.taken == before + (1 << 19) - 3000
 
 
 def test_keys_are_read_and_asked_for(tmp_path: Path) -> None:

@@ -17,11 +17,10 @@ from qwen3_omni_neuron.serving.edge.quotas import Account, Quota
 from qwen3_omni_neuron.serving.metrics import Metrics
 from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.serving.openai.errors import ApiError, api_error_of
+from qwen3_omni_neuron.serving.openai.fields import sent_without_effect
 from qwen3_omni_neuron.serving.openai.voices import Voices
-from qwen3_omni_neuron.serving.openai.without_effect import sent_without_effect
 from qwen3_omni_neuron.serving.settings import ServerSettings
-from qwen3_omni_neuron.serving.stored.kept_responses import KeptResponses
-from qwen3_omni_neuron.serving.stored.replies import SpokenReplies
+from qwen3_omni_neuron.serving.stored.kept import KeptResponses, SpokenReplies
 
 READERS = 4  # threads that read requests and their media
 
@@ -98,7 +97,7 @@ class Service:
             settings,
             model,
             metrics,
-            SpokenReplies(*kept),
+            SpokenReplies(*kept, share),
             KeptResponses(*kept, settings.max_kept_response_bytes, share, held),
             Keys(settings.api_keys),
             fetcher or Fetcher(settings),

@@ -19,11 +19,11 @@ from qwen3_omni_neuron.serving.endpoints.question import Question, Reply, answer
 from qwen3_omni_neuron.serving.openai.bodies import SMALL_BODY_BYTES, check_model, parse_json
 from qwen3_omni_neuron.serving.openai.chat_request import FURTHER_FIELDS, ChatRequest, NamedTool
 from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.fields import CHAT
 from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of
 from qwen3_omni_neuron.serving.openai.reply_text import Call, Content, Reasoning, ReplyPart
 from qwen3_omni_neuron.serving.openai.usage import chat_usage, running_usage
-from qwen3_omni_neuron.serving.openai.without_effect import CHAT
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.sound.encoding import encode_sound, pcm16, wav_header
 
@@ -40,8 +40,7 @@ Json = dict[str, Any]
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation in text, and in speech where `modalities` has audio."""
     service, context = parts_of(request)
-    body = context.body
-    waits = len(body) > SMALL_BODY_BYTES
+    waits = len(context.body) > SMALL_BODY_BYTES
     return await answer(service, context, partial(_read, service, context), waits)
 
 
@@ -49,7 +48,8 @@ async def chat_completions(request: Request) -> Response:
 async def delete_chat_completion(request: Request, completion_id: str) -> Json:
     """Delete the transcript of a spoken reply, which no later turn can name then."""
     service, context = parts_of(request)
-    if not service.replies.delete(completion_id, context.owner):
+    audio_id, _ = service.replies.named(completion_id)
+    if not service.replies.delete(context.owner, audio_id):
         message = (
             f"no spoken reply of {completion_id[:80]!r} is kept: it has expired, was deleted, or "
             "never was."
@@ -170,7 +170,7 @@ class ChatReply(Reply):
         super()._finish()
         if self.wanted.speaks:
             text = "".join(self._texts)
-            self._service.replies.keep(self._audio_id, self._expires_at, self._context.owner, text)
+            self._service.replies.keep(self._audio_id, self._context.owner, text)
 
     def _finish_reason(self) -> str:
         if self._reached_limit:

@@ -14,11 +14,14 @@ from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints.answer import Answer, json_event, parts_of
 from qwen3_omni_neuron.serving.openai.bodies import (
+    ENGINE_FIELDS,
     ByForm,
     bounded_options,
     check_further,
     check_known,
+    check_lengths,
     check_model,
+    engine_options,
     joined_options,
     parse_json,
 )
@@ -28,25 +31,24 @@ from qwen3_omni_neuron.serving.openai.chat_request import (
     StreamOptions,
     sampling_options,
 )
-from qwen3_omni_neuron.serving.openai.engine_fields import (
-    ENGINE_FIELDS,
-    check_lengths,
-    engine_options,
-)
 from qwen3_omni_neuron.serving.openai.errors import wrong_value
+from qwen3_omni_neuron.serving.openai.fields import COMPLETIONS, names_in
 from qwen3_omni_neuron.serving.openai.ids import new_id
-from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of, schemas_of_options
+from qwen3_omni_neuron.serving.openai.openapi import (
+    body_of,
+    errors_of,
+    no_effect_schemas,
+    schemas_of_options,
+)
 from qwen3_omni_neuron.serving.openai.usage import completion_usage, running_usage
-from qwen3_omni_neuron.serving.openai.without_effect import COMPLETIONS, FIELDS, names_in
 from qwen3_omni_neuron.serving.service import Service
 
 router = APIRouter()
 Json = dict[str, Any]
 # Options of the text that a request may have beside OpenAI's fields.
 _OWN_OPTIONS = frozenset(name for name in CHAT_OPTIONS if name.startswith("thinker_"))
-_WITHOUT_EFFECT = frozenset(name for name in FIELDS[COMPLETIONS] if "." not in name)
 FURTHER_FIELDS = {
-    **{name: {"description": "has no effect"} for name in sorted(_WITHOUT_EFFECT - {"model"})},
+    **no_effect_schemas(COMPLETIONS),
     **schemas_of_options(_OWN_OPTIONS),
     **ENGINE_FIELDS,
 }

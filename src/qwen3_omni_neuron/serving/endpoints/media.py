@@ -20,7 +20,7 @@ from qwen3_omni_neuron.prompt.fitting import Fitted, Room, TurnsRoom
 from qwen3_omni_neuron.prompt.media.item_fields import read_fields
 from qwen3_omni_neuron.prompt.media.sizes import SizeLimits, VisualSize
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
-from qwen3_omni_neuron.serving.openai.without_effect import CHAT, names_in
+from qwen3_omni_neuron.serving.openai.fields import CHAT, names_in
 from qwen3_omni_neuron.serving.service import Service
 
 _URL = re.compile(r"data:|https?://", re.IGNORECASE)
@@ -47,8 +47,6 @@ _HOLDERS: Mapping[str, tuple[str, Kind]] = {
     "input_image": ("image_url", "image"),
     "video_url": ("video_url", "video"),
 }
-MOST_PICTURES = 768
-"""Most frames of a video that is given as pictures, as the processor takes of a file."""
 _PICTURES_FPS = 2.0  # rate of such frames by default, which is DashScope's
 _PART = "messages[].content[]"  # where the table of fields without effect has those of parts
 # The decoded data, the prompt's data, and computed inputs such as mel features.

@@ -107,7 +107,8 @@ class Question:
         hears_videos = options.get("use_audio_in_video") is True
         media = MediaReader(service, omni, context.owner, hears_videos, context.param)
         context.warnings = media.warnings
-        messages = conversation(wanted, media, service.replies, context.owner, names)
+        transcript = partial(service.replies.get, context.owner)
+        messages = conversation(wanted, media.read, transcript, names)
         return Question(wanted, messages, options, media, reply, service, context)
 
     @property

@@ -1,7 +1,7 @@
 """POST /v1/responses: a conversation in OpenAI's other format, answered like a chat."""
 
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any, TypeVar
@@ -26,12 +26,14 @@ from qwen3_omni_neuron.serving.openai.bodies import (
 )
 from qwen3_omni_neuron.serving.openai.chat_request import ChatRequest
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
+from qwen3_omni_neuron.serving.openai.fields import INPUT_ITEMS, RESPONSE, RESPONSES
 from qwen3_omni_neuron.serving.openai.ids import PUBLIC_ID_BYTES, new_id
 from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of, query_of
 from qwen3_omni_neuron.serving.openai.reply_text import Content
 from qwen3_omni_neuron.serving.openai.response_items import (
     OutputItems,
     ResponseEvent,
+    ids_listed,
     listed,
     sent_back,
     with_ids,
@@ -50,9 +52,8 @@ from qwen3_omni_neuron.serving.openai.response_request import (
     fields_of_query,
 )
 from qwen3_omni_neuron.serving.openai.usage import response_usage
-from qwen3_omni_neuron.serving.openai.without_effect import INPUT_ITEMS, RESPONSE, RESPONSES
 from qwen3_omni_neuron.serving.service import Service
-from qwen3_omni_neuron.serving.stored.kept_responses import KeptResponse
+from qwen3_omni_neuron.serving.stored.kept import KeptResponse
 from qwen3_omni_neuron.sound.encoding import pcm16
 
 router = APIRouter()
@@ -92,10 +93,10 @@ async def get_response(request: Request, response_id: str) -> Response:
     service, context = parts_of(request)
     if _query(request, ResponseQuery, RESPONSE).stream:
         raise wrong_value("a response that has ended is not streamed again.", "stream")
-    body = service.responses.body(context.owner, response_id)
-    if body is None:
+    kept = service.responses.get(context.owner, response_id)
+    if kept is None:
         raise _not_kept(404, response_id, None)
-    return Response(body, media_type="application/json")
+    return Response(kept.body, media_type="application/json")
 
 
 @router.get(
@@ -107,11 +108,10 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     """Return the items that a response has answered: its conversation's, and its own input."""
     service, context = parts_of(request)
     query = _query(request, ItemsQuery, INPUT_ITEMS)
-    turns = service.responses.conversation(context.owner, response_id, whole=False)
-    if turns is None:
+    items = service.responses.conversation(context.owner, response_id, whole=False)
+    if items is None:
         raise _not_kept(404, response_id, None)
-    _hold(sum(map(len, turns)), service, context)
-    body = await service.model.in_thread(_page, turns, query)
+    body = await service.model.in_thread(_page, items, query, service, context)
     return Response(body, media_type="application/json")
 
 
@@ -171,8 +171,8 @@ def _read(
     kept = None
     if asked.keeps and len(context.body) <= service.responses.largest:
         said: list[InputItem] = [i for i in own if not isinstance(i, EarlierReasoning)]
-        kept = to_json(with_ids(_ITEMS.dump_python(said, exclude_none=True)))[1:-1]
-        context.account.hold(len(kept))
+        kept = with_ids(_ITEMS.dump_python(said, exclude_none=True))
+        context.account.hold(sum(map(len, kept.values())))
     asked.input = []  # frees the media: the chat request has them
     reply = partial(ResponseReply, asked, response_id, kept)
     return Question.of(wanted, reply, service, context, names)
@@ -206,25 +206,27 @@ def _conversation(
     return own, wanted, names
 
 
-def _page(turns: Sequence[bytes], query: ItemsQuery) -> bytes:
-    """Return a page of the items of a conversation's turns. Raises ApiError."""
-    body = b"[" + b",".join(turns) + b"]"
-    check_json(body)
-    items = listed(from_json(body))
+def _page(
+    items: Sequence[tuple[str, bytes]], query: ItemsQuery, service: Service, context: Context
+) -> bytes:
+    """Return a page of the items of a conversation, of which no others are parsed.
+
+    Raises ApiError.
+    """
+    found = ids_listed(items)
+    ids, first = list(found), 0
     if query.order == "desc":
-        items.reverse()
-    ids, first = [item["id"] for item in items], 0
+        ids.reverse()
     if query.after is not None:
-        if query.after not in ids:
+        if query.after not in found:
             raise wrong_value(f"after: there is no item {query.after[:80]!r} in it.", "after")
         first = ids.index(query.after) + 1
-    page = items[first : first + query.limit]
-    made = {"object": "list", "data": page, "has_more": first + len(page) < len(items)}
-    return to_json(made | {"first_id": _id(page[:1]), "last_id": _id(page[-1:])})
-
-
-def _id(items: Sequence[Json]) -> str | None:
-    return items[0]["id"] if items else None
+    page = ids[first : first + query.limit]
+    _hold(sum(len(found[name]) for name in page), service, context)
+    data = [listed(name, found[name]) for name in page]
+    made = {"object": "list", "data": data, "has_more": first + len(page) < len(ids)}
+    ends = {"first_id": page[0], "last_id": page[-1]} if page else {}
+    return to_json({**made, "first_id": None, "last_id": None, **ends})
 
 
 def _earlier(
@@ -234,18 +236,22 @@ def _earlier(
     name = asked.previous_response_id
     if name is None:
         return
-    turns = service.responses.conversation(context.owner, name)
-    if turns is None:
+    kept = service.responses.conversation(context.owner, name)
+    if kept is None:
         raise _not_kept(400, name, "previous_response_id")
-    _hold(sum(map(len, turns)), service, context)
-    body = b"[" + b",".join(turns) + b"]"
+    for i, item in enumerate(_parsed([content for _, content in kept], service, context)):
+        yield f"previous_response_id: item {i}", item
+
+
+def _parsed(contents: Sequence[bytes], service: Service, context: Context) -> list[InputItem]:
+    """Return items that are kept. Raises ApiError."""
+    _hold(sum(map(len, contents)), service, context)
+    body = b"[" + b",".join(contents) + b"]"
     check_json(body)
     try:
-        items = _ITEMS.validate_python(from_json(body))
+        return _ITEMS.validate_python(from_json(body))
     except ValidationError as error:  # more items than a request may have
         raise refused_field(error) from error
-    for i, item in enumerate(items):
-        yield f"previous_response_id: item {i}", item
 
 
 def _own_items(asked: ResponseRequest, service: Service, context: Context) -> list[InputItem]:
@@ -264,9 +270,7 @@ def _own_items(asked: ResponseRequest, service: Service, context: Context) -> li
                     "input",
                 )
             found[i] = content
-    _hold(sum(map(len, found.values())), service, context)
-    body = b"[" + b",".join(found.values()) + b"]"
-    referred = dict(zip(found, _ITEMS.validate_python(from_json(body)), strict=True))
+    referred = dict(zip(found, _parsed([*found.values()], service, context), strict=True))
     return [referred.get(i, item) for i, item in enumerate(asked.items)]
 
 
@@ -291,11 +295,11 @@ class ResponseReply(Reply):
         self,
         asked: ResponseRequest,
         response_id: str,
-        kept: bytes | None,
+        kept: Mapping[str, bytes] | None,
         question: Question,
         stream: SpeechStream,
     ):
-        """kept: the input in JSON, where the response is kept; None where it is not."""
+        """kept: the input's items in JSON, where the response is kept; None where it is not."""
         super().__init__(question, stream)
         self._asked, self._kept_input, self._id = asked, kept, response_id
         self._number = 0

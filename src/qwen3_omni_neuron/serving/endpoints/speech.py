@@ -34,10 +34,10 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     seed_of,
 )
 from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.fields import SPEECH
 from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of, schemas_of_options
 from qwen3_omni_neuron.serving.openai.usage import speech_usage
 from qwen3_omni_neuron.serving.openai.voices import VoiceName
-from qwen3_omni_neuron.serving.openai.without_effect import SPEECH
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.sound.encoding import MEDIA_TYPES, encode_sound, pcm16, wav_header
 

@@ -1,4 +1,4 @@
-"""POST /v1/audio/transcriptions and /translations: a sound file in, its text out."""
+"""POST /v1/audio/transcriptions: a sound file in, its text out."""
 
 import html
 import time
@@ -6,7 +6,7 @@ import zlib
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -14,7 +14,6 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 from pydantic_core import from_json, to_json
 
-from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.events import Finished, FinishReason, TextDelta, Timings
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.prompt.media.windows import SAMPLING_RATE, Window
@@ -28,13 +27,16 @@ from qwen3_omni_neuron.serving.endpoints.answer import (
     parts_of,
 )
 from qwen3_omni_neuron.serving.endpoints.media import MediaReader
-from qwen3_omni_neuron.serving.openai.bodies import bounded_options, check_model, refused_field
-from qwen3_omni_neuron.serving.openai.engine_fields import (
+from qwen3_omni_neuron.serving.openai.bodies import (
     ENGINE_FIELDS,
+    bounded_options,
     check_lengths,
+    check_model,
     engine_options,
+    refused_field,
 )
-from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
+from qwen3_omni_neuron.serving.openai.errors import wrong_value
+from qwen3_omni_neuron.serving.openai.fields import TRANSCRIPTIONS
 from qwen3_omni_neuron.serving.openai.openapi import errors_of, form_of
 from qwen3_omni_neuron.serving.openai.usage import (
     duration_usage,
@@ -42,7 +44,6 @@ from qwen3_omni_neuron.serving.openai.usage import (
     running_usage,
     transcription_usage,
 )
-from qwen3_omni_neuron.serving.openai.without_effect import TRANSCRIPTIONS, TRANSLATIONS
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.transcription import (
     JoinedText,
@@ -63,8 +64,8 @@ _MEDIA_TYPES = {
 }
 
 
-class TranslationRequest(BaseModel):
-    """Fields of POST /v1/audio/translations, beside the file.
+class TranscriptionRequest(BaseModel):
+    """Fields of POST /v1/audio/transcriptions, beside the file.
 
     instruction: text that follows the audio in the question, in place of the usual one.
     max_new_tokens: most tokens of text, of each window where there are several; engines' clients
@@ -72,7 +73,6 @@ class TranslationRequest(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid")
-    task: ClassVar[str] = "translate"  # as verbose_json has it
 
     model: str | None = None
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
@@ -83,6 +83,15 @@ class TranslationRequest(BaseModel):
     max_completion_tokens: int | None = Field(None, ge=1)
     top_p: float = Field(1, gt=0, le=1)
     seed: int | None = Field(None, ge=0)
+    stream: bool = False
+    language: str = Field("unknown", max_length=40)
+    languages: list[str] = []
+    keywords: list[str] = []
+    include: list[Literal["logprobs"]] = []
+    timestamp_granularities: list[Literal["segment", "word"]] = []
+    chunking_strategy: Literal["", "auto"] = ""
+    stream_include_usage: bool = False
+    stream_continuous_usage_stats: bool = False
     _engines: Json = PrivateAttr(default_factory=dict)
 
     @property
@@ -104,67 +113,14 @@ class TranslationRequest(BaseModel):
     @property
     def timed(self) -> bool:
         """True if windows are those of a transcript with times."""
-        return self.response_format in ("verbose_json", "srt", "vtt")
-
-    @property
-    def text_language(self) -> str:
-        """Language of the text, as verbose_json says it."""
-        return "english"
-
-    @property
-    def streams(self) -> bool:
-        """True if the text is to be sent while it is written."""
-        return False
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """True if the answer has log-probabilities of the text's parts."""
-        return False
+        timed = self.response_format in ("verbose_json", "srt", "vtt")
+        return timed or self.chunking_strategy == "auto"
 
     def take(self, engines: Mapping[str, str | list[str]], thinks: bool) -> None:
         """Take the fields of engines, by their texts in the form. Raises ApiError."""
         values = {name: _value_of(text) for name, text in engines.items()}
         self._engines = engine_options(values, thinks)
         check_lengths(self._engines | {"thinker_max_new_tokens": self.most_tokens})
-
-    def check(self) -> None:
-        """Raise ApiError for fields that exclude each other."""
-
-
-class TranscriptionRequest(TranslationRequest):
-    """Fields of POST /v1/audio/transcriptions, beside the file."""
-
-    task: ClassVar[str] = "transcribe"
-
-    stream: bool = False
-    language: str = Field("unknown", max_length=40)
-    languages: list[str] = []
-    keywords: list[str] = []
-    include: list[Literal["logprobs"]] = []
-    timestamp_granularities: list[Literal["segment", "word"]] = []
-    chunking_strategy: Literal["", "auto"] = ""
-    stream_include_usage: bool = False
-    stream_continuous_usage_stats: bool = False
-
-    @property
-    def timed(self) -> bool:
-        """True if windows are those of a transcript with times."""
-        return super().timed or self.chunking_strategy == "auto"
-
-    @property
-    def text_language(self) -> str:
-        """Language of the text, as the client says it."""
-        return self.language
-
-    @property
-    def streams(self) -> bool:
-        """True if the text is to be sent while it is written."""
-        return self.stream
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """True if the answer has log-probabilities of the text's parts."""
-        return bool(self.include)
 
     def check(self) -> None:
         """Raise ApiError for fields that exclude each other."""
@@ -194,34 +150,20 @@ class TranscriptionRequest(TranslationRequest):
 )
 async def transcriptions(request: Request) -> Response:
     """Transcribe a sound file."""
-    return await _answer(request, TranscriptionRequest)
-
-
-@router.post(
-    TRANSLATIONS,
-    openapi_extra=form_of(TranslationRequest, "file"),
-    responses=errors_of(with_body=True),
-)
-async def translations(request: Request) -> Response:
-    """Write what is said in a sound file in English."""
-    return await _answer(request, TranslationRequest)
-
-
-async def _answer(request: Request, kind: type[TranslationRequest]) -> Response:
     service, context = parts_of(request)
     context.param = "file"
     content_type = request.headers.get("content-type", "")
     in_thread = service.model.in_thread
-    wanted, instruction, media, item = await in_thread(_read, service, context, content_type, kind)
+    wanted, instruction, media, item = await in_thread(_read, service, context, content_type)
     await media.finish(context.account.hold)
     context.release_body()
     sound = windows_for(context.omni, wanted.timed)
     windows = await in_thread(sound.push, item["audio"]) + await in_thread(sound.finish)
     del item, media
-    context.wanted(wanted.streams, False)
+    context.wanted(wanted.stream, False)
     seconds = sound.length / SAMPLING_RATE
     transcription = Transcription(wanted, instruction, windows, seconds, service, context)
-    if isinstance(wanted, TranscriptionRequest) and wanted.streams:
+    if wanted.stream:
         as_engines = wanted.stream_include_usage or wanted.stream_continuous_usage_stats
         return PieceStream(transcription.chunks() if as_engines else transcription.events())
     async with aclosing(transcription.deltas()) as deltas:
@@ -235,8 +177,8 @@ async def _answer(request: Request, kind: type[TranslationRequest]) -> Response:
 
 
 def _read(
-    service: Service, context: Context, content_type: str, kind: type[TranslationRequest]
-) -> tuple[TranslationRequest, str, MediaReader, Json]:
+    service: Service, context: Context, content_type: str
+) -> tuple[TranscriptionRequest, str, MediaReader, Json]:
     """Parse a request, and decode its file if that needs no codec. Raises ApiError.
 
     Returns the request's fields, the instruction that follows the audio, the reader of its file,
@@ -245,21 +187,17 @@ def _read(
     form = read_form(context.body, content_type)
     engines = {name: form.fields.pop(name) for name in ENGINE_FIELDS & form.fields.keys()}
     try:
-        wanted = kind.model_validate(form.fields)
+        wanted = TranscriptionRequest.model_validate(form.fields)
         wanted.take(engines, context.omni.info.thinks)
     except ValidationError as error:
-        raise refused_field(error, kind) from error
+        raise refused_field(error, TranscriptionRequest) from error
     check_model(service, wanted.model)
     wanted.check()
-    translates = wanted.task == "translate"
-    try:
-        instruction = instruction_of(context.omni, wanted.instruction, translates)
-    except OptionError as error:
-        raise ApiError(400, str(error), "no_translation", "model") from error
+    instruction = instruction_of(context.omni, wanted.instruction)
     content = form.files.pop("file", None)
     if content is None or form.files:
         raise wrong_value("the form needs one file, under the name file.", "file")
-    service.count_without_effect(TRANSLATIONS if translates else TRANSCRIPTIONS, wanted)
+    service.count_without_effect(TRANSCRIPTIONS, wanted)
     media = MediaReader(service, context.omni, context.owner, param="file", in_windows=True)
     context.warnings = media.warnings
     item = media.sound_file(content, "file")
@@ -272,7 +210,7 @@ class Transcription:
 
     def __init__(
         self,
-        wanted: TranslationRequest,
+        wanted: TranscriptionRequest,
         instruction: str,
         windows: list[Window],
         seconds: float,
@@ -286,7 +224,7 @@ class Transcription:
         self._joined, self._segments = JoinedText(), list[Segment]()
         self._logprobs: list[Json] = []
         self._options = bounded_options({}, service.settings, context.owner)
-        logprobs = wanted.wants_logprobs or wanted.response_format == "verbose_json"
+        logprobs = bool(wanted.include) or wanted.response_format == "verbose_json"
         self._options |= {"literal_text": True, "logprobs": logprobs}
         self._options |= wanted.options
 
@@ -362,8 +300,8 @@ class Transcription:
         if wanted == "json":
             return to_json(self._short())
         answer = {
-            "task": self._wanted.task,
-            "language": self._wanted.text_language,
+            "task": "transcribe",
+            "language": self._wanted.language,
             "duration": self._seconds,
             "text": self._joined.text,
             "segments": list(map(self._verbose, range(len(self._segments)), self._segments)),
@@ -386,7 +324,7 @@ class Transcription:
         return fields | self._probabilities(self._logprobs)
 
     def _probabilities(self, entries: list[Json]) -> Json:
-        return {"logprobs": entries} if self._wanted.wants_logprobs else {}
+        return {"logprobs": entries} if self._wanted.include else {}
 
     async def _start(self, window: Window) -> SpeechStream:
         """Start a window's request. It uses the place of this HTTP request in the quota."""

@@ -1,6 +1,7 @@
-"""Parsing of request bodies: limits of the JSON, fields, the model's name, a request's options."""
+"""Parsing of request bodies: limits of the JSON, unions, errors of fields, a request's options."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
@@ -16,7 +17,11 @@ from pydantic import (
 from pydantic_core import from_json
 
 from qwen3_omni_neuron.errors import did_you_mean, format_value
+from qwen3_omni_neuron.options import REQUEST_OPTIONS, Option, RequestOptions
+from qwen3_omni_neuron.removed import FIELDS, removed
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
+from qwen3_omni_neuron.serving.openai.fields import HONOURED_AS, REFUSED
+from qwen3_omni_neuron.serving.openai.openapi import schema_of_option
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
@@ -32,7 +37,6 @@ SMALL_BODY_BYTES = 1 << 12  # a smaller body without media is parsed at once, wi
 # More than fit into a prompt of 32,768 tokens: an empty message in Qwen's template has 5 tokens.
 MOST_MESSAGES = 1 << 13
 MOST_TOOLS = 128  # OpenAI's limit
-_PROVIDER = "openai/"
 Body = TypeVar("Body", bound=BaseModel)
 MOST_VALUES = 1 << 16  # most values in a JSON text; a chat message has three or more
 MOST_DEPTH = 64  # nesting of lists and objects
@@ -40,25 +44,30 @@ MOST_DEPTH = 64  # nesting of lists and objects
 # and a million escapes are more text than a prompt holds.
 MOST_ESCAPES = 1 << 20
 _STEP_BYTES = 1 << 16
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _UNION = "union"  # type of the error of a union that no member fits
 # By pydantic's type of an error.
 _MESSAGES = {
     "extra_forbidden": "this field is unknown here",
     "model_type": "Input should be an object",
 }
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_OPTION: Mapping[str, Option] = {option.name: option for option in REQUEST_OPTIONS}
+_TEMPLATE, _THINKS = "chat_template_kwargs", "enable_thinking"
+VLLM_OMNI_FIELDS = ("sampling_params_list", "mm_processor_kwargs")
+"""Fields of vllm-omni's clients, which give the options of each stage in a list."""
+ENGINE_FIELDS: Mapping[str, Any] = {
+    **{name: schema_of_option(_OPTION[option]) for name, option in HONOURED_AS.items()},
+    **{name: {"enum": [value, None]} for name, (value, _) in REFUSED.items()},
+    _TEMPLATE: {"type": "object", "description": f"{_THINKS}, as the checkpoint has it"},
+    _THINKS: {"type": "boolean", "description": "as the checkpoint has it"},
+}
+"""Schemas of the fields of engines, by name."""
 
 
 class StrictObject(BaseModel):
     """Base of objects in JSON that have no other fields."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
-
-
-class LenientObject(BaseModel):
-    """Base of objects that clients send back as they got them, with fields unused here."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
 
 class OpenObject(BaseModel):
@@ -76,17 +85,18 @@ class ByType:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         """Return the schema of the union."""
-        types = [_types_of(member)[0] for member in get_args(source)]
+        types = [_type_of(member) for member in get_args(source)]
 
         def tag(value: Any) -> str | None:
             fields = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
             found = fields.get("type")
             if found is None:
                 found = next((kind for name, kind in self._by_name.items() if name in fields), None)
-            return f"<{found}>" if isinstance(found, str) and found in types else None
+            return found if isinstance(found, str) and found in types else None
 
-        message = f"Input should be an object with a type: {_listed(types)}"
-        return handler.generate_schema(_tagged(source, types, tag, message))
+        return handler.generate_schema(
+            _tagged(source, types, tag, "an object with a type: ", types)
+        )
 
 
 class ByForm:
@@ -98,41 +108,52 @@ class ByForm:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         """Return the schema of the union."""
+        kinds = list(map(_kind_of, get_args(source)))
 
         def tag(value: Any) -> str:
-            if isinstance(value, str):
-                return "<text>"
-            return "<list>" if isinstance(value, list) else "<object>"
+            kind = "list" if isinstance(value, list) else "object"
+            return "text" if isinstance(value, str) else kind
 
-        message = f"Input should be {_listed(self._forms)}"
-        kinds = list(map(_kind_of, get_args(source)))
-        return handler.generate_schema(_tagged(source, kinds, tag, message))
+        return handler.generate_schema(_tagged(source, kinds, tag, "", self._forms))
 
 
-def _tagged(union: Any, tags: Sequence[str], tag: Callable[[Any], str | None], message: str) -> Any:
+def _tagged(
+    union: Any,
+    tags: Sequence[str],
+    tag: Callable[[Any], str | None],
+    what: str,
+    forms: Sequence[str],
+) -> Any:
     """Return a union with tags in angle brackets, which paths leave out.
 
-    tag: returns the tag of a value. message: error for a value without one.
+    tag: returns the tag of a value. what, forms: what a value should be.
     """
     members = [
         Annotated[member, Tag(f"<{name}>")]
         for member, name in zip(get_args(union), tags, strict=True)
     ]
-    found = Discriminator(tag, custom_error_type=_UNION, custom_error_message=message)
+    listed = forms[0] if len(forms) == 1 else f"{', '.join(forms[:-1])} or {forms[-1]}"
+    found = Discriminator(
+        lambda value: (name := tag(value)) and f"<{name}>",
+        custom_error_type=_UNION,
+        custom_error_message=f"Input should be {what}{listed}",
+    )
     return Annotated[Union[tuple(members)], found]  # noqa: UP007
 
 
 def _kind_of(member: Any) -> str:
     """Return the kind of a member's JSON value: text, list or object, which numbers are, too."""
-    while get_origin(member) is Annotated:
-        member = get_args(member)[0]
-    if member is str or get_origin(member) is Literal:
+    inner = get_args(member)[0] if get_origin(member) is Annotated else member
+    if inner is str or get_origin(inner) is Literal:
         return "text"
-    return "list" if get_origin(member) is list else "object"
+    return "list" if get_origin(inner) is list else "object"
 
 
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+def _type_of(member: Any) -> str:
+    """Return the value of an object's field `type`, which may be left out."""
+    annotation = member.model_fields["type"].annotation
+    literal = annotation if get_origin(annotation) is Literal else get_args(annotation)[0]
+    return str(get_args(literal)[0])
 
 
 def parse_json(kind: type[Body], body: bytes) -> Body:
@@ -175,45 +196,22 @@ def first_wrong(
     if first["type"] == _UNION and isinstance(first["input"], Mapping):
         path += ".type"
     message = _MESSAGES.get(first["type"], first["msg"])[:300]
-    hint = did_you_mean(str(loc[-1]), _fields_at(kind, loc[:-1])) if unknown else ""
+    hint = _hint(str(loc[-1]), _names(kind) if kind else ()) if unknown else ""
     return path[:200], f"{message}.{hint}"
 
 
-def _fields_at(kind: type[BaseModel] | None, path: Sequence[int | str]) -> set[str]:
-    """Return the names of the fields of the objects that may stand at a path in a body.
-
-    path: as pydantic has it, with tags of unions in angle brackets.
-    """
-    found = set() if kind is None else {kind}
-    for name in path:
-        fields = [_fields_of(one)[name] for one in found if name in _fields_of(one)]
-        if fields:
-            found = {inner for annotation in fields for inner in _objects_in(annotation)}
-        elif isinstance(name, str):  # a tag
-            found = {one for one in found if name[1:-1] in _types_of(one)} or found
-    return {name for one in found for name in _fields_of(one)}
+@cache
+def _names(kind: type[BaseModel]) -> frozenset[str]:
+    """Return the names of all fields of an object, and of the objects in it."""
+    schema = kind.model_json_schema()
+    objects = [schema, *schema.get("$defs", {}).values()]
+    return frozenset(name for one in objects for name in one.get("properties", ()))
 
 
-def _fields_of(kind: type[BaseModel]) -> dict[Any, Any]:
-    """Return the annotations of an object's fields, by their names in a body."""
-    return {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
-
-
-def _objects_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield the objects that an annotation names, also in its unions and lists."""
-    inner = get_args(annotation)
-    if not inner and isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for one in inner:
-        yield from _objects_in(one)
-
-
-def _types_of(kind: type[BaseModel]) -> tuple[Any, ...]:
-    """Return the values of an object's field `type`, without None."""
-    annotation: Any = kind.model_fields["type"].annotation if "type" in kind.model_fields else None
-    if get_origin(annotation) is not Literal:  # the field `type` may be left out
-        annotation = next(iter(get_args(annotation)), None)
-    return get_args(annotation)
+def _hint(name: str, known: Iterable[str]) -> str:
+    """Return what a client may use instead of an unknown field, after a space, or ""."""
+    gone = removed(name, FIELDS)
+    return f" {gone}" if gone else did_you_mean(name, {*known} - {name})
 
 
 def check_further(given: BaseModel, where: str, taken: Collection[str]) -> None:
@@ -223,10 +221,28 @@ def check_further(given: BaseModel, where: str, taken: Collection[str]) -> None:
     """
     for name, value in (given.model_extra or {}).items():
         if value is not None and name not in taken and "*" not in taken:
-            hint = did_you_mean(name, [*type(given).model_fields, *taken])
             path = f"{where}.{name}"[:200]
-            message = f"{path}: this field is unknown here.{hint} See docs/serving.md."
-            raise wrong_value(message, path)
+            hint = _hint(name, [*type(given).model_fields, *taken])
+            raise wrong_value(
+                f"{path}: this field is unknown here.{hint} See docs/serving.md.", path
+            )
+
+
+def check_known(given: BaseModel, known: Collection[str], options: Collection[str]) -> None:
+    """Refuse the further fields of a body, except null and known ones. Raises ApiError.
+
+    options: names of those that the error lists.
+    """
+    for name, value in (given.model_extra or {}).items():
+        if value is not None and name not in known:
+            raise wrong_value(unknown_field(given, name, options), name[:80])
+
+
+def unknown_field(given: BaseModel, name: str, options: Collection[str]) -> str:
+    """Return what is wrong with a further field of a body. options: names that it may have."""
+    hint = _hint(name, [*type(given).model_fields, *options])
+    known = ", ".join(sorted(options))
+    return f"unknown field {name[:80]!r}.{hint} Beside OpenAI's fields there may be: {known}."
 
 
 def lower_name(**others: str) -> BeforeValidator:
@@ -254,7 +270,7 @@ def is_model(name: str, own: str) -> bool:
 
     A name may have the prefix that clients of several providers write: openai/gpt-4o.
     """
-    name = name.removeprefix(_PROVIDER)
+    name = name.removeprefix("openai/")
     return name == own or name.lower().startswith(OTHER_MODELS)
 
 
@@ -267,21 +283,75 @@ def check_model(service: Service, name: str | None) -> None:
         raise ApiError(404, message, "model_not_found", "model")
 
 
-def check_known(given: BaseModel, known: Collection[str], options: Collection[str]) -> None:
-    """Refuse the further fields of a body, except null and known ones. Raises ApiError.
+def engine_options(given: Mapping[str, Any], thinks: bool) -> dict[str, Any]:
+    """Return the options of a request for the fields of engines, and refuse what they can't be.
 
-    options: names of those that the error lists.
+    given: further fields of a body; others are ignored. thinks: whether the checkpoint's template
+    lets a reply begin with reasoning. Raises ApiError.
     """
-    for name, value in (given.model_extra or {}).items():
-        if value is not None and name not in known:
-            raise wrong_value(unknown_field(given, name, options), name[:80])
+    options: dict[str, Any] = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name in HONOURED_AS:
+            options[HONOURED_AS[name]] = _option(name, value, given)
+        elif name in REFUSED:
+            check_only(name, value, *REFUSED[name])
+        elif name == _TEMPLATE:
+            if not isinstance(value, Mapping) or set(value) - {_THINKS}:
+                message = f"{_TEMPLATE} can only have {_THINKS} here. Leave it out."
+                raise wrong_value(message, _TEMPLATE)
+            _check_thinks(value.get(_THINKS), thinks, f"{_TEMPLATE}.{_THINKS}")
+        elif name == _THINKS:  # so in DashScope's requests
+            _check_thinks(value, thinks, name)
+    return options
 
 
-def unknown_field(given: BaseModel, name: str, options: Collection[str]) -> str:
-    """Return what is wrong with a further field of a body. options: names that it may have."""
-    hint = did_you_mean(name, [*type(given).model_fields, *options])
-    known = ", ".join(sorted(options))
-    return f"unknown field {name[:80]!r}.{hint} Beside OpenAI's fields there may be: {known}."
+def check_only(name: str, value: Any, only: Any, instead: str) -> None:
+    """Refuse any but the value of a field that changes nothing. Raises ApiError."""
+    # A number may be written as 1 or 1.0.
+    if value != only or isinstance(value, bool) != isinstance(only, bool):
+        advice = f"Use {instead}" if instead else "Leave it out"
+        raise wrong_value(f"{name} can only be {format_value(only)} here. {advice}.", name)
+
+
+def _option(name: str, value: Any, given: Mapping[str, Any]) -> Any:
+    option = _OPTION[HONOURED_AS[name]]
+    value = 0 if name == "top_k" and value == -1 else value  # -1 is "all" for these engines
+    values, own = option.doc.values, given.get(option.name)
+    assert values is not None
+    if not values.accepts(value):
+        raise wrong_value(f"{name} must be {values.phrase}, got {format_value(value)}.", name)
+    if own is not None and own != value:
+        raise wrong_value(f"{name} and {option.name} are the same. Give one of them.", name)
+    return value
+
+
+def _check_thinks(wanted: Any, thinks: bool, name: str) -> None:
+    if wanted is not None and wanted is not thinks:
+        does = "always thinks" if thinks else "never thinks"
+        raise wrong_value(
+            f"{name} can't be {format_value(wanted)}: this checkpoint {does}. Leave it out.", name
+        )
+
+
+def check_lengths(options: Mapping[str, Any]) -> None:
+    """Refuse lengths that contradict other options of a request, by their fields. Raises ApiError.
+
+    The API would name its own options.
+    """
+    least = options.get("thinker_min_new_tokens", 0)
+    most = options.get("thinker_max_new_tokens", RequestOptions.thinker_max_new_tokens)
+    if least > most:
+        message = f"min_tokens is {least}, more than the limit of the text, {most}. Lower it."
+        raise wrong_value(message, "min_tokens")
+    name = "min_tokens" if least else "ignore_eos"
+    if (least or options.get("ignore_eos")) and has_grammar(options):
+        raise wrong_value(
+            f"{name} can't be given with tools, response_format or a grammar, which say themselves "
+            "where the text ends. Leave one of them out.",
+            name,
+        )
 
 
 def has_grammar(options: Mapping[str, Any]) -> bool:

@@ -1,15 +1,16 @@
 """Body of a chat request: its fields, and the messages and options that they become."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from qwen3_omni_neuron.options import REQUEST_OPTIONS
-from qwen3_omni_neuron.serving.endpoints.media import MOST_PICTURES, MediaReader
 from qwen3_omni_neuron.serving.openai.bodies import (
+    ENGINE_FIELDS,
     MOST_MESSAGES,
     MOST_TOOLS,
+    VLLM_OMNI_FIELDS,
     ByForm,
     ByType,
     OpenObject,
@@ -18,23 +19,21 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     bounded_options,
     check_further,
     check_known,
+    check_lengths,
+    engine_options,
     joined_options,
     lower_name,
     seed_of,
 )
-from qwen3_omni_neuron.serving.openai.engine_fields import (
-    ENGINE_FIELDS,
-    VLLM_OMNI_FIELDS,
-    check_lengths,
-    engine_options,
-    vllm_omni_options,
-)
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
-from qwen3_omni_neuron.serving.openai.openapi import schemas_of_options, with_item_fields
+from qwen3_omni_neuron.serving.openai.fields import CHAT, names_in
+from qwen3_omni_neuron.serving.openai.openapi import (
+    no_effect_schemas,
+    schemas_of_options,
+    with_item_fields,
+)
 from qwen3_omni_neuron.serving.openai.voices import VoiceName, Voices
-from qwen3_omni_neuron.serving.openai.without_effect import CHAT, FIELDS, names_in
 from qwen3_omni_neuron.serving.settings import ServerSettings
-from qwen3_omni_neuron.serving.stored.replies import SpokenReplies
 from qwen3_omni_neuron.sound.encoding import SOUND_FORMATS, STREAMED_FORMATS
 
 # Fields that a client may send beside OpenAI's: the options of a request, except those that have an
@@ -44,16 +43,33 @@ CHAT_OPTIONS = frozenset(option.name for option in REQUEST_OPTIONS) - {
     "top_logprobs",
     "owner",
 }
-# OpenAI's fields that have no effect here, whatever their value.
-_WITHOUT_EFFECT = frozenset(name for name in FIELDS[CHAT] if "." not in name) - {"model"}
+MOST_PICTURES = 768  # frames of a video that is given as pictures, as the processor takes of a file
+Json = dict[str, Any]
+ReadMedia = Callable[[Mapping[str, Any], str], Json]
+"""Function (part, where) that makes a part with a medium an item of the API. Raises ApiError."""
 
 FURTHER_FIELDS: Mapping[str, Any] = {
     **schemas_of_options(CHAT_OPTIONS),
-    **{name: {"description": "has no effect"} for name in sorted(_WITHOUT_EFFECT)},
+    **no_effect_schemas(CHAT),
     **ENGINE_FIELDS,
     **{name: {"description": "as vllm-omni's clients send it"} for name in VLLM_OMNI_FIELDS},
 }
 """Schemas of the fields that a request may have beside those of `ChatRequest`."""
+
+
+# Fields of vllm-omni's sampling of thinker and talker, and the options of a request. Its other
+# fields have no effect.
+_SAMPLING = ("temperature", "top_p", "top_k")
+_STAGES: Sequence[Mapping[str, str]] = (
+    {
+        **{name: f"thinker_{name}" for name in _SAMPLING},
+        **{"max_tokens": "thinker_max_new_tokens", "seed": "seed"},
+    },
+    {
+        **{name: f"talker_{name}" for name in (*_SAMPLING, "repetition_penalty")},
+        "max_tokens": "talker_max_new_tokens",
+    },
+)
 
 
 class TextPart(OpenObject):
@@ -179,7 +195,7 @@ class Function(OpenObject):
 
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Json | None = None
     strict: bool | None = None
 
 
@@ -243,7 +259,7 @@ class JsonSchema(StrictObject):
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: Json | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -355,7 +371,7 @@ def check_request(wanted: ChatRequest) -> None:
 
 def request_options(
     wanted: ChatRequest, settings: ServerSettings, owner: str, voices: Voices, thinks: bool
-) -> dict[str, Any]:
+) -> Json:
     """Return the Python API's options for a request's fields. Raises ApiError.
 
     thinks: whether the checkpoint's template lets a reply begin with reasoning.
@@ -368,7 +384,7 @@ def request_options(
     most = wanted.max_completion_tokens or wanted.max_tokens
     if most is not None:
         others["thinker_max_new_tokens"] = most
-    options = vllm_omni_options(extra) | joined_options(own, others)
+    options = _stage_options(extra) | joined_options(own, others)
     options = bounded_options(options, settings, owner) | {"literal_text": True}
     if wanted.logprobs:
         options |= {"logprobs": True, "top_logprobs": wanted.top_logprobs or 0}
@@ -391,9 +407,9 @@ def request_options(
     return options
 
 
-def sampling_options(wanted: SampledBody) -> dict[str, Any]:
+def sampling_options(wanted: SampledBody) -> Json:
     """Return the options for the fields of sampling that all endpoints of text have alike."""
-    options: dict[str, Any] = {}
+    options: Json = {}
     if wanted.seed is not None:
         options["seed"] = seed_of(wanted.seed)
     if wanted.temperature is not None:
@@ -407,7 +423,31 @@ def sampling_options(wanted: SampledBody) -> dict[str, Any]:
     return options
 
 
-def _grammar(wanted: ChatRequest) -> dict[str, Any] | None:
+def _stage_options(extra: Mapping[str, Any]) -> Json:
+    """Return the options for vllm-omni's own fields. Raises ApiError."""
+    stages = extra.get("sampling_params_list") or []
+    processor = extra.get("mm_processor_kwargs") or {}
+    lists = isinstance(stages, list) and all(isinstance(stage, Mapping) for stage in stages)
+    if not lists or not isinstance(processor, Mapping):
+        raise wrong_value(
+            "sampling_params_list is a list of objects, and mm_processor_kwargs an object.",
+            "sampling_params_list",
+        )
+    options: Json = {}
+    for stage, ours in zip(stages, _STAGES, strict=False):
+        given = {name: stage[name] for name in ours if stage.get(name) is not None}
+        if given.get("temperature") == 0:
+            del given["temperature"]
+            options[ours["temperature"].replace("temperature", "do_sample")] = False
+        if given.get("top_k") == -1:
+            given["top_k"] = 0
+        options |= {ours[name]: value for name, value in given.items()}
+    if "use_audio_in_video" in processor:
+        options["use_audio_in_video"] = processor["use_audio_in_video"]
+    return options
+
+
+def _grammar(wanted: ChatRequest) -> Json | None:
     """Return the grammar of the request's format, None for text. Raises ApiError."""
     form = wanted.response_format
     if isinstance(form, JsonSchemaFormat):
@@ -417,7 +457,7 @@ def _grammar(wanted: ChatRequest) -> dict[str, Any] | None:
     return {"json": {"type": "object"}} if isinstance(form, JsonObjectFormat) else None
 
 
-def declared(given: BaseModel, kind: type[BaseModel]) -> dict[str, Any]:
+def declared(given: BaseModel, kind: type[BaseModel]) -> Json:
     """Return the fields of an object that a class has, without those that are None.
 
     They are not copied, which could take long.
@@ -428,33 +468,33 @@ def declared(given: BaseModel, kind: type[BaseModel]) -> dict[str, Any]:
 
 def conversation(
     wanted: ChatRequest,
-    media: MediaReader,
-    replies: SpokenReplies,
-    owner: str,
+    read_media: ReadMedia,
+    transcript: Callable[[str], str | None],
     names: Sequence[str] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[Json]:
     """Return the messages for the model, and read their media. Raises ApiError.
 
-    names: names of the messages for errors; None: messages[0] and so on.
+    transcript: returns the text of an earlier spoken reply by its id. names: names of the messages
+    for errors; None: messages[0] and so on.
     """
     names = [f"messages[{i}]" for i in range(len(wanted.messages))] if names is None else names
     return [
-        _message(message, where, media, replies, owner)
+        _message(message, where, read_media, transcript)
         for message, where in zip(wanted.messages, names, strict=True)
     ]
 
 
 def _message(
-    message: Message, where: str, media: MediaReader, replies: SpokenReplies, owner: str
-) -> dict[str, Any]:
+    message: Message, where: str, read_media: ReadMedia, transcript: Callable[[str], str | None]
+) -> Json:
     role = "system" if message.role == "developer" else message.role
     _check_message(message, where)
-    made: dict[str, Any] = {"role": role}
+    made: Json = {"role": role}
     if role == "tool":
         made["tool_call_id"] = message.tool_call_id
     content = message.content or message.refusal or message.content
     if content is None and message.audio is not None:
-        content = replies.transcript(message.audio.id, owner)
+        content = transcript(message.audio.id)
         if content is None:
             raise ApiError(
                 400,
@@ -471,7 +511,7 @@ def _message(
         raise wrong_value(f"{where}.content: the message has no content.", f"{where}.content")
     if isinstance(content, str) or content is None:
         return {**made, "content": content or ""}
-    items = [_item(part, f"{where}.content[{i}]", media) for i, part in enumerate(content)]
+    items = [_item(part, f"{where}.content[{i}]", read_media) for i, part in enumerate(content)]
     if role == "user":
         return {**made, "content": items}
     for i, item in enumerate(items):
@@ -509,9 +549,9 @@ def _check_message(message: Message, where: str) -> None:
         )
 
 
-def _item(part: MessagePart, where: str, media: MediaReader) -> dict[str, Any]:
+def _item(part: MessagePart, where: str, read_media: ReadMedia) -> Json:
     if isinstance(part, TextPart | RefusalPart):
         check_further(part, where, names_in(CHAT, "messages[].content[]"))
         text = part.text if isinstance(part, TextPart) else part.refusal
         return {"type": "text", "text": text}
-    return media.read(part.model_dump(), where)
+    return read_media(part.model_dump(), where)

@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, Option
 from qwen3_omni_neuron.prompt.media.item_fields import fields_of
+from qwen3_omni_neuron.serving.openai.fields import names_in
 
 _STATUSES = {
     400: "The body is not JSON, a field has a value that is not taken, a medium can't be read, or "
@@ -21,7 +22,6 @@ _STATUSES = {
     503: "Loading, draining or restarting; Retry-After says when",
     504: "The request took longer than the server allows",
 }
-_FILE = {"file": "speech.wav", "response_format": "text"}
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "/v1/chat/completions": {
         "messages": [{"role": "user", "content": "What is six plus two?"}],
@@ -32,8 +32,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "/v1/responses/input_tokens": {"input": "What is six plus two?"},
     "/v1/completions": {"prompt": "One, two, three,", "max_tokens": 20},
     "/v1/audio/speech": {"input": "three five seven", "voice": "alloy", "response_format": "mp3"},
-    "/v1/audio/transcriptions": _FILE,
-    "/v1/audio/translations": _FILE,
+    "/v1/audio/transcriptions": {"file": "speech.wav", "response_format": "text"},
     "/v1/realtime/client_secrets": {"expires_after": {"anchor": "created_at", "seconds": 600}},
 }
 """Body of a request by its path; a form names a file that its sender has."""
@@ -60,7 +59,7 @@ def body_of(model: type[BaseModel], more: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description of a JSON body. more: schemas of fields outside the model."""
     schema = _schema(model)
     schema.pop("$defs", None)
-    schema["properties"] |= more
+    schema["properties"] = {**more, **schema["properties"]}
     schema["additionalProperties"] = False
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
@@ -101,6 +100,11 @@ def schema_of_option(option: Option) -> dict[str, Any]:
 def schemas_of_options(names: Collection[str]) -> dict[str, Any]:
     """Return the schemas of options of a request, by name."""
     return {one.name: schema_of_option(one) for one in REQUEST_OPTIONS if one.name in names}
+
+
+def no_effect_schemas(path: str) -> dict[str, Any]:
+    """Return the schemas of the fields without effect of a body, by name."""
+    return {name: {"description": "has no effect"} for name in sorted(names_in(path, ""))}
 
 
 def with_item_fields(kind: str) -> Callable[[dict[str, Any]], None]:

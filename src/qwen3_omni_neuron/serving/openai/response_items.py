@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from qwen3_omni_neuron.serving.openai.ids import PUBLIC_ID_BYTES, new_id
 from qwen3_omni_neuron.serving.openai.reply_text import Call, Content, Reasoning, ReplyPart
@@ -116,37 +116,48 @@ def sent_back(item: Json) -> Json:
     return item | {"content": [part | {"logprobs": []} for part in item["content"]]}
 
 
-def with_ids(items: Iterable[Json]) -> list[Json]:
-    """Return the items of an input, each with an id: the client's, unless it has come before."""
-    made, seen = list[Json](), set[str]()
+def with_ids(items: Iterable[Json]) -> dict[str, bytes]:
+    """Return an input's items in JSON by their ids: the client's, unless it has come before."""
+    made = dict[str, bytes]()
     for item in items:
         name = item.get("id")
-        if not isinstance(name, str) or name in seen:
+        if not isinstance(name, str) or name in made:
             name = _item_id(item.get("type", "message"))
-        seen.add(name)
-        made.append(item | {"id": name})
+        made[name] = to_json(item | {"id": name})
     return made
 
 
-def listed(items: Iterable[Json]) -> list[Json]:
-    """Return a conversation's items as a list of them has them, each with an id of its own.
+def ids_listed(items: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
+    """Return a conversation's items as a list of them has them, each by an id of its own.
 
     An item that is sent again is left out. Another one of the same id gets a new id, which is the
-    same in every list of the conversation.
+    same in every list of the conversation. Only items that share an id are parsed.
     """
-    made: dict[str, Json] = {}
-    said, numbers = set[tuple[str, bytes]](), Counter[str]()
-    for item in map(_complete, items):
-        own = name = item["id"]
-        key = own, _digest(item)
-        if key in said:
-            continue
-        said.add(key)
+    items = list(items)
+    shared = {name for name, count in Counter(name for name, _ in items).items() if count > 1}
+    made, said = dict[str, bytes](), set[tuple[str, bytes]]()
+    for own, content in items:
+        name, number = own, 1
+        if own in shared:
+            key = own, _digest(listed(own, content))
+            if key in said:
+                continue
+            said.add(key)
         while name in made:
-            numbers[own] += 1
-            name = f"{own}_{numbers[own] + 1}"
-        made[name] = item | {"id": name}
-    return list(made.values())
+            number += 1
+            name = f"{own}_{number}"
+        made[name] = content
+    return made
+
+
+def listed(name: str, content: bytes) -> Json:
+    """Return an item as a list has it: with its id there, type, status and parts."""
+    made = {"type": "message", "status": "completed", **from_json(content), "id": name}
+    said = made.get("content")
+    if isinstance(said, str):
+        kind = "output_text" if made["role"] == "assistant" else "input_text"
+        made["content"] = [_part(kind, said)]
+    return made
 
 
 def _digest(item: Json) -> bytes:
@@ -158,16 +169,6 @@ def _digest(item: Json) -> bytes:
             for part in said["content"]
         ]
     return hashlib.blake2b(to_json(said)).digest()
-
-
-def _complete(item: Json) -> Json:
-    """Return an item of an input with type, status and parts."""
-    made = {"type": "message", "status": "completed", **item}
-    content = made.get("content")
-    if isinstance(content, str):
-        kind = "output_text" if made["role"] == "assistant" else "input_text"
-        made["content"] = [_part(kind, content)]
-    return made
 
 
 def _part(kind: str, text: str, logprobs: Sequence[Json] = ()) -> Json:

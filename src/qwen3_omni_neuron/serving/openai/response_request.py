@@ -6,15 +6,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from qwen3_omni_neuron.serving.openai.bodies import (
+    ENGINE_FIELDS,
     MOST_MESSAGES,
     MOST_TOOLS,
     ByForm,
     ByType,
-    LenientObject,
     OpenObject,
     StrictObject,
     check_further,
     check_known,
+    check_only,
     refused_field,
 )
 from qwen3_omni_neuron.serving.openai.chat_request import (
@@ -38,41 +39,37 @@ from qwen3_omni_neuron.serving.openai.chat_request import (
     MessagePart,
     NamedTool,
     RefusalPart,
-    ResponseFormat,
     SampledBody,
     TextFormat,
     TextPart,
     Tool,
     ToolCall,
     VideoUrlPart,
+    declared,
 )
-from qwen3_omni_neuron.serving.openai.engine_fields import ENGINE_FIELDS
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
-from qwen3_omni_neuron.serving.openai.openapi import schemas_of_options, with_item_fields
-from qwen3_omni_neuron.serving.openai.voices import VoiceName
-from qwen3_omni_neuron.serving.openai.without_effect import FIELDS, LOGPROBS, RESPONSES, names_in
-
-# Fields that are refused by their name: the values that ask for nothing, beside null, and what to
-# do instead.
-_REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "background": ((False,), "A response is made while its client waits: take stream: true."),
-    "conversation": ((), "Send previous_response_id, or all of the conversation as input."),
-    "prompt": ((), "Prompts that are stored at OpenAI are not here: send its text as input."),
-    "context_management": (([],), "truncation: auto drops the oldest turns."),
-    "logprobs": ((False,), f"In a response it is include: [{LOGPROBS}]."),
-    "messages": ((), "This path takes input; POST /v1/chat/completions takes messages."),
-    "response_format": ((), "In a response it is text.format."),
-    "max_tokens": ((), "In a response it is max_output_tokens."),
-    "max_completion_tokens": ((), "In a response it is max_output_tokens."),
-}
-_WITHOUT_EFFECT = sorted(
-    name for name in FIELDS[RESPONSES] if name not in ("model", "include") and "." not in name
+from qwen3_omni_neuron.serving.openai.fields import (
+    LOGPROBS,
+    REFUSED_IN_RESPONSES,
+    RESPONSES,
+    names_in,
 )
+from qwen3_omni_neuron.serving.openai.openapi import (
+    no_effect_schemas,
+    schemas_of_options,
+    with_item_fields,
+)
+from qwen3_omni_neuron.serving.openai.voices import VoiceName
+
 FURTHER_RESPONSE_FIELDS: Mapping[str, Any] = {
     **schemas_of_options(CHAT_OPTIONS),
     **ENGINE_FIELDS,
-    **{name: {"description": "has no effect"} for name in _WITHOUT_EFFECT},
-    **{name: {"enum": [*values, None]} for name, (values, _) in _REFUSED.items() if values},
+    **no_effect_schemas(RESPONSES),
+    **{
+        name: {"enum": [value, None]}
+        for name, (value, _) in REFUSED_IN_RESPONSES.items()
+        if value is not None
+    },
 }
 """Schemas of the fields that a request may have beside those of `ResponseRequest`."""
 
@@ -100,8 +97,10 @@ class InputImagePart(OpenObject):
     image_url: str | None = None
 
 
-class InputFilePart(LenientObject):
+class InputFilePart(OpenObject):
     """A document, which is refused."""
+
+    model_config = ConfigDict(extra="ignore")
 
     type: Literal["input_file"]
 
@@ -325,12 +324,12 @@ def check_response_request(asked: ResponseRequest, *, answered: bool = True) -> 
 
     answered: False where its tokens are counted alone, so that no speech needs a place.
     """
-    for name, (values, advice) in _REFUSED.items():
+    for name, (only, instead) in REFUSED_IN_RESPONSES.items():
         value = (asked.model_extra or {}).get(name)
-        if value is not None and value not in values:
-            raise wrong_value(f"{name} is not supported. {advice}", name)
+        if value is not None:
+            check_only(name, value, only, instead)
     # Here, and not in the chat request, whose fields have other names.
-    check_known(asked, FURTHER_RESPONSE_FIELDS.keys() | _REFUSED.keys(), CHAT_OPTIONS)
+    check_known(asked, FURTHER_RESPONSE_FIELDS.keys() | REFUSED_IN_RESPONSES.keys(), CHAT_OPTIONS)
     if asked.top_logprobs and not asked.tells_logprobs:
         raise wrong_value(f"top_logprobs needs include: [{LOGPROBS}].", "top_logprobs")
     if answered and "audio" in (asked.modalities or ()) and not asked.stream:
@@ -362,63 +361,48 @@ def chat_request_of(
 
     items: items of the whole conversation by their names, without references. Raises ApiError.
     """
-    given = asked.model_extra or {}
-    own = {*_WITHOUT_EFFECT, *_REFUSED}
-    # Clients take the end at a limit that they have not set for a failure.
-    more: dict[str, Any] = {}
-    if asked.max_output_tokens is None:
-        more["thinker_max_new_tokens"] = context_length
-    more |= {n: v for n, v in given.items() if n not in own and v is not None}
-    try:
-        messages, names = _messages(asked, items)
-        return _chat_request(asked, messages, more), names
-    except ValidationError as error:
-        raise refused_field(error) from error
-
-
-def _messages(
-    asked: ResponseRequest, items: Iterable[tuple[str, InputItem]]
-) -> tuple[list[Message], list[str]]:
-    """Return the messages of a conversation and their names. Raises ApiError."""
     messages, names = list[Message](), list[str]()
     if asked.instructions:
         messages.append(Message(role="system", content=asked.instructions))
         names.append("instructions")
-    for where, item in items:
-        message = _message(item, where, messages)
-        if message is not None:
-            messages.append(message)
-            names.append(where)
-    if not messages:
-        raise wrong_value("input has no message. Give at least one.", "input")
-    return messages, names
-
-
-def _chat_request(
-    asked: ResponseRequest, messages: list[Message], more: Mapping[str, Any]
-) -> ChatRequest:
-    """Return the chat request of messages. more: fields that have the same name there."""
-    choice, tools = asked.tool_choice, [_tool(tool) for tool in asked.tools or ()]
-    sound = asked.audio or StreamedSound()
-    return ChatRequest(
-        model=asked.model or "",
-        messages=messages,
-        stream=asked.stream,
-        modalities=asked.modalities,
-        audio=AudioOutput(voice=sound.voice, format=sound.format),
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        seed=asked.seed,
-        stop=asked.stop,
-        logprobs=asked.tells_logprobs,
-        top_logprobs=asked.top_logprobs,
-        max_completion_tokens=asked.max_output_tokens,
-        tools=tools,
-        tool_choice=None if choice == "auto" and not tools else _tool_choice(choice),
-        parallel_tool_calls=asked.parallel_tool_calls if tools else None,
-        response_format=_response_format(asked.text),
-        **more,
-    )
+    other = names_in(RESPONSES, "") | REFUSED_IN_RESPONSES.keys()
+    more = {n: v for n, v in (asked.model_extra or {}).items() if n not in other and v is not None}
+    if asked.max_output_tokens is None:
+        # Clients take the end at a limit that they have not set for a failure.
+        more.setdefault("thinker_max_new_tokens", context_length)
+    same = ("stream", "modalities", "temperature", "top_p", "seed", "stop", "top_logprobs")
+    more |= {name: getattr(asked, name) for name in same}
+    form: Any = None if asked.text is None else asked.text.format
+    if isinstance(form, FlatSchemaFormat):
+        form = JsonSchemaFormat(type="json_schema", json_schema=form)
+    choice = asked.tool_choice
+    tools = [
+        Tool(type="function", function=Function(**declared(tool, Function)))
+        for tool in asked.tools or ()
+    ]
+    try:
+        for where, item in items:
+            message = _message(item, where, messages)
+            if message is not None:
+                messages.append(message)
+                names.append(where)
+        if not messages:
+            raise wrong_value("input has no message. Give at least one.", "input")
+        wanted = ChatRequest(
+            model=asked.model or "",
+            messages=messages,
+            audio=AudioOutput(voice=asked.audio.voice if asked.audio else None, format="pcm16"),
+            logprobs=asked.tells_logprobs,
+            max_completion_tokens=asked.max_output_tokens,
+            tools=tools,
+            tool_choice=None if choice == "auto" and not tools else _tool_choice(choice),
+            parallel_tool_calls=asked.parallel_tool_calls if tools else None,
+            response_format=form,
+            **more,
+        )
+    except ValidationError as error:
+        raise refused_field(error) from error
+    return wanted, names
 
 
 def _message(item: InputItem, where: str, before: Sequence[Message]) -> Message | None:
@@ -433,21 +417,23 @@ def _message(item: InputItem, where: str, before: Sequence[Message]) -> Message 
     if isinstance(item, InputCall):
         function = CalledFunction(name=item.name, arguments=item.arguments)
         call, last = ToolCall(id=item.call_id, function=function), before[-1] if before else None
-        if last is None or last.role != "assistant":
-            return Message(role="assistant", tool_calls=[call])
-        calls = last.tool_calls or []
-        if len(calls) == MOST_TOOLS:
+        calls = [] if last is None else last.tool_calls or []
+        if last is None or last.role != "assistant" or len(calls) == MOST_TOOLS:
             return Message(role="assistant", tool_calls=[call])
         last.tool_calls = [*calls, call]
-        return None
-    if isinstance(item, CallOutput):
+    elif isinstance(item, CallOutput):
         content = _content(item.output, f"{where}.output")
-        if not isinstance(content, str):
-            _check_output(content, f"{where}.output")
+        for i, part in enumerate(() if isinstance(content, str) else content):
+            if not isinstance(part, TextPart | RefusalPart):
+                place = f"{where}.output[{i}]"
+                raise wrong_value(
+                    f"{place} is {part.type}: the result of a function is text here. Send it in a "
+                    "message of the user, after the result.",
+                    place,
+                )
         return Message(role="tool", tool_call_id=item.call_id, content=content)
-    if isinstance(item, InputMessage):
-        content = _content(item.content, f"{where}.content")
-        return Message(role=item.role, content=content)
+    elif isinstance(item, InputMessage):
+        return Message(role=item.role, content=_content(item.content, f"{where}.content"))
     return None
 
 
@@ -455,16 +441,6 @@ def _content(content: InputContent, where: str) -> Content:
     if isinstance(content, str):
         return content
     return [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
-
-
-def _check_output(content: Sequence[MessagePart], where: str) -> None:
-    for i, part in enumerate(content):
-        if not isinstance(part, TextPart | RefusalPart):
-            raise wrong_value(
-                f"{where}[{i}] is {part.type}: the result of a function is text here. Send it in a "
-                "message of the user, after the result.",
-                f"{where}[{i}]",
-            )
 
 
 def _part(part: InputPart, where: str) -> MessagePart:
@@ -490,24 +466,12 @@ def _part(part: InputPart, where: str) -> MessagePart:
     return part
 
 
-def _tool(tool: FlatTool) -> Tool:
-    function = Function(
-        name=tool.name or "",
-        description=tool.description,
-        parameters=tool.parameters,
-        strict=tool.strict,
-    )
-    return Tool(type="function", function=function)
-
-
 def _tool_choice(choice: str | FlatToolChoice | None) -> Any:
     """Return the tool choice of a chat request. Raises ApiError."""
     if not isinstance(choice, FlatToolChoice):
         return choice
-    if choice.type == "function":
-        return _named(choice, "tool_choice")
     if choice.type != "allowed_tools":
-        raise _no_such_tool("tool_choice", choice.type, "tool_choice")
+        return _named(choice, "tool_choice")
     tools = [_named(tool, f"tool_choice.tools[{i}]") for i, tool in enumerate(choice.tools or ())]
     if not tools:
         raise wrong_value("tool_choice.tools is empty. Name at least one function.", "tool_choice")
@@ -521,13 +485,3 @@ def _named(tool: FlatNamedTool, where: str) -> NamedTool:
     if not tool.name:
         raise wrong_value(f"{where} has no name.", "tool_choice")
     return NamedTool(type="function", function=FunctionName(name=tool.name))
-
-
-def _response_format(text: TextSettings | None) -> ResponseFormat | None:
-    form = None if text is None else text.format
-    if not isinstance(form, FlatSchemaFormat):
-        return form
-    schema = JsonSchema(
-        name=form.name, description=form.description, schema=form.schema_, strict=form.strict
-    )
-    return JsonSchemaFormat(type="json_schema", json_schema=schema)

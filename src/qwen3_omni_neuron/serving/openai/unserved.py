@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 
 from qwen3_omni_neuron.errors import did_you_mean
+from qwen3_omni_neuron.removed import PATHS, removed
 
 _CHAT = "/v1/chat/completions"
 _LISTED = (
     *(_CHAT, "/v1/responses", "/v1/completions", "/v1/audio/speech"),
-    *("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/models"),
+    *("/v1/audio/transcriptions", "/v1/models"),
 )
 _SERVED = f"Served are {', '.join(_LISTED)} and the WebSocket /v1/realtime."
 _OWN_FILES = f"Nothing is stored here: send files as parts of a message to {_CHAT}."
@@ -45,6 +46,8 @@ _WITHOUT_VERSION = ("/chat", "/responses", "/completions", "/audio", "/models", 
 
 def advice_for(path: str) -> str:
     """Return what a client of an unknown path can do."""
+    if path in PATHS:
+        return f"{removed(path, PATHS)} {_SERVED}"
     if _begins(path, *_WITHOUT_VERSION):
         return "The base URL of an OpenAI client ends with /v1 here."
     found = [advice for known, advice in ADVICE.items() if _begins(path, known)]

@@ -11,8 +11,8 @@ from qwen3_omni_neuron.serving.edge.quotas import Account
 from qwen3_omni_neuron.serving.endpoints.media import Hold, MediaReader, sound_bytes
 from qwen3_omni_neuron.serving.openai.bodies import check_further
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
+from qwen3_omni_neuron.serving.openai.fields import ITEM, names_in
 from qwen3_omni_neuron.serving.openai.ids import new_id
-from qwen3_omni_neuron.serving.openai.without_effect import ITEM, names_in
 from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     TURN_RATE,
     Codec,

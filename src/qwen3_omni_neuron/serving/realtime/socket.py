@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 from qwen3_omni_neuron.serving.edge.sending import AnswerSender
 from qwen3_omni_neuron.serving.openai.bodies import check_model
 from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
-from qwen3_omni_neuron.serving.openai.without_effect import REALTIME
+from qwen3_omni_neuron.serving.openai.fields import REALTIME
 from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.dashscope import DASHSCOPE_HEADER, DASHSCOPE_PATH
 from qwen3_omni_neuron.serving.realtime.live_session import LiveSession

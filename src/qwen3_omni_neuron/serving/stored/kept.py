@@ -1,0 +1,214 @@
+"""Memory of a server for later requests of the same owner: responses, and spoken replies."""
+
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from qwen3_omni_neuron.serving.edge.quotas import Quota
+from qwen3_omni_neuron.serving.openai.errors import ApiError
+
+_RESPONSE_BYTES, _ITEM_BYTES = 1 << 10, 1 << 8  # Python objects of a response, and of an item
+MOST_CHARACTERS = 4 << 20  # total of the transcripts of spoken replies
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class _Entry(Generic[Value]):
+    """Value that is kept. others: further names of it. until: time of its expiry."""
+
+    value: Value
+    size: int
+    others: tuple[str, ...]
+    until: float
+
+
+class Kept(Generic[Value]):
+    """Memory by owner and name, limited in bytes, in number and in time.
+
+    An owner may have a share of the bytes and of the number. What is too much takes the place of
+    what was not used for the longest time: first of the same owner, then of any. All bytes count
+    towards the quota of requests and sessions, too, where there is one; what does not fit there is
+    not kept. A lock guards all fields.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        seconds: float,
+        most_bytes: int,
+        share: float,
+        held: Quota | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ):
+        """share: fraction that one owner may have. held: quota of all bytes."""
+        self._most, self._most_bytes, self._share = most, most_bytes, share
+        self._seconds, self._held, self._now = seconds, held, now
+        self._lock = threading.RLock()
+        # In the order of their last use, which is that of their expiry.
+        self._kept: OrderedDict[tuple[str, str], _Entry[Value]] = OrderedDict()
+        self._named: dict[tuple[str, str], str] = {}  # by owner and other name
+        self._bytes, self._number = Counter[str](), Counter[str]()
+
+    @property
+    def largest(self) -> int:
+        """Most bytes of one value."""
+        return int(self._most_bytes * self._share)
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of all values."""
+        return self._bytes.total()
+
+    def add(
+        self, owner: str, name: str, value: Value, size: int, others: Iterable[str] = ()
+    ) -> None:
+        """Keep a value for an owner, unless there is no room. others: further names of it."""
+        with self._lock:
+            self._expire()
+            if size > self.largest:
+                return
+            while self._number[owner] and (
+                self._bytes[owner] + size > self.largest
+                or self._number[owner] + 1 > self._most * self._share
+            ):
+                self._forget(next(key for key in self._kept if key[0] == owner))
+            while self._kept and (
+                self._bytes.total() + size > self._most_bytes or len(self._kept) >= self._most
+            ):
+                self._forget(next(iter(self._kept)))
+            if self._held is not None:
+                try:
+                    self._held.take(owner, size)
+                except ApiError:
+                    return
+            entry = _Entry(value, size, tuple(others), self._now() + self._seconds)
+            self._kept[owner, name] = entry
+            self._named |= {(owner, other): name for other in entry.others}
+            self._bytes[owner] += size
+            self._number[owner] += 1
+
+    def get(self, owner: str, name: str) -> Value | None:
+        """Return a value by one of its names; None if it is not kept, or for another owner."""
+        with self._lock:
+            self._expire()
+            entry = self._kept.get((owner, self._named.get((owner, name), name)))
+            return None if entry is None else entry.value
+
+    def use(self, owner: str, name: str) -> Value | None:
+        """Return a value as `get` does, and keep it for as long as a new one."""
+        with self._lock:
+            self._expire()
+            entry = self._kept.pop((owner, name), None)
+            if entry is None:
+                return None
+            until = self._now() + self._seconds
+            self._kept[owner, name] = _Entry(entry.value, entry.size, entry.others, until)
+            return entry.value
+
+    def delete(self, owner: str, name: str) -> bool:
+        """Forget a value. Returns whether it was kept for this owner."""
+        with self._lock:
+            self._expire()
+            if (owner, name) not in self._kept:
+                return False
+            self._forget((owner, name))
+            return True
+
+    def _expire(self) -> None:
+        while self._kept:
+            key, entry = next(iter(self._kept.items()))
+            if entry.until > self._now():
+                return
+            self._forget(key)
+
+    def _forget(self, key: tuple[str, str]) -> None:
+        owner, _ = key
+        entry = self._kept.pop(key)
+        for other in entry.others:
+            del self._named[owner, other]
+        if self._held is not None:
+            self._held.give_back(owner, entry.size)
+        self._bytes[owner] -= entry.size
+        self._number[owner] -= 1
+        if not self._number[owner]:
+            del self._bytes[owner], self._number[owner]
+
+
+@dataclass(frozen=True)
+class KeptResponse:
+    """One complete response.
+
+    body: the response, in JSON. previous: id of the response that it continues. input, output:
+    items of its own input and of its output by their ids, each in JSON.
+    """
+
+    body: bytes
+    previous: str | None
+    input: Mapping[str, bytes]
+    output: Mapping[str, bytes]
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory."""
+        items = [*self.input.values(), *self.output.values()]
+        objects = _RESPONSE_BYTES + _ITEM_BYTES * len(items)
+        return len(self.body) + sum(map(len, items)) + objects
+
+
+class KeptResponses(Kept[KeptResponse]):
+    """Responses that a later turn may refer to by their ids, or by those of their items.
+
+    A turn uses all responses before it, so that a conversation that goes on is kept whole.
+    """
+
+    def keep(self, owner: str, response_id: str, response: KeptResponse) -> None:
+        """Keep a response for an owner, unless there is no room."""
+        self.add(owner, response_id, response, response.size, response.output)
+
+    def conversation(
+        self, owner: str, response_id: str, *, whole: bool = True
+    ) -> list[tuple[str, bytes]] | None:
+        """Return the items of a conversation up to a response, each with its id.
+
+        whole: with the output of the response itself. None if one of its responses is not kept, or
+        for another owner.
+        """
+        turns = list[list[tuple[str, bytes]]]()
+        with self._lock:
+            name: str | None = response_id
+            while name is not None:
+                # Last used is the first response, so that a conversation loses its end first.
+                found = self.use(owner, name)
+                if found is None:
+                    return None
+                output = found.output.items() if turns or whole else ()
+                turns.append([*found.input.items(), *output])
+                name = found.previous
+        return [item for turn in reversed(turns) for item in turn]
+
+    def item(self, owner: str, item_id: str) -> bytes | None:
+        """Return an item of a response in JSON; None if it is not kept, or for another owner."""
+        found = self.get(owner, item_id)
+        return None if found is None else found.output.get(item_id)
+
+
+class SpokenReplies(Kept[str]):
+    """Transcripts of spoken replies, which a later turn may refer to by the id of their audio.
+
+    The audio is not kept: the model gets only the text of its earlier speech.
+    """
+
+    def __init__(self, most: int, seconds: float, share: float):
+        """share: fraction of the number and of all characters that one owner may have."""
+        super().__init__(most, seconds, MOST_CHARACTERS, share)
+
+    def named(self, completion_id: str) -> tuple[str, int]:
+        """Return a new reply's id, from its completion's, and its time of expiry since 1970."""
+        return f"audio_{completion_id.removeprefix('chatcmpl-')}", int(time.time() + self._seconds)
+
+    def keep(self, audio_id: str, owner: str, transcript: str) -> None:
+        """Keep the transcript of a complete reply. owner: the only owner who may refer to it."""
+        self.add(owner, audio_id, transcript, len(transcript))
