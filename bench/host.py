@@ -27,7 +27,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.part import part_spec, to_device_type
-from qwen3_omni_neuron.neuron.torchneuron.graph import BACKEND, Compilations, PartGraphs
+from qwen3_omni_neuron.neuron.torchneuron.graph import BACKEND, PartGraphs
 from testing.command_line import Figures, parser_of, positive, run
 from testing.headlines import headline
 from testing.released import CODE2WAV, RELEASED, TALKER
@@ -110,9 +110,7 @@ def measure(options: argparse.Namespace) -> Figures:
         part = name if name.startswith("code") else name.partition("_")[0]
         whole = part_spec(config, plan, part)
         graph = next(graph for graph in whole.graphs if graph.name == name)
-        part_graphs = PartGraphs(
-            replace(whole, graphs=(graph,)), torch.device("cpu"), Compilations()
-        )
+        part_graphs = PartGraphs(replace(whole, graphs=(graph,)), torch.device("cpu"))
         given = {spec.name: to_device_type(spec.idle_input()) for spec in graph.inputs}
         started = time.process_time()
         part_graphs.run(graph.label, given)

@@ -296,7 +296,7 @@ def test_without_torchneuron_it_says_what_is_not_there(
 def test_a_tree_without_neffs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     with pytest.raises(ArtifactError, match="has no compiled graph"):
-        NeffCache(tmp_path / "cache").restore([tmp_path / "nothing"])
+        NeffCache(tmp_path / "cache").restore(tmp_path / "nothing")
 
 
 def alive(pid: int) -> bool:
@@ -307,27 +307,9 @@ def alive(pid: int) -> bool:
     return True
 
 
-def test_closing_the_engines_ends_the_rank_and_a_late_compilation_is_logged(
-    spec: EngineSpec, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_closing_the_last_engine_ends_the_rank(spec: EngineSpec) -> None:
     ranks = ModelRanks(spec, StandIn())
-    part = ranks.part("hidden_projection")
-    x = torch.zeros(32, 64)
-    part.call("hidden_projection[rows=32]", x)
-    assert ranks.late_compilations == 0
-    call = ranks._group.call
-
-    def late(*arguments: Any, **options: Any) -> Any:
-        outputs, _ = call(*arguments, **options)
-        return outputs, ["hidden_projection[rows=32]"]
-
-    ranks._group.call = late  # type: ignore[method-assign]
-    for _ in range(2):
-        part.call("hidden_projection[rows=32]", x)
-    assert ranks.late_compilations == 1
-    assert "hidden_projection[rows=32] was compiled again after the model was loaded (1" in (
-        caplog.text
-    )
+    ranks.part("hidden_projection").call("hidden_projection[rows=32]", torch.zeros(32, 64))
     (pid,) = ranks.pids
     assert alive(pid)
     first, second = ranks.opened(), ranks.opened()

@@ -67,23 +67,15 @@ def test_twice_as_many_cores_where_none_are_joined() -> None:
     ("instance", "placement", "tp", "cores", "said"),
     [
         ("trn1.32xlarge", "shared", 8, None, "one of trn2.48xlarge, trn2u.48.*, got 'trn1"),
-        (SMALL, "shared", 8, None, "4 logical cores at LNC=2, 0 to 3, and .* tp of at most 4"),
-        (
-            SMALL, "split", 4, None,
-            r"vocoder 8-11 is asked for. Take .* shared, which needs 4.* tp 1 .* 61 GB .* 26 GB",
-        ),
-        (LARGE, "split", 32, None, "64 logical cores .* 64-95 .* Take placement shared.* tp 16 "),
+        (SMALL, "shared", 8, None, "4 logical cores at LNC=2, 0 to 3, and .* smaller tp"),
+        (SMALL, "split", 4, None, r"vocoder 8-11 is asked for. .* take placement shared"),
         (LARGE, "split", 8, ("0-7", "7-14", "16-23"), "thinker and talker share core 7"),
         (LARGE, "split", 8, ("16-23", "8-15", "16-23"), "thinker and vocoder share core 16"),
         (LARGE, "split", 8, ("0-7", "8-15", "16"), "vocoder has cores 16-16, 1 of them.*for 8"),
         (LARGE, "split", MIXED, ("0-7", "8-15", "16-23"), "vocoder has cores 16-23, 8 .*for 1"),
-        (LARGE, "split", 8, ("0-7", "8-15", "57-64"), "Name cores below 64: 24 of them would do"),
-        (LARGE, "split", MIXED, ("0-7", "8-15", "64"), "Name cores below 64: 17 of them would do"),
+        (LARGE, "split", 8, ("0-7", "8-15", "57-64"), "64 logical cores .* Name other cores"),
         (LARGE, "shared", 8, ("0-7", "0-7", "8-15"), "on the same cores, got .* placement split"),
         (LARGE, "split", 8, ("0-7", "8-15", "x"), 'range like "8-15", or "8", got \'x\''),
-        (LARGE, "split", 8, ("0-7", "8-15", "16-"), "got '16-'"),
-        (LARGE, "split", 8, ("0-7", "8-15", "-3"), "got '-3'"),
-        (LARGE, "split", 8, ("0-7", "15-8", "16-23"), "talker end before they begin: '15-8'"),
     ],
 )  # fmt: skip
 def test_cores_that_a_machine_lacks_or_stages_would_share_are_refused(
@@ -97,8 +89,6 @@ def test_cores_that_a_machine_lacks_or_stages_would_share_are_refused(
 def test_names_that_are_no_stages_are_refused() -> None:
     with pytest.raises(OptionError, match="cores names thinker; it is for thinker, talker, voc"):
         plan_cores(LARGE, "split", needed(8), cores={"thinker": "0-7"})
-    with pytest.raises(OptionError, match="lnc is 1 or 2, got 4"):
-        plan_cores(LARGE, "shared", needed(8), lnc=4)
 
 
 def test_the_machine_says_what_it_is(tmp_path: Path) -> None:

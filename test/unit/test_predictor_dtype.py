@@ -28,7 +28,7 @@ from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec, part_spec
 from qwen3_omni_neuron.neuron.shards import write_part_shards
 from qwen3_omni_neuron.neuron.torchneuron import graph
 from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
-from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations, PartGraphs
+from qwen3_omni_neuron.neuron.torchneuron.graph import PartGraphs
 from testing.export import export_graph
 from testing.graph_cases import TINY_PLAN
 from testing.native_library import needs_c
@@ -176,7 +176,7 @@ def neuron_part(target: str, spec: PartSpec, outlier: Path, folder: Path) -> Loa
         toolchain.compile_part(spec, Checkpoint(outlier), folder)
         return toolchain.load_part(spec, folder)
     write_part_shards(spec, Checkpoint(outlier), folder)
-    graphs = PartGraphs(spec, torch.device("cpu"), Compilations(), folder)
+    graphs = PartGraphs(spec, torch.device("cpu"), folder)
     return LoadedPart(spec.graphs, graphs.run)
 
 

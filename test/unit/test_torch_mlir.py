@@ -15,7 +15,7 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import PARTS
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.part import PartSpec, part_spec, to_device_type
-from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations, PartGraphs
+from qwen3_omni_neuron.neuron.torchneuron.graph import PartGraphs
 from qwen3_omni_neuron.neuron.torchneuron.runtime import make_fake_group
 from testing.graph_cases import TINY_PLAN
 from testing.torchneuron import backend
@@ -49,7 +49,7 @@ def modules() -> Iterator[list[tuple[Counter[str], str]]]:
 
 
 def run_once(spec: PartSpec, graphs: Sequence[Graph]) -> None:
-    part = PartGraphs(spec, torch.device("cpu"), Compilations())
+    part = PartGraphs(spec, torch.device("cpu"))
     for graph in graphs:
         inputs = {s.name: to_device_type(s.idle_input()) for s in graph.inputs}
         part.run(graph.label, inputs)

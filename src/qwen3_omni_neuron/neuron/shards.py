@@ -80,7 +80,8 @@ def write_part_shards(spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> N
     int8 = {name for name, p in part.owner.named_parameters() if p.dtype == torch.int8}
     names = [(name, name + SCALE) if name in int8 else (name,) for name, _ in spec.weights.pieces]
     in_order = [*chain.from_iterable(names), *part.constants]
-    layout = {weight_name(name): part.weights[weight_name(name)] for name in in_order}
+    weights = part.weights
+    layout = {name: weights[name] for name in map(weight_name, in_order)}
 
     def shards() -> Iterator[tuple[str, list[Tensor]]]:
         for name, tensor in chain(_parameters(spec, checkpoint, int8), part.constants.items()):

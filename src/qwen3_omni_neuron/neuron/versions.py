@@ -2,24 +2,26 @@
 
 import importlib.util
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from importlib import metadata
 
-from qwen3_omni_neuron.compilation.versions import PACKAGE, installed_version
+from qwen3_omni_neuron.compilation.versions import installed_version
 from qwen3_omni_neuron.errors import NotInstalledError
 
 logger = logging.getLogger(__name__)
 
 # SDK 2.31, the last line with NxDI. The packages that PyPI has under these names are placeholders.
 NEURON_SDK = "2.31"
-NEURON_EXTRA = "neuron"  # the extra of pyproject.toml that pins the packages of the SDK
-NEURON_PACKAGES = (
-    *("neuronx-distributed-inference", "neuronx-distributed", "torch-neuronx", "neuronx-cc"),
-    *("nki", "transformers", "python"),
-)
-# No extra pins these: nki comes with neuronx-cc, and the extra's markers name the oldest Python.
-_UNPINNED = {"nki": "0.5.0", "python": "3.11, 3.12, 3.13"}
+_NEURON = {  # as the extra `neuron` of pyproject.toml pins them; nki comes with neuronx-cc
+    "neuronx-distributed-inference": "0.10.18399",
+    "neuronx-distributed": "0.19.28492",
+    "torch-neuronx": "2.9.0.2.15.*",
+    "neuronx-cc": "2.26.*",
+    "nki": "0.5.0",
+    "transformers": "4.57.*",
+    "python": "3.11, 3.12, 3.13",
+}
+NEURON_PACKAGES = tuple(_NEURON)
 # The SDK of target torchneuron. Its torch-neuronx's version contains torch's; it has no torch_xla.
 TORCHNEURON_SDK = "2.33"
 TORCHNEURON_VERSIONS = "2.13.3.*, 2.14.3.*"
@@ -32,46 +34,9 @@ _SDK_MODULES = (
 )
 
 
-def supported_neuron() -> dict[str, str | None]:
-    """Return the supported version of each of NEURON_PACKAGES, as `is_supported` takes it.
-
-    The extra's versions are read from the metadata of the installed package; None where there is no
-    metadata, as in a folder of sources that was put on the path.
-    """
-    try:
-        required = metadata.requires(PACKAGE) or []
-    except metadata.PackageNotFoundError:
-        required = []
-    pinned = pinned_versions(required, NEURON_EXTRA) | _UNPINNED
-    return {name: pinned.get(name) for name in NEURON_PACKAGES}
-
-
-def pinned_versions(requirements: Iterable[str], extra: str) -> dict[str, str]:
-    """Return the versions that an extra pins with ==, by package.
-
-    requirements: lines of a package's metadata. Markers of the Python version are ignored.
-    """
-    from packaging.requirements import Requirement
-
-    found = {}
-    for line in requirements:
-        requirement = Requirement(line)
-        marker, pins = requirement.marker, list(requirement.specifier)
-        # Evaluated for Python 3.13, which needs all of them: doctor on 3.10 is to name them, too.
-        if marker is None or marker.evaluate({"extra": "", "python_version": "3.13"}):
-            continue
-        wanted = marker.evaluate({"extra": extra, "python_version": "3.13"})
-        if wanted and len(pins) == 1 and pins[0].operator == "==":
-            found[requirement.name] = pins[0].version
-    return found
-
-
-def is_supported(version: str, supported: str) -> bool:
-    """Tell whether a version is in a list such as "2.26.*" or "3.11, 3.12": a prefix counts."""
-    wanted = [pattern.strip() for pattern in supported.split(",")]
-    # "2.9.0.2.15.3+abc": the part after + names a build.
-    plain = version.split("+", maxsplit=1)[0]
-    return any(fnmatchcase(plain, w) or plain.startswith(f"{w}.") for w in wanted)
+def supported_neuron() -> dict[str, str]:
+    """Return the supported version of each of NEURON_PACKAGES, as `is_supported` takes it."""
+    return dict(_NEURON)
 
 
 def supported_torchneuron() -> dict[str, str]:
@@ -81,6 +46,14 @@ def supported_torchneuron() -> dict[str, str]:
         "torch-neuronx": TORCHNEURON_VERSIONS,
         "python": "3.12, 3.13, 3.14",
     }
+
+
+def is_supported(version: str, supported: str) -> bool:
+    """Tell whether a version is in a list such as "2.26.*" or "3.11, 3.12": a prefix counts."""
+    wanted = [pattern.strip() for pattern in supported.split(",")]
+    # "2.9.0.2.15.3+abc": the part after + names a build.
+    plain = version.split("+", maxsplit=1)[0]
+    return any(fnmatchcase(plain, w) or plain.startswith(f"{w}.") for w in wanted)
 
 
 def neuron_target(torch_neuronx: str | None) -> str | None:
@@ -125,12 +98,12 @@ def require_torchneuron() -> None:
     _warn_of_others("torchneuron", TORCHNEURON_SDK, supported_torchneuron())
 
 
-def _warn_of_others(target: str, sdk: str, supported: Mapping[str, str | None]) -> None:
+def _warn_of_others(target: str, sdk: str, supported: Mapping[str, str]) -> None:
     """Log which installed packages have unsupported versions. supported: see supported_neuron."""
     found = [
         f"{name} {version} (supported: {wanted})"
         for name, wanted in supported.items()
-        if wanted and (version := installed_version(name)) and not is_supported(version, wanted)
+        if (version := installed_version(name)) and not is_supported(version, wanted)
     ]
     if found:
         logger.warning(

@@ -1,6 +1,5 @@
 """Engines over the graphs of a compiled tree, which run in a process for each rank."""
 
-import logging
 import os
 import shutil
 import tempfile
@@ -33,8 +32,6 @@ from qwen3_omni_neuron.neuron.torchneuron.runtime import (
     rank_progress,
     rank_settings,
 )
-
-logger = logging.getLogger(__name__)
 
 READY_TIMEOUT_S = 600.0  # to import torch and join the other ranks
 LOAD_TIMEOUT_S = 3600.0  # to read a part's weights from a slow disk
@@ -72,8 +69,6 @@ class ModelRanks:
     """The ranks of a model, each a process. They end with the last engine that is closed.
 
     There are as many as the largest degree of the parts; a part of degree N is at the first N.
-
-    late_compilations: number of compilations after a graph's first call, each logged as a bug.
     """
 
     def __init__(
@@ -91,7 +86,6 @@ class ModelRanks:
         self._spec, self._engines = spec, 0
         self._limits: dict[str, CallLimit] = defaultdict(lambda: CallLimit(FIRST_CALL_S, hangs_s))
         self._loading = CallLimit(LOAD_TIMEOUT_S, LOAD_TIMEOUT_S)
-        self.late_compilations = 0
         folder = Path(tempfile.mkdtemp(prefix="qwen3-omni-neuron-"))
         self._delete = finalize(self, partial(shutil.rmtree, folder, ignore_errors=True))
         count = max(cores_of_stages(spec.plan.tp, stages).values())
@@ -160,15 +154,9 @@ class ModelRanks:
 
     def _run(self, name: str, label: str, inputs: dict[str, Tensor]) -> Sequence[Tensor]:
         limit, members = self._limits[label], self._spec.plan.degree(name)
-        outputs, late = self._group.call("run", name, label, inputs, limit=limit, members=members)
-        for again in late[self.late_compilations :]:
-            self.late_compilations += 1
-            logger.error(
-                "%s was compiled again after the model was loaded (%d so far). This is a bug of "
-                "this package: please report it with the graph's name.",
-                again,
-                self.late_compilations,
-            )
+        outputs: Sequence[Tensor] = self._group.call(
+            "run", name, label, inputs, limit=limit, members=members
+        )
         return outputs
 
     def _release(self) -> None:

@@ -6,7 +6,7 @@ executor and NEFF cache, which read them.
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
@@ -83,20 +83,16 @@ class NeffCache:
         self.folder = folder
         self._restored: set[str] = set()
 
-    def restore(self, sources: Iterable[Path]) -> None:
-        """Link all files below some folders of a tree.
-
-        Raises ArtifactError where a folder has none.
-        """
-        for source in sources:
-            files = [path for path in source.rglob("*") if path.is_file()]
-            if not files:
-                raise ArtifactError(f"{source} has no compiled graph. Compile again.")
-            for path in files:
-                link = self.folder / path.relative_to(source)
-                link.parent.mkdir(parents=True, exist_ok=True)
-                if not link.exists():
-                    link.symlink_to(path.resolve())
+    def restore(self, source: Path) -> None:
+        """Link all files below a folder of a tree. Raises ArtifactError where it has none."""
+        files = [path for path in source.rglob("*") if path.is_file()]
+        if not files:
+            raise ArtifactError(f"{source} has no compiled graph. Compile again.")
+        for path in files:
+            link = self.folder / path.relative_to(source)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.exists():
+                link.symlink_to(path.resolve())
         self._restored = self._files()
 
     def check(self, name: str) -> None:

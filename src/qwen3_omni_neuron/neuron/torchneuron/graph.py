@@ -32,30 +32,8 @@ BACKEND = "neuron"  # TorchNeuron's name in torch.compile's table of backends
 DEVICE_TYPES = (torch.int32, torch.float32, torch.bfloat16, torch.bool)
 
 
-class Compilations:
-    """Counts of the graphs that were compiled by this process.
-
-    labels: labels of all compiled graphs, in order. late: labels of the graphs compiled after
-    `settle`, each a bug, because a request waited for it. begin: called before each compilation,
-    and before the graph is captured, since capturing takes long, too.
-    """
-
-    def __init__(self, begin: Callable[[], None] = lambda: None) -> None:
-        self._begin = begin
-        self.labels: list[str] = []
-        self.late: list[str] = []
-        self._settled: set[str] = set()
-
-    def settle(self, labels: Sequence[str]) -> None:
-        """Declare that these graphs have been called, and are not to be compiled again."""
-        self._settled |= set(labels)
-
-    def add(self, label: str) -> None:
-        """Count a compilation that begins."""
-        self._begin()
-        self.labels.append(label)
-        if label in self._settled:
-            self.late.append(label)
+def _nothing() -> None:
+    pass
 
 
 class CompiledGraph:
@@ -70,9 +48,13 @@ class CompiledGraph:
         owner: nn.Module,
         weights: Weights,
         device: torch.device,
-        compilations: Compilations,
+        compiling: Callable[[], None],
     ):
-        """Prepare a graph. owner: its parameters and buffers are not used, those of weights are."""
+        """Prepare a graph.
+
+        owner: its parameters and buffers are not used, those of weights are. compiling: called
+        before the graph is captured and compiled.
+        """
         kinds = {device_type(s.dtype) for s in (*graph.inputs, *graph.outputs, *graph.state)}
         assert kinds <= set(DEVICE_TYPES), f"{graph.label} has tensors of {kinds}"
         self._inputs = {
@@ -82,21 +64,17 @@ class CompiledGraph:
         self._zeros = set(self._inputs)  # names of the inputs that are zeros
         self._renewing = _Renewing(graph, owner, weights)
         self._weights = weights.tensors
-        self._compilations, self._label = compilations, graph.label
+        self._compiling = compiling
         self._compiled: Callable[..., Sequence[Tensor]] | None = None
 
     def __call__(
-        self,
-        given: Mapping[str, Tensor],
-        state: Sequence[Tensor],
-        entering: Callable[[], None] = lambda: None,
+        self, given: Mapping[str, Tensor], state: Sequence[Tensor], entering: Callable[[], None]
     ) -> tuple[Tensor, ...]:
         """Run the graph and renew the state.
 
-        given: the inputs by name, in the device's types; one that is left out is zeros, and stays
-        on the device until it is given. state: the tensors of Graph.state, on the
-        device; each call may have other ones, all of them different tensors. entering: called when
-        the inputs are on the device, before the graph runs. Returns the outputs on the host.
+        given: the inputs by name, in the device's types; one that is left out is zeros. state: the
+        tensors of Graph.state, on the device. entering: called when the inputs are on the device,
+        before the graph runs. Returns the outputs on the host.
         """
         # Every call uses the mode that the graph was captured in.
         with torch.inference_mode(False), torch.no_grad():
@@ -109,7 +87,7 @@ class CompiledGraph:
             entering()
             tensors = (*self._inputs.values(), *state, *self._weights)
             if self._compiled is None:
-                self._compilations.add(self._label)
+                self._compiling()
                 self._compiled = compile_module(self._renewing, tensors)
             outputs = self._compiled(*tensors)
             return tuple(output.to("cpu", copy=True) for output in outputs)
@@ -201,14 +179,15 @@ class PartGraphs:
         self,
         spec: PartSpec,
         device: torch.device,
-        compilations: Compilations,
         folder: Path | None = None,
         rank: int = 0,
+        compiling: Callable[[], None] = _nothing,
     ):
         """Put weights and state on the device; nothing is compiled yet.
 
         folder: holds the part's weights, of which this rank's file is read; None: leave the weights
-        uninitialized, for a compile. Raises ArtifactError for a file that does not fit the spec.
+        uninitialized, for a compile. compiling: see CompiledGraph. Raises ArtifactError for a file
+        that does not fit the spec.
         """
         share = PartShare(spec, group_of(spec.tp))
         if folder is not None:
@@ -220,7 +199,7 @@ class PartGraphs:
         ]
         self._taken = {graph.label: len(graph.state) for graph in spec.graphs}
         self._graphs = {
-            graph.label: CompiledGraph(graph, owner, weights, device, compilations)
+            graph.label: CompiledGraph(graph, owner, weights, device, compiling)
             for graph in spec.graphs
         }
 
@@ -228,13 +207,8 @@ class PartGraphs:
         self,
         label: str,
         inputs: Mapping[str, Tensor],
-        entering: Callable[[], None] = lambda: None,
+        entering: Callable[[], None] = _nothing,
     ) -> tuple[Tensor, ...]:
         """Run one graph, as neuron.part.Run does. entering: see CompiledGraph."""
         state = self._state[: self._taken[label]]
         return self._graphs[label](inputs, state, entering)
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The labels of the graphs."""
-        return tuple(self._graphs)

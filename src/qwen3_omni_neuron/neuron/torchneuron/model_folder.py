@@ -12,7 +12,7 @@ from qwen3_omni_neuron.errors import CompileError
 from qwen3_omni_neuron.neuron.graphs.all import graph_records
 from qwen3_omni_neuron.neuron.part import PartSpec, part_spec, to_device_type
 from qwen3_omni_neuron.neuron.shards import part_shard_bytes, write_part_shards
-from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations, PartGraphs
+from qwen3_omni_neuron.neuron.torchneuron.graph import PartGraphs
 from qwen3_omni_neuron.neuron.torchneuron.runtime import Runtime, TorchNeuron
 
 
@@ -36,7 +36,7 @@ def fill_folder(
         spec = part_spec(config, plan, name)
         (folder / name).mkdir()
         write_part_shards(spec, checkpoint, folder / name)
-        _compile_part(spec, PartGraphs(spec, device, Compilations()))
+        _compile_part(spec, PartGraphs(spec, device))
     return graph_records(config, plan, model)
 
 

@@ -24,7 +24,7 @@ from qwen3_omni_neuron.neuron.torchneuron.environment import (
     set_before_import,
     settings,
 )
-from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations, PartGraphs
+from qwen3_omni_neuron.neuron.torchneuron.graph import PartGraphs
 from qwen3_omni_neuron.neuron.versions import require_torchneuron
 
 
@@ -150,7 +150,6 @@ class Rank:
         self._device = runtime.start(membership)
         self._parts: dict[str, PartGraphs] = {}
         self._progress = rank_progress(work)
-        self.compilations = Compilations(self._progress.compiles)
 
     def load(self, name: str) -> None:
         """Put a part's weights and state on the core, and its NEFFs into the rank's cache folder.
@@ -158,13 +157,13 @@ class Rank:
         Raises ArtifactError for a tree that does not fit.
         """
         folder = self._tree / MODEL_OF_PART[name]
-        self._cache.restore([folder / NEFF_FOLDER])
+        self._cache.restore(folder / NEFF_FOLDER)
         self._parts[name] = PartGraphs(
             part_spec(self._spec.config, self._spec.plan, name),
             self._device,
-            self.compilations,
             folder / name,
             self._membership.rank,
+            self._progress.compiles,
         )
 
     def settle(self, name: str) -> None:
@@ -173,17 +172,11 @@ class Rank:
         Raises ArtifactError where one was compiled anew.
         """
         self._cache.check(name)
-        self.compilations.settle(self._parts[name].labels)
 
-    def run(
-        self, name: str, label: str, inputs: Mapping[str, Tensor]
-    ) -> tuple[Sequence[Tensor], Sequence[str]]:
-        """Run a graph of a part, as neuron.part.Run does.
-
-        Returns the outputs, at rank 0 only, and the labels of graphs that were compiled too late.
-        """
+    def run(self, name: str, label: str, inputs: Mapping[str, Tensor]) -> Sequence[Tensor]:
+        """Run a graph of a part, as neuron.part.Run does. Returns the outputs, at rank 0 only."""
         outputs = self._parts[name].run(label, inputs, self._progress.step)
-        return outputs if self._membership.rank == 0 else (), self.compilations.late
+        return outputs if self._membership.rank == 0 else ()
 
     def unload(self, name: str) -> None:
         """Release a part."""
