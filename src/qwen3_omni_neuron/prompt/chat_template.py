@@ -68,7 +68,7 @@ class ChatTemplate:
 class _Generation(Extension):
     """The tag `generation`, which marks replies for training: its content is rendered as it is."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
