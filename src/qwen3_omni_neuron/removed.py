@@ -23,6 +23,7 @@ OPTIONS: dict[str, str] = {
 """Keyword arguments of loads, requests and compiles, and settings of the server."""
 
 FLAGS: dict[str, str] = {
+    "--translate": 'ask for a translation: speak "Translate this into English." --audio FILE',
     "--resume": "leave it out: an interrupted compile always resumes.",
 }
 """Flags of the command line that are not made from an option."""

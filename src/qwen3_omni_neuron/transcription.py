@@ -1,4 +1,4 @@
-"""Transcription and translation of audio of any length, window by window: files, or one audio."""
+"""Transcription of audio of any length, window by window: files, or one audio."""
 
 import time
 from collections import deque
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from qwen3_omni_neuron.errors import AudioError, LateError, OptionError, PromptTooLongError
+from qwen3_omni_neuron.errors import AudioError, LateError, PromptTooLongError
 from qwen3_omni_neuron.events import Finished, FinishReason, SpeechResult, TextDelta, Timings
 from qwen3_omni_neuron.options import INSTRUCTION, RequestArguments, RequestOptions
 from qwen3_omni_neuron.prompt.media.windows import (
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.api import Qwen3Omni
     from qwen3_omni_neuron.runtime.stream import SpeechStream
 
-TRANSLATION = "Translate the speech in this audio into English. Answer with the translation alone."
 # Longest audio that one prompt has. Its text has 34 tokens a second for the limit of 1,024: more
 # than any speech takes. Where a model errs in long audio, it errs less in this than in a minute.
 LONGEST_S = 30.0
@@ -128,7 +127,6 @@ def transcribe(
     instruction: str | None = None,
     concurrency: int = 1,
     max_new_tokens: int = RequestOptions.thinker_max_new_tokens,
-    translate: bool = False,
 ) -> Generator[Transcript | Failure, None, None]:
     """Transcribe each file greedily, and yield the outcomes in the order of the files.
 
@@ -137,12 +135,11 @@ def transcribe(
     instruction: text that follows the audio in the question, may be empty; None: the checkpoint's
     own, or else INSTRUCTION. concurrency: number of windows at a time, at least 1; a model with
     fewer slots (max_concurrency) queues the others. max_new_tokens: limit of each window's text.
-    translate: write the text in English. A file that can't be read, is too long for the context, or
-    takes too long gives a Failure.
+    A file that can't be read, is too long for the context, or takes too long gives a Failure.
     Raises OptionError, MessageError, ClosedError or EngineDiedError, which concern every file.
     Closing the iterator drops the windows that were not begun.
     """
-    instruction = instruction_of(omni, instruction, translate)
+    question = instruction_of(omni, instruction)
 
     def parts() -> Iterator[tuple[_FileWork, Window | None]]:
         for file in files:
@@ -158,8 +155,9 @@ def transcribe(
         if work.error is None:
             begun_s = time.perf_counter()
             try:
-                segment = _segment(omni, window, instruction, max_new_tokens)
-                work.made.append((begun_s, segment))
+                with stream_window(omni, window, question, max_new_tokens) as stream:
+                    result = next(e.result for e in stream if isinstance(e, Finished))
+                work.made.append((begun_s, Segment.of(window, result)))
             except _FILE_ERRORS as error:
                 work.error = str(error)
         return None
@@ -175,17 +173,18 @@ def stream_transcript(
     audio: Mapping[str, Any],
     instruction: str | None = None,
     max_new_tokens: int = RequestOptions.thinker_max_new_tokens,
-    translate: bool = False,
+    timed: bool = False,
     **options: "Unpack[RequestArguments]",
 ) -> Generator[TextDelta | Segment, None, None]:
     """Transcribe one audio greedily: each TextDelta as it is written, a Segment after each window.
 
-    audio: an audio item of a message, such as {"audio": a path or bytes}. options: options of a
-    request. The other arguments and the windows are those of `transcribe`. The deltas' texts,
-    joined, are the whole text. Raises the errors of Qwen3Omni.stream. Closing it ends its request.
+    audio: an audio item of a message, such as {"audio": a path or bytes}. timed: windows of at most
+    TIMED_S. options: options of a request. The other arguments are those of `transcribe`. The
+    deltas' texts, joined, are the whole text. Raises the errors of Qwen3Omni.stream. Closing it
+    ends its request.
     """
-    instruction, joined = instruction_of(omni, instruction, translate), JoinedText()
-    for window in read_windows(audio, windows_for(omni, timed=False), "audio"):
+    instruction, joined = instruction_of(omni, instruction), JoinedText()
+    for window in read_windows(audio, windows_for(omni, timed), "audio"):
         with stream_window(omni, window, instruction, max_new_tokens, **options) as stream:
             for event in stream:
                 if isinstance(event, TextDelta):
@@ -193,25 +192,6 @@ def stream_transcript(
                 elif isinstance(event, Finished):
                     yield Segment.of(window, event.result)
         joined.end_window()
-
-
-def transcribe_windows(
-    omni: "Qwen3Omni",
-    audio: Mapping[str, Any],
-    instruction: str | None = None,
-    concurrency: int = 1,
-    max_new_tokens: int = RequestOptions.thinker_max_new_tokens,
-    translate: bool = False,
-) -> Generator[Segment, None, None]:
-    """Transcribe one audio with times: yield a segment for each window of at most TIMED_S.
-
-    The arguments are those of `stream_transcript` and of `transcribe`.
-    """
-    instruction = instruction_of(omni, instruction, translate)
-    windows = read_windows(audio, windows_for(omni, timed=True), "audio")
-    yield from _several(
-        lambda window: _segment(omni, window, instruction, max_new_tokens), windows, concurrency
-    )
 
 
 def stream_window(
@@ -236,23 +216,13 @@ def stream_window(
     return omni.stream_text([{"role": "user", "content": content}], **given)
 
 
-def instruction_of(omni: "Qwen3Omni", instruction: str | None, translate: bool = False) -> str:
+def instruction_of(omni: "Qwen3Omni", instruction: str | None) -> str:
     """Return the text that follows the audio in the question; empty for none.
 
-    instruction: the caller's, if there is one. Raises OptionError for a translation by a checkpoint
-    that transcribes what it hears without being asked: no instruction would change what it does.
+    instruction: the caller's, if there is one.
     """
     own = omni.transcription_instruction
-    if translate and own == "":
-        raise OptionError(
-            "this checkpoint can't translate: it writes down the words that it hears, whatever it "
-            "is asked (its transcription_instruction is empty). Transcribe, or take another one."
-        )
-    if instruction is not None:
-        return instruction
-    if translate:
-        return TRANSLATION
-    return INSTRUCTION if own is None else own
+    return next((text for text in (instruction, own) if text is not None), INSTRUCTION)
 
 
 def windows_for(omni: "Qwen3Omni", timed: bool) -> GrowingWindows:
@@ -318,19 +288,10 @@ def reason_of(segments: Iterable[Segment]) -> FinishReason:
     return "length" if any(made.finish_reason == "length" for made in segments) else "stop"
 
 
-def _segment(omni: "Qwen3Omni", window: Window, instruction: str, max_new_tokens: int) -> Segment:
-    with stream_window(omni, window, instruction, max_new_tokens) as stream:
-        (result,) = (event.result for event in stream if isinstance(event, Finished))
-    return Segment.of(window, result)
-
-
 def _several(
     call: Callable[[Given], Made], given: Iterable[Given], concurrency: int
 ) -> Generator[Made, None, None]:
-    """Call for each of `given`, `concurrency` at a time, and yield the results in their order.
-
-    `given` is read a little ahead of the results, however long it is.
-    """
+    """Call for each of `given`, read little by little, and yield the results in their order."""
     # One thread for each request takes its tokens as they are made, so that its times are true and
     # no reply waits for its reader; the model runs all requests as one batch.
     pool, begun = ThreadPoolExecutor(concurrency, "transcribe"), deque[Future[Made]]()

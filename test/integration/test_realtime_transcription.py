@@ -14,7 +14,7 @@ from qwen3_omni_neuron.prompt.media.windows import GrowingWindows, Window
 from qwen3_omni_neuron.serving.realtime import transcribing
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.sound.encoding import pcm16
-from qwen3_omni_neuron.transcription import stream_transcript, stream_window, transcribe_windows
+from qwen3_omni_neuron.transcription import Segment, stream_transcript, stream_window
 from testing.http_server import serving, wait_until
 from testing.realtime import PCM_16K, PUSH_TO_TALK, SHORT, Caller, calling, kinds, question
 
@@ -72,7 +72,8 @@ def speech() -> NDArray[np.float32]:
 def texts(speaking: Qwen3Omni, speech: NDArray[np.float32]) -> list[str]:
     """Transcripts of the windows, each by itself."""
     audio = {"audio": speech, "sampling_rate": RATE}
-    found = [segment.text for segment in transcribe_windows(speaking, audio)]
+    events = stream_transcript(speaking, audio, timed=True)
+    found = [event.text for event in events if isinstance(event, Segment)]
     assert len(found) == 3
     assert all(found)
     return found

@@ -28,7 +28,6 @@ from qwen3_omni_neuron.transcription import (
     Segment,
     stream_transcript,
     transcribe,
-    transcribe_windows,
 )
 from testing.http_client import HttpClient, ask, form, parts_of
 from testing.http_server import client_of, serving, url_of, wait_until
@@ -129,7 +128,8 @@ def test_segments_are_those_of_the_windows(client: OpenAI, omni: Qwen3Omni) -> N
     file = io.BytesIO()
     soundfile.write(file, tone, 16000, format="FLAC")
     asked: dict[str, Any] = {**FILE, "file": ("a.flac", file.getvalue())}
-    segments = list(transcribe_windows(omni, {"audio": file.getvalue()}, max_new_tokens=6))
+    events = stream_transcript(omni, {"audio": file.getvalue()}, max_new_tokens=6, timed=True)
+    segments = [event for event in events if isinstance(event, Segment)]
     assert len(segments) == 3
     text = " ".join(segment.text for segment in segments)
     create = client.audio.transcriptions.create

@@ -22,14 +22,12 @@ from qwen3_omni_neuron.prompt.media import windows as windows_module
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.windows import GrowingWindows
 from qwen3_omni_neuron.transcription import (
-    TRANSLATION,
     Failure,
     Segment,
     Transcript,
     stream_transcript,
     stream_window,
     transcribe,
-    transcribe_windows,
 )
 from testing.media_cases import QUESTION_WAV
 from testing.scripted_model import ScriptedModel
@@ -262,15 +260,15 @@ def test_a_segment_is_the_transcript_of_its_window(omni: Qwen3Omni) -> None:
     growing = GrowingWindows()
     wanted = growing.push(audio["audio"]) + growing.finish()
     assert len(wanted) == 3
-    for concurrency in (1, 3):
-        found = list(transcribe_windows(omni, audio, None, concurrency, TOKENS))
-        for segment, window in zip(found, wanted, strict=True):
-            assert (segment.start_s, segment.end_s) == (window.start_s, window.end_s)
-            with stream_window(omni, window, INSTRUCTION, TOKENS) as stream:
-                (*_, last) = stream
-            assert isinstance(last, Finished)
-            assert (segment.text, segment.token_ids) == (last.result.text, last.result.token_ids)
-            assert segment.finish_reason == "length"
+    events = stream_transcript(omni, audio, None, TOKENS, timed=True)
+    found = [event for event in events if isinstance(event, Segment)]
+    for segment, window in zip(found, wanted, strict=True):
+        assert (segment.start_s, segment.end_s) == (window.start_s, window.end_s)
+        with stream_window(omni, window, INSTRUCTION, TOKENS) as stream:
+            (*_, last) = stream
+        assert isinstance(last, Finished)
+        assert (segment.text, segment.token_ids) == (last.result.text, last.result.token_ids)
+        assert segment.finish_reason == "length"
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
@@ -310,10 +308,10 @@ def test_text_comes_while_the_audio_is_read() -> None:
 
     model: Any = ScriptedModel(["Hi"])
     item = {"audio": blocks(), "sampling_rate": 16000}
-    segments = transcribe_windows(model, item)
-    next(segments)
+    events = stream_transcript(model, item, timed=True)
+    next(events)
     assert len(read) == 1
-    assert sum(1 for _ in segments) > 9 * 58 / 8
+    assert sum(isinstance(event, Segment) for event in events) > 9 * 58 / 8
 
 
 def test_silence_is_not_asked_about(tmp_path: Path) -> None:
@@ -323,7 +321,7 @@ def test_silence_is_not_asked_about(tmp_path: Path) -> None:
     assert isinstance(outcome, Transcript)
     assert (outcome.text, outcome.audio_s, outcome.finish_reason) == ("", 600.0, "stop")
     assert outcome.total_s == pytest.approx(600 * outcome.rtf)
-    assert list(transcribe_windows(model, {"audio": tmp_path / "silence.flac"})) == []
+    assert list(stream_transcript(model, {"audio": tmp_path / "silence.flac"})) == []
     assert model.asked == []
 
 
@@ -360,20 +358,3 @@ def test_warnings_of_reading_are_the_transcripts(
     printed = capsys.readouterr()
     assert printed.err == f"qwen3-omni-neuron: {QUESTION_WAV}: the file is cut short.\n"
     assert json.loads(printed.out)["warnings"] == outcome.warnings
-
-
-def test_a_translation_is_another_question(capsys: pytest.CaptureFixture[str]) -> None:
-    model: Any = ScriptedModel(["Hi"])
-    list(transcribe(model, [QUESTION_WAV], translate=True))
-    ((messages, _),) = model.asked
-    assert messages[0]["content"][1] == {"type": "text", "text": TRANSLATION}
-    model.transcription_instruction = "Transcribe."
-    list(transcribe(model, [QUESTION_WAV]))
-    list(transcribe(model, [QUESTION_WAV], translate=True))
-    list(transcribe(model, [QUESTION_WAV], "To English!", translate=True))
-    asked = [messages[0]["content"][1]["text"] for messages, _ in model.asked[1:]]
-    assert asked == ["Transcribe.", TRANSLATION, "To English!"]
-    assert main(["transcribe", str(QUESTION_WAV), "--translate"]) == 1
-    printed = capsys.readouterr()
-    assert (printed.out, printed.err.count("\n")) == ("", 1)
-    assert printed.err.startswith("qwen3-omni-neuron: this checkpoint can't translate: ")

@@ -192,7 +192,7 @@ VERBS = {
     "transcribe": """
         --adapter --compiled --concurrency --context-length --cores --dtype --help
         --instance --instruction --json --max-new-tokens --model --placement
-        --predictor-dtype --quiet --threads --translate -h files
+        --predictor-dtype --quiet --threads -h files
     """,
     "serve": """
         --adapter --allow-host --allow-media-host --allow-origin --api-keys --body-timeout-s

@@ -49,9 +49,6 @@ def add_transcribe(parser: CommandParser) -> None:
         metavar="N",
         help="most tokens of text a window of at most half a minute; default: %(default)s",
     )
-    parser.add_argument(
-        "--translate", action="store_true", help="write in English what is said in any language"
-    )
     add_option(parser, LOAD_OPTIONS["context_length"])
     parser.add_argument(
         "--concurrency",
@@ -92,7 +89,6 @@ def _transcribe(parsed: argparse.Namespace) -> int:
                 parsed.instruction,
                 parsed.concurrency,
                 parsed.max_new_tokens,
-                parsed.translate,
             )
             outcomes = stack.enter_context(closing(made))
         bar = stack.enter_context(tqdm(total=len(parsed.files), unit="file", disable=not shown))
