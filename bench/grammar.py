@@ -44,7 +44,6 @@ from bench.common.models import (
 from qwen3_omni_neuron import Qwen3Omni, TextDelta
 from qwen3_omni_neuron.engines.sampling import RequestRandom, Sampler, SamplingParams
 from qwen3_omni_neuron.errors import BusyError, GrammarError, OptionError
-from qwen3_omni_neuron.helpers.grammars.child import cpu_s_of
 from qwen3_omni_neuron.loading import host_sampler
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.runtime.grammar import Grammar, Grammars, GrammarState, wait_for_masks
@@ -158,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measure(options: argparse.Namespace) -> Figures:
     """Time the iterations in turn."""
     vocabulary = MadeVocabulary()
-    grammars = Grammars(vocabulary, VOCABULARY, vocabulary.end_id, 2 * SLOTS)
+    grammars = Grammars(vocabulary, VOCABULARY, vocabulary.end_id)
 
     def compiled(title: str = "") -> Grammar:
         asked = RequestOptions.parse({"grammar": {"json": {**SCHEMA, "title": title}}})

@@ -11,9 +11,9 @@ import numpy as np
 import soundfile
 from PIL import Image
 
-from qwen3_omni_neuron.helpers.media.job import MIB, Admit, Decoded, Job, PoolSettings
-from qwen3_omni_neuron.helpers.media.job import admit_all as admitted
-from qwen3_omni_neuron.helpers.media.pool import DecodingPool
+from qwen3_omni_neuron.helpers.job import MIB, Admit, Decoded, Job, PoolSettings
+from qwen3_omni_neuron.helpers.job import admit_all as admitted
+from qwen3_omni_neuron.helpers.media import DecodingPool
 from qwen3_omni_neuron.prompt.media.sizes import MediaSettings, Sizes
 from testing.decoding_faults import MODULE
 from testing.media_cases import noise_image
@@ -87,16 +87,16 @@ class SharedPool:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         settings = PoolSettings(memory_bytes=512 * MIB, deadline_s=LONG_S)
-        self._pool = DecodingPool(settings, MODULE)
+        self.pool = DecodingPool(settings, MODULE)
 
     def decode(self, job: Job, admit: Admit = admitted) -> Decoded:
-        return self.do(self._pool.decode("owner", job, admit))
+        return self.do(self.pool.decode("owner", job, admit))
 
     def do(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(3 * LONG_S)
 
     def close(self) -> None:
-        self.do(self._pool.close())
+        self.do(self.pool.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

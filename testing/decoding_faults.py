@@ -5,16 +5,16 @@ Content that begins with FAULT names a fault; any other is decoded as always.
 
 import json
 import os
+import pickle
 import resource
 import signal
-import socket
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
-from qwen3_omni_neuron.helpers import fork_server
-from qwen3_omni_neuron.helpers.media import server, wire, work
+from qwen3_omni_neuron.helpers import fork_server, media_work, wire
 
 FAULT = b"fault "
 MODULE = __name__
@@ -25,59 +25,65 @@ def fault(name: str, **fields: object) -> bytes:
     return FAULT + json.dumps({"fault": name, **fields}).encode()
 
 
-def says(*said: object, go_on: bool = True, status: int = 0) -> bytes:
+def says(*said: bytes, go_on: bool = True, status: int = 0) -> bytes:
     """Return the content of a job whose child sends `said`, and ends with a status.
 
-    A string is sent unchanged, anything else as a message; go_on: wait for permission after each.
+    go_on: wait for permission after each.
     """
-    return fault("says", said=said, go_on=go_on, status=status)
+    return fault("says", said=[s.hex() for s in said], go_on=go_on, status=status)
 
 
-def main(control: int, parent: int) -> None:
+def main(control: int, setup: int, parent: int) -> None:
     """Serve until the pool disconnects."""
-    fork_server.serve(control, parent, server.NICENESS, prepare)
+    fork_server.serve(control, setup, parent, media_work.NICENESS, prepare)
 
 
-def prepare() -> fork_server.Run:
+def prepare(setup: int) -> fork_server.Run:
     """Load the codecs; return what a child does."""
-    server.prepare()
+    media_work.prepare(setup)
     return run
 
 
-def run(connection: socket.socket, content: int, result: int) -> None:
+def run(line: wire.Line, job: int, result: int) -> None:
     """Do what a job's content says."""
-    data = os.pread(content, os.fstat(content).st_size, 0)
+    with open(job, "rb", closefd=False) as file:
+        file.seek(0)
+        pickle.load(file)
+        data = file.read()
     if not data.startswith(FAULT):
-        work.run(connection, content, result)
+        media_work.run(line, job, result)
         return
-    (length,) = wire.LENGTH.unpack(connection.recv(wire.LENGTH.size))
-    connection.recv(length, socket.MSG_WAITALL)
     wanted = json.loads(data[len(FAULT) :])
     kind = wanted["fault"]
     if kind == "says":
         for said in wanted["said"]:
-            connection.sendall(said.encode() if isinstance(said, str) else wire.packed(said))
+            line._connection.sendall(bytes.fromhex(said))
             if wanted["go_on"]:
-                connection.recv(1)
+                line.receive(1)
         os._exit(wanted["status"])
     elif kind == "sleep":
         time.sleep(600)
     elif kind == "cut":  # truncates its result, after allocating all of it
-        connection.sendall(wire.packed({"measured": [1.0, 0, 64000]}))
-        connection.recv(1)
-        connection.sendall(wire.packed({"holds": vars(wire.Holding(samples=16000))}))
-        connection.recv(1)
+        line.send(wire.MEASURED, 1.0, 0, 64000)
+        line.receive(1)
+        line.send(wire.HOLDS, 0, 0, 0, 16000)
+        line.receive(1)
         os.ftruncate(result, 100)
     elif kind == "deaf":  # it does not end, nor listen
-        connection.close()
+        line._connection.close()
         time.sleep(600)
+    elif kind == "family":  # starts a process that outlives it
+        pid = os.fork()
+        if not pid:
+            time.sleep(600)
+        line.send(wire.ERROR, text=f"AudioError\n{pid}")
     elif kind == "report":
-        connection.sendall(wire.packed({"error": ["AudioError", json.dumps(_state())]}))
+        line.send(wire.ERROR, text="AudioError\n" + json.dumps(_state()))
     else:
         _harm_itself(kind, wanted)
 
 
-def _harm_itself(kind: str, wanted: dict[str, int]) -> None:
+def _harm_itself(kind: str, wanted: dict[str, Any]) -> None:
     if kind == "signal":
         os.kill(os.getpid(), wanted["number"])
     elif kind == "memory":
@@ -91,10 +97,13 @@ def _harm_itself(kind: str, wanted: dict[str, int]) -> None:
 
 def _state() -> dict[str, object]:
     limits = ("AS", "CPU", "CORE", "FSIZE", "NOFILE")
+    status = Path("/proc/self/status").read_text()
     return {
         "torch": "torch" in sys.modules,
         "threads": threading.active_count(),
         "nice": os.nice(0),
+        "own session": os.getsid(0) == os.getpid(),
+        "no new privileges": "NoNewPrivs:\t1" in status,
         "files": len(list(Path("/proc/self/fd").iterdir())) - 1,
         "ignored": signal.getsignal(signal.SIGTERM) == signal.SIG_IGN,
         "limits": {n: resource.getrlimit(getattr(resource, f"RLIMIT_{n}"))[0] for n in limits},

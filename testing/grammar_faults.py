@@ -2,45 +2,48 @@
 
 import os
 import signal
+import sys
+import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-from qwen3_omni_neuron.helpers import fork_server
-from qwen3_omni_neuron.helpers.grammars import server, work
+from qwen3_omni_neuron.helpers import fork_server, grammar_work, wire
 
 MODULE = __name__
-FAULTS = ("crash", "busy", "zero", "stop")
-"""Words: a rule whose regex begins with one has that fault from its second token on."""
+FAULTS = ("crash", "slow", "deaf", "twice", "stop")
+"""Words: a grammar whose regex begins with one has that fault from its second token on."""
 
 
-def main(control: int, vocabulary: int, parent: int) -> None:
+def main(control: int, setup: int, parent: int) -> None:
     """Serve until the pool disconnects."""
-    work._Matcher = FaultyMatcher  # type: ignore[misc]
-    prepare = partial(server.prepare, vocabulary)
-    fork_server.serve(control, parent, server.NICENESS, prepare)
+    grammar_work.Matcher = FaultyMatcher  # type: ignore[misc]
+    fork_server.serve(control, setup, parent, grammar_work.NICENESS, grammar_work.prepare)
 
 
-class FaultyMatcher(work._Matcher):
+class FaultyMatcher(grammar_work.Matcher):
     """A reply's place in a grammar that may have a fault."""
 
-    def __init__(self, grammar: Any, rows: work.Rows, end_id: int):
-        super().__init__(grammar, rows, end_id)
-        self._forced = bytes(self._matcher.compute_ff_bytes()).decode()
-        self._count = 0
+    _count = 0
 
-    def step(self, tokens: Sequence[int]) -> int:
-        flags = super().step(tokens)
+    def step(self, tokens: Sequence[int]) -> bool:
+        goes_on = super().step(tokens)
         self._count += len(tokens)
-        fault = next((f for f in FAULTS if self._forced.startswith(f)), None)
+        begin = bytes(self._compiled.compute_ff_bytes()).decode()
+        fault = next((f for f in FAULTS if begin.startswith(f)), None)
         if fault is None or self._count < 2:
-            return flags
+            return goes_on
+        line: Any = sys._getframe(1).f_locals["line"]
         if fault == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
         elif fault == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
-        elif fault == "zero":
-            self._mask[:] = 0
-        while fault == "busy":
-            pass
-        return flags
+        elif fault == "twice":
+            line._connection.sendall(2 * wire.packed(wire.MASK, 0.0))
+        elif fault == "deaf":
+            line._connection.close()
+            time.sleep(600)
+        else:
+            end_s = time.process_time() + 0.1
+            while time.process_time() < end_s:
+                pass
+        return goes_on

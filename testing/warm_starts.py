@@ -31,12 +31,12 @@ from typing import Any, NoReturn
 import pytest
 
 from qwen3_omni_neuron.engines.process import child
-from qwen3_omni_neuron.helpers import link
+from qwen3_omni_neuron.helpers.pool import environment
 from testing.repeats import RUNS_ALL
 
 # The second is what ranks and their compilers import: as long as all the rest of torch.
 TORCH = ("qwen3_omni_neuron.engines.process.server", "torch._dynamo.backends.common")
-CODECS = ("qwen3_omni_neuron.helpers.media.server", "soundfile", "soxr", "av")
+CODECS = ("qwen3_omni_neuron.helpers.media_work", "soundfile", "soxr", "av")
 # Read before Python runs any code: a fork would have those of the process that it is forked from.
 READ_AT_START = ("LD_", "MALLOC_", "OMP_", "OPENBLAS_", "MKL_", "PYTHON")
 MAX_ORDER_BYTES = 1 << 17
@@ -269,7 +269,7 @@ def warm_starts() -> Iterator[None]:
     if RUNS_ALL or sys.platform != "linux":
         yield
         return
-    WarmPopen.templates = Template(TORCH, nested=True), Template(CODECS, link.ENVIRONMENT)
+    WarmPopen.templates = Template(TORCH, nested=True), Template(CODECS, environment())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(child, "subprocess", SimpleNamespace(Popen=WarmPopen))
         yield

@@ -25,7 +25,7 @@ from qwen3_omni_neuron.errors import (
     format_value,
 )
 from qwen3_omni_neuron.events import Finished, ModelInfo, SpeechResult, Status
-from qwen3_omni_neuron.helpers.grammars.pool import Admit, admit_all
+from qwen3_omni_neuron.helpers.grammars import Admit, admit_all
 from qwen3_omni_neuron.loading import (
     find_target,
     host_sampler,
@@ -97,7 +97,7 @@ class Qwen3Omni:
         self._context_length, self._slots = engines.thinker.context_length, engines.thinker.slots
         self._max_queued, self._adapters = max_queued, adapters
         self._vocab_size = vocab_size = config.thinker.text.vocab_size
-        self._grammars = Grammars(prompt_builder, vocab_size, config.im_end_id, self._slots)
+        self._grammars = Grammars(prompt_builder, vocab_size, config.im_end_id)
         self._talker_context_length = engines.talker.context_length if engines.talker else 0
         self._pipeline = Pipeline(
             engines,
@@ -283,7 +283,7 @@ class Qwen3Omni:
 
     @property
     def media_settings(self) -> MediaSettings:
-        """Settings for decoding media in a process without a model: see helpers.media.pool."""
+        """Settings for decoding media in a process without a model: see helpers.media."""
         return self.prompt_builder.media_settings
 
     def media_room(

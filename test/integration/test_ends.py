@@ -162,7 +162,7 @@ STUCK = """
 import sys, threading
 from qwen3_omni_neuron import cli
 from qwen3_omni_neuron.cli import serve
-from qwen3_omni_neuron.helpers.grammars.pool import GrammarPool
+from qwen3_omni_neuron.helpers.grammars import GrammarPool
 from qwen3_omni_neuron.serving import model
 from qwen3_omni_neuron.serving.edge import fetching
 from testing.scripted_model import ScriptedModel
@@ -179,11 +179,12 @@ elif kind == "fetch":
 elif kind == "stage":
     scripted.close, model.CLOSE_S = stuck, 0.5
 elif kind == "grammar":
-    alone = GrammarPool._child_alone
-    def compiling(*given):
-        print("stuck", file=sys.stderr, flush=True)
-        return alone(*given)
-    GrammarPool._child_alone = compiling
+    begin = GrammarPool._compile
+    def compiling(pool, rules, *given):
+        if b"multipleOf" in rules:
+            print("stuck", file=sys.stderr, flush=True)
+        return begin(pool, rules, *given)
+    GrammarPool._compile = compiling
 if kind != "grammar":
     serve._load = stuck if kind == "load" else lambda *_: scripted
 print("begun", file=sys.stderr, flush=True)

@@ -4,7 +4,6 @@ import asyncio
 import io
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,17 +16,12 @@ import pytest
 import soundfile
 import uvloop
 
-from qwen3_omni_neuron.engines.process.child import nameless_file
-from qwen3_omni_neuron.errors import (
-    AudioError,
-    ClosedError,
-    VideoError,
-)
+from qwen3_omni_neuron.errors import BusyError, ClosedError, VideoError
+from qwen3_omni_neuron.helpers import pool as pool_module
 from qwen3_omni_neuron.helpers.fair_places import FairPlaces
-from qwen3_omni_neuron.helpers.link import ForkServer
-from qwen3_omni_neuron.helpers.media import wire
-from qwen3_omni_neuron.helpers.media.job import MIB, PoolSettings
-from qwen3_omni_neuron.helpers.media.pool import DecodingPool
+from qwen3_omni_neuron.helpers.job import PoolSettings
+from qwen3_omni_neuron.helpers.media import DecodingPool
+from qwen3_omni_neuron.helpers.pool import Limits
 from testing.decoding_cases import (
     LONG_S,
     children_of,
@@ -81,7 +75,7 @@ def test_the_fork_server_is_small_and_has_one_thread(
 def test_a_job_that_takes_too_long_is_ended(run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
     async def main() -> None:
         pool = DecodingPool(PoolSettings(deadline_s=0.5), MODULE)
-        for wrong in (fault("sleep"), fault("busy"), fault("deaf")):
+        for wrong in (fault("sleep"), fault("busy")):
             with pytest.raises(VideoError, match=r"its decoder needed more than 0\.5 s"):
                 await pool.decode("a", job_of("video", wrong))
             await until(lambda: not children_of(pool))
@@ -91,18 +85,14 @@ def test_a_job_that_takes_too_long_is_ended(run: Callable[[Coroutine[Any, Any, A
 
 
 def test_processors_time_is_limited(run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
-    async def main() -> int | None:
-        server = ForkServer(MODULE)
-        ours, theirs = socket.socketpair()
-        with ours, theirs, nameless_file() as content, nameless_file() as result:
-            content.write(fault("busy"))
-            ours.sendall(wire.packed({}))
-            files = (theirs.fileno(), content.fileno(), result.fileno())
-            status = await server.fork(1, 512 * MIB, 1, files)
-        await server.close()
-        return status
+    async def main() -> None:
+        pool = DecodingPool(server=MODULE)
+        pool.limits = Limits(1 << 29, 1, LONG_S)
+        with pytest.raises(VideoError, match="more than 1 s of processor time"):
+            await pool.decode("a", job_of("video", fault("busy")))
+        await pool.close()
 
-    assert run(main()) == -signal.SIGXCPU
+    run(main())
 
 
 def test_a_job_of_one_owner_does_not_wait_for_those_of_another(
@@ -193,15 +183,15 @@ def test_a_fork_server_that_was_killed_is_started_anew(
         assert pool.pid is not None
         first = pool.pid
         os.kill(first, signal.SIGKILL)
+        await until(lambda: not lives(first))
         assert (await pool.decode("a", job)).measured.seconds == 1.3
         assert pool.pid != first
-        # While a job runs: it is done again, once, and its child does not stay.
+        # While a job runs: its child does not stay.
         held = asyncio.create_task(pool.decode("a", job_of("audio", fault("sleep"))))
-        for _ in range(2):
-            (child,) = await until(lambda: children_of(pool))
-            os.kill(pool.pid, signal.SIGKILL)
-            await until(lambda: not lives(child))  # noqa: B023, it is awaited here
-        with pytest.raises(AudioError, match="the process that starts decoders was ended"):
+        (child,) = await until(lambda: children_of(pool))
+        os.kill(pool.pid, signal.SIGKILL)
+        await until(lambda: not lives(child))
+        with pytest.raises(BusyError, match="the process that starts it has ended"):
             await held
         assert (await pool.decode("a", job)).measured.seconds == 1.3
         await pool.close()
@@ -212,18 +202,23 @@ def test_a_fork_server_that_was_killed_is_started_anew(
 def test_a_fork_server_that_does_nothing_is_replaced(
     run: Callable[[Coroutine[Any, Any, Any]], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qwen3_omni_neuron.helpers.media.pool.KILL_S", 0.3)
+    """Where it does not start to work, or does not end a child."""
+    monkeypatch.setattr(pool_module, "KILL_S", 0.3)
 
     async def main() -> None:
         pool = DecodingPool(PoolSettings(deadline_s=0.5), MODULE)
-        pool.start()
-        assert pool.pid is not None
-        os.kill(pool.pid, signal.SIGSTOP)
-        stopped = pool.pid
-        with pytest.raises(AudioError):
-            await pool.decode("a", job_of("audio", fault("sleep")))
-        assert pool.pid != stopped
-        await until(lambda: not lives(stopped))
+        for begin_s in (0.5, LONG_S):
+            monkeypatch.setattr(pool_module, "START_S", begin_s)
+            pool.start()
+            stopped = pool.pid
+            assert stopped is not None
+            if begin_s == LONG_S:
+                await pool.decode("a", job_of("audio", sound("FLAC", "PCM_16")))
+            os.kill(stopped, signal.SIGSTOP)
+            with pytest.raises(BusyError):
+                await pool.decode("a", job_of("audio", fault("sleep")))
+            await until(lambda: not lives(stopped))  # noqa: B023, it is awaited here
+            assert pool.pid != stopped
         await pool.close()
 
     run(main())
@@ -234,7 +229,7 @@ def test_a_fork_server_that_cannot_start_is_no_endless_wait(
 ) -> None:
     async def main() -> None:
         pool = DecodingPool(server="no_such_module")
-        with pytest.raises(AudioError, match="the process that starts decoders was ended"):
+        with pytest.raises(BusyError, match="the process that starts it has ended"):
             await pool.decode("a", job_of("audio", sound("FLAC", "PCM_16")))
         await pool.close()
 
@@ -276,8 +271,8 @@ def test_all_ends_with_a_parent_that_is_killed() -> None:
         "import asyncio\n"
         "from qwen3_omni_neuron.prompt.media.sizes import MediaSettings\n"
         "from qwen3_omni_neuron.prompt.media.sizes import Sizes\n"
-        "from qwen3_omni_neuron.helpers.media.job import Job, PoolSettings\n"
-        "from qwen3_omni_neuron.helpers.media.pool import DecodingPool\n"
+        "from qwen3_omni_neuron.helpers.job import Job, PoolSettings\n"
+        "from qwen3_omni_neuron.helpers.media import DecodingPool\n"
         "from testing.decoding_faults import MODULE, fault\n"
         "from testing.subprocesses import children\n"
         "async def main():\n"
@@ -302,65 +297,52 @@ def test_all_ends_with_a_parent_that_is_killed() -> None:
     wait_until(lambda: not any(map(lives, pids)))
 
 
-def finished(tasks: list["asyncio.Task[Any]"]) -> list[int]:
-    return [index for index, task in enumerate(tasks) if task.done()]
-
-
 def test_owners_take_turns() -> None:
     async def main() -> None:
-        turns = FairPlaces(1)
+        places = FairPlaces(1)
         order: list[str] = []
 
-        async def work_of(owner: str, name: str) -> None:
-            await turns.take(owner)
-            order.append(name)
-            await asyncio.sleep(0)
-            turns.give_back(owner)
+        async def work_of(name: str) -> None:
+            async with places.place(name[0]):
+                order.append(name)
+                await asyncio.sleep(0)
 
-        names = ("a1", "a2", "a3", "a4", "b1", "b2", "c1")
-        await asyncio.gather(*(work_of(name[0], name) for name in names))
+        await asyncio.gather(*map(work_of, ("a1", "a2", "a3", "a4", "b1", "b2", "c1")))
         assert order == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]
 
     asyncio.run(main())
 
 
-def test_one_owner_leaves_a_place_for_another() -> None:
+def test_one_owner_leaves_a_place_for_another_and_cancelled_tasks_lose_none() -> None:
     async def main() -> None:
-        turns = FairPlaces(3)
-        tasks = [asyncio.create_task(turns.take("a")) for _ in range(4)]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert finished(tasks) == [0, 1]
-        await asyncio.wait_for(turns.take("b"), LONG_S)
-        turns.give_back("a")
-        await asyncio.wait_for(tasks[2], LONG_S)
-        tasks[3].cancel()
-        await asyncio.wait([tasks[3]])
-        turns.give_back("b")
-        turns.give_back("a")
-        turns.give_back("a")
-        for owner in "abc":
-            await asyncio.wait_for(turns.take(owner), LONG_S)
+        places, ends = FairPlaces(3), asyncio.Event()
+        inside: list[str] = []
 
-    asyncio.run(main())
+        async def work_of(name: str) -> None:
+            async with places.place(name[0]):
+                inside.append(name)
+                await ends.wait()
 
-
-def test_a_place_that_is_given_while_its_task_is_cancelled_is_not_lost() -> None:
-    async def main() -> None:
-        turns = FairPlaces(1)
-        await turns.take("a")
-        waiting = asyncio.create_task(turns.take("b"))
+        tasks = {n: asyncio.create_task(work_of(n)) for n in ("a1", "a2", "a3", "a4")}
+        await asyncio.sleep(0.01)
+        assert inside == ["a1", "a2"]
+        tasks["b1"] = asyncio.create_task(work_of("b1"))
+        await until(lambda: inside[2:] == ["b1"])
+        tasks["a3"].cancel()  # while it waits
+        tasks["a1"].cancel()  # while it has a place, which is given on
+        await until(lambda: inside[3:] == ["a4"])
+        tasks["c1"] = asyncio.create_task(work_of("c1"))
         await asyncio.sleep(0)
-        turns.give_back("a")  # given to the task, which has not run since
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        await asyncio.wait_for(turns.take("c"), LONG_S)
-        other = asyncio.create_task(turns.take("b"))
+        tasks["b1"].cancel()
         await asyncio.sleep(0)
-        other.cancel()  # and here it is given after it was cancelled
-        turns.give_back("c")
-        await asyncio.wait([other])
-        await asyncio.wait_for(turns.take("c"), LONG_S)
+        tasks["c1"].cancel()  # right after it got the place, before it has run
+        await asyncio.wait([tasks["b1"], tasks["c1"]])
+        with pytest.raises(asyncio.TimeoutError):
+            async with places.place("a", 0.01):
+                raise AssertionError("one owner has all places")
+        async with places.place("d", LONG_S):
+            ends.set()
+        await asyncio.wait(tasks.values())
+        assert not places._owners and places._free == 3
 
     asyncio.run(main())

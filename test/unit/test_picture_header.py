@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from qwen3_omni_neuron.helpers.media.inline import picture_size
+from qwen3_omni_neuron.helpers.inline import picture_size
 from testing.decoding_cases import picture
 
 SIZE = (150, 290)

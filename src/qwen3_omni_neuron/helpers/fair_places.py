@@ -1,10 +1,20 @@
 """Limited number of places for work, which owners get in turn."""
 
 import asyncio
-import contextlib
 import itertools
 from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+
+
+@dataclass
+class _Owner:
+    """Work of one owner. served: number of the last place that it got, 0 for none."""
+
+    held: int = 0
+    served: int = 0
+    waiting: "deque[asyncio.Future[None]]" = field(default_factory=deque)
 
 
 class FairPlaces:
@@ -19,36 +29,34 @@ class FairPlaces:
         self._count = itertools.count(1)
         self._owners: dict[str, _Owner] = {}
 
-    async def take(self, owner: str) -> None:
-        """Wait for a place; the caller must give it back."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._owners.setdefault(owner, _Owner()).waiting.append(waiter)
+    @asynccontextmanager
+    async def place(self, owner: str, most_s: float | None = None) -> AsyncIterator[None]:
+        """Wait for a place, and keep it in the block.
+
+        most_s: seconds to wait; None: no limit. Raises asyncio.TimeoutError.
+        """
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        known = self._owners.setdefault(owner, _Owner())
+        known.waiting.append(waiter)
         self._give()
+        # asyncio.wait_for would lose a cancellation that comes together with the place.
+        timer = None if most_s is None else loop.call_later(most_s, _expire, waiter)
         try:
             await waiter
-        except BaseException:
-            if waiter.cancelled():
-                self._forget(owner, waiter)
-            else:  # the place was given before the task was cancelled
-                self.give_back(owner)
-            raise
-
-    def take_now(self, owner: str) -> bool:
-        """Take a place if one is free for this owner; return whether it is."""
-        held = self._owners[owner].held if owner in self._owners else 0
-        if not self._free or held >= self._most_each:
-            return False
-        known = self._owners.setdefault(owner, _Owner())
-        known.held, known.served = held + 1, next(self._count)
-        self._free -= 1
-        return True
-
-    def give_back(self, owner: str) -> None:
-        """Give a place back."""
-        self._free += 1
-        self._owners[owner].held -= 1
-        self._give()
-        self._drop_idle(owner)
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if waiter.cancelled() or waiter.exception() is not None:
+                if waiter in known.waiting:
+                    known.waiting.remove(waiter)
+            else:  # also where the task was cancelled right after it got the place
+                self._free += 1
+                known.held -= 1
+                self._give()
+            if not known.held and not known.waiting and self._owners.get(owner) is known:
+                del self._owners[owner]
 
     def _give(self) -> None:
         """Give the free places to the owners whose turn it is."""
@@ -64,21 +72,7 @@ class FairPlaces:
             self._free -= 1
             waiter.set_result(None)
 
-    def _forget(self, owner: str, waiter: "asyncio.Future[None]") -> None:
-        with contextlib.suppress(KeyError, ValueError):  # `_give` has already removed it
-            self._owners[owner].waiting.remove(waiter)
-        self._drop_idle(owner)
 
-    def _drop_idle(self, owner: str) -> None:
-        known = self._owners.get(owner)
-        if known is not None and not known.held and not known.waiting:
-            del self._owners[owner]
-
-
-@dataclass
-class _Owner:
-    """Work of one owner. served: number of the last place that the owner got, 0 for none."""
-
-    held: int = 0
-    served: int = 0
-    waiting: "deque[asyncio.Future[None]]" = field(default_factory=deque)
+def _expire(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_exception(asyncio.TimeoutError())

@@ -13,6 +13,7 @@ import resource
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 import traceback
@@ -21,26 +22,44 @@ from pathlib import Path
 from typing import NoReturn
 
 from qwen3_omni_neuron.engines.process.child import MOST_OUTPUT_BYTES, take_signals, trim_output
-from qwen3_omni_neuron.helpers import orders
+from qwen3_omni_neuron.errors import InputError
+from qwen3_omni_neuron.helpers import wire
 
-Run = Callable[..., object]
-"""Function of a child: gets its connection, a socket, and the descriptors of its other files."""
-MOST_FILES = 64  # limit of a child's open files
+Run = Callable[[wire.Line, int, int], object]
+"""Function of a child: gets its connection, and the files with its job and for its result."""
+ORDER = struct.Struct("<cQQQ")
+"""Order: FORK or KILL, the child's number, for FORK its bytes and CPU seconds.
+
+FORK passes the child's files: its end of its connection, its job, its result.
+"""
+FORK, KILL = b"F", b"K"
+REPORT = struct.Struct("<Qi")
+"""Report: child's number, and its return code in subprocess's form. READY is the first one's."""
+READY = 0
+NO_FORK = 1 << 16  # return code in a report when the fork failed
+OUT_OF_MEMORY = 12  # exit status of a child
+MORE_CPU_S = 60  # CPU seconds by which a child may raise its limit
+_FILES = 3
+_MOST_FILES = 64  # limit of a child's open files
 _LIVENESS_S = 1.0  # interval of checks that the parent runs
 _REAP_S = 0.5
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 
 
-def serve(control: int, parent: int, niceness: int, prepare: Callable[[], Run]) -> None:
+def serve(
+    control: int, setup: int, parent: int, niceness: int, prepare: Callable[[int], Run]
+) -> None:
     """Serve until the pool disconnects.
 
-    control: descriptor of the connection. parent: the pool's process id. niceness: the children's.
-    prepare: loads what the children need, and returns what each of them does.
+    control: descriptor of the connection. setup: descriptor of a file for `prepare`. parent: the
+    pool's process id. niceness: the children's. prepare: loads what the children need, and returns
+    what each of them does.
     """
     take_signals()
     # A service manager sends SIGTERM to every process, and the server still finishes its requests.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    run = prepare()
+    run = prepare(setup)
+    os.close(setup)
     gc.freeze()  # without it a collection in a child would copy every page with objects
     _ForkServer(socket.socket(fileno=control), parent, run, niceness).serve()
 
@@ -53,7 +72,7 @@ class _ForkServer:
         self._run, self._niceness = run, niceness
         self._pid = os.getpid()
         self._libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-        self._numbers: dict[int, int] = {}  # job numbers by process id
+        self._numbers: dict[int, int] = {}  # children's numbers by process id
         self._wake, self._woken = os.pipe()
         for end in (self._wake, self._woken):
             os.set_blocking(end, False)
@@ -65,6 +84,7 @@ class _ForkServer:
         poll.register(self._control, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
         with contextlib.suppress(ConnectionError):
+            self._control.sendall(REPORT.pack(READY, 0))
             while os.getppid() == self._parent:
                 ready = {descriptor for descriptor, _ in poll.poll(1000 * _LIVENESS_S)}
                 if self._wake in ready:
@@ -76,21 +96,19 @@ class _ForkServer:
 
     def _obey(self) -> bool:
         """Execute the next order. Returns False where the connection has ended."""
-        order, files, _, _ = socket.recv_fds(
-            self._control, orders.ORDER.size, orders.MOST_FILES_OF_FORK
-        )
-        while order and len(order) < orders.ORDER.size:
-            rest = self._control.recv(orders.ORDER.size - len(order))
+        order, files, _, _ = socket.recv_fds(self._control, ORDER.size, _FILES)
+        while order and len(order) < ORDER.size:
+            rest = self._control.recv(ORDER.size - len(order))
             order = order + rest if rest else b""
         try:
             if not order:
                 return False
-            kind, number, memory_bytes, cpu_s = orders.ORDER.unpack(order)
-            if kind == orders.FORK:
+            kind, number, memory_bytes, cpu_s = ORDER.unpack(order)
+            if kind == FORK:
                 self._fork(number, memory_bytes, cpu_s, files)
             else:
                 for pid in [p for p, n in self._numbers.items() if n == number]:
-                    os.kill(pid, signal.SIGKILL)
+                    _kill(pid)
             return True
         finally:
             for descriptor in files:
@@ -100,21 +118,25 @@ class _ForkServer:
         try:
             pid = os.fork()
         except OSError:
-            self._control.sendall(orders.REPORT.pack(number, orders.NO_FORK))
+            self._control.sendall(REPORT.pack(number, NO_FORK))
             return
         if pid:
             self._numbers[pid] = number
         else:
             self._be_child(memory_bytes, cpu_s, *files)
 
-    def _be_child(self, memory_bytes: int, cpu_s: int, connection: int, *files: int) -> NoReturn:
+    def _be_child(
+        self, memory_bytes: int, cpu_s: int, connection: int, job: int, result: int
+    ) -> NoReturn:
         status = 1
         try:
+            os.setsid()  # it is killed with all that it may have started
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             if self._libc is not None:
                 self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                self._libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
             if os.getppid() != self._pid:  # the fork server ended before the prctl call
                 os._exit(1)
             self._control.close()
@@ -122,29 +144,32 @@ class _ForkServer:
             os.close(self._woken)
             os.nice(self._niceness)
             limit(memory_bytes, cpu_s)
-            self._run(socket.socket(fileno=connection), *files)
+            line = wire.Line(socket.socket(fileno=connection))
+            try:
+                self._run(line, job, result)
+            except InputError as error:
+                line.send(wire.ERROR, text=f"{type(error).__name__}\n{error}")
             status = 0
         except MemoryError:
-            status = orders.OUT_OF_MEMORY
+            status = OUT_OF_MEMORY
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(status)
 
-    def _reap(self, options: int = os.WNOHANG) -> None:
+    def _reap(self) -> None:
         """Report every child that has ended."""
-        while self._numbers:
-            pid, status = os.waitpid(-1, options)
-            if not pid:
-                return
+        while self._numbers and (pid := _ended()):
             number = self._numbers.pop(pid)
+            _kill(pid)  # what it has started
+            _, status = os.waitpid(pid, 0)
             trim_output()
-            self._control.sendall(orders.REPORT.pack(number, os.waitstatus_to_exitcode(status)))
+            self._control.sendall(REPORT.pack(number, os.waitstatus_to_exitcode(status)))
 
     def _end(self) -> None:
         """End and reap the children: in a container there may be no other process to reap them."""
         for pid in self._numbers:
-            os.kill(pid, signal.SIGKILL)
+            _kill(pid)
         end_s = time.monotonic() + _REAP_S
         while self._numbers and time.monotonic() < end_s:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -153,13 +178,26 @@ class _ForkServer:
                 time.sleep(0.001)
 
 
+def _ended() -> int:
+    """Return the id of a child that has ended and is not reaped yet, 0 for none."""
+    found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return 0 if found is None else found.si_pid
+
+
+def _kill(pid: int) -> None:
+    """Kill a child that is not reaped yet, and the processes of its group."""
+    os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has no group of its own yet
+        os.killpg(pid, signal.SIGKILL)
+
+
 def limit(memory_bytes: int, cpu_s: int) -> None:
     """Limit this process's memory and CPU time from now on, where the system has such limits."""
     limits = {
-        resource.RLIMIT_CPU: (cpu_s, cpu_s + 1),
+        resource.RLIMIT_CPU: (cpu_s, cpu_s + MORE_CPU_S),
         resource.RLIMIT_CORE: (0, 0),
         resource.RLIMIT_FSIZE: (MOST_OUTPUT_BYTES, MOST_OUTPUT_BYTES),
-        resource.RLIMIT_NOFILE: (MOST_FILES, MOST_FILES),
+        resource.RLIMIT_NOFILE: (_MOST_FILES, _MOST_FILES),
     }
     with contextlib.suppress(OSError):  # no /proc
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])

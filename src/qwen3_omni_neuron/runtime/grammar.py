@@ -15,8 +15,13 @@ import numpy as np
 
 from qwen3_omni_neuron.engines.sampling import Mask
 from qwen3_omni_neuron.errors import GrammarError, NotInstalledError, OptionError, printable
-from qwen3_omni_neuron.helpers.grammars.matcher import CompiledGrammar
-from qwen3_omni_neuron.helpers.grammars.pool import Admit, GrammarPool, admit_all
+from qwen3_omni_neuron.helpers.grammars import (
+    Admit,
+    CompiledGrammar,
+    GrammarPool,
+    admit_all,
+    wait,
+)
 from qwen3_omni_neuron.options import PreparedGrammar, RequestOptions, ToolChoice
 from qwen3_omni_neuron.runtime.json_schema import MOST_CHARACTERS, check_bounds, check_strict
 from qwen3_omni_neuron.runtime.stop_strings import Decode, Encode, Marker, TextCodec
@@ -51,15 +56,13 @@ class Vocabulary(TextCodec, Protocol):
 class Grammar(PreparedGrammar):
     """Compiled grammar of one request's reply.
 
-    compiled: the grammar, in its process. vocab_size: number of logits. end_id: token that ends a
-    turn. after: strings that the reply writes freely, in this order, before the grammar holds;
-    where `repeats`, it holds again whenever the last of them was written again, else the reply ends
-    with it.
+    compiled: the grammar, in its process. vocab_size: number of logits. after: strings that the
+    reply writes freely, in this order, before the grammar holds; where `repeats`, it holds again
+    whenever the last of them was written again, else the reply ends with it.
     """
 
     compiled: CompiledGrammar
     vocab_size: int
-    end_id: int
     after: tuple[str, ...]
     repeats: bool
     decode: Decode
@@ -77,12 +80,10 @@ class GrammarState:
     """
 
     def __init__(self, grammar: Grammar, eos_ids: frozenset[int]):
-        self._grammar = grammar
-        ends = np.zeros(32 * grammar.compiled.pool.words, np.uint8)
+        self._grammar, self._matcher = grammar, grammar.compiled
+        ends = np.zeros(32 * len(self._matcher.ends), np.uint8)
         ends[[i for i in eos_ids if i < grammar.vocab_size]] = 1
-        self._matcher = grammar.compiled.matcher(
-            np.packbits(ends, bitorder="little").view(np.uint32)
-        )
+        self._matcher.ends[:] = np.packbits(ends, bitorder="little").view(np.uint32)
         self._waits = list(grammar.after)
         self._marker: Marker | None = None
         self._wait([])
@@ -109,7 +110,7 @@ class GrammarState:
             return None
         reason = printable(self._matcher.failure, MOST_ERROR_CHARACTERS)
         return GrammarError(
-            f"the reply can't go on within its grammar: {reason}. Take a simpler grammar or schema."
+            f"the reply can't go on within its grammar: {reason}. Simplify the grammar or schema."
         )
 
     def push(self, token_id: int) -> None:
@@ -145,10 +146,7 @@ class GrammarState:
 
 def wait_for_masks(states: Sequence[GrammarState], most_s: float) -> None:
     """Take the masks of states of one model, and wait for them at most so many seconds."""
-    pending = [state for state in states if state.pending]
-    if pending:
-        pool = pending[0]._grammar.compiled.pool
-        pool.wait([state._matcher for state in pending], most_s)
+    wait([state._matcher for state in states if state.pending], most_s)
     for state in states:
         state.settle()
 
@@ -156,10 +154,10 @@ def wait_for_masks(states: Sequence[GrammarState], most_s: float) -> None:
 class Grammars:
     """Compiler of grammars for one checkpoint's vocabulary. Several threads may use it."""
 
-    def __init__(self, vocabulary: Vocabulary, vocab_size: int, end_id: int, slots: int):
-        """vocab_size: number of logits. end_id: token that ends a turn. slots: most replies."""
-        self._vocabulary, self._vocab_size, self._end_id = vocabulary, vocab_size, end_id
-        self._pool = GrammarPool(vocabulary.tokenizer_json, vocab_size, end_id, slots)
+    def __init__(self, vocabulary: Vocabulary, vocab_size: int, end_id: int):
+        """vocab_size: number of logits. end_id: token that ends a turn."""
+        self._vocabulary, self._vocab_size = vocabulary, vocab_size
+        self._pool = GrammarPool(vocabulary.tokenizer_json, vocab_size, end_id)
 
     def compile(self, options: RequestOptions) -> Grammar | None:
         """Compile what a request asks for; None where its reply is free.
@@ -215,7 +213,6 @@ class Grammars:
             return Grammar(
                 compiled,
                 self._vocab_size,
-                self._end_id,
                 (*after, CALL) if free else after,
                 free and choice.several,
                 self._vocabulary.decode,

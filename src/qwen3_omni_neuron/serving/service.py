@@ -7,8 +7,8 @@ from typing import Any
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import OptionError, ToolCallError
-from qwen3_omni_neuron.helpers.media.job import PoolSettings
-from qwen3_omni_neuron.helpers.media.pool import DecodingPool
+from qwen3_omni_neuron.helpers.job import PoolSettings
+from qwen3_omni_neuron.helpers.media import DecodingPool
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.edge.fetching import Fetcher

@@ -57,8 +57,8 @@ def start_child(
     """Start `main(*descriptors, parent)` of a module, which must call `follow_parent` first.
 
     descriptors: open files that the child inherits, under the same numbers. output: receives the
-    child's stdout and stderr. env: environment variables to add to this process's; they are set
-    before the child imports anything. options: other arguments of Popen.
+    child's stdout and stderr. env: its environment variables, by default this process's. options:
+    other arguments of Popen.
     Raises OSError where the process can't be started.
     """
     code = (
@@ -74,7 +74,7 @@ def start_child(
                 stdout=output.file,
                 stderr=output.file,
                 pass_fds=tuple(descriptors),
-                env={**os.environ, **(env or {})},
+                env=env,
                 **options,
             )
             _started[:] = [*(child for child in _started if child.returncode is None), process]

@@ -1,6 +1,7 @@
 """The caller's side of a process with one engine: start it, call the engine, end it."""
 
 import logging
+import os
 import select
 import socket
 import subprocess
@@ -287,7 +288,9 @@ def _start(
     descriptors = (theirs.fileno(), requests.fileno(), answers.fileno())
     server = "qwen3_omni_neuron.engines.process.server"
     try:
-        process = start_child(server, descriptors, output, env, stdin=subprocess.DEVNULL)
+        process = start_child(
+            server, descriptors, output, {**os.environ, **env}, stdin=subprocess.DEVNULL
+        )
     except BaseException:
         mailbox.close()
         output.close()

@@ -13,9 +13,9 @@ import numpy as np
 import pybase64
 
 from qwen3_omni_neuron.api import Qwen3Omni
-from qwen3_omni_neuron.helpers.media.inline import decode_inline, picture_size
-from qwen3_omni_neuron.helpers.media.job import Admit, Decoded, Job, Kind, Measured, joined
-from qwen3_omni_neuron.helpers.media.work import measured_picture
+from qwen3_omni_neuron.helpers.inline import decode_inline, picture_size
+from qwen3_omni_neuron.helpers.job import Admit, Decoded, Job, Kind, Measured, joined
+from qwen3_omni_neuron.helpers.media_work import measured_picture
 from qwen3_omni_neuron.prompt.fitting import Fitted, Room, TurnsRoom
 from qwen3_omni_neuron.prompt.media.item_fields import read_fields
 from qwen3_omni_neuron.prompt.media.sizes import SizeLimits, VisualSize

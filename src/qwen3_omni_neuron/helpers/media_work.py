@@ -1,13 +1,13 @@
-"""Work of a child: read a job, report the result's size, decode, write the result."""
+"""Work of a decoder: report an item's sizes, decode it, write the result."""
 
+import contextlib
 import errno
-import json
+import importlib
 import math
 import mmap
-import os
-import socket
+import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,27 +15,52 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from qwen3_omni_neuron.errors import InputError, VideoError
-from qwen3_omni_neuron.helpers.media import wire
-from qwen3_omni_neuron.helpers.media.job import ERRORS, Job, Measured
+from qwen3_omni_neuron.helpers import wire
+from qwen3_omni_neuron.helpers.fork_server import Run, serve
+from qwen3_omni_neuron.helpers.job import ERRORS, Job, Measured
 from qwen3_omni_neuron.prompt.media.audio import Waveform, load_waveform
 from qwen3_omni_neuron.prompt.media.fields import Warn
-from qwen3_omni_neuron.prompt.media.image import MAX_ASPECT, load_image
+from qwen3_omni_neuron.prompt.media.image import MAX_ASPECT, load_image, readable_formats
 from qwen3_omni_neuron.prompt.media.pixels import resize
 from qwen3_omni_neuron.prompt.media.sizes import SizeLimits, VisualSize
 from qwen3_omni_neuron.prompt.media.video import VideoHeader, load_video
 from qwen3_omni_neuron.prompt.media.visual_size import read_image, visual_size
 
+NICENESS = 5
 Ask = Callable[[Measured], object]
 """Function that reports the sizes of the item, and returns when it may be decoded."""
 THREADS = 2  # threads of a video's decoder: each keeps its own frames in memory
+
+
+def main(control: int, setup: int, parent: int) -> None:
+    """Serve until the pool disconnects; see helpers.fork_server.serve."""
+    serve(control, setup, parent, NICENESS, prepare)
+
+
+def prepare(setup: int) -> Run:
+    """Import the codecs, so that no child has to; return what a child does."""
+    readable_formats()
+    for name in ("soundfile", "soxr", "av"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    Image.MAX_IMAGE_PIXELS = None  # each job has its own limit
+    # By default a thread a core: on a large machine their stacks exceed a child's memory.
+    with contextlib.suppress(ImportError):  # Pillow before 11.3
+        avif: Any = importlib.import_module("PIL.AvifImagePlugin")
+        avif.DEFAULT_MAX_THREADS = THREADS
+    with contextlib.suppress(ImportError):  # not installed
+        heif: Any = importlib.import_module("pillow_heif")
+        heif.options.DECODE_THREADS = THREADS
+    return run
 
 
 @dataclass(frozen=True, eq=False)
 class Made:
     """Decoded data of an item.
 
-    pixels: uint8 [frames, height, width, 3]. samples: float32. fps, fitted: see
-    helpers.media.wire.Holding. warnings: see prompt.media.fields.Warn.
+    pixels: uint8 [frames, height, width, 3]. samples: float32. fps: frame rate of a video. fitted:
+    the frames have the size that the checkpoint's processor gives them. warnings: see
+    prompt.media.fields.Warn.
     """
 
     pixels: NDArray[np.uint8] | None = None
@@ -45,29 +70,37 @@ class Made:
     warnings: tuple[str, ...] = ()
 
 
-def run(connection: socket.socket, content: int, result: int) -> None:
-    """Decode one item, or read its size alone.
+def run(line: wire.Line, job: int, result: int) -> None:
+    """Decode one item, or read its size alone. See helpers.media.DecodingPool.decode.
 
-    content, result: descriptors of the files with the item and for the decoded data.
-    Raises MemoryError.
+    job, result: descriptors of the files with the item and for the decoded data.
+    Raises InputError and MemoryError.
     """
-    line = _Line(connection)
-    message = line.receive()
-    size_alone = message.pop("size_alone")
-    job = wire.job_of(message, os.pread(content, os.fstat(content).st_size, 0))
+    with open(job, "rb") as file:
+        file.seek(0)
+        item = pickle.load(file)
+        item = replace(item, content=file.read())
+
+    def ask(measured: Measured) -> None:
+        line.send(wire.MEASURED, measured.seconds, measured.pixels, measured.size)
+        line.receive(len(wire.GO))
+
     try:
-        if size_alone:
-            line.send({"shape": wire.shape_of(measure(job))})
+        if item.size_alone:
+            size = measure(item)
+            line.send(wire.SHAPE, size.height, size.width, size.frames or 0, size.sound_tokens)
             return
-        made = decode(job, line.ask)
+        made = decode(item, ask)
     except InputError as error:
         if _lacks_memory(error):
             raise MemoryError from None
-        line.send({"error": [type(error).__name__, str(error)[: wire.MOST_CHARACTERS]]})
-        return
+        raise
+    sides = (0, 0, 0) if made.pixels is None else made.pixels.shape[:3]
+    samples = 0 if made.samples is None else len(made.samples)
+    warnings = "\n".join(warning.replace("\n", " ") for warning in made.warnings)
+    line.send(wire.HOLDS, *sides, samples, made.fps, made.fitted, text=warnings)
+    line.receive(len(wire.GO))
     parts = [part for part in (made.pixels, made.samples) if part is not None]
-    line.send({"holds": asdict(_holding(made))})
-    line.wait()
     with mmap.mmap(result, sum(part.nbytes for part in parts)) as memory:
         for part in parts:
             memory.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
@@ -246,17 +279,6 @@ def _check_pixels(job: Job, height: int, width: int) -> None:
         )
 
 
-def _holding(made: Made) -> wire.Holding:
-    frames, height, width, _ = (0, 0, 0, 0) if made.pixels is None else made.pixels.shape
-    samples = 0 if made.samples is None else len(made.samples)
-    warnings, left = [], wire.MOST_CHARACTERS
-    for warning in made.warnings:
-        warnings.append(warning[:left])
-        left -= len(warnings[-1])
-    sizes = frames, height, width, samples
-    return wire.Holding(*sizes, made.fps, made.fitted, tuple(filter(None, warnings)))
-
-
 def _lacks_memory(error: BaseException | None) -> bool:
     """Return whether a lack of memory caused an error."""
     while error is not None:
@@ -265,37 +287,3 @@ def _lacks_memory(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-class _Line:
-    """The child's end of its connection. The child ends if the pool has closed its end."""
-
-    def __init__(self, connection: socket.socket):
-        self._connection = connection
-
-    def receive(self) -> dict[str, Any]:
-        """Return the pool's next message."""
-        (length,) = wire.LENGTH.unpack(self._exactly(wire.LENGTH.size))
-        return json.loads(self._exactly(length))
-
-    def ask(self, measured: Measured) -> None:
-        """Report sizes, and wait until the pool admits them."""
-        self.send({"measured": [measured.seconds, measured.pixels, measured.size]})
-        self.wait()
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Send a message."""
-        self._connection.sendall(wire.packed(message))
-
-    def wait(self) -> None:
-        """Wait until the pool lets the child continue."""
-        self._exactly(len(wire.GO))
-
-    def _exactly(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            some = self._connection.recv(count - len(data))
-            if not some:
-                raise EOFError("the pool has gone")
-            data += some
-        return data

@@ -6,8 +6,8 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.helpers.media import work
-from qwen3_omni_neuron.helpers.media.job import MIB, Admit, Decoded, Job, Measured, admit_all
+from qwen3_omni_neuron.helpers import media_work
+from qwen3_omni_neuron.helpers.job import MIB, Admit, Decoded, Job, Measured, admit_all
 from qwen3_omni_neuron.prompt.media.joined import find_parts
 
 MOST_BYTES = 4 * MIB  # 131 s of 16 kHz; at the lowest rate it becomes 16 MiB
@@ -33,7 +33,7 @@ def decode_inline(job: Job, admit: Admit = admit_all) -> Decoded | None:
     samples, rate = found
     warnings: list[str] = []
     given = {**job.options, "audio": samples, "sampling_rate": rate}
-    made = work.read_audio(job, given, admit, warnings.append)
+    made = media_work.read_audio(job, given, admit, warnings.append)
     item = {"type": "audio", "audio": made, "sampling_rate": job.media.audio_rate}
     measured = Measured(len(made) / job.media.audio_rate, 0, made.nbytes)
     return Decoded(item, measured, tuple(warnings))

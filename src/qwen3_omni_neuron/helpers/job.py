@@ -30,7 +30,8 @@ class Job:
     most_pixels: maximum duration, and pixels of an image or frame. None: no maximum. frames: number
     of frames of a video that is not shrunk, None if they are not counted yet.
     use_audio_in_video: whether a video's audio is wanted. options: other fields of the item in
-    the message, for files, such as fps and max_pixels; JSON values.
+    the message, for files, such as fps and max_pixels; JSON values. size_alone:
+    nothing is decoded, its size is read.
     """
 
     kind: Kind
@@ -45,6 +46,7 @@ class Job:
     use_audio_in_video: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     pictures: int = 0
+    size_alone: bool = False
 
     @property
     def files(self) -> list[bytes]:

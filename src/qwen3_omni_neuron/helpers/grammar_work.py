@@ -1,0 +1,177 @@
+"""Work of a grammar's process: compile it, follow its reply, write masks of the next tokens."""
+
+import json
+import mmap
+import os
+import resource
+import struct
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.helpers import wire
+from qwen3_omni_neuron.helpers.fork_server import Run, serve
+
+NICENESS = 19  # masks are made in the pauses of the engines' threads
+SETUP = struct.Struct("<II")
+"""Begin of the fork server's file: number of logits, token that ends a turn; the JSON follows."""
+ORDER = struct.Struct("<BI")
+"""BEGIN or STEP, and the number of int32 tokens after it. Each is answered once, in order."""
+BEGIN, STEP = 1, 2
+# llguidance does about 50,000 units of lexer fuel, or 20,000 items, in a millisecond, and a state
+# takes 1 to 2 kB. With these the costliest grammar of a usual kind takes 10 ms for a mask.
+LIMITS: dict[str, Any] = {
+    "max_items_in_row": 200,
+    "initial_lexer_fuel": 500_000,
+    "step_lexer_fuel": 30_000,
+    "step_max_items": 5_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 50_000,
+    "verbose_errors": False,  # they would quote the whole grammar
+}
+COMPILE_CPU_S = 4  # the system ends a process whose grammar takes longer to compile
+
+
+def main(control: int, setup: int, parent: int) -> None:
+    """Serve until the pool disconnects; see helpers.fork_server.serve."""
+    serve(control, setup, parent, NICENESS, prepare)
+
+
+def prepare(setup: int) -> Run:
+    """Make the vocabulary's table, which takes seconds; return what a child does."""
+    import llguidance
+
+    data = os.pread(setup, os.fstat(setup).st_size, 0)
+    vocab_size, end_id = SETUP.unpack_from(data)
+    text = data[SETUP.size :].decode()
+    tokenizer = llguidance.LLTokenizer(text, n_vocab=vocab_size, eos_token=end_id)
+    return partial(run, tokenizer, vocab_size, end_id)
+
+
+def words_of(vocab_size: int) -> int:
+    """Return the length of a mask: uint32 words."""
+    return (vocab_size + 31) // 32
+
+
+def run(
+    tokenizer: Any, vocab_size: int, end_id: int, line: wire.Line, job: int, result: int
+) -> None:
+    """Compile a grammar and follow its reply until the pool disconnects.
+
+    tokenizer: one of llguidance. job: descriptor of the file with the rules, as JSON. result: file
+    of two rows of bits, the mask and the tokens that end the reply.
+    Raises OptionError where the grammar can't be used or go on.
+    """
+    given = json.loads(os.pread(job, os.fstat(job).st_size, 0))
+    memory = mmap.mmap(result, 8 * words_of(vocab_size))
+    matcher = Matcher(tokenizer, end_id, np.frombuffer(memory, np.uint32).reshape(2, -1))
+    try:
+        before = _resident_bytes()
+        matcher.compile(given["rules"], given["else"])
+        line.send(wire.COMPILED, max(0, _resident_bytes() - before))
+        # From now on its own reply alone waits for it, and has time for all of its masks.
+        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+        resource.setrlimit(resource.RLIMIT_CPU, (hard - 1, hard))
+        while True:
+            operation, count = ORDER.unpack(line.receive(ORDER.size))
+            tokens = struct.unpack(f"<{count}i", line.receive(4 * count))
+            begun_s = time.process_time()
+            if operation == BEGIN:
+                matcher.begin()
+            kind = wire.MASK if matcher.step(tokens) else wire.ENDED
+            line.send(kind, time.process_time() - begun_s)
+    except EOFError:
+        return
+    except (OptionError, MemoryError):
+        raise
+    except BaseException as error:  # a panic of Rust is not an Exception
+        raise OptionError(repr(error)) from error
+
+
+class Matcher:
+    """A reply's place in its grammar. rows: its mask, and bits of the tokens that end the reply."""
+
+    def __init__(self, tokenizer: Any, end_id: int, rows: NDArray[np.uint32]):
+        self._tokenizer = tokenizer
+        self._mask, self._ends = rows
+        self._address, self._size = self._mask.ctypes.data, self._mask.nbytes
+        self._end = np.zeros_like(self._ends)
+        self._end[end_id // 32] = 1 << end_id % 32
+        self._keep: NDArray[np.uint32] | None = None
+        self._compiled: Any = None
+        self._matcher: Any = None
+
+    def compile(self, rules: list[dict[str, Any]], lenient: list[Any]) -> None:
+        """Compile rules, and try their first mask. See GrammarPool.compile. Raises OptionError."""
+        rules = [_converted(rule) for rule in rules]
+        matcher = self._of(rules)
+        if matcher.is_error():
+            # Rules that may hold to less do so if they can't be used alone.
+            for number, less in lenient:
+                if self._of([rules[number]]).is_error():
+                    rules[number] = {"name": rules[number]["name"], **less}
+            matcher = self._of(rules)
+        _check(matcher)
+        matcher.deep_copy().unsafe_compute_mask_ptr(self._address, self._size)
+        self._compiled = matcher
+
+    def begin(self) -> None:
+        """Begin the reply, anew if need be."""
+        self._matcher = self._compiled.deep_copy()
+        own = bool((self._ends != self._end).any())
+        self._keep = ~(self._ends | self._end) if own else None
+
+    def step(self, tokens: Sequence[int]) -> bool:
+        """Add tokens to the reply, and write the mask of the next one. Raises OptionError.
+
+        Returns False, and no mask, where the grammar has ended.
+        """
+        matcher = self._matcher
+        if tokens and not matcher.consume_tokens(tokens):
+            raise OptionError(matcher.get_error())
+        if matcher.is_stopped():
+            return False
+        matcher.unsafe_compute_mask_ptr(self._address, self._size)
+        _check(matcher)
+        # llguidance's mask has the vocabulary's one end where the grammar may end. This reply may
+        # have others, and only those.
+        if self._keep is not None:
+            np.bitwise_and(self._mask, self._keep, out=self._mask)
+            if matcher.is_accepting():
+                np.bitwise_or(self._mask, self._ends, out=self._mask)
+            if not self._mask.any():
+                raise OptionError("no token is allowed")
+        return True
+
+    def _of(self, rules: list[dict[str, Any]]) -> Any:
+        import llguidance
+
+        limits = llguidance.LLParserLimits(**LIMITS)
+        text = json.dumps({"grammars": rules})
+        return llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
+
+
+def _check(matcher: Any) -> None:
+    if matcher.is_error():
+        raise OptionError(matcher.get_error())
+
+
+def _converted(rule: dict[str, Any]) -> dict[str, Any]:
+    """Return a rule in llguidance's format, which has no regex."""
+    if "regex" not in rule:
+        return rule
+    import llguidance
+
+    text = llguidance.LLMatcher.grammar_from_regex(rule["regex"])
+    return {**json.loads(text)["grammars"][0], "name": rule["name"]}
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()

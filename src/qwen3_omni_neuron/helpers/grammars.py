@@ -1,0 +1,319 @@
+"""Grammars of replies, each compiled and followed in a process of its own."""
+
+import asyncio
+import json
+import mmap
+import select
+import signal
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwen3_omni_neuron.engines.process.fork import finalize
+from qwen3_omni_neuron.errors import BusyError, ClosedError, OptionError, printable
+from qwen3_omni_neuron.helpers import wire
+from qwen3_omni_neuron.helpers.grammar_work import (
+    BEGIN,
+    COMPILE_CPU_S,
+    ORDER,
+    SETUP,
+    STEP,
+    words_of,
+)
+from qwen3_omni_neuron.helpers.pool import DEAF, END_S, Child, ChildError, Limits, Pool
+
+FORK_SERVER = "qwen3_omni_neuron.helpers.grammar_work"
+MEMORY_BYTES = 256 << 20  # address space of a process, beyond that at its start
+COMPILERS = 4  # grammars that compile at a time
+COMPILE_S = 30.0  # time for compiling, and for the wait for a place
+LATE_CPU_S = 0.25  # CPU time of the masks for which steps did not wait, in one reply
+STUCK_S = 10.0  # time for a mask
+CLOSE_S = 2.0
+MOST_TEXT = 400  # characters of a reason
+Made = TypeVar("Made")
+Mask = NDArray[np.uint32]
+Admit = Callable[[int], object]
+"""Function that gets the bytes that a grammar takes, and raises if they don't fit."""
+
+
+def admit_all(_: int) -> None:
+    """Admit every grammar: the default."""
+
+
+class CompiledGrammar:
+    """Compiled grammar of one reply, and the reply's place in it. Any thread may close it.
+
+    mask: bits of the tokens that may come next, uint32 [words], in memory that its process writes.
+    ends: bits of the tokens that end the reply, which the caller writes before `begin`. pending:
+    whether a mask is still to come; what follows is valid where it is False. stopped: the grammar
+    ends with the last token. failure: why it can't go on, None where it can. late: whether a step
+    was taken without its mask.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, child: Child, words: int):
+        self._loop, self._child = loop, child
+        rows = np.frombuffer(mmap.mmap(child.result.fileno(), 8 * words), np.uint32)
+        self.mask, self.ends = rows.reshape(2, words)
+        self._lock = threading.Lock()  # guards the connection
+        self._out, self._asked, self._asked_s = bytearray(), 0, 0.0
+        self._connected, self._late_s = True, 0.0
+        self.stopped = self.late = False
+        self.failure: str | None = None
+        self._freed = finalize(self, _soon, loop, child.close)
+
+    @property
+    def pending(self) -> bool:
+        """True while a mask is still to come."""
+        return self._asked > 0 and self.failure is None
+
+    def begin(self, token_ids: Sequence[int]) -> None:
+        """Begin the grammar, anew if need be, with the tokens that follow its beginning."""
+        self.stopped = False
+        self._ask(BEGIN, token_ids)
+        with self._lock:
+            self._flush()
+
+    def push(self, token_id: int) -> None:
+        """Add a token. It is sent by the next `wait`."""
+        self._ask(STEP, (token_id,))
+
+    def exchange(self) -> bool:
+        """Send and receive what can be without waiting. Returns whether a mask may still come."""
+        with self._lock:
+            if not self.pending:
+                return False
+            if self._connected:
+                self._flush()
+                self._receive()
+            if self.pending and self._child.exited.done():
+                self.failure = _how(self._child, self._child.error)
+            elif self.pending and time.monotonic() - self._asked_s > STUCK_S:
+                self._kill(f"made no mask for {STUCK_S:g} s")
+            return self.pending and self._connected
+
+    def fileno(self) -> int:
+        """The descriptor of its connection."""
+        return self._child.socket.fileno()
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._connected = False
+            self.failure = self.failure or "it was closed"
+        self._freed()
+
+    def _ask(self, operation: int, token_ids: Sequence[int]) -> None:
+        if not self._asked:
+            self._asked_s = time.monotonic()
+        self._asked += 1
+        count = len(token_ids)
+        self._out += ORDER.pack(operation, count) + struct.pack(f"<{count}i", *token_ids)
+
+    def _flush(self) -> None:
+        """Send what the connection takes now."""
+        with suppress(OSError):  # it takes no more, or has ended
+            while self._out:
+                del self._out[: self._child.socket.send(self._out)]
+
+    def _receive(self) -> None:
+        received = self._child.received
+        try:
+            some = self._child.socket.recv(1 << 12)
+            received += some
+            if not some:
+                self._kill(DEAF, END_S)
+            while (answer := wire.next_answer(received)) is not None:
+                self._take(answer)
+        except BlockingIOError:
+            return
+        except wire.BrokenAnswerError as error:
+            self._kill(f"sent {error}")
+        except OSError:
+            self._kill(DEAF, END_S)
+
+    def _take(self, answer: wire.Answer) -> None:
+        if not self._asked or answer.kind not in (wire.MASK, wire.ENDED, wire.ERROR):
+            raise wire.BrokenAnswerError("an answer to no question")
+        self._asked -= 1
+        self.stopped = answer.kind == wire.ENDED
+        if answer.kind == wire.ERROR:
+            self.failure = str(answer.error)
+        if self.late:
+            self._late_s, self.late = self._late_s + answer.numbers[0], False
+        if self._late_s > LATE_CPU_S:
+            self.failure = (
+                f"its masks took more than {1000 * LATE_CPU_S:g} ms of processor time beside the "
+                "model's steps"
+            )
+
+    def _kill(self, why: str, after_s: float = 0.0) -> None:
+        """Disconnect, and let the process end: `exchange` then finds out how it did."""
+        self._connected = False
+        _soon(self._loop, self._child.kill, why, after_s)
+
+
+def wait(grammars: Sequence[CompiledGrammar], most_s: float) -> None:
+    """Take the masks of grammars, and wait for them at most so long.
+
+    Those that are still pending then are late, unless nothing was to be waited for.
+    """
+    until_s = time.monotonic() + most_s
+    while open_ones := [grammar for grammar in grammars if grammar.exchange()]:
+        left_s = until_s - time.monotonic()
+        poll = select.poll()
+        with suppress(ValueError):  # another thread has closed one
+            for grammar in open_ones:
+                poll.register(grammar, select.POLLIN)
+        if most_s == 0 or left_s <= 0 or not poll.poll(1000 * left_s):
+            break
+    for grammar in grammars:
+        grammar.late |= most_s > 0 and grammar.pending
+
+
+class GrammarPool:
+    """Processes of grammars for one vocabulary, in an event loop of its own. For any thread.
+
+    words: length of a mask.
+    """
+
+    def __init__(
+        self,
+        tokenizer_json: Callable[[], str],
+        vocab_size: int,
+        end_id: int,
+        server: str = FORK_SERVER,
+    ):
+        """tokenizer_json: returns the tokenizer in the format of the library `tokenizers`.
+
+        vocab_size: number of logits. end_id: token that ends a turn. server: module of the fork
+        server.
+        """
+        self.words = words_of(vocab_size)
+        limits = Limits(MEMORY_BYTES, COMPILE_CPU_S, COMPILE_S)
+        self._pool = Pool(
+            server,
+            "grammar",
+            limits,
+            COMPILERS,
+            lambda: SETUP.pack(vocab_size, end_id) + tokenizer_json().encode(),
+        )
+        self.lock = threading.Lock()  # guards the loop's start and end
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def compile(
+        self,
+        rules: Mapping[str, Any],
+        make: Callable[[CompiledGrammar], Made],
+        owner: str = "",
+        admit: Admit = admit_all,
+    ) -> "Future[Made]":
+        """Compile a grammar and try its first mask, in a process that may die.
+
+        rules: "rules", grammars in llguidance's format or {"name", "regex"}, and "else", pairs of a
+        rule's number and what it holds to if it can't be used. make: returns the future's result.
+        owner: owners take turns. admit: see `Admit`; called in any thread. Cancelling the future
+        ends the work.
+        The future raises OptionError for a grammar that can't be used or takes too much, BusyError
+        where no process can be had, ClosedError, and what `admit` raises.
+        """
+        task = self._compile(json.dumps(rules).encode(), make, owner, admit)
+        try:
+            return asyncio.run_coroutine_threadsafe(task, self._running_loop())
+        except BaseException:
+            task.close()
+            raise
+
+    def close(self) -> None:
+        """End the processes; compiling raises ClosedError from now on."""
+        with self.lock:
+            self._closed = True
+            loop, thread = self._loop, self._thread
+        if loop is not None and thread is not None and thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._end(), loop)
+            if thread is not threading.current_thread():  # whose garbage collection may call this
+                thread.join(CLOSE_S)
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self.lock:
+            if self._closed:
+                raise ClosedError("the model was closed.")
+            if self._loop is None:
+                try:
+                    self._loop = asyncio.new_event_loop()
+                except OSError as error:
+                    raise self._pool.refusal(str(error)) from error
+                self._thread = threading.Thread(
+                    target=_run, args=(self._loop,), name="qwen3-omni-grammars", daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+    # The methods below run in the loop's thread.
+
+    async def _compile(
+        self, rules: bytes, make: Callable[[CompiledGrammar], Made], owner: str, admit: Admit
+    ) -> Made:
+        pool, size = self._pool, 8 * self.words
+        try:
+            async with pool.places.place(owner, COMPILE_S), pool.child(rules, size) as child:
+                try:
+                    answer = await child.answer(wire.COMPILED)
+                except OptionError as error:
+                    raise _unusable(printable(str(error), MOST_TEXT)) from None
+                except ChildError as error:
+                    raise _unusable(_how(child, error)) from None
+                child.deadline.cancel()
+                admit(answer.whole[0])
+                return make(CompiledGrammar(asyncio.get_running_loop(), child, self.words))
+        except asyncio.TimeoutError:
+            raise BusyError(
+                f"all {COMPILERS} processes that compile grammars were in use for {COMPILE_S:g} s. "
+                "Try again later."
+            ) from None
+
+    async def _end(self) -> None:
+        await self._pool.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_S)
+        asyncio.get_running_loop().stop()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+def _soon(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: Any) -> None:
+    """Call a function in a loop's thread."""
+    with suppress(RuntimeError):  # the loop has ended
+        loop.call_soon_threadsafe(call, *arguments)
+
+
+def _how(child: Child, error: Exception) -> str:
+    """Return how the process of a grammar failed, as a sentence."""
+    status = child.exited.result() if child.exited.done() else 0
+    if status is None:
+        return "the process that starts those of grammars has ended"
+    if status == -signal.SIGABRT:  # llguidance aborts where it gets no memory
+        return f"its process needed more than {MEMORY_BYTES >> 20} MiB of memory"
+    return f"its process {error}"
+
+
+def _unusable(reason: str) -> OptionError:
+    return OptionError(
+        f"the grammar or schema can't be used: {reason}. Simplify it, or remove the unsupported "
+        "parts."
+    )

@@ -1,0 +1,403 @@
+"""Pool of children for one kind of work, forked from a process that it starts.
+
+The children's pools and fork server are our own: the worker pools of multiprocessing, pebble and
+loky unpickle what a worker sends, which a worker that a hostile file has taken over could use, and
+pass one result for one call, where a decoder asks before it decodes and a grammar makes a mask for
+each token.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import itertools
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qwen3_omni_neuron.engines.process.child import (
+    OutputTail,
+    describe_exit,
+    nameless_file,
+    start_child,
+)
+from qwen3_omni_neuron.errors import BusyError, ClosedError
+from qwen3_omni_neuron.helpers import wire
+from qwen3_omni_neuron.helpers.fair_places import FairPlaces
+from qwen3_omni_neuron.helpers.fork_server import (
+    FORK,
+    KILL,
+    NO_FORK,
+    ORDER,
+    OUT_OF_MEMORY,
+    READY,
+    REPORT,
+)
+
+logger = logging.getLogger(__name__)
+START_S = 120.0  # time for a fork server to load what its children need
+END_S = 1.0  # time for a process to end by itself
+KILL_S = 5.0  # time to report a child's end; after it the fork server is ended
+DEAF = "closed its connection, but did not end"
+PIECE_BYTES = 1 << 20  # bytes copied at a time: half a millisecond of the event loop
+_TICK_S = 0.005
+# Environment variables that children get; others, such as API keys, they need not know.
+_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
+_PREFIXES = ("LD_", "PYTHON", "ASAN_", "UBSAN_")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a child: address space beyond that at its start, CPU time, and time."""
+
+    memory_bytes: int
+    cpu_s: int
+    deadline_s: float
+
+
+class ChildError(Exception):
+    """A child gave no answer. Its text is a phrase, such as "was ended by SIGSEGV"."""
+
+
+def environment() -> dict[str, str]:
+    """Return the environment variables of fork servers."""
+    passed = {n: v for n, v in os.environ.items() if n in _VARIABLES or n.startswith(_PREFIXES)}
+    # One thread when it forks, and one malloc arena: each takes 64 MiB of a child's address space.
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return {**passed, **threads, "MALLOC_ARENA_MAX": "1"}
+
+
+class Pool:
+    """Children for one kind of work. Used by one event loop, from the first call on.
+
+    module: the fork server's, whose `main` calls helpers.fork_server.serve. what: names a child in
+    errors. places: work at a time, see `places`. setup: returns the bytes that the fork server
+    prepares its children with. If the fork server ends, the next child starts a new one.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        what: str,
+        limits: Limits,
+        places: int,
+        setup: Callable[[], bytes] = bytes,
+    ):
+        self.limits, self.places = limits, FairPlaces(places)
+        self._module, self._what, self._setup = module, what, setup
+        self._numbers = itertools.count(READY + 1)
+        self._server: _ForkServer | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the fork server's process; None where there is none."""
+        return None if self._server is None or self._server.ended else self._server.pid
+
+    def start(self) -> "_ForkServer":
+        """Start the fork server, so that the first child need not wait for it.
+
+        Raises ClosedError, and OSError if it can't be started.
+        """
+        if self._closed:
+            raise self.refusal()
+        if self._server is None or self._server.ended:
+            with nameless_file() as setup:
+                setup.write(self._setup())
+                self._server = _ForkServer(self._module, setup.fileno())
+        return self._server
+
+    @contextlib.asynccontextmanager
+    async def child(
+        self, job: bytes, result_bytes: int = 0, more: bytes = b""
+    ) -> AsyncIterator["Child"]:
+        """Fork a child. An exception in the block ends it, else it ends by itself or `Child.close`.
+
+        job, more: content of its job's file. result_bytes: size of its result's file, where it is
+        known. Raises BusyError and ClosedError.
+        """
+        try:
+            server = self.start()
+            with nameless_file() as file:
+                for part in (job, more):
+                    await _write(file, part)
+                await server.until_ready()
+                child = Child(self, server, next(self._numbers), file.fileno(), result_bytes)
+        except OSError as error:
+            raise self.refusal(str(error)) from error
+        try:
+            yield child
+        except BaseException:
+            child.close()
+            raise
+
+    async def close(self) -> None:
+        """End the fork server and all children."""
+        self._closed = True
+        if self._server is not None:
+            await self._server.close()
+
+    def refusal(self, why: str = "the process that starts it has ended") -> Exception:
+        """Return the error where no child can be had."""
+        if self._closed:
+            return ClosedError(f"the processes of {self._what}s were closed.")
+        return BusyError(f"could not start a process for a {self._what}: {why}. Try again later.")
+
+
+class Child:
+    """The pool's side of a child. Used in the pool's event loop.
+
+    socket, received: its connection, and what has come of an answer. result: file for its result.
+    exited: its return code in subprocess's form; NO_FORK if the fork failed, None if the fork
+    server ended first. deadline: timer that kills it.
+    """
+
+    def __init__(self, pool: Pool, server: "_ForkServer", number: int, job: int, result_bytes: int):
+        self._pool, self._server, self._number = pool, server, number
+        self._loop = asyncio.get_running_loop()
+        self._why: str | None = None  # why it was killed
+        self._timers: list[asyncio.TimerHandle] = []
+        late = f"needed more than {pool.limits.deadline_s:g} s"
+        self.deadline = self._loop.call_later(pool.limits.deadline_s, self._kill, late)
+        self.received = bytearray()
+        self.result = nameless_file()
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            self.socket.setblocking(False)
+            os.ftruncate(self.result.fileno(), result_bytes)
+            if result_bytes and sys.platform == "linux":
+                # A file that is cut short would kill a process that has mapped it.
+                fcntl.fcntl(self.result, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+            files = (theirs.fileno(), job, self.result.fileno())
+            self.exited = server.fork(number, pool.limits, files)
+        self.exited.add_done_callback(self._on_exit)
+
+    async def answer(self, kind: bytes) -> wire.Answer:
+        """Wait for the next answer, which must be of this kind.
+
+        Raises the InputError that the child sent instead, ChildError, BusyError and ClosedError.
+        """
+        try:
+            while (found := wire.next_answer(self.received)) is None:
+                if not await self._receive():
+                    raise await self._end()
+            if found.kind == wire.ERROR:
+                raise found.error
+            if found.kind != kind:
+                raise wire.BrokenAnswerError("an answer of another kind")
+        except wire.BrokenAnswerError as error:
+            logger.warning("a %s sent %s. %s", self._pool._what, error, self._server.output())
+            raise ChildError(f"sent {error}") from error
+        return found
+
+    def go_on(self) -> None:
+        """Let the child continue."""
+        with contextlib.suppress(OSError):  # it has ended
+            self.socket.send(wire.GO)
+
+    async def end(self) -> None:
+        """Wait until the child has ended. Raises the errors of `answer` unless its status is 0."""
+        if await self._receive() or self.received:
+            raise ChildError("sent more than was asked")
+        error = await self._end()
+        if self.exited.result() != 0:
+            raise error
+
+    @property
+    def error(self) -> Exception:
+        """What the end of a child means that has not answered."""
+        status, limits = self.exited.result(), self._pool.limits
+        if status is None:
+            return self._pool.refusal()
+        if status == NO_FORK:
+            return self._pool.refusal("the system gives no more processes")
+        if self._why is not None and status == -signal.SIGKILL:
+            return ChildError(self._why)
+        if status == -signal.SIGXCPU:
+            return ChildError(f"needed more than {limits.cpu_s} s of processor time")
+        if status == OUT_OF_MEMORY:
+            return ChildError(f"needed more than {limits.memory_bytes >> 20} MiB of memory")
+        how = describe_exit(status)
+        logger.warning("a %s %s. %s", self._pool._what, how, self._server.output())
+        return ChildError(how)
+
+    def kill(self, why: str, after_s: float = 0.0) -> None:
+        """Kill the child unless it has ended by then. why: a phrase for `error`."""
+        if not self.exited.done():
+            self._timers.append(self._loop.call_later(after_s, self._kill, why))
+
+    def close(self) -> None:
+        """Kill the child if it runs, and close the files."""
+        self.socket.close()
+        self.result.close()
+        self.kill("was not needed any more")
+
+    async def _receive(self) -> bytes:
+        """Wait for bytes; b"" where the connection has ended."""
+        try:
+            some = await self._loop.sock_recv(self.socket, 1 << 12)
+        except ConnectionError:
+            some = b""
+        self.received += some
+        return some
+
+    async def _end(self) -> Exception:
+        """Wait for a child that has closed its connection. Returns the error that tells its end."""
+        self.kill(DEAF, END_S)
+        # Shielded: the child's end is still reported when its caller stops waiting.
+        await asyncio.shield(self.exited)
+        return self.error
+
+    def _kill(self, why: str) -> None:
+        self._why = self._why or why
+        stuck = f"did not end a child within {KILL_S:g} s"
+        self._timers.append(self._loop.call_later(KILL_S, self._server.end, stuck))
+        self._server.kill(self._number)
+
+    def _on_exit(self, _: Any) -> None:
+        for timer in (self.deadline, *self._timers):
+            timer.cancel()
+        with contextlib.suppress(OSError):  # another process may have its end of the connection
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+
+class _ForkServer:
+    """A pool's side of its fork server. Raises OSError if it can't be started."""
+
+    def __init__(self, module: str, setup: int):
+        self._module = module
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[int | None] = self._loop.create_future()
+        self._exits = {READY: self._ready}
+        self._received = bytearray()
+        self._output = OutputTail()
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = start_child(
+                    module,
+                    (theirs.fileno(), setup),
+                    self._output,
+                    environment(),
+                    stdin=subprocess.DEVNULL,
+                )
+            except BaseException:
+                self._socket.close()
+                self._output.close()
+                raise
+        self._socket.setblocking(False)
+        self._loop.add_reader(self._socket, self._on_reports)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """True where it accepts no more orders."""
+        return self._socket.fileno() < 0 or self._process.poll() is not None
+
+    async def until_ready(self) -> None:
+        """Wait until it can fork. Raises OSError where it can't."""
+        await asyncio.wait([self._ready], timeout=START_S)
+        if not self._ready.done():
+            self.end(f"was not ready within {START_S:g} s")
+        if self._ready.result() is None:
+            raise OSError("the process that starts it has ended")
+
+    def fork(
+        self, number: int, limits: Limits, files: Sequence[int]
+    ) -> "asyncio.Future[int | None]":
+        """Order the fork of a child that gets these descriptors. Returns `Child.exited`."""
+        self._exits[number] = exited = self._loop.create_future()
+        self._order(ORDER.pack(FORK, number, limits.memory_bytes, limits.cpu_s), files)
+        return exited
+
+    def kill(self, number: int) -> None:
+        """Kill a child, unless it has ended."""
+        if number in self._exits:
+            self._order(ORDER.pack(KILL, number, 0, 0), ())
+
+    def end(self, why: str) -> None:
+        """End the process at once, which ends its children on Linux. why: for the log."""
+        if self._socket.fileno() < 0:
+            return
+        logger.warning("%s %s. %s", self._module, why, self.output())
+        self._disconnect()
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
+        self._release()
+
+    async def close(self) -> None:
+        """End the process and its children in order, and wait for it."""
+        if self._socket.fileno() < 0:
+            return
+        self._disconnect()
+        end_s = time.monotonic() + END_S
+        try:
+            while self._process.poll() is None and time.monotonic() < end_s:
+                await asyncio.sleep(_TICK_S)
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._release()
+
+    def output(self) -> str:
+        """Return the last output of the process and its children, for the log."""
+        text = self._output.read()
+        return f"The end of its output:\n{text}" if text else "It printed nothing."
+
+    def _order(self, order: bytes, files: Sequence[int]) -> None:
+        try:
+            whole = socket.send_fds(self._socket, [order], files) == len(order)
+        except OSError:  # it has ended, or accepts no orders
+            whole = False
+        if not whole:
+            self.end("took no order")
+            self._release()
+
+    def _on_reports(self) -> None:
+        try:
+            some = self._socket.recv(1 << 12)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            some = b""
+        if not some:
+            self.end("ended by itself")
+            return
+        self._received += some
+        while len(self._received) >= REPORT.size:
+            number, status = REPORT.unpack_from(self._received)
+            del self._received[: REPORT.size]
+            _resolve(self._exits.pop(number, None), status)
+
+    def _disconnect(self) -> None:
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+
+    def _release(self) -> None:
+        """Resolve the futures of all children with None: no report will come."""
+        self._output.close()
+        while self._exits:
+            _resolve(self._exits.popitem()[1], None)
+
+
+def _resolve(future: "asyncio.Future[int | None] | None", value: int | None) -> None:
+    if future is not None and not future.done():
+        future.set_result(value)
+
+
+async def _write(file: Any, content: bytes) -> None:
+    """Write a file in pieces, and let other tasks run between them."""
+    left = memoryview(content)
+    while left:
+        left = left[file.write(left[:PIECE_BYTES]) :]
+        await asyncio.sleep(0)
