@@ -248,7 +248,7 @@ def test_a_wait_for_masks_ends_in_time_and_says_who_was_late(faulty: GrammarPool
     follow(grammar, 1)
     grammar.push(first_of(grammar))
     grammars.wait([grammar], 0.0)
-    assert not grammar.late  # it was no step's wait
+    assert grammar.late is False  # it was no step's wait
     grammars.wait([grammar], 0.005)
     assert grammar.late and grammar.pending
 
