@@ -23,6 +23,7 @@ OPTIONS: dict[str, str] = {
 """Keyword arguments of loads, requests and compiles, and settings of the server."""
 
 FLAGS: dict[str, str] = {
+    "--by-layer": "the page names the stage and the row; load with dtype float32 to narrow it",
     "--translate": 'ask for a translation: speak "Translate this into English." --audio FILE',
     "--resume": "leave it out: an interrupted compile always resumes.",
 }

@@ -32,8 +32,6 @@ from qwen3_omni_neuron.cpu.weights import load_checkpoint_models, load_compiled_
 from qwen3_omni_neuron.errors import ArtifactError, ExitStatus, OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.target import TORCHNEURON
-from qwen3_omni_neuron.verification import verify as verifying
-from qwen3_omni_neuron.verification.verify import verify
 from testing.media_cases import IMAGE, audio, text, user
 from testing.native_library import needs_c
 from testing.peak_memory import needs_proc
@@ -42,7 +40,6 @@ from testing.specs import compiled_here
 from testing.subprocesses import run_python
 from testing.tiny import write_tiny_checkpoint
 from testing.torchneuron.leaner import write_leaner_checkpoint
-from testing.verified import short_questions
 
 ROOT = Path(__file__).parents[2]
 MAPS = Path("/proc/self/maps")
@@ -97,21 +94,6 @@ def test_a_compiled_tree_says_what_its_checkpoint_says(
 ) -> None:
     with Qwen3Omni.load(checkpoint, compiled_path=tree, placement=placement) as omni:
         assert_same_reply(omni.generate_audio(MESSAGES, **SHORT), expected)
-
-
-def test_verify_looks_into_the_layers_of_a_tree(
-    checkpoint: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By compiling its first layers, beside the tree for as long as they are looked at."""
-    monkeypatch.setattr(verifying, "make_questions", lambda: short_questions()[1:])
-    monkeypatch.setattr(verifying, "some_layers", lambda layers: [layers - 1])
-    given: list[dict[str, Any]] = [{"compiled_path": tree}, {"dtype": "float32"}]
-    with compiled_here():
-        found = [verify(checkpoint, load=load, most_spoken=0, by_layer=True) for load in given]
-    of_tree, of_checkpoint = (verdict.seen.largest for verdict in found)
-    assert "thinker's layer 2" in of_tree
-    assert of_tree == pytest.approx(of_checkpoint, rel=1e-5)
-    assert [path.name for path in tree.parent.iterdir()] == ["tree"]
 
 
 def test_a_tree_without_buckets_says_what_its_checkpoint_says(

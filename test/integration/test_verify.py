@@ -1,14 +1,9 @@
 """A model held against transformers' results, stage by stage: faults are named where they are."""
 
 import json
-import random
-import re
 import shutil
-import zipfile
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +16,6 @@ from torch import Tensor
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, cli
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.modules import lay_out
-from qwen3_omni_neuron.checkpoint.parameters import check_names
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
@@ -31,19 +23,16 @@ from qwen3_omni_neuron.loading import plan_of
 from qwen3_omni_neuron.options import LoadOptions
 from qwen3_omni_neuron.verification import verify as verifying
 from qwen3_omni_neuron.verification.judgement import Difference
-from qwen3_omni_neuron.verification.layers import find_first, write_first_layers
 from qwen3_omni_neuron.verification.reference import read_reference
 from qwen3_omni_neuron.verification.report import page
 from qwen3_omni_neuron.verification.verify import compare, verify
 from qwen3_omni_neuron.verification.write import write_reference
-from testing.media_cases import write_deeper_checkpoint
-from testing.quantised_checkpoint import gptq, write_quantised_checkpoint
 from testing.repeats import again
 from testing.tiny import write_tiny_checkpoint
 from testing.verified import STAGES, short_questions
 
 BELOW, WHOLE = "thinker's layers 1 to 2", "thinker's 3 layers, lm_head"
-STEPS, LAST = "thinker's layers, by steps", "thinker's layer 3"
+STEPS = "thinker's layers, by steps"
 
 
 @pytest.fixture(scope="module")
@@ -195,68 +184,6 @@ def test_a_fault_of_the_graphs_for_steps_alone_is_named(reference: Path, stage: 
     assert wrong.first.startswith("question 1, ") and wrong.first.endswith(" 2")
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "layer"),
-    [
-        ("shifted row of text", "auto", "thinker's embeddings"),
-        ("expert in the first layer", "auto", "thinker's layer 1"),
-        ("expert in the second layer", "int4", "thinker's layer 2"),
-        ("expert in the last layer", "auto", LAST),
-    ],
-)
-def test_the_first_layer_that_differs_is_named(
-    reference: Path, tmp_path: Path, name: str, dtype: str, layer: str
-) -> None:
-    folder = planted(tmp_path / "faulty", FAULTS[name])
-    load = {"dtype": dtype, "max_concurrency": 1}
-    verdict = verify(folder, reference, load, most_spoken=0, by_layer=True)
-    assert verdict.by_layer is not None
-    assert verdict.by_layer.first.startswith(layer)
-    assert f"first layer that differs: {layer}" in page(verdict)
-
-
-def test_the_first_of_48_layers_is_found_in_six_looks() -> None:
-    """Whichever it is, the embeddings before layer 1 among them."""
-
-    def look(layer: int, first: int) -> Difference:
-        return Difference(f"layer {layer}", 1, float(layer >= first), 0.5, 0, 0, 1, 1)
-
-    for first in range(49):
-        found = find_first(48, 48, partial(look, first=first))
-        expected = f"layer {first}" if first < 48 else "thinker's layer 48, the last norm"
-        assert found.first.startswith(expected)
-        assert len(found.differences) <= 6
-
-
-def test_the_first_layers_of_a_quantised_checkpoint_have_the_names_of_no_other(
-    tmp_path: Path,
-) -> None:
-    whole = write_deeper_checkpoint(tmp_path / "whole")
-    expert = re.compile(r"thinker\.model\.layers\.\d+\.mlp\.experts\.\d+\.\w+\.weight")
-    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32}
-    quantised, _ = write_quantised_checkpoint(
-        whole, tmp_path, lambda name: gptq() if expert.fullmatch(name) else None, settings
-    )
-    folder = write_first_layers(quantised, 1, tmp_path / "first")
-    assert (talker := read_config(folder).talker) and talker.text.layers == 1
-    found = Checkpoint(folder)
-    check_names([*lay_out(read_config(folder))[1].values()], found)
-    assert {int(name.split(".")[3]) for name in found.quantised} == {0, 1, 2, 3}
-    assert {int(name.split(".")[3]) for name in Checkpoint(quantised).quantised} == {*range(5)}
-
-
-def test_where_nothing_differs_the_largest_numbers_are_shown_by_layer(reference: Path) -> None:
-    load = {"max_concurrency": 1}
-    verdict = verify(SPEAKING_CHECKPOINT, reference, load, most_spoken=0, by_layer=True)
-    assert verdict.holds
-    with np.load(reference) as file:
-        for layer in (1, 2):
-            kept = max(np.abs(file[f"{question}/layers"][layer]).max() for question in range(3))
-            shown = verdict.seen.largest[f"thinker's layer {layer}"]
-            assert shown >= kept * (1 - 1e-4)
-            assert f"  thinker's layer {layer}: {shown:.4g}" in page(verdict)
-
-
 @pytest.fixture(scope="module")
 def outlier(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A checkpoint whose code predictor has an activation of 49,000, and its results.
@@ -357,84 +284,23 @@ def about_with(**fields: Any) -> Callable[[Any], Any]:
     return lambda about: np.array(json.dumps({**json.loads(str(about)), **fields}))
 
 
-def shortened(x: Any) -> Any:
-    return x[:-1]
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"about": lambda _: np.array("[]")}, "names no questions"),
-        ({"about": about_with(format=1)}, "its format is 1"),
-        ({"about": about_with(questions=["?"] * 100)}, "more than 64"),
-        ({"about": about_with(questions=[3])}, "a question is not a text"),
-        ({"about": about_with(config=3)}, "has not the fields"),
-        ({"about": about_with(transformers="5\nHOLDS")}, "of one line each"),
-        ({"about": lambda _: np.array("[" * 10**5)}, "more than 64 lists"),
-        ({"about": lambda _: None}, "no text 'about'"),
-        (
-            dict.fromkeys(("0__audio", "0__accepted", "0__hidden_projection"), shortened),
-            "has the shape",
-        ),
-        ({"0__samples": lambda x: x[:-1]}, "has the shape"),
-        ({"0__audio": lambda x: x[:-1]}, "has the shape"),
-        ({"0__layers": lambda x: x[:, :-1]}, "has the shape"),
-        ({"0__layers": lambda x: x[:-1]}, "has the shape"),
-        ({"0__audio": lambda x: x[:, :-1]}, "has the shape"),
-        ({"0__hidden": lambda x: x * np.float32("nan")}, "numbers that it can't have"),
-        ({"0__codes": lambda x: x + 10**6}, "numbers that it can't have"),
-        ({"0__token_ids": lambda x: x - 1000}, "numbers that it can't have"),
+        ({"about": about_with(format=3)}, "its format is 3, this version reads 4"),
+        ({"about": about_with(config="other")}, r"another config\.json"),
+        ({"about": lambda _: None}, "about"),
         ({"0__samples": lambda x: np.array([object()])}, "pickle"),
-        ({"1__int4__hidden": lambda x: x[:1]}, "has the shape"),
-        ({"2__feedback": lambda _: None}, "lacks the array 2/feedback"),
     ],
-    ids=lambda given: given if isinstance(given, str) else "",
 )
 def test_a_file_that_is_no_reference_is_refused(
     reference: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     path = changed_reference(reference, tmp_path / "changed.npz", **changes)
-    with pytest.raises(ArtifactError, match=message):
-        read_reference(path, SPEAKING_CHECKPOINT, read_config(SPEAKING_CHECKPOINT))
-
-
-def test_a_file_with_any_wrong_byte_is_read_or_refused(reference: Path, tmp_path: Path) -> None:
-    """zlib, zipfile and numpy raise errors of many kinds for it."""
-    path, content = tmp_path / "changed.npz", reference.read_bytes()
-    config, draw = read_config(SPEAKING_CHECKPOINT), random.Random(0)
-    for _ in range(60):
-        changed = bytearray(content)
-        changed[draw.randrange(len(changed))] = draw.randrange(256)
-        changed[-draw.randrange(1, 4000)] = draw.randrange(256)  # in the zip's directory
-        path.write_bytes(changed)
-        with suppress(ArtifactError):
-            read_reference(path, SPEAKING_CHECKPOINT, config)
-
-
-@pytest.mark.parametrize("shape", [(10**13,), (-1,), "no array"])
-def test_an_array_of_an_impossible_size_is_refused(
-    reference: Path, tmp_path: Path, shape: Any
-) -> None:
-    path = changed_reference(reference, tmp_path / "changed.npz", **{"0__hidden": lambda _: None})
-    described = {"descr": "<f4", "fortran_order": False, "shape": shape}
-    with zipfile.ZipFile(path, "a") as archive, archive.open("0/hidden.npy", "w") as file:
-        if isinstance(shape, str):
-            file.write(shape.encode())
-        else:
-            np.lib.format.write_array_header_1_0(file, described)
-    with pytest.raises(ArtifactError, match="can't be read as a reference: "):
-        read_reference(path, SPEAKING_CHECKPOINT, read_config(SPEAKING_CHECKPOINT))
-
-
-def test_a_file_that_unpacks_to_too_much_is_refused_unread(
-    reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("qwen3_omni_neuron.verification.reference.MOST_BYTES", 10_000)
-    monkeypatch.setattr(np, "load", None)
-    for path in (reference, tmp_path / "none.npz"):
-        message = "10000 are allowed" if path == reference else "No such file"
-        with pytest.raises(ArtifactError, match=message):
-            read_reference(path, SPEAKING_CHECKPOINT, read_config(SPEAKING_CHECKPOINT))
+    (tmp_path / "text.npz").write_text("no archive")
+    for file, said in ((path, message), (tmp_path / "text.npz", "can't be read as a reference")):
+        with pytest.raises(ArtifactError, match=said):
+            read_reference(file, SPEAKING_CHECKPOINT, read_config(SPEAKING_CHECKPOINT))
 
 
 def test_stages_in_other_processes_are_refused() -> None:
@@ -465,9 +331,8 @@ def test_numbers_that_are_none_are_found_without_a_reference(
 
 def test_the_end_code_and_the_words_without_a_reference() -> None:
     """The checkpoint that ships ends its speech soon after its text, and hears it again."""
-    verdict = verify(SPEAKING_CHECKPOINT, most_spoken=4, by_layer=True)
+    verdict = verify(SPEAKING_CHECKPOINT, most_spoken=4)
     assert verdict.holds
-    assert {"thinker's layer 1", "thinker's layer 2"} <= verdict.seen.largest.keys()
     assert verdict.differences == []
     for spoken in verdict.spoken:
         assert spoken.result.talker_finish_reason == "stop"

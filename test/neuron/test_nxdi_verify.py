@@ -11,7 +11,7 @@ from qwen3_omni_neuron.verification.write import write_reference
 from testing.media_cases import write_deeper_checkpoint
 from testing.neuron.cpu_mode import build_cpu_mode_engines
 from testing.neuron.nxdi_engines import nxdi_spec
-from testing.verified import STAGES, assert_layers_hold, short_questions
+from testing.verified import STAGES, short_questions
 
 
 def test_a_clean_checkpoint_holds(nxdi: None, tmp_path: Path) -> None:
@@ -25,11 +25,5 @@ def test_a_clean_checkpoint_holds(nxdi: None, tmp_path: Path) -> None:
     defaults = read_generation_defaults(folder)
     with Qwen3Omni(config, defaults, prompt_builder, engines, max_queued=8) as omni:
         found = compare(omni, engines, spec.plan, about, answers)
-        assert_layers_hold(
-            omni,
-            spec.plan,
-            path,
-            lambda model: build_cpu_mode_engines(nxdi_spec(model, max_concurrency=1)),
-        )
     assert [one for one in found if not one.holds] == []
     assert len(found) == STAGES, "every stage had rows"

@@ -40,7 +40,7 @@ from qwen3_omni_neuron.cpu.weights import (
     load_checkpoint_models,
     load_compiled_models,
 )
-from qwen3_omni_neuron.errors import ArtifactError, CheckpointError, OptionError
+from qwen3_omni_neuron.errors import ArtifactError, CheckpointError
 from qwen3_omni_neuron.verification.verify import verify
 from testing.peak_memory import needs_proc
 from testing.quantised_checkpoint import (
@@ -780,8 +780,6 @@ def test_verify_takes_references_with_its_adapters_alone(
     for wrong in (given[:-2], [*given[:-1], f"{adapter}=0.5"]):
         assert cli.main([*wrong, "--against", str(path)]) == 1
         assert "or with other adapters" in capsys.readouterr().err
-    with pytest.raises(OptionError, match="by_layer loads checkpoints of the first layers"):
-        verify(base, load={"adapters": [adapter]}, by_layer=True)
 
 
 @pytest.mark.parametrize(

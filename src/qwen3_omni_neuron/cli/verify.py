@@ -37,12 +37,6 @@ def add_verify(parser: CommandParser) -> None:
     either.add_argument(
         "--against", type=Path, metavar="FILE", help="compare with the reference in this file"
     )
-    parser.add_argument(
-        "--by-layer",
-        action="store_true",
-        help="name the thinker's first layer that differs, by loading its first layers alone, of a "
-        "tree after compiling them; where none differs, the largest numbers of eight layers",
-    )
     add_option(parser, LOAD_OPTIONS["target"])
     parser.add_argument(
         "--device", default="cpu", help="of transformers, for --write: cpu, or one GPU such as cuda"
@@ -59,7 +53,7 @@ def _verify(parsed: argparse.Namespace) -> int:
     from qwen3_omni_neuron.verification.verify import verify
 
     load = load_arguments(parsed, slots=1)
-    verdict = verify(model, parsed.against, load, by_layer=parsed.by_layer, progress=_tell)
+    verdict = verify(model, parsed.against, load, progress=_tell)
     print(page(verdict))
     return ExitStatus.OK if verdict.holds else ExitStatus.FAILED
 

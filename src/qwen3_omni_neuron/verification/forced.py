@@ -21,7 +21,6 @@ from qwen3_omni_neuron.verification.reference import (
     TOP_K,
     Arrays,
     text_rows,
-    thinned_layers,
 )
 from qwen3_omni_neuron.verification.stages import as_array, thinned, thinned_logits
 
@@ -137,8 +136,8 @@ class Stages:
         rows = given.thinker["inputs_embeds"]
         spoken = torch.tensor(text_rows(self._config, given.token_ids, len(given.codes)))
         embedded = self.reference.model.thinker.get_input_embeddings()(spoken.to(rows.device))
-        states, _ = self._thinker(given)
-        accepted, talker = self._accepted(given, states), self._talker
+        accepted, _ = self._thinker(given)
+        talker = self._talker
         return {
             "prompt": given.prompt.token_ids.numpy(),
             "token_ids": np.array(given.token_ids),
@@ -175,13 +174,12 @@ class Stages:
         hidden: what the code predictor starts from, [frames, hidden]; None: the talker's own.
         uniforms: float32 [frames, 15].
         """
-        layers, logits = self._thinker(given)
+        accepted, logits = self._thinker(given)
         frames = len(given.codes)
         states = self._talker.model(**given.talker).last_hidden_state[0]
         states = states[given.talker_rows - 1 :][:frames]
         found = {
-            "accepted": as_array(self._accepted(given, layers)),
-            "layers": thinned_layers(as_array(layers)),
+            "accepted": as_array(accepted),
             **_logits("thinker", logits),
             "hidden": as_array(states),
             **_logits("talker", self._talker.codec_head(states)),
@@ -193,31 +191,25 @@ class Stages:
         return found
 
     def _thinker(self, given: Given) -> tuple[Tensor, Tensor]:
-        """Return the prompt's rows before the first layer and after each, and the reply's logits.
+        """Return the accept layer's rows of media [M, hidden], and the reply's logits [N, vocab].
 
-        They are [1 + layers, S, hidden] and [N, vocab]. Rows after a layer are its own output,
-        before deepstack is added.
+        The layer's own output is taken, before deepstack is added.
         """
         model, rows = self.reference.thinker_model, given.prompt_rows
-        kept = [given.thinker["inputs_embeds"][0, :rows]]
+        kept: list[Tensor] = []
 
         def keep(_: Any, __: Any, output: Any) -> None:
             kept.append((output[0] if isinstance(output, tuple) else output)[0, :rows].clone())
 
-        hooks = [layer.register_forward_hook(keep) for layer in model.layers]
+        hook = model.layers[self._accept - 1].register_forward_hook(keep)
         try:
             last = model(**given.thinker).last_hidden_state[0]
         finally:
-            for hook in hooks:
-                hook.remove()
-        logits = self.reference.model.thinker.lm_head(last[rows - 1 :])
-        return torch.stack([state.to(last.device) for state in kept]), logits
-
-    def _accepted(self, given: Given, layers: Tensor) -> Tensor:
-        """Return the accept layer's rows of media. layers: see `_thinker`."""
+            hook.remove()
         tokens = torch.tensor(self._config.thinker.media_token_ids)
         media = torch.isin(given.prompt.token_ids, tokens)
-        return layers[self._accept, media.to(layers.device)]
+        logits = self.reference.model.thinker.lm_head(last[rows - 1 :])
+        return kept[0][media.to(last.device)], logits
 
     def _feedback(self, codes: Tensor) -> Tensor:
         tables = self._tables

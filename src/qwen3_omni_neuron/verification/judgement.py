@@ -163,25 +163,6 @@ def judge(
     return found
 
 
-def judge_layer(
-    config: OmniConfig,
-    numbers: NumberTypes,
-    layer: int,
-    pairs: Sequence[tuple[ReferenceAnswer, NDArray[np.float32], NDArray[np.float32]]],
-) -> Difference:
-    """Compare hidden states after a layer of the thinker, or its input where `layer` is 0.
-
-    pairs: for each question, the reference's rows and the model's, thinned alike.
-    """
-    name = f"thinker's layer {layer}" if layer else "thinker's embeddings"
-    graph = THINKER_PROMPTS if layer else ""
-    stage = JudgedStage(name, "layers", max(1, layer), "kept row", graph, rounded=layer > 0)
-    arrays = [(answer, {"layers": theirs}, {"layers": ours}) for answer, theirs, ours in pairs]
-    found = _rows(stage, _allowed(stage, numbers), numbers, config, arrays)
-    assert found is not None, "a prompt has rows"
-    return found
-
-
 def _allowed(stage: JudgedStage, numbers: NumberTypes) -> float:
     """Return the relative error of a row that rounding explains."""
     unit = ROUNDING[numbers.predictor if stage.predictor else numbers.activations]

@@ -8,7 +8,7 @@ import torch
 
 from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
 from qwen3_omni_neuron.verification.alone import Spoken
-from qwen3_omni_neuron.verification.judgement import THINKER_PROMPTS, Difference
+from qwen3_omni_neuron.verification.judgement import Difference
 from qwen3_omni_neuron.verification.verify import Verdict
 
 _HERE = "then --target cpu --dtype float32"
@@ -44,9 +44,6 @@ def _lines(verdict: Verdict) -> Iterator[str]:
         yield f"reference: transformers {about.transformers}, {about.dtype} on {about.device}"
         yield ""
         yield from _table(verdict.differences)
-    if verdict.by_layer is not None and verdict.by_layer.differences:
-        yield ""
-        yield from _table(verdict.by_layer.differences)
     yield ""
     yield "largest numbers that the engines returned:"
     yield from (f"  {name}: {size:.4g}" for name, size in seen.largest.items())
@@ -124,10 +121,6 @@ def _conclusion(verdict: Verdict) -> Iterator[str]:
     if wrong:
         first = wrong[0]
         yield f"DIFFERS, first in: {first.stage}" + (f" ({first.first})" if first.first else "")
-        if verdict.by_layer is not None and verdict.by_layer.first:
-            yield f"first layer that differs: {verdict.by_layer.first}"
-        elif first.graph == THINKER_PROMPTS:
-            yield "its first layer that differs: add --by-layer"
         if first.graph:
             yield f"its graphs, where it was compiled: {first.graph}"
         median_holds = first.error is not None and first.error <= first.allowed

@@ -4,7 +4,6 @@ The engines are called past the runtime, in slot 0: nobody else may use the mode
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,28 +45,6 @@ class EngineStages:
             **self._frames(prompt, answer.arrays),
             "samples": self._sound(torch.from_numpy(answer.arrays["codes"])),
         }
-
-    @torch.inference_mode()
-    def accepted_rows(
-        self, prompt: Prompt, rows: Tensor, given: Mapping[str, NDArray[Any]] | None
-    ) -> NDArray[np.float32]:
-        """Return the accept layer's hidden states of all rows of a prompt, [S, hidden].
-
-        An engine returns those of media alone, so all rows are given to it as rows of media. rows:
-        the tokens' embeddings [S, hidden], in the dtype of the engine. given: the reference's
-        results, which have the rows of images and sound; None: the engine's encoders compute them.
-        """
-        c, own = self._config.thinker, self._thinker.media
-        media = own.encode(prompt) if given is None else self._media(prompt, given)
-        rows, visual = rows.clone(), torch.empty(0, dtype=torch.long)
-        deepstack = rows.new_empty(len(c.vision.deepstack_layers), 0, rows.shape[1])
-        if media is not None:
-            rows[media.filled] = media.rows
-            visual, deepstack = media.visual, media.deepstack
-        ids = torch.full_like(prompt.token_ids, c.audio_token_id)
-        whole = PromptMedia(0, torch.ones_like(ids, dtype=torch.bool), rows, visual, deepstack)
-        _, states = self._thinker.prefill(0, replace(prompt, token_ids=ids), 0, whole)
-        return as_array(states)
 
     def _encoders(self, prompt: Prompt) -> Arrays:
         c = self._config.thinker

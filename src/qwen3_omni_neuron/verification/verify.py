@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,9 @@ from qwen3_omni_neuron.loading import plan_of
 from qwen3_omni_neuron.options import LoadOptions
 from qwen3_omni_neuron.verification.alone import Seen, Spoken, speak, watched
 from qwen3_omni_neuron.verification.judgement import (
-    THINKER_PROMPTS,
     Difference,
     NumberTypes,
     judge,
-    judge_layer,
-    stages_of,
-)
-from qwen3_omni_neuron.verification.layers import (
-    ByLayer,
-    Layers,
-    States,
-    find_first,
-    load_first_layers,
-    some_layers,
 )
 from qwen3_omni_neuron.verification.questions import make_questions
 from qwen3_omni_neuron.verification.reference import (
@@ -38,7 +26,6 @@ from qwen3_omni_neuron.verification.reference import (
     Arrays,
     ReferenceAnswer,
     read_reference,
-    thinned_layers,
 )
 from qwen3_omni_neuron.verification.stages import EngineStages
 
@@ -48,8 +35,7 @@ class Verdict:
     """Result of a verification.
 
     about, differences: the reference, and each stage's difference from it; None and empty without
-    one. seen: numbers that the engines returned. spoken: the answers in speech. by_layer: the
-    thinker's layers; None where they were not asked for.
+    one. seen: numbers that the engines returned. spoken: the answers in speech.
     """
 
     folder: Path
@@ -58,7 +44,6 @@ class Verdict:
     differences: list[Difference]
     seen: Seen
     spoken: list[Spoken]
-    by_layer: ByLayer | None = None
 
     @property
     def holds(self) -> bool:
@@ -71,14 +56,12 @@ def verify(
     against: Path | None = None,
     load: Mapping[str, Any] | None = None,
     most_spoken: int | None = None,
-    by_layer: bool = False,
     progress: Callable[[str], object] = lambda line: None,
 ) -> Verdict:
     """Load a model and verify it.
 
     against: a file that write_reference wrote. load: arguments of Qwen3Omni.load; its placement is
-    "shared". most_spoken: number of questions that are answered in speech; None: all. by_layer:
-    whether to look into the thinker by its layers, see look_by_layer.
+    "shared". most_spoken: number of questions that are answered in speech; None: all.
     Raises the errors of Qwen3Omni.load and of read_reference.
     """
     folder, load = resolve_checkpoint(model), dict(load or {})
@@ -92,11 +75,6 @@ def verify(
     about: About | None = None
     answers: list[ReferenceAnswer] = []
     plan = plan_of(folder, config, load.get("compiled_path"), LoadOptions.parse(load))
-    if by_layer and plan.adapters:
-        raise OptionError(
-            "by_layer loads checkpoints of the first layers alone, into which adapters of all "
-            "layers can't be merged. Leave one of them out."
-        )
     if against is not None:
         about, answers = read_reference(against, folder, config, plan.adapters)
     seen, built = Seen(), []
@@ -111,18 +89,7 @@ def verify(
         asked = [answer.question for answer in answers] or make_questions()
         progress("answering in speech")
         spoken = list(speak(omni, seen, asked[:most_spoken]))
-        prompts = [omni.prompt_builder.prompt(question.messages) for question in asked]
-    found = None
-    if by_layer:
-        given = [
-            answer.arrays if _fits(prompt.token_ids, answer) else None
-            for prompt, answer in zip(prompts, answers, strict=False)
-        ] or [None] * len(prompts)
-        open_engines = partial(load_first_layers, plan, load, max(map(len, prompts)))
-        near = None if load.get("compiled_path") is None else load["compiled_path"].parent
-        layers = Layers(plan, prompts, given, open_engines, near)
-        found = look_by_layer(layers, plan, about, answers, differences, seen, progress)
-    return Verdict(folder, plan, about, differences, seen, spoken, found)
+    return Verdict(folder, plan, about, differences, seen, spoken)
 
 
 def compare(
@@ -146,48 +113,6 @@ def compare(
         ours.setdefault("prompt", prompt.token_ids.numpy())
         pairs.append((answer, _expected(plan, answer), ours))
     return judge(config, _numbers(plan, about, answers[0]), pairs)
-
-
-def look_by_layer(
-    layers: Layers,
-    plan: CompilePlan,
-    about: About | None,
-    answers: list[ReferenceAnswer],
-    differences: list[Difference],
-    seen: Seen,
-    progress: Callable[[str], object] = lambda line: None,
-) -> ByLayer:
-    """Search for the thinker's first layer that differs.
-
-    Where none of its stages over prompts differs, some layers' largest numbers are noted instead.
-    layers: made for the answers' prompts; without answers, for any. differences: what `judge`
-    returned.
-    """
-    config = read_config(plan.model)
-    count = config.thinker.text.layers
-
-    def states(layer: int) -> States:
-        progress(f"thinker's layer {layer} of {count}")
-        found = layers.states(layer)
-        if layer:
-            seen.add(f"thinker's layer {layer}", found)
-        return found
-
-    def look(layer: int) -> Difference:
-        pairs = [
-            (answer, _expected(plan, answer)["layers"][layer], thinned_layers(ours))
-            for answer, ours in zip(answers, states(layer), strict=True)
-        ]
-        assert about is not None
-        return judge_layer(config, _numbers(plan, about, answers[0]), layer, pairs)
-
-    passed = {stage.name: stage.layers for stage in stages_of(config)}
-    wrong = [one.stage for one in differences if one.graph == THINKER_PROMPTS and not one.holds]
-    if wrong:
-        return find_first(passed[wrong[0]], count, look)
-    for layer in some_layers(count):
-        states(layer)
-    return ByLayer([])
 
 
 def _fits(token_ids: Any, answer: ReferenceAnswer) -> bool:
