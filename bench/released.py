@@ -57,18 +57,20 @@ import numpy as np
 import torch
 
 from bench import bandwidth, stages
+from bench.common.call_cost import CHUNK, FRAMES, PROMPT, TOKENS, CallSeconds
 from bench.common.measure import in_new_process, timed
 from bench.common.models import loaded_engines, written_messages
+from bench.common.rates import Call, one_thread_each, products, reads
 from bench.threads import code2wav_work
 from qwen3_omni_neuron import AudioChunk, Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.modules import STAGES, lay_out
 from qwen3_omni_neuron.cli import main as command
-from qwen3_omni_neuron.cpu.call_cost import CHUNK, FRAMES, PROMPT, TOKENS, CallSeconds
-from qwen3_omni_neuron.cpu.fits import DTYPES, GB, fits_of
+from qwen3_omni_neuron.compilation.plan import make_plan, models_of
 from qwen3_omni_neuron.cpu.memory import memory_bytes
-from qwen3_omni_neuron.cpu.rates import Call, one_thread_each, products, reads
-from qwen3_omni_neuron.cpu.target import usable_cores
+from qwen3_omni_neuron.cpu.precision import PRECISIONS
+from qwen3_omni_neuron.cpu.target import LIMITS, usable_cores
+from qwen3_omni_neuron.cpu.weights import expected_bytes
 from qwen3_omni_neuron.engines.process.heap import pages_read
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.loading import stage_threads
@@ -83,6 +85,9 @@ from testing.tiny import write_tiny_checkpoint
 QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "What does the sea say at night?"}]
 CODE2WAV, OWN_PROMPT = "code2wav step", "the reply's prompt"
 NEVER = 10**6  # id of no token
+GB = 1e9
+PROCESS_BYTES = 500_000_000  # Python, torch, the tokenizer, and the buffers of calls
+DTYPES = tuple(name for name, precision in PRECISIONS.items() if precision.packed)
 SPOKEN_S, PIECE_S, RATE = 3.0, 0.1, 16000
 DERIVED = (8, 16)
 # Frames for each of --repeats: ten frames pass in a second, and a machine's neighbours stay longer.
@@ -148,13 +153,12 @@ def made(options: Namespace) -> tuple[Path, Path]:
     checkpoint, tree = options.folder / f"{options.size}", options.folder / options.dtype
     write_tiny_checkpoint(checkpoint, size=options.size, drawn=True)
     config = read_config(checkpoint)
-    lengths = options.positions, 2 * options.positions
-    fits = fits_of(config, *lengths)
-    (fit,) = (fit for fit in fits if fit.dtype == options.dtype)
-    if not fit.slots(memory_bytes()):
+    plan = make_plan(checkpoint, config, LIMITS, dtype=options.dtype)
+    needed = PROCESS_BYTES + sum(expected_bytes(plan, model) for model in models_of(config))
+    if needed > memory_bytes():
         raise InputError(
-            f"{options.size} in {options.dtype} takes {fit.memory_bytes() / GB:.1f} GB of memory, "
-            f"and this machine has {memory_bytes() / GB:.1f}."
+            f"{options.size} in {options.dtype} takes {needed / GB:.1f} GB of memory, and this "
+            f"machine has {memory_bytes() / GB:.1f}."
         )
     words = ["--target", "cpu", "--dtype", options.dtype, "--max-concurrency", "1"]
     with redirect_stdout(sys.stderr):

@@ -36,13 +36,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.bandwidth import best_rate, machine_rows
+from bench.common.call_cost import kept_bytes, precision_of, work_of
 from bench.common.measure import in_turn, median_row
+from bench.common.rates import products
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.modules import lay_out
-from qwen3_omni_neuron.cpu.call_cost import kept_bytes, precision_of, work_of
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.precision import weight_form
-from qwen3_omni_neuron.cpu.rates import products
 from qwen3_omni_neuron.cpu.target import usable_cores
 from qwen3_omni_neuron.cpu.weights import put_kept
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder

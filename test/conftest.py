@@ -18,7 +18,6 @@ from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, api
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.cpu import rates
 from qwen3_omni_neuron.engines.process.heap import keep_all
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.models import load_models
@@ -239,9 +238,3 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("only root may mount a small disk")
     yield disk
     subprocess.run(["umount", str(disk)], check=True)
-
-
-@pytest.fixture
-def given_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets `doctor` take these rates for measured ones, which would take two seconds."""
-    monkeypatch.setattr(rates, "measured_rates", lambda *_: rates.MachineRates(23.8e9, 88.9e9, 2))

@@ -7,9 +7,9 @@ saves is read from the timings of three turns with the checkpoint that ships.
 from collections.abc import Mapping
 from html import escape
 
+from bench.common.call_cost import CHUNK, FRAME_S, FRAMES, TOKENS, released_limits
+from bench.common.rates import MachineRates
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
-from qwen3_omni_neuron.cpu.call_cost import CHUNK, FRAME_S, FRAMES, TOKENS, released_limits
-from qwen3_omni_neuron.cpu.rates import MachineRates
 from testing.imports import ROOT
 
 Rows = Mapping[str, Mapping[str, float]]

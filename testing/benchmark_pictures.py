@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from qwen3_omni_neuron.cpu.call_cost import FRAME_S
+from bench.common.call_cost import FRAME_S
 from testing.bar_picture import Line, Rows, draw
 from testing.imports import ROOT
 

@@ -282,8 +282,8 @@ def test_without_a_model_it_says_how_to_name_one(
 INTRODUCED = (
     "This is a small model for trying things out: it knows 25 words. "
     'Ask it: "what is two plus three", "please say red blue", "hello". '
-    "The whole model: --model Qwen/Qwen3-Omni-30B-A3B-Instruct; "
-    "`qwen3-omni-neuron doctor` says whether this machine can run it.\n"
+    "The whole model: --model Qwen/Qwen3-Omni-30B-A3B-Instruct, "
+    "in 24 GB of memory with --dtype int4.\n"
 )
 
 
@@ -406,7 +406,6 @@ def run_examples(verb: str, printed: pytest.CaptureFixture[bytes], **names: str)
     return printed.readouterr().out.decode(errors="replace").rstrip().rpartition("\n")[2]
 
 
-@pytest.mark.usefixtures("given_rates")
 def test_the_examples_of_the_help_run(
     checkpoint: Path,
     tmp_path: Path,

@@ -589,7 +589,6 @@ def test_speak_from_a_tree(checkpoint: Path, tree: Path, tmp_path: Path) -> None
     assert (tmp_path / "o.wav").stat().st_size > 44
 
 
-@pytest.mark.usefixtures("given_rates")
 def test_doctor_reports_in_markdown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -601,10 +600,6 @@ def test_doctor_reports_in_markdown(
         f"| qwen3-omni-neuron | {PACKAGE_VERSION} |",
         f"| torch | {metadata.version('torch')} |",
         "| neuronx-cc | 2.26.* | not installed | |",
-        "| cpu | reused |",
-        "| neuron | none: each prompt is computed anew |",
         "| NEURON_RT_VISIBLE_CORES | 0-7 |",
-        "| NEURON_CC_FLAGS | not set | --model-type=transformer --auto-cast=none |",
-        "| NEURON_COMPILER_OPT_LEVEL | not set | -O2 |",
     ):
         assert line in printed.splitlines()

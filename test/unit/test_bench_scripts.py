@@ -27,11 +27,19 @@ from bench import (
     word_times,
 )
 from bench import threads as bench_threads
+from bench.common.call_cost import (
+    CHUNK,
+    RELEASED_CODE2WAV,
+    CallSeconds,
+    Work,
+    released_limits,
+    work_of,
+)
 from bench.common.manifests import SHIPPED, read_conversations
 from bench.common.models import written_messages
+from bench.common.rates import MachineRates
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
-from qwen3_omni_neuron.cpu.call_cost import CHUNK, RELEASED_CODE2WAV, Work, work_of
 from qwen3_omni_neuron.cpu.eager import EagerCode2Wav
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
@@ -429,6 +437,27 @@ def test_stages_are_compared_with_the_machine(tmp_path: Path, checkpoint: Path) 
     )
     gain = pytest.approx(first["min_s"] / second["min_s"])
     assert second["times_faster_than_mixed"] == gain
+
+
+def test_a_reply_is_the_sum_of_its_calls() -> None:
+    calls = CallSeconds(prefill=2.0, token=0.1, talker=0.01, predictor=0.02, code2wav=0.5)
+    assert calls.reply(tokens=30, frames=120) == pytest.approx(2.0 + 3.0 + 120 * 0.03 + 10 * 0.5)
+    assert calls.rtf == pytest.approx((2.0 + 50 * 0.1 + 200 * 0.03 + 200 / 12 * 0.5) / 16)
+
+
+@needs_library
+def test_the_least_time_follows_from_the_rates_of_a_machine() -> None:
+    """The rates of two machines. The default code predictor reads more."""
+    for measured, added_up in (
+        (MachineRates(23.8e9, 88.9e9, 2), 1.72),
+        (MachineRates(28.7e9, 180.9e9, 2), 1.22),
+    ):
+        same = released_limits(measured, {"int4": "int4"})["int4"]
+        assert same.rtf == pytest.approx(added_up, abs=0.01)
+        default = released_limits(measured, {"int4": "mixed"})["int4"]
+        assert default.predictor - same.predictor == pytest.approx(
+            0.50e9 / measured.bytes_per_s, rel=0.02
+        )
 
 
 # Bytes of a number in 12 bits: of 256 inputs of 32 outputs, with a head of 128 bytes.

@@ -131,7 +131,6 @@ AGAIN = (of_another_layout, of_another_constant, without_a_call)
     [again(made) if made in AGAIN else made for made in MISMATCHES],
     ids=lambda made: made.__name__,
 )
-@pytest.mark.usefixtures("given_rates")
 def test_a_library_of_other_sources_is_refused(
     sources: Path,
     mismatched: Callable[[Path], Path],

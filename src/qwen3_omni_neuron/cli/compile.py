@@ -25,6 +25,7 @@ from qwen3_omni_neuron.compilation.plan import (
     TargetLimits,
     flag_of,
     make_plan,
+    models_of,
 )
 from qwen3_omni_neuron.compilation.runner import Outcome, Progress, compile_tree
 from qwen3_omni_neuron.errors import CheckpointError, OptionError
@@ -52,7 +53,7 @@ def add_compile(parser: CommandParser) -> None:
         "--dry-run",
         action="store_true",
         help="compile nothing; print whether the plan fits an instance, the memory of a core, and "
-        "the graphs; with --target cpu what each dtype takes, and what fits this machine",
+        "the graphs; with --target cpu the size of the tree",
     )
     kinds: dict[Any, tuple[Any, str | None]] = {
         int: (int, "N"),
@@ -181,12 +182,12 @@ def _dry_run_on_trn2(plan: "CompilePlan", instance: str | None, each_default: bo
 
 
 def _dry_run_here(plan: "CompilePlan", out: Path) -> int:
-    """Print what each dtype takes on the CPU, and what fits this machine and the disk of `out`."""
+    """Print the size of a plan's tree on the CPU, and the free space on the disk of `out`."""
     from qwen3_omni_neuron.checkpoint.config_json import read_config
     from qwen3_omni_neuron.checkpoint.files import Checkpoint
+    from qwen3_omni_neuron.checkpoint.modules import lay_out
     from qwen3_omni_neuron.checkpoint.quantised import read_settings
-    from qwen3_omni_neuron.cpu.fits import GB, fits_of, fits_text
-    from qwen3_omni_neuron.cpu.memory import memory_bytes
+    from qwen3_omni_neuron.cpu.weights import model_bytes
 
     quantised = {}
     if read_settings(plan.model) is not None:
@@ -194,13 +195,14 @@ def _dry_run_here(plan: "CompilePlan", out: Path) -> int:
             quantised = Checkpoint(plan.model, plan.adapters).quantised
         except CheckpointError as error:  # the folder may have config.json alone
             print(f"counted as if it were not quantised: {error}", file=sys.stderr)
-    lengths = plan.context_length, plan.talker_context_length
-    fits = fits_of(read_config(plan.model), *lengths, quantised, plan.predictor_dtype)
-    print("\n".join(fits_text(fits, memory_bytes())))
+    config = read_config(plan.model)
+    _, parts = lay_out(config)
+    numbers = plan.dtype, plan.predictor_dtype
+    sizes = {m: model_bytes(parts, *numbers, m, quantised, plan.compact) for m in models_of(config)}
+    rows = [("model", "dtype", "MB"), *((m, plan.dtype, f"{s / MB:.1f}") for m, s in sizes.items())]
     disk = next(folder for folder in (out, *out.parents) if folder.exists())
-    free = shutil.disk_usage(disk).free
-    names = ", ".join(fit.dtype for fit in fits if fit.tree_bytes <= free)
-    print(f"\nThe disk of {out} has {free / GB:.1f} GB free, for a tree in {names or 'no dtype'}.")
+    print(aligned([*rows, ("all", plan.dtype, f"{sum(sizes.values()) / MB:.1f}")]))
+    print(f"\nThe disk of {out} has {shutil.disk_usage(disk).free / MB:.1f} MB free.")
     return 0
 
 

@@ -110,19 +110,18 @@ def _show_checkpoint(parsed: argparse.Namespace) -> int:
     from qwen3_omni_neuron.checkpoint.files import Checkpoint
     from qwen3_omni_neuron.checkpoint.hub_headers import open_headers
     from qwen3_omni_neuron.checkpoint.quantised import scales_of_inputs
-    from qwen3_omni_neuron.cli.inspect_checkpoint import auto_dtype, checkpoint_rows, weights_gb
+    from qwen3_omni_neuron.cli.inspect_checkpoint import auto_dtype, checkpoint_rows
 
     with open_headers(parsed.folder) as headers:
         checkpoint = Checkpoint(headers)
         heading, *rows = checkpoint_rows(checkpoint)
         left = scales_of_inputs(checkpoint.headers())
-        weights, dtype = weights_gb(checkpoint), auto_dtype(headers)
+        dtype = auto_dtype(headers)
     if parsed.json:
         tensors = [dict(zip(heading, row, strict=True)) for row in rows]
         shown = {
             "tensors": tensors,
             "scales of inputs left aside": left,
-            "weights in memory on the CPU, GB": weights,
             "dtype auto on the CPU": dtype,
         }
         print(json.dumps(shown))
@@ -130,8 +129,6 @@ def _show_checkpoint(parsed: argparse.Namespace) -> int:
     print(aligned([heading, *rows]) + "\n")
     if left:
         print(f"scales of the inputs of {left} matrices are left aside: no inputs are rounded")
-    sizes = ", ".join(f"{name} {size:.1f}" for name, size in weights.items())
-    print(f"weights in memory on the CPU, GB: {sizes}")
     print(f"dtype auto on the CPU: {dtype}")
     return 0
 

@@ -14,7 +14,6 @@ from qwen3_omni_neuron.checkpoint.parameters import check_names, fitting
 from qwen3_omni_neuron.checkpoint.quantised import QuantisedForm
 from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.compilation.runner import MB
-from qwen3_omni_neuron.cpu.fits import GB, fits_of
 from qwen3_omni_neuron.cpu.precision import PRECISIONS
 from qwen3_omni_neuron.cpu.published import kept_names
 from qwen3_omni_neuron.cpu.target import LIMITS
@@ -56,13 +55,6 @@ def checkpoint_rows(checkpoint: Checkpoint) -> list[tuple[str, ...]]:
     for (*columns, use), each in sizes.items():
         rows.append((*columns, str(len(each)), f"{sum(each) / MB:.1f}", use))
     return rows
-
-
-def weights_gb(checkpoint: Checkpoint) -> dict[str, float]:
-    """Return the size of the weights in memory, by dtype of the CPU."""
-    config = read_config(checkpoint.folder)
-    fits = fits_of(config, 1, 1, checkpoint.quantised)  # whose weights depend on no length
-    return {fit.dtype: round(fit.tree_bytes / GB, 1) for fit in fits}
 
 
 def auto_dtype(folder: Path) -> str:

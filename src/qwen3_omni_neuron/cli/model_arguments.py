@@ -126,8 +126,8 @@ def introduce(info: "ModelInfo") -> None:
         questions = ", ".join(f'"{question}"' for question in info.questions)
         asked = f" Ask it: {questions}." if questions else ""
         print(
-            f"{info.introduction}{asked} The whole model: --model {WHOLE_MODEL}; "
-            "`qwen3-omni-neuron doctor` says whether this machine can run it.",
+            f"{info.introduction}{asked} The whole model: --model {WHOLE_MODEL}, in 24 GB "
+            "of memory with --dtype int4.",
             file=sys.stderr,
             flush=True,
         )

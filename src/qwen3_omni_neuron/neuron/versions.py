@@ -56,13 +56,6 @@ def is_supported(version: str, supported: str) -> bool:
     return any(fnmatchcase(plain, w) or plain.startswith(f"{w}.") for w in wanted)
 
 
-def neuron_target(torch_neuronx: str | None) -> str | None:
-    """Return the target that an installed version of torch-neuronx runs; None for neither."""
-    if torch_neuronx is None:
-        return None
-    return "torchneuron" if is_torchneuron(torch_neuronx) else "neuron"
-
-
 def is_torchneuron(version: str) -> bool:
     """Tell whether a version of torch-neuronx is TorchNeuron's, supported or not."""
     from packaging.version import Version

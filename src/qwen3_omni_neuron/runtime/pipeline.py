@@ -183,7 +183,7 @@ class Pipeline:
         if pages >= MANY_PAGES:
             logger.warning(
                 "a reply waited %d times for weights from the disk. Where that is so in every "
-                "reply, this machine has too little memory for them (doctor says what fits).",
+                "reply, this machine has too little memory for them.",
                 pages,
             )
 

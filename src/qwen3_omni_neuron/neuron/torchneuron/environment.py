@@ -38,8 +38,6 @@ COMPILE_ONLY: Mapping[str, str] = {
     "TORCH_NEURONX_COMPILE_ONLY": "1",
     "NEURON_PLATFORM_TARGET_OVERRIDE": "trn2",
 }
-SHOWN = (*SETTINGS, CACHE_FOLDER, LOCAL_CACHE_FOLDER, *COMPILE_ONLY)
-"""Variables that `doctor` shows."""
 NEFF_FOLDER = "neff"  # in a model's folder of the tree
 
 

@@ -9,10 +9,10 @@ from math import prod
 
 from torch import nn
 
+from bench.common.rates import MachineRates
 from qwen3_omni_neuron.checkpoint.modules import lay_out
 from qwen3_omni_neuron.checkpoint.released import released_config
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, Precision, library_for, weight_form
-from qwen3_omni_neuron.cpu.rates import MachineRates
 from qwen3_omni_neuron.cpu.target import LIMITS
 from qwen3_omni_neuron.model.config import DecoderConfig
 

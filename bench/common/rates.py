@@ -1,10 +1,9 @@
-"""Rates of this machine: bytes that it reads in a second, and multiply-adds; measured with torch.
+"""Calls of torch that read or multiply numbers, to measure the rates of this machine.
 
 Torch multiplies by its BLAS or by oneDNN, whichever is faster: on an AMD processor MKL reaches half
 of what oneDNN does.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,8 +14,6 @@ from typing import Any
 import torch
 
 Call = Callable[[], Any]
-ARRAYS_BYTES = 256 << 20  # more than most caches hold
-PRODUCT_SIZE = 1536
 
 
 @dataclass(frozen=True)
@@ -26,16 +23,6 @@ class MachineRates:
     bytes_per_s: float
     multiply_adds_per_s: float
     threads: int
-
-
-def measured_rates(threads: int, seconds: float) -> MachineRates:
-    """Measure for so many seconds, and for as long as one product and one read need more."""
-    elements = ARRAYS_BYTES // 4 // threads
-    with one_thread_each(reads(threads, elements)) as read:
-        read_s = _least_s([read], seconds / 2)
-    with products(threads, PRODUCT_SIZE) as calls:
-        product_s = _least_s(calls, seconds / 2)
-    return MachineRates(4 * elements * threads / read_s, PRODUCT_SIZE**3 / product_s, threads)
 
 
 def reads(threads: int, elements: int) -> list[Call]:
@@ -70,19 +57,3 @@ def products(threads: int, size: int) -> Iterator[list[Call]]:
 def _together(pool: ThreadPoolExecutor, calls: Sequence[Call]) -> None:
     for call in [pool.submit(call) for call in calls]:
         call.result()
-
-
-def _least_s(calls: Sequence[Call], seconds: float) -> float:
-    """Return the time of the fastest call. Each is made once uncounted, then in turn till the end.
-
-    Other processes only slow a call down, so the fastest one is nearest to what the machine can do.
-    """
-    for call in calls:
-        call()
-    end_s, least_s = time.perf_counter() + seconds, float("inf")
-    while least_s == float("inf") or time.perf_counter() < end_s:
-        for call in calls:
-            start_s = time.perf_counter()
-            call()
-            least_s = min(least_s, time.perf_counter() - start_s)
-    return least_s
