@@ -162,7 +162,7 @@ ERRORS = [
 ]
 VERBS = {
     "verify": """
-        --adapter --against --by-layer --compiled --cores --device --dtype --help
+        --adapter --against --compiled --cores --device --dtype --help
         --instance --model --placement --predictor-dtype --target --threads
         --write -h
     """,
