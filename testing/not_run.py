@@ -50,6 +50,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "a Ray cluster of its own": ("replicas in a Ray cluster, and their failures", "make test-ray"),
     "a Ray cluster that scales": ("Ray that replaces and adds replicas", "make test-scaling"),
     "17 GB of disk": ("every released width, against transformers", "make test-wide"),
+    "which stands before the server": ("slow and malformed HTTP", "make nginx, make test"),
     "which checks deploy/": (
         "images, manifests, proxies and the systemd unit by their own tools",
         "make test-deploy, with systemd and Debian's nginx, caddy and docker-compose",

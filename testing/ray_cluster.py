@@ -18,7 +18,7 @@ from openai import OpenAI
 from ray import serve
 from ray.serve import scripts
 
-from qwen3_omni_neuron.serving.fleet.command import IMPORT_PATH, environment
+from qwen3_omni_neuron.serving.fleet.settings import IMPORT_PATH, environment
 from testing.http_server import wait_until
 
 START_S = 600.0  # for replicas to start, on a busy machine

@@ -17,6 +17,8 @@ OPTIONS: dict[str, str] = {
     "compact": "leave it out: matrices are kept in 12 bits wherever that loses nothing",
     "kv_cache_dtype": "leave it out: KV caches are in the dtype of the arithmetic",
     "max_bodies_bytes": "use max_held_bytes, which also counts decoded media and sessions.",
+    "qwen3_omni_neuron.fleet.application:build": "its import_path is "
+    "qwen3_omni_neuron.serving.fleet.application:build now.",
     "max_connections": "a proxy limits connections, in nginx by limit_conn (deploy/proxy)",
     "send_timeout_s": "a proxy disconnects who does not read, in nginx by send_timeout",
 }

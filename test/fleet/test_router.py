@@ -17,7 +17,7 @@ from ray.serve._private.common import (
 )
 from ray.serve._private.request_router.common import PendingRequest
 
-from qwen3_omni_neuron.serving.fleet.router import AffinityRouter
+from qwen3_omni_neuron.serving.fleet.router import AffinityRouter, Presence
 
 DEPLOYMENT = DeploymentID("replica", "speaking")
 NAMES = tuple("abcdef")
@@ -106,3 +106,13 @@ def test_a_request_without_a_session_goes_to_the_less_busy_of_two() -> None:
         assert found.count("e") > max(map(found.count, "abcd"))
 
     routing(test)
+
+
+def test_a_replica_is_told_once_that_it_is_on_the_list_or_no_more() -> None:
+    told, presence = list[bool](), Presence()
+    assert not presence.tell({"a"})  # a proxy's process
+    presence.watch("a", told.append)
+    assert presence.tell(set())  # it starts: nobody lists it yet
+    for running in ({"b"}, {"a", "b"}, {"a"}, {"b"}, set[str](), {"a", "c"}):
+        presence.tell(running)
+    assert told == [True, False, True]

@@ -18,7 +18,8 @@ from test.hostile.attack import KINDS
 from test.hostile.attacks.good_client import ANSWER
 from test.hostile.attacks.kinds import Kind, restarted, unmet
 from test.hostile.attacks.outcomes import Outcome, wrong_of
-from test.hostile.attacks.target import ServerSpec, Target, target_of, waited
+from test.hostile.attacks.target import NO_NGINX, ServerSpec, Target, target_of, waited
+from testing.nginx import NGINX
 from testing.repeats import again
 
 OPTIONS = argparse.Namespace(dtype="auto", placement="shared", threads=1)
@@ -32,7 +33,7 @@ ORDERED = sorted(SENT, key=lambda kind: repr(kind.server))
 AGAIN = ["long-decoding", "queued-pictures"]
 AGAIN += ["text-system", "json-deep-objects", "media-truncated", "media-noise"]
 # These are sent to a server in the process of the test, too: by test_serving_connections.py,
-AGAIN += ["slow-reader", "slow-reader-drain", "silent-tls", "half-open", "foreign-pages"]
+AGAIN += ["slow-reader", "slow-reader-drain", "half-open", "foreign-pages"]
 # by test_held_bytes.py and test_realtime_limits.py, and to a pool by test_grammar_pool.py.
 AGAIN += ["realtime-rate", "realtime-all-sessions", "realtime-clips", "realtime-unread"]
 AGAIN += ["grammar-slow"]
@@ -74,7 +75,9 @@ def servers() -> Iterator[Servers]:
 def test_a_hostile_request_is_refused_in_the_right_shape_and_hurts_nobody(
     kind: Kind, servers: Servers
 ) -> None:
-    if kind.server.tls and shutil.which("openssl") is None:
+    if kind.server.proxy and NGINX is None:
+        pytest.skip(NO_NGINX)
+    if kind.server.proxy and shutil.which("openssl") is None:
         pytest.skip("openssl, which makes the certificate, is not on PATH")
     target = servers.of(kind.server)
     stages = target.stages()

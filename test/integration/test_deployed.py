@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import socket
 import ssl
 import stat
 import subprocess
@@ -27,6 +26,7 @@ from testing.http_client import HttpClient
 from testing.http_server import serving, url_of, wait_until
 from testing.imports import ROOT
 from testing.media_cases import QUESTION_WAV
+from testing.nginx import NGINX, free_port, nginx_before
 
 PAGE = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
 PROXY = ROOT / "deploy" / "proxy"
@@ -137,62 +137,37 @@ def slow_server(omni: Qwen3Omni) -> Iterator[tuple[Server, Event]]:
         yield server, goes_on
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
-
-
-def nginx(server: Server, folder: Path, made: Path) -> tuple[list[str], str]:
-    """Return the command of nginx with our configuration on free ports, and its URL."""
-    port = free_port()
-    text = (PROXY / "nginx.conf").read_text(encoding="utf-8")
-    names = "/etc/letsencrypt/live/omni.example.org"
-    for old, new in (
-        ("listen 80;", f"listen 127.0.0.1:{free_port()};"),
-        ("listen 443 ssl;", f"listen 127.0.0.1:{port} ssl;"),
-        ("server 127.0.0.1:8000;", f"server 127.0.0.1:{server.port};"),
-        (f"{names}/fullchain.pem", str(made / "cert.pem")),
-        (f"{names}/privkey.pem", str(made / "key.pem")),
-    ):
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    (folder / "site.conf").write_text(text, encoding="utf-8")
-    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    paths = " ".join(f"{kind}_temp_path {folder / kind};" for kind in kinds)
-    user = "user root;" if os.geteuid() == 0 else ""
-    (folder / "nginx.conf").write_text(
-        f"{user} daemon off; master_process off; pid {folder}/pid; error_log stderr; events {{}}\n"
-        f"http {{ access_log off; {paths} include {folder}/site.conf; }}\n"
-    )
-    return ["nginx", "-c", str(folder / "nginx.conf"), "-e", "stderr"], f"https://127.0.0.1:{port}"
-
-
-def caddy(server: Server, folder: Path, _: Path) -> tuple[list[str], str]:
-    """Return the command of Caddy with our configuration, by HTTP on a free port, and its URL."""
+@contextmanager
+def caddy(url: str, folder: Path, _: tuple[Path, Path]) -> Iterator[str]:
+    """Run Caddy by our configuration, by HTTP on a free port. Yields its URL."""
     text = (PROXY / "Caddyfile").read_text(encoding="utf-8")
     (folder / "Caddyfile").write_text("{\n\tadmin off\n}\n" + text, encoding="utf-8")
-    url = f"http://127.0.0.1:{free_port()}"
-    settings = f"OMNI_NAME={url}", f"OMNI_SERVER=127.0.0.1:{server.port}", f"HOME={folder}"
+    own = f"http://127.0.0.1:{free_port()}"
+    server = url.partition("://")[2]
+    environment = {"OMNI_NAME": own, "OMNI_SERVER": server, "HOME": str(folder)}
     config = ["--config", str(folder / "Caddyfile"), "--adapter", "caddyfile"]
-    return ["env", *settings, "caddy", "run", *config], url
+    running = subprocess.Popen(
+        ["caddy", "run", *config], env={**os.environ, **environment}, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield own
+    finally:
+        running.kill()
+        running.wait()
 
 
-@pytest.mark.parametrize("proxy", [nginx, caddy])
+@pytest.mark.parametrize("proxy", [nginx_before, caddy])
 def test_a_proxy_passes_on_streams_sockets_bodies_and_the_end_of_a_client(
     proxy: Any, omni: Qwen3Omni, made: Path, tmp_path: Path
 ) -> None:
-    name = proxy.__name__
-    path = f"{os.environ['PATH']}:/usr/sbin"
-    if shutil.which(name, path=path) is None:
+    name = "nginx" if proxy is nginx_before else "caddy"
+    if (NGINX if name == "nginx" else shutil.which(name)) is None:
         pytest.skip(f"{name}, which checks deploy/, is not installed")
     with ExitStack() as stack:
         server, goes_on = stack.enter_context(slow_server(omni))
-        command, url = proxy(server, tmp_path, made)
-        environment = {**os.environ, "PATH": path}
-        running = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-        stack.callback(running.wait)
-        stack.callback(running.kill)
-        trusted = ssl.create_default_context(cafile=made / "cert.pem")
+        certificate = made / "cert.pem", made / "key.pem"
+        url = stack.enter_context(proxy(url_of(server), tmp_path, certificate))
+        trusted = ssl.create_default_context(cafile=certificate[0])
 
         def answers() -> bool:
             with HttpClient(url, tls=trusted) as client:

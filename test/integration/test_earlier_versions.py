@@ -12,14 +12,13 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from qwen3_omni_neuron import Qwen3Omni, cli
 from qwen3_omni_neuron.errors import ArtifactError, OptionError, StoredSessionError
-from qwen3_omni_neuron.serving.fleet.command import check_config
+from qwen3_omni_neuron.serving.fleet.settings import check_config
 from testing.results import load_results
 from testing.specs import compiled_here
 
@@ -65,16 +64,16 @@ def test_a_stored_session_goes_on_as_it_did(written: Path) -> None:
     assert finished.result.codes.tolist() == reply["codes"]
 
 
-def test_an_application_is_read_after_the_command_that_the_error_names(
+def test_an_application_is_read_after_the_change_that_the_error_names(
     written: Path, tmp_path: Path
 ) -> None:
     config = Path(shutil.copy(written / "ray.yaml", tmp_path / "of a user.yaml"))
     try:
         check_config(config)
     except OptionError as error:
-        found = re.search("sed .*", str(error))
+        found = re.search(r"(\S+) was removed: its import_path is (\S+) now", str(error))
         assert found, error
-        subprocess.run(shlex.split(found[0]), check=True)
+        config.write_text(config.read_text().replace(found[1], found[2]))
         check_config(config)
 
 
@@ -90,9 +89,10 @@ def test_a_servers_flags_are_read_after_the_changes_that_the_errors_name(
             break
         except SystemExit:
             error = capsys.readouterr().err
-            found = re.search(r"(--\S+) was removed: use (--[\w-]+)", error)
+            found = re.search(r"(--\S+) was removed: (?:use (--[\w-]+))?", error)
             assert found, error
-            words[words.index(found[1])] = found[2]
+            at = words.index(found[1])
+            words[at : at + 1 + (found[2] is None)] = [found[2]] if found[2] else []
     values = {name: value for name, value in vars(parsed).items() if name != "cores"}
     read = {
         str(v) for value in values.values() for v in (value if isinstance(value, list) else [value])

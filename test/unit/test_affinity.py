@@ -36,7 +36,6 @@ HOSTILE = (
     b'{"messages": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
     b'{"messages": [{"role": "user", "content": ' + b'{"a":' * 5_000 + b"1" + b"}" * 5_000 + b"}]}",
     b'{"n": ' + b"9" * 100_000 + b', "messages": [{"role": "user"}]}',
-    b'{"messages": [{"role": "user"}], "more": [' + b"[]," * 200_000 + b"[]]}",
 )
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -124,7 +123,6 @@ class Client:
         path: str = PATH,
         method: str = "POST",
         kind: str = "http",
-        **settings: Any,
     ) -> list[bytes]:
         """Send the request. Returns the session headers that the application saw."""
         scope = {"type": kind, "path": path, "headers": list(headers)}
@@ -134,7 +132,7 @@ class Client:
         async def nothing(message: Any) -> None: ...
 
         async def run() -> int:
-            await AffinityMiddleware(self.app, **settings)(scope, self.receive, nothing)
+            await AffinityMiddleware(self.app)(scope, self.receive, nothing)
             await asyncio.sleep(0)
             return len(asyncio.all_tasks())
 
@@ -154,11 +152,6 @@ def test_a_body_goes_on_unchanged_with_its_key(cuts: list[int], known_length: bo
     key = conversation_key(body, b"Bearer one")
     assert key is not None
     assert Client(pieces).ask(headers) == [key.encode()]
-
-
-@pytest.mark.parametrize("body", HOSTILE, ids=lambda body: repr(body[:40]))
-def test_what_is_no_conversation_goes_on_without_a_key(body: bytes) -> None:
-    assert Client([body]).ask() == []
 
 
 def test_a_client_that_leaves_in_mid_body_is_seen_to_leave() -> None:
@@ -204,39 +197,9 @@ def test_all_turns_have_one_key_where_the_first_message_is_longer_than_what_is_r
     assert conversation_key(body_of(long, FIRST)) is None  # who asks is not read
 
 
-def test_a_slow_body_goes_on_without_a_key() -> None:
-    assert Client([body_of(FIRST)[:9]], complete=False).ask(wait_s=0.01) == []
-
-
-def test_a_late_piece_is_not_lost() -> None:
-    body = body_of(FIRST)
-
-    class Late(Client):
-        async def receive(self) -> Any:
-            if len(self._sent) == 1:
-                await asyncio.sleep(0.02)
-            return await super().receive()
-
-    assert Late([body[:9], body[9:]]).ask(wait_s=0.001) == []
-
-
-@pytest.mark.parametrize("name", [b"x-session-id", b"X-Session-ID", b"x_session_id"])
-def test_the_clients_own_header_stays(name: bytes) -> None:
-    client = Client([body_of(FIRST)])
-    client.ask([(name, b"mine")])
-    assert client.headers == [(name, b"mine")]
-
-
-def test_an_empty_header_is_none() -> None:
+def test_the_clients_own_header_stays_unless_it_is_empty() -> None:
+    assert Client([body_of(FIRST)]).ask([(b"x-session-id", b"mine")]) == [b"mine"]
     assert len(Client([body_of(FIRST)]).ask([(b"x-session-id", b"")])) == 2  # Ray takes the last
-
-
-@pytest.mark.parametrize("value", [b"\xff\xfe", b"\xc3\xa9", b"a\x00b", b"x" * 257])
-@pytest.mark.parametrize("kind", ["http", "websocket"])
-def test_a_header_that_ray_could_not_read_is_hashed(value: bytes, kind: str) -> None:
-    found = Client([b""]).ask([(b"x-session-id", value)], kind=kind)
-    assert len(found) == 1 and len(found[0]) == 32
-    assert found == Client([b""]).ask([(b"x-session-id", value)], kind=kind)
 
 
 @pytest.mark.parametrize(("path", "method"), [(PATH, "PUT"), ("/v1/audio/speech", "POST")])
@@ -286,13 +249,8 @@ def test_a_new_response_has_a_key_in_any_case(body: bytes) -> None:
     assert Client([body]).ask([(b"x-session-id", b"mine")], path=RESPONSES) == [b"mine"]
 
 
-def test_the_callback_makes_middlewares_for_rays_header(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_SERVE_SESSION_ID_HEADER_KEY", "X-Correlation-Id")
+def test_the_callback_makes_the_middleware_of_rays_proxies() -> None:
     (made,) = affinity.proxy_middlewares()
-    client = Client([body_of(FIRST)])
-    scope = {"type": "http", "method": "POST", "path": PATH, "headers": []}
-    app = made.cls(client.app, **made.kwargs)
-    asyncio.run(app(scope, client.receive, client.receive))
-    assert [name for name, _ in client.headers] == [b"x-correlation-id"]
+    assert made.cls is AffinityMiddleware
     module, _, name = affinity.CALLBACK.rpartition(".")
     assert (module, getattr(affinity, name)) == (affinity.__name__, affinity.proxy_middlewares)

@@ -32,13 +32,13 @@ from qwen3_omni_neuron.neuron.versions import (
 )
 from qwen3_omni_neuron.serving import page
 from qwen3_omni_neuron.serving.endpoints.status import router
-from qwen3_omni_neuron.serving.fleet.command import (
+from qwen3_omni_neuron.serving.fleet.settings import (
     CALLBACK,
     CALLBACK_VARIABLE,
     IMPORT_PATH,
     KILL_VARIABLE,
+    FleetSettings,
 )
-from qwen3_omni_neuron.serving.fleet.settings import FleetSettings
 from qwen3_omni_neuron.serving.server import KEEP_ALIVE_S
 from qwen3_omni_neuron.serving.settings import KEYS_VARIABLE, ServerSettings
 from testing.imports import ROOT

@@ -21,10 +21,8 @@ from qwen3_omni_neuron.errors import ArtifactError, EngineDiedError, OptionError
 from qwen3_omni_neuron.events import ModelInfo, StageTime, Status
 from qwen3_omni_neuron.neuron.target import LIMITS
 from qwen3_omni_neuron.serving.edge.gate import Sites
-from qwen3_omni_neuron.serving.fleet.command import IMPORT_PATH, check_config
-from qwen3_omni_neuron.serving.fleet.cores import check_nodes, stage_cores
-from qwen3_omni_neuron.serving.fleet.draining import Presence
-from qwen3_omni_neuron.serving.fleet.settings import FleetSettings
+from qwen3_omni_neuron.serving.fleet.cores import stage_cores
+from qwen3_omni_neuron.serving.fleet.settings import IMPORT_PATH, FleetSettings, check_config
 from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from testing.http_server import wait_until
@@ -89,31 +87,10 @@ def test_api_keys_are_read_by_the_replica_and_shown_nowhere(tmp_path: Path) -> N
     assert settings.server_settings().api_keys == ("secret",)
 
 
-def node(cores: float, alive: bool = True) -> dict[str, Any]:
-    return {"Alive": alive, "Resources": {"CPU": 8.0, "neuron_cores": cores}}
-
-
-def test_the_fleets_threads_are_those_of_its_models() -> None:
+def test_options_of_a_load_reach_it() -> None:
     settings = FleetSettings.parse({"threads": 16})
     assert settings.load_arguments(None)["threads"] == 16
     assert FleetSettings.parse({"threads": None}).load.threads is None
-
-
-def test_more_cores_than_any_node_has_are_refused_with_both_numbers() -> None:
-    nodes = [node(4), node(24), node(64, alive=False), {"Alive": True, "Resources": {}}]
-    check_nodes(24, lambda: nodes)
-    check_nodes(0, list)
-    with pytest.raises(OptionError, match=r"asks for 25 .* largest of 3 nodes has 24"):
-        check_nodes(25, lambda: nodes)
-    with pytest.raises(OptionError, match=r"asks for 1 .* largest of 0 nodes has 0"):
-        check_nodes(1, list, first_node_s=0.0)
-
-
-def test_the_first_node_with_cores_is_waited_for() -> None:
-    """The head of a cluster has none, and runs before its workers."""
-    joining = iter([[node(0)], [node(0)], [node(0), node(8)]])
-    check_nodes(8, lambda: next(joining))
-    assert not list(joining)
 
 
 @pytest.mark.parametrize(
@@ -146,9 +123,9 @@ def test_rays_cores_are_those_of_the_stages(
         (range(8), 24, "split", (8, 8, 8), "ask for 24 .* has given 8"),
         (
             range(16), 16, "split", (8, 8, 1),
-            "need 17 .thinker 8, talker 8, vocoder 1.*Ask for 17, or take .*shared, which needs 8",
+            "need 17 .thinker 8, talker 8, vocoder 1",
         ),
-        (range(4), 4, "shared", (8, 8, 1), r"placement shared: .* need 8 .*Ask for 8\.$"),
+        (range(4), 4, "shared", (8, 8, 1), "placement shared: .* need 8 "),
         ([0, 1, 2, 8], 4, "shared", (4, 4, 1), "needs 4 neuron_cores in a row.*0, 1, 2, 8"),
         ([0, 2, 3, 4, 5], 5, "split", (2, 2, 1), "thinker needs 2 neuron_cores in a row.*0, 2"),
     ],
@@ -196,9 +173,9 @@ def test_every_yaml_that_ships_can_be_used(config: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("[", "can't be read as YAML"),
-        ("3", f"no application whose import_path is {IMPORT_PATH}"),
-        ("applications: [{import_path: other:app}]", "no application"),
+        ("[", "can't be read as a Serve YAML"),
+        ("3", "can't be read as a Serve YAML"),
+        ("applications: [{import_path: other:app}]", f"with import_path {IMPORT_PATH}. Begin"),
         (f"applications: [{{import_path: '{IMPORT_PATH}', args: {{a: 1}}}}]", "a, which is unkn"),
     ],
 )
@@ -328,21 +305,6 @@ def test_sessions_have_as_long_as_the_first_call_said() -> None:
     model.drain(1000)
     assert model.sessions_end_in_s is not None and 90 < model.sessions_end_in_s < 100
     assert model.state == "draining"
-
-
-# Draining, as Ray's router tells of it.
-
-
-def test_a_replica_is_told_once_that_it_is_on_the_list_or_no_more() -> None:
-    told, presence = list[bool](), Presence()
-    assert not presence.tell({"a"})  # a proxy's process
-    presence.watch("a", told.append)
-    assert presence.tell(set())  # it starts: nobody lists it yet
-    presence.tell({"b"})
-    assert told == []
-    for running in ({"a", "b"}, {"a"}, {"b"}, set[str](), {"a", "c"}):
-        presence.tell(running)
-    assert told == [True, False, True]
 
 
 def test_sessions_may_go_on_where_a_drain_was_none() -> None:

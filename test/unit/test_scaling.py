@@ -200,11 +200,5 @@ def test_a_request_counts_those_beside_it() -> None:
     assert replica.read(40.0, 3)["at_once"] == 2.0
 
 
-def test_a_replica_that_is_given_fewer_than_its_slots() -> None:
-    replica = Replica()
-    replica.figures = ReplicaFigures(replica.registry, most=2)
-    assert replica.read(0.0, 0)["slots"] == 2
-
-
 def test_a_replica_that_loads_reports_nothing() -> None:
     assert ReplicaFigures(CollectorRegistry()).read() == {}

@@ -94,7 +94,7 @@ def _serve(parser: CommandParser, parsed: argparse.Namespace) -> int:
             f"pip install 'qwen3-omni-neuron[{extra}]'."
         ) from error
     if parsed.ray is not None:
-        from qwen3_omni_neuron.serving.fleet.command import run_config
+        from qwen3_omni_neuron.serving.fleet.settings import run_config
 
         run_config(parsed.ray)
     model = model_or_shipped(parsed)

@@ -14,6 +14,7 @@ attack that could not be carried out, which is always wrong."""
 
 REFUSALS = frozenset((400, 401, 403, 404, 408, 411, 413, 415, 429, 431, 503))
 """Statuses of a refusal; 422 is not among them, as OpenAI answers 400."""
+PROXY_REFUSALS = frozenset((405, 414, 501))
 SECOND_TRY = (429, 503)  # right only with Retry-After
 SHAPE = {"message", "type", "param", "code"}
 CLOSES = frozenset((1000, 1002, 1003, 1007, 1008, 1009, 1012, 1013))
@@ -58,6 +59,8 @@ def check(holds: bool, wrong: str, label: str = "") -> Outcome:
 
 def wrong_of(status: int, headers: Mapping[str, str], body: bytes) -> tuple[str, str]:
     """Return the code of a refusal, and what is wrong with it: status, shape, header, or words."""
+    if headers.get("server", "").startswith("nginx"):  # it refused before the server saw it
+        return "", "" if status in REFUSALS | PROXY_REFUSALS else f"status {status} of the proxy"
     if status not in REFUSALS:
         return "", f"status {status}: {body[:80].decode(errors='replace')!r}"
     try:

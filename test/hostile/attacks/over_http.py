@@ -78,7 +78,7 @@ def raw(
 ) -> Outcome:
     """Send bytes over a connection, and read one answer."""
     try:
-        sock = connected(target.url, wait_s)
+        sock = connected(target.front, wait_s)
     except OSError as error:
         return Outcome(CUT, label=label, wrong="" if _cut(error) else f"can't connect: {error}")
     with sock:

@@ -39,7 +39,7 @@ def session(target: Target, **changed: Any) -> Iterator[ClientConnection]:
 def connected(target: Target, key: str | None) -> ClientConnection:
     """Return an open session. Raises websockets' and the system's errors."""
     return opened(
-        target.url,
+        target.front,
         key,
         max_queue=1,  # reads no further than what the client takes
         compression=None,

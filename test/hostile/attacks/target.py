@@ -16,8 +16,10 @@ from typing import Any
 from test.hostile.attacks.good_client import BAD_KEY, GOOD_KEY, good_question
 from testing.command_line import InputError
 from testing.http_client import HttpClient
+from testing.nginx import NGINX, nginx_before
 from testing.server_process import server_process
 
+NO_NGINX = "nginx, which stands before the server, is not installed"
 _STAGE = b"qwen3_omni_neuron.engines.process.server"  # in the command line of a stage's process
 
 
@@ -38,13 +40,13 @@ class ServerSpec:
     """Server that a kind needs.
 
     flags: flags of `serve`, beside the deadlines. keys: whether it has keys for the good client and
-    for the attacker. ends_with: its exit status after the attack; None: it keeps running. own: no
-    other kind may use it afterwards.
+    for the attacker. proxy: whether attackers reach it through nginx alone. ends_with: its exit
+    status after the attack; None: it keeps running. own: no other kind may use it afterwards.
     """
 
     flags: tuple[str, ...] = ()
     keys: bool = True
-    tls: bool = False
+    proxy: bool = False
     split: bool = False
     own: bool = False
     ends_with: int | None = None
@@ -52,17 +54,22 @@ class ServerSpec:
 
 @dataclass(frozen=True)
 class Target:
-    """A running server. short: whether attacks that take long are to be shortened."""
+    """A running server.
+
+    url: its address. front: the address that attackers use. short: whether attacks that take long
+    are to be shortened.
+    """
 
     url: str
+    front: str
     process: "subprocess.Popen[str]"
     spec: ServerSpec
     short: bool = False
 
     @property
     def host(self) -> str:
-        """Host and port, as a client names them."""
-        return self.url.partition("://")[2]
+        """Host and port, as an attacker names them."""
+        return self.front.partition("://")[2]
 
     @property
     def deadlines(self) -> Deadlines:
@@ -130,24 +137,29 @@ def target_of(
             file = Path(folder, "keys")
             file.write_text(f"{GOOD_KEY}\n{BAD_KEY}\n", encoding="ascii")
             flags += ["--api-keys", str(file)]
-        if spec.tls:
-            key, certificate = write_certificate(Path(folder))
-            flags += ["--tls-key", str(key), "--tls-cert", str(certificate)]
         if spec.split:
             options = argparse.Namespace(**{**vars(options), "placement": "split"})
-        with server_process(checkpoint, options, flags) as (url, process):
-            yield Target(url, process, spec, short)
+        with contextlib.ExitStack() as stack:
+            url, process = stack.enter_context(server_process(checkpoint, options, flags))
+            front = url
+            if spec.proxy:
+                if NGINX is None:
+                    raise InputError(f"{NO_NGINX}. On Debian: apt-get install nginx.")
+                made = write_certificate(Path(folder))
+                times_s = deadlines.header_s, deadlines.body_s, deadlines.send_s
+                front = stack.enter_context(nginx_before(url, Path(folder), made, times_s))
+            yield Target(url, front, process, spec, short)
 
 
 def write_certificate(folder: Path) -> tuple[Path, Path]:
-    """Write a key and a certificate for this machine. Raises InputError without openssl."""
+    """Write a certificate for this machine and its key. Raises InputError without openssl."""
     if shutil.which("openssl") is None:
         raise InputError("openssl, which makes the certificate, is not on PATH.")
     key, certificate = folder / "key.pem", folder / "cert.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
     command += ["-subj", "/CN=localhost", "-keyout", str(key), "-out", str(certificate)]
     subprocess.run(command, check=True, capture_output=True)
-    return key, certificate
+    return certificate, key
 
 
 def family(pid: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""NeuronCores of a replica: check that a node has enough, and assignment to stages.
+"""NeuronCores of a replica: assignment to its stages.
 
 Ray counts logical cores, which the operator declares when a node starts
 (`--resources='{"neuron_cores": 64}'`, a trn2.48xlarge at LNC=2), and gives each replica its own.
@@ -11,41 +11,11 @@ A stage needs as many as the largest degree of its parts in the compiled tree. M
 need are left idle: so a replica can begin on a chip of its own, which has 4.
 """
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from qwen3_omni_neuron.errors import OptionError
 
 RESOURCE = "neuron_cores"
-FIRST_NODE_S = 600.0
-
-
-def check_nodes(
-    wanted: int,
-    list_nodes: Callable[[], Iterable[Mapping[str, Any]]],
-    first_node_s: float = FIRST_NODE_S,
-) -> None:
-    """Check that a node of the cluster has the cores that a replica needs.
-
-    list_nodes: `ray.nodes`. first_node_s: time for the first node with cores to join, as
-    applications may be deployed before the workers of a cluster have started. Raises OptionError
-    with both numbers; Ray itself would wait for such a node for ever.
-    """
-    until_s = time.monotonic() + first_node_s
-    while True:
-        have = [int(n["Resources"].get(RESOURCE, 0)) for n in list_nodes() if n["Alive"]]
-        most = max(have, default=0)
-        if wanted <= most:
-            return
-        if most or time.monotonic() >= until_s:
-            break
-        time.sleep(1.0)
-    raise OptionError(
-        f"a replica asks for {wanted} {RESOURCE}, and the largest of {len(have)} nodes has "
-        f"{most}. Ask for at most {most}, or start a larger node; where it has them, begin it "
-        f"with `ray start --resources='{{\"{RESOURCE}\": {wanted}}}'`, in logical cores."
-    )
 
 
 def stage_cores(
@@ -54,8 +24,7 @@ def stage_cores(
     """Return each stage's cores for Qwen3Omni.load; None for no cores.
 
     given: cores that Ray assigned to this replica. wanted: number of cores in the settings.
-    needed: number that each stage needs, see compilation.tree.needed_cores; empty without a tree,
-    when the model runs on the CPU.
+    needed: number that each stage needs (compilation.tree.needed_cores), empty without a tree.
     Raises OptionError if they are too few, or those of a stage are not contiguous.
     """
     if len(given) != wanted:
@@ -68,11 +37,9 @@ def stage_cores(
     split, most = placement == "split", max(needed.values())
     total = sum(needed.values()) if split else most
     if len(given) < total:
-        listed = ", ".join(f"{stage} {count}" for stage, count in needed.items())
         raise OptionError(
             f"{len(given)} {RESOURCE} are too few with placement {placement}: the compiled graphs "
-            f"need {total} ({listed}). Ask for {total}"
-            + (f", or take placement shared, which needs {most}." if split else ".")
+            f"need {total} ({', '.join(f'{stage} {n}' for stage, n in needed.items())})."
         )
     ordered, ranges, start = sorted(given), {}, 0
     for stage, own_count in needed.items():

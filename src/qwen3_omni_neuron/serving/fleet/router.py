@@ -1,13 +1,43 @@
 """Choice of a replica for a request: by its session, within limits of load.
 
-Ray builds a router in every process that sends requests: in its proxies, and in each replica, which
-needs the list of running replicas (`serving.fleet.draining`).
+Ray builds a router in every process that sends requests: in its proxies, and in each replica. Ray
+waits until a replica that it stops has no requests, without telling it, and a realtime session is a
+request without an end. The only public sign is the list of running replicas that every router gets:
+it loses the replica when Ray stops it.
 """
 
 import random
+from collections.abc import Callable
 
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 from ray.serve.request_router import PendingRequest, RunningReplica
+
+
+class Presence:
+    """Presence of this process's replica on Ray's list of running replicas."""
+
+    def __init__(self) -> None:
+        self._replica: str | None = None
+        self._on_change: Callable[[bool], None] | None = None
+        self._listed = False
+
+    def watch(self, replica: str, on_change: Callable[[bool], None]) -> None:
+        """Call on_change in a Ray thread whenever a replica joins or leaves the list."""
+        self._replica, self._on_change, self._listed = replica, on_change, False
+
+    def tell(self, running: set[str]) -> bool:
+        """Process the current list. Returns whether this process is a replica."""
+        if self._on_change is None:
+            return False
+        listed = self._replica in running
+        if listed != self._listed:
+            self._listed = listed
+            self._on_change(listed)
+        return True
+
+
+PRESENCE = Presence()
+"""Presence of this process's replica, if the process is one."""
 
 
 class AffinityRouter(ConsistentHashRouter):
@@ -34,7 +64,7 @@ class AffinityRouter(ConsistentHashRouter):
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Update the running replicas."""
         # Imported here: Ray may copy this class by value, which would not share a module's global.
-        from qwen3_omni_neuron.serving.fleet.draining import PRESENCE
+        from qwen3_omni_neuron.serving.fleet.router import PRESENCE
 
         if PRESENCE.tell({replica.replica_id.unique_id for replica in replicas}):
             # A replica sends no requests, and need not ask each replica for its queue length.

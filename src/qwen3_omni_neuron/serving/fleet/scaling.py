@@ -6,12 +6,9 @@ A YAML of Ray Serve names the policy in its autoscaling config:
       policy_function: qwen3_omni_neuron.serving.fleet.scaling:FirstAudioPolicy
       policy_kwargs: {target_s: 2.0, spare: 1, gain: 1.0}
 
-Ray's own settings limit the number of replicas and the delays of growing and shrinking. Ray counts
-open realtime sockets as requests; this policy counts only requests that have or wait for a slot.
-
-A replica with few requests answers each sooner. So the number of running requests says little of
-how many replicas a load needs: a fleet that shrank to it would be too slow at once, and grow again
-minutes late. The policy uses replies a second, and the time of a reply when all slots run.
+Ray counts open realtime sockets as requests; the policy counts only requests that have or wait for
+a slot. It uses replies a second and the time of a reply when all slots run: a replica with few
+requests answers each sooner, and a fleet that shrank to their number would soon be too slow.
 """
 
 import math
@@ -52,9 +49,8 @@ class FleetLoad:
     def needed(self, target_s: float) -> int:
         """Return the fewest replicas whose predicted time to first audio is target_s at most.
 
-        Predicted for a request that comes at a busy moment: the requests beyond the slots wait.
-        If first_audio_s alone is longer, more replicas don't help: returns the number that gives
-        every request a slot.
+        The requests of a busy moment beyond the slots wait. If first_audio_s alone is longer,
+        returns the number that gives every request a slot.
         """
         wait_s = max(0.0, target_s - self.first_audio_s)
         queue = wait_s / self.service_s if self.service_s else 0.0
@@ -65,8 +61,7 @@ def replicas_wanted(load: FleetLoad, replicas: int, target_s: float, spare: int)
     """Return how many replicas there should be. replicas: number that run or load now.
 
     spare: replicas beyond those that the load needs, since loading takes minutes; also the minimum.
-    A fleet shrinks only to a size that is enough for a quarter more requests, so that a load that
-    varies by less does not make it grow and shrink in turn.
+    A fleet shrinks only to a size that is enough for a quarter more requests.
     """
     grown = load.needed(target_s) + spare
     shrunk = replace(load, requests=SHRINK_MARGIN * load.requests).needed(target_s) + spare
@@ -130,13 +125,11 @@ class ReplicaFigures:
     """Metrics of one replica for the policy, from its Prometheus registry.
 
     They are means over the last WINDOW_S; times keep their values while no reply has ended in the
-    window. most: requests that the replica gets at a time, if that is less than its slots.
+    window.
     """
 
-    def __init__(
-        self, registry: Any, most: float = math.inf, now: Callable[[], float] = time.monotonic
-    ):
-        self._registry, self._most, self._now = registry, most, now
+    def __init__(self, registry: Any, now: Callable[[], float] = time.monotonic):
+        self._registry, self._now = registry, now
         self._seen: deque[tuple[float, dict[str, float]]] = deque()
         self._times: dict[str, float] = {}
 
@@ -157,7 +150,7 @@ class ReplicaFigures:
             first_audio_s = grown("ttfb_seconds_sum") / spoken - queued_s
             self._times[FIRST_AUDIO] = max(0.0, first_audio_s)
         return {
-            SLOTS: min(metrics["slots"], self._most),
+            SLOTS: metrics["slots"],
             REQUESTS: metrics["slots_used"] + metrics["queue_length"],
             REPLIES: replies / seconds if seconds else 0.0,
             **self._times,

@@ -1,15 +1,18 @@
-"""Settings of an application: the `args` in its YAML, checked once."""
+"""Settings of an application: the `args` in its YAML, and `serve --ray` that checks and runs it."""
 
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 from qwen3_omni_neuron.checkpoint import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.options import LOAD_OPTIONS, LoadOptions
 from qwen3_omni_neuron.removed import OPTIONS, removed
 from qwen3_omni_neuron.serving.edge.keys import read_keys
+from qwen3_omni_neuron.serving.fleet.affinity import CALLBACK
 from qwen3_omni_neuron.serving.settings import (
     SLOTS,
     Bounds,
@@ -19,6 +22,9 @@ from qwen3_omni_neuron.serving.settings import (
     name_of_model,
 )
 
+CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
+KILL_VARIABLE = "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"
+IMPORT_PATH = "qwen3_omni_neuron.serving.fleet.application:build"
 # Options of a load in `args`, by the name that they have there. Ray gives the cores.
 _LOAD = {
     option.flag[2:].replace("-", "_"): name
@@ -31,9 +37,8 @@ _LOAD = {
 class FleetSettings(Limits):
     """Settings of every replica of one application: its limits, and how it loads its model.
 
-    model: checkpoint folder or hub id. load: options of a load that stand beside the other `args`.
-    neuron_cores: number of cores of a replica. api_keys: file of keys, one a line. Ray's proxies
-    own the connections and the address, so that ServerSettings has further fields.
+    model: checkpoint folder or hub id. load: options of a load, which stand beside the other
+    `args`. neuron_cores: cores of a replica. api_keys: file of keys, one a line.
     """
 
     model: str = str(SPEAKING_CHECKPOINT)
@@ -84,3 +89,32 @@ class FleetSettings(Limits):
             "max_concurrency": self.max_concurrency or (None if compiled else SLOTS),
             "cores": cores if compiled else None,  # without a tree the model runs on the CPU
         }
+
+
+def run_config(config: Path) -> NoReturn:
+    """Replace this process by Ray's `serve run` of a Serve YAML. Raises OptionError."""
+    check_config(config)
+    command = [sys.executable, "-m", "ray.serve.scripts", "run", str(config)]
+    os.execve(sys.executable, command, environment())
+
+
+def check_config(config: Path) -> None:
+    """Check the settings of this package's applications in a Serve YAML. Raises OptionError."""
+    import yaml
+
+    try:
+        applications = yaml.safe_load(config.read_text(encoding="utf-8"))["applications"]
+        ours = [one for one in applications if one["import_path"] == IMPORT_PATH]
+        others = [removed(one["import_path"], OPTIONS) for one in applications]
+    except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError) as error:
+        raise OptionError(f"{config} can't be read as a Serve YAML: {error!r}.") from error
+    if not ours:
+        reason = next(filter(None, others), "Begin with a file of deploy/ray.")
+        raise OptionError(f"{config} has no application with import_path {IMPORT_PATH}. {reason}")
+    for one in ours:
+        FleetSettings.parse(one.get("args") or {})
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a Ray cluster: it routes by conversation, and kills at once."""
+    return {CALLBACK_VARIABLE: CALLBACK, KILL_VARIABLE: "1", **os.environ}
