@@ -141,7 +141,8 @@ def slow_server(omni: Qwen3Omni) -> Iterator[tuple[Server, Event]]:
 def caddy(url: str, folder: Path, _: tuple[Path, Path]) -> Iterator[str]:
     """Run Caddy by our configuration, by HTTP on a free port. Yields its URL."""
     text = (PROXY / "Caddyfile").read_text(encoding="utf-8")
-    (folder / "Caddyfile").write_text("{\n\tadmin off\n}\n" + text, encoding="utf-8")
+    text = text.replace("{\n\tservers", "{\n\tadmin off\n\tservers", 1)
+    (folder / "Caddyfile").write_text(text, encoding="utf-8")
     own = f"http://127.0.0.1:{free_port()}"
     server = url.partition("://")[2]
     environment = {"OMNI_NAME": own, "OMNI_SERVER": server, "HOME": str(folder)}

@@ -313,6 +313,9 @@ def test_proxies_have_the_servers_address_and_limits() -> None:
     assert f"    server {address};" in nginx
     assert f"max_size {settings.max_body_bytes >> 20}MiB " in caddy
     assert f"client_max_body_size {settings.max_body_bytes >> 20}m;" in nginx
+    assert f"read_header {settings.header_timeout_s:g}s" in caddy
+    assert f"read_body {settings.body_timeout_s:g}s " in caddy
+    assert f"client_header_timeout {settings.header_timeout_s:g}s;" in nginx
     assert f"proxy_read_timeout {settings.max_realtime_s:g}s;" in nginx
     kept = re.search(r"keepalive_timeout (\d+)s;", nginx)
     assert kept
