@@ -8,9 +8,12 @@ it loses the replica when Ray stops it.
 
 import random
 from collections.abc import Callable
+from importlib import import_module
 
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 from ray.serve.request_router import PendingRequest, RunningReplica
+
+_MODULE = "qwen3_omni_neuron.serving.fleet.router"
 
 
 class Presence:
@@ -63,10 +66,9 @@ class AffinityRouter(ConsistentHashRouter):
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Update the running replicas."""
-        # Imported here: Ray may copy this class by value, which would not share a module's global.
-        from qwen3_omni_neuron.serving.fleet.router import PRESENCE
-
-        if PRESENCE.tell({replica.replica_id.unique_id for replica in replicas}):
+        # By the module's name: Ray may copy this class by value, which shares no module's global.
+        presence: Presence = import_module(_MODULE).PRESENCE
+        if presence.tell({replica.replica_id.unique_id for replica in replicas}):
             # A replica sends no requests, and need not ask each replica for its queue length.
             self._replicas = {replica.replica_id: replica for replica in replicas}
         else:
