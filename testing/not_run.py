@@ -20,10 +20,6 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "make test-nxdi NXDI_SOURCES=... NKILIB_SOURCES=...",
     ),
     "which packs matrices": ("matrices as other packages pack them", "make test-quantised"),
-    "pillow-heif is not installed": (
-        "HEIC pictures by pillow-heif itself",
-        "pip install '.[heic]' into an environment of its own, pytest",
-    ),
     "peft is not installed": ("adapters that PEFT itself writes and merges", "make test"),
     "which reads this form": ("quantised checkpoints in transformers", "make test-quantised"),
     "which has a client's packages": ("stock clients of OpenAI's API", "make test-clients"),

@@ -128,8 +128,8 @@ def test_integers_are_scaled_by_their_range(dtype: str) -> None:
         (None, {}, 'no "audio"'),
         ("/nowhere/x.wav", {}, "does not exist"),
         (b"", {}, "here is empty: 0 bytes"),
-        (b"RIFF, but not really", {}, "can't be read as audio"),
-        (sound_bytes(np.zeros(0)), {}, "lasts 0.000 s"),
+        (b"RIFF, but not really", {}, "is something else"),
+        (sound_bytes(np.zeros(0)), {}, "no sound that can be decoded"),
         (np.zeros(0), {"sampling_rate": RATE}, "lasts 0.000 s"),
         (np.zeros((0, 2)), {"sampling_rate": RATE}, "lasts 0.000 s"),
         (np.zeros(100), {"sampling_rate": RATE}, "lasts 0.006 s"),
@@ -204,7 +204,7 @@ def test_what_is_no_sound_is_refused(tmp_path: Path, content: bytes, name: str) 
     file = tmp_path / name
     file.write_bytes(content)
     for audio in (file, content):
-        with pytest.raises(AudioError, match="can't be read as audio") as refused:
+        with pytest.raises(AudioError, match=r"is something else|is a picture \(PNG\)") as refused:
             load(audio)
         assert " at 0x" not in str(refused.value), "a client is told no address of this process"
 

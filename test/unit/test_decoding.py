@@ -33,7 +33,7 @@ from qwen3_omni_neuron.prompt.media.video import VideoHeader
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.sound.encoding import pcm16, wav_header
 from testing.decoding_cases import SharedPool, grey_video, job_of, picture, sound
-from testing.made_recordings import make_matroska, make_recording
+from testing.made_recordings import make_recording
 from testing.made_videos import make_video
 from testing.media_cases import QUESTION_WAV, noise_image, tone, user
 
@@ -108,7 +108,6 @@ AUDIO = {
     "wav-float": lambda: sound("WAV", "FLOAT", 48000, 6),
     "wav-of-mu-law": lambda: sound("WAV", "ULAW", 8000),
     "flac": lambda: sound("FLAC", "PCM_16", 22050),
-    "cut-flac": lambda: sound("FLAC", "PCM_16")[:9000],
     "flac-stereo": lambda: sound("FLAC", "PCM_24", 96000, 2),
     "mp3": lambda: sound("MP3", "MPEG_LAYER_III", 24000),
     "mp3-of-guessed-length": without_length,
@@ -324,11 +323,6 @@ def refuse(measured: Measured) -> None:
             lambda: job_of("audio", flac_of_silence(600)),
             Measured(600.0, 0, 38_400_000),
         ),
-        # 94 minutes of silence: 200 kB that become 360 MB.
-        (
-            lambda: job_of("audio", make_matroska([bytes(9_000_000)] * 20, packed=True)),
-            Measured(5625.0, 0, 360_000_000),
-        ),
         (
             lambda: job_of("image", picture("PNG", Image.new("1", (4096, 4096)))),
             Measured(0.0, 4096 * 4096, 3 * 3584 * 3584),
@@ -479,4 +473,4 @@ def test_a_part_of_a_sound_is_that_of_the_api(shared: SharedPool, kind: str) -> 
 def test_a_joined_wav_file_is_left_to_the_pool(shared: SharedPool) -> None:
     job = job_of("audio", sound("WAV", "PCM_16", s=1) * 2)
     assert decode_inline(job) is None
-    assert shared.decode(job).measured.seconds == 2.0
+    assert "32044 bytes after its end are not read" in shared.decode(job).warnings[0]

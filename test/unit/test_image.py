@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageFile
 
 from qwen3_omni_neuron.errors import ImageError, PromptTooLongError
-from qwen3_omni_neuron.prompt.media.image import FORMATS, load_image, readable_formats
+from qwen3_omni_neuron.prompt.media.image import load_image
 
 ORIENTATION = 0x0112  # the EXIF tag
 
@@ -158,12 +158,15 @@ JPEG = file_of(Image.fromarray(colours(64, 64)), "JPEG")
         ("a" * 5000, "can't be opened"),
         ("a\0b", "can't be opened"),
         (b"", "0 bytes"),
-        (b"hello", "5 bytes is not an image"),
+        (
+            b"hello",
+            "5 bytes is something else.*JPEG, PNG, WebP, GIF, BMP and TIFF are read as image",
+        ),
         (
             b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
-            "is EPS or PostScript, which is not",
+            "is EPS or PostScript, which is not read",
         ),
-        (PNG[:12], "begins as PNG, but its header is broken or cut short"),
+        (PNG[:12], "broken or cut short"),
         (PNG[: len(PNG) // 2], "broken or cut short"),
         (JPEG[: len(JPEG) // 2], "broken or cut short"),
         (np.zeros((0, 5, 3), np.uint8), r"shape \[0, 5, 3\], which holds no pixels"),
@@ -188,7 +191,7 @@ def test_what_cannot_be_seen_is_refused(image: Any, said: str) -> None:
         load(image)
 
 
-@pytest.mark.parametrize("kind", [name for name in FORMATS if name not in ("DIB", "HEIF")])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
 def test_a_file_is_looked_at_before_it_is_decoded(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -207,8 +210,11 @@ def test_a_file_is_looked_at_before_it_is_decoded(
 
 
 OTHERS = {
-    "ICO": file_of(Image.fromarray(colours(64, 64)), "ICO"),
-    "CUR": b"\0\0\2\0\1\0\x20\x20" + bytes(100),
+    "HEIC": b"\0\0\0\x20ftypheic" + bytes(99),
+    "AVIF": b"\0\0\0\x20ftypavif" + bytes(99),
+    "JPEG 2000": b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(99),
+    "PPM": b"P6 4 4 255 " + bytes(48),
+    "an icon": file_of(Image.fromarray(colours(64, 64)), "ICO"),
     "ICNS": file_of(Image.fromarray(colours(64, 64)), "ICNS"),
     "EPS or PostScript": file_of(Image.fromarray(colours(64, 64)), "EPS"),
     "PDF": file_of(Image.fromarray(colours(64, 64)), "PDF"),
@@ -220,17 +226,10 @@ OTHERS = {
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_other_formats_are_named_and_not_opened(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """Pillow decodes what is inside an icon to open it, and would take one for a TGA."""
     monkeypatch.setattr(ImageFile.ImageFile, "load", never)
-    said = rf"^here: \d+ bytes is {kind}, which is not read as an image. Save it as PNG or JPEG."
+    said = rf"^here: \d+ bytes is {kind}, which is not read. Convert it"
     with pytest.raises(ImageError, match=said):
         load(OTHERS[kind])
-
-
-def test_a_tga_whose_header_could_be_a_cursors_is_read() -> None:
-    data = file_of(Image.fromarray(colours(9, 7)), "TGA")
-    assert data.startswith(b"\0\0\2\0")
-    assert np.array_equal(load(data), colours(9, 7))
 
 
 @pytest.mark.parametrize(
@@ -240,7 +239,6 @@ def test_a_tga_whose_header_could_be_a_cursors_is_read() -> None:
         (b"\x1aE\xdf\xa3" + bytes(99), r"a video \(WebM or Matroska\)"),
         (b"RIFF\0\0\0\0AVI LIST" + bytes(99), r"a video \(AVI\)"),
         ((b"G" + bytes(187)) * 3, r"a video \(MPEG-TS\)"),
-        (b"OggS" + bytes(24) + b"\x80theora", r"a video \(Ogg\)"),
         (b"OggS" + bytes(24) + b"OpusHead", r'sound \(Ogg\).*item of type "audio" \(input_audio'),
         (b"RIFF\0\0\0\0WAVEfmt " + bytes(99), r"sound \(WAV\)"),
         (b"\0\0\0\x20ftypM4A " + bytes(99), r"sound \(M4A\)"),
@@ -249,73 +247,6 @@ def test_a_tga_whose_header_could_be_a_cursors_is_read() -> None:
 def test_videos_and_sound_are_sent_where_they_belong(data: bytes, said: str) -> None:
     with pytest.raises(ImageError, match=f"^here: {len(data)} bytes is {said}"):
         load(data)
-
-
-def test_the_formats_in_a_message_are_those_that_are_read() -> None:
-    with pytest.raises(ImageError, match=r"^here: 5 bytes is not an image\.") as raised:
-        load(b"hello")
-    for name, usual in FORMATS.items():
-        assert (usual in str(raised.value)) is (usual in readable_formats().values()), name
-
-
-class FakeHeif(ImageFile.ImageFile):
-    """A plugin's reader: the file says its size, and load gives one colour."""
-
-    format = "HEIF"
-
-    def _open(self) -> None:
-        assert self.fp is not None
-        head = self.fp.read(64)
-        if head[4:12] != b"ftypheic":
-            raise SyntaxError("not HEIC")
-        self._size, self._mode = (head[12], head[13]), "RGB"
-        self.tile = []
-
-    def load(self) -> Any:
-        self._im = Image.new("RGB", self.size, (1, 2, 3)).im
-        return super().load()
-
-
-HEIC = b"\0\0\0\x20ftypheic" + bytes([7, 5]) + bytes(99)
-
-
-def test_heic_is_named_where_its_plugin_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    monkeypatch.delitem(Image.OPEN, "HEIF", raising=False)
-    with pytest.raises(ImageError, match=r"is HEIC, .*pip install 'qwen3-omni-neuron\[heic\]'"):
-        load(HEIC)
-
-
-def test_heic_is_read_by_a_plugin_that_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(Image.OPEN, "HEIF", (FakeHeif, None))
-    assert load(HEIC).tolist() == np.broadcast_to([1, 2, 3], (5, 7, 3)).tolist()
-    told = []
-
-    def refuse(height: int, width: int) -> None:
-        told.append((height, width))
-        raise PromptTooLongError("too long")
-
-    monkeypatch.setattr(FakeHeif, "load", never)
-    with pytest.raises(PromptTooLongError):
-        load_image({"image": HEIC}, "here", refuse)
-    assert told == [(5, 7)]
-
-
-def test_heic_is_read_by_pillow_heif_where_it_is_installed() -> None:
-    """Upright, with its size known before it is decoded."""
-    heif = pytest.importorskip("pillow_heif", reason="pillow-heif is not installed")
-    heif.register_heif_opener()
-    upright = np.zeros((64, 128, 3), np.uint8)
-    upright[:32, :32] = 255
-    exif = Image.Exif()
-    exif[ORIENTATION] = 6
-    data = file_of(
-        Image.fromarray(np.ascontiguousarray(np.rot90(upright))), "HEIF", exif=exif.tobytes()
-    )
-    told: list[tuple[int, int]] = []
-    shown = load_image({"image": data}, "here", lambda *size: told.append(size))
-    assert np.abs(np.asarray(shown).astype(int) - upright).mean() < 4
-    assert sorted(told[0]) == [64, 128]
 
 
 def test_a_picture_whose_file_was_closed_is_refused(tmp_path: Path) -> None:
@@ -375,71 +306,6 @@ def test_what_pillow_says_of_a_damaged_file_is_passed_on() -> None:
     ]
     assert np.array_equal(load(broken), colours())
     assert warnings.showwarning is shown
-
-
-def damaged_tiffs() -> dict[str, bytes]:
-    """Return files of which libtiff or Pillow says something by itself."""
-    noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
-    fax = bytearray(file_of(noise.convert("1"), "TIFF", compression="group4"))
-    fax[100:140] = bytes(range(40, 80))
-    lzw = bytearray(file_of(noise, "TIFF", compression="tiff_lzw"))
-    lzw[600:700] = bytes(range(100))
-    samples = bytearray(file_of(noise, "TIFF"))
-    at = samples.index(struct.pack("<HHII", 277, 3, 1, 3)[:10])  # number of samples
-    samples[at + 8 : at + 10] = struct.pack("<H", 1027)
-    return {"fax": bytes(fax), "lzw": bytes(lzw), "samples": bytes(samples)}
-
-
-def test_what_libtiff_says_of_a_damaged_file_is_passed_on() -> None:
-    files = damaged_tiffs()
-    (said,) = warnings_of(files["fax"])
-    assert said.startswith(f"here: {len(files['fax'])} bytes is damaged: Fax4Decode: Bad code word")
-    assert said.count("Fax4Decode") == 3  # not one a line
-    with pytest.raises(ImageError, match=r"broken or cut short \(.*Using code not yet in table; "):
-        load(files["lzw"])
-    with pytest.raises(ImageError, match="begins as TIFF, but its header is broken"):
-        load(files["samples"])
-    assert warnings_of(file_of(Image.fromarray(colours()), "TIFF", compression="tiff_lzw")) == []
-
-
-def test_nothing_about_a_damaged_file_goes_to_the_standard_error(tmp_path: Path) -> None:
-    for name, content in damaged_tiffs().items():
-        (tmp_path / f"{name}.tif").write_bytes(content)
-    program = """
-import pathlib, sys
-from qwen3_omni_neuron.errors import ImageError
-from qwen3_omni_neuron.prompt.media.image import load_image
-from PIL import Image
-for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):
-    try:
-        load_image({"image": path}, "here", warn=print)
-        load_image({"image": Image.open(path)}, "here", warn=print)
-    except ImageError as error:
-        print(error)
-try:
-    load_image({"image": Image.open(pathlib.Path(sys.argv[1], "lzw.tif"))}, "here")
-except ImageError as error:
-    print(error)
-"""
-    command = [sys.executable, "-c", program, tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    of_file, of_pil, *_, lzw = done.stdout.splitlines()
-    assert done.stdout.count("\n") == 5
-    assert of_pil == of_file.replace(str(tmp_path / "fax.tif"), "the PIL image")
-    assert "a PIL image that can't be read (" in lzw
-    assert "Using code not yet in table; " in lzw
-    assert done.stderr == ""
-
-
-def test_a_pcx_without_its_palette_is_said_to_be_grey() -> None:
-    data = file_of(Image.fromarray(colours(40, 60)).convert("P"), "PCX")
-    grey = file_of(Image.fromarray(colours(40, 60)).convert("L"), "PCX")
-    assert warnings_of(data) == warnings_of(grey) == []
-    for broken in (data[:-100], data + b"more"):
-        assert warnings_of(broken) == [
-            f"here: {len(broken)} bytes is damaged: its palette is not at its end, so that it is "
-            "grey. It is used so."
-        ]
 
 
 def test_the_callers_picture_stays_as_it_is() -> None:

@@ -4,10 +4,8 @@ import io
 import math
 import os
 import sys
-import tracemalloc
 from fractions import Fraction
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,6 @@ from qwen3_omni_neuron.errors import AudioError, PromptTooLongError, VideoError
 from qwen3_omni_neuron.prompt.media.video import Video, VideoHeader, load_video
 from qwen3_omni_neuron.prompt.media.video_times import (
     Sampling,
-    _TimedPackets,
     frames_to_sample,
 )
 from testing.made_videos import SIZE, STEP, frame_numbers, make_video
@@ -53,7 +50,6 @@ def reference_indices(total: int, file_fps: float, fps: float, most: int = 768) 
         ("matroska", "mpeg4", 2),
         ("avi", "mpeg4", 2),
         ("avi", "libx264", 2),  # with timestamps in another order than its frames
-        ("h264", "libx264", 2),  # with none
         ("mpegts", "mpeg2video", 2),
     ],
 )
@@ -235,7 +231,7 @@ def test_frames_as_arrays_need_no_video_decoder(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "av", None)
     assert len(load(grey_frames(), fps=1).frames) == 5
     with pytest.raises(VideoError, match=r"pip install 'qwen3-omni-neuron\[video\]'"):
-        load(b"any file")
+        load(VIDEO)
 
 
 def test_the_items_own_sound_is_what_is_heard() -> None:
@@ -266,7 +262,7 @@ VIDEO = make_video(audio="aac")
         (None, {}, 'no "video"'),
         ("/nowhere/x.mp4", {}, "does not exist"),
         (b"", {}, "0 bytes"),
-        (b"not a video at all" * 9, {}, "162 bytes can't be decoded as video"),
+        (b"not a video at all" * 9, {}, "162 bytes is something else"),
         (VIDEO[: len(VIDEO) // 2], {}, "broken or cut short"),
         (make_video(video=False, audio="aac"), {}, 'only sound, no video stream.*of type "audio"'),
         (make_video()[:-300] + bytes(300), {}, "without any frame"),  # its index is gone
@@ -336,19 +332,6 @@ def test_frames_are_fitted_one_by_one() -> None:
     assert np.array_equal(halved.frames, whole.frames[:, ::2, ::2])
 
 
-def test_a_packets_timestamps_take_18_bytes() -> None:
-    """A file may have 8 million of them, also with a keyframe in each."""
-    packet = SimpleNamespace(size=1)
-    packets = _TimedPackets(Fraction(1, 1000))
-    tracemalloc.start()
-    for packet.pts in range(10**6, 10**6 + 50_000):
-        packet.dts, packet.duration, packet.is_keyframe = packet.pts, 1000, True
-        packets.add(packet)  # type: ignore[arg-type]
-    held, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert held < 50_000 * 18 * 1.25
-
-
 def test_folders_and_pipes_are_no_videos(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe"):
@@ -383,7 +366,7 @@ def test_the_cover_of_a_song_is_no_video(tmp_path: Path) -> None:
 def test_a_text_is_no_video_whatever_its_name(tmp_path: Path) -> None:
     for name in ("x.txt", "x.nfo", "x.mp4"):
         (tmp_path / name).write_text("a text\n" * 100)
-        with pytest.raises(VideoError, match="can't be decoded as video"):
+        with pytest.raises(VideoError, match="is something else"):
             load(tmp_path / name)
 
 
@@ -392,7 +375,7 @@ def test_a_playlist_opens_no_other_file(tmp_path: Path, monkeypatch: pytest.Monk
     Path("secret.mp4").write_bytes(make_video())
     Path("list.ffconcat").write_text("ffconcat version 1.0\nfile secret.mp4\n")
     for source in ("list.ffconcat", Path("list.ffconcat").read_bytes()):
-        with pytest.raises(VideoError, match="can't be decoded"):
+        with pytest.raises(VideoError, match="is something else"):
             load(source)
 
 

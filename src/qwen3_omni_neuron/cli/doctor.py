@@ -26,7 +26,7 @@ from qwen3_omni_neuron.neuron.versions import (
     supported_torchneuron,
 )
 
-EXTRAS = ("serve", "realtime", "smart-turn", "video", "heic", "ray", "completion")
+EXTRAS = ("serve", "realtime", "smart-turn", "video", "ray", "completion")
 NEURON_VARIABLES = ("NEURON_", "TORCH_NEURONX_")
 
 

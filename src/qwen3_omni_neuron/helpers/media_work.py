@@ -20,7 +20,7 @@ from qwen3_omni_neuron.helpers.fork_server import Run, serve
 from qwen3_omni_neuron.helpers.job import ERRORS, Job, Measured
 from qwen3_omni_neuron.prompt.media.audio import Waveform, load_waveform
 from qwen3_omni_neuron.prompt.media.fields import Warn
-from qwen3_omni_neuron.prompt.media.image import MAX_ASPECT, load_image, readable_formats
+from qwen3_omni_neuron.prompt.media.image import MAX_ASPECT, load_image
 from qwen3_omni_neuron.prompt.media.pixels import resize
 from qwen3_omni_neuron.prompt.media.sizes import SizeLimits, VisualSize
 from qwen3_omni_neuron.prompt.media.video import VideoHeader, load_video
@@ -39,18 +39,11 @@ def main(control: int, setup: int, parent: int) -> None:
 
 def prepare(setup: int) -> Run:
     """Import the codecs, so that no child has to; return what a child does."""
-    readable_formats()
+    Image.init()
     for name in ("soundfile", "soxr", "av"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     Image.MAX_IMAGE_PIXELS = None  # each job has its own limit
-    # By default a thread a core: on a large machine their stacks exceed a child's memory.
-    with contextlib.suppress(ImportError):  # Pillow before 11.3
-        avif: Any = importlib.import_module("PIL.AvifImagePlugin")
-        avif.DEFAULT_MAX_THREADS = THREADS
-    with contextlib.suppress(ImportError):  # not installed
-        heif: Any = importlib.import_module("pillow_heif")
-        heif.options.DECODE_THREADS = THREADS
     return run
 
 

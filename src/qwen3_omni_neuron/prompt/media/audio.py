@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import AudioError, PromptTooLongError, format_value
-from qwen3_omni_neuron.prompt.media.container import Section
+from qwen3_omni_neuron.prompt.media.container import BLOCK_NUMBERS, Section, open_sound
 from qwen3_omni_neuron.prompt.media.fields import (
     Source,
     Warn,
@@ -23,7 +23,6 @@ from qwen3_omni_neuron.prompt.media.fields import (
     real_number,
     source_of,
 )
-from qwen3_omni_neuron.prompt.media.sound_file import BLOCK_NUMBERS, open_sound
 
 Waveform = NDArray[np.float32]
 Check = Callable[[float], object]
@@ -37,7 +36,7 @@ MIN_SECONDS = 0.03  # 3 mel frames; less has nothing to recognise
 class AudioSource:
     """Audio that is opened and not yet read.
 
-    rate: sampling rate in Hz. seconds: length, None while the audio is still arriving. blocks: mono
+    rate: sampling rate in Hz. seconds: length, None if it isn't known before the end. blocks: mono
     [samples], at most BLOCK_NUMBERS each; can be iterated once, and raises AudioError.
     """
 
@@ -62,12 +61,12 @@ def load_waveform(
     item["audio_start"], item["audio_end"]: only the audio between them is used, in seconds from its
     beginning; an end beyond the audio means the audio's end. Nothing after it is read.
     where: name of the item in errors, e.g. "messages[0].content[1]". check: called with the length
-    of an array, or the length in a file's header, before anything is decoded, and again, as it
-    grows, if a file turns out longer. warn: called for a file that is not used whole, or not as it
-    is. Memory use is the result and one block, whatever the length, rate and channels.
-    Raises PromptTooLongError when the audio is longer than limit_s: for a file or an array before
-    anything is decoded, for an iterator as soon as it has given more. Raises AudioError when the
-    audio can't be read, is empty, too short, or holds NaN or infinity.
+    of an array, or the length in a file's header, and again, as it grows, if it turns out longer.
+    warn: called for a file that is not used whole, or not as it is. Memory use is the result and
+    one block, whatever the length, rate and channels.
+    Raises PromptTooLongError when the audio is longer than limit_s, at once if its length is known,
+    else as soon as there is more. Raises AudioError when the audio can't be read, is empty, too
+    short, or holds NaN or infinity.
     Source: qwen-omni-utils (audio_start, audio_end).
     """
     collected = bytearray()  # grows in place; joining a list of blocks would take the memory twice
@@ -93,7 +92,7 @@ def waveform_blocks(
         check(source.seconds)
         if source.seconds > limit_s:
             raise too_long(where, f"lasts {source.seconds:.3f} s", limit_s)
-    checked_s = math.inf if source.seconds is None else source.seconds
+    checked_s = source.seconds or 0.0
     stream = _Resampled(source.rate, rate, where, limit_s)
     for block in source.blocks:
         yield stream.push(block)

@@ -1,104 +1,117 @@
-"""Files with streams, decoded by PyAV without access to anything else; their audio.
+"""Files of sound and video, opened without access to anything else; the samples of sound.
 
-A file is read twice: first its packets, without decoding, for the length, which many headers don't
-have; then its samples. What can't be decoded of it is left out, with a warning.
+soundfile reads WAV, AIFF, FLAC and Ogg whose header has a length, PyAV all other files. One rule
+tells of losses: what can't be decoded, a length that the header does not promise, and bytes that
+follow the end are a warning.
 """
 
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import AudioError, InputError, VideoError
-from qwen3_omni_neuron.prompt.media.cut_short import (
-    BY_SIZE,
-    MISSING_S,
-    cut_short,
-    lacks_its_end,
-    promised_by_frames,
-    promised_by_size,
-    promised_s,
-)
 from qwen3_omni_neuron.prompt.media.fields import Source, Warn, name_of, open_media
-from qwen3_omni_neuron.prompt.media.joined import FileView, Part
+from qwen3_omni_neuron.prompt.media.formats import read_format
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
     from av.audio.stream import AudioStream
     from av.container import InputContainer
     from av.packet import Packet
-    from av.video.stream import VideoStream
+    from av.stream import Stream
 
 Section = tuple[int, NDArray[Any]]
 """Sampling rate in Hz, and samples [samples, channels] of the range of their type."""
-SOUND_NAMES = (
-    "WAV, AIFF, AU, CAF, FLAC, Ogg (Vorbis, Opus, FLAC, Speex), MP3, AAC, AC-3, AMR, WMA, WebM, "
-    "Matroska, MP4, M4A, AVI and MPEG-TS"
-)
-_ERRORS: dict[str, type[InputError]] = {"audio": AudioError, "video": VideoError}
-WITHOUT_PYAV = "WAV, AIFF, AU, CAF, FLAC, or Ogg (Vorbis, Opus)"
+BLOCK_NUMBERS = 1 << 20  # numbers of all channels in one block: 11 s of 48 kHz stereo, 4 MiB
 MOST_PACKETS = 1 << 23  # in a file: 58 hours of MP3, which has 40 a second
-_BARE = frozenset(("mp3", "aac", "ac3", "eac3"))  # frames, one after another, without a header
-_W64_UNIT = 8  # bytes
-_PICTURES = ("_pipe", "image2", "gif", "ico")  # ends of the names of FFmpeg's formats of pictures
+_ERRORS: dict[str, type[InputError]] = {"audio": AudioError, "video": VideoError}
+_DEMUXERS = "mp3,aac,flac,ogg,wav,mov,matroska,avi,mpegts"  # FFmpeg also reads playlists
+_UNKNOWN_FRAMES = 2**63 - 1  # number of samples that libsndfile gives if the header has none
+_READ_FRAMES = 1 << 12  # samples at a time: libsndfile loses as many where it fails
 _BATCH = 1 << 16  # numbers joined to one block; a frame of MP3 has 1,152
+_MISSING_S = 0.1  # less than this may be a codec's first and last samples
+_LONGEST_S = 1e6  # what an AVI written to a pipe promises is longer
+_ID3_BYTES = 128  # tag at the end of an MP3
+_TS_PACKET = 188  # bytes; there are others of 192 and 204, which begin otherwise
+_OGG_PAGE = 27 + 255 + 255 * 255  # bytes of the longest
+_UNKNOWN_SIZE = 0x7FFF0000  # bytes: this and more is what writers to a pipe say
+_HEAD, _TAIL = 1 << 16, 1 << 24  # bytes that are searched at a file's beginning and end
+# Element of Matroska, of 4 or 8 bytes.
+_DURATION = re.compile(rb"\x44\x89(?:\x01\0{6})?[\x84\x88\x04\x08]")
+# First frame of an MP3 with the number of frames, directly before the first that has sound.
+_MP3_LENGTH = re.compile(rb"\xff[\xe2-\xfb].{11,34}(?:Xing|Info|VBRI)", re.DOTALL)
+_MP3_FRAME = 1441  # bytes of the longest
+_NEXT_FILE = re.compile(
+    rb"RIFF.{4}AVI |\0.{3}ftyp|\x1aE\xdf\xa3[\x80-\xff\x01\x40-\x7f]", re.DOTALL
+)
 
 
 class _ManyPacketsError(Exception):
     """A file has more than MOST_PACKETS packets."""
 
 
-@contextmanager
-def opened(source: Source, where: str, kind: str, part: Part) -> "Iterator[InputContainer]":
-    """Open a file with PyAV, and close it afterwards.
+class _Nameless:
+    """File without its name, from which the libraries would take its format.
 
-    kind: what is wanted of it, "audio" or "video". part: the file in a joined one.
+    A seek to before the first byte does nothing: libsndfile's callbacks would print an exception.
+    """
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self.read, self.tell = file.read, file.tell
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        with suppress(OSError, ValueError, OverflowError):
+            self._file.seek(offset, whence)
+        return self.tell()
+
+
+@contextmanager
+def opened(source: Source, where: str, kind: str) -> "Iterator[InputContainer]":
+    """Open a file with PyAV, and close it afterwards. kind: "audio" or "video", for errors.
+
     Raises AudioError or VideoError, which begins with `where`, when PyAV is not installed or the
     file can't be opened, and inside the context for PyAV's errors and for too many packets.
     """
-    error = _ERRORS[kind]
+    error, name = _ERRORS[kind], name_of(source)
     try:
         import av
     except ImportError as reason:
-        what, instead = {
-            "audio": ("sound that only PyAV decodes, if it is sound", f"send {WITHOUT_PYAV}"),
-            "video": ("video in a file that PyAV decodes", "give frames, with their fps"),
+        instead = {
+            "audio": "send WAV, AIFF, FLAC or Ogg (Vorbis, Opus)",
+            "video": "give frames, with their fps",
         }[kind]
         raise error(
-            f"{where} is {what}, and it isn't installed. "
+            f"{where} is {kind} that PyAV decodes, and it isn't installed. "
             f"Run: pip install 'qwen3-omni-neuron[video]'; or {instead}."
         ) from reason
-    # FFmpeg also reads playlists, which name other files, on this machine or another. With no
-    # protocol allowed it can't open those; the file object that we opened needs none.
-    options = {"protocol_whitelist": ""}
+    # No protocol is allowed: the file object that we opened needs none.
+    options = {"protocol_whitelist": "", "format_whitelist": _DEMUXERS}
     with open_media(source, where, error) as file:
-        view = FileView(file, part)
         try:
-            with av.open(view, "r", options=options, metadata_errors="replace") as container:
+            nameless: Any = _Nameless(file)
+            with av.open(nameless, "r", options=options, metadata_errors="replace") as container:
                 yield container
         except InputError:
             raise
         except _ManyPacketsError as reason:
             raise error(
-                f"{where}: {name_of(source)} has more than {MOST_PACKETS} packets. Send a part of "
-                "it."
+                f"{where}: {name} has more than {MOST_PACKETS} packets. Send a part of it."
             ) from reason
         # ValueError and ArithmeticError come from PyAV, and from arithmetic with the file's
         # numbers.
         except (av.FFmpegError, ValueError, ArithmeticError) as reason:
             why = getattr(reason, "strerror", None) or reason  # its str names a file "<none>"
-            read, instead = {
-                "audio": ("read as audio", f"Export it again. {SOUND_NAMES} can be read."),
-                "video": ("decoded as video", "Export it again."),
-            }[kind]
             raise error(
-                f"{where}: {name_of(source)} can't be {read}; it is something else, broken or cut "
-                f"short ({why}). {instead}"
+                f"{where}: {name} can't be decoded as {kind}; it is broken or cut short ({why}). "
+                "Export it again."
             ) from reason
 
 
@@ -110,56 +123,248 @@ def no_decoder(where: str, source: Source, kind: str, error: type[InputError]) -
     )
 
 
+class Packets:
+    """Packets of a stream of an opened file, and what all its packets tell of losses.
+
+    failed: number of packets that could not be read or decoded. restarts: how often timestamps of
+    the stream began anew, as in files that are joined.
+    """
+
+    def __init__(self, container: "InputContainer", stream: "Stream"):
+        self.failed = self.restarts = 0
+        self._container, self._stream = container, stream
+        self._begin_s, self._end_s, self._end_byte = math.inf, -math.inf, 0
+        self._next_s = -math.inf  # decoding time of the stream's next packet
+
+    def __iter__(self) -> "Iterator[Packet]":
+        """Yield the packets as far as they can be read. Raises av.FFmpegError if none can."""
+        import av
+
+        count = 0
+        try:
+            # PyAV raises an IndexError at the end if a stream began that the header doesn't name.
+            with suppress(IndexError):
+                for packet in self._container.demux():
+                    if count == MOST_PACKETS:
+                        raise _ManyPacketsError
+                    count += 1
+                    self._note(packet)
+                    if packet.stream_index == self._stream.index:
+                        yield packet
+        except av.FFmpegError as error:
+            if isinstance(error, MemoryError) or not count:
+                raise
+            self.failed += 1
+
+    def _note(self, packet: "Packet") -> None:
+        if packet.pos is not None:
+            self._end_byte = max(self._end_byte, packet.pos + packet.size)
+        # The last packet of a WAV without its size is marked as corrupt, too.
+        self.failed += packet.is_corrupt and self._container.format.name != "wav"
+        tick = float(packet.time_base or 0)
+        duration_s = tick * (packet.duration or 0)
+        if packet.pts is not None:
+            self._begin_s = min(self._begin_s, tick * packet.pts)
+            self._end_s = max(self._end_s, tick * packet.pts + duration_s)
+        if packet.stream_index == self._stream.index and packet.dts is not None:
+            now_s = tick * packet.dts
+            self.restarts += now_s < self._next_s - duration_s - _MISSING_S
+            self._next_s = now_s + duration_s
+
+    def decoded(self, packet: "Packet") -> list[Any]:
+        """Return the frames of a packet of audio or video, none if it can't be decoded."""
+        import av
+
+        try:
+            return packet.decode()
+        except av.FFmpegError as error:
+            if isinstance(error, MemoryError):
+                raise
+            self.failed += bool(packet.size)
+            return []
+
+    def losses(self, source: Source, where: str, promised_s: float | None, found_s: float) -> str:
+        """Return what is lost of the file; empty if it is whole.
+
+        promised_s: length that the header promises. found_s: length of the stream that was read.
+        """
+        name = self._container.format.name
+        if name.startswith("matroska") and self._end_s > self._begin_s:
+            found_s = self._end_s - self._begin_s  # its header has the longest stream's length
+        said = [f"{self.failed} packets can't be decoded"] if self.failed else []
+        if self.restarts:
+            said.append("its timestamps begin anew, as those of joined files")
+        with open_media(source, where, AudioError) as file:
+            if name == "ogg":
+                said += _torn_ogg(file)
+            if name == "mpegts" and file.read(1) == b"G" and file.seek(0, 2) % _TS_PACKET:
+                said.append("its last packet is cut short")
+            if name == "wav":
+                left = _left_of_chunk(file)
+            elif name in ("mp3", "aac"):
+                left = file.seek(0, 2) - self._end_byte
+            else:
+                left = _left_of_next(file, self._end_byte)
+        return _losses(said, promised_s, found_s, left)
+
+
+def _losses(said: list[str], promised_s: float | None, found_s: float, left: int) -> str:
+    """Return the one sentence about a damaged file; see Packets.losses.
+
+    said: the decoder's errors. left: number of bytes after the end.
+    """
+    if promised_s is not None and abs(promised_s - found_s) > _MISSING_S:
+        said.append(f"its header promises {promised_s:.2f} s and {found_s:.2f} s are there")
+    if left > _ID3_BYTES:
+        said.append(f"{left} bytes after its end are not read")
+    elif left < -1:
+        said.append(f"its header promises {-left} bytes more")
+    return "; ".join(said)
+
+
+def _left_of_chunk(file: BinaryIO) -> int:
+    """Return how many bytes follow the end of a WAV or AIFF, negative if some are missing."""
+    file.seek(0)
+    head = file.read(8)
+    said = int.from_bytes(head[4:], "little" if head.startswith(b"RIFF") else "big")
+    known = head[:4] in (b"RIFF", b"RIFX", b"FORM") and 8 < said < _UNKNOWN_SIZE
+    return file.seek(0, 2) - said - 8 if known else 0
+
+
+def _left_of_next(file: BinaryIO, end: int) -> int:
+    """Return how many bytes follow the last packet from the next file's beginning on."""
+    size = file.seek(0, 2)
+    file.seek(end)
+    found = _NEXT_FILE.search(file.read(_TAIL))
+    return size - end - found.start() if found else 0
+
+
+def _torn_ogg(file: BinaryIO) -> list[str]:
+    """Return what is wrong with an Ogg file whose last page isn't marked as the last."""
+    file.seek(max(0, file.seek(0, 2) - _OGG_PAGE))
+    tail = file.read()
+    flags = tail[tail.rfind(b"OggS") + 5 :][:1]
+    return [] if flags >= b"\x04" else ["its last page is missing"]
+
+
+def promised_s(container: "InputContainer", stream: "Stream", source: Source) -> float | None:
+    """Return the length in seconds that a file's header promises; None if it promises none.
+
+    FFmpeg guesses the length of other files from their size and bit rate.
+    """
+    name = container.format.name
+    of_file = container.duration / 1e6 if container.duration else math.inf
+    of_stream = float((stream.duration or 0) * (stream.time_base or 0)) or math.inf
+    if name.startswith("mov"):
+        promised = min(of_file, of_stream)  # an edit list shortens the file alone
+    elif name == "ogg":
+        promised = of_stream
+    elif name == "avi" and stream.type == "video":
+        promised = stream.frames / float(stream.average_rate or 1)
+    elif name.startswith("matroska"):
+        promised = of_file if _DURATION.search(_read(source, 0, _HEAD)) else math.inf
+    elif name == "mp3":
+        first = next(container.demux(stream)).pos or 0
+        before = _read(source, max(0, first - _MP3_FRAME), min(first, _MP3_FRAME))
+        promised = of_stream if _MP3_LENGTH.search(before) else math.inf
+    else:
+        promised = math.inf
+    return promised if 0 < promised < _LONGEST_S else None
+
+
+def _read(source: Source, at: int, count: int) -> bytes:
+    with open_media(source, "", AudioError) as file:
+        file.seek(at)
+        return file.read(count)
+
+
 @dataclass(frozen=True)
 class OpenedSound:
     """Sound of a file, not yet decoded.
 
-    rate: sampling rate of its first samples in Hz. seconds: length by its headers or packets, which
-    may have some samples that the file says to leave out, and need not tell the truth. sections:
-    its samples; can be iterated once, and raises AudioError.
+    rate: sampling rate of its first samples in Hz. seconds: length that the header promises, None
+    if it promises none. sections: its samples; can be iterated once, and raises AudioError.
     """
 
     rate: int
-    seconds: float
+    seconds: float | None
     sections: Iterator[Section]
 
 
-def open_contained(source: Source, where: str, part: Part, warn: Warn) -> OpenedSound:
-    """Open a file's first audio stream. part: the file in a joined one.
+def open_sound(source: Source, where: str, warn: Warn) -> OpenedSound:
+    """Open a file of sound, or the first audio stream of a video.
 
-    warn: called at the end of the samples if the file is cut short or damaged.
-    Raises AudioError when it can't be opened, or has no audio that can be decoded.
+    warn: called at the end of the samples for a file that is not read whole.
+    Raises AudioError, which begins with `where`, for a file that is not read.
     """
-    with opened(source, where, "audio", part) as container:
-        stream = _audio_stream(container, source, where)
-        found = _measure(container, stream)
-        if not found.packets and not stream.duration and stream.rate:  # as a WAV without samples
-            return OpenedSound(stream.rate, 0.0, iter(()))
-        if found.rate is None:
-            raise AudioError(
-                f"{where}: {name_of(source)} has no sound that can be decoded. Export it again."
-            )
-        name = container.format.name
-        size = part.end - part.start
-        with open_media(source, where, AudioError) as file:
-            view = FileView(file, part)
-            promised = promised_s(container, stream, view, found.seconds, found.span)
-            if name in BY_SIZE and promised is None:
-                promised = promised_by_size(view, size, found.seconds)
-            if name in _BARE:
-                promised = promised_by_frames(view, found.first, found.packets, found.seconds)
-                part = replace(part, cut=found.ends_short)
-            elif name != "ogg":  # whose pages were looked at; the last one of a stream may lack
-                torn = lacks_its_end(view, size, name, found.end_byte)
-                part = replace(part, cut=part.cut or torn)
-    sections = _sections(source, where, part, warn, promised)
-    return OpenedSound(found.rate, found.seconds, sections)
+    found = read_format(source, where, "audio")
+    opened = _by_soundfile(source, where, warn) if found.library == "soundfile" else None
+    return opened or _by_pyav(source, where, warn)
+
+
+def _by_soundfile(source: Source, where: str, warn: Warn) -> OpenedSound | None:
+    """Open a file; return None if libsndfile can't, or finds no exact length."""
+    import soundfile
+
+    with open_media(source, where, AudioError) as file:
+        try:
+            nameless: Any = _Nameless(file)
+            with soundfile.SoundFile(nameless) as audio:
+                frames, rate, subtype = audio.frames, audio.samplerate, audio.subtype
+        except soundfile.SoundFileError:
+            return None
+    if frames in (0, _UNKNOWN_FRAMES) or subtype.startswith("MPEG"):
+        return None
+    return OpenedSound(rate, frames / rate, _soundfile_sections(source, where, warn))
+
+
+def _soundfile_sections(source: Source, where: str, warn: Warn) -> Iterator[Section]:
+    import soundfile
+
+    count, said = 0, list[str]()
+    with open_media(source, where, AudioError) as file:
+        nameless: Any = _Nameless(file)
+        with soundfile.SoundFile(nameless) as audio:
+            rate, promised = audio.samplerate, audio.frames / audio.samplerate
+            at_once = max(1, min(_READ_FRAMES, BLOCK_NUMBERS // audio.channels))
+            try:
+                # Not SoundFile.blocks(): it repeats the last block if the file ends earlier.
+                while len(block := audio.read(at_once, dtype="float32", always_2d=True)):
+                    count += len(block)
+                    yield rate, block
+            except soundfile.SoundFileError as error:
+                said.append(f"the decoder stopped ({str(error).rstrip('.')})")
+            form, end = audio.format, file.tell()
+        if said and not count:
+            raise AudioError(f"{where}: {name_of(source)} is broken: {said[0]}. Export it again.")
+        left = file.seek(0, 2) - end if form in ("FLAC", "OGG") else _left_of_chunk(file)
+        if form == "OGG":
+            said += _torn_ogg(file)
+    _warn(where, warn, _losses(said, promised, count / rate, left), count / rate)
+
+
+def _warn(where: str, warn: Warn, losses: str, seconds: float) -> None:
+    if losses:
+        warn(f"{where}: the file is not whole: {losses}. Its {seconds:.2f} s are used.")
+
+
+def _by_pyav(source: Source, where: str, warn: Warn) -> OpenedSound:
+    with opened(source, where, "audio") as container:
+        promised = promised_s(container, _audio_stream(container, source, where), source)
+    sections = _pyav_sections(source, where, warn, promised)
+    first = next(sections, None)
+    if first is None:
+        raise AudioError(
+            f"{where}: {name_of(source)} has no sound that can be decoded. Export it again."
+        )
+    return OpenedSound(first[0], promised, chain([first], sections))
 
 
 def _audio_stream(container: "InputContainer", source: Source, where: str) -> "AudioStream":
     if not container.streams.audio:
+        others = " and ".join(sorted({stream.type for stream in container.streams}))
         raise AudioError(
-            f"{where}: {name_of(source)} can't be read as audio: it has {_others(container)}. Send "
+            f"{where}: {name_of(source)} has no sound, only {others or 'an empty container'}. Send "
             "a recording with sound."
         )
     stream = container.streams.audio[0]
@@ -168,151 +373,20 @@ def _audio_stream(container: "InputContainer", source: Source, where: str) -> "A
     return stream
 
 
-def _others(container: "InputContainer") -> str:
-    """Return what a file without audio has."""
-    from av.stream import Disposition
-
-    if container.format.name.endswith(_PICTURES):
-        return "a picture alone"
-    cover = Disposition.attached_pic
-    kinds = {"a cover" if s.disposition & cover else s.type for s in container.streams}
-    return f"{' and '.join(sorted(kinds))} alone" if kinds else "no streams"
-
-
-@dataclass(frozen=True)
-class _StreamSizes:
-    """Sizes and times of a file's packets.
-
-    rate: sampling rate of the first samples, None if no packet can be decoded; a header may have
-    half of it, as the header of HE-AAC does. seconds: length of the stream. span: seconds from the
-    first to the last packet of all streams. packets: number of the stream's packets. first:
-    position of its first packet in the file. end_byte: position where the last packet of all
-    streams ends. ends_short: the last packet is smaller than the others, whose sizes differ by two
-    bytes at most.
-    """
-
-    rate: int | None
-    seconds: float
-    span: float
-    packets: int
-    first: int
-    end_byte: int
-    ends_short: bool
-
-
-def _measure(container: "InputContainer", stream: "AudioStream") -> _StreamSizes:
-    rate: int | None = None
-    tick = stream.time_base or Fraction(1)
-    ticks, untimed, bounds = 0, False, (math.inf, -math.inf)
-    count, first, last, begin, end, end_byte = 0, 0, 0, 0.0, 0.0, 0
-    least, most = math.inf, 0.0
-    for packet in packets(container, None):
-        if not packet.size:
-            continue
-        if packet.pos is not None:
-            end_byte = max(end_byte, packet.pos + packet.size)
-        if packet.pts is not None and packet.time_base:
-            begin = min(begin, float(packet.pts * packet.time_base))
-            end = max(end, float((packet.pts + (packet.duration or 0)) * packet.time_base))
-        if packet.stream_index != stream.index:
-            continue
-        if count:
-            least, most = min(least, last), max(most, last)
-        else:
-            first = packet.pos or 0
-        count, last = count + 1, packet.size
-        if rate is None:
-            rate = next((frame.sample_rate for frame in decoded(packet) or ()), None)
-        ticks += max(0, packet.duration or 0)
-        untimed |= not packet.duration
-        if packet.pts is not None:
-            bounds = min(bounds[0], packet.pts), max(bounds[1], packet.pts)
-    if untimed and count:
-        ticks = max(ticks, int(max(0, bounds[1] - bounds[0])))
-    short = most <= least + 2 and last < least
-    seconds, short = float(ticks * tick), short and count > 1
-    return _StreamSizes(rate, seconds, end - begin, count, first, end_byte, short)
-
-
-def packets(
-    container: "InputContainer", stream: "AudioStream | VideoStream | None"
-) -> "Iterator[Packet]":
-    """Yield the packets of a stream, or of all, as far as they can be read."""
-    import av
-
-    count = 0
-    try:
-        for packet in demuxed(container, stream):
-            yield packet
-            count += 1
-    except av.FFmpegError as error:
-        if isinstance(error, MemoryError) or not count:
-            raise
-
-
-def demuxed(
-    container: "InputContainer", stream: "AudioStream | VideoStream | None"
-) -> "Iterator[Packet]":
-    """Yield the packets of a stream, or of all. Raises av.FFmpegError where one can't be read.
-
-    Raises an error that `opened` tells where there are more than MOST_PACKETS.
-    """
-    # PyAV raises it at a file's end if a stream has begun that the file's beginning doesn't name.
-    with suppress(IndexError):
-        found = container.demux(stream) if stream else container.demux()
-        for count, packet in enumerate(found):
-            if count == MOST_PACKETS:
-                raise _ManyPacketsError
-            yield packet
-
-
-def decoded(packet: "Packet") -> list[Any] | None:
-    """Return the frames of a packet of audio or video, or None if it can't be decoded."""
-    import av
-
-    try:
-        return packet.decode()
-    except av.FFmpegError as error:
-        if isinstance(error, MemoryError):
-            raise
-        return None
-
-
-def _sections(
-    source: Source, where: str, part: Part, warn: Warn, promised: float | None
+def _pyav_sections(
+    source: Source, where: str, warn: Warn, promised: float | None
 ) -> Iterator[Section]:
-    """Decode a file's samples. promised: length in seconds, if it is known to be cut short."""
-    count = broken = 0
-    ends_broken, marked, found, batch = part.cut, False, 0.0, _Batch()
-    with opened(source, where, "audio", part) as container:
-        stream = _audio_stream(container, source, where)
-        # One of these without its size ends in such a packet, too.
-        name = container.format.name
-        trusted = name not in ("wav", "mmf") and (name != "caf" or stream.frames > 0)
-        by_size = name in BY_SIZE
-        for packet in packets(container, stream):
-            frames = decoded(packet)
-            # The samples of a W64 are filled up to a multiple of so many bytes.
-            filling = name == "w64" and frames is None and packet.size < _W64_UNIT
-            if packet.size and not filling:
-                failed = frames is None
-                count, broken = count + 1, broken + failed
-                # All packets of ADX are marked so.
-                torn = trusted and packet.is_corrupt and not marked
-                ends_broken, marked = part.cut or failed or torn, packet.is_corrupt
-            for frame in frames or ():
+    """Decode a file's samples. promised: see `promised_s`."""
+    found, batch = 0.0, _Batch()
+    with opened(source, where, "audio") as container:
+        packets = Packets(container, _audio_stream(container, source, where))
+        for packet in packets:
+            for frame in packets.decoded(packet):
                 found += frame.samples / frame.sample_rate
                 yield from batch.add(frame)
         yield from batch.take()
-    if promised is not None and not by_size and found >= promised - MISSING_S:
-        promised = None  # its packets are longer than they say
-    if promised is not None or ends_broken:
-        warn(cut_short(where, promised, found))
-    elif broken:
-        warn(
-            f"{where}: {broken} of {count} packets of the file can't be decoded. They are left "
-            f"out, and the other {found:.2f} s are used."
-        )
+        losses = packets.losses(source, where, promised, found)
+    _warn(where, warn, losses, found)
 
 
 class _Batch:
@@ -348,11 +422,8 @@ def frame_samples(frame: "AudioFrame") -> NDArray[Any]:
     import av
 
     channels, planar = frame.layout.nb_channels, frame.format.is_planar
-    if frame.format.name == "s64":  # it has no way to numpy
-        plane = np.frombuffer(memoryview(frame.planes[0]), np.int64, frame.samples * channels)
-        return plane.reshape(-1, channels).copy()
     # Of 8 planes PyAV 18 reads a ninth, and crashes.
-    if frame.format.name == "s64p" or (planar and channels >= 8):
+    if planar and channels >= 8:
         (frame,) = av.AudioResampler(format="dbl").resample(frame)
         planar = False
     array: NDArray[Any] = frame.to_ndarray()

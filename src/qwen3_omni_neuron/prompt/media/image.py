@@ -1,19 +1,16 @@
 """Image of a message item -> an upright RGB image, checked."""
 
 import contextlib
-import importlib
-import io
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import ImageError
-from qwen3_omni_neuron.prompt.media import libtiff
 from qwen3_omni_neuron.prompt.media.fields import (
     Source,
     Warn,
@@ -22,22 +19,13 @@ from qwen3_omni_neuron.prompt.media.fields import (
     open_media,
     source_of,
 )
-from qwen3_omni_neuron.prompt.media.magic import HEAD_BYTES, FileFormat, file_format
+from qwen3_omni_neuron.prompt.media.formats import read_format
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_ASPECT = 200  # longer side / shorter side; transformers' smart_resize takes no more
-FORMATS = {
-    **{"JPEG": "JPEG", "PNG": "PNG", "WEBP": "WebP", "GIF": "GIF", "BMP": "BMP", "DIB": "BMP"},
-    **{"TIFF": "TIFF", "AVIF": "AVIF", "HEIF": "HEIC", "JPEG2000": "JPEG 2000", "PCX": "PCX"},
-    **{"PPM": "PPM", "TGA": "TGA"},
-}
-"""Formats that are read, Pillow's name: usual name. `open` reads their header alone.
-
-HEIF is read by pillow-heif. ICO and ICNS decode the image inside before its size is known, EPS is a
-program that Ghostscript would run, and IPTC holds an image of any format.
-"""
+_PILLOW = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # the only formats that it may find
 Check = Callable[[int, int], "tuple[int, int] | None"]
 """Function of the height and width of a file's image; may raise.
 
@@ -45,7 +33,6 @@ It returns None, or the height and width that the image needs to have at least: 
 decoded with a half, a quarter or an eighth of its sides, which saves time and memory.
 """
 _CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
-_PCX_PALETTE = 769  # bytes at the end of a PCX: a 12, and 256 colours
 _SHOWING = threading.Lock()  # guards Python's one function that shows warnings
 
 
@@ -88,107 +75,45 @@ def load_image(
 def _read_file(source: Source, where: str, check: Check, said: list[str]) -> "Image":
     from PIL import Image
 
-    readable = readable_formats()
+    read_format(source, where, "image")
     name = name_of(source)
     with open_media(source, where, ImageError) as file:
-        found = file_format(file.read(HEAD_BYTES))
-        file.seek(0)
-        if found is not None and found.name not in readable.values():  # TGA would take an ICO
-            raise ImageError(f"{where}: {name} is {_other_format(found)}")
-        with _image_errors(where, name, found, said), _noted(said):
-            opened = Image.open(file, formats=list(readable))
+        with _image_errors(where, name), _noted(said):
+            opened = Image.open(file, formats=_PILLOW)
         with opened as picture:
             least = check(picture.height, picture.width)
             if least is not None:
                 picture.draft(None, least[::-1])
-            with _image_errors(where, name, found, said), _noted(said):
-                made = _upright_rgb(picture)
-            if picture.format == "PCX" and _lacks_palette(picture, file):
-                said.append("its palette is not at its end, so that it is grey")
-    return made
-
-
-def _lacks_palette(picture: "Image", file: BinaryIO) -> bool:
-    """Return whether a PCX is grey for want of its palette, which a grey one has, too."""
-    file.seek(max(0, file.seek(0, io.SEEK_END) - _PCX_PALETTE))
-    return picture.mode == "L" and file.read(1) != b"\x0c"
+            with _image_errors(where, name), _noted(said):
+                return _upright_rgb(picture)
 
 
 @contextlib.contextmanager
 def _noted(said: list[str]) -> Iterator[None]:
-    """Add what Pillow and libtiff warn of to `said`; it would go to the standard error."""
-
-    def note(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        if issubclass(category, UserWarning):
-            said.append(str(message).strip().rstrip("."))
-        else:
-            show(message, category, *place, **more)
-
-    with _SHOWING, warnings.catch_warnings(), libtiff.heard(said):
+    """Add what Pillow warns of to `said`; it would go to the standard error."""
+    with _SHOWING, warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always", UserWarning)
-        show, warnings.showwarning = warnings.showwarning, note
         yield
-
-
-def readable_formats() -> dict[str, str]:
-    """Return those of FORMATS that the installed Pillow reads.
-
-    Registers pillow-heif where it is installed.
-    """
-    from PIL import Image
-
-    Image.init()
-    if "HEIF" not in Image.OPEN:
-        with contextlib.suppress(ImportError):
-            heif: Any = importlib.import_module("pillow_heif")
-            heif.register_heif_opener()
-    return {name: usual for name, usual in FORMATS.items() if name in Image.OPEN}
-
-
-def _other_format(found: FileFormat) -> str:
-    """Return what a file is that can't be read as an image, and what to do."""
-    if found.name == "HEIC":
-        return (
-            "HEIC, for which pillow-heif isn't installed. Run: pip install "
-            "'qwen3-omni-neuron[heic]'; or save it as JPEG."
-        )
-    if found.kind in ("video", "audio"):
-        what, part = {"video": ("a video", "video_url"), "audio": ("sound", "input_audio")}[
-            found.kind
-        ]
-        return (
-            f'{what} ({found.name}), not an image. Send it as an item of type "{found.kind}" '
-            f"({part} over HTTP)."
-        )
-    return f"{found.name}, which is not read as an image. Save it as PNG or JPEG."
+    for warning in noted:
+        if issubclass(warning.category, UserWarning):
+            said.append(str(warning.message).strip().rstrip("."))
+        else:
+            warnings.warn(warning.message, stacklevel=2)
 
 
 @contextlib.contextmanager
-def _image_errors(
-    where: str, name: str, found: FileFormat | None, said: list[str]
-) -> Iterator[None]:
-    """Raise ImageError for any error. said: warnings so far, which tell more than some errors."""
+def _image_errors(where: str, name: str) -> Iterator[None]:
+    """Raise ImageError for any error."""
     from PIL import Image
 
     try:
         yield
-    except Image.UnidentifiedImageError as error:
-        if found is not None:
-            raise ImageError(
-                f"{where}: {name} begins as {found.name}, but its header is broken or cut short. "
-                "Save it again."
-            ) from error
-        *others, last = dict.fromkeys(readable_formats().values())
-        raise ImageError(
-            f"{where}: {name} is not an image. {', '.join(others)} and {last} can be read."
-        ) from error
     # The second is a warning: raised only if Python runs with warnings as errors.
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageError(f"{where}: {name} is too large: {error} Shrink it.") from error
     except Exception as error:  # a broken file: the decoders' exceptions have no common class
-        reasons = "; ".join(dict.fromkeys([*said, str(error)]))
         raise ImageError(
-            f"{where}: {name} is an image that is broken or cut short ({reasons}). Save it again."
+            f"{where}: {name} is an image that is broken or cut short ({error}). Save it again."
         ) from error
 
 
@@ -197,8 +122,7 @@ def _from_pil(source: "Image", where: str, said: list[str]) -> "Image":
         with _noted(said):
             return _upright_rgb(source)
     except Exception as error:  # PIL reads lazily: its file may be broken or closed by now
-        reasons = "; ".join(dict.fromkeys([*said, str(error)]))
-        raise ImageError(f"{where} is a PIL image that can't be read ({reasons}).") from error
+        raise ImageError(f"{where} is a PIL image that can't be read ({error}).") from error
 
 
 def _upright_rgb(picture: "Image") -> "Image":

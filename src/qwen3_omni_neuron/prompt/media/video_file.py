@@ -1,8 +1,7 @@
 """Video file -> the frames that the model sees, their rate, and the audio.
 
 PyAV decodes. A file is read twice: first its packets, without decoding, for the frames' timestamps;
-then its frames, of which the chosen ones are kept. Its audio is read in a third pass. Of a file
-that is cut short or damaged, what can be decoded is used.
+then its frames, of which the chosen ones are kept. Its audio is read in a third pass.
 """
 
 import math
@@ -15,20 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import VideoError
-from qwen3_omni_neuron.prompt.media.animated_webp import animated_webp
 from qwen3_omni_neuron.prompt.media.audio import Waveform, at_one_rate, load_waveform
 from qwen3_omni_neuron.prompt.media.container import (
-    decoded,
+    Packets,
     frame_samples,
     no_decoder,
     opened,
-    packets,
+    promised_s,
 )
-from qwen3_omni_neuron.prompt.media.cut_short import cut_short, lacks_its_end, promised_s
-from qwen3_omni_neuron.prompt.media.fields import Source, Warn, ignore, name_of, open_media
-from qwen3_omni_neuron.prompt.media.joined import FileView, Part, find_parts
-from qwen3_omni_neuron.prompt.media.joined import whole as whole_file
-from qwen3_omni_neuron.prompt.media.magic import HEAD_BYTES, file_format
+from qwen3_omni_neuron.prompt.media.fields import Source, Warn, ignore, name_of
+from qwen3_omni_neuron.prompt.media.formats import read_format
 from qwen3_omni_neuron.prompt.media.video_times import (
     Sampling,
     Timeline,
@@ -38,17 +33,12 @@ from qwen3_omni_neuron.prompt.media.video_times import (
 
 if TYPE_CHECKING:
     from av import VideoFrame
-    from av.audio.stream import AudioStream
     from av.container import InputContainer
     from av.video.stream import VideoStream
 
 Frames = NDArray[np.uint8]
 Fit = Callable[[NDArray[np.uint8]], NDArray[np.uint8]]
 """Function of an upright frame, [height, width, 3], that returns the frame to keep; may raise."""
-_LESS = 0.02  # part of a length by which headers and timestamps differ
-# First bytes of files after which FFmpeg takes the next of joined ones for packets of theirs: NUT,
-# IVF, MXF, RM, WMV.
-_ENDLESS = (b"nut/", b"DKIF", b"\x06\x0e\x2b\x34", b".RMF", b"0&\xb2u")
 _HOLE = 1.5  # mean distances between frames
 
 
@@ -119,7 +109,6 @@ def read_video_file(
     rotation. sampling: also says which part of the file is meant, for the audio, too.
     Video.audio is None if the file has no audio. It is delayed, or cut at its beginning, to begin
     with the first frame.
-    An animated WebP is a video without audio.
     limit_s: longest audio. check: called before anything is decoded. fit: called with each frame,
     to keep a smaller one. threads: number of threads of the video's decoder; 0: as many as there
     are cores. warn: called for a file that is not used whole, or not as it is.
@@ -127,108 +116,36 @@ def read_video_file(
     that sampling asks for; AudioError when its audio is too short, and PromptTooLongError when it
     is too long.
     """
-    with open_media(source, where, VideoError) as file:
-        head = file.read(HEAD_BYTES)
-        found = file_format(head)
-        parts = find_parts(file, where, VideoError)
-        part = parts[0] if head.startswith(_ENDLESS) else whole_file(file)
+    read_format(source, where, "video")
     place = f"{where}: {name_of(source)}"
-    if found is not None and found.name == "WebP":
-        return _read_webp(source, where, sampling, check, fit, warn)
-    if found is not None and found.kind == "document":
-        raise VideoError(f"{place} is {found.name}, not a video. Give a video, or frames.")
-    with opened(source, where, "video", part) as container:
+    with opened(source, where, "video") as container:
         stream = _video_stream(container, source, where, threads)
-        whole = read_timeline(container, stream, sampling.fps)
-        total = len(whole.ticks)
-        if not total:
+        promised = promised_s(container, stream, source)
+        packets = Packets(container, stream)
+        whole = read_timeline(packets, stream, sampling.fps)
+        if not len(whole.ticks):
             raise VideoError(f"{place} has a video stream without any frame. Export it again.")
-        still = container.format.name.endswith("_pipe") or (found and found.kind == "image")
-        if still and total == 1:
-            kind = found.name if found else container.format.name.removesuffix("_pipe").upper()
-            raise _still_picture(place, kind)
-        _report_length(source, where, parts, part, container, stream, whole, warn)
+        losses = packets.losses(source, where, promised, float(whole.seconds))
         timeline = _part_of(whole, sampling, where)
         chosen = choose_frames(timeline, sampling)
         audio_s = 0.0 if audio_rate is None else _audio_seconds(container, timeline, sampling)
         seconds = float(timeline.seconds)
         check(VideoHeader(len(chosen), stream.height, stream.width, seconds, audio_s))
+    if losses:
+        warn(f"{place} is not whole: {losses}. Its {float(whole.seconds):.2f} s are used.")
     try:
-        kept = _read_frames(source, where, part, timeline, chosen, fit, threads)
+        kept = _read_frames(source, where, timeline, chosen, fit, threads)
     except _DisorderError:
         timeline = _part_of(whole.by_count(), sampling, where)
         chosen = choose_frames(timeline, sampling)
-        kept = _read_frames(source, where, part, timeline, chosen, fit, threads)
+        kept = _read_frames(source, where, timeline, chosen, fit, threads)
     if kept.frames is None:
         raise VideoError(f"{place}: no frame of it can be decoded. Export it again.")
     kept.report(place, warn)
     audio = None
     if audio_rate is not None:
-        audio = _read_audio(source, where, part, audio_rate, timeline, sampling, limit_s, warn)
+        audio = _read_audio(source, where, audio_rate, timeline, sampling, limit_s, warn)
     return Video(kept.frames, float(len(kept.frames) / timeline.seconds), audio)
-
-
-def _report_length(
-    source: Source,
-    where: str,
-    parts: list[Part],
-    part: Part,
-    container: "InputContainer",
-    stream: "VideoStream",
-    whole: Timeline,
-    warn: Warn,
-) -> None:
-    """Warn if a file is cut short, or joined of several. part: the opened one of its parts."""
-    place = f"{where}: {name_of(source)}"
-    name, size = container.format.name, part.end - part.start
-    with open_media(source, where, VideoError) as file:
-        view = FileView(file, part)
-        seconds, span = float(whole.seconds), float(whole.there_s)
-        promised = promised_s(container, stream, view, seconds, span, _LESS)
-        torn = parts[-1].cut or lacks_its_end(view, size, name, whole.end_byte)
-    if promised is not None or torn or whole.broken:
-        warn(cut_short(where, promised, float(whole.seconds)))
-    if whole.joined:
-        warn(
-            f"{place} is joined of {whole.joined + 1} files: its timestamps begin anew. Their "
-            f"{float(whole.seconds):.2f} s are used, one file after the other."
-        )
-    used = 1 if part == parts[0] else sum(file.start < whole.end_byte for file in parts)
-    if 0 < used < len(parts):
-        first = "the first is" if used == 1 else f"the first {used} are"
-        warn(
-            f"{place}: of the {len(parts)} files that it is joined of {first} used, "
-            f"{float(whole.seconds):.2f} s. Send the others one by one."
-        )
-
-
-def _read_webp(
-    source: Source, where: str, sampling: Sampling, check: Check, fit: Fit, warn: Warn
-) -> Video:
-    place = f"{where}: {name_of(source)}"
-    with open_media(source, where, VideoError) as file:
-        found = animated_webp(file.read(), where)
-    if found is None:
-        raise _still_picture(place, "WebP")
-    whole = found.timeline()
-    timeline = _part_of(whole, sampling, where)
-    if not found.complete:
-        warn(cut_short(where, None, float(whole.seconds)))
-    chosen = choose_frames(timeline, sampling)
-    check(VideoHeader(len(chosen), found.height, found.width, float(timeline.seconds), 0.0))
-    pictures = found.frames(chosen, where)
-    kept: Frames | None = None
-    for index in range(len(chosen)):
-        try:
-            picture = next(pictures)
-        except Exception as error:  # the decoder's exceptions have no common class
-            raise VideoError(f"{place} is an animation that is broken ({error}).") from error
-        fitted = fit(picture)
-        if kept is None:
-            kept = np.empty((len(chosen), *fitted.shape), np.uint8)
-        kept[index] = fitted
-    assert kept is not None
-    return Video(kept, float(len(kept) / timeline.seconds))
 
 
 def _part_of(whole: Timeline, sampling: Sampling, where: str) -> Timeline:
@@ -250,13 +167,6 @@ def _part_of(whole: Timeline, sampling: Sampling, where: str) -> Timeline:
     return part
 
 
-def _still_picture(place: str, kind: str) -> VideoError:
-    return VideoError(
-        f'{place} is a picture ({kind}), not a video. Send it as an item of type "image" '
-        "(image_url over HTTP)."
-    )
-
-
 def _video_stream(
     container: "InputContainer", source: Source, where: str, threads: int
 ) -> "VideoStream":
@@ -266,13 +176,8 @@ def _video_stream(
     videos = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
     decodable = [stream for stream in videos if stream.codec_context is not None]
     if decodable:
-        # The first one, but for a still one: an animated AVIF begins with a picture of its own.
-        stream = next((s for s in decodable if s.frames != 1), decodable[0])
-        # FFmpeg's threads of frames race with each other in Theora: some frames come out wrong.
-        raced = stream.codec_context.name in ("theora", "vp3", "vp4")
-        stream.thread_type, stream.codec_context.thread_count = (
-            ("NONE", 1) if raced else ("AUTO", threads)
-        )
+        stream = decodable[0]
+        stream.thread_type, stream.codec_context.thread_count = "AUTO", threads
         return stream
     if videos:
         raise no_decoder(where, source, "video", VideoError)
@@ -282,12 +187,10 @@ def _video_stream(
             f'{place} has only sound, no video stream. Send it as an item of type "audio" '
             "(input_audio over HTTP)."
         )
-    others = ", ".join(sorted({stream.type for stream in container.streams}))
-    if others:
-        raise VideoError(f"{place} has no video stream, only {others}. Give a video, or frames.")
+    others = " and ".join(sorted({stream.type for stream in container.streams}))
     raise VideoError(
-        f"{place} ({container.format.name}) has no streams: it is broken, or cut short near its "
-        "beginning. Export it again."
+        f"{place} has no video stream, only {others or 'an empty container'}. Give a video, or "
+        "frames."
     )
 
 
@@ -304,20 +207,20 @@ def _audio_seconds(container: "InputContainer", timeline: Timeline, sampling: Sa
 def _read_frames(
     source: Source,
     where: str,
-    part: Part,
     timeline: Timeline,
     chosen: list[int],
     fit: Fit,
     threads: int,
 ) -> "_KeptFrames":
     """Decode the frame shown at each chosen tick, without keeping others in memory."""
-    with opened(source, where, "video", part) as container:
+    with opened(source, where, "video") as container:
         stream = _video_stream(container, source, where, threads)
         kept = _KeptFrames(chosen, timeline, fit)
         previous: tuple[int, VideoFrame] | None = None
         latest: int | None = None
-        decoder = _Decoder(container, stream, timeline.packet_before(chosen[0]))
-        for index, frame in enumerate(decoder.frames()):
+        packets = Packets(container, stream)
+        first = timeline.packet_before(chosen[0])
+        for index, frame in enumerate(_decoded(packets, first)):
             now = index if timeline.counted else frame.pts
             if now is None:
                 continue
@@ -331,29 +234,17 @@ def _read_frames(
             previous = now, frame
         while previous is not None and kept.next is not None:
             kept.add(*previous)
-        kept.failed = decoder.failed
+        kept.failed = packets.failed
     return kept
 
 
-class _Decoder:
-    """Decoder of one stream, from packet `first` on.
-
-    failed: number of packets so far that could not be decoded.
-    """
-
-    def __init__(self, container: "InputContainer", stream: Any, first: int = 0):
-        self._container, self._stream, self._first = container, stream, first
-        self.failed = 0
-
-    def frames(self) -> Iterator[Any]:
-        """Yield the frames. A packet that can't be decoded is counted and left out."""
-        for number, packet in enumerate(packets(self._container, self._stream)):
-            # An empty packet shows the frame before it again. To FFmpeg it would be the end, which
-            # is a packet without a timestamp here.
-            if number >= self._first and (packet.size or packet.pts is None):
-                frames = decoded(packet)
-                self.failed += frames is None
-                yield from frames or ()
+def _decoded(packets: Packets, first: int = 0) -> Iterator[Any]:
+    """Yield a stream's frames from its packet `first` on. What can't be decoded is left out."""
+    for number, packet in enumerate(packets):
+        # An empty packet shows the frame before it again. To FFmpeg it would be the end, which
+        # is a packet without a timestamp here.
+        if number >= first and (packet.size or packet.pts is None):
+            yield from packets.decoded(packet)
 
 
 class _KeptFrames:
@@ -414,7 +305,6 @@ class _KeptFrames:
 def _read_audio(
     source: Source,
     where: str,
-    part: Part,
     rate: int,
     timeline: Timeline,
     sampling: Sampling,
@@ -426,19 +316,17 @@ def _read_audio(
     It ends with the audio, or with a part's end. Returns None if there is no audio in this time.
     """
     place = f"{where} (its audio)"
-    with opened(source, where, "video", part) as container:
+    with opened(source, where, "video") as container:
         if not container.streams.audio:
             return None
-        stream: AudioStream = container.streams.audio[0]
+        stream = container.streams.audio[0]
         if stream.codec_context is None:
             raise no_decoder(where, source, "audio", VideoError)
-        decoder = _Decoder(container, stream)
-        frames = decoder.frames()
-        first, second = next(frames, None), next(frames, None)
+        packets = Packets(container, stream)
+        frames = _decoded(packets)
+        first = next(frames, None)
         if first is None:
             return None
-        if second is not None:  # in joined files FFmpeg gives the first frame the last file's rate
-            first.sample_rate = second.sample_rate
         begins = timeline.start - sampling.start_s
         if first.pts is not None and first.time_base is not None:
             begins = first.pts * first.time_base
@@ -446,7 +334,7 @@ def _read_audio(
         late = round((begins - timeline.start) * file_rate)
         silence = min(max(late, 0), round(timeline.seconds * file_rate))
         most = None if sampling.end_s is None else round(timeline.seconds * file_rate)
-        heard = chain(filter(None, (first, second)), frames)
+        heard = chain([first], frames)
         sections = ((frame.sample_rate, frame_samples(frame)) for frame in heard)
         mono = at_one_rate(sections, file_rate, place, warn)
         blocks = _within(mono, max(-late, 0), silence, most)
@@ -463,9 +351,9 @@ def _read_audio(
             place,
             limit_s,
         )
-        if decoder.failed:
+        if packets.failed:
             warn(
-                f"{place} is damaged: {decoder.failed} packets of it can't be decoded. The others "
+                f"{place} is damaged: {packets.failed} packets of it can't be decoded. The others "
                 "are used."
             )
     return made

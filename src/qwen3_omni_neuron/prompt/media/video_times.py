@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.prompt.media.container import demuxed
+from qwen3_omni_neuron.prompt.media.container import Packets
 
 if TYPE_CHECKING:
-    from av.container import InputContainer
-    from av.packet import Packet
     from av.video.stream import VideoStream
 
 FRAMES_A_PATCH = 2  # temporal_patch_size: the encoder takes frames in pairs
-_END_IN_ERROR = ("smjpeg", "mpjpeg")  # FFmpeg's formats whose end is an error to its demuxers
 _UNDATED = -(1 << 63)  # timestamp of a packet without one, as in FFmpeg
-_BACK_S = Fraction(1, 10)  # decoding times of one file never go back, but for errors of a muxer
 
 
 @dataclass(frozen=True)
@@ -50,10 +46,6 @@ class Timeline:
     constant: every frame is shown equally long, apart from the rounding of timestamps.
     counted: frames are told by their number, because the decoder's timestamps are of no use.
     start: beginning of the first frame, in seconds of the file's clock.
-    joined: number of files that were joined to the first: timestamps begin anew.
-    there_s: seconds from the first to the last packet of any stream.
-    broken: an error ended the file before its end, or its last packet is not whole.
-    end_byte: position in the file where the last packet ends that says its own.
     keys: int64 [keyframes, 2]; numbers of the packets with keyframes, and their timestamps.
     """
 
@@ -64,10 +56,6 @@ class Timeline:
     constant: bool
     counted: bool
     start: Fraction
-    joined: int = 0
-    there_s: Fraction = Fraction(0)
-    broken: bool = False
-    end_byte: int = 0
     keys: NDArray[np.int64] | None = None
 
     def by_count(self) -> "Timeline":
@@ -113,100 +101,40 @@ class Timeline:
         return int(before[-1]) if len(before) else 0
 
 
-class _TimedPackets:
-    """Packets of one stream as they are read, with timestamps that go on where files are joined.
+def read_timeline(packets: Packets, stream: "VideoStream", fps: float) -> Timeline:
+    """Read a stream's timestamps from a file's packets, undecoded. fps: rate if the file has none.
 
-    A file may have millions of packets, of which each takes 18 bytes here. pts: timestamps in
-    ticks, _UNDATED for none. durations: in ticks. filled, keys: 1 for a packet that is not empty,
-    and for one with a keyframe, else 0. joined: number of times that the timestamps began anew.
+    It ends where timestamps begin anew, as in files that are joined.
     """
-
-    def __init__(self, tick: Fraction):
-        self.pts, self.durations = array("q"), array("q")
-        self.filled, self.keys = bytearray(), bytearray()
-        self.joined = 0
-        self._back = max(1, math.ceil(_BACK_S / tick))
-        self._offset, self._end = 0, 0  # end: where the frame ends that is shown last
-        self._next: int | None = None  # decoding time after the packet before that has one
-        self._undated = 0  # packets since then: the first ones of a file may have none
-
-    def __len__(self) -> int:
-        return len(self.pts)
-
-    def add(self, packet: "Packet") -> None:
-        """Take the next packet."""
-        pts, dts, duration = packet.pts, packet.dts, packet.duration or 0
-        if dts is None:
-            self._undated += 1
-        else:
-            if self._next is not None and dts < self._next - duration - self._back:
-                self.joined += 1
-                self._begin_anew(dts if pts is None else pts)
-            self._next, self._undated = dts + duration, 0
-        if pts is not None:
-            pts += self._offset
-            self._end = max(self._end, pts + duration)
-        self.pts.append(_UNDATED if pts is None else pts)
-        self.durations.append(duration)
-        self.filled.append(packet.size > 0)
-        self.keys.append(packet.is_keyframe)
-
-    def _begin_anew(self, first: int) -> None:
-        """Put the packets since the last dated one, which are of the next file, after its end.
-
-        first: timestamp of the next packet.
-        """
-        since = range(len(self) - self._undated, len(self))
-        places = [place for place in since if self.pts[place] != _UNDATED]
-        before = self._offset
-        self._offset = self._end - (self.pts[places[0]] - before if places else first)
-        for place in places:
-            self.pts[place] += self._offset - before
-
-
-def read_timeline(container: "InputContainer", stream: "VideoStream", fps: float) -> Timeline:
-    """Read a stream's timestamps from its packets, undecoded. fps: rate if the file gives none."""
-    import av
-
     tick = stream.time_base or Fraction(1)
-    packets, broken, end_byte = _TimedPackets(tick), False, 0
-    bounds: dict[int, tuple[Fraction, int, int]] = {}  # tick, first and last one of each stream
-    try:
-        for packet in demuxed(container, None):
-            end_byte = max(end_byte, 0 if packet.pos is None else packet.pos + packet.size)
-            broken = packet.is_corrupt if packet.size else broken
-            if packet.pts is not None:
-                ends = packet.pts + (packet.duration or 0)
-                base, low, high = bounds.get(
-                    packet.stream_index, (packet.time_base, packet.pts, ends)
-                )
-                bounds[packet.stream_index] = base, min(low, packet.pts), max(high, ends)
-            if packet.stream_index == stream.index and (packet.size or packet.pts is not None):
-                packets.add(packet)
-    except av.FFmpegError as error:
-        if isinstance(error, MemoryError) or not packets:
-            raise
-        broken = container.format.name not in _END_IN_ERROR or broken
-    there_s = Fraction(0)
-    if bounds:
-        first = min(base * low for base, low, _ in bounds.values())
-        there_s = max(base * high for base, _, high in bounds.values()) - first
-    timeline = _timeline(packets, stream, tick, fps)
-    joined = packets.joined
-    return replace(timeline, joined=joined, there_s=there_s, broken=broken, end_byte=end_byte)
+    # A file may have millions of packets, each of which takes 18 bytes here.
+    pts, durations, filled, keys = array("q"), array("q"), bytearray(), bytearray()
+    for packet in packets:
+        if packets.restarts or (not packet.size and packet.pts is None):
+            continue
+        pts.append(_UNDATED if packet.pts is None else packet.pts)
+        durations.append(packet.duration or 0)
+        filled.append(packet.size > 0)
+        keys.append(packet.is_keyframe)
+    rate = stream.average_rate or stream.guessed_rate or Fraction(fps)
+    numbers, lengths = (np.frombuffer(x, np.int64) for x in (pts, durations))
+    seen, first = (np.frombuffer(x, np.bool_) for x in (filled, keys))
+    return _timeline(numbers, lengths, seen, first, stream, tick, rate)
 
 
 def _timeline(
-    packets: _TimedPackets, stream: "VideoStream", tick: Fraction, fps: float
+    pts: NDArray[np.int64],
+    durations: NDArray[np.int64],
+    filled: NDArray[np.bool_],
+    keyframes: NDArray[np.bool_],
+    stream: "VideoStream",
+    tick: Fraction,
+    rate: Fraction,
 ) -> Timeline:
-    rate = stream.average_rate or stream.guessed_rate or Fraction(fps)
-    total = len(packets)
-    pts, durations = (np.frombuffer(x, np.int64) for x in (packets.pts, packets.durations))
-    dated = pts != _UNDATED
-    filled, keyframes = (np.frombuffer(x, np.bool_) for x in (packets.filled, packets.keys))
+    total = len(pts)
     order = np.lexsort((filled, durations, pts))
     ticks = pts[order]
-    if not dated.all() or (total > 1 and ticks[0] == ticks[-1]):
+    if (pts == _UNDATED).any() or (total > 1 and ticks[0] == ticks[-1]):
         # In a raw stream average_rate is FFmpeg's default of 25, guessed_rate is from the content.
         rate = stream.guessed_rate or rate
         start = Fraction(stream.start_time or 0) * tick
@@ -215,13 +143,11 @@ def _timeline(
     filled = filled[order]
     # An empty packet shows the frame of the last packet before it that is not empty.
     held = np.maximum.accumulate(np.where(filled, np.arange(total), 0))
-    shown = np.cumsum(filled) - 1 if packets.joined else ticks[held]
     seconds, constant = _length(ticks, int(durations[order[-1]]) if total else 0, tick, rate)
     start = int(ticks[0]) * tick if total else Fraction(0)
     (numbers,) = keyframes.nonzero()
     keys = np.stack((numbers, pts[numbers]), 1)
-    counted = packets.joined > 0
-    return Timeline(ticks, shown, tick, seconds, constant, counted, start, keys=keys)
+    return Timeline(ticks, ticks[held], tick, seconds, constant, False, start, keys)
 
 
 def _length(
