@@ -25,7 +25,7 @@ from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.nxdi.build import build_engines
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import IDLE, DecoderSpec, Inputs, Outputs
-from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import DecoderGraphs
+from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import DecoderGraphs, NxdToolchain
 from qwen3_omni_neuron.neuron.nxdi.target import NEURON
 from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec
 from testing.graph_cases import with_weights
@@ -147,8 +147,8 @@ class EagerDecoder:
         self.closed = True
 
 
-class EagerToolchain:
-    """A `neuron.nxdi.nxd_toolchain.Toolchain` that loads without having compiled.
+class EagerToolchain(NxdToolchain):
+    """A toolchain that loads without having compiled.
 
     spec: its checkpoint gives the weights. parts, decoders: those that were loaded, by name.
     broken: the label of a graph that raises, by part.
@@ -174,12 +174,6 @@ class EagerToolchain:
         _report_cores()
         self.decoders[spec.part] = eager_decoder(spec, self._plan.model)
         return self.decoders[spec.part]
-
-    def compile_part(self, spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
-        raise NotImplementedError("this toolchain only loads")
-
-    def compile_decoder(self, spec: DecoderSpec, checkpoint: Checkpoint, folder: Path) -> None:
-        raise NotImplementedError("this toolchain only loads")
 
 
 def _report_cores() -> None:

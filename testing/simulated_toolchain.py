@@ -17,6 +17,7 @@ from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import write_decoder_shards
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import (
+    NxdToolchain,
     TracedGraph,
     TracedPart,
     compiler_flags,
@@ -31,8 +32,11 @@ DESCRIPTION = "graphs.json"  # a part's labels, or a decoder's checkpoint
 States = dict[str, Tensor]
 
 
-class SimulatedToolchain:
-    """A neuron.nxdi.nxd_toolchain.Toolchain without a compiler and without a device."""
+class SimulatedToolchain(NxdToolchain):
+    """A toolchain without a compiler and without a device."""
+
+    def __init__(self) -> None:
+        pass  # it needs no SDK
 
     def compile_part(self, spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
         write_part_shards(spec, checkpoint, folder)

@@ -22,7 +22,7 @@ from qwen3_omni_neuron.errors import (
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import static_models
 from qwen3_omni_neuron.neuron.graphs.layers import Alone
-from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import Toolchain, TracedPart, compiler_flags
+from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import TracedPart, compiler_flags
 from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec, rank_file
 from qwen3_omni_neuron.neuron.shards import part_shard_bytes, weight_name, write_part_shards
 from testing.graph_cases import with_weights
@@ -38,7 +38,7 @@ from testing.tiny import write_tiny_checkpoint
 CLOSE = {"atol": 1e-9, "rtol": 1e-9}  # float64: sums in another order
 # 2 ranks have heads of their own, 8 are more than the heads.
 TP = (again(1), 2, again(4), 8)
-TOOLCHAIN: Toolchain = SimulatedToolchain()
+TOOLCHAIN = SimulatedToolchain()
 
 
 @pytest.fixture(scope="module")

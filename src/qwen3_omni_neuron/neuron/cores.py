@@ -1,13 +1,8 @@
 """The logical cores of each stage, and the environment variables that give them to a process.
 
 A core belongs to one process at a time. With placement "shared" one process has all stages on the
-same cores; with "split" each stage has a process and cores of its own. A stage has as many cores as
-the largest degree of its parts: with thinker, talker and encoders at 8 (trn2.48xlarge) or 4
-(trn2.3xlarge), predictor and vocoder at 1,
-
-                 instance       logical cores   shared       split: thinker, talker, vocoder
-                 trn2.48xlarge  64 at LNC=2     0-7 for all  0-7, 8-15, 16
-                 trn2.3xlarge    4 at LNC=2     0-3 for all  -
+same cores; with "split" each stage has a process and cores of its own, as many as the largest
+degree of its parts: on a trn2.48xlarge 0-7, 8-15 and 16 for thinker, talker and vocoder.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,10 +20,7 @@ PRODUCT_NAME = Path("/sys/devices/virtual/dmi/id/product_name")
 
 @dataclass(frozen=True)
 class CorePlan:
-    """The cores of each stage. Made and checked by `plan_cores`.
-
-    ranges: the first and last logical core of each stage, inclusive.
-    """
+    """The cores of each stage: the first and last logical core of each, inclusive."""
 
     instance: str
     placement: str
@@ -52,10 +44,8 @@ def plan_cores(
 ) -> CorePlan:
     """Plan the cores of every stage, from core 0 on, or take those that `cores` names.
 
-    instance: an EC2 instance type, see PHYSICAL_CORES. placement: "shared" or "split". needed: the
-    number of cores that each stage needs, see compilation.plan.cores_of_stages. cores: the cores of
-    each stage, as in NEURON_RT_VISIBLE_CORES ("8-15", "16"), for all stages or for none.
-    Raises OptionError, with the numbers.
+    needed: number of cores of each stage, see compilation.plan.cores_of_stages. cores: the cores of
+    each stage, such as "8-15" or "16", for all stages or for none. Raises OptionError.
     """
     if instance not in PHYSICAL_CORES:
         raise OptionError(
@@ -83,10 +73,7 @@ def core_bytes(lnc: int) -> float:
 
 
 def instance_type(product_name: Path = PRODUCT_NAME) -> str:
-    """Return the instance type of this machine, from its firmware.
-
-    Raises OptionError for a type that is not in PHYSICAL_CORES.
-    """
+    """Return the instance type of this machine. Raises OptionError for an unknown one."""
     try:
         found = product_name.read_text(encoding="utf-8").strip()
     except OSError as error:

@@ -73,7 +73,6 @@ class NeuronVision:
         return torch.cat([rows for visual in visuals for rows in self._frames(visual)], 1)
 
     def _frames(self, visual: Visual) -> Iterator[Tensor]:
-        """Encode each frame to [1 + deepstack, rows, hidden]."""
         frames, height, width = visual.grid
         merge, size = self._config.merge_size, height * width
         bucket = bucket_of(size, list(self._labels), "patches in a frame")
@@ -86,10 +85,7 @@ class NeuronVision:
 
 
 class NeuronProjection:
-    """A projection of the thinker's rows to the talker's.
-
-    name: "text_projection" or "hidden_projection".
-    """
+    """A projection of the thinker's rows to the talker's, by its part's name."""
 
     def __init__(self, part: LoadedPart, name: str):
         self._part = part
@@ -115,10 +111,7 @@ def batch_bucket(rows: int, sizes: Sequence[int]) -> int:
 
 
 def batches(rows: int, sizes: Sequence[int]) -> Iterator[tuple[slice, int]]:
-    """Return the rows of each call, and the size of the batch that they are padded to.
-
-    9 rows in batches of (1, 4) are calls of 4, 4 and 1.
-    """
+    """Yield the rows of each call and the size that they are padded to: 9 in (1, 4): 4, 4 and 1."""
     start = 0
     while start < rows:
         size = batch_bucket(rows - start, sizes)
@@ -138,9 +131,7 @@ class NeuronPredictor:
     """An engines.protocols.Predictor over neuron.graphs.parts.predictor_graph.
 
     Its graph takes a row for each slot, greedy and sampled together, of any top_k up to the
-    compiled one.
-
-    codes: size of the vocabulary that each code is chosen from.
+    compiled one. codes: size of the vocabulary that each code is chosen from.
     """
 
     def __init__(self, part: LoadedPart, codes: int):
@@ -179,7 +170,6 @@ class NeuronPredictor:
         return limit
 
     def _run(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Run rows. Padding rows have each input's idle value."""
         count, talker_type = len(inputs[0]), inputs[0].dtype
         padded = [
             # The hidden state has the type of the talker, and the graph that of its arithmetic.
@@ -193,8 +183,7 @@ class NeuronPredictor:
 class NeuronVocoder:
     """The vocoder (see engines.protocols.Vocoder) over neuron.graphs.parts.code2wav_graph.
 
-    Slots, chunk sizes and batches are those of the graphs. Each engine call is one graph call. If a
-    graph that fails changes no state, an engine call that raises changes no slot's state.
+    Each engine call is one graph call, so one that raises changes no slot's state.
     """
 
     def __init__(
@@ -243,11 +232,7 @@ class NeuronVocoder:
     def _decode(
         self, slots: Sequence[int], codes: Sequence[Tensor], positions: Sequence[int], late: int
     ) -> list[NDArray[np.float32]]:
-        """Decode a chunk of each stream.
-
-        positions: frames before each chunk. late: number of the samples at the beginning that have
-        no meaning.
-        """
+        """Decode a chunk of each stream. late: first samples without meaning."""
         if len(slots) != len(codes) or len(set(slots)) < len(slots):
             raise ValueError(f"one chunk for each of several slots, got {len(codes)} for {slots}.")
         assert all(0 <= slot < self.slots for slot in slots), slots
@@ -296,8 +281,7 @@ def talker_engine(
 ) -> TalkerEngine:
     """Make the table of text rows, load the other parts, and make the engine.
 
-    slots: loads the decoder; called when the text projection was released by `unload`. release,
-    fault: see engines.slots.DecoderEngine.
+    slots: loads the decoder; called when `unload` has released the text projection.
     """
     config = spec.config
     tables = load_tables(Checkpoint(spec.plan.model, spec.plan.adapters), config, spec.dtype)

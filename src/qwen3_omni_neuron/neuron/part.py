@@ -1,8 +1,4 @@
-"""A part of the model that is compiled from model/: its description and its loaded graphs.
-
-The parts are the model's modules; for target neuron those of thinker and talker are NxDI's own. The
-graphs of a part share one set of weights and one state.
-"""
+"""A part of the model that is compiled from model/: its description and its loaded graphs."""
 
 import logging
 import time
@@ -39,15 +35,11 @@ _DEVICE_TYPES = {torch.int64: torch.int32}
 class PartSpec:
     """Description of one part to be compiled or loaded.
 
-    graphs: the graphs of one core (neuron.graphs.all.all_graphs with this tp). Those with a state
-        share it: all of it, or its first tensors.
-    tp: number of cores that share the weights.
-    lnc: physical cores of a logical core.
-    dtype: type of the weights, except int8 experts and their scales.
-    make: returns a new plain module, its parameters on the meta device; its buffers, which are
-        constants, have their values.
-    weights: the stored tensors that every parameter of the module is made of; the scale of an int8
-        parameter is made of that parameter's.
+    graphs: the graphs of one core; those with a state share it, or its first tensors. tp: number of
+    cores that share the weights. lnc: physical cores of a logical core. dtype: type of the weights,
+    except int8 experts and their scales. make: returns a new plain module, its parameters on the
+    meta device, its buffers with their values. weights: the stored tensors of every parameter; the
+    scale of an int8 parameter is made of that parameter's.
     """
 
     name: str
@@ -113,10 +105,7 @@ Inputs and outputs have the types that they have on the device; an input that is
 class LoadedPart:
     """The graphs of one part on its cores, with its weights and its state.
 
-    The state is zeros when the part is loaded, and stays on the cores from call to call.
-
-    graphs: the graphs of one part. run: calls a graph; dropped at `close`, with everything that it
-    refers to.
+    The state is zeros at first, and stays on the cores. run: calls a graph; dropped at `close`.
     """
 
     def __init__(self, graphs: Iterable[Graph], run: Run):
@@ -126,11 +115,9 @@ class LoadedPart:
         self._run: Run | None = run
 
     def call(self, label: str, *inputs: Tensor | None) -> tuple[Tensor, ...]:
-        """Run one graph and renew the state.
+        """Run one graph and renew the state. Returns Graph.outputs, on the host.
 
-        inputs: on the host, in the shapes and types of Graph.inputs; None: zeros, where the input
-        is optional. Returns Graph.outputs, on the host.
-        Raises ClosedError after close.
+        inputs: as Graph.inputs; None: zeros, where optional. Raises ClosedError after close.
         """
         if self._run is None:
             raise ClosedError(f"{self.name} was closed. Load it again.")
@@ -150,8 +137,7 @@ class LoadedPart:
     def warm_up(self) -> None:
         """Call every graph once, so that no request waits for a graph's first call.
 
-        The inputs change no slot's state, except a decoder's, whose slots are filled before they
-        are read. Raises the error of a graph that fails.
+        No slot's state changes, except a decoder's, whose slots are filled before they are read.
         """
         started = time.monotonic()
         for label, graph in self.graphs.items():

@@ -39,10 +39,7 @@ class PartShare:
 
     @property
     def weights(self) -> Layout:
-        """The shape and type of every tensor in a rank's file, by its name there.
-
-        They are the parameters, and the constants, which a tracer may take for weights, too.
-        """
+        """The shape and type of every tensor in a rank's file: parameters and constants."""
         tensors = (*self.owner.named_parameters(), *self.owner.named_buffers())
         return {weight_name(name): (tuple(t.shape), t.dtype) for name, t in tensors}
 
@@ -68,9 +65,8 @@ def weight_name(name: str) -> str:
 
 
 def write_part_shards(spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
-    """Write the weights of every rank into a part's folder, which has none yet.
+    """Write the weights of every rank into a part's folder, one parameter in memory at a time.
 
-    Memory: one parameter, its stored tensors and the ranks' shares of it.
     Raises CheckpointError where the checkpoint lacks a tensor or has it in another shape, OSError.
     """
     stored = set(checkpoint.names)
@@ -96,8 +92,8 @@ def _parameters(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters of a part by name, in the order of its pieces.
 
-    int8: names of those that are rounded, or that keep the rows of int8 that the checkpoint has.
-    The scale follows each.
+    int8: names of those that are rounded, or keep the checkpoint's rows of int8; a scale follows
+    each.
     """
     kept = {
         n for n, p in spec.weights.pieces if n in int8 and are_int8_rows(p, checkpoint.quantised)
@@ -121,9 +117,9 @@ def _parameters(
 
 
 def read_part_shard(folder: Path, rank: int, layout: Layout) -> dict[str, Tensor]:
-    """Map a rank's weights into memory. layout: PartShare.weights.
+    """Map a rank's weights into memory.
 
-    Raises ArtifactError where the file can't be read or has other tensors.
+    Raises ArtifactError where the file does not fit `layout`.
     """
     path = folder / rank_file(rank)
     again = f"Delete {folder} and compile again: only it will be."

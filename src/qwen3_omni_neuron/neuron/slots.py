@@ -22,8 +22,7 @@ class GraphSlots(SlotLengths):
     """The slots of a decoder's KV cache (see engines.protocols.DecoderSlots) over a loaded part.
 
     A step writes recent rows. They are flushed into the segments of the cache when a slot has no
-    room for one more, and before rows of a prompt follow them (see model.kv_cache.Segments). name:
-    "thinker" or "talker".
+    room for one more, and before rows of a prompt follow them (see model.kv_cache.Segments).
     """
 
     chunked_prefill = True
@@ -52,9 +51,8 @@ class GraphSlots(SlotLengths):
     ) -> tuple[Tensor, Tensor]:
         """Append rows after the first `start` rows of a slot; see DecoderSlots.prefill.
 
-        deepstack: [layers, S, hidden], what the thinker's first layers add. Returns the graph's
-        outputs without padding rows: for the thinker the accept layer's hidden states [S, hidden].
-        Raises BucketError for more rows than the slot has positions left.
+        deepstack: [layers, S, hidden], what the thinker's first layers add. Raises BucketError for
+        more rows than the slot has positions left.
         """
         if start + len(rows) > self.context_length:
             raise BucketError(
@@ -146,13 +144,12 @@ class GraphSlots(SlotLengths):
         return tuple(output[places] for output in outputs)
 
     def _recent(self, slot: int) -> int:
-        """Return the number of a slot's recent rows."""
         return self._lengths[slot] - self._held[slot]
 
     def _flush(self, slots: Sequence[int], target: int | None = None) -> None:
         """Move recent rows into the segments: those of some slots, and others that fit.
 
-        target: slot that becomes as the only one of `slots` is; None: none.
+        target: slot that becomes a copy of the first of `slots`; None: none.
         """
         longest = max(self._lengths[slot] for slot in slots)
         window = bucket_of(longest, self._windows, "positions of a slot")
@@ -169,7 +166,6 @@ class GraphSlots(SlotLengths):
         self._held = [n + count for n, count in zip(self._held, counts, strict=True)]
 
     def _prompt_graph(self, start: int, rows: int) -> Graph:
-        """Return the graph for the next rows of a prompt, as many as it takes."""
         return self._prompts[prompt_size(self._prompts, start, rows)]
 
 

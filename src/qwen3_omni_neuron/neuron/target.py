@@ -1,4 +1,4 @@
-"""Limits and cores that Neuron's entries in the table of targets share."""
+"""TorchNeuron's entry in the table of targets, and what both of Neuron's share."""
 
 from collections.abc import Mapping
 

@@ -41,8 +41,7 @@ PARTS = (
 def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
     """Yield every graph of a plan at every bucket, as one of its part's cores runs it.
 
-    Inputs and outputs are not sharded; a KV cache has one core's heads. The plan is that of a
-    target on Neuron: it has sizes for everything.
+    Inputs and outputs are not sharded; a KV cache has one core's heads.
     """
     c, dtype = config.thinker, getattr(torch, plan.arithmetic)
     for windows in plan.audio_windows:
@@ -76,8 +75,7 @@ def static_models(
 ) -> Models:
     """Lay out the modules that graphs are traced from, on the meta device.
 
-    They are modules of model/, whose experts are computed in static shapes. int8: see
-    static_config.
+    Their experts are computed in static shapes. int8: see static_config.
     """
     models, _ = lay_out(static_config(config, int8))
     for name in PARTS:
@@ -117,11 +115,7 @@ def _decoder_graphs(config: OmniConfig, part: str, plan: CompilePlan) -> Iterato
 
 
 def _prefill_sizes(plan: CompilePlan, windows: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield rows and window of each prefill graph.
-
-    Without chunked prefill, a prompt is its own window, and its decoder no module of model/: what
-    is described stands for NxDI's.
-    """
+    """Yield rows and window of each prefill graph; of NxDI's, a prompt is its own window."""
     sizes = plan.prompt_buckets
     if not plan.chunked_prefill:
         yield from zip(sizes, sizes, strict=True)

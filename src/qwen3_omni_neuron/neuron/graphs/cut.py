@@ -17,10 +17,9 @@ Units = tuple[int, ...]
 def query_heads(heads: int, kv_heads: int, tp: int) -> list[Units]:
     """Return the query heads of each rank, padded with PAD to the same number.
 
-    Heads with a KV head each (kv_heads == heads) go in order, padded at the end: 20 at TP 8 become
-    24. Where several ranks share a KV head, its query heads are spread over them: 4 query and 2 KV
-    heads at TP 8 become (0), (1), (PAD), (PAD), (2), (3), (PAD), (PAD).
-    Raises OptionError where KV heads and ranks don't divide.
+    With a KV head each they go in order: 20 at TP 8 become 24. Where ranks share a KV head, its
+    query heads are spread over them: 4 query and 2 KV heads at TP 8 are (0), (1), (PAD), (PAD),
+    (2), (3), (PAD), (PAD). Raises OptionError where KV heads and ranks don't divide.
     """
     if heads == kv_heads:
         return _split(tuple(range(heads)), tp)
@@ -37,7 +36,7 @@ def query_heads(heads: int, kv_heads: int, tp: int) -> list[Units]:
 def key_heads(heads: int, kv_heads: int, tp: int) -> list[Units]:
     """Return the KV heads of each rank: those that its query heads read.
 
-    Raises OptionError where KV heads and ranks don't divide.
+    Raises as `query_heads`.
     """
     if heads == kv_heads:
         return _split(tuple(range(heads)), tp)
@@ -48,12 +47,11 @@ def key_heads(heads: int, kv_heads: int, tp: int) -> list[Units]:
 
 
 def local_kv_heads(heads: int, kv_heads: int, tp: int) -> int:
-    """Return the number of KV heads a rank. Raises OptionError as `key_heads` does."""
+    """Return the number of KV heads a rank."""
     return len(key_heads(heads, kv_heads, tp)[0])
 
 
 def _sharing(kv_heads: int, tp: int) -> int:
-    """Return the number of ranks that share a KV head."""
     if kv_heads % tp and tp % kv_heads:
         raise OptionError(
             f"{kv_heads} KV heads can't be held by {tp} cores: one number must divide the other. "
@@ -76,9 +74,8 @@ Span = tuple[int, int]
 class Cut:
     """An axis along which a tensor is cut, and each rank's spans of that axis, in rank order.
 
-    Every rank has the same length. Several ranks may have the same span; no span is left out.
-    transposed: whether a rank's tensor has its last two axes exchanged: a matrix [out, in], as
-    checkpoints and the CPU have it, is [in, out] in a graph for the device. The axis is the plain
+    Every rank has the same length; several may have the same span. transposed: whether a rank's
+    tensor has its last two axes exchanged: matrices are [in, out] in a graph. The axis is the plain
     tensor's.
     """
 
@@ -102,10 +99,9 @@ def rank_width(width: int, tp: int) -> int:
 
 
 def cut_width(axis: int, blocks: Sequence[int], tp: int) -> Cut:
-    """Cut each of several blocks along an axis into equal parts.
+    """Cut each of several blocks along an axis into equal parts, padded with zeros at their ends.
 
     blocks: lengths, one after the other along the axis; gate and up are two blocks of one matrix.
-    A block that `tp` doesn't divide is padded with zeros at its end.
     """
     spans: list[list[Span]] = [[] for _ in range(tp)]
     offset = 0

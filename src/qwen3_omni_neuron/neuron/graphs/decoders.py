@@ -31,18 +31,18 @@ def recent_rows(plan: CompilePlan) -> int:
 def windows_of(part: str, plan: CompilePlan) -> tuple[int, ...]:
     """Return the windows of a decoder's graphs.
 
-    The talker's longest is in the place of the thinker's: one more would be a third more graphs.
+    The talker's longest replaces the thinker's: one more would be a third more graphs.
     """
     most = plan.context_length if part == "thinker" else plan.talker_context_length
     return (*(w for w in plan.decode_buckets if w < min(most, plan.context_length)), most)
 
 
 def prompt_graph(config: OmniConfig, part: str, rows: int, window: int, plan: CompilePlan) -> Graph:
-    """Describe the prefill of a prompt's rows, or of a part of them, padded to `rows`, in one slot.
+    """Describe the prefill of up to `rows` rows of a prompt in one slot.
 
     They follow the first `length` positions of the slot, and attend to `window` positions (see
     model.kv_cache.PromptState). part: "thinker" or "talker". The thinker's also takes what
-    deepstack adds to each row: zeros, or nothing, where no image or video fills it.
+    deepstack adds to each row.
     """
     c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
     inputs = [
@@ -72,10 +72,10 @@ def prompt_graph(config: OmniConfig, part: str, rows: int, window: int, plan: Co
 
 
 def prompt_size(sizes: Iterable[tuple[int, ...]], start: int, rows: int) -> tuple[int, ...]:
-    """Choose the window and the rows of the prefill graph that takes the next rows of a prompt.
+    """Choose the window and the rows of the prefill graph for the next rows of a prompt.
 
-    sizes: windows and rows of all graphs, ascending. start: rows before them. rows: how many are
-    left, of which a graph takes as many as it has rows.
+    sizes: windows and rows of all graphs, ascending. start: rows before them. rows: number
+    remaining.
     """
     fitting = [(window, size) for window, size in sizes if start + min(size, rows) <= window]
     whole = [(window, size) for window, size in fitting if size >= rows]
@@ -86,8 +86,7 @@ def prompt_size(sizes: Iterable[tuple[int, ...]], start: int, rows: int) -> tupl
 def flush_graph(config: OmniConfig, part: str, window: int, plan: CompilePlan) -> Graph:
     """Describe the moving of every slot's recent rows into the first `window` positions.
 
-    Those of all slots are read and written; see model.kv_cache.flushed. A slot may be copied to
-    another one in the same call.
+    See model.kv_cache.flushed. A slot may be copied to another one in the same call.
     """
     every = plan.max_concurrency
     slot = partial(TensorSpec, shape=(1,), dtype=torch.int64, below=every)
@@ -112,8 +111,8 @@ def decode_graph(
 ) -> Graph:
     """Describe the decode step of `slots` slots, each of which reads `window` positions.
 
-    See model.kv_cache.StepState. A row whose count is -1 is idle. Where the rows are all slots,
-    each is in the place of its slot, and none is named.
+    A row whose count is -1 is idle. Where the rows are all slots, each is in the place of its slot,
+    and none is named. See model.kv_cache.StepState.
     """
     c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
     row = TensorSpec("rows", (slots, c.hidden_size), dtype)
@@ -155,8 +154,8 @@ def kv_cache_state(
 ) -> tuple[TensorSpec, ...]:
     """Describe one core's KV heads of a decoder's KV cache, which all its graphs share.
 
-    The recent rows of all slots, then its positions in segments that the plan's windows end; see
-    model.kv_cache.Segments. window: positions that a graph takes the segments of; None: all.
+    The recent rows of all slots, then its positions in segments that the plan's windows end.
+    window: positions that a graph takes the segments of; None: all.
     """
     c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
     heads = local_kv_heads(c.heads, c.kv_heads, plan.degree(part))

@@ -1,7 +1,4 @@
-"""The description of one graph: a function traced from a module at one bucket.
-
-Its state is passed in and out.
-"""
+"""A graph: a function traced from a module at one bucket, its state passed in and out."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -20,9 +17,9 @@ Call = Callable[[nn.Module, tuple[Tensor, ...], State], tuple[Outputs, State]]
 class TensorSpec:
     """A tensor of a graph.
 
-    below: upper bound, exclusive, of an example's values; 0: none (see `example`). idle: fill value
-    of an input whose call must not change any state (see `idle_input`). is_optional: whether an
-    input may be left out of a call, which means zeros.
+    below: upper bound, exclusive, of an example's values; 0: none. idle: fill value of an input
+    whose call must not change any state. is_optional: whether an input may be left out, which means
+    zeros.
     """
 
     name: str
@@ -38,10 +35,9 @@ class TensorSpec:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def example(self, generator: torch.Generator | None, device: str = "cpu") -> Tensor:
-        """Make an example of the tensor.
+        """Make an example: integers and, with `below`, floats from [0, below); else normal floats.
 
-        Integers are drawn from [0, below), floats from [0, below) or, where it is 0, from a normal
-        distribution; of bools the first of each row is True.
+        Of bools the first of each row is True.
         """
         if device == "meta":
             return torch.empty(self.shape, dtype=self.dtype, device=device)
@@ -57,7 +53,7 @@ class TensorSpec:
         return values.to(self.dtype)
 
     def idle_input(self) -> Tensor:
-        """Make an input, filled with `idle`, for a call that must not change any state."""
+        """Make an input for a call that must not change any state."""
         return torch.full(self.shape, self.idle, dtype=self.dtype)
 
 
@@ -65,9 +61,9 @@ class TensorSpec:
 class Graph:
     """Description of a graph for a compiler.
 
-    name: the kind, "thinker_decode". bucket: its sizes by name. part: the attribute of
-    checkpoint.modules.Models that it calls. state: tensors that are passed in after the inputs and
-    come out, updated, after the outputs; one that the graph only reads comes out as it is.
+    name: the kind, "thinker_decode". bucket: its sizes by name. part: attribute of
+    checkpoint.modules.Models that it calls. state: passed in after the inputs, returned after the
+    outputs; one that the graph only reads is returned as it is.
     """
 
     name: str

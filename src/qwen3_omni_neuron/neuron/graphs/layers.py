@@ -1,8 +1,7 @@
 """Layers that are cut over several ranks, and the group of ranks that they sum over.
 
-Matrices are [in, out], so that a graph transposes none; elsewhere they are [out, in].
-A column-parallel matrix gives each rank some of its outputs. A row-parallel matrix takes them as
-some of its inputs and sums over the ranks, so that the pair needs one collective.
+Matrices are [in, out]. A column-parallel matrix gives each rank some of its outputs; a row-parallel
+one takes them as inputs and sums over the ranks, so that the pair needs one collective.
 """
 
 from typing import Protocol
@@ -46,8 +45,7 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 class ColumnParallel(nn.Module):
     """Matrix with some of the outputs at each rank, or all of them.
 
-    group: the group that gathers the outputs; None: each rank keeps its own. whole: number of
-    gathered outputs, without padding.
+    group: gathers the outputs; None: each rank keeps its own. whole: number of gathered outputs.
     """
 
     def __init__(self, into: int, out: int, bias: bool, group: Group | None = None, whole: int = 0):
@@ -80,10 +78,9 @@ class RowParallel(nn.Module):
 
 
 class ParallelMoe(MoeFeedForward):
-    """Mixture of experts with some columns of every expert at each rank.
+    """Mixture of experts with some columns of every expert at each rank, [experts, in, out].
 
-    The router is whole, and chooses the same experts at every rank. Routed and shared experts are
-    summed in one collective. The experts' matrices are [experts, in, out].
+    The router is whole. Routed and shared experts are summed in one collective.
     """
 
     def __init__(self, hidden_size: int, c: MoeConfig, group: Group):

@@ -41,13 +41,12 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def parallelize(module: nn.Module, tp: int, group: Group) -> dict[str, Cut]:
-    """Replace plain layers by parallel ones in a module that is laid out on the meta device.
+    """Replace plain layers by parallel ones in a module on the meta device.
 
-    Embeddings, norms, routers, convolutions and the code predictor's heads stay whole at every
-    rank. Every matrix of a product becomes [in, out], also where tp is 1. Returns the cuts of the
-    parameters that become others: a rank's parameters are those of the plain module, each cut by
-    `neuron.graphs.cut.shard`.
-    Raises OptionError where the KV heads and `tp` don't divide.
+    Embeddings, norms, routers, convolutions and the code predictor's heads stay whole. Every matrix
+    of a product becomes [in, out], also where tp is 1. Returns the cuts of the parameters that
+    change, for `neuron.graphs.cut.shard`. Raises OptionError where the KV heads and `tp` don't
+    divide.
     """
     cuts: dict[str, Cut] = {}
     experts: list[str] = []  # prefixes of the experts that were replaced already
@@ -93,11 +92,6 @@ def _rows(layer: Any, name: str, cut: Cut, group: Group) -> dict[str, Cut]:
 
 
 def _mlp(up: str, down: str, blocks: int = 1) -> Callable[[Any, int, Group], dict[str, Cut]]:
-    """Make the rule for two matrices with an elementwise operation between them.
-
-    blocks: 2 where `up` holds gate and up.
-    """
-
     def rule(layer: Any, tp: int, group: Group) -> dict[str, Cut]:
         width = getattr(layer, down).weight.shape[1]
         columns = _columns(layer, up, cut_width(0, [width] * blocks, tp))
@@ -146,8 +140,6 @@ def _decoder_attention(layer: Attention, tp: int, group: Group) -> dict[str, Cut
 
 
 def _gathered(name: str) -> Callable[[Any, int, Group], dict[str, Cut]]:
-    """Make the rule for a logits matrix, which gives each rank some columns and gathers them."""
-
     def rule(layer: Any, tp: int, group: Group) -> dict[str, Cut]:
         weight = getattr(layer, name).weight
         out, into = weight.shape

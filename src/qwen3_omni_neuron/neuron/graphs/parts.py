@@ -88,8 +88,8 @@ def predictor_graph(
 ) -> Graph:
     """Describe the code predictor: codes 1 to 15 of a frame for each of `slots` streams.
 
-    top_k: the largest top_k of a stream; each stream has its own, from 1, which is greedy, up to
-    this. weights: type of the weights. arithmetic: type to compute in; None: the weights' type.
+    top_k: the largest of a stream; 1 is greedy. weights, arithmetic: their types; None: the
+    weights'.
     """
     width = c.predictor.hidden_size
     return Graph(
@@ -116,9 +116,9 @@ def code2wav_graph(
 ) -> Graph:
     """Describe code2wav over a chunk of `frames` frames for each of `streams` streams.
 
-    Each row names the slot of its stream; a padding row names none of the `slots`, and changes
-    none. position: frames of the stream before the chunk. At position 0 the slot is not read, and
-    the first latency_samples of the row have no meaning. kv_heads: KV heads of this core.
+    Each row names the slot of its stream; a padding row names none, and changes none. position:
+    frames before the chunk; at 0 the slot is not read, and the first latency_samples have no
+    meaning.
     """
     shapes = vocoder_state(c, kv_heads)
     values = sum(map(math.prod, shapes))
@@ -138,10 +138,7 @@ def code2wav_graph(
 
 
 def vocoder_state(c: Code2WavConfig, kv_heads: int) -> list[tuple[int, ...]]:
-    """Return the shapes of one stream's state, in the order of model.code2wav.State.
-
-    They are in one tensor, one after the other, except the position.
-    """
+    """Return the shapes of one stream's state but the position, which are one tensor in a graph."""
     reach = kv_heads, c.sliding_window - 1, c.head_dim
     shapes: list[tuple[int, ...]] = [reach] * (2 * c.layers)
     shapes += [(c.hidden_size, 6)] * (len(c.upsampling_ratios) + 1)  # their convolutions, conv_in
@@ -194,7 +191,6 @@ def transposed_by_products(x: Tensor, weight: Tensor, bias: Tensor | None, strid
 
 
 def _views(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> Iterator[Tensor]:
-    """Yield the tensors [n, *shape] that rows [n, values] consist of."""
     begin = 0
     for shape in shapes:
         length = math.prod(shape)
@@ -211,7 +207,12 @@ EVEN = 16  # head_dim of the kernel is padded to a multiple of it
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Attend to the keys that a mask shows, with a softmax in float32; see model.layers.Attend."""
+    """Attend to the keys that a mask shows, with a softmax in float32; see model.layers.Attend.
+
+    TorchNeuron gives an attention without a mask to a kernel that keeps its scores on the chip, if
+    its shapes suit it. Any other is computed by products, in blocks of queries: at 16,384 patches
+    the scores of two heads would be 1 GB a layer.
+    """
     scale = q.shape[3] ** -0.5
     widened = _hiding(q, k, v, mask)
     if suits_kernel(widened[0]):
@@ -251,6 +252,5 @@ def _hiding(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tens
 
 
 def _by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Attend with some of the queries."""
     scores = torch.where(mask, widen(q @ k.transpose(2, 3) * scale), HIDDEN)
     return torch.softmax(scores, 3).to(v.dtype) @ v

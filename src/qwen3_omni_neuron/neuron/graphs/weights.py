@@ -34,12 +34,12 @@ class Place:
 class Weights:
     """The parameters and constants of a part's module, joined in few tensors on the device.
 
-    Those of one shape and type are the rows of one tensor, [n, *shape], or of several where it
-    would have too many elements. Small ones are one after the other in one tensor of their type.
+    Those of one shape and type are the rows of one tensor, or of several where it would have too
+    many elements. Small ones are one after the other in one tensor of their type.
     """
 
     def __init__(self, owner: nn.Module, device: torch.device):
-        """Copy the weights. owner: those of its tensors that are meta are left uninitialized."""
+        """Copy the weights; tensors of `owner` on the meta device are left uninitialized."""
         self.tensors: list[Tensor] = []
         self._places: dict[str, Place] = {}
         alike: dict[tuple[torch.Size, torch.dtype], list[tuple[str, Tensor]]] = defaultdict(list)

@@ -30,10 +30,9 @@ _WORK_FOLDER = "compiling"
 
 
 class DecoderApplication(NeuronBaseForCausalLM):
-    """The graphs of one decoder on NxDI (see neuron.nxdi.nxd_toolchain.DecoderGraphs).
+    """The graphs of one decoder on NxDI; see neuron.nxdi.nxd_toolchain.DecoderGraphs.
 
-    Its weights are written beside the graphs by
-    neuron.nxdi.decoder_weights.write_decoder_shards.
+    Its weights are written by neuron.nxdi.decoder_weights.write_decoder_shards.
     """
 
     _model_cls = DecoderModel
@@ -57,18 +56,14 @@ class DecoderApplication(NeuronBaseForCausalLM):
         return GraphWrapper
 
     def shard_weights(self, *_args: object, **_options: object) -> None:
-        """Write nothing at the end of NxDI's compile.
-
-        NxDI's own method keeps the whole checkpoint and all cores' shares in memory.
-        """
+        """Write nothing: NxDI's own method keeps the whole checkpoint in memory."""
 
     def compile_to(self, folder: Path) -> None:
         """Compile every graph for Neuron into `folder`, which exists and is empty.
 
-        It writes model.pt, NxDI's TorchScript of every graph with the NEFFs inside, and
-        neuron_config.json, for a human reader. Needs the compiler of the Neuron SDK, and no device.
-        Where compiling fails, the compiler's files stay in `folder`, with its logs. Raises OSError,
-        and whatever NxDI and its compiler raise.
+        Needs the compiler of the Neuron SDK, and no device. Where compiling fails, the compiler's
+        files stay in `folder`, with its logs. Raises OSError, and whatever NxDI and its compiler
+        raise.
         """
         work = folder.absolute() / _WORK_FOLDER
         with _environment("BASE_COMPILE_WORK_DIR", str(work)):
@@ -78,8 +73,7 @@ class DecoderApplication(NeuronBaseForCausalLM):
     def load_compiled(self, folder: Path) -> None:
         """Put the graphs and each core's weights on the cores that this process sees.
 
-        No graph is called; neuron.nxdi.build.warm_up_decoder does it. The manifest has checked that
-        all files are there, and that the spec is the one that was compiled.
+        No graph is called; neuron.nxdi.build.warm_up_decoder does it.
         """
         self.load(str(folder), skip_warmup=True)
 
@@ -102,11 +96,7 @@ class DecoderApplication(NeuronBaseForCausalLM):
         return _call(self._decoders[len(slots)], inputs)
 
     def _enable_decode(self, batch: int) -> "GraphWrapper":
-        """Add a decode graph of fewer rows than there are slots.
-
-        NxDI has one decode graph, of all slots; a graph of one row does several times less work
-        than one of 16.
-        """
+        """Add a decode graph of fewer rows than there are slots, which does less work."""
         config = copy.deepcopy(self.token_generation_model.config)
         config.neuron_config.batch_size = batch
         wrapper = self.model_wrapper(
@@ -123,8 +113,7 @@ class DecoderApplication(NeuronBaseForCausalLM):
 class GraphWrapper(ModelWrapper):
     """Calls a graph with inputs that are already padded to its bucket and its batch.
 
-    compiler_args: NxDI's own flags for this graph (no cast, a transformer, the LNC, -O1 for prefill
-    and -O2 for decode, collectives beside computation) and EXPERT_FLAGS.
+    compiler_args: NxDI's own flags for this graph and EXPERT_FLAGS.
     """
 
     config: DecoderInferenceConfig
@@ -179,7 +168,6 @@ def _call(wrapper: GraphWrapper, inputs: Inputs) -> Outputs:
 
 @contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable, which NxDI reads, until the block ends."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

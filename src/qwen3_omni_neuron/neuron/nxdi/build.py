@@ -11,21 +11,19 @@ from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.protocols import StageEngines
 from qwen3_omni_neuron.neuron.engines import NeuronVocoder, talker_engine, thinker_engine
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec, decoder_examples, decoder_spec
-from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import DecoderGraphs, NxdToolchain, Toolchain
+from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import DecoderGraphs, NxdToolchain
 from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots, NxdiThinkerSlots
 from qwen3_omni_neuron.neuron.part import LoadedPart, log_warm_up, part_spec
 
 
 def build_engines(
-    spec: EngineSpec, stages: Sequence[str] = STAGES, toolchain: Toolchain | None = None
+    spec: EngineSpec, stages: Sequence[str] = STAGES, toolchain: NxdToolchain | None = None
 ) -> StageEngines:
     """Load the engines of some stages in this process, and call every graph once.
 
-    spec: its `compiled` is a tree that was opened (see compilation.tree.open_tree). stages: some of
-    checkpoint.modules.STAGES. toolchain: None for the Neuron SDK's toolchain.
-    Raises NotInstalledError without the SDK, ArtifactError for a tree that doesn't fit,
-    CheckpointError (see checkpoint.parameters.load_parts), and the error of a graph's first call.
-    Where it raises, everything that was loaded is closed.
+    spec: its `compiled` is a tree that was opened. toolchain: None for the Neuron SDK's. Raises
+    NotInstalledError, ArtifactError for a tree that doesn't fit, CheckpointError, and the error of
+    a graph's first call; everything that was loaded is closed then.
     """
     toolchain, built, config = toolchain or NxdToolchain(), StageEngines(), spec.config
     with ExitStack() as loaded:
@@ -46,11 +44,7 @@ def build_engines(
 
 
 def warm_up_decoder(spec: DecoderSpec, graphs: DecoderGraphs) -> None:
-    """Call every graph of a decoder once, so that no request waits for a graph's first call.
-
-    The keys and values that it writes to slot 0 are overwritten by a prefill. Raises the error of a
-    graph that fails.
-    """
+    """Call every graph of a decoder once; a prefill overwrites what it writes to slot 0."""
     started, count = time.monotonic(), 0
     for kind, _, inputs in decoder_examples(spec):
         call = graphs.prefill if kind == "prefill" else graphs.decode
@@ -62,7 +56,7 @@ def warm_up_decoder(spec: DecoderSpec, graphs: DecoderGraphs) -> None:
 class _StageParts:
     """The parts of one stage, loaded from a compiled tree and warmed up, until `close`."""
 
-    def __init__(self, spec: EngineSpec, toolchain: Toolchain):
+    def __init__(self, spec: EngineSpec, toolchain: NxdToolchain):
         assert spec.compiled is not None, "there is a tree to load from"
         self._spec, self._tree, self._toolchain = spec, spec.compiled, toolchain
         self._loaded = ExitStack()

@@ -28,19 +28,18 @@ from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
     decoder_spec,
 )
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import decoder_shard_bytes
-from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain, Toolchain
+from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain
 from qwen3_omni_neuron.neuron.part import part_spec
 from qwen3_omni_neuron.neuron.shards import part_shard_bytes
 
 
 def compile_model(
-    plan: CompilePlan, model: str, folder: Path, toolchain: Toolchain | None = None
+    plan: CompilePlan, model: str, folder: Path, toolchain: NxdToolchain | None = None
 ) -> ModelRecord:
-    """Compile a model's parts into `folder`, which exists and is empty.
+    """Compile a model's parts into `folder`, which exists and is empty, in a process of its own.
 
-    It changes environment variables, and NxD's state in this process, so each model is compiled in
-    a process of its own. toolchain: None for the Neuron SDK's toolchain.
-    Raises CheckpointError, CompileError, OSError, NotInstalledError without the SDK.
+    toolchain: None for the Neuron SDK's. Raises CheckpointError, CompileError, OSError,
+    NotInstalledError without the SDK.
     """
     started = time.monotonic()
     os.environ["NEURON_LOGICAL_NC_CONFIG"] = str(plan.lnc)
@@ -61,10 +60,7 @@ def compile_model(
 
 
 def expected_bytes(plan: CompilePlan, model: str) -> int:
-    """Return the size in bytes of the weights of a model's parts, as the cores hold them.
-
-    The size of the compiled NEFFs is not known in advance.
-    """
+    """Return the size in bytes of the weights of a model's parts; NEFFs come on top."""
     config, total = read_config(plan.model), 0
     for part in MODEL_PARTS[model]:
         if part in DECODERS:

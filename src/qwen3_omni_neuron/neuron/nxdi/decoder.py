@@ -1,7 +1,6 @@
-"""The decoder of thinker and talker, made of NxDI's parallel layers.
+"""The decoder of thinker and talker, made of NxDI's parallel layers; see model.decoder.Decoder.
 
-The same stack as model.decoder.Decoder: attention, experts and KV cache are NxDI's; rotary
-positions, shared expert and captured hidden states are ours.
+Rotary positions, shared expert and captured hidden states are ours.
 """
 
 import torch
@@ -79,10 +78,10 @@ class DecoderModel(NeuronBaseModel):
         return [logits, captured, *new_cache]
 
     def _hook_capture(self, config: DecoderInferenceConfig) -> None:
-        """Register a hook that captures hidden states.
+        """Register a hook that captures hidden states, in every graph.
 
-        A hook belongs to the module, and so to every graph. NxDI's own capture needs sampling on
-        the device, and loses its modules after the first bucket that is traced.
+        NxDI's own capture needs sampling on the device, and loses its modules after the first
+        bucket.
         """
         module = self.get_submodule(config.capture.module)
         if config.capture.output:
@@ -115,10 +114,10 @@ class NxdiDecoderLayer(nn.Module):
     def forward(
         self, hidden_states: Tensor, padding_mask: Tensor | None = None, **attention: object
     ) -> tuple[Tensor, object, object, object, None]:
-        """Run the layer.
+        """Run the layer. hidden_states: [B, S, hidden].
 
-        hidden_states: [B, S, hidden]. Returns the new ones, the new keys and values, cos and sin
-        for the next layer, and None for the residual, which is added here.
+        Returns the new ones, the new keys and values, cos and sin for the next layer, and None for
+        the residual, which is added here.
         """
         mixed, new_key_values, cos, sin = self.self_attn(
             hidden_states=self.input_layernorm(hidden_states), **attention
@@ -150,8 +149,8 @@ class DecoderAttention(NeuronAttentionBase):
 class AxisRotary(nn.Module):
     """cos and sin of positions over time, height and width, see model.rotary.Rotary.
 
-    The frequencies are neither parameters nor buffers: NxDI casts those to the model's precision. A
-    frequency in bfloat16 is off by up to 1 in 256: at position 1000, an error of several radians.
+    The frequencies are neither parameters nor buffers: NxDI casts those to the model's precision,
+    in bfloat16 an error of several radians at position 1000.
     """
 
     def __init__(self, rope: RopeConfig, head_dim: int):
@@ -170,8 +169,7 @@ class AxisRotary(nn.Module):
 class GatedSharedExpert(SharedExperts):
     """The talker's shared expert, times sigmoid(gate(x)); the routed experts have another width.
 
-    Its output is this core's part of a sum: NxDI's MoE adds it to that of the routed experts, and
-    sums both over the cores at once.
+    NxDI's MoE adds its output to that of the routed experts, and sums both over the cores at once.
     """
 
     def __init__(self, c: DecoderConfig, dtype: torch.dtype):
@@ -194,12 +192,9 @@ class GatedSharedExpert(SharedExperts):
 class SlotKvCache(KVCacheManager):
     """The KV cache, [slots, kv_heads, positions, head_dim], with decode graphs of some slots.
 
-    A decode graph of fewer rows than there are slots reads and writes the slots that seq_ids name.
-    An idle row reads slot 0, and writes to an extra position at the end of a slot, which NxDI's
-    cache also has.
-
-    NxDI's own cache reads all slots in such a graph, and writes zeros into the others at the
-    bucket's last position, where a longer slot has a key.
+    Such a graph reads and writes the slots that seq_ids name; an idle row reads slot 0, and writes
+    to an extra position at the end of a slot. NxDI's own cache reads all slots, and writes zeros
+    into the others at the bucket's last position, where a longer slot has a key.
     """
 
     @property
@@ -258,5 +253,4 @@ class SlotKvCache(KVCacheManager):
 
 
 def _readable_slots(seq_ids: Tensor) -> Tensor:
-    """Return the slots to index the cache with: 0 for an idle row."""
     return seq_ids.clamp(min=0)

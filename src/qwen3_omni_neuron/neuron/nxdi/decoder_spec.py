@@ -1,4 +1,21 @@
-"""Description of the thinker's or the talker's decoder, and the check of its experts' widths."""
+"""A decoder on NxDI: its description, and the inputs of its graphs, which NxDI has no names for.
+
+One set of functions makes the examples that a graph is compiled with and the inputs of its calls.
+
+    row                  prefill (one prompt)          decode (B slots)
+    input_ids            int32 [1, bucket]             int32 [B, 1]
+    attention_mask       int32 [1, bucket]             int32 [B, bucket]: 1 for earlier positions
+    position_ids         int32 [1, bucket]             int32 [B, 1]: where the row is written
+    seq_ids              int32 [1]: the slot           int32 [B]: the slot, or IDLE
+    sampling_params      float32 [1, 3], not read      float32 [B, 3], not read
+    inputs_embeds        [1, bucket, hidden] *         [B, 1, hidden] *
+    rotary_position_ids  float32 [3, 1, bucket]        float32 [3, B, 1]
+    vision_embeddings    [1, bucket, hidden] **        -
+    vision_mask          int32 [1, bucket, 1] **       -
+    deepstack            [layers, 1, bucket, hidden] **
+
+    *  where the decoder takes rows (the talker)       ** where it takes media (the thinker)
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,9 +39,9 @@ DECODERS = ("thinker", "talker")
 class DecoderSpec:
     """Description of one decoder to be compiled or loaded. part: one of DECODERS.
 
-    Its graphs share one set of weights and one KV cache: a prefill of one prompt for each of the
-    plan's `prompt_buckets`, and a decode step for each pair of `batches` and `decode_buckets`.
-    plan: its context_length is the decoder's own, with which decode_buckets end.
+    Its graphs share one set of weights and one KV cache: a prefill for each of the plan's
+    `prompt_buckets`, and a decode step for each pair of `batches` and `decode_buckets`. plan: its
+    context_length is the decoder's own, with which decode_buckets end.
     """
 
     part: str
@@ -186,7 +203,6 @@ def decode_inputs(
 
 
 def _padded(rows: Tensor, padding: int) -> Tensor:
-    """Pad [..., S, hidden] to [..., S + padding, hidden]."""
     return F.pad(rows, (0, 0, 0, padding))
 
 

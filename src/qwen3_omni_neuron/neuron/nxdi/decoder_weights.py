@@ -89,9 +89,8 @@ _PROJECTION = re.compile(r"self_attn\.([qkvo])_proj\.weight")
 
 
 def write_decoder_shards(spec: DecoderSpec, checkpoint: Checkpoint, folder: Path) -> None:
-    """Write the weights of every core into a decoder's folder, which has none yet.
+    """Write the weights of every core, one parameter or expert in memory at a time.
 
-    Memory: one parameter, or one expert, and the cores' shares of it.
     Raises CheckpointError where the checkpoint lacks a tensor or has it in another shape,
     OptionError where the decoder can't be cut for this number of cores, OSError.
     """
@@ -118,8 +117,7 @@ def decoder_shard_bytes(spec: DecoderSpec) -> int:
 def nxdi_pieces(config: OmniConfig, part: str) -> Pieces:
     """Return NxDI's parameters of a decoder and the stored tensors that each is made of.
 
-    part: "thinker" or "talker". A parameter of one piece without region is the stored tensor
-    itself.
+    A parameter of one piece without region is the stored tensor itself.
     """
     if part == "thinker":
         ours = thinker_pieces(config.thinker)
@@ -147,10 +145,7 @@ def expert_stack_shape(name: str, c: DecoderConfig) -> tuple[int, int, int]:
 
 
 def rank_names(layers: int) -> list[str]:
-    """Return the names of the weights that hold a core's number.
-
-    The model itself has one, and every layer has one for attention and one for the experts.
-    """
+    """Return the names of the weights that hold a core's number."""
     names = ["rank_util.rank"]
     for layer in range(layers):
         names.append(f"layers.{layer}.self_attn.rank_util.rank")
@@ -231,7 +226,6 @@ def _cut_pieces(spec: DecoderSpec) -> list[tuple[str, list[Piece]]]:
 
 
 def _layout(spec: DecoderSpec) -> Layout:
-    """Return the shape and type of every tensor in a core's file."""
     c = spec.decoder
     parameters = cut_parameters(c, spec.tp)
     layout: dict[str, tuple[Sequence[int], torch.dtype]] = {}
@@ -249,10 +243,7 @@ def _layout(spec: DecoderSpec) -> Layout:
 def _cut_parameters(
     pieces: Iterable[tuple[str, list[Piece]]], checkpoint: Checkpoint, spec: DecoderSpec
 ) -> Iterator[tuple[str, list[Tensor]]]:
-    """Yield each parameter's name in the files and the cores' shares, a stack by experts.
-
-    The scales of an int8 stack follow it.
-    """
+    """Yield each parameter's name and the cores' shares, a stack by experts, then its scales."""
     tp, dtype = spec.tp, spec.dtype
     parameters = cut_parameters(spec.decoder, tp)
     for target, parts in pieces:
@@ -293,10 +284,7 @@ def _int8_expert(
     checkpoint: Checkpoint,
     reader: Reader,
 ) -> tuple[Tensor, Tensor]:
-    """Return an expert of a stack in int8, [1, in, out], and its scales, float32 [1, 1, out].
-
-    They are the checkpoint's own rows of int8, or rounded.
-    """
+    """Return an expert of a stack in int8, [1, in, out], and its scales, float32 [1, 1, out]."""
     _, into, out = shape
     if not are_int8_rows(pieces, checkpoint.quantised):
         return quantise_columns(_read((1, into, out), pieces, dtype, reader))
@@ -314,7 +302,6 @@ def quantise_columns(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _transposed(piece: Piece) -> Piece:
-    """Return the piece of NxDI's expert stack that equals a piece of ours."""
     expert, *rows = piece.region
     return Piece(piece.name, (expert, slice(None), *rows), torch.t)
 

@@ -29,8 +29,7 @@ QUANTISED_EXPERTS: Mapping[str, Any] = MappingProxyType(
 class Capture:
     """The hidden states that every graph returns beside its logits.
 
-    module: the name of a module in the decoder, such as "layers.23".
-    output: take the module's output; else its input.
+    module: name of a module in the decoder. output: take the module's output; else its input.
     """
 
     module: str

@@ -37,7 +37,7 @@ _EVERY_FRAME = ("code_predictor", "code2wav")
 class DecoderGraphs(Protocol):
     """The graphs of one decoder on its cores, with its weights and its KV cache.
 
-    Returned by Toolchain.load_decoder. The inputs are those of neuron.nxdi.decoder_spec.
+    The inputs are those of neuron.nxdi.decoder_spec.
     """
 
     spec: DecoderSpec
@@ -56,36 +56,6 @@ class DecoderGraphs(Protocol):
 
     def close(self) -> None:
         """Release graphs, weights and KV cache."""
-        ...
-
-
-class Toolchain(Protocol):
-    """Compiles each part and each decoder into a folder of its own, and loads it from there.
-
-    A folder to compile into exists and is empty. Loading puts graphs and weights on the cores that
-    this process has, and calls no graph.
-    """
-
-    def compile_part(self, spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
-        """Write a part's graphs and weights.
-
-        Raises CheckpointError, CompileError that names what failed, OSError.
-        """
-        ...
-
-    def load_part(self, spec: PartSpec, folder: Path) -> LoadedPart:
-        """Load a part that was compiled from this very spec.
-
-        Raises ArtifactError for a folder that does not fit the spec.
-        """
-        ...
-
-    def compile_decoder(self, spec: DecoderSpec, checkpoint: Checkpoint, folder: Path) -> None:
-        """Write a decoder's graphs and weights. Raises what compile_part raises."""
-        ...
-
-    def load_decoder(self, spec: DecoderSpec, folder: Path) -> DecoderGraphs:
-        """Load a decoder that was compiled from this very spec. Raises what load_part raises."""
         ...
 
 
@@ -136,10 +106,7 @@ class TracedGraph(nn.Module):
 
 
 def _with_named_inputs(names: tuple[str, ...]) -> type[TracedGraph]:
-    """Make a TracedGraph whose forward has these parameters, each None by default.
-
-    All graphs of a part have the same forward; a graph's inputs are some of its parameters.
-    """
+    """Make a TracedGraph whose forward has these parameters, each None by default."""
     parameters = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)]
     for name in names:
         parameters.append(Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None))
@@ -160,15 +127,15 @@ def state_name(spec: TensorSpec) -> str:
 
 
 def _typed(specs: Iterable[TensorSpec], tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """Convert tensors of the device to the types that the module computes with."""
     return tuple(tensor.to(spec.dtype) for spec, tensor in zip(specs, tensors, strict=True))
 
 
 class NxdToolchain:
-    """The Toolchain of the Neuron SDK (see neuron.nxdi.nxd_toolchain.Toolchain).
+    """Compiles each part and each decoder into a folder of its own, and loads it from there.
 
-    A part's folder has model.pt, its graphs without weights, and weights/, a file for each rank.
-    A decoder's folder has neuron_config.json, too, which is not read.
+    Loading puts graphs and weights on the cores that this process has, and calls no graph. A part's
+    folder has model.pt, its graphs without weights, and weights/, a file for each rank; a decoder's
+    has neuron_config.json, too, which is not read. Tests replace this class, and nothing else.
     """
 
     def __init__(self) -> None:
@@ -176,9 +143,10 @@ class NxdToolchain:
         require_sdk()
 
     def compile_part(self, spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
-        """Write a part's graphs and weights; see Toolchain.compile_part.
+        """Write a part's graphs and weights into an empty folder.
 
-        Where the compiler fails, its files stay in `folder`/compiler, with its log.
+        Where the compiler fails, its files stay in `folder`/compiler, with its log. Raises
+        CheckpointError, CompileError that names what failed, OSError.
         """
         work = folder / WORK_FOLDER
         try:
@@ -190,7 +158,7 @@ class NxdToolchain:
         write_part_shards(spec, checkpoint, folder)
 
     def load_part(self, spec: PartSpec, folder: Path) -> LoadedPart:
-        """Load a part; see Toolchain.load_part."""
+        """Load a part that was compiled from this very spec. Raises ArtifactError."""
         layout = PartShare(spec, Alone()).weights
         shards = [read_part_shard(folder, rank, layout) for rank in range(spec.tp)]
         model = self._loaded(folder / EXECUTABLE_FILE)
@@ -211,7 +179,7 @@ class NxdToolchain:
         return LoadedPart(spec.graphs, run)
 
     def compile_decoder(self, spec: DecoderSpec, checkpoint: Checkpoint, folder: Path) -> None:
-        """Write a decoder's graphs and weights; see Toolchain.compile_decoder."""
+        """Write a decoder's graphs and weights. Raises as compile_part."""
         from qwen3_omni_neuron.neuron.nxdi.application import DecoderApplication
 
         application = DecoderApplication(spec)
@@ -224,7 +192,7 @@ class NxdToolchain:
         write_decoder_shards(spec, checkpoint, folder)
 
     def load_decoder(self, spec: DecoderSpec, folder: Path) -> DecoderGraphs:
-        """Load a decoder; see Toolchain.load_decoder."""
+        """Load a decoder that was compiled from this very spec. Raises as load_part."""
         from qwen3_omni_neuron.neuron.nxdi.application import DecoderApplication
 
         application = DecoderApplication(spec)
@@ -232,7 +200,6 @@ class NxdToolchain:
         return application
 
     def _traced_and_compiled(self, spec: PartSpec, work: Path) -> Any:
-        """Return the part's NxDModel, without weights."""
         from neuronx_distributed import ModelBuilder, NxDParallelState
 
         # No device is needed: NxD replaces torch.distributed by a mock, and traces rank 0.
@@ -269,8 +236,7 @@ class NxdToolchain:
 class NxdGroup:
     """Ranks that share a part's weights: a neuron.graphs.layers.Group over NxD's.
 
-    NxD's parallel state has to be initialized where a module with such a group is called or traced:
-    by NxDParallelState while tracing, by torch.distributed in a rank's process.
+    NxD's parallel state has to be initialized where a module with such a group is called or traced.
     """
 
     def sum(self, x: Tensor) -> Tensor:
@@ -290,16 +256,13 @@ class NxdGroup:
 def compiler_flags(graph: Graph, lnc: int) -> str:
     """Return neuronx-cc's flags for one graph of a part.
 
-    They have -O2 for graphs that run every frame, and -O1, which compiles sooner, for those that
-    run once a request. lnc: physical cores of a logical core, the runtime's
-    NEURON_LOGICAL_NC_CONFIG.
+    -O2 for graphs that run every frame, and -O1, which compiles sooner, for the others.
     """
     level = 2 if graph.part in _EVERY_FRAME else 1
     return f"--auto-cast=none --model-type=transformer -O{level} --lnc={lnc}"
 
 
 def _not_compiled(part: str, error: Exception) -> CompileError:
-    """Return CompileError for any error that the tracer or the compiler raises."""
     return CompileError(
         f"{part} was not compiled: {_reasons(error)}. The compiler's files, with its logs, are "
         "kept in the tree's .failed folder until the next run."
@@ -307,10 +270,7 @@ def _not_compiled(part: str, error: Exception) -> CompileError:
 
 
 def _reasons(error: BaseException | None) -> str:
-    """Join the messages of an error and its causes.
-
-    NxD's outermost message often says only that something failed.
-    """
+    """Join the messages of an error and its causes: NxD's outermost one says little."""
     messages: list[str] = []
     while error is not None:
         text = str(error) or type(error).__name__

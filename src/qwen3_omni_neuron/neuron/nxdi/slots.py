@@ -86,12 +86,9 @@ class NxdiSlots(SlotLengths):
     def _graph_rows(self, slots: Sequence[int]) -> tuple[list[int], list[int], slice | list[int]]:
         """Lay out slots as rows of the smallest decode graph that has enough.
 
-        Returns three things: for each row of the graph its slot, or IDLE; for each row of the graph
-        the index in `slots` whose inputs it gets (an idle row gets the first one's); and the graph
-        rows of `slots`, in order.
-
-        In the graph of all slots, row i writes to slot i whatever its inputs say. Any other graph
-        takes any slots in any order.
+        Returns for each row of the graph its slot or IDLE, and the index in `slots` whose inputs it
+        gets; and the graph rows of `slots`, in order. In the graph of all slots, row i writes to
+        slot i whatever its inputs say; any other graph takes any slots in any order.
         """
         batch = bucket_of(len(slots), self._plan.batches, "slots")
         if batch < self.slots:

@@ -44,11 +44,9 @@ def build_engines(
 ) -> StageEngines:
     """Start a process for each rank, load the parts of some stages, and call every graph once.
 
-    spec: its `compiled` is a tree that was opened (see compilation.tree.open_tree). stages: some of
-    checkpoint.modules.STAGES; their engines share the ranks. runtime: None for TorchNeuron's.
-    Raises NotInstalledError without TorchNeuron, ArtifactError for a tree that doesn't fit or whose
-    graphs had to be compiled again, CheckpointError, EngineDiedError that names a rank, and the
-    error of a graph's first call. Where it raises, everything that was loaded is closed.
+    spec: its `compiled` is a tree that was opened. stages: their engines share the ranks. Raises
+    NotInstalledError, ArtifactError for a tree that doesn't fit or whose graphs had to be compiled
+    again, CheckpointError, EngineDiedError that names a rank; everything is closed then.
     """
     built, config = StageEngines(), spec.config
     with ExitStack() as loaded:
@@ -78,11 +76,7 @@ class ModelRanks:
         stages: Sequence[str] = STAGES,
         hangs_s: float = HANGS_S,
     ):
-        """Start the processes and wait for them.
-
-        stages: the stages whose parts will be loaded. hangs_s: see HANGS_S. Raises what
-        EngineGroup.wait_ready raises.
-        """
+        """Start the processes and wait for them. hangs_s: see HANGS_S."""
         self._spec, self._engines = spec, 0
         self._limits: dict[str, CallLimit] = defaultdict(lambda: CallLimit(FIRST_CALL_S, hangs_s))
         self._loading = CallLimit(LOAD_TIMEOUT_S, LOAD_TIMEOUT_S)

@@ -26,8 +26,8 @@ def compile_model(
 ) -> ModelRecord:
     """Compile a model into `folder`, which exists and is empty, in a process of its own.
 
-    See neuron.torchneuron.model_folder.fill_folder for further errors. Raises OptionError for
-    settings that contradict TorchNeuron's.
+    Raises what neuron.torchneuron.model_folder.fill_folder raises, and OptionError for settings
+    that contradict TorchNeuron's.
     """
     started = time.monotonic()
     # TorchNeuron's copies are in `folder`, too: a run that is killed leaves nothing elsewhere.

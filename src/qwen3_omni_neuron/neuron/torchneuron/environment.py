@@ -50,7 +50,7 @@ def set_before_import(variables: Mapping[str, str]) -> None:
     """Put variables into this process's environment.
 
     Raises OptionError where one has another value, and where torch_neuronx was imported without
-    them: it may have read them by then.
+    them.
     """
     different = {name: os.environ.get(name) for name in variables}
     different = {name: now for name, now in different.items() if now != variables[name]}
@@ -69,12 +69,12 @@ def set_before_import(variables: Mapping[str, str]) -> None:
 
 
 class NeffCache:
-    """A process's folder of compiled graphs (NEFFs). folder: exists; nothing else writes to it.
+    """A process's folder of compiled graphs (NEFFs), to which nothing else writes.
 
-    TorchNeuron has no packaged model: each process captures a graph anew, and finds its NEFF in a
-    folder by a hash of the captured graph, as ab/cd/abcd....neff. A compile has TorchNeuron write
-    that folder into the tree. A load links the files to a folder of its own: a graph without a NEFF
-    in the tree adds one there, where it is noticed, and the tree stays unchanged.
+    TorchNeuron finds a graph's NEFF in a folder by a hash of the captured graph, as
+    ab/cd/abcd....neff. A compile writes that folder into the tree. A load links the files to a
+    folder of its own, where a graph that was compiled anew is noticed, and the tree stays
+    unchanged.
     """
 
     def __init__(self, folder: Path):

@@ -1,12 +1,9 @@
 """A graph of neuron/graphs/ compiled by TorchNeuron, with its state renewed in place.
 
-At a graph's first call its operations are captured and given to TorchNeuron's backend of
-torch.compile, as Dynamo would give them. Dynamo itself would take as long again to capture them,
-and at each call would check every weight. Here a call goes straight to the compiled graph: its
-shapes and types never change, and nothing can be compiled after the first call.
-A tensor that is renewed in place is an input of the compiled graph, and aliased by an output, so
-nothing is copied back. Weights are inputs, too, not compiled in, so the graphs of one part share
-them; few, because a call takes time for each (see weights.py).
+A graph's first call captures its operations for TorchNeuron's backend of torch.compile, as Dynamo
+would; Dynamo would take as long again, and check every weight at each call. Shapes and types never
+change, so nothing is compiled later. State is an input that an output aliases: nothing is copied
+back. Weights are inputs, shared by the graphs of a part.
 Source: aws-neuron/torch-neuronx v2.33.0, fx/passes/functionalize_copy_inplace_result.py.
 """
 
@@ -146,10 +143,9 @@ _all_gather = (
 
 
 class Collectives:
-    """The first ranks as a neuron.graphs.layers.Group: collectives inside the graphs.
+    """The first ranks as a neuron.graphs.layers.Group, by functional collectives of torch.
 
-    They are functional collectives of torch.distributed, whose group of these ranks has to exist
-    where a graph is called.
+    torch.distributed's group of these ranks has to exist where a graph is called.
     """
 
     def __init__(self, ranks: int):
@@ -185,9 +181,8 @@ class PartGraphs:
     ):
         """Put weights and state on the device; nothing is compiled yet.
 
-        folder: holds the part's weights, of which this rank's file is read; None: leave the weights
-        uninitialized, for a compile. compiling: see CompiledGraph. Raises ArtifactError for a file
-        that does not fit the spec.
+        folder: holds the part's weights; None: leave them uninitialized, for a compile. compiling:
+        see CompiledGraph. Raises ArtifactError for a file that does not fit the spec.
         """
         share = PartShare(spec, group_of(spec.tp))
         if folder is not None:

@@ -24,9 +24,8 @@ def fill_folder(
     neff             the compiled graphs of all its parts, as TorchNeuron's cache has them
     PART/weights     a file for each rank, as for target neuron
 
-    All ranks run the same graphs, so only rank 0's are compiled, and no device is needed. It makes
-    torch.distributed's group. runtime: None for TorchNeuron's. Returns records of the graphs.
-    Raises CheckpointError, CompileError, OSError, NotInstalledError without TorchNeuron.
+    All ranks run the same graphs, so only rank 0's are compiled, and no device is needed. Raises
+    CheckpointError, CompileError, OSError, NotInstalledError.
     """
     config, checkpoint = read_config(plan.model), Checkpoint(plan.model, plan.adapters)
     # Check the names before hours of compiling, not after.
@@ -41,10 +40,7 @@ def fill_folder(
 
 
 def expected_bytes(plan: CompilePlan, model: str) -> int:
-    """Return the size in bytes of the weights of a model's parts, as the ranks hold them.
-
-    The size of the NEFFs is not known in advance.
-    """
+    """Return the size in bytes of the weights of a model's parts; NEFFs come on top."""
     config = read_config(plan.model)
     return sum(part_shard_bytes(part_spec(config, plan, name)) for name in MODEL_PARTS[model])
 

@@ -1,4 +1,4 @@
-"""The device as TorchNeuron gives it to a process: one core for each rank.
+"""The ranks of a model over TorchNeuron: a process with one core for each.
 
 Source: aws-neuron/torch-neuronx v2.33.0, torch_neuronx/distributed/backend.py: a process of a group
 sees one core, its rank is read from the environment, and the group is made before the device is
@@ -60,8 +60,7 @@ class Membership:
     def join(self, backend: str) -> None:
         """Make torch.distributed's default group of the ranks if there are several, and `groups`.
 
-        Collectives find a group by its ranks. All ranks make all groups in the same order, as
-        torch.distributed demands.
+        All ranks make all groups in the same order, as torch.distributed demands.
         """
         if self.ranks > 1:
             store = distributed.FileStore(str(self.store), self.ranks)
@@ -107,10 +106,7 @@ class TorchNeuron:
 
 
 def make_fake_group(ranks: int) -> None:
-    """Make a default group for `ranks` ranks, of which only rank 0 exists, to compile with.
-
-    Its collectives can be captured, and do nothing. All ranks have the same graphs.
-    """
+    """Make a default group whose collectives do nothing, to compile rank 0 of `ranks`."""
     if ranks > 1:
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -130,10 +126,8 @@ def rank_settings(work: Path) -> dict[str, str]:
 class Rank:
     """The parts of a compiled tree at one rank. Ranks get the same calls in the same order.
 
-    A part of degree N is at the first N ranks, and only these get its calls.
-
-    work: this rank's own folder, for the NEFFs and its progress. A progress step begins when a
-    graph's inputs are on the device; during a step the rank may wait for the other ranks.
+    A part of degree N is at the first N ranks. work: this rank's own folder, for its NEFFs and
+    progress: a step begins when a graph's inputs are on the device; it may wait for other ranks.
     """
 
     fault = None
