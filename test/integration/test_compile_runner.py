@@ -1,6 +1,5 @@
 """The compile runner: resuming, staleness, the lock, a full disk. Over a target of nothing."""
 
-import io
 import json
 import os
 import pickle
@@ -11,15 +10,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.compilation import runner, worker
+from qwen3_omni_neuron.compilation import runner
 from qwen3_omni_neuron.compilation.manifest import (
     MANIFEST_FILE,
     read_manifest,
@@ -157,51 +156,12 @@ def test_what_an_interrupted_run_was_compiling_ends_with_it_and_the_folder_is_fr
     assert content(tmp_path) == content(clean)
 
 
-@pytest.mark.parametrize("operation", ["mkdir", "rename"])
-def test_an_interrupt_just_after_a_temporary_folder_is_made_or_before_its_end_leaves_none(
-    plan: CompilePlan, tree: Path, monkeypatch: pytest.MonkeyPatch, operation: str
-) -> None:
-    shutil.rmtree(tree / "audio")
-    make = Path.mkdir
-
-    def interrupted(path: Path, *arguments: Any, **more: Any) -> Any:
-        if operation == "mkdir":
-            make(path, *arguments, **more)
-        if path.name == ".audio.part":
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, operation, interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        compile_tree(plan, tree, SLOW)
-    left = {path.name for path in tree.iterdir()} - {MANIFEST_FILE, ".lock"}
-    assert left == set(MODELS) - {"audio"}
-    monkeypatch.undo()
-    assert compile_tree(plan, tree, SLOW).compiled == ("audio",)
-
-
 def runs(pid: int) -> bool:
     """Tell whether a process is there, and not only its exit status."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def test_folders_that_a_compiler_removes_while_they_are_counted_do_no_harm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "graph.bin").write_bytes(bytes(7))
-    (tmp_path / "work" / "deep").mkdir(parents=True)
-    scan = os.scandir
-
-    def removing(path: Any) -> Any:
-        if path == str(tmp_path / "work"):
-            shutil.rmtree(tmp_path / "work", ignore_errors=True)
-        return scan(path)
-
-    monkeypatch.setattr(os, "scandir", removing)
-    assert runner._folder_bytes(tmp_path) == 7
-    assert not (tmp_path / "work").exists()
 
 
 def test_a_model_appears_in_one_piece(plan: CompilePlan, clean: Path, tmp_path: Path) -> None:
@@ -245,25 +205,20 @@ def test_a_whole_tree_is_left_as_it_is(plan: CompilePlan, tree: Path) -> None:
     assert {p: p.read_bytes() for p in tree.rglob("*") if p.is_file()} == before
 
 
-@pytest.mark.parametrize(
-    ("change", "stale"),
-    [
+def test_another_plan_recompiles_the_models_it_changes(plan: CompilePlan, tree: Path) -> None:
+    changes: list[tuple[dict[str, Any], tuple[str, ...]]] = [
         ({"context_length": 32}, ("thinker", "talker")),
         ({"patch_buckets": (64,)}, ("vision",)),
         ({"chunk_frames": (1, 25)}, ("code2wav",)),
         ({"max_concurrency": 2}, ("thinker", "talker", "code_predictor", "code2wav")),
         ({"dtype": "float32"}, MODELS),
-    ],
-    ids=str,
-)
-def test_another_plan_recompiles_the_models_it_changes(
-    plan: CompilePlan, tree: Path, change: dict[str, object], stale: tuple[str, ...]
-) -> None:
-    changed = replace(plan, **change)
-    assert compile_tree(changed, tree, SLOW).compiled == stale
-    manifest = read_manifest(tree)
-    assert manifest.plan == changed.settings
-    verify_files(tree, manifest)
+    ]
+    for change, stale in changes:
+        plan = replace(plan, **change)
+        assert compile_tree(plan, tree, SLOW).compiled == stale, change
+        manifest = read_manifest(tree)
+        assert manifest.plan == plan.settings
+        verify_files(tree, manifest)
 
 
 def test_another_checkpoint_recompiles_everything(
@@ -287,49 +242,30 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def other_version(tree: Path) -> None:
-    record, name = tree / "audio" / "record.json", '"qwen3-omni-neuron": '
-    edit(record, f'{name}"{PACKAGE_VERSION}"', f'{name}"0"')
+RECORD = Path("audio", "record.json")
+HARMS: list[Callable[[Path], object]] = [
+    lambda tree: edit(
+        tree / RECORD, f'"qwen3-omni-neuron": "{PACKAGE_VERSION}"', '"qwen3-omni-neuron": "0"'
+    ),
+    lambda tree: edit(tree / RECORD, '"target": "cpu"', '"target": "neuron"'),
+    lambda tree: (tree / "audio" / "deep" / "1.bin").unlink(),
+    lambda tree: os.truncate(tree / "audio" / "deep" / "1.bin", 5),
+    lambda tree: (tree / RECORD).write_text("{"),
+    lambda tree: (tree / RECORD).write_text("[]"),
+    lambda tree: shutil.rmtree(tree / "audio"),
+    lambda tree: (tree / MANIFEST_FILE).unlink(),
+]
 
 
-def other_target(tree: Path) -> None:
-    edit(tree / "audio" / "record.json", '"target": "cpu"', '"target": "neuron"')
-
-
-def lost_file(tree: Path) -> None:
-    (tree / "audio" / "deep" / "1.bin").unlink()
-
-
-def short_file(tree: Path) -> None:
-    os.truncate(tree / "audio" / "deep" / "1.bin", 5)
-
-
-def broken_record(tree: Path) -> None:
-    (tree / "audio" / "record.json").write_text("{")
-
-
-def lost_model(tree: Path) -> None:
-    shutil.rmtree(tree / "audio")
-
-
-@pytest.mark.parametrize(
-    "harm", [other_version, other_target, lost_file, short_file, broken_record, lost_model]
-)
 def test_a_model_that_does_not_fit_is_the_only_one_compiled(
-    plan: CompilePlan, clean: Path, tree: Path, harm: object
-) -> None:
-    assert callable(harm)
-    harm(tree)
-    assert compile_tree(plan, tree, SLOW).compiled == ("audio",)
-    assert content(tree) == content(clean)
-
-
-def test_a_lost_manifest_is_written_without_compiling(
     plan: CompilePlan, clean: Path, tree: Path
 ) -> None:
-    (tree / MANIFEST_FILE).unlink()
-    assert compile_tree(plan, tree, SLOW).compiled == ()
-    assert content(tree) == content(clean)
+    """And a lost manifest is written without compiling."""
+    for harm in HARMS:
+        harm(tree)
+        lost = not (tree / MANIFEST_FILE).exists()
+        assert compile_tree(plan, tree, SLOW).compiled == (() if lost else ("audio",))
+        assert content(tree) == content(clean)
 
 
 def test_model_by_model_the_last_one_makes_it_whole(
@@ -377,27 +313,6 @@ def test_a_text_only_checkpoint_has_fewer_models(
     )
 
 
-def test_an_answer_that_comes_between_two_looks_at_a_compile_is_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The process writes it and ends after the look at its pipe, before the look at the process."""
-    monkeypatch.setattr(worker, "TICK_S", 0)
-    results, answers = os.pipe()
-
-    def poll() -> int:
-        if not written:
-            written.append(os.write(answers, b"the answer"))
-        return 0
-
-    written: list[int] = []
-    process: Any = SimpleNamespace(stdin=io.BytesIO(), poll=poll)
-    try:  # the pipe stays open, as by a process that the compile has forked
-        assert worker._exchange(process, b"job", results, lambda: None) == b"the answer"
-    finally:
-        os.close(results)
-        os.close(answers)
-
-
 def test_a_compiler_that_crashes_is_quoted_and_the_rest_is_kept(
     plan: CompilePlan, clean: Path, tmp_path: Path
 ) -> None:
@@ -416,7 +331,7 @@ def test_what_a_compile_itself_can_not_read_is_no_error_of_the_tree(
 
 
 def test_a_full_disk_leaves_nothing_by_half(plan: CompilePlan, tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"no space is left for audio: .* about 0.1 MB"):
+    with pytest.raises(OutputError, match="no space is left on the disk"):
         compile_tree(plan, tmp_path, FULL)
     assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "thinker", "vision"]
 
@@ -428,7 +343,7 @@ def test_a_disk_that_is_really_full(
         compile_tree(plan, small_disk, SLOW)
     assert [path.name for path in small_disk.iterdir()] == [".lock"]
     monkeypatch.setattr(runner, "_check_disk", lambda *_: None)  # others write there meanwhile
-    with pytest.raises(OutputError, match="no space is left for"):
+    with pytest.raises(OutputError, match="no space is left on the disk"):
         compile_tree(plan, small_disk, SLOW)
     there = sorted(p.name for p in small_disk.iterdir() if p.name != ".lock")
     assert 0 < len(there) < len(MODELS)

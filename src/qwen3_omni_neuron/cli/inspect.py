@@ -17,7 +17,6 @@ from qwen3_omni_neuron.compilation.manifest import (
     ModelRecord,
     TensorRecord,
     check_files,
-    manifest_bytes,
     read_manifest,
     verify_files,
 )
@@ -72,7 +71,11 @@ def _inspect(parsed: argparse.Namespace) -> int:
         return _show_checkpoint(parsed)
     manifest = read_manifest(folder)
     if parsed.json:
-        print(json.dumps(json.loads(manifest_bytes(folder)) | {"verified": parsed.verify}))
+        print(
+            json.dumps(
+                json.loads((folder / MANIFEST_FILE).read_bytes()) | {"verified": parsed.verify}
+            )
+        )
     else:
         print(_format(manifest))
     if not parsed.verify:

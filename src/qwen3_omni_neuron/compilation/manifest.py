@@ -17,11 +17,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, BinaryIO
 
-from qwen3_omni_neuron.errors import ArtifactError, format_value
-from qwen3_omni_neuron.untrusted_files import parse_json, read_bytes, reason
+from qwen3_omni_neuron.errors import ArtifactError
 
 SCHEMA = 2
 MANIFEST_FILE = "manifest.json"
@@ -44,8 +43,7 @@ class TensorRecord:
 class GraphRecord:
     """One graph of a model, at one bucket.
 
-    bucket: the compiled sizes by name; a string if any size is allowed. state: tensors that a call
-    takes from the previous call and updates.
+    bucket: the compiled sizes by name; a string if any size is allowed.
     """
 
     name: str
@@ -67,8 +65,7 @@ class FileRecord:
 class ModelRecord:
     """One compiled model.
 
-    graphs: its graphs at every bucket; none on a CPU, which traces nothing. files: files by path
-    inside the model's folder. seconds: duration of the compile.
+    graphs: its graphs at every bucket; none on a CPU. files: by path inside the model's folder.
     """
 
     graphs: tuple[GraphRecord, ...]
@@ -95,9 +92,8 @@ class ModelRecord:
 class Manifest:
     """The content of manifest.json.
 
-    fingerprint: fingerprint of the checkpoint (see checkpoint.files). plan: CompilePlan.settings
-    (see compilation.plan). versions: Target.versions and further package versions in the run that
-    wrote it. models: models by name. adapters: Checkpoint.merged.
+    fingerprint: of the checkpoint (see checkpoint.files). plan: CompilePlan.settings. versions:
+    Target.versions and further packages'. adapters: Checkpoint.merged.
     """
 
     fingerprint: str
@@ -111,8 +107,7 @@ class Manifest:
 class Origin:
     """The inputs of a model's compile; if any of them differs now, the model is stale.
 
-    settings: CompilePlan.model_settings (see compilation.plan). versions: Target.versions (see
-    compilation.target).
+    settings: CompilePlan.model_settings. versions: Target.versions.
     """
 
     fingerprint: str
@@ -134,10 +129,7 @@ class Origin:
 
 
 def record_files(folder: Path) -> dict[str, FileRecord]:
-    """Flush every file under `folder` to the disk, and return its size and hash by path.
-
-    The record itself is not included.
-    """
+    """Flush every file under `folder` to the disk, and return its size and hash by path."""
     found = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = path.relative_to(folder).as_posix()
@@ -156,11 +148,11 @@ def write_record(folder: Path, origin: Origin, record: ModelRecord) -> None:
 
 def read_record(folder: Path) -> tuple[Origin, ModelRecord]:
     """Read a model's record. Raises ArtifactError if it is missing or can't be read."""
-    raw = _parse_json(_read_bytes(folder / RECORD_FILE), str(folder / RECORD_FILE))
+    raw = _read_json(folder / RECORD_FILE)
     try:
-        return _origin(raw["made_from"]), _model_record(raw)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ArtifactError(f"{folder / RECORD_FILE} is not a record: {reason(error)}.") from error
+        return Origin(**raw["made_from"]), _model_record(raw)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{folder / RECORD_FILE} is not a record: {error!r}.") from error
 
 
 def write_manifest(tree: Path, manifest: Manifest) -> None:
@@ -176,42 +168,26 @@ def read_manifest(tree: Path) -> Manifest:
 
     Raises ArtifactError if it is missing, can't be read, or has another schema.
     """
-    return parse_manifest(manifest_bytes(tree), str(tree / MANIFEST_FILE))
-
-
-def manifest_bytes(tree: Path) -> bytes:
-    """Return the content of a tree's manifest. Raises ArtifactError if it is missing."""
     path = tree / MANIFEST_FILE
     if not path.exists():
         raise ArtifactError(
             f"{tree} is not a whole compiled tree: it has no {MANIFEST_FILE}, which is written "
             "last. Run the compile command again: it goes on where it ended."
         )
-    return _read_bytes(path)
-
-
-def parse_manifest(content: bytes, path: str) -> Manifest:
-    """Parse the content of a manifest. path: its file, for errors.
-
-    Raises ArtifactError if it is not a manifest, or has another schema.
-    """
-    raw = _parse_json(content, path)
-    if raw.get("schema") != SCHEMA:
-        raise ArtifactError(
-            f"{path} is of schema {format_value(raw.get('schema'))}, this version reads {SCHEMA}. "
-            "Run the compile command again for this folder, or use the version that wrote it."
-        )
+    raw = _read_json(path)
     try:
-        models = {
-            _name(name): _model_record(model) for name, model in _object(raw["graphs"]).items()
-        }
-        origin = _origin({**raw, "settings": raw["plan"]})
-        adapters = tuple(map(_text, _list(raw.get("adapters", []))))
-        return Manifest(origin.fingerprint, origin.settings, origin.versions, models, adapters)
-    except (KeyError, TypeError, ValueError) as error:
+        if (schema := raw.get("schema")) != SCHEMA:
+            raise ArtifactError(
+                f"{path} is of schema {schema!r}, this version reads {SCHEMA}. Run the compile "
+                "command again for this folder, or use the version that wrote it."
+            )
+        models = {name: _model_record(model) for name, model in raw["graphs"].items()}
+        adapters = raw.get("adapters", ())
+        return Manifest(raw["fingerprint"], raw["plan"], raw["versions"], models, adapters)
+    except (AttributeError, KeyError, TypeError) as error:
         raise ArtifactError(
-            f"{path} is not a manifest ({reason(error)}). Delete it and compile again: models that "
-            "are whole are kept."
+            f"{path} is not a manifest ({error!r}). Delete it and compile again: models that are "
+            "whole are kept."
         ) from error
 
 
@@ -227,10 +203,7 @@ def file_problem(folder: Path, record: ModelRecord) -> str:
 
 
 def check_files(tree: Path, manifest: Manifest) -> None:
-    """Check that every file exists and has its size.
-
-    Raises ArtifactError that names the first file that is missing or of another size.
-    """
+    """Raise ArtifactError that names the first file that is missing or of another size."""
     for model, record in manifest.models.items():
         if problem := file_problem(tree / model, record):
             raise ArtifactError(
@@ -239,10 +212,7 @@ def check_files(tree: Path, manifest: Manifest) -> None:
 
 
 def verify_files(tree: Path, manifest: Manifest) -> None:
-    """Do `check_files`, and hash every file.
-
-    Raises ArtifactError that names the first file that differs.
-    """
+    """Do `check_files`, and hash every file: ArtifactError names the first that differs."""
     check_files(tree, manifest)
     for model, record in manifest.models.items():
         for name, file in record.files.items():
@@ -259,91 +229,29 @@ def _model_json(record: ModelRecord) -> dict[str, Any]:
 
 
 def _model_record(raw: Any) -> ModelRecord:
-    """Read a model's record. Raises KeyError, TypeError and ValueError."""
     graphs = tuple(
         GraphRecord(
-            _text(graph["name"]),
-            {name: _length(size) for name, size in _object(graph["bucket"]).items()},
-            _specs(graph["inputs"]),
-            _specs(graph["outputs"]),
-            _specs(graph["state"]),
+            graph["name"],
+            graph["bucket"],
+            *(_specs(graph[kind]) for kind in ("inputs", "outputs", "state")),
         )
-        for graph in map(_object, _list(raw["calls"]))
+        for graph in raw["calls"]
     )
-    files = {_name(name): _file_record(file) for name, file in _object(raw["files"]).items()}
-    seconds = raw["seconds"]
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise TypeError(f"seconds is {format_value(seconds)}")
-    return ModelRecord(graphs, files, seconds)
-
-
-def _origin(raw: Any) -> Origin:
-    settings, versions = _object(raw["settings"]), _object(raw["versions"])
-    texts = {name: _text(version) for name, version in versions.items()}
-    return Origin(_text(raw["fingerprint"]), settings, texts)
+    files = {name: FileRecord(**file) for name, file in raw["files"].items()}
+    return ModelRecord(graphs, files, raw["seconds"])
 
 
 def _specs(raw: Any) -> dict[str, TensorRecord]:
-    return {
-        name: TensorRecord(tuple(map(_length, _list(spec["shape"]))), _text(spec["dtype"]))
-        for name, spec in _object(raw).items()
-    }
+    return {name: TensorRecord(tuple(spec["shape"]), spec["dtype"]) for name, spec in raw.items()}
 
 
-def _file_record(raw: Any) -> FileRecord:
-    size = _object(raw)["bytes"]
-    if type(size) is not int:
-        raise TypeError(f"bytes is {format_value(size)}")
-    return FileRecord(size, _text(raw["sha256"]))
-
-
-def _name(name: str) -> str:
-    """Return a path in a tree. Raises ValueError for one outside: others may write a manifest."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or str(path) != name or not name.isprintable():
-        raise ValueError(f"it names a file outside of the tree: {format_value(name)}")
-    return name
-
-
-def _object(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError(f"{format_value(value)} is not an object")
-    return value
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError(f"{format_value(value)} is not a list")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{format_value(value)} is not a text")
-    return value
-
-
-def _length(value: Any) -> int | str:
-    """Return a length: a number, or a name where any length is allowed."""
-    return value if type(value) is int else _text(value)
-
-
-def _read_bytes(path: Path) -> bytes:
+def _read_json(path: Path) -> Any:
     try:
-        return read_bytes(path)
+        return json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise _unreadable(str(path), error) from error
-
-
-def _parse_json(content: bytes, path: str) -> dict[str, Any]:
-    try:
-        return _object(parse_json(content))
-    except (TypeError, ValueError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: str, error: Exception) -> ArtifactError:
-    return ArtifactError(f"{path} can't be read: {reason(error)}. Delete it and compile again.")
+        raise ArtifactError(
+            f"{path} can't be read: {error}. Delete it and compile again."
+        ) from error
 
 
 def _shown(value: Any) -> str:
@@ -371,7 +279,7 @@ def write_json(path: Path, value: object) -> None:
 def written_whole(path: Path) -> Iterator[BinaryIO]:
     """Open a file to write; at the end of the block it is flushed to disk and gets its name.
 
-    A block that raises leaves no file; a killed process leaves `.NAME.part`. Raises OSError.
+    A block that raises leaves no file; a killed process leaves `.NAME.part`.
     """
     temporary = path.with_name(f".{path.name}.part")
     try:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
@@ -44,9 +43,7 @@ _RETRY_S = 0.05
 def tree_lock(tree: Path, wait_s: float = WAIT_S) -> Iterator[int]:
     """Hold the tree's lock. Yields its descriptor; a process that inherits it holds it, too.
 
-    wait_s: time to wait for the end of another run. The system releases the lock when the last
-    process that holds it ends, in whatever way.
-    Raises CompileError if another run holds it, and OSError if the tree can't be written.
+    wait_s: time to wait for the end of another run. Raises CompileError if it goes on, OSError.
     """
     descriptor = os.open(tree / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -95,9 +92,8 @@ class Progress:
 class Outcome:
     """Result of a run.
 
-    records: records of all models that exist and fit the plan, in the plan's order. compiled:
-    models that this run compiled. missing: the plan's models that are still missing, with the
-    reason; if it is empty, the tree is complete and has its manifest.
+    records: of all models that exist and fit the plan, in its order. compiled: those of this run.
+    missing: the plan's other models, with the reason; if empty, the tree has its manifest.
     """
 
     records: Mapping[str, ModelRecord]
@@ -114,13 +110,12 @@ def compile_tree(
 ) -> Outcome:
     """Compile the models of a plan that the tree lacks or that are stale.
 
-    Each model is compiled in a process of its own, into a temporary folder, which gets the model's
-    name when it is complete. An interrupted run leaves the models that it finished, and the next
-    run continues there. The manifest is removed before the first model changes, and written when
-    all models fit the plan. only: the models that this run may compile; empty: all.
-    Raises OptionError for an unknown model, CheckpointError, ArtifactError if the folder has
-    something else under a model's name, CompileError (see compilation.runner and
-    compilation.worker), OutputError if the tree can't be written; finished models are kept.
+    Each is compiled in a process of its own, into a temporary folder, which gets the model's name
+    when it is complete; the manifest is removed before the first model changes, and written when
+    all fit the plan. So an interrupted run continues with the next one. only: models that this run
+    may compile; empty: all. Raises OptionError for an unknown model, CheckpointError, ArtifactError
+    if the folder has something else under a model's name, CompileError, OutputError if the tree
+    can't be written.
     """
     models = models_of(read_config(plan.model))
     if unknown := [name for name in only if name not in models]:
@@ -130,9 +125,9 @@ def compile_tree(
         with tree_lock(tree) as lock:
             _sweep(tree)
             return _compile(plan, tree, target, models, only, progress or Progress(), lock)
+    except OutputError:
+        raise
     except OSError as error:
-        if isinstance(error, OutputError):
-            raise
         raise _output_error(tree, error) from error
 
 
@@ -164,17 +159,17 @@ def _compile(
         part = tree / f".{model}.part"
         try:
             part.mkdir()
-            tick = partial(_advance, progress, model, part)
+
+            def tick(model: str = model, part: Path = part) -> None:
+                progress.advances(model, _folder_bytes(part))
+
             record = run_worker(target.compile_model, plan, model, part, lock, tick)
             write_record(part, origins[model], record)
             _swap(tree, model, part)
         except BaseException as error:
-            written = _folder_bytes(part)
             if target.keeps_failed and isinstance(error, CompileError):
                 part.rename(tree / f".{model}.failed")
             shutil.rmtree(part, ignore_errors=True)
-            if isinstance(error, OSError) and is_full(error):
-                raise _full(tree, model, expected[model], written) from error
             raise
         records[model] = record
         del missing[model]
@@ -190,15 +185,8 @@ def _compile(
     return Outcome(ordered, tuple(chosen), missing)
 
 
-def _advance(progress: Progress, model: str, part: Path) -> None:
-    progress.advances(model, _folder_bytes(part))
-
-
 def _inspect(folder: Path, wanted: Origin) -> tuple[str, ModelRecord | None]:
-    """Return the reason why a model has to be compiled, or its record if it exists and fits.
-
-    Raises ArtifactError for a folder that no run has written, which must not be replaced.
-    """
+    """Return the reason why a model has to be compiled, or its record if it exists and fits."""
     if not folder.exists():
         return "missing", None
     if not (folder / RECORD_FILE).exists():
@@ -218,7 +206,6 @@ def _inspect(folder: Path, wanted: Origin) -> tuple[str, ModelRecord | None]:
 
 
 def _swap(tree: Path, model: str, part: Path) -> None:
-    """Move a complete model's folder to its final name."""
     (tree / MANIFEST_FILE).unlink(missing_ok=True)
     if (tree / model).exists():
         _discard(tree, model)
@@ -234,7 +221,6 @@ def _discard(tree: Path, model: str) -> None:
 
 
 def _sweep(tree: Path) -> None:
-    """Delete temporary files and folders of an interrupted run."""
     for model in MODELS:
         for leftover in (tree / f".{model}.{what}" for what in ("part", "old", "failed")):
             if leftover.exists():
@@ -253,7 +239,6 @@ def _folder_bytes(folder: Path) -> int:
 
 
 def _check_disk(tree: Path, expected: int) -> None:
-    """Raise OutputError where the disk has no space for what will be written."""
     free = shutil.disk_usage(tree).free
     if expected > free:
         raise OutputError(
@@ -261,15 +246,6 @@ def _check_disk(tree: Path, expected: int) -> None:
             f"{free / MB:.1f} MB free. Make room, or take --out on another disk; nothing was "
             "written."
         )
-
-
-def _full(tree: Path, model: str, expected: int, written: int) -> OutputError:
-    free = shutil.disk_usage(tree).free
-    return OutputError(
-        f"no space is left for {model}: it takes about {expected / MB:.1f} MB, {written / MB:.1f} "
-        f"MB of it went onto the disk of {tree}, which has {free / MB:.1f} MB free now. Make room "
-        "and run it again: the models that are finished are kept."
-    )
 
 
 def _output_error(tree: Path, error: OSError) -> OutputError:

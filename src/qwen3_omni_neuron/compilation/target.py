@@ -1,7 +1,7 @@
 """The interface of a target: everything that the rest of the package knows about a machine.
 
-`loading.TARGETS` is the table of targets. An entry's functions are imported when they are called
-(see LazyFunction), so that planning a compile loads neither torch nor the Neuron SDK.
+`loading.TARGETS` is the table of targets. An entry's functions are imported when they are called,
+so that planning a compile loads neither torch nor the Neuron SDK.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,10 +45,7 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class CoreRequest:
-    """A caller's requirements for cores, and the stages that need cores.
-
-    placement, instance, cores: see options.LoadArguments; None: the target's default.
-    """
+    """Requirements for cores; see options.LoadArguments. stages: those that need cores."""
 
     placement: str
     stages: Sequence[str]
@@ -70,10 +67,7 @@ so it must be importable: a function of a module, or a partial of one."""
 
 @dataclass(frozen=True)
 class LazyFunction:
-    """A function that is imported when it is called, and can be sent to another process by name.
-
-    module: dotted name of the module. name: name of the function in it.
-    """
+    """A function of a module, imported when it is called, that can be sent to a process by name."""
 
     module: str
     name: str
@@ -87,21 +81,16 @@ class LazyFunction:
 class Target:
     """One entry of `loading.TARGETS`.
 
-    limits: the settings that a plan may have, and their defaults.
-    versions: returns the versions that a compiled model depends on, by package, and the flags of
-        its compiler, by environment variable; if one differs, the model is compiled again.
-    compile_model: compiles one model of a plan.
-    require: raises NotInstalledError where packages that a compile needs are not installed.
-    expected_bytes: returns the approximate size in bytes of a model's folder, for the progress bar
-        and the error about a full disk.
-    build_engines: builds the engines of some stages. It is sent to other processes, so it must be
-        importable, like `compile_model`.
-    environments: returns, by stage, the environment variables that give its process its cores.
-        Raises OptionError, with the numbers, if the request can't be met.
-    faster: returns what would make a model of a plan faster that has so many CPU threads, such as
-        another dtype; for the log.
-    needs_tree: a model can only be loaded from a compiled tree, not from the checkpoint's weights.
-    keeps_failed: a failed compile leaves files worth keeping, such as a compiler's logs.
+    limits: the settings that a plan may have, and their defaults. versions: returns the versions
+    that a compiled model depends on, and the flags of its compiler, by environment variable; if one
+    differs, the model is compiled again. compile_model: compiles one model of a plan.
+    expected_bytes: returns the approximate size in bytes of a model's folder. build_engines: builds
+    the engines of some stages; importable, since other processes call it. environments: returns, by
+    stage, the environment variables that give its process its cores. Raises OptionError. require:
+    raises NotInstalledError where packages that a compile needs are not installed. faster: returns
+    what would make a model of a plan faster that has so many CPU threads; for the log. needs_tree:
+    a model can only be loaded from a compiled tree. keeps_failed: a failed compile leaves files
+    worth keeping, such as a compiler's logs.
     """
 
     limits: TargetLimits

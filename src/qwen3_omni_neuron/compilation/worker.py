@@ -1,16 +1,16 @@
 """The worker process that compiles one model.
 
-A separate process returns its memory when it ends, can crash without ending the run, and can change
-its environment variables.
+It returns its memory when it ends, can crash without ending the run, and can change its environment
+variables.
 """
 
 import errno
 import os
 import pickle
-import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +29,6 @@ from qwen3_omni_neuron.engines.process.child import (
 from qwen3_omni_neuron.errors import CompileError
 
 TICK_S = 0.2
-_PIPE_BYTES = 1 << 16
 
 
 def run_worker(
@@ -42,49 +41,42 @@ def run_worker(
 ) -> ModelRecord:
     """Compile one model into `folder` in a new process, and wait for it.
 
-    lock: a descriptor that the process keeps open until it ends. tick: called while waiting.
-    The process, and the compilers that it has started, are killed when this function ends in any
-    way.
+    lock: a descriptor that the process keeps open until it ends. tick: called while waiting. The
+    process, and the compilers that it has started, are killed when this function ends in any way.
     Raises the exception of the compile (an OSError as a CompileError unless a disk is full), and
-    CompileError if the process ended without an exception.
+    CompileError if the process ended without one.
     """
-    results, answers = os.pipe()
     output = OutputTail()
-    try:
-        process = start_child(
-            "qwen3_omni_neuron.compilation.worker",
-            (answers, lock),
-            output,
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
+    with tempfile.TemporaryFile() as answers:
         try:
-            os.close(answers)
-            answers = -1
-            job = pickle.dumps((compile_model, plan, model, folder))
-            answer = _exchange(process, job, results, tick)
-            status = process.wait()
-        finally:
-            with suppress(ProcessLookupError, PermissionError):  # no process is left in its session
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        if not answer:
-            raise CompileError(
-                f"{model}: its compile {describe_exit(status)}. The end of its output:\n"
-                f"{output.read() or '(none)'}"
+            process = start_child(
+                "qwen3_omni_neuron.compilation.worker",
+                (answers.fileno(), lock),
+                output,
+                stdin=subprocess.PIPE,
+                start_new_session=True,
             )
-        done, value = pickle.loads(answer)
-        if not done:
-            error = value.exception()
-            if isinstance(error, OSError) and not is_full(error):
-                raise CompileError(f"{model}: its compile failed: {error}") from error
-            raise error
+            try:
+                status = _wait(process, pickle.dumps((compile_model, plan, model, folder)), tick)
+            finally:
+                with suppress(ProcessLookupError, PermissionError):  # its session has no process
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            answers.seek(0)
+            if not (answer := answers.read()):
+                raise CompileError(
+                    f"{model}: its compile {describe_exit(status)}. The end of its output:\n"
+                    f"{output.read() or '(none)'}"
+                )
+        finally:
+            output.close()
+    done, value = pickle.loads(answer)
+    if done:
         return value
-    finally:
-        os.close(results)
-        if answers != -1:
-            os.close(answers)
-        output.close()
+    error = value.exception()
+    if isinstance(error, OSError) and not is_full(error):
+        raise CompileError(f"{model}: its compile failed: {error}") from error
+    raise error
 
 
 def is_full(error: OSError) -> bool:
@@ -93,7 +85,7 @@ def is_full(error: OSError) -> bool:
 
 
 def main(answers: int, lock: int, parent: int) -> None:
-    """Run one compile in the worker process. answers: descriptor for the pickled outcome."""
+    """Run one compile in the worker process. answers: descriptor of the file for the outcome."""
     follow_parent(parent)
     for descriptor in (answers, lock):  # child processes of a compiler must not inherit them
         os.set_inheritable(descriptor, False)
@@ -107,27 +99,13 @@ def main(answers: int, lock: int, parent: int) -> None:
         pickle.dump(outcome, pipe)
 
 
-def _exchange(
-    process: "subprocess.Popen[bytes]", job: bytes, results: int, tick: Callable[[], None]
-) -> bytes:
-    """Send the job, and read the answer until the process closes its end of the pipe or ends."""
+def _wait(process: "subprocess.Popen[bytes]", job: bytes, tick: Callable[[], None]) -> int:
+    """Send the job, and wait for the end of the process. Returns its status."""
     assert process.stdin is not None
-    try:
-        with process.stdin as pipe:
-            pipe.write(job)
-    except BrokenPipeError:
-        return b""
-    answer = b""
-    poll = select.poll()
-    poll.register(results, select.POLLIN)
+    with suppress(BrokenPipeError), process.stdin as pipe:
+        pipe.write(job)
     while True:
-        ended = process.poll() is not None  # checked before the pipe: all that it wrote is there
-        if poll.poll(0 if ended else 1000 * TICK_S):
-            block = os.read(results, _PIPE_BYTES)
-            if not block:
-                return answer
-            answer += block
-        elif ended:
-            # A child of the process still holds the pipe open.
-            return answer
-        tick()
+        try:
+            return process.wait(TICK_S)
+        except subprocess.TimeoutExpired:
+            tick()
