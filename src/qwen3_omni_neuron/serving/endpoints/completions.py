@@ -13,18 +13,7 @@ from qwen3_omni_neuron.events import Event, Finished, TextDelta
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints.answer import Answer, json_event, parts_of
-from qwen3_omni_neuron.serving.openai.bodies import (
-    ENGINE_FIELDS,
-    ByForm,
-    bounded_options,
-    check_further,
-    check_known,
-    check_lengths,
-    check_model,
-    engine_options,
-    joined_options,
-    parse_json,
-)
+from qwen3_omni_neuron.serving.openai import bodies
 from qwen3_omni_neuron.serving.openai.chat_request import (
     CHAT_OPTIONS,
     SampledBody,
@@ -50,12 +39,12 @@ _OWN_OPTIONS = frozenset(name for name in CHAT_OPTIONS if name.startswith("think
 FURTHER_FIELDS = {
     **no_effect_schemas(COMPLETIONS),
     **schemas_of_options(_OWN_OPTIONS),
-    **ENGINE_FIELDS,
+    **bodies.ENGINE_FIELDS,
 }
 """Schemas of the fields that a request may have beside those of `CompletionRequest`."""
 RawPrompt = Annotated[
     str | list[Any],
-    ByForm("a string", "a list of one string, of token ids, or of one list of them"),
+    bodies.ByForm("a string", "a list of one string, of token ids, or of one list of them"),
 ]
 
 
@@ -89,13 +78,13 @@ async def completions(request: Request) -> Response:
 
 def _start(service: Service, context: Context) -> "Completion":
     """Read a request's body, and start it. Raises ApiError and the API's errors."""
-    wanted = parse_json(CompletionRequest, context.body)
-    check_model(service, wanted.model)
+    wanted = bodies.parse_json(CompletionRequest, context.body)
+    bodies.check_model(service, wanted.model)
     extra = wanted.model_extra or {}
-    check_known(wanted, FURTHER_FIELDS, FURTHER_FIELDS)
+    bodies.check_known(wanted, FURTHER_FIELDS, FURTHER_FIELDS)
     if wanted.stream_options is not None:
         taken = names_in(COMPLETIONS, "stream_options")
-        check_further(wanted.stream_options, "stream_options", taken)
+        bodies.check_further(wanted.stream_options, "stream_options", taken)
     if wanted.logprobs is not None:
         raise wrong_value("logprobs can only be null here: chat completions have them.", "logprobs")
     prompt = _prompt_of(wanted)
@@ -103,12 +92,14 @@ def _start(service: Service, context: Context) -> "Completion":
     if service.settings.log_content:
         context.question = prompt
     own = {name: extra[name] for name in _OWN_OPTIONS & extra.keys() if extra[name] is not None}
-    others = engine_options(extra, context.omni.info.thinks) | sampling_options(wanted)
+    others = bodies.engine_options(extra, context.omni.info.thinks) | sampling_options(wanted)
     given = "max_tokens" in wanted.model_fields_set or "thinker_max_new_tokens" not in own
     if given and wanted.max_tokens is not None:
         others["thinker_max_new_tokens"] = wanted.max_tokens
-    options = bounded_options(joined_options(own, others), service.settings, context.owner)
-    check_lengths(options)
+    options = bodies.bounded_options(
+        bodies.joined_options(own, others), service.settings, context.owner
+    )
+    bodies.check_lengths(options)
     context.wanted(bool(wanted.stream), False)
     stream = context.omni.stream_continuation(prompt, **options)
     return Completion(wanted, stream, service, context)

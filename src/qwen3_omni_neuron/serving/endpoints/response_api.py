@@ -17,13 +17,8 @@ from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import BODY_COPIES, Context
 from qwen3_omni_neuron.serving.endpoints.answer import parts_of
 from qwen3_omni_neuron.serving.endpoints.question import Question, Reply, answer
-from qwen3_omni_neuron.serving.openai.bodies import (
-    SMALL_BODY_BYTES,
-    check_json,
-    check_model,
-    parse_json,
-    refused_field,
-)
+from qwen3_omni_neuron.serving.openai import bodies
+from qwen3_omni_neuron.serving.openai import response_request as requests
 from qwen3_omni_neuron.serving.openai.chat_request import ChatRequest
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.fields import INPUT_ITEMS, RESPONSE, RESPONSES
@@ -38,19 +33,6 @@ from qwen3_omni_neuron.serving.openai.response_items import (
     sent_back,
     with_ids,
 )
-from qwen3_omni_neuron.serving.openai.response_request import (
-    FURTHER_RESPONSE_FIELDS,
-    EarlierReasoning,
-    InputItem,
-    InputItems,
-    ItemReference,
-    ItemsQuery,
-    ResponseQuery,
-    ResponseRequest,
-    chat_request_of,
-    check_response_request,
-    fields_of_query,
-)
 from qwen3_omni_neuron.serving.openai.usage import response_usage
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.stored.kept import KeptResponse
@@ -63,12 +45,12 @@ SESSION_KEY = "session_key"
 """Name in a request's scope of the key that has led it to this replica; see `serving.fleet`."""
 _BEGINNING = ("response.created", "response.in_progress")
 _END_OF_SPEECH = ("response.audio.done", "response.audio.transcript.done")
-_ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(InputItems)
+_ITEMS: TypeAdapter[list[requests.InputItem]] = TypeAdapter(requests.InputItems)
 
 
 @router.post(
     "/v1/responses",
-    openapi_extra=body_of(ResponseRequest, FURTHER_RESPONSE_FIELDS),
+    openapi_extra=body_of(requests.ResponseRequest, requests.FURTHER_RESPONSE_FIELDS),
     responses=errors_of(with_body=True),
 )
 async def create_response(request: Request) -> Response:
@@ -77,21 +59,21 @@ async def create_response(request: Request) -> Response:
     context.param = "input"
     response_id = new_id("resp_", PUBLIC_ID_BYTES) + request.scope.get(SESSION_KEY, "")
     asked = None
-    if len(context.body) <= SMALL_BODY_BYTES:
-        asked = parse_json(ResponseRequest, context.body)
+    if len(context.body) <= bodies.SMALL_BODY_BYTES:
+        asked = bodies.parse_json(requests.ResponseRequest, context.body)
     read = partial(_read, asked, response_id, service, context)
     return await answer(service, context, read, asked is None or asked.names_earlier)
 
 
 @router.get(
     RESPONSE,
-    openapi_extra=query_of(ResponseQuery),
+    openapi_extra=query_of(requests.ResponseQuery),
     responses=errors_of(404, 400),
 )
 async def get_response(request: Request, response_id: str) -> Response:
     """Return a response that is kept."""
     service, context = parts_of(request)
-    if _query(request, ResponseQuery, RESPONSE).stream:
+    if _query(request, requests.ResponseQuery, RESPONSE).stream:
         raise wrong_value("a response that has ended is not streamed again.", "stream")
     kept = service.responses.get(context.owner, response_id)
     if kept is None:
@@ -101,13 +83,13 @@ async def get_response(request: Request, response_id: str) -> Response:
 
 @router.get(
     INPUT_ITEMS,
-    openapi_extra=query_of(ItemsQuery),
+    openapi_extra=query_of(requests.ItemsQuery),
     responses=errors_of(404, 400),
 )
 async def list_input_items(request: Request, response_id: str) -> Response:
     """Return the items that a response has answered: its conversation's, and its own input."""
     service, context = parts_of(request)
-    query = _query(request, ItemsQuery, INPUT_ITEMS)
+    query = _query(request, requests.ItemsQuery, INPUT_ITEMS)
     items = service.responses.conversation(context.owner, response_id, whole=False)
     if items is None:
         raise _not_kept(404, response_id, None)
@@ -117,7 +99,7 @@ async def list_input_items(request: Request, response_id: str) -> Response:
 
 @router.post(
     "/v1/responses/input_tokens",
-    openapi_extra=body_of(ResponseRequest, FURTHER_RESPONSE_FIELDS),
+    openapi_extra=body_of(requests.ResponseRequest, requests.FURTHER_RESPONSE_FIELDS),
     responses=errors_of(with_body=True),
 )
 async def count_input_tokens(request: Request) -> Json:
@@ -143,9 +125,9 @@ async def delete_response(request: Request, response_id: str) -> Json:
 def _query(request: Request, kind: type[Query], path: str) -> Query:
     """Return a request's query, and count its fields without effect. Raises ApiError."""
     try:
-        query = kind.model_validate(fields_of_query(request.query_params.multi_items()))
+        query = kind.model_validate(requests.fields_of_query(request.query_params.multi_items()))
     except ValidationError as error:
-        raise refused_field(error, kind) from error
+        raise bodies.refused_field(error, kind) from error
     service: Service = request.app.state.service
     service.count_without_effect(path, query)
     return query
@@ -163,14 +145,16 @@ def _not_kept(status: int, response_id: str, param: str | None) -> ApiError:
 
 
 def _read(
-    parsed: ResponseRequest | None, response_id: str, service: Service, context: Context
+    parsed: requests.ResponseRequest | None, response_id: str, service: Service, context: Context
 ) -> Question:
     """Return the question of a request. parsed: its body, if it was parsed. Raises ApiError."""
-    asked = parsed or parse_json(ResponseRequest, context.body)
+    asked = parsed or bodies.parse_json(requests.ResponseRequest, context.body)
     own, wanted, names = _conversation(asked, service, context)
     kept = None
     if asked.keeps and len(context.body) <= service.responses.largest:
-        said: list[InputItem] = [i for i in own if not isinstance(i, EarlierReasoning)]
+        said: list[requests.InputItem] = [
+            i for i in own if not isinstance(i, requests.EarlierReasoning)
+        ]
         kept = with_ids(_ITEMS.dump_python(said, exclude_none=True))
         context.account.hold(sum(map(len, kept.values())))
     asked.input = []  # frees the media: the chat request has them
@@ -180,34 +164,37 @@ def _read(
 
 def _counted(service: Service, context: Context) -> Question:
     """Return the question of a request that is not answered. Raises ApiError."""
-    asked = parse_json(ResponseRequest, context.body)
+    asked = bodies.parse_json(requests.ResponseRequest, context.body)
     _, wanted, names = _conversation(asked, service, context, answered=False)
     reply = partial(ResponseReply, asked, "", None)
     return Question.of(wanted, reply, service, context, names)
 
 
 def _conversation(
-    asked: ResponseRequest, service: Service, context: Context, *, answered: bool = True
-) -> tuple[list[InputItem], ChatRequest, list[str]]:
+    asked: requests.ResponseRequest, service: Service, context: Context, *, answered: bool = True
+) -> tuple[list[requests.InputItem], ChatRequest, list[str]]:
     """Check a request, and count its fields without effect. Raises ApiError.
 
     Returns its own input without references, the chat request, and the names of that one's
     messages.
     """
     if asked.model is not None:
-        check_model(service, asked.model)
-    check_response_request(asked, answered=answered)
+        bodies.check_model(service, asked.model)
+    requests.check_response_request(asked, answered=answered)
     items = list(_earlier(asked, service, context))
     own = _own_items(asked, service, context)
     names = ["input"] if isinstance(asked.input, str) else [f"input[{i}]" for i in range(len(own))]
     items += zip(names, own, strict=True)
-    wanted, names = chat_request_of(asked, items, context.omni.info.context_length)
+    wanted, names = requests.chat_request_of(asked, items, context.omni.info.context_length)
     service.count_without_effect(RESPONSES, asked)
     return own, wanted, names
 
 
 def _page(
-    items: Sequence[tuple[str, bytes]], query: ItemsQuery, service: Service, context: Context
+    items: Sequence[tuple[str, bytes]],
+    query: requests.ItemsQuery,
+    service: Service,
+    context: Context,
 ) -> bytes:
     """Return a page of the items of a conversation, of which no others are parsed.
 
@@ -230,8 +217,8 @@ def _page(
 
 
 def _earlier(
-    asked: ResponseRequest, service: Service, context: Context
-) -> Iterator[tuple[str, InputItem]]:
+    asked: requests.ResponseRequest, service: Service, context: Context
+) -> Iterator[tuple[str, requests.InputItem]]:
     """Yield the items of the responses before this one, by their names. Raises ApiError."""
     name = asked.previous_response_id
     if name is None:
@@ -243,22 +230,26 @@ def _earlier(
         yield f"previous_response_id: item {i}", item
 
 
-def _parsed(contents: Sequence[bytes], service: Service, context: Context) -> list[InputItem]:
+def _parsed(
+    contents: Sequence[bytes], service: Service, context: Context
+) -> list[requests.InputItem]:
     """Return items that are kept. Raises ApiError."""
     _hold(sum(map(len, contents)), service, context)
     body = b"[" + b",".join(contents) + b"]"
-    check_json(body)
+    bodies.check_json(body)
     try:
         return _ITEMS.validate_python(from_json(body))
     except ValidationError as error:  # more items than a request may have
-        raise refused_field(error) from error
+        raise bodies.refused_field(error) from error
 
 
-def _own_items(asked: ResponseRequest, service: Service, context: Context) -> list[InputItem]:
+def _own_items(
+    asked: requests.ResponseRequest, service: Service, context: Context
+) -> list[requests.InputItem]:
     """Return the input with the items that it refers to. Raises ApiError."""
     found: dict[int, bytes] = {}
     for i, item in enumerate(asked.items):
-        if isinstance(item, ItemReference):
+        if isinstance(item, requests.ItemReference):
             content = service.responses.item(context.owner, item.item_id)
             if content is None:
                 raise ApiError(
@@ -293,7 +284,7 @@ class ResponseReply(Reply):
 
     def __init__(
         self,
-        asked: ResponseRequest,
+        asked: requests.ResponseRequest,
         response_id: str,
         kept: Mapping[str, bytes] | None,
         question: Question,

@@ -24,15 +24,7 @@ from qwen3_omni_neuron.serving.endpoints.answer import (
     parts_of,
 )
 from qwen3_omni_neuron.serving.endpoints.sound import Tempo
-from qwen3_omni_neuron.serving.openai.bodies import (
-    Seed,
-    bounded_options,
-    check_known,
-    check_model,
-    lower_name,
-    parse_json,
-    seed_of,
-)
+from qwen3_omni_neuron.serving.openai import bodies
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.fields import SPEECH
 from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of, schemas_of_options
@@ -59,12 +51,12 @@ class SpeechRequest(BaseModel):
     input: str = Field(min_length=1, max_length=MOST_CHARACTERS)
     voice: VoiceName
     response_format: Annotated[
-        Literal["mp3", "opus", "flac", "wav", "pcm"], lower_name(pcm16="pcm", ogg="opus")
+        Literal["mp3", "opus", "flac", "wav", "pcm"], bodies.lower_name(pcm16="pcm", ogg="opus")
     ] = "mp3"
     speed: float = Field(1.0, ge=0.25, le=4)
     stream_format: Literal["audio", "sse"] | None = None
     instructions: str | None = Field(None, max_length=MOST_CHARACTERS)
-    seed: Seed | None = None
+    seed: bodies.Seed | None = None
 
     @property
     def sound_format(self) -> str:
@@ -118,10 +110,10 @@ async def speech(request: Request) -> Response:
 
 def _start(service: Service, context: Context) -> "SpokenText":
     """Read a request's body, and start its speech. Raises ApiError and the API's errors."""
-    wanted = parse_json(SpeechRequest, context.body)
+    wanted = bodies.parse_json(SpeechRequest, context.body)
     omni = context.omni
-    check_model(service, wanted.model)
-    check_known(wanted, _OWN_OPTIONS, _OWN_OPTIONS)
+    bodies.check_model(service, wanted.model)
+    bodies.check_known(wanted, _OWN_OPTIONS, _OWN_OPTIONS)
     extra = {n: value for n, value in (wanted.model_extra or {}).items() if value is not None}
     if not omni.info.speakers:
         message = "this checkpoint has no talker: it can write text, not speak."
@@ -130,8 +122,8 @@ def _start(service: Service, context: Context) -> "SpokenText":
     service.count_without_effect(SPEECH, wanted)
     if service.settings.log_content:
         context.question = wanted.input
-    options = bounded_options(extra, service.settings, context.owner)
-    options |= {"speaker": speaker, "seed": seed_of(wanted.seed)}
+    options = bodies.bounded_options(extra, service.settings, context.owner)
+    options |= {"speaker": speaker, "seed": bodies.seed_of(wanted.seed)}
     context.wanted(wanted.as_made or wanted.in_events, True)
     start = partial(omni.stream_speech, wanted.input, **options)
     return SpokenText(wanted, start, speaker, service, context)

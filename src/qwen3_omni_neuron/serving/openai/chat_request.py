@@ -6,25 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from qwen3_omni_neuron.options import REQUEST_OPTIONS
-from qwen3_omni_neuron.serving.openai.bodies import (
-    ENGINE_FIELDS,
-    MOST_MESSAGES,
-    MOST_TOOLS,
-    VLLM_OMNI_FIELDS,
-    ByForm,
-    ByType,
-    OpenObject,
-    Seed,
-    StrictObject,
-    bounded_options,
-    check_further,
-    check_known,
-    check_lengths,
-    engine_options,
-    joined_options,
-    lower_name,
-    seed_of,
-)
+from qwen3_omni_neuron.serving.openai import bodies
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.fields import CHAT, names_in
 from qwen3_omni_neuron.serving.openai.openapi import (
@@ -51,8 +33,8 @@ ReadMedia = Callable[[Mapping[str, Any], str], Json]
 FURTHER_FIELDS: Mapping[str, Any] = {
     **schemas_of_options(CHAT_OPTIONS),
     **no_effect_schemas(CHAT),
-    **ENGINE_FIELDS,
-    **{name: {"description": "as vllm-omni's clients send it"} for name in VLLM_OMNI_FIELDS},
+    **bodies.ENGINE_FIELDS,
+    **{name: {"description": "as vllm-omni's clients send it"} for name in bodies.VLLM_OMNI_FIELDS},
 }
 """Schemas of the fields that a request may have beside those of `ChatRequest`."""
 
@@ -72,7 +54,7 @@ _STAGES: Sequence[Mapping[str, str]] = (
 )
 
 
-class TextPart(OpenObject):
+class TextPart(bodies.OpenObject):
     """Text of a message. refusal: null, beside the text of a reply that is sent back."""
 
     type: Literal["text"]
@@ -80,21 +62,21 @@ class TextPart(OpenObject):
     refusal: None = None
 
 
-class RefusalPart(OpenObject):
+class RefusalPart(bodies.OpenObject):
     """Text of an assistant's message that refused an answer."""
 
     type: Literal["refusal"]
     refusal: str
 
 
-class SoundData(OpenObject):
+class SoundData(bodies.OpenObject):
     """A sound file in base64, or its URL; its format is found in its content."""
 
     data: str
     format: str | None = Field(None, max_length=80)
 
 
-class InputAudioPart(OpenObject):
+class InputAudioPart(bodies.OpenObject):
     """Sound, as OpenAI's clients send it."""
 
     model_config = ConfigDict(json_schema_extra=with_item_fields("audio"))
@@ -103,13 +85,13 @@ class InputAudioPart(OpenObject):
     input_audio: SoundData
 
 
-class MediaUrl(OpenObject):
+class MediaUrl(bodies.OpenObject):
     """A data URL, or one of a host that the server was told. It may have the part's fields."""
 
     url: str
 
 
-class AudioUrlPart(OpenObject):
+class AudioUrlPart(bodies.OpenObject):
     """Sound by its URL."""
 
     model_config = ConfigDict(json_schema_extra=with_item_fields("audio"))
@@ -118,7 +100,7 @@ class AudioUrlPart(OpenObject):
     audio_url: MediaUrl
 
 
-class ImageUrlPart(OpenObject):
+class ImageUrlPart(bodies.OpenObject):
     """An image by its URL."""
 
     model_config = ConfigDict(json_schema_extra=with_item_fields("image"))
@@ -127,7 +109,7 @@ class ImageUrlPart(OpenObject):
     image_url: MediaUrl
 
 
-class VideoUrlPart(OpenObject):
+class VideoUrlPart(bodies.OpenObject):
     """A video by its URL."""
 
     model_config = ConfigDict(json_schema_extra=with_item_fields("video"))
@@ -136,7 +118,7 @@ class VideoUrlPart(OpenObject):
     video_url: MediaUrl
 
 
-class VideoPart(OpenObject):
+class VideoPart(bodies.OpenObject):
     """A video as the URLs of its frames, images of one size. fps: their rate, by default 2."""
 
     model_config = ConfigDict(json_schema_extra=with_item_fields("video"))
@@ -153,25 +135,25 @@ MessagePart = Annotated[
     | ImageUrlPart
     | VideoUrlPart
     | VideoPart,
-    ByType(),
+    bodies.ByType(),
 ]
-Content = Annotated[str | list[MessagePart], ByForm("a string", "a list of parts")]
+Content = Annotated[str | list[MessagePart], bodies.ByForm("a string", "a list of parts")]
 
 
-class EarlierAudio(OpenObject):
+class EarlierAudio(bodies.OpenObject):
     """Id of the speech of an earlier reply."""
 
     id: str
 
 
-class CalledFunction(OpenObject):
+class CalledFunction(bodies.OpenObject):
     """Name of a function and its arguments, in JSON."""
 
     name: str
     arguments: str
 
 
-class ToolCall(OpenObject):
+class ToolCall(bodies.OpenObject):
     """Call of a tool in an assistant's message."""
 
     id: str
@@ -179,18 +161,18 @@ class ToolCall(OpenObject):
     function: CalledFunction
 
 
-class Message(OpenObject):
+class Message(bodies.OpenObject):
     """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     refusal: str | None = None
     audio: EarlierAudio | None = None
-    tool_calls: list[ToolCall] | None = Field(default=None, max_length=MOST_TOOLS)
+    tool_calls: list[ToolCall] | None = Field(default=None, max_length=bodies.MOST_TOOLS)
     tool_call_id: str | None = None
 
 
-class Function(OpenObject):
+class Function(bodies.OpenObject):
     """Description of a function."""
 
     name: str
@@ -199,62 +181,63 @@ class Function(OpenObject):
     strict: bool | None = None
 
 
-class Tool(OpenObject):
+class Tool(bodies.OpenObject):
     """A tool that the reply may call."""
 
     type: Literal["function"]
     function: Function
 
 
-class FunctionName(StrictObject):
+class FunctionName(bodies.StrictObject):
     """Name of a function."""
 
     name: str
 
 
-class NamedTool(StrictObject):
+class NamedTool(bodies.StrictObject):
     """The function that the reply must call."""
 
     type: Literal["function"]
     function: FunctionName
 
 
-class AllowedNames(StrictObject):
+class AllowedNames(bodies.StrictObject):
     """The functions that the reply may call, or must call one of."""
 
     mode: Literal["auto", "required"]
-    tools: list[NamedTool] = Field(min_length=1, max_length=MOST_TOOLS)
+    tools: list[NamedTool] = Field(min_length=1, max_length=bodies.MOST_TOOLS)
 
 
-class AllowedTools(StrictObject):
+class AllowedTools(bodies.StrictObject):
     """Some of the tools: the others are shown to the model, and not called."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedNames
 
 
-ToolChoice = Annotated[NamedTool | AllowedTools, ByType()]
+ToolChoice = Annotated[NamedTool | AllowedTools, bodies.ByType()]
 
 
 ChosenTool = Annotated[
-    Literal["auto", "none", "required"] | ToolChoice, ByForm("auto, none, required", "an object")
+    Literal["auto", "none", "required"] | ToolChoice,
+    bodies.ByForm("auto, none, required", "an object"),
 ]
-Stop = Annotated[str | list[str], ByForm("a string", "a list of strings")]
+Stop = Annotated[str | list[str], bodies.ByForm("a string", "a list of strings")]
 
 
-class TextFormat(StrictObject):
+class TextFormat(bodies.StrictObject):
     """Free text."""
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(StrictObject):
+class JsonObjectFormat(bodies.StrictObject):
     """Any JSON object."""
 
     type: Literal["json_object"]
 
 
-class JsonSchema(StrictObject):
+class JsonSchema(bodies.StrictObject):
     """A JSON schema by its name."""
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
@@ -263,26 +246,26 @@ class JsonSchema(StrictObject):
     strict: bool | None = None
 
 
-class JsonSchemaFormat(StrictObject):
+class JsonSchemaFormat(bodies.StrictObject):
     """JSON of a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
 
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, ByType()]
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, bodies.ByType()]
 
 
-class AudioOutput(StrictObject):
+class AudioOutput(bodies.StrictObject):
     """Voice and format of the speech."""
 
     voice: VoiceName | None = None
     format: Annotated[
-        Literal["wav", "mp3", "flac", "opus", "pcm16"], lower_name(pcm="pcm16", ogg="opus")
+        Literal["wav", "mp3", "flac", "opus", "pcm16"], bodies.lower_name(pcm="pcm16", ogg="opus")
     ] = "wav"
 
 
-class StreamOptions(OpenObject):
+class StreamOptions(bodies.OpenObject):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
@@ -301,7 +284,7 @@ class SampledBody(BaseModel):
 
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
-    seed: Seed | None = None
+    seed: bodies.Seed | None = None
     stop: Stop | None = None
 
 
@@ -313,7 +296,7 @@ class ChatRequest(SampledBody):
     """
 
     model: str | None = None
-    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: list[Message] = Field(min_length=1, max_length=bodies.MOST_MESSAGES)
     modalities: list[Literal["text", "audio"]] | None = None
     audio: AudioOutput | None = None
     stream: bool | None = None
@@ -322,7 +305,7 @@ class ChatRequest(SampledBody):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     max_completion_tokens: int | None = Field(None, ge=1)
     max_tokens: int | None = Field(None, ge=1)
-    tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
+    tools: list[Tool] | None = Field(None, max_length=bodies.MOST_TOOLS)
     tool_choice: ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
@@ -351,11 +334,13 @@ class ChatRequest(SampledBody):
 def check_request(wanted: ChatRequest) -> None:
     """Refuse unsupported fields and combinations. Raises ApiError."""
     if wanted.stream_options is not None:
-        check_further(wanted.stream_options, "stream_options", names_in(CHAT, "stream_options"))
+        bodies.check_further(
+            wanted.stream_options, "stream_options", names_in(CHAT, "stream_options")
+        )
     for i, tool in enumerate(wanted.tools or ()):
-        check_further(tool, f"tools[{i}]", names_in(CHAT, "tools[]"))
+        bodies.check_further(tool, f"tools[{i}]", names_in(CHAT, "tools[]"))
         taken = names_in(CHAT, "tools[].function")
-        check_further(tool.function, f"tools[{i}].function", taken)
+        bodies.check_further(tool.function, f"tools[{i}].function", taken)
     if wanted.modalities == []:
         raise wrong_value("modalities is empty. Give text, or text and audio.", "modalities")
     if wanted.stream and wanted.speaks and wanted.sound_format not in STREAMED_FORMATS:
@@ -366,7 +351,7 @@ def check_request(wanted: ChatRequest) -> None:
         )
     if wanted.top_logprobs and not wanted.logprobs:
         raise wrong_value("top_logprobs needs logprobs: true.", "top_logprobs")
-    check_known(wanted, FURTHER_FIELDS, CHAT_OPTIONS)
+    bodies.check_known(wanted, FURTHER_FIELDS, CHAT_OPTIONS)
 
 
 def request_options(
@@ -378,14 +363,14 @@ def request_options(
     """
     extra = wanted.model_extra or {}
     own = {name: extra[name] for name in CHAT_OPTIONS & extra.keys() if extra[name] is not None}
-    others = engine_options(extra, thinks) | sampling_options(wanted)
+    others = bodies.engine_options(extra, thinks) | sampling_options(wanted)
     if wanted.audio is not None and wanted.audio.voice is not None:
         others["speaker"] = voices.speaker(wanted.audio.voice, "audio.voice")
     most = wanted.max_completion_tokens or wanted.max_tokens
     if most is not None:
         others["thinker_max_new_tokens"] = most
-    options = _stage_options(extra) | joined_options(own, others)
-    options = bounded_options(options, settings, owner) | {"literal_text": True}
+    options = _stage_options(extra) | bodies.joined_options(own, others)
+    options = bodies.bounded_options(options, settings, owner) | {"literal_text": True}
     if wanted.logprobs:
         options |= {"logprobs": True, "top_logprobs": wanted.top_logprobs or 0}
     if wanted.tools and wanted.tool_choice != "none":
@@ -403,7 +388,7 @@ def request_options(
         if "grammar" in options:
             raise wrong_value("give response_format or grammar, not both.", "response_format")
         options["grammar"] = grammar
-    check_lengths(options)
+    bodies.check_lengths(options)
     return options
 
 
@@ -411,7 +396,7 @@ def sampling_options(wanted: SampledBody) -> Json:
     """Return the options for the fields of sampling that all endpoints of text have alike."""
     options: Json = {}
     if wanted.seed is not None:
-        options["seed"] = seed_of(wanted.seed)
+        options["seed"] = bodies.seed_of(wanted.seed)
     if wanted.temperature is not None:
         options["thinker_do_sample"] = wanted.temperature > 0
         if wanted.temperature > 0:
@@ -530,7 +515,7 @@ def _check_message(message: Message, where: str) -> None:
     extra = message.model_extra or {}
     if message.role != "assistant":
         if extra:
-            check_further(message, where, names_in(CHAT, "messages[]") - {"*"})
+            bodies.check_further(message, where, names_in(CHAT, "messages[]") - {"*"})
         for name in ("refusal", "tool_calls", "audio"):
             if getattr(message, name):
                 raise wrong_value(
@@ -551,7 +536,7 @@ def _check_message(message: Message, where: str) -> None:
 
 def _item(part: MessagePart, where: str, read_media: ReadMedia) -> Json:
     if isinstance(part, TextPart | RefusalPart):
-        check_further(part, where, names_in(CHAT, "messages[].content[]"))
+        bodies.check_further(part, where, names_in(CHAT, "messages[].content[]"))
         text = part.text if isinstance(part, TextPart) else part.refusal
         return {"type": "text", "text": text}
     return read_media(part.model_dump(), where)

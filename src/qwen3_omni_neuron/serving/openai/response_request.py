@@ -5,48 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from qwen3_omni_neuron.serving.openai.bodies import (
-    ENGINE_FIELDS,
-    MOST_MESSAGES,
-    MOST_TOOLS,
-    ByForm,
-    ByType,
-    OpenObject,
-    StrictObject,
-    check_further,
-    check_known,
-    check_only,
-    refused_field,
-)
-from qwen3_omni_neuron.serving.openai.chat_request import (
-    CHAT_OPTIONS,
-    AllowedNames,
-    AllowedTools,
-    AudioOutput,
-    AudioUrlPart,
-    CalledFunction,
-    ChatRequest,
-    Content,
-    Function,
-    FunctionName,
-    ImageUrlPart,
-    InputAudioPart,
-    JsonObjectFormat,
-    JsonSchema,
-    JsonSchemaFormat,
-    MediaUrl,
-    Message,
-    MessagePart,
-    NamedTool,
-    RefusalPart,
-    SampledBody,
-    TextFormat,
-    TextPart,
-    Tool,
-    ToolCall,
-    VideoUrlPart,
-    declared,
-)
+from qwen3_omni_neuron.serving.openai import bodies
+from qwen3_omni_neuron.serving.openai import chat_request as chat
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.fields import (
     LOGPROBS,
@@ -62,8 +22,8 @@ from qwen3_omni_neuron.serving.openai.openapi import (
 from qwen3_omni_neuron.serving.openai.voices import VoiceName
 
 FURTHER_RESPONSE_FIELDS: Mapping[str, Any] = {
-    **schemas_of_options(CHAT_OPTIONS),
-    **ENGINE_FIELDS,
+    **schemas_of_options(chat.CHAT_OPTIONS),
+    **bodies.ENGINE_FIELDS,
     **no_effect_schemas(RESPONSES),
     **{
         name: {"enum": [value, None]}
@@ -74,21 +34,21 @@ FURTHER_RESPONSE_FIELDS: Mapping[str, Any] = {
 """Schemas of the fields that a request may have beside those of `ResponseRequest`."""
 
 
-class InputTextPart(OpenObject):
+class InputTextPart(bodies.OpenObject):
     """Text of a message, or of a function's result."""
 
     type: Literal["input_text"]
     text: str
 
 
-class OutputTextPart(OpenObject):
+class OutputTextPart(bodies.OpenObject):
     """Text of an assistant's message."""
 
     type: Literal["output_text"]
     text: str
 
 
-class InputImagePart(OpenObject):
+class InputImagePart(bodies.OpenObject):
     """An image by its URL, which may be a data URL."""
 
     model_config = ConfigDict(json_schema_extra=with_item_fields("image"))
@@ -97,7 +57,7 @@ class InputImagePart(OpenObject):
     image_url: str | None = None
 
 
-class InputFilePart(OpenObject):
+class InputFilePart(bodies.OpenObject):
     """A document, which is refused."""
 
     model_config = ConfigDict(extra="ignore")
@@ -108,18 +68,18 @@ class InputFilePart(OpenObject):
 InputPart = Annotated[
     InputTextPart
     | OutputTextPart
-    | RefusalPart
+    | chat.RefusalPart
     | InputImagePart
-    | InputAudioPart
-    | AudioUrlPart
-    | VideoUrlPart
+    | chat.InputAudioPart
+    | chat.AudioUrlPart
+    | chat.VideoUrlPart
     | InputFilePart,
-    ByType(),
+    bodies.ByType(),
 ]
-InputContent = Annotated[str | list[InputPart], ByForm("a string", "a list of parts")]
+InputContent = Annotated[str | list[InputPart], bodies.ByForm("a string", "a list of parts")]
 
 
-class InputMessage(OpenObject):
+class InputMessage(bodies.OpenObject):
     """One message of the conversation."""
 
     type: Literal["message"] | None = "message"
@@ -127,7 +87,7 @@ class InputMessage(OpenObject):
     content: InputContent
 
 
-class InputCall(OpenObject):
+class InputCall(bodies.OpenObject):
     """A call of a function by an earlier response. arguments: JSON text."""
 
     type: Literal["function_call"]
@@ -137,7 +97,7 @@ class InputCall(OpenObject):
     arguments: str
 
 
-class CallOutput(OpenObject):
+class CallOutput(bodies.OpenObject):
     """Result of a function that was called."""
 
     type: Literal["function_call_output"]
@@ -146,13 +106,13 @@ class CallOutput(OpenObject):
     output: InputContent
 
 
-class EarlierReasoning(OpenObject):
+class EarlierReasoning(bodies.OpenObject):
     """Reasoning of an earlier response, which the model does not get again."""
 
     type: Literal["reasoning"]
 
 
-class ItemReference(StrictObject):
+class ItemReference(bodies.StrictObject):
     """Id of an item of an earlier response, which is kept here."""
 
     type: Literal["item_reference"] | None = "item_reference"
@@ -161,13 +121,13 @@ class ItemReference(StrictObject):
 
 InputItem = Annotated[
     InputMessage | InputCall | CallOutput | EarlierReasoning | ItemReference,
-    ByType({"role": "message", "id": "item_reference"}),
+    bodies.ByType({"role": "message", "id": "item_reference"}),
 ]
-InputItems = Annotated[list[InputItem], Field(max_length=MOST_MESSAGES)]
-Input = Annotated[str | InputItems, ByForm("a string", "a list of items")]
+InputItems = Annotated[list[InputItem], Field(max_length=bodies.MOST_MESSAGES)]
+Input = Annotated[str | InputItems, bodies.ByForm("a string", "a list of items")]
 
 
-class FlatTool(OpenObject):
+class FlatTool(bodies.OpenObject):
     """A tool that the response may call. Those of OpenAI's own are refused."""
 
     type: str
@@ -177,7 +137,7 @@ class FlatTool(OpenObject):
     strict: bool | None = None
 
 
-class FlatNamedTool(StrictObject):
+class FlatNamedTool(bodies.StrictObject):
     """A tool by its name."""
 
     type: str
@@ -188,25 +148,25 @@ class FlatToolChoice(FlatNamedTool):
     """The function that the response must call, or those that it may or must call one of."""
 
     mode: Literal["auto", "required"] | None = None
-    tools: list[FlatNamedTool] | None = Field(None, min_length=1, max_length=MOST_TOOLS)
+    tools: list[FlatNamedTool] | None = Field(None, min_length=1, max_length=bodies.MOST_TOOLS)
 
 
 ChosenFlatTool = Annotated[
     Literal["auto", "none", "required"] | FlatToolChoice,
-    ByForm("auto, none, required", "an object"),
+    bodies.ByForm("auto, none, required", "an object"),
 ]
 
 
-class FlatSchemaFormat(JsonSchema):
+class FlatSchemaFormat(chat.JsonSchema):
     """JSON of a schema."""
 
     type: Literal["json_schema"]
 
 
-FlatFormat = Annotated[TextFormat | JsonObjectFormat | FlatSchemaFormat, ByType()]
+FlatFormat = Annotated[chat.TextFormat | chat.JsonObjectFormat | FlatSchemaFormat, bodies.ByType()]
 
 
-class TextSettings(StrictObject):
+class TextSettings(bodies.StrictObject):
     """Format of the text. verbosity: without effect."""
 
     format: FlatFormat | None = None
@@ -253,7 +213,7 @@ def fields_of_query(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
     return fields
 
 
-class StreamedSound(StrictObject):
+class StreamedSound(bodies.StrictObject):
     """Voice of the speech, whose format is 16-bit PCM at 24 kHz."""
 
     voice: VoiceName | None = None
@@ -270,7 +230,7 @@ Metadata = Annotated[
 """OpenAI's, with its limits."""
 
 
-class ResponseRequest(SampledBody):
+class ResponseRequest(chat.SampledBody):
     """Body of POST /v1/responses.
 
     Further fields are options of a request (`options.RequestArguments`), or those of OpenAI's that
@@ -289,7 +249,7 @@ class ResponseRequest(SampledBody):
     modalities: list[Literal["text", "audio"]] | None = None
     audio: StreamedSound | None = None
     max_output_tokens: int | None = Field(None, ge=1)
-    tools: list[FlatTool] | None = Field(None, max_length=MOST_TOOLS)
+    tools: list[FlatTool] | None = Field(None, max_length=bodies.MOST_TOOLS)
     tool_choice: ChosenFlatTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None
@@ -327,9 +287,11 @@ def check_response_request(asked: ResponseRequest, *, answered: bool = True) -> 
     for name, (only, instead) in REFUSED_IN_RESPONSES.items():
         value = (asked.model_extra or {}).get(name)
         if value is not None:
-            check_only(name, value, only, instead)
+            bodies.check_only(name, value, only, instead)
     # Here, and not in the chat request, whose fields have other names.
-    check_known(asked, FURTHER_RESPONSE_FIELDS.keys() | REFUSED_IN_RESPONSES.keys(), CHAT_OPTIONS)
+    bodies.check_known(
+        asked, FURTHER_RESPONSE_FIELDS.keys() | REFUSED_IN_RESPONSES.keys(), chat.CHAT_OPTIONS
+    )
     if asked.top_logprobs and not asked.tells_logprobs:
         raise wrong_value(f"top_logprobs needs include: [{LOGPROBS}].", "top_logprobs")
     if answered and "audio" in (asked.modalities or ()) and not asked.stream:
@@ -343,7 +305,7 @@ def check_response_request(asked: ResponseRequest, *, answered: bool = True) -> 
             raise _no_such_tool(f"tools[{i}]", tool.type, f"tools[{i}].type")
         if not tool.name:
             raise wrong_value(f"tools[{i}] has no name.", f"tools[{i}].name")
-        check_further(tool, f"tools[{i}]", names_in(RESPONSES, "tools[]"))
+        bodies.check_further(tool, f"tools[{i}]", names_in(RESPONSES, "tools[]"))
 
 
 def _no_such_tool(where: str, kind: str, param: str) -> ApiError:
@@ -356,14 +318,14 @@ def _no_such_tool(where: str, kind: str, param: str) -> ApiError:
 
 def chat_request_of(
     asked: ResponseRequest, items: Iterable[tuple[str, InputItem]], context_length: int
-) -> tuple[ChatRequest, list[str]]:
+) -> tuple[chat.ChatRequest, list[str]]:
     """Return a request as a chat request, and the names of its messages for errors.
 
     items: items of the whole conversation by their names, without references. Raises ApiError.
     """
-    messages, names = list[Message](), list[str]()
+    messages, names = list[chat.Message](), list[str]()
     if asked.instructions:
-        messages.append(Message(role="system", content=asked.instructions))
+        messages.append(chat.Message(role="system", content=asked.instructions))
         names.append("instructions")
     other = names_in(RESPONSES, "") | REFUSED_IN_RESPONSES.keys()
     more = {n: v for n, v in (asked.model_extra or {}).items() if n not in other and v is not None}
@@ -374,10 +336,10 @@ def chat_request_of(
     more |= {name: getattr(asked, name) for name in same}
     form: Any = None if asked.text is None else asked.text.format
     if isinstance(form, FlatSchemaFormat):
-        form = JsonSchemaFormat(type="json_schema", json_schema=form)
+        form = chat.JsonSchemaFormat(type="json_schema", json_schema=form)
     choice = asked.tool_choice
     tools = [
-        Tool(type="function", function=Function(**declared(tool, Function)))
+        chat.Tool(type="function", function=chat.Function(**chat.declared(tool, chat.Function)))
         for tool in asked.tools or ()
     ]
     try:
@@ -388,10 +350,12 @@ def chat_request_of(
                 names.append(where)
         if not messages:
             raise wrong_value("input has no message. Give at least one.", "input")
-        wanted = ChatRequest(
+        wanted = chat.ChatRequest(
             model=asked.model or "",
             messages=messages,
-            audio=AudioOutput(voice=asked.audio.voice if asked.audio else None, format="pcm16"),
+            audio=chat.AudioOutput(
+                voice=asked.audio.voice if asked.audio else None, format="pcm16"
+            ),
             logprobs=asked.tells_logprobs,
             max_completion_tokens=asked.max_output_tokens,
             tools=tools,
@@ -401,11 +365,11 @@ def chat_request_of(
             **more,
         )
     except ValidationError as error:
-        raise refused_field(error) from error
+        raise bodies.refused_field(error) from error
     return wanted, names
 
 
-def _message(item: InputItem, where: str, before: Sequence[Message]) -> Message | None:
+def _message(item: InputItem, where: str, before: Sequence[chat.Message]) -> chat.Message | None:
     """Return an item as a message, None where it has none or is added to the last one before it.
 
     Raises ApiError for a field that is not in the table, unless a response has said the item.
@@ -413,41 +377,44 @@ def _message(item: InputItem, where: str, before: Sequence[Message]) -> Message 
     said = isinstance(item, InputCall | EarlierReasoning)
     said = said or (isinstance(item, InputMessage) and item.role == "assistant")
     names = names_in(RESPONSES, "input[]")
-    check_further(item, where, names if said else names - {"*"})
+    bodies.check_further(item, where, names if said else names - {"*"})
     if isinstance(item, InputCall):
-        function = CalledFunction(name=item.name, arguments=item.arguments)
-        call, last = ToolCall(id=item.call_id, function=function), before[-1] if before else None
+        function = chat.CalledFunction(name=item.name, arguments=item.arguments)
+        call, last = (
+            chat.ToolCall(id=item.call_id, function=function),
+            before[-1] if before else None,
+        )
         calls = [] if last is None else last.tool_calls or []
-        if last is None or last.role != "assistant" or len(calls) == MOST_TOOLS:
-            return Message(role="assistant", tool_calls=[call])
+        if last is None or last.role != "assistant" or len(calls) == bodies.MOST_TOOLS:
+            return chat.Message(role="assistant", tool_calls=[call])
         last.tool_calls = [*calls, call]
     elif isinstance(item, CallOutput):
         content = _content(item.output, f"{where}.output")
         for i, part in enumerate(() if isinstance(content, str) else content):
-            if not isinstance(part, TextPart | RefusalPart):
+            if not isinstance(part, chat.TextPart | chat.RefusalPart):
                 place = f"{where}.output[{i}]"
                 raise wrong_value(
                     f"{place} is {part.type}: the result of a function is text here. Send it in a "
                     "message of the user, after the result.",
                     place,
                 )
-        return Message(role="tool", tool_call_id=item.call_id, content=content)
+        return chat.Message(role="tool", tool_call_id=item.call_id, content=content)
     elif isinstance(item, InputMessage):
-        return Message(role=item.role, content=_content(item.content, f"{where}.content"))
+        return chat.Message(role=item.role, content=_content(item.content, f"{where}.content"))
     return None
 
 
-def _content(content: InputContent, where: str) -> Content:
+def _content(content: InputContent, where: str) -> chat.Content:
     if isinstance(content, str):
         return content
     return [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
 
 
-def _part(part: InputPart, where: str) -> MessagePart:
+def _part(part: InputPart, where: str) -> chat.MessagePart:
     """Return a part of a chat's message, which checks its further fields. Raises ApiError."""
     further = part.model_extra or {}
     if isinstance(part, InputTextPart | OutputTextPart):
-        return TextPart(type="text", text=part.text, **further)
+        return chat.TextPart(type="text", text=part.text, **further)
     if isinstance(part, InputImagePart):
         if part.image_url is None:
             raise wrong_value(
@@ -455,8 +422,8 @@ def _part(part: InputPart, where: str) -> MessagePart:
                 "URL.",
                 f"{where}.image_url",
             )
-        url = MediaUrl(url=part.image_url)
-        return ImageUrlPart(type="image_url", image_url=url, **further)
+        url = chat.MediaUrl(url=part.image_url)
+        return chat.ImageUrlPart(type="image_url", image_url=url, **further)
     if isinstance(part, InputFilePart):
         raise wrong_value(
             f"{where} is a file: documents are not read. Send its text as input_text, or its pages "
@@ -475,13 +442,13 @@ def _tool_choice(choice: str | FlatToolChoice | None) -> Any:
     tools = [_named(tool, f"tool_choice.tools[{i}]") for i, tool in enumerate(choice.tools or ())]
     if not tools:
         raise wrong_value("tool_choice.tools is empty. Name at least one function.", "tool_choice")
-    names = AllowedNames(mode=choice.mode or "auto", tools=tools)
-    return AllowedTools(type="allowed_tools", allowed_tools=names)
+    names = chat.AllowedNames(mode=choice.mode or "auto", tools=tools)
+    return chat.AllowedTools(type="allowed_tools", allowed_tools=names)
 
 
-def _named(tool: FlatNamedTool, where: str) -> NamedTool:
+def _named(tool: FlatNamedTool, where: str) -> chat.NamedTool:
     if tool.type != "function":
         raise _no_such_tool(where, tool.type, "tool_choice")
     if not tool.name:
         raise wrong_value(f"{where} has no name.", "tool_choice")
-    return NamedTool(type="function", function=FunctionName(name=tool.name))
+    return chat.NamedTool(type="function", function=chat.FunctionName(name=tool.name))
