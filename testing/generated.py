@@ -19,7 +19,7 @@ from qwen3_omni_neuron.serving.openai.fields import (
     REFUSED,
     REFUSED_IN_RESPONSES,
 )
-from qwen3_omni_neuron.serving.openai.voices import OTHER_VOICES
+from qwen3_omni_neuron.serving.openai.parameters import OTHER_VOICES
 from qwen3_omni_neuron.serving.settings import flags
 from testing import bar_picture, benchmark_pictures, import_picture
 from testing.imports import LAYERS, ROOT, room_imports

@@ -20,10 +20,10 @@ from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.serving.endpoints import sound
 from qwen3_omni_neuron.serving.endpoints.speech import SpeechRequest
 from qwen3_omni_neuron.serving.openai import fields
-from qwen3_omni_neuron.serving.openai.bodies import is_model, seed_of
+from qwen3_omni_neuron.serving.openai.bodies import is_model
 from qwen3_omni_neuron.serving.openai.chat_request import AudioOutput
 from qwen3_omni_neuron.serving.openai.fields import REALTIME, WITHOUT_EFFECT, sent_without_effect
-from qwen3_omni_neuron.serving.openai.voices import OTHER_VOICES, Voices
+from qwen3_omni_neuron.serving.openai.parameters import OTHER_VOICES, Voices, seed_of
 from qwen3_omni_neuron.serving.realtime import session_config
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import ask

@@ -10,8 +10,8 @@ from openai import OpenAI
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import MessageError, OptionError, PromptTooLongError
-from qwen3_omni_neuron.serving.openai.bodies import ENGINE_FIELDS, engine_options
 from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.parameters import ENGINE_FIELDS, engine_options
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.http_client import ask
 

@@ -53,14 +53,14 @@ from qwen3_omni_neuron.serving.openai.fields import (
     sent_without_effect,
 )
 from qwen3_omni_neuron.serving.openai.fields import WITHOUT_EFFECT as FIELDS
-from qwen3_omni_neuron.serving.openai.response_request import (
+from qwen3_omni_neuron.serving.openai.parameters import Voices
+from qwen3_omni_neuron.serving.openai.responses import (
     ItemsQuery,
     ResponseRequest,
     chat_request_of,
     check_response_request,
     fields_of_query,
 )
-from qwen3_omni_neuron.serving.openai.voices import Voices
 from qwen3_omni_neuron.serving.realtime.audio_codecs import codec_of
 from qwen3_omni_neuron.serving.realtime.drafts import read_item as read_draft
 from qwen3_omni_neuron.serving.realtime.events import (

@@ -7,9 +7,9 @@ import pytest
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.serving.edge.quotas import Account, Quota
 from qwen3_omni_neuron.serving.endpoints.speech import FURTHER_FIELDS
-from qwen3_omni_neuron.serving.openai.bodies import bounded_options
 from qwen3_omni_neuron.serving.openai.chat_request import CHAT_OPTIONS
 from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.parameters import bounded_options
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 

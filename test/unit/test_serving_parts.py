@@ -34,8 +34,7 @@ from qwen3_omni_neuron.serving.edge.sending import _header_of
 from qwen3_omni_neuron.serving.logs import HumanFormatter, JsonFormatter, LogFormat, log_to_stderr
 from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.serving.openai.errors import ApiError
-from qwen3_omni_neuron.serving.openai.ids import new_id
-from qwen3_omni_neuron.serving.openai.reply_text import Call, Content, Reasoning, ReplyText
+from qwen3_omni_neuron.serving.openai.reply import Call, Content, Reasoning, ReplyText, new_id
 from qwen3_omni_neuron.serving.service import Service, Turnstile
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.serving.stored.kept import (
@@ -142,7 +141,7 @@ def test_ids_differ_from_whatever_thread_they_come() -> None:
         ids = list(pool.map(new_id, ["req_"] * 1000))
     assert len(set(ids)) == 1000
     assert all(re.fullmatch("req_[0-9a-f]{24}", one) for one in ids)
-    again = "from qwen3_omni_neuron.serving.openai.ids import new_id; print(new_id('req_'))"
+    again = "from qwen3_omni_neuron.serving.openai.reply import new_id; print(new_id('req_'))"
     other = subprocess.run(
         [sys.executable, "-c", again], capture_output=True, text=True, check=True
     )

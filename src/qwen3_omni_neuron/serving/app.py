@@ -25,9 +25,8 @@ from qwen3_omni_neuron.serving.endpoints.completions import CompletionRequest
 from qwen3_omni_neuron.serving.endpoints.speech import SpeechRequest
 from qwen3_omni_neuron.serving.openai.chat_request import ChatRequest
 from qwen3_omni_neuron.serving.openai.errors import ApiError
-from qwen3_omni_neuron.serving.openai.openapi import EXAMPLES, schemas_of
-from qwen3_omni_neuron.serving.openai.response_request import ResponseRequest
-from qwen3_omni_neuron.serving.openai.unserved import advice_for
+from qwen3_omni_neuron.serving.openai.openapi import EXAMPLES, advice_for, schemas_of
+from qwen3_omni_neuron.serving.openai.responses import ResponseRequest
 from qwen3_omni_neuron.serving.page import page_router
 from qwen3_omni_neuron.serving.reference import reference_router
 from qwen3_omni_neuron.serving.service import Service

@@ -18,7 +18,7 @@ from qwen3_omni_neuron.serving.metrics import Metrics
 from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.serving.openai.errors import ApiError, api_error_of
 from qwen3_omni_neuron.serving.openai.fields import sent_without_effect
-from qwen3_omni_neuron.serving.openai.voices import Voices
+from qwen3_omni_neuron.serving.openai.parameters import Voices
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.serving.stored.kept import KeptResponses, SpokenReplies
 

@@ -13,8 +13,8 @@ from qwen3_omni_neuron.serving import logs, page, reference
 from qwen3_omni_neuron.serving.edge.context import BODY_COPIES, Context
 from qwen3_omni_neuron.serving.edge.sending import AnswerSender
 from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
-from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.openai.openapi import EXAMPLES
+from qwen3_omni_neuron.serving.openai.reply import new_id
 from qwen3_omni_neuron.serving.realtime.socket import PATH as REALTIME
 from qwen3_omni_neuron.serving.realtime.socket import PATHS as SOCKETS
 from qwen3_omni_neuron.serving.realtime.socket import RealtimeSockets

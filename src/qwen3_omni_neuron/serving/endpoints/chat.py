@@ -20,10 +20,16 @@ from qwen3_omni_neuron.serving.openai.bodies import SMALL_BODY_BYTES, check_mode
 from qwen3_omni_neuron.serving.openai.chat_request import FURTHER_FIELDS, ChatRequest, NamedTool
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.fields import CHAT
-from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of
-from qwen3_omni_neuron.serving.openai.reply_text import Call, Content, Reasoning, ReplyPart
-from qwen3_omni_neuron.serving.openai.usage import chat_usage, running_usage
+from qwen3_omni_neuron.serving.openai.reply import (
+    Call,
+    Content,
+    Reasoning,
+    ReplyPart,
+    chat_usage,
+    new_id,
+    running_usage,
+)
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.sound.encoding import encode_sound, pcm16, wav_header
 

@@ -13,7 +13,7 @@ from qwen3_omni_neuron.events import Event, Finished, TextDelta
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints.answer import Answer, json_event, parts_of
-from qwen3_omni_neuron.serving.openai import bodies
+from qwen3_omni_neuron.serving.openai import bodies, parameters
 from qwen3_omni_neuron.serving.openai.chat_request import (
     CHAT_OPTIONS,
     SampledBody,
@@ -22,14 +22,13 @@ from qwen3_omni_neuron.serving.openai.chat_request import (
 )
 from qwen3_omni_neuron.serving.openai.errors import wrong_value
 from qwen3_omni_neuron.serving.openai.fields import COMPLETIONS, names_in
-from qwen3_omni_neuron.serving.openai.ids import new_id
 from qwen3_omni_neuron.serving.openai.openapi import (
     body_of,
     errors_of,
     no_effect_schemas,
     schemas_of_options,
 )
-from qwen3_omni_neuron.serving.openai.usage import completion_usage, running_usage
+from qwen3_omni_neuron.serving.openai.reply import completion_usage, new_id, running_usage
 from qwen3_omni_neuron.serving.service import Service
 
 router = APIRouter()
@@ -39,7 +38,7 @@ _OWN_OPTIONS = frozenset(name for name in CHAT_OPTIONS if name.startswith("think
 FURTHER_FIELDS = {
     **no_effect_schemas(COMPLETIONS),
     **schemas_of_options(_OWN_OPTIONS),
-    **bodies.ENGINE_FIELDS,
+    **parameters.ENGINE_FIELDS,
 }
 """Schemas of the fields that a request may have beside those of `CompletionRequest`."""
 RawPrompt = Annotated[
@@ -92,14 +91,14 @@ def _start(service: Service, context: Context) -> "Completion":
     if service.settings.log_content:
         context.question = prompt
     own = {name: extra[name] for name in _OWN_OPTIONS & extra.keys() if extra[name] is not None}
-    others = bodies.engine_options(extra, context.omni.info.thinks) | sampling_options(wanted)
+    others = parameters.engine_options(extra, context.omni.info.thinks) | sampling_options(wanted)
     given = "max_tokens" in wanted.model_fields_set or "thinker_max_new_tokens" not in own
     if given and wanted.max_tokens is not None:
         others["thinker_max_new_tokens"] = wanted.max_tokens
-    options = bodies.bounded_options(
-        bodies.joined_options(own, others), service.settings, context.owner
+    options = parameters.bounded_options(
+        parameters.joined_options(own, others), service.settings, context.owner
     )
-    bodies.check_lengths(options)
+    parameters.check_lengths(options)
     context.wanted(bool(wanted.stream), False)
     stream = context.omni.stream_continuation(prompt, **options)
     return Completion(wanted, stream, service, context)

@@ -19,7 +19,6 @@ from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints.answer import Answer
 from qwen3_omni_neuron.serving.endpoints.media import MediaReader
-from qwen3_omni_neuron.serving.openai.bodies import has_grammar
 from qwen3_omni_neuron.serving.openai.chat_request import (
     ChatRequest,
     check_request,
@@ -27,14 +26,15 @@ from qwen3_omni_neuron.serving.openai.chat_request import (
     request_options,
 )
 from qwen3_omni_neuron.serving.openai.errors import ApiError
-from qwen3_omni_neuron.serving.openai.reply_text import (
+from qwen3_omni_neuron.serving.openai.parameters import has_grammar
+from qwen3_omni_neuron.serving.openai.reply import (
     Call,
     Content,
     Reasoning,
     ReplyPart,
     ReplyText,
+    token_logprobs,
 )
-from qwen3_omni_neuron.serving.openai.usage import token_logprobs
 from qwen3_omni_neuron.serving.service import Service
 
 Json = dict[str, Any]

@@ -18,14 +18,13 @@ from qwen3_omni_neuron.serving.edge.context import BODY_COPIES, Context
 from qwen3_omni_neuron.serving.endpoints.answer import parts_of
 from qwen3_omni_neuron.serving.endpoints.question import Question, Reply, answer
 from qwen3_omni_neuron.serving.openai import bodies
-from qwen3_omni_neuron.serving.openai import response_request as requests
+from qwen3_omni_neuron.serving.openai import responses as requests
 from qwen3_omni_neuron.serving.openai.chat_request import ChatRequest
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.fields import INPUT_ITEMS, RESPONSE, RESPONSES
-from qwen3_omni_neuron.serving.openai.ids import PUBLIC_ID_BYTES, new_id
 from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of, query_of
-from qwen3_omni_neuron.serving.openai.reply_text import Content
-from qwen3_omni_neuron.serving.openai.response_items import (
+from qwen3_omni_neuron.serving.openai.reply import PUBLIC_ID_BYTES, Content, new_id, response_usage
+from qwen3_omni_neuron.serving.openai.responses import (
     OutputItems,
     ResponseEvent,
     ids_listed,
@@ -33,7 +32,6 @@ from qwen3_omni_neuron.serving.openai.response_items import (
     sent_back,
     with_ids,
 )
-from qwen3_omni_neuron.serving.openai.usage import response_usage
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.stored.kept import KeptResponse
 from qwen3_omni_neuron.sound.encoding import pcm16

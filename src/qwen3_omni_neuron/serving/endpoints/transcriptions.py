@@ -27,18 +27,17 @@ from qwen3_omni_neuron.serving.endpoints.answer import (
     parts_of,
 )
 from qwen3_omni_neuron.serving.endpoints.media import MediaReader
-from qwen3_omni_neuron.serving.openai.bodies import (
-    ENGINE_FIELDS,
-    bounded_options,
-    check_lengths,
-    check_model,
-    engine_options,
-    refused_field,
-)
+from qwen3_omni_neuron.serving.openai.bodies import check_model, refused_field
 from qwen3_omni_neuron.serving.openai.errors import wrong_value
 from qwen3_omni_neuron.serving.openai.fields import TRANSCRIPTIONS
 from qwen3_omni_neuron.serving.openai.openapi import errors_of, form_of
-from qwen3_omni_neuron.serving.openai.usage import (
+from qwen3_omni_neuron.serving.openai.parameters import (
+    ENGINE_FIELDS,
+    bounded_options,
+    check_lengths,
+    engine_options,
+)
+from qwen3_omni_neuron.serving.openai.reply import (
     duration_usage,
     logprob_entries,
     running_usage,

@@ -9,25 +9,17 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Discriminator,
-    Field,
     GetCoreSchemaHandler,
     Tag,
     ValidationError,
 )
 from pydantic_core import from_json
 
-from qwen3_omni_neuron.errors import did_you_mean, format_value
-from qwen3_omni_neuron.options import REQUEST_OPTIONS, Option, RequestOptions
+from qwen3_omni_neuron.errors import did_you_mean
 from qwen3_omni_neuron.removed import FIELDS, removed
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
-from qwen3_omni_neuron.serving.openai.fields import HONOURED_AS, REFUSED
-from qwen3_omni_neuron.serving.openai.openapi import schema_of_option
 from qwen3_omni_neuron.serving.service import Service
-from qwen3_omni_neuron.serving.settings import ServerSettings
 
-LARGEST_SEED = 2**63 - 1
-Seed = Annotated[int, Field(ge=-LARGEST_SEED - 1, le=LARGEST_SEED)]
-"""OpenAI's seed; `seed_of` makes it one of this API."""
 OTHER_MODELS = (
     *("gpt-", "chatgpt-", "whisper-", "tts-"),
     *("qwen-omni", "qwen2.5-omni", "qwen3-omni", "qwen3.5-omni", "qwen/qwen3-omni"),
@@ -51,17 +43,6 @@ _MESSAGES = {
     "extra_forbidden": "this field is unknown here",
     "model_type": "Input should be an object",
 }
-_OPTION: Mapping[str, Option] = {option.name: option for option in REQUEST_OPTIONS}
-_TEMPLATE, _THINKS = "chat_template_kwargs", "enable_thinking"
-VLLM_OMNI_FIELDS = ("sampling_params_list", "mm_processor_kwargs")
-"""Fields of vllm-omni's clients, which give the options of each stage in a list."""
-ENGINE_FIELDS: Mapping[str, Any] = {
-    **{name: schema_of_option(_OPTION[option]) for name, option in HONOURED_AS.items()},
-    **{name: {"enum": [value, None]} for name, (value, _) in REFUSED.items()},
-    _TEMPLATE: {"type": "object", "description": f"{_THINKS}, as the checkpoint has it"},
-    _THINKS: {"type": "boolean", "description": "as the checkpoint has it"},
-}
-"""Schemas of the fields of engines, by name."""
 
 
 class StrictObject(BaseModel):
@@ -258,13 +239,6 @@ def lower_name(**others: str) -> BeforeValidator:
     return BeforeValidator(change)
 
 
-def seed_of(given: Any) -> Any:
-    """Return the seed of this API for OpenAI's, which may be negative. Others are unchanged."""
-    if isinstance(given, int) and -LARGEST_SEED - 1 <= given < 0:
-        return given + LARGEST_SEED + 1
-    return given
-
-
 def is_model(name: str, own: str) -> bool:
     """Return whether a client may call the model so. own: its name, beside OTHER_MODELS.
 
@@ -281,115 +255,6 @@ def check_model(service: Service, name: str | None) -> None:
         hint = did_you_mean(name, [own])
         message = f"there is no model {name[:80]!r} here, only {own!r}.{hint}"
         raise ApiError(404, message, "model_not_found", "model")
-
-
-def engine_options(given: Mapping[str, Any], thinks: bool) -> dict[str, Any]:
-    """Return the options of a request for the fields of engines, and refuse what they can't be.
-
-    given: further fields of a body; others are ignored. thinks: whether the checkpoint's template
-    lets a reply begin with reasoning. Raises ApiError.
-    """
-    options: dict[str, Any] = {}
-    for name, value in given.items():
-        if value is None:
-            continue
-        if name in HONOURED_AS:
-            options[HONOURED_AS[name]] = _option(name, value, given)
-        elif name in REFUSED:
-            check_only(name, value, *REFUSED[name])
-        elif name == _TEMPLATE:
-            if not isinstance(value, Mapping) or set(value) - {_THINKS}:
-                message = f"{_TEMPLATE} can only have {_THINKS} here. Leave it out."
-                raise wrong_value(message, _TEMPLATE)
-            _check_thinks(value.get(_THINKS), thinks, f"{_TEMPLATE}.{_THINKS}")
-        elif name == _THINKS:  # so in DashScope's requests
-            _check_thinks(value, thinks, name)
-    return options
-
-
-def check_only(name: str, value: Any, only: Any, instead: str) -> None:
-    """Refuse any but the value of a field that changes nothing. Raises ApiError."""
-    # A number may be written as 1 or 1.0.
-    if value != only or isinstance(value, bool) != isinstance(only, bool):
-        advice = f"Use {instead}" if instead else "Leave it out"
-        raise wrong_value(f"{name} can only be {format_value(only)} here. {advice}.", name)
-
-
-def _option(name: str, value: Any, given: Mapping[str, Any]) -> Any:
-    option = _OPTION[HONOURED_AS[name]]
-    value = 0 if name == "top_k" and value == -1 else value  # -1 is "all" for these engines
-    values, own = option.doc.values, given.get(option.name)
-    assert values is not None
-    if not values.accepts(value):
-        raise wrong_value(f"{name} must be {values.phrase}, got {format_value(value)}.", name)
-    if own is not None and own != value:
-        raise wrong_value(f"{name} and {option.name} are the same. Give one of them.", name)
-    return value
-
-
-def _check_thinks(wanted: Any, thinks: bool, name: str) -> None:
-    if wanted is not None and wanted is not thinks:
-        does = "always thinks" if thinks else "never thinks"
-        raise wrong_value(
-            f"{name} can't be {format_value(wanted)}: this checkpoint {does}. Leave it out.", name
-        )
-
-
-def check_lengths(options: Mapping[str, Any]) -> None:
-    """Refuse lengths that contradict other options of a request, by their fields. Raises ApiError.
-
-    The API would name its own options.
-    """
-    least = options.get("thinker_min_new_tokens", 0)
-    most = options.get("thinker_max_new_tokens", RequestOptions.thinker_max_new_tokens)
-    if least > most:
-        message = f"min_tokens is {least}, more than the limit of the text, {most}. Lower it."
-        raise wrong_value(message, "min_tokens")
-    name = "min_tokens" if least else "ignore_eos"
-    if (least or options.get("ignore_eos")) and has_grammar(options):
-        raise wrong_value(
-            f"{name} can't be given with tools, response_format or a grammar, which say themselves "
-            "where the text ends. Leave one of them out.",
-            name,
-        )
-
-
-def has_grammar(options: Mapping[str, Any]) -> bool:
-    """Return whether a reply with these options may have a grammar to compile."""
-    return any(options.get(name) for name in ("tools", "tool_choice", "grammar"))
-
-
-def joined_options(own: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that a request has by their own names and by other fields.
-
-    Raises ApiError for one that has two values.
-    """
-    for name, value in others.items():
-        if own.get(name, value) != value:
-            raise wrong_value(
-                f"{name} is {format_value(own[name])}, and another field of the request makes it "
-                f"{format_value(value)}. Give one of them.",
-                name,
-            )
-    return {**own, **others}
-
-
-def bounded_options(
-    given: Mapping[str, Any], settings: ServerSettings, owner: str
-) -> dict[str, Any]:
-    """Return a request's options, limited to the server's deadlines and the owner's KV rows."""
-    options = {**given, "owner": owner}
-    if "seed" in options:
-        options["seed"] = seed_of(options["seed"])
-    for name in ("first_token_timeout_s", "wait_timeout_s"):
-        seconds = options.get(name)
-        if isinstance(seconds, int | float):
-            options[name] = min(seconds, settings.request_timeout_s)
-    # KV rows are not shared between keys: a fast first token would reveal what others have asked.
-    cache_key = options.get("cache_key")
-    if settings.api_keys and (cache_key is None or isinstance(cache_key, str)):
-        options["cache_key"] = f"{owner} {cache_key or ''}"
-    return options
 
 
 def check_json(body: bytes) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from qwen3_omni_neuron.options import REQUEST_OPTIONS
-from qwen3_omni_neuron.serving.openai import bodies
+from qwen3_omni_neuron.serving.openai import bodies, parameters
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.fields import CHAT, names_in
 from qwen3_omni_neuron.serving.openai.openapi import (
@@ -14,7 +14,7 @@ from qwen3_omni_neuron.serving.openai.openapi import (
     schemas_of_options,
     with_item_fields,
 )
-from qwen3_omni_neuron.serving.openai.voices import VoiceName, Voices
+from qwen3_omni_neuron.serving.openai.parameters import VoiceName, Voices
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.sound.encoding import SOUND_FORMATS, STREAMED_FORMATS
 
@@ -33,8 +33,8 @@ ReadMedia = Callable[[Mapping[str, Any], str], Json]
 FURTHER_FIELDS: Mapping[str, Any] = {
     **schemas_of_options(CHAT_OPTIONS),
     **no_effect_schemas(CHAT),
-    **bodies.ENGINE_FIELDS,
-    **{name: {"description": "as vllm-omni's clients send it"} for name in bodies.VLLM_OMNI_FIELDS},
+    **parameters.ENGINE_FIELDS,
+    **{name: {"description": "of vllm-omni's clients"} for name in parameters.VLLM_OMNI_FIELDS},
 }
 """Schemas of the fields that a request may have beside those of `ChatRequest`."""
 
@@ -284,7 +284,7 @@ class SampledBody(BaseModel):
 
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
-    seed: bodies.Seed | None = None
+    seed: parameters.Seed | None = None
     stop: Stop | None = None
 
 
@@ -363,14 +363,14 @@ def request_options(
     """
     extra = wanted.model_extra or {}
     own = {name: extra[name] for name in CHAT_OPTIONS & extra.keys() if extra[name] is not None}
-    others = bodies.engine_options(extra, thinks) | sampling_options(wanted)
+    others = parameters.engine_options(extra, thinks) | sampling_options(wanted)
     if wanted.audio is not None and wanted.audio.voice is not None:
         others["speaker"] = voices.speaker(wanted.audio.voice, "audio.voice")
     most = wanted.max_completion_tokens or wanted.max_tokens
     if most is not None:
         others["thinker_max_new_tokens"] = most
-    options = _stage_options(extra) | bodies.joined_options(own, others)
-    options = bodies.bounded_options(options, settings, owner) | {"literal_text": True}
+    options = _stage_options(extra) | parameters.joined_options(own, others)
+    options = parameters.bounded_options(options, settings, owner) | {"literal_text": True}
     if wanted.logprobs:
         options |= {"logprobs": True, "top_logprobs": wanted.top_logprobs or 0}
     if wanted.tools and wanted.tool_choice != "none":
@@ -388,7 +388,7 @@ def request_options(
         if "grammar" in options:
             raise wrong_value("give response_format or grammar, not both.", "response_format")
         options["grammar"] = grammar
-    bodies.check_lengths(options)
+    parameters.check_lengths(options)
     return options
 
 
@@ -396,7 +396,7 @@ def sampling_options(wanted: SampledBody) -> Json:
     """Return the options for the fields of sampling that all endpoints of text have alike."""
     options: Json = {}
     if wanted.seed is not None:
-        options["seed"] = bodies.seed_of(wanted.seed)
+        options["seed"] = parameters.seed_of(wanted.seed)
     if wanted.temperature is not None:
         options["thinker_do_sample"] = wanted.temperature > 0
         if wanted.temperature > 0:

@@ -12,7 +12,7 @@ from qwen3_omni_neuron.serving.endpoints.media import Hold, MediaReader, sound_b
 from qwen3_omni_neuron.serving.openai.bodies import check_further
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.fields import ITEM, names_in
-from qwen3_omni_neuron.serving.openai.ids import new_id
+from qwen3_omni_neuron.serving.openai.reply import new_id
 from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     TURN_RATE,
     Codec,

@@ -21,7 +21,7 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     first_wrong,
 )
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
-from qwen3_omni_neuron.serving.openai.ids import new_id
+from qwen3_omni_neuron.serving.openai.reply import new_id
 
 Json = dict[str, Any]
 EventId = Annotated[str, Field(max_length=512)]

@@ -4,7 +4,7 @@ from qwen3_omni_neuron.errors import AudioError
 from qwen3_omni_neuron.prompt.turns import Turn
 from qwen3_omni_neuron.serving.endpoints.media import sound_bytes
 from qwen3_omni_neuron.serving.openai.errors import ApiError
-from qwen3_omni_neuron.serving.openai.ids import new_id
+from qwen3_omni_neuron.serving.openai.reply import new_id
 from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     TURN_RATE,
     Resampler,

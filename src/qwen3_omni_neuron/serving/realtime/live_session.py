@@ -14,7 +14,7 @@ from qwen3_omni_neuron.errors import Qwen3OmniError
 from qwen3_omni_neuron.prompt.turns import Turn
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.fields import REALTIME
-from qwen3_omni_neuron.serving.openai.ids import new_id
+from qwen3_omni_neuron.serving.openai.reply import new_id
 from qwen3_omni_neuron.serving.realtime import dashscope, events, turn_models
 from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE, Samples
 from qwen3_omni_neuron.serving.realtime.connection import Connection

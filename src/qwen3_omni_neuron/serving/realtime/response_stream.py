@@ -14,9 +14,14 @@ from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints.answer import ServedStream
 from qwen3_omni_neuron.serving.endpoints.sound import Tempo
 from qwen3_omni_neuron.serving.openai.errors import ApiError
-from qwen3_omni_neuron.serving.openai.ids import new_id
-from qwen3_omni_neuron.serving.openai.reply_text import Call, Content, ReplyPart, ReplyText
-from qwen3_omni_neuron.serving.openai.usage import realtime_usage
+from qwen3_omni_neuron.serving.openai.reply import (
+    Call,
+    Content,
+    ReplyPart,
+    ReplyText,
+    new_id,
+    realtime_usage,
+)
 from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     Codec,
     Resampler,

@@ -10,9 +10,8 @@ from qwen3_omni_neuron.errors import InputError, Qwen3OmniError
 from qwen3_omni_neuron.prompt.turns import Reply, Turn
 from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.serving import logs
-from qwen3_omni_neuron.serving.openai.bodies import bounded_options, has_grammar
 from qwen3_omni_neuron.serving.openai.errors import ApiError
-from qwen3_omni_neuron.serving.openai.voices import Voices
+from qwen3_omni_neuron.serving.openai.parameters import Voices, bounded_options, has_grammar
 from qwen3_omni_neuron.serving.realtime.audio_codecs import codec_of
 from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.events import ItemReference, read_items

@@ -15,13 +15,12 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     ByType,
     StrictObject,
     is_model,
-    seed_of,
     unknown_field,
 )
 from qwen3_omni_neuron.serving.openai.chat_request import CHAT_OPTIONS, Function, declared
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
-from qwen3_omni_neuron.serving.openai.response_request import Metadata
-from qwen3_omni_neuron.serving.openai.voices import VoiceName, Voices
+from qwen3_omni_neuron.serving.openai.parameters import VoiceName, Voices, seed_of
+from qwen3_omni_neuron.serving.openai.responses import Metadata
 from qwen3_omni_neuron.serving.realtime.events import Json, wrong_field
 from qwen3_omni_neuron.serving.realtime.turn_detector import TurnSettings
 from qwen3_omni_neuron.serving.realtime.turn_models import INSTALL, can_detect

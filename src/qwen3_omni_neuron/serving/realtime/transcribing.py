@@ -10,9 +10,9 @@ from qwen3_omni_neuron.prompt.media.windows import GrowingWindows, Window
 from qwen3_omni_neuron.prompt.turns import Turn
 from qwen3_omni_neuron.serving.endpoints.answer import ServedStream
 from qwen3_omni_neuron.serving.endpoints.media import sound_bytes
-from qwen3_omni_neuron.serving.openai.bodies import bounded_options
 from qwen3_omni_neuron.serving.openai.errors import ApiError
-from qwen3_omni_neuron.serving.openai.usage import duration_usage, logprob_entries
+from qwen3_omni_neuron.serving.openai.parameters import bounded_options
+from qwen3_omni_neuron.serving.openai.reply import duration_usage, logprob_entries
 from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE, Samples
 from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Json

@@ -1,0 +1,291 @@
+"""Parts of an answer: ids, the reply's text split into kinds, log-probabilities, usage.
+
+Audio tokens are those of the prompt's sound, and the frames of the reply's speech.
+"""
+
+import itertools
+import json
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from qwen3_omni_neuron.events import TextDelta, Timings
+from qwen3_omni_neuron.runtime.tool_calls import CALL, END_OF_CALL, END_OF_THOUGHT, CompleteCall
+
+Json = dict[str, Any]
+_KEY = secrets.token_bytes(32)
+_numbers = itertools.count()
+PUBLIC_ID_BYTES = 16
+"""Length of an id that is all that a client needs where nobody has a key."""
+
+
+def new_id(prefix: str, size: int = 12) -> str:
+    """Return an unguessable id with a digest of `size` bytes. May be called in any thread.
+
+    Reading the system's random bytes would release the GIL, and the event loop would wait for the
+    stages' threads to get it back.
+    """
+    number = next(_numbers).to_bytes(8, "little")
+    return prefix + blake2b(number, digest_size=size, key=_KEY).hexdigest()
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """Next part of the reasoning before the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Content:
+    """Next part of the answer. logprobs: of its tokens, in the form of chat completions."""
+
+    text: str
+    logprobs: Sequence[dict[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Call:
+    """Tool call. arguments: JSON text, or its beginning where the reply's limit has cut it off."""
+
+    id: str
+    name: str
+    arguments: str
+    complete: bool = True
+
+
+ReplyPart = Reasoning | Content | Call
+# A call that has come to its arguments: its name in JSON, and the rest of the text.
+_BEGUN = re.compile(
+    r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(\S.*)', re.DOTALL
+)
+
+
+class ReplyText:
+    """Splitter of one reply. thinks: it begins with reasoning. takes_calls: it may call tools.
+
+    reasons: whether the reasoning has not ended yet.
+    """
+
+    def __init__(self, thinks: bool, takes_calls: bool):
+        self.reasons, self._takes_calls = thinks, takes_calls
+        # In templates, blank lines separate the answer from reasoning and calls before it.
+        self._strip, self._in_call = thinks or takes_calls, False
+        self._held = ""
+
+    def push(self, text: str) -> list[ReplyPart]:
+        """Add text. Returns the parts that it completes. Raises ToolCallError; see CompleteCall."""
+        self._held += text
+        return self._split(last=False)
+
+    def finish(self, *, at_limit: bool) -> list[ReplyPart]:
+        """Return the remaining parts at the end of the reply. Raises ToolCallError, as push.
+
+        at_limit: the reply has reached its limit. The last part is then the call that is cut off,
+        if it has come to its arguments. A stop string in a call ends the reply before that call.
+        """
+        return self._split(last=True, tells_cut=at_limit)
+
+    def _split(self, last: bool, tells_cut: bool = False) -> list[ReplyPart]:
+        parts: list[ReplyPart] = []
+        while True:
+            if self._in_call:
+                body, found, rest = self._held.partition(END_OF_CALL)
+                if not found and not last:
+                    return parts
+                if not found:
+                    self._held = ""
+                    return [*parts, *_cut_call(body)] if tells_cut else parts
+                self._held, self._in_call, self._strip = rest, False, True
+                call = CompleteCall.parse(body)
+                parts.append(Call(new_id("call_"), call.name, call.arguments))
+                continue
+            marker = END_OF_THOUGHT if self.reasons else CALL
+            if not self.reasons and not self._takes_calls:
+                self._put(parts, self._held)
+                self._held = ""
+                return parts
+            text, found, rest = self._held.partition(marker)
+            if found:
+                self._put(parts, text)
+                self._held = rest
+                self.reasons, self._in_call = False, not self.reasons
+                continue
+            kept = 0 if last else _begun(text, marker)
+            self._put(parts, text[: len(text) - kept])
+            self._held = text[len(text) - kept :]
+            return parts
+
+    def _put(self, parts: list[ReplyPart], text: str) -> None:
+        if self.reasons:
+            if text:
+                parts.append(Reasoning(text))
+            return
+        text = text.lstrip("\n") if self._strip else text
+        if text:
+            self._strip = False
+            parts.append(Content(text))
+
+
+def _cut_call(body: str) -> list[Call]:
+    """Return the call that a reply's limit has cut off, in a list; none before its arguments.
+
+    A client would take a call without arguments for one of a function that has none.
+    """
+    begun = _BEGUN.match(body)
+    if begun is None:
+        return []
+    written = begun[2]
+    try:
+        name = json.loads(begun[1])
+        f"{name}{written}".encode()  # JSON can encode lone surrogates, UTF-8 can't
+    except ValueError:
+        return []
+    if written.startswith("{"):
+        try:
+            _, end = json.JSONDecoder().raw_decode(written)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            written = written[:end]  # what is cut off is the end of the call around them
+    return [Call(new_id("call_"), name, written, complete=False)]
+
+
+def _begun(text: str, marker: str) -> int:
+    """Return how many characters at the end of a text may be the marker's beginning."""
+    for length in range(min(len(marker) - 1, len(text)), 0, -1):
+        if marker.startswith(text[-length:]):
+            return length
+    return 0
+
+
+def chat_usage(timings: Timings, reasoning_tokens: int) -> Json:
+    """Return the usage of a chat completion."""
+    made = timings.text_tokens + timings.frames
+    return {
+        **running_usage(timings.prompt_tokens, made),
+        "prompt_tokens_details": _prompt_details(timings),
+        "completion_tokens_details": {
+            **_reply_details(timings),
+            "reasoning_tokens": reasoning_tokens,
+        },
+    }
+
+
+def running_usage(prompt_tokens: int, made: int) -> Json:
+    """Return the usage of an answer so far. made: number of its tokens and frames."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": made,
+        "total_tokens": prompt_tokens + made,
+    }
+
+
+def completion_usage(timings: Timings) -> Json:
+    """Return the usage of the continuation of a raw prompt."""
+    usage = running_usage(timings.prompt_tokens, timings.text_tokens)
+    return usage | {"prompt_tokens_details": {"cached_tokens": timings.reused_tokens}}
+
+
+def response_usage(timings: Timings, reasoning_tokens: int) -> Json:
+    """Return the usage of a response."""
+    made = timings.text_tokens + timings.frames
+    return {
+        "input_tokens": timings.prompt_tokens,
+        "input_tokens_details": {**_prompt_details(timings), "cache_write_tokens": 0},
+        "output_tokens": made,
+        "output_tokens_details": {**_reply_details(timings), "reasoning_tokens": reasoning_tokens},
+        "total_tokens": timings.prompt_tokens + made,
+    }
+
+
+def realtime_usage(timings: Timings) -> Json:
+    """Return the usage of a realtime response."""
+    made = timings.text_tokens + timings.frames
+    return {
+        "total_tokens": timings.prompt_tokens + made,
+        "input_tokens": timings.prompt_tokens,
+        "output_tokens": made,
+        "input_token_details": _prompt_details(timings),
+        "output_token_details": _reply_details(timings),
+    }
+
+
+def speech_usage(timings: Timings) -> Json:
+    """Return the usage of a text that was spoken: its tokens, and the frames of its speech."""
+    return {
+        "input_tokens": timings.text_tokens,
+        "output_tokens": timings.frames,
+        "total_tokens": timings.text_tokens + timings.frames,
+    }
+
+
+def transcription_usage(windows: Sequence[Timings]) -> Json:
+    """Return the usage of a transcription. windows: timings of the requests that it took."""
+    prompt = sum(timings.prompt_tokens for timings in windows)
+    audio = sum(timings.prompt_audio_tokens for timings in windows)
+    text = sum(timings.text_tokens for timings in windows)
+    return {
+        "type": "tokens",
+        "input_tokens": prompt,
+        "output_tokens": text,
+        "total_tokens": prompt + text,
+        "input_token_details": {"audio_tokens": audio, "text_tokens": prompt - audio},
+    }
+
+
+def duration_usage(seconds: float) -> Json:
+    """Return the usage of a transcription that is counted by its sound's duration."""
+    return {"type": "duration", "seconds": seconds}
+
+
+def logprob_entries(delta: TextDelta) -> list[Json]:
+    """Return the log-probability of a part of a transcript, in a list; none where it has no text.
+
+    Tokens that only together spell a character are one entry, with the sum of their
+    log-probabilities.
+    """
+    if not delta.text or not delta.logprobs:
+        return []
+    spelled = list(delta.text.encode())
+    return [{"token": delta.text, "bytes": spelled, "logprob": sum(delta.logprobs)}]
+
+
+def token_logprobs(delta: TextDelta, spell: Callable[[int], bytes]) -> list[Json]:
+    """Return the log-probability of each token of a delta, in the form of chat completions.
+
+    spell: returns the bytes of a token. None are returned for a token that is no text.
+    """
+    if not delta.text:
+        return []
+    likeliest = delta.top_logprobs or [[]] * len(delta.logprobs)
+    return [
+        _token_logprob(token_id, logprob, spell)
+        | {"top_logprobs": [_token_logprob(*other, spell) for other in others]}
+        for token_id, logprob, others in zip(
+            delta.token_ids, delta.logprobs, likeliest, strict=True
+        )
+    ]
+
+
+def _token_logprob(token_id: int, logprob: float, spell: Callable[[int], bytes]) -> Json:
+    spelled = spell(token_id)
+    text = spelled.decode(errors="replace")
+    return {"token": text, "bytes": list(spelled), "logprob": logprob}
+
+
+def _prompt_details(timings: Timings) -> Json:
+    media = timings.prompt_audio_tokens + timings.prompt_image_tokens
+    return {
+        "text_tokens": timings.prompt_tokens - media,
+        "audio_tokens": timings.prompt_audio_tokens,
+        "image_tokens": timings.prompt_image_tokens,
+        "cached_tokens": timings.reused_tokens,
+    }
+
+
+def _reply_details(timings: Timings) -> Json:
+    return {"text_tokens": timings.text_tokens, "audio_tokens": timings.frames}
