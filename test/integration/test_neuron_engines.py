@@ -304,8 +304,3 @@ def test_shared_engines_take_their_cores_here(
     with pytest.raises(OptionError, match="'8-15' in this process, and '0-7' is planned"):
         load(spec, "shared")
     set_environment({"NEURON_RT_VISIBLE_CORES": "8-15"})
-
-
-def test_an_instance_too_small_is_refused_before_anything_starts(spec: EngineSpec) -> None:
-    with pytest.raises(OptionError, match=r"trn2\.3xlarge has 4 logical cores"):
-        load(spec, "shared", instance="trn2.3xlarge")

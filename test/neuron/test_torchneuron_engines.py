@@ -26,8 +26,6 @@ from qwen3_omni_neuron.compilation.versions import installed_version
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import (
     ArtifactError,
-    BucketError,
-    EngineDiedError,
     NotInstalledError,
     OptionError,
 )
@@ -223,12 +221,6 @@ def test_rows_in_any_pieces_are_the_whole(thinker: Any, ours: Qwen3Omni) -> None
         torch.testing.assert_close(seen[1], rest, atol=2e-5, rtol=0)
 
 
-def test_a_slot_that_is_full_is_refused(thinker: Any, ours: Qwen3Omni) -> None:
-    prompt = ours.prompt_builder.prompt([user(text("so " * 150))])
-    with pytest.raises(BucketError, match=r"rows follow 0 of a slot, and its KV cache has 128"):
-        thinker.prefill(0, prompt)
-
-
 def test_every_graph_was_compiled_once_and_none_while_loading(tree: Path) -> None:
     manifest = read_manifest(tree)
     assert tuple(manifest.models) == MODELS
@@ -317,19 +309,6 @@ def test_closing_the_last_engine_ends_the_rank(spec: EngineSpec) -> None:
     assert alive(pid)
     second()
     assert not alive(pid)
-
-
-def test_a_rank_that_is_killed_ends_its_calls_at_once(spec: EngineSpec) -> None:
-    ranks = ModelRanks(spec, StandIn())
-    part = ranks.part("hidden_projection")
-    os.kill(ranks.pids[0], signal.SIGKILL)
-    started = time.monotonic()
-    with pytest.raises(EngineDiedError, match=r"rank 0 of 1 .*SIGKILL"):
-        part.call("hidden_projection[rows=32]", torch.zeros(32, 64))
-    assert time.monotonic() - started < 20  # on a busy machine; the call's own limit is longer
-    with pytest.raises(EngineDiedError, match="SIGKILL"):
-        part.call("hidden_projection[rows=32]", torch.zeros(32, 64))
-    ranks.close()
 
 
 def test_a_rank_that_is_killed_while_nothing_calls_it_is_its_engines_fault(

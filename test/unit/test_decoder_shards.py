@@ -16,7 +16,6 @@ from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.graphs.cut import Cut, shard
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
     DecoderSpec,
-    check_experts,
     decoder_spec,
 )
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import (
@@ -27,11 +26,8 @@ from qwen3_omni_neuron.neuron.nxdi.decoder_weights import (
 from qwen3_omni_neuron.neuron.part import rank_file
 from testing.neuron.whole_weights import whole_weights
 from testing.parallel import unshard
-from testing.peak_memory import needs_proc
 from testing.released import RELEASED, TALKER, THINKER
 from testing.specs import decoder_plan
-from testing.subprocesses import run_python
-from testing.tiny import write_tiny_checkpoint
 
 DECODERS = {"thinker": THINKER.text, "talker": TALKER.text}
 
@@ -86,29 +82,6 @@ def test_the_files_hold_the_checkpoint(
     assert not any(files)
 
 
-def test_query_heads_go_with_their_keys() -> None:
-    """Sixteen query heads and two KV heads over eight cores: core 3 has the last of the first
-    half, core 4 the first of the second, each with its key head."""
-    parameters = cut_parameters(TALKER.text, 8)
-    queries, keys = (
-        parameters["self_attn.qkv_proj.q_proj.weight"],
-        parameters["self_attn.qkv_proj.k_proj.weight"],
-    )
-    assert queries.cut is not None and keys.cut is not None
-    assert queries.cut.spans[3] == ((6 * 128, 128), (7 * 128, 128))
-    assert [keys.cut.spans[rank] for rank in (0, 3, 4, 7)] == [
-        ((0, 128),),
-        ((0, 128),),
-        ((128, 128),),
-        ((128, 128),),
-    ]
-
-
-def test_cores_that_dont_divide_are_refused(config: OmniConfig) -> None:
-    with pytest.raises(OptionError, match="2 KV heads can't be held by 3 cores"):
-        cut_parameters(config.thinker.text, 3)
-
-
 def test_a_checkpoint_of_another_size_is_refused(
     config: OmniConfig, checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -137,53 +110,9 @@ def test_files_written_together_have_each_its_own_rows(tmp_path: Path) -> None:
 
 
 # Memory: cut a checkpoint of two large layers, and watch.
-PEAK_SCRIPT = """
-import sys
-from pathlib import Path
-import torch
-from testing.peak_memory import watched
-from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
-from qwen3_omni_neuron.neuron.nxdi.decoder_weights import write_decoder_shards
-from testing.specs import decoder_plan
-
-small, tiny, out = map(Path, sys.argv[1:])
-
-def cut(folder, to):
-    to.mkdir()
-    config = read_config(folder)
-    plan = decoder_plan(4, 1, 64)
-    write_decoder_shards(DecoderSpec("thinker", config, plan), Checkpoint(folder), to)
-
-cut(tiny, out / "warm")  # what the libraries themselves take
-
-with watched() as peak:
-    cut(small, out / "cut")
-written = sum(f.stat().st_size for f in (out / "cut" / "weights").iterdir())
-print(peak.nbytes / written)
-"""
-
-
-@needs_proc
-@pytest.mark.release
-def test_cutting_peaks_far_below_the_model(checkpoint: Path, tmp_path: Path) -> None:
-    """1.5 times the model was asked for: a parameter at a time takes less than half of it."""
-    small = write_tiny_checkpoint(tmp_path / "small", size="small")
-    assert float(run_python("-c", PEAK_SCRIPT, small, checkpoint, tmp_path)) < 0.5
 
 
 # Plans.
-
-
-def test_experts_that_the_cores_cant_share_are_refused() -> None:
-    for c in DECODERS.values():
-        for tp in (1, 2, 4, 8):
-            check_experts(c, plan_of(tp))
-    with pytest.raises(OptionError, match=r"a routed expert, 768, can't be cut over 7 cores"):
-        check_experts(THINKER.text, plan_of(7))
-    with pytest.raises(OptionError, match=r"the shared expert, 768, can't be cut over 7 cores"):
-        check_experts(TALKER.text, plan_of(7))
 
 
 def test_prompts_beyond_a_decoders_kv_cache_are_refused() -> None:

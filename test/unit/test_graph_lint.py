@@ -85,12 +85,6 @@ def test_no_graph_has_what_its_compiler_makes_slow() -> None:
     assert graphs > 40
 
 
-def test_layers_that_are_not_counted_are_added() -> None:
-    scatter = Scatter(7, torch.bfloat16, 8)
-    two, three = (Cost(0, 0, 0, scatters=(scatter,) * count) for count in (2, 3))
-    assert with_further_layers(two, three, 10).scattered == 12 * 7
-
-
 NUMBER, ROW = torch.bfloat16, torch.int64
 EMPTY = Cost(0, 0, 0)
 

@@ -1,10 +1,8 @@
 """The graphs that a compiler traces: static, and equal to the models they are made of."""
 
 import copy
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +11,6 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.model.code_predictor import sample_top
 from qwen3_omni_neuron.model.config import MoeConfig, OmniConfig
 from qwen3_omni_neuron.model.kv_cache import (
@@ -27,12 +24,10 @@ from qwen3_omni_neuron.model.kv_cache import (
 from qwen3_omni_neuron.model.moe import MoeFeedForward
 from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
-from qwen3_omni_neuron.neuron.target import TORCHNEURON
 from qwen3_omni_neuron.prompt.positions import rope_positions
 from testing.export import export_graph, open_shapes, rejected_ops
 from testing.graph_cases import TINY_PLAN, with_weights
 from testing.models import load_models
-from testing.released import RELEASED
 from testing.repeats import again
 from testing.torchneuron.leaner import write_leaner_checkpoint
 
@@ -88,17 +83,6 @@ def test_every_kind_of_graph_is_there_at_every_bucket(graphs: dict[str, Graph]) 
     assert counts["code2wav"] == len(plan.batches) * len(plan.chunk_frames)
     assert counts["code_predictor"] == 1
     assert {g.part for g in graphs.values()} == set(PARTS)
-
-
-def test_the_default_plan_has_few_graphs_beside_the_decoders() -> None:
-    """Each with a handful of inputs, the state included."""
-    plan = make_plan(Path(), RELEASED, TORCHNEURON.limits)
-    graphs = [g for g in all_graphs(RELEASED, plan) if g.part not in ("thinker", "talker")]
-    assert Counter(g.part for g in graphs) == {
-        "audio_encoder": 2, "vision_encoder": 3, "text_projection": 1, "hidden_projection": 1,
-        "code_predictor": 1, "code2wav": 10,
-    }  # fmt: skip
-    assert max(len(g.inputs) + len(g.state) for g in graphs) == 5
 
 
 # The largest of a kind repeats the smallest, but a step of one row takes experts in another way.
@@ -159,14 +143,6 @@ def test_rejected_operations_are_seen() -> None:
     found = rejected_ops(export_graph(graph, Bad()))
     kinds = ["conv_transpose1d", "cumsum of torch.float32", "sort", "torch.float64"]
     assert [f.split(": ")[1] for f in found] == kinds
-
-
-def test_static_models_hold_no_copy_of_the_weights(static: Models, models: Models) -> None:
-    for part in PARTS:
-        ours = dict(getattr(static, part).named_parameters())
-        theirs = dict(getattr(models, part).named_parameters())
-        assert ours.keys() == theirs.keys()
-        assert all(ours[name].data_ptr() == theirs[name].data_ptr() for name in ours)
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -347,14 +323,6 @@ def garbage_state(graph: Graph) -> list[Tensor]:
     return [*graph.example(7)[len(graph.inputs) :]]
 
 
-def test_code2wav_graphs_share_their_state(graphs: dict[str, Graph]) -> None:
-    """A device holds the state once, and any graph updates it."""
-    alike = [g for g in graphs.values() if g.part == "code2wav"]
-    assert {g.state for g in alike} == {alike[0].state}
-    (state,) = alike[0].state
-    assert state.shape[0] == TINY_PLAN.max_concurrency
-
-
 @pytest.mark.parametrize("slots", [[0, 1, 2], [2, 0, 1]])
 def test_code2wav_graphs_make_streams_in_any_slots(
     graphs: dict[str, Graph], static: Models, slots: list[int]
@@ -462,17 +430,6 @@ def test_sampling_by_products_gives_the_same_codes(
             expected, sums = models.code_predictor(*alone, top_k=k)
             torch.testing.assert_close(codes[row : row + 1], expected, **EXACT)
             torch.testing.assert_close(feedback[row : row + 1], sums, **CLOSE)
-
-
-def test_a_top_k_of_one_is_greedy(graphs: dict[str, Graph], static: Models) -> None:
-    """Whatever the other inputs, beside sampled frames."""
-    graph = graphs["code_predictor[slots=3,top_k=50]"]
-    inputs = graph.example(3)[:-1]
-    codes, feedback = graph.module(static.code_predictor)(*inputs, torch.tensor([1, 50, 1]))
-    greedy = static.code_predictor(*inputs[:2])
-    for given, expected in zip((codes, feedback), greedy, strict=True):
-        torch.testing.assert_close(given[[0, 2]], expected[[0, 2]], **EXACT)
-    assert not torch.equal(codes[1], greedy[0][1])
 
 
 def test_a_top_k_of_one_takes_the_first_of_equal_logits() -> None:

@@ -104,16 +104,6 @@ def test_a_top_k_above_the_compiled_one_is_refused_before_any_call(
         predicted(few, hidden[:1], torch.zeros(1).long(), [sampled(1, top_k, 1.0)])
 
 
-@pytest.mark.parametrize("rows", [0, 1, 8, 9, 32, 33, 75])
-@pytest.mark.parametrize("name", ["text_projection", "hidden_projection"])
-def test_rows_through_a_projection(
-    checkpoint: Path, config: OmniConfig, models: Models, rows: int, name: str
-) -> None:
-    project = NeuronProjection(part_of(checkpoint, config, name), name)
-    x = torch.randn(rows, config.talker.thinker_hidden_size)
-    torch.testing.assert_close(project(x), getattr(models, name)(x), **CLOSE)
-
-
 def test_the_table_of_text_rows_is_the_projection_of_every_token(
     checkpoint: Path, config: OmniConfig, models: Models
 ) -> None:

@@ -16,12 +16,10 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models, fill
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.config import Code2WavConfig, OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.cut import (
     PAD,
-    Cut,
     cut_heads,
     cut_width,
     key_heads,
@@ -183,39 +181,6 @@ def test_shards_come_together_again(double: Models, config: OmniConfig, part: st
         assert len({s.shape for s in shards}) == 1
 
 
-def call_audio(module: nn.Module, mel: Tensor, valid: Tensor) -> tuple[Tensor]:
-    return (module(mel, valid, 100),)
-
-
-@torch.no_grad()
-def test_audio_encoder_of_20_heads_over_8_ranks(config: OmniConfig) -> None:
-    """The released number: 24 with zero rows and columns, 3 a rank, the last one of zeros."""
-    torch.manual_seed(0)
-    c = replace(config.thinker.audio, hidden_size=80, heads=20, layers=2)
-    plain = AudioEncoder(c).double()
-    ranks = Ranks(8)
-    modules, cuts = [], {}
-    for rank in range(8):
-        with torch.device("meta"):
-            module = AudioEncoder(c).double()
-        cuts = parallelize(module, 8, ranks.rank(rank))
-        fill(module, shard_state(plain.named_parameters(), cuts, rank).items())
-        fill(module, plain.named_buffers())
-        modules.append(module)
-    qkv = modules[7].layers[0].qkv.weight
-    assert qkv.shape == (80, 3 * 3 * 4)
-    assert not qkv.any(), "rank 7 has heads 21, 22 and 23"
-    assert (
-        modules[6].layers[0].qkv.weight.unflatten(1, (3, 3, 4)).any(3).any(0).tolist()
-        == [[True, True, False]] * 3
-    )
-    assert modules[0].layers[0].heads == 3
-    mel, valid = torch.randn(1, c.mel_bins, 800).double(), torch.ones(1, 104, dtype=torch.bool)
-    expected = plain(mel, valid, 100)
-    for (given,) in ranks.run([partial(call_audio, m, mel, valid) for m in modules]):
-        torch.testing.assert_close(given, expected, **CLOSE)
-
-
 def test_heads_of_the_released_model() -> None:
     assert query_heads(20, 20, 8)[6:] == [(18, 19, PAD), (PAD, PAD, PAD)]
     assert key_heads(20, 20, 4)[3] == (15, 16, 17, 18, 19)
@@ -253,12 +218,6 @@ def test_widths_that_a_degree_does_not_divide_are_padded() -> None:
     shards = [shard(matrix, cut, rank).flatten().tolist() for rank in range(4)]
     assert shards == [[1, 2, 6, 7], [3, 4, 8, 9], [5, 0, 10, 0], [0, 0, 0, 0]]
     assert torch.equal(unshard([shard(matrix, cut, r) for r in range(4)], cut), matrix)
-
-
-def test_what_no_rank_holds_is_seen() -> None:
-    matrix = torch.ones(4)
-    lossy = Cut(0, (((0, 1),), ((3, 1),)))
-    assert unshard([shard(matrix, lossy, r) for r in range(2)], lossy).isnan().sum() == 2
 
 
 @pytest.mark.parametrize("part", [*PARTS, INT8])

@@ -9,7 +9,7 @@ import pytest
 
 from qwen3_omni_neuron.cli import compile as verb
 from qwen3_omni_neuron.cli.parsing import CommandParser
-from qwen3_omni_neuron.compilation.plan import MODELS, flag_of, models_of
+from qwen3_omni_neuron.compilation.plan import MODELS, models_of
 from qwen3_omni_neuron.cpu import target
 from qwen3_omni_neuron.cpu.slots import CpuSlots
 from qwen3_omni_neuron.cpu.target import CPU
@@ -54,13 +54,6 @@ def test_a_faster_dtype_threads_or_machine_is_suggested_for_the_cpu(
     assert ways["mixed"] == ["dtype int8 or int4 (now mixed)", "threads=4 (now 2)"]
     assert ways["int8"] == ["dtype int4 (now int8)"]
     assert ways["int4"] == ["a machine with more cores, or whose memory is read faster"]
-
-
-def test_a_cpu_pads_nothing_by_itself() -> None:
-    plan = plan_of(MODEL, RELEASED)
-    assert (str(plan.tp), plan.lnc, plan.predictor_top_k) == ("1", 1, 0)
-    empty = ("prompt_buckets", "decode_buckets", "patch_buckets", "audio_windows", "batches")
-    assert not any(getattr(plan, name) for name in empty)
 
 
 @pytest.mark.parametrize(
@@ -178,8 +171,3 @@ def test_settings_that_no_plan_can_have_are_refused_by_name(
 ) -> None:
     with pytest.raises(OptionError, match=said):
         plan_of(MODEL, RELEASED, **({"target": "neuron"} | settings))
-
-
-def test_a_setting_is_called_on_the_command_line_as_it_is_here() -> None:
-    assert flag_of("prompt_buckets") == "--buckets"
-    assert flag_of("max_concurrency") == "--max-concurrency"

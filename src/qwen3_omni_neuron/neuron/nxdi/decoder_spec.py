@@ -95,21 +95,6 @@ def decoder_spec(config: OmniConfig, plan: CompilePlan, part: str) -> DecoderSpe
     return DecoderSpec(part, config, replace(plan, context_length=context, decode_buckets=windows))
 
 
-def check_experts(c: DecoderConfig, plan: CompilePlan) -> None:
-    """Check that the plan's cores can share these experts. Raises OptionError if not."""
-    assert c.moe is not None
-    tp = plan.tp.thinker  # every part's on this target
-    for owner, width in (
-        ("the shared expert", c.moe.shared_expert_width),
-        ("a routed expert", c.moe.expert_width),
-    ):
-        if width % tp:
-            raise OptionError(
-                f"the width of {owner}, {width}, can't be cut over {tp} cores. Choose another "
-                "TP degree."
-            )
-
-
 Inputs = tuple[Tensor, ...]
 Outputs = tuple[Tensor, Tensor]
 """Logits [B, vocab] and the captured hidden states [B, rows, hidden] of one call."""

@@ -10,7 +10,7 @@ from neuronx_distributed_inference.models.config import InferenceConfig, MoENeur
 
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import DecoderConfig
-from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec, check_experts
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 
 # NxD replaces the layers of the experts by its own quantised ones, and no others: parts of names
 # that are left out.
@@ -56,12 +56,10 @@ class DecoderInferenceConfig(InferenceConfig):
 def inference_config(spec: DecoderSpec, **options: Any) -> DecoderInferenceConfig:
     """Return NxDI's config of a decoder. options: fields of MoENeuronConfig, in place of ours.
 
-    Raises OptionError where the plan does not fit the environment, or the decoder: see
-    neuron.nxdi.decoder_spec.check_experts.
+    Raises OptionError where the plan does not fit the environment.
     """
-    c, plan = spec.decoder, spec.plan
+    c = spec.decoder
     assert c.moe is not None
-    check_experts(c, plan)
     return DecoderInferenceConfig(
         _neuron_config(spec, options),
         decoder=c,
