@@ -11,7 +11,7 @@ import numpy as np
 import soundfile
 from PIL import Image
 
-from qwen3_omni_neuron.helpers.job import MIB, Admit, Decoded, Job, PoolSettings
+from qwen3_omni_neuron.helpers.job import MIB, Admit, Decoded, Job
 from qwen3_omni_neuron.helpers.job import admit_all as admitted
 from qwen3_omni_neuron.helpers.media import DecodingPool
 from qwen3_omni_neuron.prompt.media.sizes import MediaSettings, Sizes
@@ -86,8 +86,7 @@ class SharedPool:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        settings = PoolSettings(memory_bytes=512 * MIB, deadline_s=LONG_S)
-        self.pool = DecodingPool(settings, MODULE)
+        self.pool = DecodingPool(memory_bytes=512 * MIB, deadline_s=LONG_S, server=MODULE)
 
     def decode(self, job: Job, admit: Admit = admitted) -> Decoded:
         return self.do(self.pool.decode("owner", job, admit))

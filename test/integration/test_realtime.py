@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import BusyError, LateError
@@ -40,7 +39,6 @@ from testing.realtime import (
     sound_of,
     text_of,
 )
-from testing.replies import last
 from testing.scripted_model import ScriptedStream
 
 RATE = 16000
@@ -157,35 +155,6 @@ def test_a_greeting_before_anybody_has_said_anything(omni: Qwen3Omni, caller: Ca
     assert text_of(events) == omni.generate_text(asked, literal_text=True, **SHORT).text
 
 
-def test_an_image_that_is_shrunk_is_reported_with_its_item(
-    caller: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    logged: list[str] = []
-    png = io.BytesIO()
-    Image.new("RGB", (3000, 3000)).save(png, "PNG")
-    url = f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
-    image = {
-        "type": "message",
-        "role": "user",
-        "content": [{"type": "input_image", "image_url": url}],
-    }
-    draft = ConversationItems.draft
-
-    async def noted(self: ConversationItems, *given: Any) -> Any:
-        made = await draft(self, *given)
-        logged.extend(self._connection.context.warnings)
-        return made
-
-    monkeypatch.setattr(ConversationItems, "draft", noted)
-    caller.send("conversation.item.create", item=image)
-    added, done = caller.until("conversation.item.done")[-2:]
-    (warning,) = added.warnings
-    assert done.warnings == logged == [warning]
-    assert "an image of 3000 x 3000 pixels" in warning
-    caller.write("What is it?")
-    assert not hasattr(caller.heard[-1], "warnings")
-
-
 def test_items_are_inserted_at_their_place_and_deleted(omni: Qwen3Omni, caller: Caller) -> None:
     png = io.BytesIO()
     noise_image(64, 64).save(png, "PNG")
@@ -219,34 +188,6 @@ def test_items_are_inserted_at_their_place_and_deleted(omni: Qwen3Omni, caller: 
     assert items[0].previous_item_id == last.id
     caller.send("conversation.item.retrieve", item_id="image_1")
     assert caller.until("conversation.item.retrieved")[-1].item.content[0].image_url == url
-
-
-def test_an_image_that_is_too_large_for_the_conversation_is_shrunk(
-    omni: Qwen3Omni, caller: Caller
-) -> None:
-    """An image takes half of what the conversation leaves, as in a session of the API."""
-    png = io.BytesIO()
-    Image.new("RGB", (3200, 3200), "teal").save(png, "PNG")
-    url = f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
-    content = [
-        {"type": "input_image", "image_url": url},
-        {"type": "input_text", "text": "What is it?"},
-    ]
-    item = {"type": "message", "role": "user", "content": content}
-    caller.send("conversation.item.create", item=item)
-    caller.until("conversation.item.done")
-    done = caller.answer(output_modalities=["text"])[-1].response
-    asked: list[Any] = [
-        {"type": "image", "image": png.getvalue()},
-        {"type": "text", "text": "What is it?"},
-    ]
-    with omni.session(literal_text=True, **SHORT) as session:
-        session.append(asked)
-        result = last(session.respond(speak=False))
-    image_tokens = done.usage.input_token_details.image_tokens
-    assert image_tokens == result.timings.prompt_image_tokens
-    assert 64 <= image_tokens < (3200 // 32) ** 2
-    assert text_of(caller.heard) == result.text
 
 
 def test_an_items_sound_is_retrieved_as_it_was_sent(omni: Qwen3Omni, caller: Caller) -> None:

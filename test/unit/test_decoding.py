@@ -13,23 +13,16 @@ import soundfile
 from PIL import Image
 
 from qwen3_omni_neuron.errors import (
-    AudioError,
-    ImageError,
     InputError,
-    OptionError,
     PromptTooLongError,
-    VideoError,
 )
-from qwen3_omni_neuron.helpers import inline, media_work
+from qwen3_omni_neuron.helpers import inline
 from qwen3_omni_neuron.helpers.inline import decode_inline
-from qwen3_omni_neuron.helpers.job import Job, Measured, PoolSettings
-from qwen3_omni_neuron.helpers.job import admit_all as admitted
+from qwen3_omni_neuron.helpers.job import Job, Measured
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
-from qwen3_omni_neuron.prompt.media.items import Media, MediaLoader, Unread
-from qwen3_omni_neuron.prompt.media.sizes import SizeLimits
-from qwen3_omni_neuron.prompt.media.video import VideoHeader
+from qwen3_omni_neuron.prompt.media.items import Media, MediaLoader
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.sound.encoding import pcm16, wav_header
 from testing.decoding_cases import SharedPool, grey_video, job_of, picture, sound
@@ -202,23 +195,6 @@ def test_a_decoded_video_gives_the_prompt_of_its_file(
     assert_equal(prompt_builder.prompt([user(decoded.item)], use_audio_in_video=heard), expected)
 
 
-@pytest.mark.parametrize("most", [10_000, 900, 300])
-def test_a_video_that_is_shrunk_is_reported_as_the_api_reports_it(
-    shared: SharedPool, prompt_builder: PromptBuilder, most: int
-) -> None:
-    content = make_video(40, rate=4, rotation=90)
-    media, load = prompt_builder.media_settings, prompt_builder.loader(False, None)
-    begun = load.begin("video", {"type": "video", "video": content}, "here")
-    assert isinstance(begun, Unread)
-    (expected,) = load.finish([begun], [most])
-    size = replace(begun.size, asked=SizeLimits(most_tokens=most))
-    options, _ = media.sizes.fewer_frames({}, size)
-    fields = {"vision_tokens": most, "frames": size.frames, "options": options}
-    decoded = shared.decode(job_of("video", content, media=media, **fields))
-    assert decoded.warnings == expected.warnings
-    assert len(decoded.warnings) == (most < 10_000)
-
-
 REFUSED: dict[str, tuple[str, Callable[[], bytes], dict[str, Any]]] = {
     "no-sound": ("audio", lambda: b"hello", {}),
     "empty": ("audio", lambda: b"", {}),
@@ -280,33 +256,6 @@ def test_sound_of_a_video_that_is_too_long_is_refused_while_it_is_decoded(
         shared.decode(job_of("video", content, media=prompt_builder.media_settings, **fields))
 
 
-@pytest.mark.parametrize(
-    ("kind", "content", "limits", "error", "said"),
-    [
-        (
-            "audio",
-            lambda: sound("FLAC", "PCM_16", s=4),
-            {"most_s": 3},
-            AudioError,
-            "4.0 s, and 3 s",
-        ),
-        ("image", lambda: picture("PNG"), {"most_pixels": 14_999}, ImageError, "15000 pixels"),
-        ("video", make_video, {"most_s": 0.9}, VideoError, "1.0 s, and 0.9 s"),
-        ("video", make_video, {"most_pixels": 3071}, VideoError, "3072 pixels"),
-    ],
-)
-def test_what_is_beyond_the_limits_of_its_job_is_refused(
-    shared: SharedPool,
-    kind: str,
-    content: Callable[[], bytes],
-    limits: dict[str, Any],
-    error: type[InputError],
-    said: str,
-) -> None:
-    with pytest.raises(error, match=f"^here .*{said}"):
-        shared.decode(job_of(kind, content(), **limits))
-
-
 class RefusedError(Exception):
     """A refusal by the caller's budget."""
 
@@ -366,17 +315,6 @@ def test_the_budget_is_asked_again_where_a_file_is_longer_than_it_said(shared: S
         shared.decode(job, refuse_the_second)
 
 
-def test_a_frame_larger_than_the_header_says_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(*_: Any, check: Any, fit: Any, **__: Any) -> None:
-        check(VideoHeader(4, 64, 64, 1.0, 0.0))
-        fit(np.zeros((64, 64, 3), np.uint8))
-        fit(np.zeros((400, 400, 3), np.uint8))
-
-    monkeypatch.setattr(media_work, "load_video", load)
-    with pytest.raises(VideoError, match=r"^here has 160000 pixels, and 9999 is the most"):
-        media_work.decode(job_of("video", b"", most_pixels=9999), admitted)
-
-
 def test_frames_are_made_small_while_they_are_decoded(shared: SharedPool) -> None:
     """In their own size they would take 1.5 GB, of the 512 MiB that a decoder has here."""
     options = {"fps": 30.0, "max_pixels": 32 * 32}
@@ -414,7 +352,6 @@ def test_plain_wav_that_is_wrong_is_refused_inline(shared: SharedPool) -> None:
     for job in (
         job_of("audio", sound("WAV", "PCM_16", s=0.01)),
         job_of("audio", sound("WAV", "PCM_16", s=4), most_tokens=20),
-        job_of("audio", sound("WAV", "PCM_16", s=4), most_s=3),
     ):
         with pytest.raises(InputError) as found:
             decode_inline(job)
@@ -449,12 +386,6 @@ WAV = sound("WAV", "PCM_16")
 )
 def test_no_other_sound_or_file_is_decoded_in_the_servers_process(job: Job) -> None:
     assert decode_inline(job) is None
-
-
-@pytest.mark.parametrize("wrong", [{"decoders": 0}, {"memory_bytes": 1}, {"deadline_s": 0}])
-def test_settings_are_checked(wrong: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match=next(iter(wrong))):
-        PoolSettings(**wrong)
 
 
 @pytest.mark.parametrize("kind", ["WAV", "FLAC"])

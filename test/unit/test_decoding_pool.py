@@ -19,7 +19,6 @@ import uvloop
 from qwen3_omni_neuron.errors import BusyError, ClosedError, VideoError
 from qwen3_omni_neuron.helpers import pool as pool_module
 from qwen3_omni_neuron.helpers.fair_places import FairPlaces
-from qwen3_omni_neuron.helpers.job import PoolSettings
 from qwen3_omni_neuron.helpers.media import DecodingPool
 from qwen3_omni_neuron.helpers.pool import Limits
 from testing.decoding_cases import (
@@ -74,7 +73,7 @@ def test_the_fork_server_is_small_and_has_one_thread(
 
 def test_a_job_that_takes_too_long_is_ended(run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
     async def main() -> None:
-        pool = DecodingPool(PoolSettings(deadline_s=0.5), MODULE)
+        pool = DecodingPool(deadline_s=0.5, server=MODULE)
         for wrong in (fault("sleep"), fault("busy")):
             with pytest.raises(VideoError, match=r"its decoder needed more than 0\.5 s"):
                 await pool.decode("a", job_of("video", wrong))
@@ -105,7 +104,7 @@ def test_a_job_of_one_owner_does_not_wait_for_those_of_another(
             file.write(np.zeros((655_350, 8), np.int16))
 
     async def main() -> None:
-        pool = DecodingPool(PoolSettings(decoders=2, deadline_s=3600.0), MODULE)
+        pool = DecodingPool(decoders=2, deadline_s=3600.0, server=MODULE)
         held = [
             asyncio.create_task(pool.decode("bad", job_of("audio", wide.getvalue())))
             for _ in range(4)
@@ -129,7 +128,7 @@ def test_a_cancelled_job_is_killed_at_once_and_the_next_begins(
     run: Callable[[Coroutine[Any, Any, Any]], Any],
 ) -> None:
     async def main() -> None:
-        pool = DecodingPool(PoolSettings(decoders=1, deadline_s=3600.0), MODULE)
+        pool = DecodingPool(decoders=1, deadline_s=3600.0, server=MODULE)
         first = asyncio.create_task(pool.decode("a", job_of("audio", fault("sleep"))))
         second = asyncio.create_task(pool.decode("a", job_of("audio", fault("sleep"))))
         third = asyncio.create_task(pool.decode("b", job_of("audio", sound("FLAC", "PCM_16"))))
@@ -153,7 +152,7 @@ def test_a_task_may_be_cancelled_at_any_moment(
     """After every number of steps of the event loop; the place is free each time."""
 
     async def main() -> None:
-        pool = DecodingPool(PoolSettings(decoders=1), MODULE)
+        pool = DecodingPool(decoders=1, server=MODULE)
         job = job_of("image", picture("PNG"))
         await pool.decode("a", job)
         files = open_files()
@@ -177,7 +176,7 @@ def test_a_fork_server_that_was_killed_is_started_anew(
     run: Callable[[Coroutine[Any, Any, Any]], Any],
 ) -> None:
     async def main() -> None:
-        pool = DecodingPool(PoolSettings(decoders=3, deadline_s=3600.0), MODULE)
+        pool = DecodingPool(decoders=3, deadline_s=3600.0, server=MODULE)
         job = job_of("audio", sound("FLAC", "PCM_16"))
         await pool.decode("a", job)
         assert pool.pid is not None
@@ -206,7 +205,7 @@ def test_a_fork_server_that_does_nothing_is_replaced(
     monkeypatch.setattr(pool_module, "KILL_S", 0.3)
 
     async def main() -> None:
-        pool = DecodingPool(PoolSettings(deadline_s=0.5), MODULE)
+        pool = DecodingPool(deadline_s=0.5, server=MODULE)
         for begin_s in (0.5, LONG_S):
             monkeypatch.setattr(pool_module, "START_S", begin_s)
             pool.start()
@@ -242,7 +241,7 @@ def test_close_ends_all_and_leaves_nothing(
     async def main() -> None:
         threads, files = threading.active_count(), open_files()
         before = children(os.getpid())
-        pool = DecodingPool(PoolSettings(decoders=2, deadline_s=3600.0), MODULE)
+        pool = DecodingPool(decoders=2, deadline_s=3600.0, server=MODULE)
         jobs = [
             asyncio.create_task(pool.decode(owner, job_of("audio", fault("sleep"))))
             for owner in "abc"
@@ -271,12 +270,12 @@ def test_all_ends_with_a_parent_that_is_killed() -> None:
         "import asyncio\n"
         "from qwen3_omni_neuron.prompt.media.sizes import MediaSettings\n"
         "from qwen3_omni_neuron.prompt.media.sizes import Sizes\n"
-        "from qwen3_omni_neuron.helpers.job import Job, PoolSettings\n"
+        "from qwen3_omni_neuron.helpers.job import Job\n"
         "from qwen3_omni_neuron.helpers.media import DecodingPool\n"
         "from testing.decoding_faults import MODULE, fault\n"
         "from testing.subprocesses import children\n"
         "async def main():\n"
-        "    pool = DecodingPool(PoolSettings(deadline_s=3600.0), MODULE)\n"
+        "    pool = DecodingPool(deadline_s=3600.0, server=MODULE)\n"
         "    media = MediaSettings(16000, 12.5, Sizes(16, 2, 2, 1, 1))\n"
         "    job = Job('audio', fault('sleep'), 'here', media)\n"
         "    asyncio.create_task(pool.decode('a', job))\n"

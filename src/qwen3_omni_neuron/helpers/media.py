@@ -17,15 +17,15 @@ from qwen3_omni_neuron.errors import printable
 from qwen3_omni_neuron.helpers import wire
 from qwen3_omni_neuron.helpers.job import (
     ERRORS,
+    MIB,
     Admit,
     Decoded,
     Job,
     Measured,
-    PoolSettings,
     admit_all,
 )
 from qwen3_omni_neuron.helpers.pool import PIECE_BYTES, Child, ChildError, Limits, Pool
-from qwen3_omni_neuron.prompt.media.sizes import SIZE_FIELDS, SizeLimits, VisualSize
+from qwen3_omni_neuron.prompt.media.sizes import SIZE_FIELDS
 
 FORK_SERVER = "qwen3_omni_neuron.helpers.media_work"
 _CPU_TIMES = 2  # CPU time limit over deadline: a video's decoder has two threads
@@ -34,14 +34,19 @@ _CPU_TIMES = 2  # CPU time limit over deadline: a video's decoder has two thread
 class DecodingPool(Pool):
     """Pool of processes that decode media, one for each item, a few at a time.
 
-    settings: its limits. server: module of the fork server.
+    decoders: processes at a time. memory_bytes, deadline_s: see Limits; the limit of CPU time is
+    twice the deadline. server: module of the fork server.
     """
 
-    def __init__(self, settings: PoolSettings | None = None, server: str = FORK_SERVER):
-        given = settings or PoolSettings()
-        cpu_s = math.ceil(_CPU_TIMES * given.deadline_s)
-        limits = Limits(given.memory_bytes, cpu_s, given.deadline_s)
-        super().__init__(server, "decoder", limits, given.decoders)
+    def __init__(
+        self,
+        decoders: int = 2,
+        memory_bytes: int = 1024 * MIB,
+        deadline_s: float = 30.0,
+        server: str = FORK_SERVER,
+    ):
+        limits = Limits(memory_bytes, math.ceil(_CPU_TIMES * deadline_s), deadline_s)
+        super().__init__(server, "decoder", limits, decoders)
 
     async def decode(self, owner: str, job: Job, admit: Admit = admit_all) -> Decoded:
         """Decode a media file in a process of its own.
@@ -74,25 +79,13 @@ class DecodingPool(Pool):
             warnings = [printable(w, wire.MOST_CHARACTERS) for w in answer.text.split("\n") if w]
             return Decoded(item, made, tuple(warnings))
 
-    async def measure(self, owner: str, job: Job) -> VisualSize:
-        """Read the size of an image or video in a process of its own, without decoding it.
-
-        Raises the errors of `decode`.
-        """
-        async with self._decoder(owner, replace(job, size_alone=True)) as child:
-            height, width, frames, sound_tokens, *_ = (await child.answer(wire.SHAPE)).whole
-            await child.end()
-            if not height or not width or (job.kind == "video" and not frames):
-                raise ChildError("sent an empty size")
-            asked, shown = SizeLimits.of(job.options), frames if job.kind == "video" else None
-            return VisualSize(job.where, height, width, shown, asked, sound_tokens)
-
     @contextlib.asynccontextmanager
     async def _decoder(self, owner: str, job: Job) -> AsyncIterator[Child]:
         """Fork a child for a job once a place is free. Converts ChildError."""
-        head = pickle.dumps(replace(job, content=b""))
+        more = job.content if isinstance(job.content, bytes) else b""
+        head = pickle.dumps(replace(job, content=b"") if more else job)
         try:
-            async with self.places.place(owner), self.child(head, more=job.content) as child:
+            async with self.places.place(owner), self.child(head, more=more) as child:
                 yield child
                 child.close()
         except ChildError as error:

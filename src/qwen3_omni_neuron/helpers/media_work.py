@@ -6,7 +6,7 @@ import importlib
 import math
 import mmap
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from PIL import Image
 from qwen3_omni_neuron.errors import InputError, VideoError
 from qwen3_omni_neuron.helpers import wire
 from qwen3_omni_neuron.helpers.fork_server import Run, serve
-from qwen3_omni_neuron.helpers.job import ERRORS, Job, Measured
+from qwen3_omni_neuron.helpers.job import Job, Measured
 from qwen3_omni_neuron.prompt.media.audio import Waveform, load_waveform
 from qwen3_omni_neuron.prompt.media.fields import Warn
 from qwen3_omni_neuron.prompt.media.image import MAX_ASPECT, load_image
@@ -64,25 +64,22 @@ class Made:
 
 
 def run(line: wire.Line, job: int, result: int) -> None:
-    """Decode one item, or read its size alone. See helpers.media.DecodingPool.decode.
+    """Decode one item. See helpers.media.DecodingPool.decode.
 
     job, result: descriptors of the files with the item and for the decoded data.
     Raises InputError and MemoryError.
     """
     with open(job, "rb") as file:
         file.seek(0)
-        item = pickle.load(file)
-        item = replace(item, content=file.read())
+        item: Job = pickle.load(file)
+        if isinstance(item.content, bytes):
+            item = replace(item, content=file.read())
 
     def ask(measured: Measured) -> None:
         line.send(wire.MEASURED, measured.seconds, measured.pixels, measured.size)
         line.receive(len(wire.GO))
 
     try:
-        if item.size_alone:
-            size = measure(item)
-            line.send(wire.SHAPE, size.height, size.width, size.frames or 0, size.sound_tokens)
-            return
         made = decode(item, ask)
     except InputError as error:
         if _lacks_memory(error):
@@ -101,8 +98,8 @@ def run(line: wire.Line, job: int, result: int) -> None:
 
 def decode(job: Job, ask: Ask) -> Made:
     """Decode an item. Raises InputError if it can't be decoded or is too large."""
-    if job.pictures:
-        return _pictures(job, ask)
+    if not isinstance(job.content, bytes):
+        return _pictures(job, job.content, ask)
     return {"audio": _audio, "image": _image, "video": _video}[job.kind](job, ask)
 
 
@@ -116,41 +113,25 @@ def read_audio(job: Job, item: Mapping[str, Any], ask: Ask, warn: Warn) -> Wavef
         if not asked:  # where a file turns out longer, its result is admitted once more
             asked = True
             ask(Measured(seconds, 0, 4 * round(seconds * rate)))
-        _check_seconds(job, seconds)
 
     holds_s = job.media.longest_audio_s(job.most_tokens)
     return load_waveform(item, rate, job.where, holds_s, check, warn)
 
 
-def measured_picture(job: Job, height: int, width: int) -> Measured:
-    """Return the sizes of a picture of so many pixels. Raises the API's errors."""
-    size, _ = _kept_size(job, _visual(job, height, width))
-    return Measured(0.0, height * width, 3 * math.prod(size))
-
-
-def measure(job: Job) -> VisualSize:
-    """Read the size of an image or video, without decoding it. Raises the API's errors."""
-    heard = job.media if job.use_audio_in_video else None
-    size = visual_size(job.kind, _item(job), job.where, heard)
-    job.media.sizes.exact_grid(size)
-    return size
-
-
 def _audio(job: Job, ask: Ask) -> Made:
     warnings: list[str] = []
-    samples = read_audio(job, {**job.options, "audio": job.content}, ask, warnings.append)
+    samples = read_audio(job, job.item, ask, warnings.append)
     return Made(samples=samples, warnings=tuple(warnings))
 
 
 def _image(job: Job, ask: Ask) -> Made:
     def check(height: int, width: int) -> None:
-        ask(measured_picture(job, height, width))
-        _check_pixels(job, height, width)
+        size, _ = _kept_size(job, height, width)
+        ask(Measured(0.0, height * width, 3 * math.prod(size)))
 
     warnings: list[str] = []
-    sizes, asked = job.media.sizes, _asked(job)
-    picture, grid = read_image(_item(job), job.where, sizes, asked, check, warnings.append)
-    _check_pixels(job, picture.height, picture.width)
+    sizes, asked = job.media.sizes, SizeLimits.of(job.options)
+    picture, grid = read_image(job.item, job.where, sizes, asked, check, warnings.append)
     size = sizes.pixels(grid)
     fitted = _passes(size)
     pixels = resize(picture, size) if fitted else np.asarray(picture)
@@ -159,117 +140,72 @@ def _image(job: Job, ask: Ask) -> Made:
 
 def _video(job: Job, ask: Ask) -> Made:
     audio_rate = job.media.audio_rate if job.use_audio_in_video else None
-    holds_s = job.media.longest_audio_s(job.most_tokens)
     frames, fitted, warnings = 0, True, list[str]()
-    sizes, shown = job.media.sizes, VisualSize(job.where, 0, 0)
 
     def check(header: VideoHeader) -> None:
         nonlocal frames
         frames = header.frames
-        size, _ = _kept_size(job, _visual(job, header.height, header.width, frames))
+        size, _ = _kept_size(job, header.height, header.width, frames)
         audio = round(header.audio_s * job.media.audio_rate)
         kept = 3 * frames * math.prod(size) + 4 * audio
         seconds = max(header.seconds, header.audio_s)
         ask(Measured(seconds, header.height * header.width, kept))
-        _check_seconds(job, seconds)
-        _check_pixels(job, header.height, header.width)
 
     def fit(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        nonlocal fitted, shown
+        nonlocal fitted
         height, width, _ = frame.shape
-        _check_pixels(job, height, width)  # the size may differ from that in the header
-        shown = _visual(job, height, width, frames)
-        size, fitted = _kept_size(job, shown)
+        size, fitted = _kept_size(job, height, width, frames)
         return resize(Image.fromarray(frame), size)
 
     video = load_video(
-        _item(job),
+        job.item,
         job.where,
         audio_rate=audio_rate,
-        limit_s=holds_s if job.most_s is None else min(holds_s, job.most_s),
+        limit_s=job.media.longest_audio_s(job.most_tokens),
         check=check,
         fit=fit,
         threads=THREADS,
         warn=warnings.append,
     )
-    whole = replace(shown, frames=job.frames or frames)
-    sizes.warn_of_shrinking(whole, sizes.grid(shown), warnings.append)
     return Made(video.frames, video.audio, video.fps, fitted, tuple(warnings))
 
 
-def _pictures(job: Job, ask: Ask) -> Made:
-    """Decode a video that is given as pictures: those that are shown, each resized by itself."""
-    warnings: list[str] = []
-    item, sizes = _item(job), job.media.sizes
+def _pictures(job: Job, files: Sequence[bytes], ask: Ask) -> Made:
+    """Decode a video that is given as pictures."""
+    item, frames = job.item, len(files)
     first = visual_size(job.kind, item, job.where, None)
-    height, width, total = first.height, first.width, job.pictures
-    size = replace(first, asked=_asked(job))
-    grid = sizes.grid(size)
-    sizes.warn_of_shrinking(size, grid, warnings.append)
-    frames = sizes.frames_of(grid, total)
-    shown, fitted = _kept_size(job, _visual(job, height, width, frames))
-    ask(Measured(total / item["fps"], height * width, 3 * frames * math.prod(shown)))
-    _check_seconds(job, total / item["fps"])
-    _check_pixels(job, height, width)
+    height, width = first.height, first.width
+    shown, fitted = _kept_size(job, height, width, frames)
+    ask(Measured(frames / item["fps"], height * width, 3 * frames * math.prod(shown)))
     pixels = np.empty((frames, *shown, 3), np.uint8)
-    for index in range(frames):
-        at = index * total // frames
-        place = f"{job.where}.video[{at}]"
-        picture = load_image({"image": item["video"][at]}, place)
+    for at, file in enumerate(files):
+        picture = load_image({"image": file}, f"{job.where}.video[{at}]")
         if (picture.height, picture.width) != (height, width):
             raise VideoError(
                 f"{job.where} has frames of {width} x {height} and, at {at}, of {picture.width} x "
                 f"{picture.height} pixels. Make them one size."
             )
-        pixels[index] = resize(picture, shown)
-    return Made(pixels, None, item["fps"] * frames / total, fitted, tuple(warnings))
+        pixels[at] = resize(picture, shown)
+    return Made(pixels, None, item["fps"], fitted)
 
 
-def _item(job: Job) -> dict[str, Any]:
-    """Return the job's file or pictures as an item of a message."""
-    return {**job.options, job.kind: job.files if job.pictures else job.content}
-
-
-def _visual(job: Job, height: int, width: int, frames: int | None = None) -> VisualSize:
-    """Return a size for an image or a video of which no frame is left out any more."""
-    asked = replace(_asked(job), least_frames=frames or 1)
-    return VisualSize(job.where, height, width, frames, asked)
-
-
-def _kept_size(job: Job, size: VisualSize) -> tuple[tuple[int, int], bool]:
+def _kept_size(
+    job: Job, height: int, width: int, frames: int | None = None
+) -> tuple[tuple[int, int], bool]:
     """Return the height and width to keep of a picture, and whether they are fitted.
 
     They are fitted unless the API would refuse the fitted size as too long and narrow: rounding
     sides to whole tokens can make an allowed picture so. Raises the API's errors.
     """
+    size = VisualSize(job.where, height, width, frames, SizeLimits.of(job.options))
     made = job.media.sizes.pixels(job.media.sizes.grid(size))
     fits = _passes(made)
-    return (made if fits else (size.height, size.width)), fits
+    return (made if fits else (height, width)), fits
 
 
 def _passes(size: tuple[int, int]) -> bool:
     """Return whether the API takes an image of this size."""
     return max(size) <= MAX_ASPECT * min(size)
-
-
-def _asked(job: Job) -> SizeLimits:
-    return SizeLimits.of(job.options, job.vision_tokens)
-
-
-def _check_seconds(job: Job, seconds: float) -> None:
-    if job.most_s is not None and seconds > job.most_s:
-        raise ERRORS[job.kind](
-            f"{job.where} lasts {seconds:.1f} s, and {job.most_s:g} s is the most. Send a part of "
-            "it."
-        )
-
-
-def _check_pixels(job: Job, height: int, width: int) -> None:
-    if job.most_pixels is not None and height * width > job.most_pixels:
-        raise ERRORS[job.kind](
-            f"{job.where} has {height * width} pixels, and {job.most_pixels} is the most. Shrink "
-            "it."
-        )
 
 
 def _lacks_memory(error: BaseException | None) -> bool:

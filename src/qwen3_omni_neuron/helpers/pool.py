@@ -186,7 +186,8 @@ class Child:
         try:
             while (found := wire.next_answer(self.received)) is None:
                 if not await self._receive():
-                    raise await self._end()
+                    await self._ended()
+                    raise self.error
             if found.kind == wire.ERROR:
                 raise found.error
             if found.kind != kind:
@@ -205,9 +206,9 @@ class Child:
         """Wait until the child has ended. Raises the errors of `answer` unless its status is 0."""
         if await self._receive() or self.received:
             raise ChildError("sent more than was asked")
-        error = await self._end()
+        await self._ended()
         if self.exited.result() != 0:
-            raise error
+            raise self.error
 
     @property
     def error(self) -> Exception:
@@ -247,12 +248,11 @@ class Child:
         self.received += some
         return some
 
-    async def _end(self) -> Exception:
-        """Wait for a child that has closed its connection. Returns the error that tells its end."""
+    async def _ended(self) -> None:
+        """Wait for the end of a child that has closed its connection."""
         self.kill(DEAF, END_S)
         # Shielded: the child's end is still reported when its caller stops waiting.
         await asyncio.shield(self.exited)
-        return self.error
 
     def _kill(self, why: str) -> None:
         self._why = self._why or why

@@ -25,7 +25,7 @@ MOST_TEXT_BYTES = 4000
 MOST_CHARACTERS = 2000  # of a text that is shown
 GO = b"g"
 """Order that lets a child continue."""
-MEASURED, HOLDS, SHAPE = b"m", b"h", b"s"
+MEASURED, HOLDS = b"m", b"h"
 """Answers of a decoder, see helpers.media."""
 COMPILED, MASK, ENDED = b"c", b"k", b"n"
 """Answers about a grammar, see helpers.grammars."""

@@ -7,7 +7,6 @@ from typing import Any
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import OptionError, ToolCallError
-from qwen3_omni_neuron.helpers.job import PoolSettings
 from qwen3_omni_neuron.helpers.media import DecodingPool
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.edge.context import Context
@@ -101,9 +100,7 @@ class Service:
             KeptResponses(*kept, settings.max_kept_response_bytes, share, held),
             Keys(settings.api_keys),
             fetcher or Fetcher(settings),
-            DecodingPool(
-                PoolSettings(settings.decoders, settings.decoder_bytes, settings.decode_timeout_s)
-            ),
+            DecodingPool(settings.decoders, settings.decoder_bytes, settings.decode_timeout_s),
             RequestRates(settings.requests_per_minute),
             Turnstile(),
             held,

@@ -5,20 +5,17 @@ The model gets arrays only, never a file, nor a string that could be a path or a
 
 import binascii
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pybase64
 
 from qwen3_omni_neuron.api import Qwen3Omni
-from qwen3_omni_neuron.helpers.inline import decode_inline, picture_size
-from qwen3_omni_neuron.helpers.job import Admit, Decoded, Job, Kind, Measured, joined
-from qwen3_omni_neuron.helpers.media_work import measured_picture
-from qwen3_omni_neuron.prompt.fitting import Fitted, Room, TurnsRoom
+from qwen3_omni_neuron.helpers.inline import decode_inline
+from qwen3_omni_neuron.helpers.job import Admit, Decoded, Job, Kind, Measured
 from qwen3_omni_neuron.prompt.media.item_fields import read_fields
-from qwen3_omni_neuron.prompt.media.sizes import SizeLimits, VisualSize
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.fields import CHAT, names_in
 from qwen3_omni_neuron.serving.service import Service
@@ -37,8 +34,6 @@ _KINDS: Mapping[str, re.Pattern[bytes]] = {
 Json = dict[str, Any]
 Hold = Callable[[int], None]
 """Function that counts bytes before they are held, or raises ApiError."""
-FindRoom = Callable[[], Awaitable[Room | TurnsRoom]]
-"""Function that finds the room that a conversation's text leaves for its media."""
 # By a part's type: the field with the medium, and its kind.
 _HOLDERS: Mapping[str, tuple[str, Kind]] = {
     "input_audio": ("input_audio", "audio"),
@@ -63,8 +58,7 @@ class _Pending:
     """Item that is not decoded yet.
 
     content: the file's bytes, or its URL; of a video that is given as pictures, those of each.
-    options, pictures: see `Job`. size: size of an image or video, once it is known.
-    vision_tokens: its share of the context. sound_tokens: share of audio, once it is decoded.
+    options: see `Job`.
     """
 
     item: Json
@@ -72,10 +66,6 @@ class _Pending:
     content: bytes | str | list[bytes | str]
     where: str
     options: Mapping[str, Any]
-    pictures: int = 0
-    size: VisualSize | None = None
-    vision_tokens: int | None = None
-    sound_tokens: int = 0
 
 
 class MediaReader:
@@ -105,7 +95,6 @@ class MediaReader:
         self._count, self._tokens = 0, 0
         self.warnings: list[str] = []
         self._items: list[_Pending] = []
-        self._all: list[_Pending] = []  # those that were decoded, too
 
     @property
     def pending(self) -> bool:
@@ -201,44 +190,17 @@ class MediaReader:
             self._take(found, decoded)
         return True
 
-    async def finish(self, hold: Hold, room: FindRoom | None = None) -> Fitted | None:
-        """Fetch and decode the remaining items; see `finish_inline`.
-
-        room: finds the room beside the text, for items of a conversation: its images and videos are
-        shrunk to fit. Images are counted before the first item waits for a decoder, so that a
-        request that does not fit is refused at once. Sound is decoded first: what it leaves is
-        known then. Returns what is kept of the conversation; None: all. Images and videos that are
-        not kept are not decoded.
-        """
+    async def finish(self, hold: Hold) -> None:
+        """Fetch and decode the remaining items; see `finish_inline`."""
         for found in self._items:
             if isinstance(found.content, str):
                 found.content = await self._fetched(found.content, found.kind, found.where, hold)
             elif isinstance(found.content, list):
-                found.content = joined(await self._pictures(found.content, found.where, hold))
-        visual = [found for found in self._items if found.kind != "audio"]
-        for found in visual:
-            self._measure_by_header(found)
-        left = await room() if visual and room is not None else None
-        fitted = None if left is None else self._fit(left)
-        admits = {id(found): self._admit(found, hold) for found in self._items}
-        for found in self._kept(visual, fitted):
-            if found.size is not None and found.kind == "image":
-                sides = found.size.height, found.size.width
-                admits[id(found)](measured_picture(self._job(found), *sides))
-        decoder = self._service.decoder
-        for found in [found for found in self._items if found.kind == "audio"]:
-            self._take(
-                found, await decoder.decode(self._owner, self._job(found), admits[id(found)])
-            )
-        for found in visual:
-            if left is not None and found.size is None:
-                found.size = await decoder.measure(self._owner, self._job(found))
-        fitted = None if left is None else self._fit(left)
-        for found in self._kept(visual, fitted):
-            job = self._job(found)
-            self._take(found, await decoder.decode(self._owner, job, admits[id(found)]))
-        self._items.clear()
-        return fitted
+                found.content = await self._pictures(found.content, found.where, hold)
+        while self._items:
+            found = self._items[0]
+            job, admit = self._job(found), self._admit(found, hold)
+            self._take(found, await self._service.decoder.decode(self._owner, job, admit))
 
     async def _fetched(self, url: str, kind: Kind, where: str, hold: Hold) -> bytes:
         content = await self._service.fetcher.fetch(url, where)
@@ -260,37 +222,10 @@ class MediaReader:
         size = sum(map(len, files))
         if size > self._settings.max_media_bytes:
             raise self._too_large(where)
-        hold(size)  # they are joined to one
+        hold(size)  # they are copied into one file
         return files
 
-    def _measure_by_header(self, found: _Pending) -> None:
-        """Set the size of an image whose header gives it without a decoder."""
-        if found.kind == "image" and isinstance(found.content, bytes):
-            size = picture_size(found.content)
-            if size is not None:
-                found.size = VisualSize(found.where, *size, None, SizeLimits.of(found.options))
-
-    def _fit(self, room: Room | TurnsRoom) -> Fitted:
-        """Set the shares of images and videos of known size. Raises the API's errors."""
-        sizes = self._omni.media_settings.sizes
-        fitted = room.fit(sizes, [found.size or found.sound_tokens for found in self._all])
-        for found, share in zip(self._all[fitted.media_begin :], fitted.shares, strict=True):
-            if found.size is None:
-                continue
-            found.vision_tokens = share
-            if found.size.frames is not None and not found.pictures:
-                asked = replace(found.size.asked, most_tokens=share)
-                size = replace(found.size, asked=asked)
-                found.options, _ = sizes.fewer_frames(found.options, size)
-        return fitted
-
-    def _kept(self, visual: list[_Pending], fitted: Fitted | None) -> list[_Pending]:
-        """Return those of the images and videos that are kept."""
-        kept = self._all if fitted is None else self._all[fitted.media_begin :]
-        return [found for found in visual if found in kept]
-
     def _job(self, found: _Pending) -> Job:
-        assert isinstance(found.content, bytes)
         # The items before this one take their share of the context.
         left = max(0, self._omni.info.context_length - 1 - self._tokens)
         return Job(
@@ -299,11 +234,8 @@ class MediaReader:
             found.where,
             self._omni.media_settings,
             most_tokens=None if self._in_windows else left,
-            vision_tokens=found.vision_tokens,
-            frames=None if found.size is None else found.size.frames,
             use_audio_in_video=self._hears_videos,
             options=found.options,
-            pictures=found.pictures,
         )
 
     def _admit(self, found: _Pending, hold: Hold) -> Admit:
@@ -343,8 +275,7 @@ class MediaReader:
         found.item.update(decoded.item)
         if found.kind == "audio" and not self._in_windows:
             samples = len(decoded.item["audio"])
-            found.sound_tokens = self._omni.prompt_builder.audio_tokens(samples)
-            self._tokens += found.sound_tokens
+            self._tokens += self._omni.prompt_builder.audio_tokens(samples)
 
     def _add(
         self, kind: Kind, content: bytes | str | list[bytes | str], where: str, options: Json
@@ -355,10 +286,7 @@ class MediaReader:
                 raise self._too_large(where)
             _check_content(content, kind, where)
         item: Json = {"type": kind}
-        pictures = len(content) if isinstance(content, list) else 0
-        found = _Pending(item, kind, content, where, options, pictures)
-        self._items.append(found)
-        self._all.append(found)
+        self._items.append(_Pending(item, kind, content, where, options))
         return item
 
     def _count_item(self) -> None:

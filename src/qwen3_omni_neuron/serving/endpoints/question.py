@@ -14,7 +14,6 @@ from typing import Any
 from fastapi.responses import Response
 
 from qwen3_omni_neuron.events import AudioChunk, Event, TextDelta
-from qwen3_omni_neuron.prompt.fitting import Room, TurnsRoom
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints.answer import Answer
@@ -132,17 +131,10 @@ class Question:
         try:
             if self.compiling is not None:
                 self.options["grammar"] = await asyncio.wrap_future(self.compiling)
-            fitted = await self.media.finish(self.context.account.hold, self._room)
-            if fitted is not None:
-                self.messages = fitted.messages(self.messages)
+            await self.media.finish(self.context.account.hold)
         except BaseException:
             self.close()
             raise
-
-    async def _room(self) -> Room | TurnsRoom:
-        """Return the room that the conversation's text leaves for its media."""
-        find = partial(self.context.omni.media_room, self.messages, **self.options)
-        return await self.service.model.in_thread(find)
 
     def count_tokens(self) -> int:
         """Return the number of tokens of its prompt. Raises the API's errors."""

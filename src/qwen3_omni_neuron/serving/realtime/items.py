@@ -105,8 +105,7 @@ class ConversationItems:
         media = MediaReader(service, self._omni, owner)
         draft = await self._connection.in_thread(self._read, item, media, codec)
         try:
-            room = partial(self._connection.in_thread, self.session.media_room, draft.message)
-            await media.finish(partial(hold, draft, self.account), room)
+            await media.finish(partial(hold, draft, self.account))
         except BaseException:
             self.account.release(draft.size)
             raise
