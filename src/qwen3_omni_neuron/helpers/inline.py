@@ -20,8 +20,8 @@ def decode_inline(job: Job, admit: Admit = admit_all) -> Decoded | None:
     admit: see DecodingPool.decode. Takes a few milliseconds.
     Raises AudioError or PromptTooLongError as the pool does.
     """
-    plain = job.kind == "audio" and isinstance(job.content, bytes)
-    found = _samples(job.content) if plain else None
+    content = job.content
+    found = _samples(content) if job.kind == "audio" and isinstance(content, bytes) else None
     if found is None:
         return None
     samples, rate = found

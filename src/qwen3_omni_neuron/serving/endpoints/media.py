@@ -5,7 +5,7 @@ The model gets arrays only, never a file, nor a string that could be a path or a
 
 import binascii
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,7 +184,7 @@ class MediaReader:
             found = self._items[0]
             if not isinstance(found.content, bytes):
                 return False
-            decoded = decode_inline(self._job(found), self._admit(found, hold))
+            decoded = decode_inline(self._job(found, found.content), self._admit(found, hold))
             if decoded is None:
                 return False
             self._take(found, decoded)
@@ -192,15 +192,30 @@ class MediaReader:
 
     async def finish(self, hold: Hold) -> None:
         """Fetch and decode the remaining items; see `finish_inline`."""
-        for found in self._items:
-            if isinstance(found.content, str):
-                found.content = await self._fetched(found.content, found.kind, found.where, hold)
-            elif isinstance(found.content, list):
-                found.content = await self._pictures(found.content, found.where, hold)
         while self._items:
             found = self._items[0]
-            job, admit = self._job(found), self._admit(found, hold)
+            job = self._job(found, await self._content(found, hold))
+            admit = self._admit(found, hold)
             self._take(found, await self._service.decoder.decode(self._owner, job, admit))
+
+    async def _content(self, found: _Pending, hold: Hold) -> bytes | list[bytes]:
+        """Return an item's file, or the files of a video's pictures; fetch those that are URLs."""
+        if isinstance(found.content, bytes):
+            return found.content
+        if isinstance(found.content, str):
+            return await self._fetched(found.content, found.kind, found.where, hold)
+        files: list[bytes] = []
+        for index, content in enumerate(found.content):
+            if isinstance(content, str):
+                place = f"{found.where}.video[{index}]"
+                files.append(await self._fetched(content, "image", place, hold))
+            else:
+                files.append(content)
+        size = sum(map(len, files))
+        if size > self._settings.max_media_bytes:
+            raise self._too_large(found.where)
+        hold(size)  # they are copied into one file
+        return files
 
     async def _fetched(self, url: str, kind: Kind, where: str, hold: Hold) -> bytes:
         content = await self._service.fetcher.fetch(url, where)
@@ -208,29 +223,12 @@ class MediaReader:
         hold(len(content))
         return content
 
-    async def _pictures(
-        self, contents: Sequence[bytes | str], where: str, hold: Hold
-    ) -> list[bytes]:
-        """Return the files of a video's pictures; fetch those that are URLs."""
-        files: list[bytes] = []
-        for index, content in enumerate(contents):
-            if isinstance(content, str):
-                place = f"{where}.video[{index}]"
-                files.append(await self._fetched(content, "image", place, hold))
-            else:
-                files.append(content)
-        size = sum(map(len, files))
-        if size > self._settings.max_media_bytes:
-            raise self._too_large(where)
-        hold(size)  # they are copied into one file
-        return files
-
-    def _job(self, found: _Pending) -> Job:
+    def _job(self, found: _Pending, content: bytes | list[bytes]) -> Job:
         # The items before this one take their share of the context.
         left = max(0, self._omni.info.context_length - 1 - self._tokens)
         return Job(
             found.kind,
-            found.content,
+            content,
             found.where,
             self._omni.media_settings,
             most_tokens=None if self._in_windows else left,
