@@ -28,7 +28,7 @@ from transformers.models.whisper.english_normalizer import (
 from bench.common.manifests import Clip, read_clips
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.options import INSTRUCTION
-from qwen3_omni_neuron.transcription import Failure, Transcript, transcribe
+from qwen3_omni_neuron.serving.transcription import Failure, Transcript, transcribe
 from testing.command_line import Figures, InputError, Row, parser_of, positive, run
 from testing.headlines import headline
 from testing.metrics import percentiles

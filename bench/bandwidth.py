@@ -8,11 +8,11 @@ with one:
 
 - triad: a = b + s * c over arrays of float32, 12 bytes an element;
 - read: the sum of such an array, 4 bytes an element: weights, too, are only read;
-- product: a product of square matrices in float32 (common/rates.py).
+- product: a product of square matrices in float32 (testing/rates.py).
 
 Then the stages: thinker prefill, and thinker decode after the prompt, by prompt length; talker step
 and code predictor after the first prompt. One slot. What a call has to read and to multiply follows
-from the config (common/call_cost.py): one row reads the experts that it chose, a prompt all those
+from the config (testing/call_cost.py): one row reads the experts that it chose, a prompt all those
 that it can have chosen, the code predictor its layers once a step, 15 times a frame.
 
 A row has, with null for what does not apply:
@@ -41,10 +41,8 @@ from typing import Any
 import torch
 
 from bench import stages
-from bench.common.call_cost import Work, work_of
 from bench.common.measure import median_row, repeated
 from bench.common.models import add_size_argument, loaded_engines, made_checkpoint
-from bench.common.rates import one_thread_each, products, reads
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
@@ -52,9 +50,11 @@ from qwen3_omni_neuron.cli import model_arguments
 from qwen3_omni_neuron.cpu.precision import PRECISIONS
 from qwen3_omni_neuron.cpu.target import predictor_numbers
 from qwen3_omni_neuron.model.config import OmniConfig
+from testing.call_cost import Work, work_of
 from testing.command_line import Figures, Row, natural, parser_of, positive, run, sizes
 from testing.headlines import Headline, headline
 from testing.prompts import prompt_of
+from testing.rates import one_thread_each, products, reads
 
 PREFILL, DECODE = "thinker prefill", "thinker decode"
 STEP, PREDICTOR = "talker step", "code predictor"

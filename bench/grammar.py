@@ -42,9 +42,9 @@ from bench.common.models import (
     written_messages,
 )
 from qwen3_omni_neuron import Qwen3Omni, TextDelta
+from qwen3_omni_neuron.cpu.native.installed import host_sampler
 from qwen3_omni_neuron.engines.sampling import RequestRandom, Sampler, SamplingParams
 from qwen3_omni_neuron.errors import BusyError, GrammarError, OptionError
-from qwen3_omni_neuron.loading import host_sampler
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.runtime.grammar import Grammar, Grammars, GrammarState, wait_for_masks
 from qwen3_omni_neuron.runtime.thinker_stage import MASK_WAIT_S

@@ -57,15 +57,14 @@ import numpy as np
 import torch
 
 from bench import bandwidth, stages
-from bench.common.call_cost import CHUNK, FRAMES, PROMPT, TOKENS, CallSeconds
 from bench.common.measure import in_new_process, timed
 from bench.common.models import loaded_engines, written_messages
-from bench.common.rates import Call, one_thread_each, products, reads
 from bench.threads import code2wav_work
 from qwen3_omni_neuron import AudioChunk, Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.modules import STAGES, lay_out
 from qwen3_omni_neuron.cli import main as command
+from qwen3_omni_neuron.compilation.loading import stage_threads
 from qwen3_omni_neuron.compilation.plan import make_plan, models_of
 from qwen3_omni_neuron.cpu.memory import memory_bytes
 from qwen3_omni_neuron.cpu.precision import PRECISIONS
@@ -73,13 +72,14 @@ from qwen3_omni_neuron.cpu.target import LIMITS, usable_cores
 from qwen3_omni_neuron.cpu.weights import expected_bytes
 from qwen3_omni_neuron.engines.process.heap import pages_read
 from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.loading import stage_threads
 from qwen3_omni_neuron.model.config import OmniConfig
+from testing.call_cost import CHUNK, FRAMES, PROMPT, TOKENS, CallSeconds
 from testing.command_line import Figures, InputError, Row, natural, parser_of, positive, run
 from testing.headlines import PLAYS, headline
 from testing.memory import peak_mb
 from testing.observed import Recorder
 from testing.prompts import prompt_of
+from testing.rates import Call, one_thread_each, products, reads
 from testing.tiny import write_tiny_checkpoint
 
 QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "What does the sea say at night?"}]

@@ -36,9 +36,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.bandwidth import best_rate, machine_rows
-from bench.common.call_cost import kept_bytes, precision_of, work_of
 from bench.common.measure import in_turn, median_row
-from bench.common.rates import products
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.modules import lay_out
 from qwen3_omni_neuron.cpu.native.installed import find_library
@@ -50,8 +48,10 @@ from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache
 from qwen3_omni_neuron.model.vision_encoder import VisionEncoder, patch_places
+from testing.call_cost import kept_bytes, precision_of, work_of
 from testing.command_line import Figures, InputError, Row, parser_of, positive, run, sizes
 from testing.headlines import headline
+from testing.rates import products
 from testing.released import RELEASED
 
 DTYPES = ("mixed", "int8", "int4")

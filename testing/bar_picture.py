@@ -7,10 +7,10 @@ saves is read from the timings of three turns with the checkpoint that ships.
 from collections.abc import Mapping
 from html import escape
 
-from bench.common.call_cost import CHUNK, FRAME_S, FRAMES, TOKENS, released_limits
-from bench.common.rates import MachineRates
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
+from testing.call_cost import CHUNK, FRAME_S, FRAMES, TOKENS, released_limits
 from testing.imports import ROOT
+from testing.rates import MachineRates
 
 Rows = Mapping[str, Mapping[str, float]]
 Line = tuple[float, str]

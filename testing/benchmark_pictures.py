@@ -9,8 +9,8 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.common.call_cost import FRAME_S
 from testing.bar_picture import Line, Rows, draw
+from testing.call_cost import FRAME_S
 from testing.imports import ROOT
 
 PAGES = "docs/benchmarks"

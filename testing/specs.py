@@ -11,12 +11,12 @@ from unittest import mock
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.compilation import runner
 from qwen3_omni_neuron.compilation.degrees import Degrees
+from qwen3_omni_neuron.compilation.loading import find_target
 from qwen3_omni_neuron.compilation.manifest import ModelRecord
 from qwen3_omni_neuron.compilation.plan import CompilePlan, make_plan
 from qwen3_omni_neuron.compilation.target import EngineSpec, ModelCompiler
 from qwen3_omni_neuron.cpu.build import build_engines
 from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.loading import find_target
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.released import RELEASED

@@ -16,6 +16,7 @@ from typing import Any
 from bench.trn2.counts import CountedGraph, cost_table, count_graphs
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.released import open_config
+from qwen3_omni_neuron.compilation.loading import find_target
 from qwen3_omni_neuron.compilation.plan import (
     MODEL_OF_PART,
     SETTINGS,
@@ -24,7 +25,6 @@ from qwen3_omni_neuron.compilation.plan import (
     make_plan,
 )
 from qwen3_omni_neuron.events import SAMPLE_RATE
-from qwen3_omni_neuron.loading import find_target
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS, Code2WavConfig
 from qwen3_omni_neuron.neuron.cores import PHYSICAL_CORES
 from qwen3_omni_neuron.neuron.engines import batches

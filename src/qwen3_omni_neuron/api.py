@@ -12,6 +12,13 @@ from typing import TYPE_CHECKING, Any
 from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.checkpoint.files import conversation_fingerprint, resolve_checkpoint
+from qwen3_omni_neuron.compilation.loading import (
+    find_target,
+    host_sampler,
+    load_engines,
+    plan_of,
+    threads_of,
+)
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.process.fork import check_not_forked, finalize
 from qwen3_omni_neuron.engines.process.heap import give_back
@@ -26,13 +33,6 @@ from qwen3_omni_neuron.errors import (
 )
 from qwen3_omni_neuron.events import Finished, ModelInfo, SpeechResult, Status
 from qwen3_omni_neuron.helpers.grammars import Admit, admit_all
-from qwen3_omni_neuron.loading import (
-    find_target,
-    host_sampler,
-    load_engines,
-    plan_of,
-    threads_of,
-)
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.model.torch_threads import one_torch_thread
 from qwen3_omni_neuron.options import (

@@ -12,10 +12,10 @@ import torch
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
+from qwen3_omni_neuron.compilation.loading import load_engines, set_environment
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.errors import BucketError, OptionError
-from qwen3_omni_neuron.loading import load_engines, set_environment
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.build import build_engines
 from qwen3_omni_neuron.options import LoadOptions

@@ -16,6 +16,7 @@ import pytest
 
 from qwen3_omni_neuron import Qwen3Omni, cli
 from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
+from qwen3_omni_neuron.compilation.loading import TARGETS
 from qwen3_omni_neuron.compilation.manifest import (
     MANIFEST_FILE,
     Manifest,
@@ -33,7 +34,6 @@ from qwen3_omni_neuron.errors import (
     NotInstalledError,
     OptionError,
 )
-from qwen3_omni_neuron.loading import TARGETS
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs
 from qwen3_omni_neuron.neuron.nxdi.build import build_engines

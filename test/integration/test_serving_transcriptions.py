@@ -24,7 +24,7 @@ from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.serving.edge.forms import MOST_PARTS, read_form
 from qwen3_omni_neuron.serving.endpoints import transcriptions
 from qwen3_omni_neuron.serving.server import Server
-from qwen3_omni_neuron.transcription import (
+from qwen3_omni_neuron.serving.transcription import (
     Segment,
     stream_transcript,
     transcribe,

@@ -21,7 +21,7 @@ from qwen3_omni_neuron.options import INSTRUCTION
 from qwen3_omni_neuron.prompt.media import windows as windows_module
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.windows import GrowingWindows
-from qwen3_omni_neuron.transcription import (
+from qwen3_omni_neuron.serving.transcription import (
     Failure,
     Segment,
     Transcript,

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, cli
 from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.compilation.loading import plan_of
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
-from qwen3_omni_neuron.loading import plan_of
 from qwen3_omni_neuron.options import LoadOptions
 from qwen3_omni_neuron.verification import verify as verifying
 from qwen3_omni_neuron.verification.judgement import Difference

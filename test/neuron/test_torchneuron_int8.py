@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.compilation.loading import load_engines
 from qwen3_omni_neuron.compilation.manifest import read_manifest
 from qwen3_omni_neuron.compilation.plan import MODELS
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.loading import load_engines
 from qwen3_omni_neuron.model.moe import SCALE
 from qwen3_omni_neuron.neuron.part import rank_file
 from qwen3_omni_neuron.neuron.torchneuron.build import build_engines

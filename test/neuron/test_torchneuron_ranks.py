@@ -14,10 +14,10 @@ import transformers
 from packaging.version import Version
 
 from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.compilation.loading import load_engines
 from qwen3_omni_neuron.compilation.runner import compile_tree
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.errors import EngineDiedError
-from qwen3_omni_neuron.loading import load_engines
 from qwen3_omni_neuron.neuron.torchneuron.build import ModelRanks
 from qwen3_omni_neuron.options import LoadOptions
 from qwen3_omni_neuron.verification.oracle import Reference

@@ -27,17 +27,8 @@ from bench import (
     word_times,
 )
 from bench import threads as bench_threads
-from bench.common.call_cost import (
-    CHUNK,
-    RELEASED_CODE2WAV,
-    CallSeconds,
-    Work,
-    released_limits,
-    work_of,
-)
 from bench.common.manifests import SHIPPED, read_conversations
 from bench.common.models import written_messages
-from bench.common.rates import MachineRates
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
 from qwen3_omni_neuron.cpu.eager import EagerCode2Wav
@@ -46,6 +37,14 @@ from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing import report_cases
+from testing.call_cost import (
+    CHUNK,
+    RELEASED_CODE2WAV,
+    CallSeconds,
+    Work,
+    released_limits,
+    work_of,
+)
 from testing.command_line import InputError
 from testing.headlines import headline, lines, of_speech
 from testing.imports import ROOT
@@ -53,6 +52,7 @@ from testing.media_cases import QUESTION_WAV
 from testing.memory import live_tensor_bytes
 from testing.peak_memory import peak_tensor_bytes
 from testing.prompts import prompt_of
+from testing.rates import MachineRates
 from testing.released import RELEASED
 from testing.repeats import again
 from testing.results import Results, ResultsError, load_results, publish

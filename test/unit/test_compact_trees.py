@@ -19,6 +19,7 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES, Models
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout, map_tensors, write_tensors
+from qwen3_omni_neuron.compilation.loading import TARGETS
 from qwen3_omni_neuron.compilation.plan import MODELS
 from qwen3_omni_neuron.cpu import compact, precision
 from qwen3_omni_neuron.cpu.compact import pack_compact, unpack_compact
@@ -30,7 +31,6 @@ from qwen3_omni_neuron.cpu.weights import (
     load_compiled_models,
 )
 from qwen3_omni_neuron.errors import ArtifactError
-from qwen3_omni_neuron.loading import TARGETS
 from testing.native_library import needs_c
 from testing.specs import compiled_here, plan_of
 from testing.tiny import write_tiny_checkpoint

@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 from qwen3_omni_neuron import cli
 from qwen3_omni_neuron.checkpoint.headers import read_headers
 from qwen3_omni_neuron.checkpoint.hub_headers import _fetch_shard, read_range
+from qwen3_omni_neuron.compilation.loading import plan_of
 from qwen3_omni_neuron.cpu import target
-from qwen3_omni_neuron.loading import plan_of
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.options import LoadOptions
 from testing.native_library import needs_c

@@ -13,8 +13,8 @@ import pytest
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.cli.parsing import CommandParser
 from qwen3_omni_neuron.cli.speak import add_speak
+from qwen3_omni_neuron.compilation.loading import TARGETS
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.loading import TARGETS
 from qwen3_omni_neuron.options import (
     LOAD_OPTIONS,
     REQUEST_OPTIONS,

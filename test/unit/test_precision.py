@@ -14,6 +14,7 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES, lay_out
 from qwen3_omni_neuron.checkpoint.rounding import quantise
+from qwen3_omni_neuron.compilation.loading import stage_threads
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.packing import (
     PANEL,
@@ -29,7 +30,6 @@ from qwen3_omni_neuron.cpu.precision import PRECISIONS, weight_form
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models
 from qwen3_omni_neuron.engines.talker import TextRows
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.loading import stage_threads
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.moe import SCALE
 from testing.subprocesses import run_python

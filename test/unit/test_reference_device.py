@@ -7,8 +7,8 @@ import torch
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, cli
 from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.compilation.loading import plan_of
 from qwen3_omni_neuron.errors import NotInstalledError, OptionError
-from qwen3_omni_neuron.loading import plan_of
 from qwen3_omni_neuron.options import LoadOptions
 from qwen3_omni_neuron.verification import write
 from qwen3_omni_neuron.verification.alone import Seen

@@ -19,6 +19,7 @@ from qwen3_omni_neuron.cli.model_arguments import (
 from qwen3_omni_neuron.cli.parsing import CommandParser
 from qwen3_omni_neuron.cli.progress import add_quiet, bar_settings
 from qwen3_omni_neuron.compilation.degrees import Degrees
+from qwen3_omni_neuron.compilation.loading import DEFAULT_TARGET, TARGETS, find_target
 from qwen3_omni_neuron.compilation.plan import (
     MODELS,
     SETTINGS,
@@ -29,7 +30,6 @@ from qwen3_omni_neuron.compilation.plan import (
 )
 from qwen3_omni_neuron.compilation.runner import Outcome, Progress, compile_tree
 from qwen3_omni_neuron.errors import CheckpointError, OptionError
-from qwen3_omni_neuron.loading import DEFAULT_TARGET, TARGETS, find_target
 from qwen3_omni_neuron.options import LOAD_OPTIONS
 
 if TYPE_CHECKING:

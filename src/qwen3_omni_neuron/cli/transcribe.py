@@ -27,7 +27,7 @@ _CUT_TEXT = (
 )
 
 if TYPE_CHECKING:
-    from qwen3_omni_neuron.transcription import Failure, Transcript
+    from qwen3_omni_neuron.serving.transcription import Failure, Transcript
 
 
 def add_transcribe(parser: CommandParser) -> None:
@@ -67,7 +67,7 @@ def _transcribe(parsed: argparse.Namespace) -> int:
     """Transcribe the files. Returns the exit status: FAILED if any failed, CUT if one is cut."""
     from tqdm import tqdm
 
-    from qwen3_omni_neuron.transcription import Failure, transcribe
+    from qwen3_omni_neuron.serving.transcription import Failure, transcribe
 
     many, failed, cut = len(parsed.files) > 1, False, False
     shown = many and sys.stderr.isatty() and not parsed.quiet

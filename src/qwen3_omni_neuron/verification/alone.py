@@ -17,7 +17,7 @@ from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.events import SpeechResult, TextDelta
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.media.windows import SAMPLING_RATE
-from qwen3_omni_neuron.transcription import stream_transcript
+from qwen3_omni_neuron.serving.transcription import stream_transcript
 from qwen3_omni_neuron.verification.questions import Question
 
 _CALLS = ("encode", "prefill", "step", "predict", "start")

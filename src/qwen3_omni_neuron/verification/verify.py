@@ -9,10 +9,10 @@ from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.checkpoint.quantised import read_settings
+from qwen3_omni_neuron.compilation.loading import plan_of
 from qwen3_omni_neuron.compilation.plan import SAME, CompilePlan
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import CheckpointError, OptionError
-from qwen3_omni_neuron.loading import plan_of
 from qwen3_omni_neuron.options import LoadOptions
 from qwen3_omni_neuron.verification.alone import Seen, Spoken, speak, watched
 from qwen3_omni_neuron.verification.judgement import (

@@ -3,9 +3,12 @@
 import logging
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.cpu.native.sources import source_digest
+
+if TYPE_CHECKING:
+    from qwen3_omni_neuron.engines.sampling import SampleIds
 
 logger = logging.getLogger(__name__)
 
@@ -78,3 +81,18 @@ def load_library(path: Path) -> Any:
                 f"{digest:015x}; {REBUILD}"
             )
     return library
+
+
+def host_sampler() -> "SampleIds":
+    """Return the function that samples tokens on this host, for the logits of any target.
+
+    It uses the compiled library, or numpy without it.
+    """
+    from qwen3_omni_neuron.engines.sampling import sample_ids
+
+    library = find_library()
+    if library is None:
+        return sample_ids
+    from qwen3_omni_neuron.cpu.native.sampler import NativeSampler
+
+    return NativeSampler(library)

@@ -18,7 +18,7 @@ from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Json
 from qwen3_omni_neuron.serving.realtime.items import ConversationItems
 from qwen3_omni_neuron.serving.realtime.session_config import SessionConfig
-from qwen3_omni_neuron.transcription import JoinedText, instruction_of, stream_window
+from qwen3_omni_neuron.serving.transcription import JoinedText, instruction_of, stream_window
 
 MOST_WAITING = 16
 _KIND = "conversation.item.input_audio_transcription"

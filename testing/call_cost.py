@@ -9,12 +9,12 @@ from math import prod
 
 from torch import nn
 
-from bench.common.rates import MachineRates
 from qwen3_omni_neuron.checkpoint.modules import lay_out
 from qwen3_omni_neuron.checkpoint.released import released_config
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, Precision, library_for, weight_form
 from qwen3_omni_neuron.cpu.target import LIMITS
 from qwen3_omni_neuron.model.config import DecoderConfig
+from testing.rates import MachineRates
 
 # The reply whose time is counted: the prompt's rows, text tokens, frames of speech, and frames in
 # one call of code2wav. bench/released.py makes it with a shorter prompt.

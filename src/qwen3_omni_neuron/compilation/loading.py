@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
 from qwen3_omni_neuron.compilation.plan import SETTINGS, CompilePlan, make_plan
-from qwen3_omni_neuron.compilation.target import CoreRequest, EngineBuilder, EngineSpec, Target
+from qwen3_omni_neuron.compilation.target import (
+    CoreRequest,
+    EngineBuilder,
+    EngineSpec,
+    LazyFunction,
+    Target,
+)
 from qwen3_omni_neuron.compilation.tree import open_tree
 from qwen3_omni_neuron.engines.process.fork import note_load
 from qwen3_omni_neuron.errors import OptionError
@@ -25,7 +31,6 @@ from qwen3_omni_neuron.model.config import OmniConfig
 
 if TYPE_CHECKING:
     from qwen3_omni_neuron.engines.protocols import Engines, Talker, Thinker, Vocoder
-    from qwen3_omni_neuron.engines.sampling import SampleIds
     from qwen3_omni_neuron.options import LoadOptions
 
 READY_TIMEOUT_S = 3600.0  # reading 70 GB of weights from a slow disk
@@ -51,6 +56,8 @@ TARGETS = Targets(
     }
 )
 DEFAULT_TARGET = "cpu"
+# The function that samples tokens on this host, for the logits of any target.
+host_sampler = LazyFunction("qwen3_omni_neuron.cpu.native.installed", "host_sampler")
 
 
 def find_target(name: str) -> Target:
@@ -182,19 +189,3 @@ def _start_processes(
     return remote_engines(
         processes["thinker"], processes.get("talker"), processes.get("vocoder"), READY_TIMEOUT_S
     )
-
-
-def host_sampler() -> "SampleIds":
-    """Return the function that samples tokens on this host, for the logits of any target.
-
-    It uses the compiled library, or numpy without it.
-    """
-    from qwen3_omni_neuron.cpu.native.installed import find_library
-    from qwen3_omni_neuron.engines.sampling import sample_ids
-
-    library = find_library()
-    if library is None:
-        return sample_ids
-    from qwen3_omni_neuron.cpu.native.sampler import NativeSampler
-
-    return NativeSampler(library)
