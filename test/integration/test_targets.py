@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from qwen3_omni_neuron import Qwen3Omni, cli
+from qwen3_omni_neuron.compilation.loading import TARGETS
 from qwen3_omni_neuron.compilation.target import EngineSpec, LazyFunction
 from qwen3_omni_neuron.cpu import build
 from qwen3_omni_neuron.cpu.target import CPU
 from qwen3_omni_neuron.engines.protocols import StageEngines
 from qwen3_omni_neuron.errors import ArtifactError
-from qwen3_omni_neuron.compilation.loading import TARGETS
 from testing.specs import compiled_here
 
 QUESTION = [{"role": "user", "content": "What colour is the sky?"}]

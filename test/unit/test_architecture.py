@@ -170,7 +170,8 @@ def test_another_library_is_measured_without_the_package() -> None:
 def test_planning_and_the_runner_need_no_torch() -> None:
     """Each graph's process imports them, and imports torch only where its target does."""
     script = (
-        f"import {NAME}.compilation.worker, {NAME}.compilation.runner, {NAME}.compilation.loading, sys; "
+        f"import {NAME}.compilation.worker, {NAME}.compilation.runner, "
+        f"{NAME}.compilation.loading, sys; "
         f"list({NAME}.compilation.loading.TARGETS.values()); "
         "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )

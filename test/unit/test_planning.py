@@ -9,12 +9,12 @@ import pytest
 
 from qwen3_omni_neuron.cli import compile as verb
 from qwen3_omni_neuron.cli.parsing import CommandParser
+from qwen3_omni_neuron.compilation.loading import TARGETS
 from qwen3_omni_neuron.compilation.plan import MODELS, models_of
 from qwen3_omni_neuron.cpu import target
 from qwen3_omni_neuron.cpu.slots import CpuSlots
 from qwen3_omni_neuron.cpu.target import CPU
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.compilation.loading import TARGETS
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots
 from qwen3_omni_neuron.neuron.nxdi.target import NEURON
