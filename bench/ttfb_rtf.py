@@ -27,8 +27,8 @@ from typing import Any
 from bench.common.manifests import SHIPPED, Conversation, read_conversations
 from bench.common.models import add_model_arguments, chosen_checkpoint, load_chosen
 from qwen3_omni_neuron import Qwen3Omni, Qwen3OmniError, SpeechResult
+from qwen3_omni_neuron.events.speech_file import SpeechFile
 from qwen3_omni_neuron.options import RequestOptions
-from qwen3_omni_neuron.sound.speech_file import SpeechFile
 from testing.command_line import Figures, Row, natural, parser_of, positive, run, sizes
 from testing.headlines import of_speech
 from testing.metrics import request_metrics, summarize

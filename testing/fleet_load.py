@@ -16,7 +16,7 @@ import soundfile
 from numpy.typing import NDArray
 from openai import OpenAI
 
-from qwen3_omni_neuron.sound.encoding import samples_of_pcm16
+from qwen3_omni_neuron.events.encoding import samples_of_pcm16
 from train.judge import Judge
 
 # What the shipped checkpoint answers to each question.

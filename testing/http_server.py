@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from openai import OpenAI
 
 from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.events.encoding import pcm16
 from qwen3_omni_neuron.serving.edge.fetching import Fetcher
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.settings import ServerSettings
-from qwen3_omni_neuron.sound.encoding import pcm16
 
 END_S = 20.0
 

@@ -11,9 +11,8 @@ PACKAGE = ROOT / "src" / NAME
 # Lowest first. A module imports from its own room or from a lower layer, never beside or up.
 LAYERS = [
     {"errors", "model", "removed"},
-    {"sound", "untrusted_files"},
-    {"events"},
-    {"checkpoint", "prompt"},
+    {"checkpoint", "events"},
+    {"prompt"},
     {"engines"},
     {"options", "helpers"},
     {"compilation"},

@@ -13,8 +13,8 @@ from openai.resources.realtime.realtime import RealtimeConnection
 from openai.types.realtime import RealtimeServerEvent
 from pydantic import BaseModel
 
+from qwen3_omni_neuron.events.encoding import pcm16
 from qwen3_omni_neuron.serving.server import Server
-from qwen3_omni_neuron.sound.encoding import pcm16
 from testing.http_server import url_of
 from testing.media_cases import QUESTION_WAV
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from websockets.sync.client import ClientConnection, connect
 
-from qwen3_omni_neuron.sound.encoding import pcm16
+from qwen3_omni_neuron.events.encoding import pcm16
 from testing.http_client import unchecked
 
 

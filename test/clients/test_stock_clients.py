@@ -22,10 +22,10 @@ import soxr
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
+from qwen3_omni_neuron.events.encoding import pcm16
 from qwen3_omni_neuron.prompt.turns import Reply
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.session import Session
-from qwen3_omni_neuron.sound.encoding import pcm16
 from testing.clients.microphone import LONG, QUESTION, RATE, SUM
 from testing.http_server import made_certificate, serving, url_of
 from testing.imports import ROOT

@@ -18,10 +18,10 @@ from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
 from qwen3_omni_neuron.cli import main
 from qwen3_omni_neuron.cli.model_arguments import introduce
 from qwen3_omni_neuron.errors import ExitStatus, OutputError
+from qwen3_omni_neuron.events import playing
+from qwen3_omni_neuron.events.encoding import encode_sound
+from qwen3_omni_neuron.events.speech_file import SUFFIXES, SpeechFile
 from qwen3_omni_neuron.serving.server import Server
-from qwen3_omni_neuron.sound import playing
-from qwen3_omni_neuron.sound.encoding import encode_sound
-from qwen3_omni_neuron.sound.speech_file import SUFFIXES, SpeechFile
 from testing.command_examples import examples
 from testing.imports import ROOT
 from testing.made_videos import make_video

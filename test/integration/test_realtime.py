@@ -14,6 +14,7 @@ import pytest
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import BusyError, LateError
 from qwen3_omni_neuron.events import TextDelta
+from qwen3_omni_neuron.events.encoding import pcm16
 from qwen3_omni_neuron.prompt.turns import Reply, joined_turns
 from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.serving.metrics import Metrics
@@ -21,7 +22,6 @@ from qwen3_omni_neuron.serving.realtime.items import ConversationItems
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.service import Turnstile
 from qwen3_omni_neuron.session import Session
-from qwen3_omni_neuron.sound.encoding import pcm16
 from testing.http_server import same_sound, wait_until
 from testing.media_cases import noise_image
 from testing.realtime import (

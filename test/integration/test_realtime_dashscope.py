@@ -12,10 +12,10 @@ import pytest
 from websockets.sync.client import ClientConnection, connect
 
 from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.events.encoding import pcm16
 from qwen3_omni_neuron.serving.realtime import dashscope
 from qwen3_omni_neuron.serving.realtime.audio_codecs import Resampler
 from qwen3_omni_neuron.serving.server import Server
-from qwen3_omni_neuron.sound.encoding import pcm16
 from testing.http_server import same_sound, url_of, wait_until
 from testing.media_cases import noise_image
 from testing.realtime import SHORT, WAIT_S, question, said

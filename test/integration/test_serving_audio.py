@@ -16,12 +16,12 @@ import soundfile
 from openai import OpenAI
 
 from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.events.encoding import pcm16
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints import chat, speech
 from qwen3_omni_neuron.serving.endpoints.speech import SpeechRequest, SpokenText
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.service import Turnstile
-from qwen3_omni_neuron.sound.encoding import pcm16
 from testing.http_client import HttpClient, parts_of
 from testing.http_server import client_of, same_sound, serving, url_of, wait_until
 from testing.media_cases import QUESTION_WAV

@@ -18,8 +18,8 @@ from PIL import Image
 from websockets.sync.client import connect
 
 from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.events.encoding import wav_header
 from qwen3_omni_neuron.serving.server import Server
-from qwen3_omni_neuron.sound.encoding import wav_header
 from testing.http_client import HttpClient, ask, form
 from testing.http_server import client_of, serving, url_of, wait_until
 from testing.media_cases import QUESTION_WAV

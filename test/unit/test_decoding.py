@@ -16,6 +16,7 @@ from qwen3_omni_neuron.errors import (
     InputError,
     PromptTooLongError,
 )
+from qwen3_omni_neuron.events.encoding import pcm16, wav_header
 from qwen3_omni_neuron.helpers import inline
 from qwen3_omni_neuron.helpers.inline import decode_inline
 from qwen3_omni_neuron.helpers.job import Job, Measured
@@ -24,7 +25,6 @@ from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.items import Media, MediaLoader
 from qwen3_omni_neuron.prompt.prompt import Prompt
-from qwen3_omni_neuron.sound.encoding import pcm16, wav_header
 from testing.decoding_cases import SharedPool, grey_video, job_of, picture, sound
 from testing.made_recordings import make_recording
 from testing.made_videos import make_video

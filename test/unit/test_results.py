@@ -17,9 +17,9 @@ import soundfile
 import qwen3_omni_neuron
 from qwen3_omni_neuron import AudioChunk, Finished, SpeechResult, TextDelta, Timings
 from qwen3_omni_neuron.errors import NotInstalledError, OutputError
+from qwen3_omni_neuron.events.encoding import pcm16
+from qwen3_omni_neuron.events.playing import PROGRAMS
 from qwen3_omni_neuron.prompt.turns import Reply, Turn
-from qwen3_omni_neuron.sound.encoding import pcm16
-from qwen3_omni_neuron.sound.playing import PROGRAMS
 
 RATE = 24000
 SOUND = (0.5 * np.sin(np.arange(RATE) * 0.11)).astype(np.float32)

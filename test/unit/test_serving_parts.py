@@ -26,6 +26,7 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.engines.process.heap import LOOK_S, IdleMemory
 from qwen3_omni_neuron.errors import OptionError, ToolCallError
 from qwen3_omni_neuron.events import StageTime, Status
+from qwen3_omni_neuron.events.encoding import encode_sound, pcm16, wav_header
 from qwen3_omni_neuron.serving import model as model_module
 from qwen3_omni_neuron.serving.edge.gate import Gate
 from qwen3_omni_neuron.serving.edge.keys import Keys, RequestRates, read_keys
@@ -43,7 +44,6 @@ from qwen3_omni_neuron.serving.stored.kept import (
     KeptResponses,
     SpokenReplies,
 )
-from qwen3_omni_neuron.sound.encoding import encode_sound, pcm16, wav_header
 from testing.scripted_model import ScriptedModel
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.checkpoint.headers import StoredTensor, read_headers
+from qwen3_omni_neuron.checkpoint.json_files import open_regular, read_json, reason
 from qwen3_omni_neuron.errors import CheckpointError, format_value, printable
-from qwen3_omni_neuron.untrusted_files import open_regular, read_json, reason
 
 if TYPE_CHECKING:
     from torch import Tensor

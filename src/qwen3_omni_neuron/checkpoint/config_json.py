@@ -13,6 +13,7 @@ from math import isqrt, prod
 from pathlib import Path
 from typing import Any
 
+from qwen3_omni_neuron.checkpoint.json_files import read_json, reason
 from qwen3_omni_neuron.errors import CheckpointError, format_value
 from qwen3_omni_neuron.model.config import (
     AudioEncoderConfig,
@@ -26,7 +27,6 @@ from qwen3_omni_neuron.model.config import (
     ThinkerConfig,
     VisionEncoderConfig,
 )
-from qwen3_omni_neuron.untrusted_files import read_json, reason
 
 MODEL_TYPE = "qwen3_omni_moe"
 VISION_ROPE_THETA = 10000.0  # transformers' default; released configs don't name it

@@ -35,6 +35,7 @@ from qwen3_omni_neuron.checkpoint.headers import (
     read_headers,
     read_index,
 )
+from qwen3_omni_neuron.checkpoint.json_files import open_regular, read_bytes, reason
 from qwen3_omni_neuron.checkpoint.other_kinds import refuse_files, refuse_local
 from qwen3_omni_neuron.checkpoint.quantised import (
     QuantisationSettings,
@@ -44,7 +45,6 @@ from qwen3_omni_neuron.checkpoint.quantised import (
     read_settings,
 )
 from qwen3_omni_neuron.errors import CheckpointError, printable
-from qwen3_omni_neuron.untrusted_files import open_regular, read_bytes, reason
 
 if TYPE_CHECKING:
     import torch

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from qwen3_omni_neuron.errors import CheckpointError, format_value
-from qwen3_omni_neuron.untrusted_files import (
-    MOST_BYTES,
+from qwen3_omni_neuron.checkpoint.json_files import (
     open_regular,
     parse_json,
     read_bytes,
     reason,
 )
+from qwen3_omni_neuron.errors import CheckpointError, format_value
 
 INDEX_FILE = "model.safetensors.index.json"
+_MOST_BYTES = 1 << 24  # of a header; an index of 28,000 tensors has 3 MB
 LENGTH_BYTES = 8  # a header begins with its length, a number of so many bytes
 _MOST_AXES, _MOST_FILE_NAME = 8, 256
 _INTEGERS = {"I32": 4, "I64": 8}
@@ -43,10 +43,10 @@ class StoredTensor:
 def header_length(beginning: bytes) -> int:
     """Return a header's length, from a file's first LENGTH_BYTES.
 
-    Raises ValueError if it is not a safetensors file, or its header has more than MOST_BYTES.
+    Raises ValueError if it is not a safetensors file.
     """
     length = int.from_bytes(beginning, "little")
-    if len(beginning) < LENGTH_BYTES or length > MOST_BYTES:
+    if len(beginning) < LENGTH_BYTES or length > _MOST_BYTES:
         raise ValueError("it is not a safetensors file")
     return length
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from qwen3_omni_neuron.checkpoint.json_files import reason
 from qwen3_omni_neuron.errors import CheckpointError, printable
-from qwen3_omni_neuron.untrusted_files import reason
 
 NOT_READ = {
     "GGUF": "files of llama.cpp, with numbers, names and settings of their own",

@@ -35,9 +35,9 @@ from pathlib import Path
 from typing import Any
 
 from qwen3_omni_neuron.checkpoint.headers import StoredTensor, read_integers
+from qwen3_omni_neuron.checkpoint.json_files import read_json, reason
 from qwen3_omni_neuron.checkpoint.other_kinds import refuse_mlx
 from qwen3_omni_neuron.errors import CheckpointError, format_value
-from qwen3_omni_neuron.untrusted_files import read_json, reason
 
 WEIGHT = ".weight"
 READ_WITH_HEADERS = "weight_shape"

@@ -170,7 +170,7 @@ def _write_speech(
     """
     model, out = model_or_shipped(parsed), _out(parsed)
     if parsed.play:
-        from qwen3_omni_neuron.sound.playing import check_player
+        from qwen3_omni_neuron.events.playing import check_player
 
         check_player()
     text: TextIO | None = sys.stderr if out == STDOUT else sys.stdout
@@ -200,8 +200,8 @@ def _write_speech(
 def _open_out(out: str | None, stack: ExitStack) -> "Callable[[NDArray[np.float32]], None]":
     """Open where the speech goes until the stack ends. Returns the function that writes samples."""
     from qwen3_omni_neuron.events import SAMPLE_RATE
-    from qwen3_omni_neuron.sound.encoding import pcm16
-    from qwen3_omni_neuron.sound.speech_file import SpeechFile
+    from qwen3_omni_neuron.events.encoding import pcm16
+    from qwen3_omni_neuron.events.speech_file import SpeechFile
 
     def write_raw(samples: "NDArray[np.float32]") -> None:
         sys.stdout.buffer.write(pcm16(samples))

@@ -12,9 +12,9 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from qwen3_omni_neuron.checkpoint.json_files import read_json, read_text, reason
 from qwen3_omni_neuron.errors import CheckpointError, format_value
 from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
-from qwen3_omni_neuron.untrusted_files import read_json, read_text, reason
 
 
 class ChatTemplate:

@@ -15,8 +15,8 @@ from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
+from qwen3_omni_neuron.checkpoint.json_files import read_bytes, read_json, reason
 from qwen3_omni_neuron.errors import CheckpointError
-from qwen3_omni_neuron.untrusted_files import check_json, read_bytes, read_json, read_text, reason
 
 # Contractions, words, single digits, punctuation, line ends and blanks: in every release of Qwen2.
 _PIECES = (
@@ -161,15 +161,11 @@ def _portions(text: str) -> Iterator[str]:
 def _read_backend(folder: Path) -> Backend:
     whole = folder / "tokenizer.json"
     if whole.is_file():
-        content = read_bytes(whole)
-        check_json(content)
-        backend = Backend.from_buffer(content)
+        backend = Backend.from_buffer(read_bytes(whole))
         backend.no_truncation()
         backend.no_padding()
     else:
         vocab, merges = folder / "vocab.json", folder / "merges.txt"
-        check_json(read_bytes(vocab))
-        read_text(merges)
         backend = Backend(BPE.from_file(str(vocab), str(merges)))
     backend.decoder = decoders.ByteLevel()
     backend.normalizer = normalizers.NFC()

@@ -29,9 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.checkpoint.adapters import AdapterPath, adapters_digest
+from qwen3_omni_neuron.checkpoint.json_files import reason
 from qwen3_omni_neuron.errors import ArtifactError, OutputError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.untrusted_files import reason
 from qwen3_omni_neuron.verification.questions import Question
 from qwen3_omni_neuron.verification.rounded_weights import ROUNDED
 

@@ -15,7 +15,7 @@ import numpy as np
 import soundfile
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.sound.encoding import samples_of_pcm16
+from qwen3_omni_neuron.events.encoding import samples_of_pcm16
 from test.hostile.soak.gate import Gate
 from test.hostile.soak.hostile import HOSTILE, REPLY_S, is_answer
 from testing.fleet_load import QUESTIONS

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from qwen3_omni_neuron.checkpoint.json_files import read_json, reason
 from qwen3_omni_neuron.errors import CheckpointError, format_value
-from qwen3_omni_neuron.untrusted_files import read_json, reason
 
 
 def read_preprocessor(folder: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from pydantic_core import to_json
 
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk
+from qwen3_omni_neuron.events.encoding import encode_sound, pcm16, wav_header
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
@@ -31,7 +32,6 @@ from qwen3_omni_neuron.serving.openai.reply import (
     running_usage,
 )
 from qwen3_omni_neuron.serving.service import Service
-from qwen3_omni_neuron.sound.encoding import encode_sound, pcm16, wav_header
 
 router = APIRouter()
 _CHUNK = "chat.completion.chunk"

@@ -13,6 +13,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
 from qwen3_omni_neuron.events import AudioChunk
+from qwen3_omni_neuron.events.encoding import pcm16
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import BODY_COPIES, Context
 from qwen3_omni_neuron.serving.endpoints.answer import parts_of
@@ -34,7 +35,6 @@ from qwen3_omni_neuron.serving.openai.responses import (
 )
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.stored.kept import KeptResponse
-from qwen3_omni_neuron.sound.encoding import pcm16
 
 router = APIRouter()
 Json = dict[str, Any]

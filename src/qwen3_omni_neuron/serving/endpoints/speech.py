@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Finished, FinishReason
+from qwen3_omni_neuron.events.encoding import MEDIA_TYPES, encode_sound, pcm16, wav_header
 from qwen3_omni_neuron.options import SpeechArguments
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
@@ -31,7 +32,6 @@ from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of, schemas
 from qwen3_omni_neuron.serving.openai.parameters import VoiceName
 from qwen3_omni_neuron.serving.openai.reply import speech_usage
 from qwen3_omni_neuron.serving.service import Service
-from qwen3_omni_neuron.sound.encoding import MEDIA_TYPES, encode_sound, pcm16, wav_header
 
 MOST_CHARACTERS = 32_768  # half an hour of speech
 SMALL_TEXT_BYTES = 1 << 10  # a smaller body is split into pieces at once, in 2 ms at most

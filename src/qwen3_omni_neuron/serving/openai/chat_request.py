@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from qwen3_omni_neuron.events.encoding import SOUND_FORMATS, STREAMED_FORMATS
 from qwen3_omni_neuron.options import REQUEST_OPTIONS
 from qwen3_omni_neuron.serving.openai import bodies, parameters
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
@@ -16,7 +17,6 @@ from qwen3_omni_neuron.serving.openai.openapi import (
 )
 from qwen3_omni_neuron.serving.openai.parameters import VoiceName, Voices
 from qwen3_omni_neuron.serving.settings import ServerSettings
-from qwen3_omni_neuron.sound.encoding import SOUND_FORMATS, STREAMED_FORMATS
 
 # Fields that a client may send beside OpenAI's: the options of a request, except those that have an
 # OpenAI field and those that the server itself sets.

@@ -12,8 +12,8 @@ import numpy as np
 import pybase64
 from numpy.typing import NDArray
 
+from qwen3_omni_neuron.events.encoding import pcm16, samples_of_pcm16
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
-from qwen3_omni_neuron.sound.encoding import pcm16, samples_of_pcm16
 
 TURN_RATE = 16000  # sample rate of the sound in turns
 MOST_SOUND_BYTES = 15 << 20  # limit of one event

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import NotInstalledError, OutputError, printable
-from qwen3_omni_neuron.sound.encoding import encode_sound
-from qwen3_omni_neuron.sound.speech_file import SpeechFile
+from qwen3_omni_neuron.events.encoding import encode_sound
+from qwen3_omni_neuron.events.speech_file import SpeechFile
 
 PROGRAMS = {
     "pw-play": (),

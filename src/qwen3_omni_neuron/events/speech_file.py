@@ -12,7 +12,7 @@ import soundfile
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import OutputError
-from qwen3_omni_neuron.sound.encoding import SoundWriter
+from qwen3_omni_neuron.events.encoding import SoundWriter
 
 _FORMATS = {
     **{".wav": "wav", ".mp3": "mp3", ".flac": "flac"},

@@ -141,7 +141,7 @@ class SpeechResult(ShortRepr):
         Raises OutputError for another name, a file that can't be written, and a reply without
         speech.
         """
-        from qwen3_omni_neuron.sound.speech_file import SpeechFile
+        from qwen3_omni_neuron.events.speech_file import SpeechFile
 
         self._check_speech("save")
         with SpeechFile(Path(path), self.sample_rate) as file:
@@ -151,18 +151,18 @@ class SpeechResult(ShortRepr):
         """Play the speech: in a notebook by a player on its page, elsewhere by this machine.
 
         Returns when the speech has been played; in a notebook at once. It takes one of
-        the programs of `sound.playing.PROGRAMS`.
+        the programs of `events.playing.PROGRAMS`.
         Raises NotInstalledError without one, and OutputError for a loudspeaker that
         can't be used and a reply without speech.
         """
-        from qwen3_omni_neuron.sound.playing import play
+        from qwen3_omni_neuron.events.playing import play
 
         self._check_speech("play")
         play(self.audio, self.sample_rate)
 
     def _repr_html_(self) -> str:
         """Return the text and a player of the sound, as a notebook's page shows a value."""
-        from qwen3_omni_neuron.sound.playing import player
+        from qwen3_omni_neuron.events.playing import player
 
         shown = f"<p>{escape(self.text)}</p>"
         return shown + player(self.audio, self.sample_rate) if len(self.audio) else shown

@@ -1,1 +1,0 @@
-"""Samples of a reply -> bytes of a sound format, a file, or sound that is heard."""
