@@ -19,7 +19,7 @@ from qwen3_omni_neuron.errors import LateError
 from qwen3_omni_neuron.serving.openai.fields import INPUT_ITEMS, LOGPROBS, RESPONSES, WITHOUT_EFFECT
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import HttpClient, ask
-from testing.http_server import client_of, same_sound, serving, url_of, wait_until
+from testing.http_server import client_of, serving, url_of, wait_until
 from testing.media_cases import QUESTION_WAV, noise_image
 from testing.scripted_model import ScriptedModel
 
@@ -336,10 +336,10 @@ def test_the_tokens_of_a_request_are_counted_without_an_answer(
     assert count(**again).input_tokens == more.usage.input_tokens
     bare = count(model=MODEL, previous_response_id=more.id).input_tokens
     assert bare > more.usage.input_tokens
-    spoken: Any = {"modalities": ["text", "audio"], "moderation": {"model": "m"}}
+    moderated: Any = {"modalities": ["text"], "moderation": {"model": "m"}}
     without_effect = server.service.metrics.without_effect.labels(RESPONSES, "moderation")
     before = without_effect._value.get()
-    assert count(**again, extra_body=spoken).input_tokens == more.usage.input_tokens
+    assert count(**again, extra_body=moderated).input_tokens == more.usage.input_tokens
     assert without_effect._value.get() == before + 1
     for wrong, said in (
         ({"input": "word " * 9000}, "KV cache"),
@@ -408,31 +408,6 @@ def test_media_are_those_of_a_chat(omni: Qwen3Omni, client: OpenAI) -> None:
     assert second.output_text == result.text
     assert second.usage and second.usage.input_tokens == result.timings.prompt_tokens
     assert second.usage.input_tokens_details.cached_tokens > 0
-
-
-def test_speech_is_in_the_typed_events_of_a_stream(omni: Qwen3Omni, client: OpenAI) -> None:
-    more = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie"}, "seed": 3}
-    more["talker_max_new_tokens"] = 20
-    asked: Any = {"model": MODEL, "input": "Hello", "max_output_tokens": 8, "extra_body": more}
-    events = events_of(client, **asked)
-    options: Any = {"seed": 3, "thinker_max_new_tokens": 8, "talker_max_new_tokens": 20}
-    hello: Any = [{"role": "user", "content": "Hello"}]
-    result = omni.generate_audio(hello, **options, speaker="Chelsie")
-
-    def joined(kind: str) -> list[str]:
-        return [event["delta"] for event in events if event["type"] == f"response.{kind}.delta"]
-
-    assert "".join(joined("output_text")) == "".join(joined("audio.transcript")) == result.text
-    same_sound(b"".join(map(base64.b64decode, joined("audio"))), result.audio)
-    ends = ["response.audio.done", "response.audio.transcript.done", "response.incomplete"]
-    assert [event["type"] for event in events[-3:]] == ends
-    with client.responses.stream(**asked) as stream:  # its accumulator takes them
-        texts = [event.delta for event in stream if event.type == "response.output_text.delta"]
-    assert "".join(texts) == result.text
-    with pytest.raises(openai.BadRequestError, match="stream: true"):
-        client.responses.create(**asked)
-    with scripted() as (_, mute, _), pytest.raises(openai.BadRequestError, match="no talker"):
-        mute.responses.create(**asked, stream=True)
 
 
 def test_without_a_limit_a_reply_may_fill_the_context(client: OpenAI) -> None:
@@ -749,7 +724,7 @@ def test_fields_without_effect_are_counted() -> None:
         ({"previous_response_id": ""}, "is not kept"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
         ({"metadata": {"a": "b" * 513}}, "metadata"),
-        ({"audio": {"format": "wav"}, "modalities": ["audio"], "stream": True}, "pcm16"),
+        ({"modalities": ["text", "audio"]}, "chat/completions, which speaks"),
         ({"unknown": 1}, "unknown field 'unknown'"),
         ({"n": 2}, "n can only be 1"),
         ({"max_output_tokens": 0}, "max_output_tokens"),

@@ -6,14 +6,11 @@ from contextlib import closing
 from functools import partial
 from typing import Any, TypeVar
 
-import pybase64
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
-from qwen3_omni_neuron.events import AudioChunk
-from qwen3_omni_neuron.events.encoding import pcm16
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import BODY_COPIES, Context
 from qwen3_omni_neuron.serving.endpoints.answer import parts_of
@@ -24,7 +21,7 @@ from qwen3_omni_neuron.serving.openai.chat_request import ChatRequest
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.fields import INPUT_ITEMS, RESPONSE, RESPONSES
 from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of, query_of
-from qwen3_omni_neuron.serving.openai.reply import PUBLIC_ID_BYTES, Content, new_id, response_usage
+from qwen3_omni_neuron.serving.openai.reply import PUBLIC_ID_BYTES, new_id, response_usage
 from qwen3_omni_neuron.serving.openai.responses import (
     OutputItems,
     ResponseEvent,
@@ -42,7 +39,6 @@ Query = TypeVar("Query", bound=BaseModel)
 SESSION_KEY = "session_key"
 """Name in a request's scope of the key that has led it to this replica; see `serving.fleet`."""
 _BEGINNING = ("response.created", "response.in_progress")
-_END_OF_SPEECH = ("response.audio.done", "response.audio.transcript.done")
 _ITEMS: TypeAdapter[list[requests.InputItem]] = TypeAdapter(requests.InputItems)
 
 
@@ -52,7 +48,7 @@ _ITEMS: TypeAdapter[list[requests.InputItem]] = TypeAdapter(requests.InputItems)
     responses=errors_of(with_body=True),
 )
 async def create_response(request: Request) -> Response:
-    """Answer a conversation in text, and in a stream in speech, too, where it is asked for."""
+    """Answer a conversation in text."""
     service, context = parts_of(request)
     context.param = "input"
     response_id = new_id("resp_", PUBLIC_ID_BYTES) + request.scope.get(SESSION_KEY, "")
@@ -163,13 +159,13 @@ def _read(
 def _counted(service: Service, context: Context) -> Question:
     """Return the question of a request that is not answered. Raises ApiError."""
     asked = bodies.parse_json(requests.ResponseRequest, context.body)
-    _, wanted, names = _conversation(asked, service, context, answered=False)
+    _, wanted, names = _conversation(asked, service, context)
     reply = partial(ResponseReply, asked, "", None)
     return Question.of(wanted, reply, service, context, names)
 
 
 def _conversation(
-    asked: requests.ResponseRequest, service: Service, context: Context, *, answered: bool = True
+    asked: requests.ResponseRequest, service: Service, context: Context
 ) -> tuple[list[requests.InputItem], ChatRequest, list[str]]:
     """Check a request, and count its fields without effect. Raises ApiError.
 
@@ -178,7 +174,7 @@ def _conversation(
     """
     if asked.model is not None:
         bodies.check_model(service, asked.model)
-    requests.check_response_request(asked, answered=answered)
+    requests.check_response_request(asked)
     items = list(_earlier(asked, service, context))
     own = _own_items(asked, service, context)
     names = ["input"] if isinstance(asked.input, str) else [f"input[{i}]" for i in range(len(own))]
@@ -310,20 +306,12 @@ class ResponseReply(Reply):
         pieces = [self._event(kind, response=begun) for kind in _BEGINNING]
         with closing(self._served) as served:
             async for events in served:
-                parts, chunk = self._taken(events)
-                for part in parts:
+                for part in self._taken(events)[0]:
                     pieces += map(self._numbered, self._items.add(part))
-                    if self.wanted.speaks and isinstance(part, Content):
-                        kind = "response.audio.transcript.delta"
-                        pieces.append(self._event(kind, delta=part.text))
-                if chunk is not None:
-                    pieces.append(self._sound(chunk))
                 if self._result is None:
                     yield b"".join(pieces)
                     pieces = []
         pieces += map(self._numbered, self._items.finish(self._status))
-        if self.wanted.speaks:
-            pieces += map(self._event, _END_OF_SPEECH)
         self._finish()
         pieces.append(self._framed(f"response.{self._status}", b'"response":' + self._body))
         yield b"".join(pieces)
@@ -414,13 +402,8 @@ class ResponseReply(Reply):
         """Return the next server-sent event."""
         return self._framed(kind, to_json(fields)[1:-1])
 
-    def _sound(self, chunk: AudioChunk) -> bytes:
-        """Return the event of a chunk of speech."""
-        data = pybase64.b64encode(pcm16(chunk.samples))
-        return self._framed("response.audio.delta", b'"delta":"', data, b'"')
-
-    def _framed(self, kind: str, *fields: bytes) -> bytes:
-        """Return the next event with its number. fields: parts of its other fields in JSON."""
+    def _framed(self, kind: str, fields: bytes) -> bytes:
+        """Return the next event with its number. fields: its other fields in JSON."""
         head = f'event: {kind}\ndata: {{"type":"{kind}","sequence_number":{self._number}'
         self._number += 1
-        return b"".join((head.encode(), b"," if fields[0] else b"", *fields, b"}\n\n"))
+        return b"".join((head.encode(), b",", fields, b"}\n\n"))

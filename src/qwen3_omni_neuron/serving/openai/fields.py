@@ -59,6 +59,8 @@ REFUSED_IN_RESPONSES: Mapping[str, tuple[Any, str]] = {
     "logprobs": (False, f"include: [{LOGPROBS}]"),
     "messages": (None, f"input, or {CHAT}"),
     "response_format": (None, "text.format"),
+    "modalities": (["text"], f"{CHAT}, which speaks"),
+    "audio": (None, f"{CHAT}, which speaks"),
     **dict.fromkeys(("max_tokens", "max_completion_tokens"), (None, "max_output_tokens")),
 }
 

@@ -22,7 +22,6 @@ from qwen3_omni_neuron.serving.openai.openapi import (
     schemas_of_options,
     with_item_fields,
 )
-from qwen3_omni_neuron.serving.openai.parameters import VoiceName
 from qwen3_omni_neuron.serving.openai.reply import (
     PUBLIC_ID_BYTES,
     Call,
@@ -225,13 +224,6 @@ def fields_of_query(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
     return fields
 
 
-class StreamedSound(bodies.StrictObject):
-    """Voice of the speech, whose format is 16-bit PCM at 24 kHz."""
-
-    voice: VoiceName | None = None
-    format: Literal["pcm16"] = "pcm16"
-
-
 Metadata = Annotated[
     dict[
         Annotated[str, StringConstraints(max_length=64)],
@@ -258,8 +250,6 @@ class ResponseRequest(chat.SampledBody):
     include: list[str] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     stream: bool | None = None
-    modalities: list[Literal["text", "audio"]] | None = None
-    audio: StreamedSound | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     tools: list[FlatTool] | None = Field(None, max_length=bodies.MOST_TOOLS)
     tool_choice: ChosenFlatTool | None = None
@@ -291,11 +281,8 @@ class ResponseRequest(chat.SampledBody):
         return self.store is not False
 
 
-def check_response_request(asked: ResponseRequest, *, answered: bool = True) -> None:
-    """Refuse what only other paths or OpenAI itself have. Raises ApiError.
-
-    answered: False where its tokens are counted alone, so that no speech needs a place.
-    """
+def check_response_request(asked: ResponseRequest) -> None:
+    """Refuse what only other paths or OpenAI itself have. Raises ApiError."""
     for name, (only, instead) in REFUSED_IN_RESPONSES.items():
         value = (asked.model_extra or {}).get(name)
         if value is not None:
@@ -306,12 +293,6 @@ def check_response_request(asked: ResponseRequest, *, answered: bool = True) -> 
     )
     if asked.top_logprobs and not asked.tells_logprobs:
         raise wrong_value(f"top_logprobs needs include: [{LOGPROBS}].", "top_logprobs")
-    if answered and "audio" in (asked.modalities or ()) and not asked.stream:
-        raise wrong_value(
-            "speech is in streamed responses alone, as OpenAI's response has no place for it. "
-            "Take stream: true, or POST /v1/chat/completions for speech in one piece.",
-            "modalities",
-        )
     for i, tool in enumerate(asked.tools or ()):
         if tool.type != "function":
             raise _no_such_tool(f"tools[{i}]", tool.type, f"tools[{i}].type")
@@ -344,7 +325,7 @@ def chat_request_of(
     if asked.max_output_tokens is None:
         # Clients take the end at a limit that they have not set for a failure.
         more.setdefault("thinker_max_new_tokens", context_length)
-    same = ("stream", "modalities", "temperature", "top_p", "seed", "stop", "top_logprobs")
+    same = ("stream", "temperature", "top_p", "seed", "stop", "top_logprobs")
     more |= {name: getattr(asked, name) for name in same}
     form: Any = None if asked.text is None else asked.text.format
     if isinstance(form, FlatSchemaFormat):
@@ -365,9 +346,6 @@ def chat_request_of(
         wanted = chat.ChatRequest(
             model=asked.model or "",
             messages=messages,
-            audio=chat.AudioOutput(
-                voice=asked.audio.voice if asked.audio else None, format="pcm16"
-            ),
             logprobs=asked.tells_logprobs,
             max_completion_tokens=asked.max_output_tokens,
             tools=tools,
