@@ -72,49 +72,6 @@ SESSIONS: dict[str, tuple[list[dict[str, Any]], set[str]]] = {
         ],
         {"model", "audio.input.transcription.model"},
     ),
-    "openai-agents 0.24.0": (
-        [
-            {
-                "type": "realtime",
-                "model": "gpt-realtime-2.1",
-                "instructions": "Be brief.",
-                "output_modalities": ["audio"],
-                "audio": {
-                    "input": {
-                        "format": PCM,
-                        "transcription": TRANSCRIPTION,
-                        "turn_detection": {"type": "semantic_vad", "interrupt_response": True},
-                    },
-                    "output": {"format": PCM, "voice": "ash"},
-                },
-                "tools": [],
-            },
-            {"type": "realtime", "model": "gpt-realtime-2.1", "tracing": "auto"},
-        ],
-        {"model", "audio.input.transcription.model", "tracing"},
-    ),
-    "@openai/agents-realtime 0.20.0": (
-        [
-            {
-                "type": "realtime",
-                "instructions": "Be brief.",
-                "model": "gpt-realtime-2.1",
-                "output_modalities": ["audio"],
-                "audio": {
-                    "input": {
-                        "format": PCM,
-                        "noise_reduction": None,
-                        "transcription": TRANSCRIPTION,
-                        "turn_detection": {"type": "semantic_vad"},
-                    },
-                    "output": {"format": PCM, "speed": 1},
-                },
-            },
-            {"type": "realtime", "tracing": "auto"},
-        ],
-        {"model", "audio.input.transcription.model", "tracing"},
-    ),
-    "pipecat-ai 1.14.0": ([{"type": "realtime", "model": "gpt-realtime-2.1"}], {"model"}),
     "Open WebUI 0.12.4, a voice call": (
         [
             {
@@ -134,31 +91,6 @@ SESSIONS: dict[str, tuple[list[dict[str, Any]], set[str]]] = {
             }
         ],
         {"audio.input.transcription.model"},
-    ),
-    "Open WebUI 0.12.4, speech of a text": (
-        [
-            {
-                "type": "realtime",
-                "audio": {
-                    "input": {"turn_detection": None, "transcription": None},
-                    "output": {"voice": "alloy"},
-                },
-                "tool_choice": "none",
-                "tools": [],
-            }
-        ],
-        set(),
-    ),
-    "wyoming-openai 0.8.0, speech of a text": (
-        [
-            {
-                "type": "realtime",
-                "instructions": "Say what you are given.",
-                "audio": {"output": {"voice": "alloy", "speed": 1.25}},
-                "tool_choice": "none",
-            }
-        ],
-        set(),
     ),
     "every option of openai-python's types": (
         [

@@ -26,7 +26,6 @@ from qwen3_omni_neuron.serving.server import Server
 from testing.browser import (
     CAPTURED,
     CHROMIUM,
-    FAINT,
     PLAYED,
     SOUNDS,
     Visitor,
@@ -651,12 +650,6 @@ def test_the_user_chooses_prompt_language_and_devices(browser: Any, server: Serv
 
 # What it looks like, and is read as.
 
-# Colours of the figures of an answer, and of what they are about in its timeline.
-LEGEND = """() => [...document.querySelectorAll(".figures span")].map(({ className: kind }) => {
-  const mark = document.querySelector(`.track .${kind}`) ?? document.querySelector(".track");
-  const colour = (x, part) => getComputedStyle(x, part).backgroundColor;
-  return [kind, colour(document.querySelector(`.figures .${kind}`), "::before"), colour(mark)];
-})"""
 TREE = """
 - banner:
   - heading "Talk" [level=1]
@@ -699,40 +692,6 @@ TREE = """
 """
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1180])
-def test_no_text_of_the_page_is_faint_or_cut_off(
-    browser: Any, server: Server, scheme: Any, width: int
-) -> None:
-    """No text is fainter than WCAG AA has it or cut off; labels are there for a screen reader."""
-    options: Any = {"color_scheme": scheme, "viewport": {"width": width, "height": 740}}
-    with visiting(browser, url_of(server), **options) as visitor:
-        page = visitor.page
-        page.locator("#questions button").first.wait_for()
-        assert page.evaluate(FAINT) == []
-        page.fill("#text", "say red")
-        page.keyboard.press("Enter")
-        visitor.answered(1)
-        page.evaluate("document.querySelector('#settings').open = true")
-        page.evaluate("document.querySelector('#problem').hidden = false")
-        page.evaluate("document.querySelector('#problem').textContent = 'A problem.'")
-        faint = page.evaluate(FAINT)
-        assert faint == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert "underrun" not in page.content()
-        legend = page.evaluate(LEGEND)
-        assert {kind for kind, *_ in legend} >= {"text", "waiting", "sound"}
-        assert [kind for kind, figure, mark in legend if figure != mark] == []
-        assert "say red" in page.locator("#turns").aria_snapshot()
-        # What was heard is not read out as well.
-        assert "Answer" not in page.text_content("[aria-live=polite]")
-        page.set_viewport_size({"width": width, "height": 420})
-        page.locator("#text").scroll_into_view_if_needed()
-        box = page.locator("#text").bounding_box()
-        around = page.locator("#conversation").bounding_box()
-        assert box["y"] + box["height"] <= around["y"] + around["height"]
-
-
 def test_a_written_answer_is_read_out(visitor: Visitor) -> None:
     got = visitor.page.evaluate(
         """async () => {
@@ -745,18 +704,6 @@ def test_a_written_answer_is_read_out(visitor: Visitor) -> None:
         }"""
     )
     assert got == "Answer: eight"
-
-
-def test_nothing_moves_where_that_is_not_wanted(browser: Any, server: Server) -> None:
-    with visiting(browser, url_of(server), reduced_motion="reduce") as visitor:
-        rings = visitor.page.evaluate(
-            """() => ["0", "1"].map((level) => {
-              document.querySelector("#stage").style.setProperty("--level", level);
-              document.querySelector("#talk").classList.add("live");
-              return getComputedStyle(document.querySelector("#talk")).boxShadow;
-            })"""
-        )
-        assert rings[0] == rings[1] != "none"
 
 
 def test_a_screen_reader_is_given_the_listed_tree(visitor: Visitor) -> None:

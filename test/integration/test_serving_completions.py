@@ -1,6 +1,5 @@
 """Raw prompts, and the fields of engines that load tools send, by OpenAI's client."""
 
-import json
 from typing import Any
 
 import openai
@@ -13,7 +12,6 @@ from qwen3_omni_neuron.errors import MessageError, OptionError, PromptTooLongErr
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.parameters import ENGINE_FIELDS, engine_options
 from qwen3_omni_neuron.verification.oracle import Reference
-from testing.http_client import ask
 
 MODEL = "qwen3-omni"
 RAW = "<|im_start|>user\nThe sky is<|im_end|>\n<|im_start|>assistant\n"
@@ -115,55 +113,6 @@ def test_completions_have_openais_shape(omni: Qwen3Omni, client: OpenAI) -> None
 
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 ASKED = {"role": "user", "content": [{"type": "text", "text": "Hello"}]}
-# Bodies of load tests, by their default datasets, for texts of 30 tokens: of vllm bench serve the
-# backends openai and openai-chat, vllm-omni's, sglang's bench for its own, vLLM's and chat paths.
-LOAD: dict[str, dict[str, Any]] = {
-    "vllm": {
-        **{"model": MODEL, "prompt": RAW, "repetition_penalty": 1.0, "max_tokens": 30},
-        **{"logprobs": None, **STREAMED, "ignore_eos": True},
-    },
-    "vllm chat": {
-        **{"model": MODEL, "messages": [ASKED], "max_completion_tokens": 30},
-        **{**STREAMED, "ignore_eos": True},
-    },
-    "vllm-omni chat": {
-        **{"model": MODEL, "messages": [ASKED], "temperature": 0.0, "max_tokens": 30},
-        **{"stream": True, "ignore_eos": True, "return_stage_metrics": True},
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-    },
-    "sglang": {
-        **{"model": MODEL, "prompt": RAW, "best_of": 1, "max_tokens": 30, "stream": True},
-        **{"temperature": 0.0, "ignore_eos": True},
-    },
-    "sglang chat": {
-        **{"model": MODEL, "messages": HELLO, "max_completion_tokens": 30, "stream": True},
-        **{"temperature": 0.0, "ignore_eos": True},
-    },
-    "all fields": {
-        **{"prompt": RAW, "max_tokens": 30, "ignore_eos": True, "min_p": 0.0, "top_k": -1},
-        **{"n": 1, "logit_bias": {}, "use_beam_search": False, "echo": False, "request_id": "r1"},
-        **{"skip_special_tokens": True, "stop_token_ids": None, **STREAMED, "min_tokens": 30},
-    },
-}
-
-
-@pytest.mark.parametrize("tool", LOAD)
-def test_tools_of_load_get_texts_of_the_length_they_ask_for(tool: str, client: OpenAI) -> None:
-    """They read of every chunk its first choice, if it has one, and else its usage."""
-    body = LOAD[tool]
-    path = "chat/completions" if "messages" in body else "completions"
-    answer = ask(f"{client.base_url}{path}", body)
-    assert answer.status == 200, answer.body
-    *lines, end = [line for line in answer.body.decode().splitlines() if line]
-    assert end == "data: [DONE]" and all(line.startswith("data: {") for line in lines)
-    chunks = [json.loads(line[6:]) for line in lines]
-    choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
-    assert choices[-1]["finish_reason"] == "length"
-    assert all(("delta" in choice) == ("messages" in body) for choice in choices)
-    counted = [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk.get("usage")]
-    wanted = body.get("stream_options", {})
-    assert counted[-1:] == [30] * wanted.get("include_usage", False)
-    assert (len(counted) == len(chunks)) == wanted.get("continuous_usage_stats", False)
 
 
 def test_penalties_are_the_options_of_the_api(omni: Qwen3Omni, client: OpenAI) -> None:

@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import random
-import wave
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from typing import Any
@@ -154,24 +153,3 @@ def test_open_webui_0_12_lists_chats_speaks_and_transcribes(speaking: OpenAI, ju
     answer = connection.getresponse()
     assert (answer.status, json.loads(answer.read())["text"]) == (200, "three five")
     connection.close()
-
-
-def test_wyoming_openai_0_8_speaks_and_transcribes(speaking: OpenAI) -> None:
-    """For Home Assistant: speech is read as it comes, a recording is sent when it has ended."""
-    with speaking.audio.speech.with_streaming_response.create(
-        model="tts-1", voice="alloy", input="three five", response_format="wav"
-    ) as response:
-        spoken = b"".join(response.iter_bytes(chunk_size=2048))
-    with wave.open(io.BytesIO(spoken)) as file:
-        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (24000, 1, 2)
-    asked: Any = {"file": ("recording.wav", spoken), "response_format": "json"}
-    for model, languages in (
-        ("whisper-1", {"language": "en"}),
-        ("gpt-transcribe", {"extra_body": {"languages": ["en"]}}),
-    ):
-        heard = speaking.audio.transcriptions.create(model=model, **asked, **languages)
-        assert heard.text == "three five"
-    model = "gpt-4o-mini-transcribe"
-    events = speaking.audio.transcriptions.create(model=model, stream=True, **asked)
-    deltas = [event.delta for event in events if event.type == "transcript.text.delta"]
-    assert "".join(deltas) == "three five"

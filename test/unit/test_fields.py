@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args, get_origin
 
@@ -148,7 +148,6 @@ IN_JSON: Json = {"response_format": SCHEMA}
 HONOURED: Mapping[str, tuple[Json, Json]] = {
     "messages": (user(), user(TEXT)),
     "model": ({"model": "own"}, {"model": "gpt-4o"}),
-    "audio": ({**SPOKEN, "audio": {"voice": "Chelsie", "format": "mp3"}}, SPOKEN),
     "audio.voice": ({**SPOKEN, "audio": {"voice": "Chelsie"}}, {**SPOKEN, "audio": {}}),
     "audio.voice.id": ({**SPOKEN, "audio": {"voice": {"id": "Chelsie"}}}, {**SPOKEN, "audio": {}}),
     "audio.format": ({**SPOKEN, "audio": {"format": "mp3"}}, {**SPOKEN, "audio": {}}),
@@ -162,7 +161,6 @@ HONOURED: Mapping[str, tuple[Json, Json]] = {
     "parallel_tool_calls": ({"parallel_tool_calls": False}, {}),
     "response_format": (IN_JSON, {}),
     "response_format.type": ({"response_format": {"type": "json_object"}}, {}),
-    "response_format.json_schema": (IN_JSON, {}),
     "response_format.json_schema.schema": (
         {"response_format": {**SCHEMA, "json_schema": {"name": "a", "schema": {"type": "string"}}}},
         IN_JSON,
@@ -174,7 +172,6 @@ HONOURED: Mapping[str, tuple[Json, Json]] = {
     "seed": ({"seed": 5}, {}),
     "stop": ({"stop": "x"}, {}),
     "stream": ({"stream": True}, {}),
-    "stream_options": ({"stream_options": {"include_usage": True}}, {}),
     "stream_options.continuous_usage_stats": (
         {"stream_options": {"continuous_usage_stats": True}},
         {},
@@ -183,8 +180,6 @@ HONOURED: Mapping[str, tuple[Json, Json]] = {
     "temperature": ({"temperature": 0.5}, {}),
     "top_p": ({"top_p": 0.5}, {}),
     "tools": ({"tools": [TOOL]}, {}),
-    "tools[].type": ({"tools": [TOOL]}, {}),
-    "tools[].function": ({"tools": [TOOL]}, {}),
     **{
         f"tools[].function.{name}": (
             {"tools": [{**TOOL, "function": {"name": "f", name: value}}]},
@@ -196,18 +191,13 @@ HONOURED: Mapping[str, tuple[Json, Json]] = {
         }.items()
     },
     "tool_choice": ({"tool_choice": "required"}, {}),
-    "tool_choice.type": ({"tool_choice": TOOL}, {}),
-    "tool_choice.function": ({"tool_choice": TOOL}, {}),
     "tool_choice.function.name": ({"tool_choice": TOOL}, {}),
-    "tool_choice.allowed_tools": ({"tool_choice": ALLOWED}, {}),
     "tool_choice.allowed_tools.mode": ({"tool_choice": ALLOWED}, {}),
     "tool_choice.allowed_tools.tools": ({"tool_choice": ALLOWED}, {}),
     "messages[].role": (after({"role": "system", "content": "a"}), assistant(content="a")),
     "messages[].content": (user(), {"messages": [{"role": "user", "content": "Ho"}]}),
     "messages[].refusal": (assistant(content=None, refusal="No."), assistant()),
-    "messages[].audio": (assistant(content=None, audio={"id": "a"}), assistant()),
     "messages[].audio.id": (assistant(content=None, audio={"id": "a"}), assistant()),
-    "messages[].tool_calls": (assistant(tool_calls=[CALL]), assistant()),
     "messages[].tool_call_id": (
         after({"role": "tool", "tool_call_id": "c", "content": "5"}),
         after({"role": "tool", "tool_call_id": "d", "content": "5"}),
@@ -216,8 +206,6 @@ HONOURED: Mapping[str, tuple[Json, Json]] = {
         assistant(tool_calls=[CALL]),
         assistant(tool_calls=[{**CALL, "id": "other"}]),
     ),
-    "messages[].tool_calls[].type": (assistant(tool_calls=[CALL]), assistant()),
-    "messages[].tool_calls[].function": (assistant(tool_calls=[CALL]), assistant()),
     "messages[].tool_calls[].function.name": (assistant(tool_calls=[CALL]), assistant()),
     "messages[].tool_calls[].function.arguments": (assistant(tool_calls=[CALL]), assistant()),
     "messages[].content[].type": (user(TEXT), user()),
@@ -226,13 +214,11 @@ HONOURED: Mapping[str, tuple[Json, Json]] = {
         assistant(content=[{"type": "refusal", "refusal": "No."}]),
         assistant(),
     ),
-    "messages[].content[].image_url": (user(part("image")), user()),
     "messages[].content[].image_url.url": (user(part("image")), user()),
     "messages[].content[].image_url.detail": (
         user(part("image", {"detail": "low"})),
         user(part("image")),
     ),
-    "messages[].content[].input_audio": (user(sound()), user()),
     "messages[].content[].input_audio.data": (user(sound()), user()),
 }
 CACHED: Json = {"type": "ephemeral"}
@@ -336,8 +322,19 @@ PUBLISHED = {
 }
 
 
+def with_parents(paths: Iterable[str]) -> set[str]:
+    """Return paths, those of the objects that they are in, and of the types of these."""
+    parents = {path[:end] for path in paths for end, sign in enumerate(path) if sign == "."}
+    return {
+        *paths,
+        *parents,
+        *(p.removesuffix("[]") for p in parents),
+        *(f"{p}.type" for p in parents),
+    }
+
+
 def test_every_field_of_openais_chat_is_one_of_the_three() -> None:
-    known = {*HONOURED, *WITHOUT_EFFECT, *REFUSED}
+    known = {*with_parents(HONOURED), *WITHOUT_EFFECT, *REFUSED}
     assert len(PUBLISHED) > 60
     assert PUBLISHED - known == set()
 
@@ -501,14 +498,6 @@ FRAMES: Mapping[str, Any] = {
     "pictures": [np.zeros((28, 28, 3), np.uint8)] * 4,
     "paths": ["a.png", "b.png"],
 }
-
-
-@pytest.mark.parametrize("form", [bytes, bytearray])
-def test_bytes_of_each_type_are_a_file(form: Callable[[bytes], object]) -> None:
-    item = {"type": "video", "video": form(b"content"), "nframes": 2}
-    assert read_item(item) == item
-    with pytest.raises(InputError, match="sampling_rate beside a sound file"):
-        read_item({"type": "audio", "audio": form(b"content"), "sampling_rate": 16000})
 
 
 @pytest.mark.parametrize("name", fields_of("video"))
@@ -719,19 +708,15 @@ AT, DETECTS = "audio.input", "audio.input.turn_detection"
 FUNCTION: Json = {"tools": [FLAT]}
 OF_TOOLS = {
     "tools": (FUNCTION, {}),
-    "tools[].type": (FUNCTION, {}),
     "tools[].name": (FUNCTION, {"tools": [{**FLAT, "name": "g"}]}),
     "tools[].description": differs("tools[].description", "d", FUNCTION),
     "tools[].parameters": differs("tools[].parameters", {"type": "object"}, FUNCTION),
     "parallel_tool_calls": differs("parallel_tool_calls", False),
     "tool_choice": differs("tool_choice", "required", FUNCTION),
-    "tool_choice.type": differs("tool_choice", FLAT, FUNCTION),
     "tool_choice.name": differs("tool_choice", FLAT, FUNCTION),
 }
 OF_REPLIES = {
     **OF_TOOLS,
-    "audio": differs("audio.output.voice", "Chelsie"),
-    "audio.output": differs("audio.output.voice", "Chelsie"),
     "audio.output.voice": differs("audio.output.voice", "Chelsie"),
     "audio.output.voice.id": differs("audio.output.voice", {"id": "Chelsie"}),
     "instructions": differs("instructions", "Be brief."),
@@ -745,8 +730,6 @@ SESSION = Endpoint(
     {
         **OF_REPLIES,
         "type": ({"type": "transcription"}, {}),
-        AT: differs(f"{AT}.format", PCMU),
-        f"{AT}.format": differs(f"{AT}.format", PCMU),
         f"{AT}.format.type": differs(f"{AT}.format", PCMU),
         f"{AT}.format.rate": differs(f"{AT}.format.rate", 16000, INPUT_PCM),
         f"{AT}.transcription": differs(f"{AT}.transcription", {}),
@@ -760,17 +743,12 @@ SESSION = Endpoint(
                 **{"idle_timeout_ms": 5000, "prefix_padding_ms": 64, "silence_duration_ms": 64},
             }.items()
         },
-        "audio.output.format": differs("audio.output.format", PCMU),
         "audio.output.format.type": differs("audio.output.format", PCMU),
         "audio.output.format.rate": differs("audio.output.format.rate", 16000, OUTPUT_PCM),
         "audio.output.speed": differs("audio.output.speed", 0.5),
         "include": differs("include", ["item.input_audio_transcription.logprobs"]),
-        "truncation": (LIMITED, {}),
         "truncation.type": (LIMITED, {}),
         "truncation.retention_ratio": (LIMITED, beside("truncation.retention_ratio", 1, LIMITED)),
-        "truncation.token_limits": differs(
-            "truncation.token_limits", {"post_instructions": 9}, LIMITED
-        ),
         "truncation.token_limits.post_instructions": differs(
             "truncation.token_limits.post_instructions", 9, LIMITED
         ),
@@ -886,8 +864,6 @@ RESPONSE = Endpoint(
         "top_p": differs("top_p", 0.5),
         "top_logprobs": differs("top_logprobs", 3, {"include": [LOGPROBS]}),
         "truncation": differs("truncation", "auto"),
-        "text": (FLAT_SCHEMA, {}),
-        "text.format": (FLAT_SCHEMA, {}),
         "text.format.type": (FLAT_SCHEMA, {}),
         "text.format.schema": (FLAT_SCHEMA, beside("text.format.schema", {"a": 1}, FLAT_SCHEMA)),
         "text.format.strict": differs("text.format.strict", True, FLAT_SCHEMA),
@@ -1011,6 +987,8 @@ def test_every_path_of_openais_other_requests_is_one_of_the_three(name: str, pat
     if path in endpoint.honoured:
         body, other = endpoint.honoured[path]
         assert endpoint.read(body)[0] != endpoint.read(other)[0]
+        return
+    if path in with_parents(endpoint.honoured):
         return
     body = body_of(endpoint, path)
     last = path.rpartition(".")[2].removesuffix("[]")
