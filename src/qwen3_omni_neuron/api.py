@@ -17,7 +17,6 @@ from qwen3_omni_neuron.compilation.loading import (
     host_sampler,
     load_engines,
     plan_of,
-    threads_of,
 )
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.process.fork import check_not_forked, finalize
@@ -89,7 +88,6 @@ class Qwen3Omni:
         engines: Engines,
         max_queued: int,
         reuse: bool = True,
-        faster: Sequence[str] = (),
         adapters: Sequence[AdapterPath] = (),
     ):
         """Do not call this; use `load`."""
@@ -106,7 +104,6 @@ class Qwen3Omni:
             prefix_cache=reuse,
             sample_ids=host_sampler(),
             defaults=defaults,
-            faster=faster,
         )
         # Threads and processes end with the model, even if nobody closes it.
         self._finalizer = finalize(
@@ -141,7 +138,6 @@ class Qwen3Omni:
         try:
             if given.wrap_engines is not None:
                 engines = given.wrap_engines(engines)
-            faster = target.faster(plan, threads_of(given.threads))
             return Qwen3Omni(
                 config,
                 defaults,
@@ -149,7 +145,6 @@ class Qwen3Omni:
                 engines,
                 given.max_queued,
                 given.reuse,
-                faster,
                 plan.adapters,
             )
         except BaseException:

@@ -14,7 +14,7 @@ from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import Encoder, Engines
 from qwen3_omni_neuron.prompt.prompt import Prompt
-from qwen3_omni_neuron.runtime import encoder_stage, policy
+from qwen3_omni_neuron.runtime import policy, thinker_stage
 from testing.media_cases import audio, image, text, user
 from testing.recorded_calls import ungated, watching
 
@@ -218,7 +218,7 @@ def test_what_takes_long_is_counted_in_rows_of_media(
     omni: Qwen3Omni, gated: GatedEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gated.gate.set()
-    monkeypatch.setattr(encoder_stage, "LONG_ROWS", 3)
+    monkeypatch.setattr(thinker_stage, "LONG_ROWS", 3)
     omni.generate_audio([user(text("Many words, but no media. " * 20))], **LIMITS)
     assert not gated.calls
     omni.generate_audio([user(image(64, 64))], **LIMITS)

@@ -11,7 +11,6 @@ from qwen3_omni_neuron.cli import compile as verb
 from qwen3_omni_neuron.cli.parsing import CommandParser
 from qwen3_omni_neuron.compilation.loading import TARGETS
 from qwen3_omni_neuron.compilation.plan import MODELS, models_of
-from qwen3_omni_neuron.cpu import target
 from qwen3_omni_neuron.cpu.slots import CpuSlots
 from qwen3_omni_neuron.cpu.target import CPU
 from qwen3_omni_neuron.errors import OptionError
@@ -41,19 +40,6 @@ def test_a_plan_has_chunked_prefill_where_its_targets_engines_do() -> None:
     }
     assert CPU.limits.chunked_prefill == CpuSlots.chunked_prefill
     assert NEURON.limits.chunked_prefill == NxdiSlots.chunked_prefill
-
-
-def test_a_faster_dtype_threads_or_machine_is_suggested_for_the_cpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(target, "usable_cores", lambda: 4)
-    ways = {
-        dtype: CPU.faster(plan_of(MODEL, RELEASED, "cpu", dtype=dtype), threads)
-        for dtype, threads in (("mixed", 2), ("int8", 4), ("int4", 4))
-    }
-    assert ways["mixed"] == ["dtype int8 or int4 (now mixed)", "threads=4 (now 2)"]
-    assert ways["int8"] == ["dtype int4 (now int8)"]
-    assert ways["int4"] == ["a machine with more cores, or whose memory is read faster"]
 
 
 @pytest.mark.parametrize(

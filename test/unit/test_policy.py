@@ -30,7 +30,6 @@ Simulate = Callable[..., Simulation]
 TOKENS = [5, 0, 17, 17, 30, 8, 91]
 FRAME_S = 0.08
 PREFILL_S, ROWS = 0.4, 100
-THINKER_STEP_S = 0.01
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +141,8 @@ def make_live(
     options = replace(GREEDY, first_token_timeout_s=first_token_timeout_s, wait_timeout_s=1e6)
     condition = threading.Condition()
     condition.acquire()  # as a stage does
-    text, output = TokenBuffer(condition, lambda: None, 1, 2), Output(condition, lambda: None)
+    text = TokenBuffer(condition, lambda: None, 1, 2)
+    output = Output(condition, lambda: None, lambda: None)
     request = Request(prompt, options, talks, 0.0, Codec())
     return LiveRequest(request, text, output, lambda: None, lambda: 0.0)
 
@@ -168,7 +168,6 @@ def starter() -> LiveRequest:
 def policy(shares_cores: bool, *running: LiveRequest) -> SchedulingPolicy:
     made = SchedulingPolicy(shares_cores, FRAME_S, running)
     made.prefilled(ROWS, PREFILL_S)
-    made.stepped(THINKER_STEP_S)
     return made
 
 
@@ -202,7 +201,7 @@ def test_a_prompt_waits_on_shared_cores_for_whom_can_be_served_first(
     ("live", "waits"),
     [
         (listener(0.1, tokens=20), True),
-        (listener(0.1, tokens=27), True),  # 0.1 + (7 - 2) * 0.08 are less than 1.25 * 0.41
+        (listener(0.1, tokens=26), True),  # 0.1 + (6 - 2) * 0.08 are less than 1.25 * 0.4
         (listener(0.1, tokens=28), False),
         (listener(0.1, frame_s=0.2, tokens=20), True),  # tokens are what it lacks, not frames
         (starter(), True),
@@ -464,3 +463,43 @@ def test_a_piece_waits_for_text_that_is_not_spoken() -> None:
     assert not rules.is_pause(ROWS)
     silent.end()
     assert rules.is_pause(ROWS)
+
+
+# Turns of owners: no owner's request waits for more than one of another owner's
+
+
+def test_a_request_waits_for_one_prefill_of_another_owner_and_not_for_all(
+    simulate: Simulate,
+) -> None:
+    simulation = simulate(Times(thinker_prefill_s=1.0), Sizes(slots=4), frames=3)
+    many = [simulation.start([n, *TOKENS], owner="a") for n in range(3)]
+    mine = simulation.start([9, 9], owner="b")
+    assert mine.queue_position == 0
+    result = finish(mine)
+    simulation.assert_right(result, [9, 9], 3)
+    assert result.timings.ttft_s <= 2.1, "the prefill that runs, and its own"
+    for number, stream in enumerate(many):
+        simulation.assert_right(finish(stream), [number, *TOKENS], 3)
+    simulation.assert_idle()
+
+
+def test_a_short_prompt_comes_between_two_chunks_of_another_owners_long_one(
+    simulate: Simulate,
+) -> None:
+    simulation = simulate(Times(lambda rows: rows * 1e-3, 0.01), Sizes(slots=4), frames=3)
+    other = simulation.start([7] * 900, owner="c", speak=False)
+    next(iter(other))
+    long = simulation.start([8] * 3000, owner="a", speak=False)
+    mine = finish(simulation.start([9] * 200, owner="b", speak=False, thinker_limit=1))
+    assert mine.timings.ttft_s < 0.6, "its own two chunks, and three of the other's at most"
+    assert finish(long).timings.ttft_s > 3
+    finish(other)
+    simulation.assert_idle()
+
+
+def test_a_request_of_an_owner_without_a_slot_is_the_next_to_get_one(simulate: Simulate) -> None:
+    simulation = simulate(Times(thinker_prefill_s=1.0), Sizes(slots=1), frames=3)
+    many = [simulation.start([n], owner="a") for n in range(4)]
+    assert finish(simulation.start([9], owner="b")).timings.queued_s <= 1.1
+    results = [finish(stream) for stream in many]
+    assert [round(result.timings.queued_s) for result in results] == [0, 2, 3, 4]

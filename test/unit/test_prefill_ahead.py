@@ -12,7 +12,7 @@ import pytest
 from qwen3_omni_neuron.errors import BusyError, ClosedError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.pipeline import AWAITED_S
-from qwen3_omni_neuron.runtime.prefix_cache import COPY_ROWS
+from qwen3_omni_neuron.runtime.prefill import COPY_ROWS
 from qwen3_omni_neuron.runtime.request import LiveRequest
 from testing.replaying.simulation import take_reply
 from testing.simulation import Simulation, finish

@@ -124,7 +124,7 @@ RESULTS = {
     "talker_finish_reason timings seed logprobs top_logprobs warnings",
     "Timings": "queued_s ttft_s ttfb_s total_s audio_s rtf prompt_tokens reused_tokens text_tokens "
     "frames prompt_audio_tokens prompt_image_tokens speech_s "
-    "slow_stage slow_speech",
+    "slow_stage",
     "TextDelta": "text token_ids logprobs top_logprobs",
     "AudioChunk": "samples first_sample frames",
     "Finished": "result",

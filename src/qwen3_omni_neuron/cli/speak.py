@@ -303,6 +303,9 @@ def _summary(result: "SpeechResult", out: str | None) -> str:
         f"TTFB {1000 * t.ttfb_s:.0f} ms (to the first sound)   "
         f"RTF {t.rtf:.2f} (below 1: made faster than it plays)   seed {result.seed}",
     ]
-    if t.slow_speech is not None:
-        lines.append(t.slow_speech)
+    if t.slow_stage is not None:
+        lines.append(
+            f"speech is made slower than it plays: the {t.slow_stage} took "
+            f"{t.speech_s[t.slow_stage]:.1f} s for {t.audio_s:.1f} s of audio."
+        )
     return "\n".join(lines)

@@ -87,8 +87,7 @@ class Target:
     expected_bytes: returns the approximate size in bytes of a model's folder. build_engines: builds
     the engines of some stages; importable, since other processes call it. environments: returns, by
     stage, the environment variables that give its process its cores. Raises OptionError. require:
-    raises NotInstalledError where packages that a compile needs are not installed. faster: returns
-    what would make a model of a plan faster that has so many CPU threads; for the log. needs_tree:
+    raises NotInstalledError where packages that a compile needs are not installed. needs_tree:
     a model can only be loaded from a compiled tree. keeps_failed: a failed compile leaves files
     worth keeping, such as a compiler's logs.
     """
@@ -100,6 +99,5 @@ class Target:
     build_engines: EngineBuilder
     environments: Callable[[CompilePlan, CoreRequest], Mapping[str, Mapping[str, str]]]
     require: Callable[[], object] = lambda: None
-    faster: Callable[[CompilePlan, int], Sequence[str]] = lambda plan, threads: ()
     needs_tree: bool = False
     keeps_failed: bool = False

@@ -72,15 +72,6 @@ def predictor_numbers(dtype: str) -> str:
     return dtype if default == SAME else default
 
 
-def faster(plan: CompilePlan, threads: int) -> list[str]:
-    """Return what would make a model of this plan faster; threads: that it has."""
-    cores = usable_cores()
-    smaller = {"int4": "", "int8": "int4"}.get(plan.dtype, "int8 or int4")
-    ways = [f"dtype {smaller} (now {plan.dtype})"] if smaller else []
-    ways += [f"threads={cores} (now {threads})"] if threads < cores else []
-    return ways or ["a machine with more cores, or whose memory is read faster"]
-
-
 # Compiled models hold weights in this package's layout, so only its version makes them stale.
 CPU = Target(
     LIMITS,
@@ -89,5 +80,4 @@ CPU = Target(
     expected_bytes=LazyFunction("qwen3_omni_neuron.cpu.weights", "expected_bytes"),
     build_engines=LazyFunction("qwen3_omni_neuron.cpu.build", "build_engines"),
     environments=no_cores,
-    faster=faster,
 )

@@ -206,7 +206,7 @@ class Engines:
 
     enter_thread: called once in each thread that will call an engine, before it does. shares_cores:
     whether the engines' calls share cores, so that one waits for another. encoder: None if media
-    are encoded in the thinker's calls. pids: processes that they run in, other than this one.
+    are encoded in the thinker's calls.
     """
 
     thinker: Thinker
@@ -215,7 +215,6 @@ class Engines:
     enter_thread: Callable[[], None] = lambda: None
     shares_cores: bool = False
     encoder: Encoder | None = None
-    pids: Sequence[int] = ()
 
     @staticmethod
     def of(

@@ -28,7 +28,6 @@ def remote_engines(
             RemoteThinker(thinker, timeout_s),
             RemoteTalker(talker, timeout_s) if talker else None,
             RemoteVocoder(vocoder, timeout_s) if vocoder else None,
-            pids=[process.pid for process in (thinker, talker, vocoder) if process],
         )
     except BaseException:
         for process in (thinker, talker, vocoder):

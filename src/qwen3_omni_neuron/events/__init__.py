@@ -85,7 +85,6 @@ class Timings(ShortRepr):
     prompt_image_tokens: number of prompt tokens of images and videos.
     speech_s: time of its calls since its first token, by stage; a shared call counts in full.
     slow_stage: the stage whose calls took longest, if they took longer than the audio; else None.
-    slow_speech: the log's line about speech that is slower than it plays; else None.
     """
 
     queued_s: float
@@ -102,7 +101,6 @@ class Timings(ShortRepr):
     prompt_image_tokens: int = 0
     speech_s: Mapping[str, float] = field(default_factory=dict)
     slow_stage: str | None = None
-    slow_speech: str | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -74,7 +74,8 @@ class TokenBuffer:
         """Record that the reader has left: drop the tokens, and those put later."""
         self._abandoned = True
         self._tokens.clear()
-        self._on_space()
+        if self._wanted:
+            self._on_space()
 
     def take_first(self) -> int | None:
         """Remove and return the first token of the text, None where the text is empty.
@@ -122,13 +123,20 @@ class Output:
     """Tokens and audio chunks of one request, in the order they were made.
 
     The queue is bounded. Where the caller does not read, the stages stop stepping this request, and
-    only this one, until `on_space` wakes them. `changed` is the condition that the caller waits on;
-    its lock guards every field. on_change: called with the lock held wherever the condition is
-    notified; for a caller that waits in an event loop.
+    only this one, until `on_token_space` wakes the thinker's or `on_chunk_space` the vocoder's.
+    `changed` is the condition that the caller waits on; its lock guards every field. on_change:
+    called with the lock held wherever the condition is notified; for a caller that waits in an
+    event loop.
     """
 
-    def __init__(self, changed: threading.Condition, on_space: Callable[[], None]):
-        self.changed, self._on_space = changed, on_space
+    def __init__(
+        self,
+        changed: threading.Condition,
+        on_token_space: Callable[[], None],
+        on_chunk_space: Callable[[], None],
+    ):
+        self.changed = changed
+        self._on_token_space, self._on_chunk_space = on_token_space, on_chunk_space
         self._items: deque[Item] = deque()
         self._chunks = 0
         self._wanted = 0  # tokens that the thinker's stage waits to put
@@ -140,7 +148,7 @@ class Output:
         return len(self._items) - self._chunks < MAX_TOKENS
 
     def may_put(self, tokens: int) -> bool:
-        """Return whether the thinker's stage may put that many tokens; else `on_space` wakes it."""
+        """Return whether the thinker's stage may put that many tokens, or is woken later."""
         space = len(self._items) - self._chunks + tokens <= MAX_TOKENS
         self._wanted = 0 if space else tokens
         return space
@@ -179,6 +187,8 @@ class Output:
         had_space = self.has_space_for_chunk
         item = self._items.popleft()
         self._chunks -= isinstance(item, AudioChunk)
-        if not had_space or (self._wanted and self.may_put(self._wanted)):
-            self._on_space()
+        if not had_space:
+            self._on_chunk_space()
+        if self._wanted and self.may_put(self._wanted):
+            self._on_token_space()
         return item

@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary
 import torch
 
 from qwen3_omni_neuron.engines.process.fork import OwnLock, check_not_forked
-from qwen3_omni_neuron.engines.process.heap import pages_read
 from qwen3_omni_neuron.engines.protocols import Engines, Fault, Vocoder
 from qwen3_omni_neuron.engines.sampling import SampleIds, sample_ids
 from qwen3_omni_neuron.errors import BusyError, ClosedError, EngineDiedError
@@ -21,14 +20,17 @@ from qwen3_omni_neuron.events import SAMPLE_RATE, Status
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
-from qwen3_omni_neuron.runtime.encoder_stage import EncoderStage, takes_long
-from qwen3_omni_neuron.runtime.fairness import Fairness
-from qwen3_omni_neuron.runtime.policy import SchedulingPolicy
+from qwen3_omni_neuron.runtime.policy import SchedulingPolicy, turns
 from qwen3_omni_neuron.runtime.request import LiveRequest, Request
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from qwen3_omni_neuron.runtime.stage import Clock, Shared, Stage, Task
 from qwen3_omni_neuron.runtime.talker_stage import TalkerStage, TalkerTask
-from qwen3_omni_neuron.runtime.thinker_stage import ThinkerStage, ThinkerTask
+from qwen3_omni_neuron.runtime.thinker_stage import (
+    EncoderStage,
+    ThinkerStage,
+    ThinkerTask,
+    takes_long,
+)
 from qwen3_omni_neuron.runtime.vocoder_stage import VocoderStage, VocoderTask
 
 logger = logging.getLogger(__name__)
@@ -36,7 +38,6 @@ logger = logging.getLogger(__name__)
 LOOK_S = 0.25  # interval between two polls for processes that have ended
 AWAITED_S = 20.0  # a speaker's next window comes after 8 s, and waits for a pause of the stages
 GREEDY = GenerationDefaults()
-MANY_PAGES = 100  # page faults a reply before a warning: 100 of 128 KiB are 13 MB
 StageTasks = list[tuple[Stage[Any], Task]]  # the tasks of a request, each with its stage
 
 
@@ -56,20 +57,16 @@ class Pipeline:
         prefix_cache: bool = True,
         sample_ids: SampleIds = sample_ids,
         defaults: GenerationDefaults = GREEDY,
-        faster: Sequence[str] = (),
     ):
         """Start the stages.
 
         max_queued: number of requests that may wait for a slot. prefix_cache: whether there
         is one, if the engines can have it. sample_ids: samples tokens from logits. defaults: the
-        checkpoint's sampling of the text, for requests that have no other. faster: what
-        would make this model faster, for the log.
+        checkpoint's sampling of the text, for requests that have no other.
         """
-        self._faster = faster
         self.clock, self.code_groups = clock or Clock(), config.code_groups
         self.latency_samples = engines.vocoder.latency_samples if engines.vocoder else 0
         self._engines, self._config, self._defaults = engines, config, defaults
-        self._pages_read = pages_read(engines.pids)
         self._max_queued = max_queued
         # Reentrant: the garbage collector may run SpeechStream.__del__, which cancels its request,
         # in any line of a thread that holds the lock.
@@ -79,7 +76,7 @@ class Pipeline:
         self._awaited_until_s = [-math.inf] * engines.thinker.slots
         self._queue: deque[tuple[LiveRequest, StageTasks]] = deque()
         self._running: set[LiveRequest] = set()
-        self._fairness = Fairness(engines.thinker.slots)
+        self._ended_s: dict[str | None, float] = {}  # by owner that waits: its last request's end
         # By request: the request that gets its slot when it has ended.
         self._successors: WeakKeyDictionary[LiveRequest, tuple[LiveRequest, StageTasks]] = (
             WeakKeyDictionary()
@@ -93,11 +90,11 @@ class Pipeline:
         vocoder = engines.vocoder
         frame_audio_s = vocoder.frame_samples / SAMPLE_RATE if vocoder else 0.0
         policy = SchedulingPolicy(engines.shares_cores, frame_audio_s, self._running)
-        self._thinker = ThinkerStage(engines.thinker, sample_ids, shared, policy, self._kept_s)
+        self._thinker = ThinkerStage(engines.thinker, sample_ids, shared, policy)
         self._stages: list[Stage[Any]] = [self._thinker]
         if engines.talker is not None and engines.vocoder is not None:
             assert config.talker is not None
-            self._vocoder = VocoderStage(engines.vocoder, shared, policy, self._wake)
+            self._vocoder = VocoderStage(engines.vocoder, shared, policy, self._on_chunk)
             self._talker = TalkerStage(
                 engines.talker, config.talker, sample_ids, shared, policy, self._on_frame
             )
@@ -137,55 +134,19 @@ class Pipeline:
                 return live, 0
             before = self._queued
             yielding = any(live.request.ahead and not live.ended for live in self._running)
-            self._fairness.came(request.options.owner, self.clock.now())
             self._queue.append((live, tasks))
             self._admit()
             if live.timestamps.admitted_s is not None:
                 return live, 0
             if not yielding and before >= self._max_queued:
                 self._queue.remove((live, tasks))
-                slots = "the last slot is kept for another owner"
-                if not self._free_slots:
-                    slots = f"all {len(self._running)} slots are in use"
                 raise BusyError(
-                    f"{slots}, and {before} requests wait for one. Finish or close a stream first, "
-                    "or load with a larger max_concurrency or max_queued."
+                    f"all {len(self._running)} slots are in use, and {before} requests wait for "
+                    "one. Finish or close a stream first, or load with a larger max_concurrency "
+                    "or max_queued."
                 )
             logger.debug("a request is queued behind %d others", before)
             return live, before + 1
-
-    def tell_slow_speech(
-        self, lives: Sequence[LiveRequest], stage: str, calls_s: float, audio_s: float
-    ) -> str:
-        """Log that a reply's speech can't be played as it is made, and return that line.
-
-        lives: the reply's own requests. stage: the one that limits it; calls_s: time of its calls
-        for the reply.
-        """
-        ways = list(self._faster)
-        with self._lock:
-            if self._running.difference(lives):
-                ways.append("fewer requests at a time")
-        line = (
-            f"speech is made slower than it plays: the {stage} took {calls_s:.1f} s for "
-            f"{audio_s:.1f} s of audio."
-        )
-        if ways:
-            line += f" Faster would be: {', '.join(ways)}."
-        logger.warning("%s", line)
-        return line
-
-    def warn_of_pages_read(self) -> None:
-        """Log if the engines waited for weights from the disk since the last call of this."""
-        read = pages_read(self._engines.pids)
-        with self._lock:
-            pages, self._pages_read = read - self._pages_read, read
-        if pages >= MANY_PAGES:
-            logger.warning(
-                "a reply waited %d times for weights from the disk. Where that is so in every "
-                "reply, this machine has too little memory for them.",
-                pages,
-            )
 
     def prefill_ahead(self, request: Request) -> LiveRequest:
         """Compute the rows of a request's prompt, for a later request that will begin with them.
@@ -304,9 +265,10 @@ class Pipeline:
         """Make a live request and its tasks, which the stages get once it has a slot."""
         reader = self._talker if request.speak else self._thinker
         text = TokenBuffer(
-            reader.changed, self._wake, self._config.tts_eos_id, self._config.tts_pad_id
+            reader.changed, self._thinker.wake, self._config.tts_eos_id, self._config.tts_pad_id
         )
-        output = Output(self.clock.condition(self._lock), self._wake)
+        chunk_space = self._vocoder.wake if request.speak else self._wake
+        output = Output(self.clock.condition(self._lock), self._thinker.wake, chunk_space)
         live = LiveRequest(request, text, output, self._wake, self.clock.now)
         context_length = self._engines.thinker.context_length
         tasks: StageTasks = []
@@ -333,7 +295,6 @@ class Pipeline:
 
         The lock is held.
         """
-        self._fairness.kept_until_s = math.inf
         self._queue = deque(entry for entry in self._queue if not entry[0].ended)
         while self._free_slots and (live := self._next()) is not None:
             entry = next(entry for entry in self._queue if entry[0] is live)
@@ -343,22 +304,14 @@ class Pipeline:
             for live in self._running:
                 if live.request.ahead:
                     live.end()
-        if self._fairness.kept_until_s < math.inf:
-            self._thinker.wake()  # it calls `_kept_s`
-
-    def _kept_s(self) -> float | None:
-        """Return how long a slot is still kept, None where none is. The lock is held."""
-        if self._fairness.kept_until_s <= self.clock.now():
-            self._admit()
-        left_s = self._fairness.kept_until_s - self.clock.now()
-        return left_s if left_s < math.inf else None
 
     def _next(self) -> LiveRequest | None:
-        """Return the request for the next free slot, None where none may run. The lock is held."""
+        """Return the request for the next free slot, None if there is none. The lock is held."""
         waiting = [live for live, _ in self._queue if not live.request.ahead]
+        owners = {live.owner for live in waiting}
+        self._ended_s = {owner: at_s for owner, at_s in self._ended_s.items() if owner in owners}
         if waiting:
-            now, free = self.clock.now(), len(self._free_slots)
-            return self._fairness.next(waiting, self._running, free, now)
+            return min(waiting, key=turns(waiting, self._running, self._ended_s))
         if any(live.request.ahead for live in self._running):
             return None
         return self._queue[0][0] if self._queue else None
@@ -399,7 +352,7 @@ class Pipeline:
         if live.holders == 0:
             live.end()
             self._running.discard(live)
-            self._fairness.ended(live.request.options.owner, self.clock.now())
+            self._ended_s[live.owner] = self.clock.now()
             live.output.changed.notify_all()
             successor, tasks = self._successors.pop(live, (None, []))
             if successor is not None and live.error is not None:
@@ -419,10 +372,15 @@ class Pipeline:
     def _on_frame(self, live: LiveRequest) -> None:
         """Tell vocoder and thinker of a request's new frame, or its last. The lock is held."""
         self._vocoder.on_frame(live)
-        self._thinker.on_frame()
+        self._thinker.on_progress()
+
+    def _on_chunk(self) -> None:
+        """Tell thinker and talker of new chunks. The lock is held."""
+        self._thinker.on_progress()
+        self._talker.on_progress()
 
     def _wake(self) -> None:
-        """Make every stage select again: a request has ended, or a queue has space again."""
+        """Make every stage select again: a request, or its speech, has ended."""
         with self._lock:
             for stage in self._stages:
                 stage.wake()

@@ -153,6 +153,12 @@ class LiveRequest:
         """Record that no frame comes after those in `codes`. The lock is held."""
         self.talker_finish, self.speech_ended = why, True
         self.text.abandon()
+        self._wake()
+
+    @property
+    def owner(self) -> str | None:
+        """Who sent the request, such as a server's API key."""
+        return self.request.options.owner
 
     @property
     def waiting_frames(self) -> int:

@@ -99,6 +99,7 @@ class Stage(ABC, Generic[AnyTask]):
         self.changed = shared.clock.condition(shared.lock)
         self._tasks: list[AnyTask] = []
         self._closing = self._ended = self._woken = False
+        self._holds = False  # the last selection left out what another stage's progress lets go on
         self._calls, self._busy_s = 0, 0.0  # this stage's thread alone writes these three
         self._called_s: float | None = None  # when the engine's call in progress began
         self.thread = shared.clock.thread(self._run, f"qwen3-omni-{name}")
@@ -144,6 +145,11 @@ class Stage(ABC, Generic[AnyTask]):
         """
         self._woken = True
         self.changed.notify_all()
+
+    def on_progress(self) -> None:
+        """Select again where this stage waits for another one's progress. The lock is held."""
+        if self._holds:
+            self.changed.notify_all()
 
     def join(self, timeout_s: float | None) -> None:
         """Wait until the thread has ended. The lock is free."""

@@ -351,11 +351,6 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         arrived_s = request.arrived_s
         speech_s = {name: sum(live.speech_s[name] for live in lives) for name in live.speech_s}
         slow = max(speech_s, key=lambda name: speech_s[name])
-        slow_stage = slow if 0 < audio_s < speech_s[slow] else None
-        slow_speech = None
-        if slow_stage is not None:
-            slow_speech = self._pipeline.tell_slow_speech(lives, slow, speech_s[slow], audio_s)
-        self._pipeline.warn_of_pages_read()
         return Timings(
             queued_s=times.admitted_s - arrived_s,
             ttft_s=times.first_token_s - arrived_s,
@@ -370,8 +365,7 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
             prompt_audio_tokens=request.prompt.audio_tokens,
             prompt_image_tokens=request.prompt.image_tokens,
             speech_s=speech_s,
-            slow_stage=slow_stage,
-            slow_speech=slow_speech,
+            slow_stage=slow if 0 < audio_s < speech_s[slow] else None,
         )
 
 

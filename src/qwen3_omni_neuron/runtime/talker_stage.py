@@ -13,10 +13,8 @@ from qwen3_omni_neuron.engines.protocols import PredictorSampling, Talker
 from qwen3_omni_neuron.engines.sampling import Ids, SampleIds, Sampler, allowed_ids
 from qwen3_omni_neuron.events import FinishReason
 from qwen3_omni_neuron.model.config import OmniConfig, TalkerConfig
-from qwen3_omni_neuron.runtime.fairness import in_turn
-from qwen3_omni_neuron.runtime.policy import LEAST_CHUNK_ROWS, SchedulingPolicy
-from qwen3_omni_neuron.runtime.prefill import PrefillStage, PromptTask
-from qwen3_omni_neuron.runtime.prefix_cache import NO_ACCEPTED
+from qwen3_omni_neuron.runtime.policy import LEAST_CHUNK_ROWS, SchedulingPolicy, in_turn
+from qwen3_omni_neuron.runtime.prefill import NO_ACCEPTED, PrefillStage, PromptTask
 from qwen3_omni_neuron.runtime.request import LiveRequest
 from qwen3_omni_neuron.runtime.runaway import end_probability
 from qwen3_omni_neuron.runtime.stage import Shared, Work
@@ -102,7 +100,8 @@ class TalkerStage(PrefillStage[TalkerTask]):
         for task in [task for task in self._tasks if task.live.speech_ended]:
             self._release(task)  # the vocoder has found that its speech runs away
         first = self._together(self._with_token(self._in_phase(Phase.PREFILL)))
-        stepping = [task for task in self._tasks if task.phase is Phase.STEP and task.has_space]
+        speaking = self._in_phase(Phase.STEP)
+        stepping = [task for task in speaking if task.has_space]
         for task in stepping:
             if task.row is None and task.live.text.ready:
                 task.row = task.live.text.take()
@@ -113,9 +112,10 @@ class TalkerStage(PrefillStage[TalkerTask]):
         preparing = self._in_phase(Phase.PREPARE)
         new = [task for task in preparing if self._may_prepare(task)]
         new = self._together(in_turn(new, self._tasks))
+        ahead = [task for task in preparing if task.live.request.ahead]
+        self._holds = bool(held_s or ahead) or not all(task.has_space for task in speaking)
         if not (first or stepping or new):
             # Those that the thinker has completed.
-            ahead = [task for task in preparing if task.live.request.ahead]
             new = self._in_pause([task for task in ahead if task.live.accepted is not None])
         if not (first or stepping or new):
             return min(held_s.values(), default=None)
@@ -160,35 +160,28 @@ class TalkerStage(PrefillStage[TalkerTask]):
         self, first: list[TalkerTask], stepping: list[TalkerTask], new: list[TalkerTask]
     ) -> None:
         """Make the next frames, a request's first one before all others."""
-        self._speak(self._each(first, self._prefill))
+        self._speak(self._each(first, self._begin))
         if new:
-            prepared = [task for task, whole in self._each(new, self._prepare) if whole]
+            prepared = [task for task, (whole, _) in self._each(new, self._prefill) if whole]
             with self._lock:  # the thinker may have written a token meanwhile
                 for task in prepared:
                     if task.live.request.ahead:
                         self._release(task)
                 waiting = [task for task in prepared if task.phase is Phase.PREFILL]
                 first = self._with_token([task for task in waiting if not task.live.ended])
-            self._speak(self._each(first, self._prefill))
+            self._speak(self._each(first, self._begin))
         if stepping:
             self._speak(self._call_engine(stepping, self._step))
 
-    def _prepare(self, task: TalkerTask) -> bool:
-        """Compute a prompt, or the next chunk of its user rows.
-
-        Returns whether all of it is computed that is known.
-        """
-        start, stop = self._bring(task)
+    def _compute(self, task: TalkerTask, start: int, stop: int) -> Tensor | None:
         if stop == task.rows and not task.live.request.ahead:
             self._engine.prepare(task.slot, task.prompt, task.speaker_id, start)
             task.phase = Phase.PREFILL
-        else:
-            if start < stop:
-                prompt, accepted = task.prompt.first(stop), self._accepted(task, start, stop)
-                self._engine.prefill_chunk(task.slot, prompt, start, accepted)
-            self._put(task, stop)
-        task.prefilled_s = self._clock.now()
-        return stop == task.rows
+            return None
+        if start < stop:
+            prompt, accepted = task.prompt.first(stop), self._accepted(task, start, stop)
+            self._engine.prefill_chunk(task.slot, prompt, start, accepted)
+        return NO_ACCEPTED
 
     def _accepted(self, task: TalkerTask, start: int, stop: int) -> Tensor:
         """Return the thinker's hidden states at the media of a prompt's rows."""
@@ -198,7 +191,8 @@ class TalkerStage(PrefillStage[TalkerTask]):
         media = slice(task.media_rows(start), task.media_rows(stop))
         return accepted if task.keys is None else accepted[media]
 
-    def _prefill(self, task: TalkerTask) -> Tensor:
+    def _begin(self, task: TalkerTask) -> Tensor:
+        """Complete a prompt with the first text token. Returns the first frame's logits."""
         assert task.row is not None
         accepted = self._accepted(task, task.live.prefilled_rows[self.name], task.rows)
         logits = self._engine.prefill(task.slot, accepted, task.row)

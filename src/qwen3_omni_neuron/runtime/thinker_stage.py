@@ -1,4 +1,9 @@
-"""Thinker stage: prefill one prompt, step all requests, and pass on their text tokens."""
+"""Thinker stage: prefill one prompt, step all requests, and pass on their text tokens.
+
+A stage beside it encodes a long prompt's media: an image of three megapixels is one call of the
+vision encoder, which takes as long as hundreds of the thinker's steps. Short media are encoded in
+the thinker's own calls: a spoken question does not wait for another stage.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,7 +13,8 @@ from functools import partial
 from torch import Tensor
 
 from qwen3_omni_neuron.engines.inputs import rows_of
-from qwen3_omni_neuron.engines.protocols import Thinker
+from qwen3_omni_neuron.engines.media import PromptMedia
+from qwen3_omni_neuron.engines.protocols import Encoder, Thinker
 from qwen3_omni_neuron.engines.sampling import (
     Mask,
     SampleIds,
@@ -19,18 +25,23 @@ from qwen3_omni_neuron.engines.sampling import (
 )
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.runtime.buffers import TextEnd
-from qwen3_omni_neuron.runtime.fairness import in_turn
 from qwen3_omni_neuron.runtime.grammar import GrammarState, wait_for_masks
-from qwen3_omni_neuron.runtime.policy import SchedulingPolicy
-from qwen3_omni_neuron.runtime.prefill import PrefillStage, PromptTask
-from qwen3_omni_neuron.runtime.prefix_cache import NO_ACCEPTED, CachedRows
-from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, LiveRequest
-from qwen3_omni_neuron.runtime.stage import Shared, Work
+from qwen3_omni_neuron.runtime.policy import SchedulingPolicy, in_turn
+from qwen3_omni_neuron.runtime.prefill import (
+    NO_ACCEPTED,
+    CachedRows,
+    PrefillStage,
+    PrefixCache,
+    PromptTask,
+)
+from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, LiveRequest, Request
+from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
 from qwen3_omni_neuron.runtime.stop_strings import StopStrings
 from qwen3_omni_neuron.runtime.tool_calls import CallWatch
 
 MASK_WAIT_S = 0.005  # how long all requests wait for the masks of a step
 MASK_POLL_S = 0.002  # interval of looks at a mask for which its request alone waits
+LONG_ROWS = 256  # thinker rows: 20 s of audio, or an image of a quarter of a megapixel
 MOST_TOKENS_ANEW = 256  # bytes of the longest text token
 
 
@@ -125,20 +136,12 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         sample_ids: SampleIds,
         shared: Shared,
         policy: SchedulingPolicy,
-        kept_s: Callable[[], float | None],
     ):
-        """kept_s: called with the lock held, and again after so many seconds if it returns some."""
         super().__init__("thinker", engine, shared, policy)
-        self._sample_ids, self._kept_s = sample_ids, kept_s
-        self._holds = False  # whether the last selection held a request back
-
-    def on_frame(self) -> None:
-        """Wake this stage where it waits for a new frame (runtime.policy). The lock is held."""
-        if self._holds:
-            self.changed.notify_all()
+        self._sample_ids = sample_ids
 
     def _select(self) -> Work | float | None:
-        now, holds, kept_s = self._clock.now(), list[float](), self._kept_s()
+        now, holds = self._clock.now(), list[float]()
         due, missing = self._look_at_masks()
         if missing:
             holds.append(MASK_POLL_S)
@@ -157,9 +160,9 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         held_s = self._policy.held_steps_s([task.live for task in ready], now)
         writing = [task for task in ready if task.live not in held_s]
         holds += held_s.values()
-        self._holds = bool(holds)
+        self._holds = bool(holds) or (not new and any(t.live.request.ahead for t in self._tasks))
         if not new and not writing and not due:
-            return min(holds if kept_s is None else [*holds, kept_s], default=None)
+            return min(holds, default=None)
         return partial(self._work, new, writing, due)
 
     def _look_at_masks(self) -> tuple[list[ThinkerTask], list[ThinkerTask]]:
@@ -198,9 +201,8 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         self, new: list[ThinkerTask], writing: list[ThinkerTask], due: list[ThinkerTask]
     ) -> None:
         self._sample(due)
-        for task, accepted in self._each(new, self._prefill):
-            task.prefilled_s = self._clock.now()
-            if accepted is None:
+        for task, (whole, accepted) in self._each(new, self._prefill):
+            if not whole:
                 continue
             ahead = task.live.request.ahead
             with self._lock:
@@ -216,10 +218,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
                 held_s = self._policy.held_steps_s(lives, self._clock.now())
                 writing = [task for task in writing if task.live not in held_s]
         if writing:
-            start_s = self._clock.now()
             stepped = self._call_engine(writing, self._step)
-            with self._lock:
-                self._policy.stepped(self._clock.now() - start_s)
             for task, logits in stepped:
                 task.logits = logits
             self._sample([task for task, _ in stepped])
@@ -260,34 +259,25 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         task.sampler.mask = grammar.mask
         return True
 
-    def _prefill(self, task: ThinkerTask) -> Tensor | None:
-        """Compute the rows of a prompt that no slot holds: all of them, or the next chunk.
-
-        Returns the hidden states of the prompt's media once its slot holds all rows, else None.
-        """
+    def _compute(self, task: ThinkerTask, start: int, stop: int) -> Tensor:
         live, grammar = task.live, task.live.request.grammar
         if grammar is not None and task.grammar is None and not live.request.ahead:
             task.grammar = grammar.begin(task.eos_ids)  # its mask is made during the prefill
-        start, stop = self._bring(task)
         if not task.begun:
             task.begun, live.cached_rows = True, start
-        logits: Tensor | None = None
-        accepted = NO_ACCEPTED
-        if start < stop or not live.request.ahead:  # a prompt ahead may be cached as a whole
-            prompt, encoded = live.request.prompt, live.encoded
-            if stop < task.rows:
-                token_ids, positions = prompt.token_ids[:stop], prompt.positions[:, :stop]
-                prompt = replace(prompt, token_ids=token_ids, positions=positions)
-            if encoded is not None and task.media_rows(encoded.start) > task.media_rows(start):
-                encoded = None  # the slot has since lost rows that it leaves out
-            start_s = self._clock.now()
-            logits, accepted = self._engine.prefill(task.slot, prompt, start, encoded)
-            with self._lock:
-                self._policy.prefilled(stop - start, self._clock.now() - start_s)
-        accepted = self._put(task, stop, accepted)
+        if start == stop and live.request.ahead:  # it may be cached as a whole
+            return NO_ACCEPTED
+        prompt, encoded = live.request.prompt, live.encoded
         if stop < task.rows:
-            return None
-        task.logits = logits
+            token_ids, positions = prompt.token_ids[:stop], prompt.positions[:, :stop]
+            prompt = replace(prompt, token_ids=token_ids, positions=positions)
+        if encoded is not None and task.media_rows(encoded.start) > task.media_rows(start):
+            encoded = None  # the slot has since lost rows that it leaves out
+        start_s = self._clock.now()
+        logits, accepted = self._engine.prefill(task.slot, prompt, start, encoded)
+        with self._lock:
+            self._policy.prefilled(stop - start, self._clock.now() - start_s)
+        task.logits = logits if stop == task.rows else None
         return accepted
 
     def _release(self, task: ThinkerTask) -> None:
@@ -372,3 +362,46 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         if task.calls is not None and task.calls.begun:
             live.text.close()
         return last
+
+
+def takes_long(request: Request) -> bool:
+    """Return whether a request's media take so long that this stage encodes them."""
+    prompt = request.prompt
+    return prompt.audio_tokens + prompt.image_tokens > LONG_ROWS and not request.ahead
+
+
+class EncoderStage(Stage[Task]):
+    """Worker of the encoders, one prompt at a time.
+
+    cache: the rows that the thinker's slots hold, whose media are not encoded again. on_encoded:
+    called with the lock held, when a request's media are encoded.
+    """
+
+    def __init__(
+        self, engine: Encoder, cache: PrefixCache, shared: Shared, on_encoded: Callable[[], None]
+    ):
+        super().__init__("encoder", shared)
+        self._engine, self._cache, self._on_encoded = engine, cache, on_encoded
+
+    def _select(self) -> Work | None:
+        waiting = in_turn(self._tasks, self._tasks)
+        return partial(self._work, waiting[0]) if waiting else None
+
+    def _work(self, task: Task) -> None:
+        encoded = self._call_engine((task,), self._encode)
+        with self._lock:
+            if encoded and task in self._tasks:
+                ((_, task.live.encoded),) = encoded
+                task.live.encoding = False
+                self._release(task)
+                self._on_encoded()
+
+    def _encode(self, tasks: Sequence[Task]) -> list[PromptMedia | None]:
+        requests = [task.live.request for task in tasks]
+        return [self._engine.encode(x.prompt, self._start(x)) for x in requests]
+
+    def _start(self, request: Request) -> int:
+        """Return the first row of a prompt that the thinker is expected to compute."""
+        if request.keys is None:
+            return 0
+        return self._cache.count(request.keys.thinker)

@@ -48,11 +48,11 @@ class VocoderStage(Stage[VocoderTask]):
         engine: Vocoder,
         shared: Shared,
         policy: SchedulingPolicy,
-        on_space: Callable[[], None],
+        on_chunk: Callable[[], None],
     ):
-        """on_space: wakes the stages that wait for this one; called with the lock held."""
+        """on_chunk: called with the lock held, after chunks, and where a first one is put off."""
         super().__init__("vocoder", shared)
-        self._engine, self._policy, self._on_space = engine, policy, on_space
+        self._engine, self._policy, self._on_chunk = engine, policy, on_chunk
         self._working = False  # guarded by the lock
         # Durations of the last call, and of the shortest call by size: see runtime.schedule.Pace.
         self._last_call_s, self._delay_s = 0.0, 0.0
@@ -90,7 +90,7 @@ class VocoderStage(Stage[VocoderTask]):
             task.chunk = 0 if task.live in held_s else self._due_frames(task)
             if task.live.chunk_due and not task.chunk:
                 task.live.chunk_due = False
-                self._on_space()  # the thinker waits for this chunk: see runtime.policy
+                self._on_chunk()  # the thinker waits for this chunk: see runtime.policy
             if task.chunk:
                 # Tasks of one compiled size are one call; the engine pads them to it.
                 bucket = bucket_of(task.chunk, self._engine.chunk_frames, "frames")
@@ -136,7 +136,7 @@ class VocoderStage(Stage[VocoderTask]):
             self._delay_s = call_s - shortest_s
             for (task, samples), runaway in zip(decoded, found, strict=True):
                 self._put(task, samples, runaway, now)
-            self._on_space()
+            self._on_chunk()
 
     def _decode(self, first: bool, tasks: Sequence[VocoderTask]) -> list[NDArray[np.float32]]:
         decode = self._engine.start if first else self._engine.step
