@@ -26,7 +26,7 @@ from qwen3_omni_neuron.neuron.torchneuron import graph
 from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
 from qwen3_omni_neuron.neuron.torchneuron.compile import compile_model
 from qwen3_omni_neuron.neuron.torchneuron.environment import CACHE_FOLDER, NEFF_FOLDER
-from qwen3_omni_neuron.neuron.torchneuron.runtime import Membership, make_fake_group
+from qwen3_omni_neuron.neuron.torchneuron.runtime import Membership, TorchNeuron, make_fake_group
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.specs import compiled_here
 
@@ -52,8 +52,8 @@ HANG = signal.SIGUSR2  # makes a rank hang for ever in its current call
 
 
 @dataclass(frozen=True)
-class StandIn:
-    """A neuron.torchneuron.runtime.Runtime, whose ranks hang at the signal HANG.
+class StandIn(TorchNeuron):
+    """A neuron.torchneuron.runtime.TorchNeuron, whose ranks hang at the signal HANG.
 
     seen: folder to which each rank's variables are written. caches: False for a tree of weights
     alone: compiled graphs are kept nowhere, so that nobody sees that they were compiled.

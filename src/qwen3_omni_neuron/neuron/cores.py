@@ -1,8 +1,7 @@
 """The logical cores of each stage, and the environment variables that give them to a process.
 
-A core belongs to one process at a time. With placement "shared" one process has all stages on the
-same cores; with "split" each stage has a process and cores of its own, as many as the largest
-degree of its parts: on a trn2.48xlarge 0-7, 8-15 and 16 for thinker, talker and vocoder.
+A core belongs to one process at a time: with placement "shared" one process has all stages, with
+"split" each stage has one, with as many cores as the largest degree of its parts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,8 +43,8 @@ def plan_cores(
 ) -> CorePlan:
     """Plan the cores of every stage, from core 0 on, or take those that `cores` names.
 
-    needed: number of cores of each stage, see compilation.plan.cores_of_stages. cores: the cores of
-    each stage, such as "8-15" or "16", for all stages or for none. Raises OptionError.
+    needed: see compilation.plan.cores_of_stages. cores: such as "8-15" or "16", for all stages or
+    for none. Raises OptionError.
     """
     if instance not in PHYSICAL_CORES:
         raise OptionError(

@@ -130,8 +130,7 @@ def pad_rows(x: Tensor, size: int, value: float = 0) -> Tensor:
 class NeuronPredictor:
     """An engines.protocols.Predictor over neuron.graphs.parts.predictor_graph.
 
-    Its graph takes a row for each slot, greedy and sampled together, of any top_k up to the
-    compiled one. codes: size of the vocabulary that each code is chosen from.
+    Greedy and sampled rows go together. codes: size of the vocabulary of each code.
     """
 
     def __init__(self, part: LoadedPart, codes: int):

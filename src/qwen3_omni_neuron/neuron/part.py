@@ -35,11 +35,10 @@ _DEVICE_TYPES = {torch.int64: torch.int32}
 class PartSpec:
     """Description of one part to be compiled or loaded.
 
-    graphs: the graphs of one core; those with a state share it, or its first tensors. tp: number of
-    cores that share the weights. lnc: physical cores of a logical core. dtype: type of the weights,
-    except int8 experts and their scales. make: returns a new plain module, its parameters on the
-    meta device, its buffers with their values. weights: the stored tensors of every parameter; the
-    scale of an int8 parameter is made of that parameter's.
+    graphs: of one core; those with a state share it, or its first tensors. dtype: type of the
+    weights, except int8 experts and scales. make: returns a new plain module, its parameters on the
+    meta device. weights: the stored tensors of every parameter; int8 parameters also give their
+    scales.
     """
 
     name: str
@@ -103,9 +102,9 @@ Inputs and outputs have the types that they have on the device; an input that is
 
 
 class LoadedPart:
-    """The graphs of one part on its cores, with its weights and its state.
+    """The graphs of one part on its cores, with its weights and its state, zeros at first.
 
-    The state is zeros at first, and stays on the cores. run: calls a graph; dropped at `close`.
+    run: calls a graph; dropped at `close`.
     """
 
     def __init__(self, graphs: Iterable[Graph], run: Run):
@@ -135,9 +134,9 @@ class LoadedPart:
         )
 
     def warm_up(self) -> None:
-        """Call every graph once, so that no request waits for a graph's first call.
+        """Call every graph once.
 
-        No slot's state changes, except a decoder's, whose slots are filled before they are read.
+        Only decoders' slots change, which are filled before they are read.
         """
         started = time.monotonic()
         for label, graph in self.graphs.items():

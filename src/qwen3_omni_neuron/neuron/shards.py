@@ -90,11 +90,7 @@ def write_part_shards(spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> N
 def _parameters(
     spec: PartSpec, checkpoint: Checkpoint, int8: Collection[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters of a part by name, in the order of its pieces.
-
-    int8: names of those that are rounded, or keep the checkpoint's rows of int8; a scale follows
-    each.
-    """
+    """Yield the parameters of a part by name, in the order of its pieces; scales follow int8."""
     kept = {
         n for n, p in spec.weights.pieces if n in int8 and are_int8_rows(p, checkpoint.quantised)
     }

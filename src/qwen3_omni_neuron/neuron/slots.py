@@ -51,8 +51,7 @@ class GraphSlots(SlotLengths):
     ) -> tuple[Tensor, Tensor]:
         """Append rows after the first `start` rows of a slot; see DecoderSlots.prefill.
 
-        deepstack: [layers, S, hidden], what the thinker's first layers add. Raises BucketError for
-        more rows than the slot has positions left.
+        deepstack: [layers, S, hidden], what the thinker's first layers add. Raises BucketError.
         """
         if start + len(rows) > self.context_length:
             raise BucketError(

@@ -17,9 +17,9 @@ Units = tuple[int, ...]
 def query_heads(heads: int, kv_heads: int, tp: int) -> list[Units]:
     """Return the query heads of each rank, padded with PAD to the same number.
 
-    With a KV head each they go in order: 20 at TP 8 become 24. Where ranks share a KV head, its
-    query heads are spread over them: 4 query and 2 KV heads at TP 8 are (0), (1), (PAD), (PAD),
-    (2), (3), (PAD), (PAD). Raises OptionError where KV heads and ranks don't divide.
+    20 with a KV head each at TP 8 become 24. Where ranks share a KV head, its query heads are
+    spread over them: 4 and 2 KV heads at TP 8 are (0), (1), (PAD), (PAD), (2), (3), (PAD), (PAD).
+    Raises OptionError where KV heads and ranks don't divide.
     """
     if heads == kv_heads:
         return _split(tuple(range(heads)), tp)
@@ -74,9 +74,8 @@ Span = tuple[int, int]
 class Cut:
     """An axis along which a tensor is cut, and each rank's spans of that axis, in rank order.
 
-    Every rank has the same length; several may have the same span. transposed: whether a rank's
-    tensor has its last two axes exchanged: matrices are [in, out] in a graph. The axis is the plain
-    tensor's.
+    transposed: whether a rank's tensor has its last two axes exchanged, as matrices are in a graph.
+    The axis is the plain tensor's.
     """
 
     axis: int
@@ -99,10 +98,7 @@ def rank_width(width: int, tp: int) -> int:
 
 
 def cut_width(axis: int, blocks: Sequence[int], tp: int) -> Cut:
-    """Cut each of several blocks along an axis into equal parts, padded with zeros at their ends.
-
-    blocks: lengths, one after the other along the axis; gate and up are two blocks of one matrix.
-    """
+    """Cut each block along an axis into equal parts, padded at their ends; gate and up are two."""
     spans: list[list[Span]] = [[] for _ in range(tp)]
     offset = 0
     for block in blocks:

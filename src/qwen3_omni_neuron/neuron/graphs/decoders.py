@@ -40,9 +40,8 @@ def windows_of(part: str, plan: CompilePlan) -> tuple[int, ...]:
 def prompt_graph(config: OmniConfig, part: str, rows: int, window: int, plan: CompilePlan) -> Graph:
     """Describe the prefill of up to `rows` rows of a prompt in one slot.
 
-    They follow the first `length` positions of the slot, and attend to `window` positions (see
-    model.kv_cache.PromptState). part: "thinker" or "talker". The thinker's also takes what
-    deepstack adds to each row.
+    They follow its first `length` positions, and attend to `window` positions (see
+    model.kv_cache.PromptState). The thinker's also takes what deepstack adds to each row.
     """
     c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
     inputs = [
@@ -72,10 +71,9 @@ def prompt_graph(config: OmniConfig, part: str, rows: int, window: int, plan: Co
 
 
 def prompt_size(sizes: Iterable[tuple[int, ...]], start: int, rows: int) -> tuple[int, ...]:
-    """Choose the window and the rows of the prefill graph for the next rows of a prompt.
+    """Choose the window and the rows of the prefill graph for the next `rows` of a prompt.
 
-    sizes: windows and rows of all graphs, ascending. start: rows before them. rows: number
-    remaining.
+    sizes: windows and rows of all graphs, ascending. start: rows before them.
     """
     fitting = [(window, size) for window, size in sizes if start + min(size, rows) <= window]
     whole = [(window, size) for window, size in fitting if size >= rows]
@@ -154,8 +152,8 @@ def kv_cache_state(
 ) -> tuple[TensorSpec, ...]:
     """Describe one core's KV heads of a decoder's KV cache, which all its graphs share.
 
-    The recent rows of all slots, then its positions in segments that the plan's windows end.
-    window: positions that a graph takes the segments of; None: all.
+    The recent rows of all slots, then segments that the plan's windows end, those of `window`
+    alone.
     """
     c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
     heads = local_kv_heads(c.heads, c.kv_heads, plan.degree(part))

@@ -43,10 +43,9 @@ class PartSize:
 
 @dataclass(frozen=True)
 class CoreMemory:
-    """Memory that a plan takes on the fullest core, by degrees.
+    """Memory that a plan takes on the fullest core, a stage's first one, by degrees.
 
-    That is a stage's first core, which has a share of every part. state_bytes: size of the KV
-    caches and of the vocoder's state for all slots, which the graphs of a part share.
+    state_bytes: size of the KV caches and of the vocoder's state for all slots.
     """
 
     plan: CompilePlan
@@ -107,8 +106,8 @@ def instances_of(
 ) -> dict[str, Degrees]:
     """Return the instances to judge a plan on, with the degrees of each.
 
-    instance: one of neuron.cores.PHYSICAL_CORES, or None for the smallest with the cores that the
-    plan's degrees need. defaults: degrees by instance; if given, each of INSTANCES has its own.
+    instance: None for the smallest with enough cores. defaults: if given, each of INSTANCES has its
+    own.
     """
     if defaults is not None:
         return {name: defaults[name] for name in INSTANCES}
@@ -119,8 +118,7 @@ def instances_of(
 def placement(memory: CoreMemory, tp: Degrees, instance: str) -> tuple[str | None, str]:
     """Return the placement in which a plan fits an instance, and a sentence about it.
 
-    The placement is "split", or "shared" where only that fits, or None. The sentence has the memory
-    of a core, or what is too large and what to change. instance: see instances_of.
+    "split", or "shared" where only that fits, or None, with what to change.
     """
     plan, stages = memory.plan, memory.stage_bytes(tp)
     stages = {stage: nbytes for stage, nbytes in stages.items() if nbytes}

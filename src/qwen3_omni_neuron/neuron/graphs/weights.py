@@ -34,8 +34,7 @@ class Place:
 class Weights:
     """The parameters and constants of a part's module, joined in few tensors on the device.
 
-    Those of one shape and type are the rows of one tensor, or of several where it would have too
-    many elements. Small ones are one after the other in one tensor of their type.
+    Those of one shape and type are rows of one tensor, small ones follow each other in a flat one.
     """
 
     def __init__(self, owner: nn.Module, device: torch.device):

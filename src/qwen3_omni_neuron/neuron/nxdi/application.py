@@ -3,8 +3,6 @@
 import copy
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +57,13 @@ class DecoderApplication(NeuronBaseForCausalLM):
         """Write nothing: NxDI's own method keeps the whole checkpoint in memory."""
 
     def compile_to(self, folder: Path) -> None:
-        """Compile every graph for Neuron into `folder`, which exists and is empty.
+        """Compile every graph for Neuron into an empty folder, without a device.
 
-        Needs the compiler of the Neuron SDK, and no device. Where compiling fails, the compiler's
-        files stay in `folder`, with its logs. Raises OSError, and whatever NxDI and its compiler
-        raise.
+        Raises OSError, and whatever NxDI and its compiler raise, whose files then stay there.
         """
         work = folder.absolute() / _WORK_FOLDER
-        with _environment("BASE_COMPILE_WORK_DIR", str(work)):
-            self.compile(str(folder))
+        os.environ["BASE_COMPILE_WORK_DIR"] = str(work)  # NxDI reads it
+        self.compile(str(folder))
         shutil.rmtree(work)
 
     def load_compiled(self, folder: Path) -> None:
@@ -164,15 +160,3 @@ def decode_tag(batch: int) -> str:
 def _call(wrapper: GraphWrapper, inputs: Inputs) -> Outputs:
     logits, hidden = wrapper(*inputs)
     return logits[:, -1], hidden
-
-
-@contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before

@@ -21,9 +21,8 @@ def build_engines(
 ) -> StageEngines:
     """Load the engines of some stages in this process, and call every graph once.
 
-    spec: its `compiled` is a tree that was opened. toolchain: None for the Neuron SDK's. Raises
-    NotInstalledError, ArtifactError for a tree that doesn't fit, CheckpointError, and the error of
-    a graph's first call; everything that was loaded is closed then.
+    Raises NotInstalledError, ArtifactError for a tree that doesn't fit, CheckpointError, and the
+    error of a graph's first call; everything that was loaded is closed then.
     """
     toolchain, built, config = toolchain or NxdToolchain(), StageEngines(), spec.config
     with ExitStack() as loaded:

@@ -36,10 +36,9 @@ from qwen3_omni_neuron.neuron.shards import part_shard_bytes
 def compile_model(
     plan: CompilePlan, model: str, folder: Path, toolchain: NxdToolchain | None = None
 ) -> ModelRecord:
-    """Compile a model's parts into `folder`, which exists and is empty, in a process of its own.
+    """Compile a model's parts into an empty folder, in a process of its own.
 
-    toolchain: None for the Neuron SDK's. Raises CheckpointError, CompileError, OSError,
-    NotInstalledError without the SDK.
+    Raises CheckpointError, CompileError, OSError, NotInstalledError without the SDK.
     """
     started = time.monotonic()
     os.environ["NEURON_LOGICAL_NC_CONFIG"] = str(plan.lnc)

@@ -192,9 +192,8 @@ class GatedSharedExpert(SharedExperts):
 class SlotKvCache(KVCacheManager):
     """The KV cache, [slots, kv_heads, positions, head_dim], with decode graphs of some slots.
 
-    Such a graph reads and writes the slots that seq_ids name; an idle row reads slot 0, and writes
-    to an extra position at the end of a slot. NxDI's own cache reads all slots, and writes zeros
-    into the others at the bucket's last position, where a longer slot has a key.
+    An idle row of these reads slot 0, and writes to an extra position at the end of a slot. NxDI's
+    own cache would write zeros into the other slots at the bucket's last position.
     """
 
     @property

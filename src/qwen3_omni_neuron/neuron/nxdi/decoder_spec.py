@@ -39,9 +39,8 @@ DECODERS = ("thinker", "talker")
 class DecoderSpec:
     """Description of one decoder to be compiled or loaded. part: one of DECODERS.
 
-    Its graphs share one set of weights and one KV cache: a prefill for each of the plan's
-    `prompt_buckets`, and a decode step for each pair of `batches` and `decode_buckets`. plan: its
-    context_length is the decoder's own, with which decode_buckets end.
+    A prefill for each of the plan's `prompt_buckets`, and a decode step for each pair of `batches`
+    and `decode_buckets`. plan: its context_length is the decoder's own.
     """
 
     part: str
@@ -121,9 +120,8 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Media:
-    """The encoded media of a prompt of S rows.
+    """The encoded media of a prompt of S rows: rows [S, hidden], read where `filled`, bool [S].
 
-    rows: [S, hidden], read where `filled`. filled: bool [S], True at audio, images and video.
     deepstack: [layers, S, hidden], 0 except at images and video.
     """
 
@@ -172,8 +170,7 @@ def decode_inputs(
 ) -> Inputs:
     """Return the inputs for one row in each of B slots; a slot may be IDLE.
 
-    lengths: positions that each slot has filled. positions: rope positions, the same on all axes.
-    rows: [B, hidden].
+    lengths: filled positions of each. positions: rope positions, the same on all axes.
     """
     indices = torch.tensor(lengths, dtype=torch.int32)[:, None]
     mask = (torch.arange(bucket) < indices).int()
@@ -204,8 +201,7 @@ def prefill_example(
 ) -> Inputs:
     """Return the inputs for a prompt of one row into slot 0.
 
-    width: hidden size of the decoder. deepstack_layers: number of the thinker's deepstack layers;
-    None for the talker, which takes rows.
+    deepstack_layers: None for the talker.
     """
     positions, rows = torch.zeros(3, 1), torch.zeros(1, width, dtype=dtype)
     if deepstack_layers is None:

@@ -1,33 +1,9 @@
 """A decoder's weights as NxDI loads them: a file for each core, written one parameter at a time.
 
-To write these files, NxDI itself keeps the whole checkpoint and every core's share of it in memory.
-Here one parameter (one expert of a stack) is read, cut and written to all files before the next.
-The files equal those of NxDI's get_sharded_checkpoint for our decoder.
-
-NxDI wants q, k and v as separate parameters, as they are stored, and experts in one stack with the
-matrices transposed. `checkpoint.names` names the stored tensors of our parameters; the names
-and layouts are rearranged here:
-
-    our parameter             NxDI's parameter                      each core's share
-    embedding, *_embedding    embed_tokens                          hidden size cut; thinker only
-    head, *_head              lm_head                               vocabulary cut, padded
-    attention.qkv             self_attn.qkv_proj.{q,k,v}_proj       heads cut; KV heads repeated
-                                                                    where they are fewer than cores
-    attention.out             self_attn.o_proj.o_proj               heads cut
-    attention.qk_norm         self_attn.{q,k}_layernorm             whole
-    attention_norm            input_layernorm                       whole
-    ffn_norm                  post_attention_layernorm              whole
-    ffn.router                mlp.router.linear_router              whole
-    ffn.gate_up               mlp.expert_mlps.mlp_op.gate_up_proj   each half of the width cut
-                              [experts, hidden, 2 width]
-    ffn.down                  mlp.expert_mlps.mlp_op.down_proj      width cut
-                              [experts, width, hidden]
-    - (int8: their scales)    "scale" in place of "weight",         as gate_up; down's whole
-                              float32 [experts, 1, outputs]
-    ffn.shared.ffn.gate_up    mlp.shared_experts.{gate,up}_proj     width cut
-    ffn.shared.ffn.down       mlp.shared_experts.down_proj          width cut
-    ffn.shared.gate           mlp.shared_experts.gate               whole
-    -                         *rank_util.rank, *spmd_rank.rank      the core's number
+NxDI itself would keep the whole checkpoint and every core's share of it in memory. The files equal
+those of its get_sharded_checkpoint for our decoder: q, k and v are separate parameters, as they are
+stored, and experts one stack of transposed matrices, in int8 with scales of outputs. Heads, widths
+and the vocabulary are cut, the embedding's hidden size; routers and norms are whole.
 """
 
 import re
@@ -91,8 +67,7 @@ _PROJECTION = re.compile(r"self_attn\.([qkvo])_proj\.weight")
 def write_decoder_shards(spec: DecoderSpec, checkpoint: Checkpoint, folder: Path) -> None:
     """Write the weights of every core, one parameter or expert in memory at a time.
 
-    Raises CheckpointError where the checkpoint lacks a tensor or has it in another shape,
-    OptionError where the decoder can't be cut for this number of cores, OSError.
+    Raises CheckpointError, OptionError where this number of cores can't share the decoder, OSError.
     """
     pieces = _cut_pieces(spec)
     compare_names(
@@ -115,10 +90,7 @@ def decoder_shard_bytes(spec: DecoderSpec) -> int:
 
 
 def nxdi_pieces(config: OmniConfig, part: str) -> Pieces:
-    """Return NxDI's parameters of a decoder and the stored tensors that each is made of.
-
-    A parameter of one piece without region is the stored tensor itself.
-    """
+    """Return NxDI's parameters of a decoder and the stored tensors that each is made of."""
     if part == "thinker":
         ours = thinker_pieces(config.thinker)
     else:

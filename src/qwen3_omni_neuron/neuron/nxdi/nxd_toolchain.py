@@ -1,9 +1,9 @@
 """The toolchain of a Neuron host: NxD's ModelBuilder (V2) for parts, NxDI for decoders.
 
-ModelBuilder wants a forward with named parameters, the same for all graphs of a model. It takes a
-registered buffer for state where forward replaces it by another tensor of its shape. It knows
-weights, constants and state by their names in the module; states of one name in several graphs
-share their memory on the device. Source: ModelBuilderV2 API reference, "In-place buffer updates".
+ModelBuilder wants a forward with named parameters, the same for all graphs of a model. State is a
+registered buffer that forward replaces; names in the module tell weights, constants and state
+apart, and states of one name share their memory. Source: its API reference, "In-place buffer
+updates".
 """
 
 import shutil
@@ -35,10 +35,7 @@ _EVERY_FRAME = ("code_predictor", "code2wav")
 
 
 class DecoderGraphs(Protocol):
-    """The graphs of one decoder on its cores, with its weights and its KV cache.
-
-    The inputs are those of neuron.nxdi.decoder_spec.
-    """
+    """The graphs of one decoder on its cores, over the inputs of neuron.nxdi.decoder_spec."""
 
     spec: DecoderSpec
 
@@ -47,11 +44,7 @@ class DecoderGraphs(Protocol):
         ...
 
     def decode(self, inputs: Inputs) -> Outputs:
-        """Run one row for each of several slots.
-
-        inputs: as many rows as one of the spec's batches has; a row may be IDLE. In the graph of
-        all slots, row i is slot i or IDLE.
-        """
+        """Run one row for each of several slots, as many as one of the spec's batches; see IDLE."""
         ...
 
     def close(self) -> None:
@@ -133,9 +126,8 @@ def _typed(specs: Iterable[TensorSpec], tensors: Iterable[Tensor]) -> tuple[Tens
 class NxdToolchain:
     """Compiles each part and each decoder into a folder of its own, and loads it from there.
 
-    Loading puts graphs and weights on the cores that this process has, and calls no graph. A part's
-    folder has model.pt, its graphs without weights, and weights/, a file for each rank; a decoder's
-    has neuron_config.json, too, which is not read. Tests replace this class, and nothing else.
+    Loading calls no graph. A folder has model.pt, graphs without weights, and weights/, a file for
+    each rank. Tests replace this class, and nothing else.
     """
 
     def __init__(self) -> None:
@@ -145,8 +137,8 @@ class NxdToolchain:
     def compile_part(self, spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
         """Write a part's graphs and weights into an empty folder.
 
-        Where the compiler fails, its files stay in `folder`/compiler, with its log. Raises
-        CheckpointError, CompileError that names what failed, OSError.
+        Where the compiler fails, its files stay there. Raises CheckpointError, CompileError,
+        OSError.
         """
         work = folder / WORK_FOLDER
         try:
@@ -234,10 +226,7 @@ class NxdToolchain:
 
 
 class NxdGroup:
-    """Ranks that share a part's weights: a neuron.graphs.layers.Group over NxD's.
-
-    NxD's parallel state has to be initialized where a module with such a group is called or traced.
-    """
+    """Ranks that share a part's weights: a neuron.graphs.layers.Group over NxD's parallel state."""
 
     def sum(self, x: Tensor) -> Tensor:
         """Add up the ranks' tensors; see Group.sum."""

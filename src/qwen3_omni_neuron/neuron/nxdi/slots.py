@@ -87,8 +87,7 @@ class NxdiSlots(SlotLengths):
         """Lay out slots as rows of the smallest decode graph that has enough.
 
         Returns for each row of the graph its slot or IDLE, and the index in `slots` whose inputs it
-        gets; and the graph rows of `slots`, in order. In the graph of all slots, row i writes to
-        slot i whatever its inputs say; any other graph takes any slots in any order.
+        gets; and the graph rows of `slots`. In the graph of all slots, row i writes to slot i.
         """
         batch = bucket_of(len(slots), self._plan.batches, "slots")
         if batch < self.slots:

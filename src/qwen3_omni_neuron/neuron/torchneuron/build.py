@@ -27,7 +27,6 @@ from qwen3_omni_neuron.neuron.slots import GraphSlots, GraphThinkerSlots
 from qwen3_omni_neuron.neuron.torchneuron.runtime import (
     Membership,
     Rank,
-    Runtime,
     TorchNeuron,
     rank_progress,
     rank_settings,
@@ -40,13 +39,12 @@ HANGS_S = 10.0  # the least limit of later calls: a busy host may delay a call b
 
 
 def build_engines(
-    spec: EngineSpec, stages: Sequence[str] = STAGES, runtime: Runtime | None = None
+    spec: EngineSpec, stages: Sequence[str] = STAGES, runtime: TorchNeuron | None = None
 ) -> StageEngines:
     """Start a process for each rank, load the parts of some stages, and call every graph once.
 
-    spec: its `compiled` is a tree that was opened. stages: their engines share the ranks. Raises
-    NotInstalledError, ArtifactError for a tree that doesn't fit or whose graphs had to be compiled
-    again, CheckpointError, EngineDiedError that names a rank; everything is closed then.
+    Raises NotInstalledError, ArtifactError for a tree that doesn't fit or whose graphs had to be
+    compiled again, CheckpointError, EngineDiedError that names a rank; everything is closed then.
     """
     built, config = StageEngines(), spec.config
     with ExitStack() as loaded:
@@ -72,7 +70,7 @@ class ModelRanks:
     def __init__(
         self,
         spec: EngineSpec,
-        runtime: Runtime,
+        runtime: TorchNeuron,
         stages: Sequence[str] = STAGES,
         hangs_s: float = HANGS_S,
     ):

@@ -18,11 +18,11 @@ from qwen3_omni_neuron.neuron.torchneuron.environment import (
 )
 
 if TYPE_CHECKING:
-    from qwen3_omni_neuron.neuron.torchneuron.runtime import Runtime
+    from qwen3_omni_neuron.neuron.torchneuron.runtime import TorchNeuron
 
 
 def compile_model(
-    plan: CompilePlan, model: str, folder: Path, runtime: "Runtime | None" = None
+    plan: CompilePlan, model: str, folder: Path, runtime: "TorchNeuron | None" = None
 ) -> ModelRecord:
     """Compile a model into `folder`, which exists and is empty, in a process of its own.
 

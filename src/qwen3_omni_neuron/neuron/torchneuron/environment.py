@@ -1,7 +1,6 @@
 """The environment variables that TorchNeuron must have before it is imported, and its NEFF cache.
 
-Source: aws-neuron/torch-neuronx v2.33.0, its page of environment variables, and its backend,
-executor and NEFF cache, which read them.
+Source: aws-neuron/torch-neuronx v2.33.0, environment variables, backend, executor, NEFF cache.
 """
 
 import os
@@ -71,10 +70,8 @@ def set_before_import(variables: Mapping[str, str]) -> None:
 class NeffCache:
     """A process's folder of compiled graphs (NEFFs), to which nothing else writes.
 
-    TorchNeuron finds a graph's NEFF in a folder by a hash of the captured graph, as
-    ab/cd/abcd....neff. A compile writes that folder into the tree. A load links the files to a
-    folder of its own, where a graph that was compiled anew is noticed, and the tree stays
-    unchanged.
+    TorchNeuron finds a NEFF by a hash of the captured graph. A compile writes the folder into the
+    tree; a load links its files, and notices a graph that was compiled anew.
     """
 
     def __init__(self, folder: Path):

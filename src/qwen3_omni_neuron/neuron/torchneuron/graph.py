@@ -1,9 +1,8 @@
 """A graph of neuron/graphs/ compiled by TorchNeuron, with its state renewed in place.
 
 A graph's first call captures its operations for TorchNeuron's backend of torch.compile, as Dynamo
-would; Dynamo would take as long again, and check every weight at each call. Shapes and types never
-change, so nothing is compiled later. State is an input that an output aliases: nothing is copied
-back. Weights are inputs, shared by the graphs of a part.
+would, which takes as long again and checks every weight at each call. Shapes and types never
+change. State is an input that an output aliases; weights are inputs that a part's graphs share.
 Source: aws-neuron/torch-neuronx v2.33.0, fx/passes/functionalize_copy_inplace_result.py.
 """
 
@@ -34,10 +33,7 @@ def _nothing() -> None:
 
 
 class CompiledGraph:
-    """A graph over its part's module, compiled at its first call.
-
-    It has input tensors of its own on the device, into which each call copies what it is given.
-    """
+    """A graph over its part's module, compiled at its first call, with input tensors of its own."""
 
     def __init__(
         self,
@@ -67,11 +63,11 @@ class CompiledGraph:
     def __call__(
         self, given: Mapping[str, Tensor], state: Sequence[Tensor], entering: Callable[[], None]
     ) -> tuple[Tensor, ...]:
-        """Run the graph and renew the state.
+        """Run the graph and renew the state. Returns the outputs on the host.
 
-        given: the inputs by name, in the device's types; one that is left out is zeros. state: the
-        tensors of Graph.state, on the device. entering: called when the inputs are on the device,
-        before the graph runs. Returns the outputs on the host.
+        given: inputs by name, in the device's types; missing ones are zeros. state: the tensors of
+        Graph.state, on the device. entering: called when the inputs are there, before the graph
+        runs.
         """
         # Every call uses the mode that the graph was captured in.
         with torch.inference_mode(False), torch.no_grad():
@@ -112,10 +108,7 @@ class _Renewing(nn.Module):
 
 
 def compile_module(module: nn.Module, tensors: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
-    """Capture a module at the shapes of its inputs, and compile it with TorchNeuron.
-
-    Returns a function of the same inputs, of which the compiled graph takes those that it uses.
-    """
+    """Capture a module at the shapes of its inputs, and compile it. Returns a function of them."""
     fake = FakeTensorMode()
     with fake:
         inputs = [fake.from_tensor(x, static_shapes=True) for x in tensors]

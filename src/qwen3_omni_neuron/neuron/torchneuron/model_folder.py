@@ -13,11 +13,11 @@ from qwen3_omni_neuron.neuron.graphs.all import graph_records
 from qwen3_omni_neuron.neuron.part import PartSpec, part_spec, to_device_type
 from qwen3_omni_neuron.neuron.shards import part_shard_bytes, write_part_shards
 from qwen3_omni_neuron.neuron.torchneuron.graph import PartGraphs
-from qwen3_omni_neuron.neuron.torchneuron.runtime import Runtime, TorchNeuron
+from qwen3_omni_neuron.neuron.torchneuron.runtime import TorchNeuron
 
 
 def fill_folder(
-    plan: CompilePlan, model: str, folder: Path, runtime: Runtime | None = None
+    plan: CompilePlan, model: str, folder: Path, runtime: TorchNeuron | None = None
 ) -> tuple[GraphRecord, ...]:
     """Compile a model's parts into `folder`, which exists and has an empty folder for NEFFs.
 

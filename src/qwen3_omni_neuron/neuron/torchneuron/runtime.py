@@ -1,14 +1,11 @@
 """The ranks of a model over TorchNeuron: a process with one core for each.
 
-Source: aws-neuron/torch-neuronx v2.33.0, torch_neuronx/distributed/backend.py: a process of a group
-sees one core, its rank is read from the environment, and the group is made before the device is
-used.
+Source: aws-neuron/torch-neuronx v2.33.0, torch_neuronx/distributed/backend.py.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor, distributed
@@ -71,23 +68,11 @@ class Membership:
                 distributed.new_group(list(range(size)))
 
 
-class Runtime(Protocol):
-    """Access to a device. Tests replace it, and nothing else. It can be sent to a process."""
-
-    def start(self, membership: Membership) -> torch.device:
-        """Take the rank's core in this process, which has the settings. Returns the device."""
-        ...
-
-    def start_compiling(self, ranks: int) -> torch.device:
-        """Begin to compile for rank 0 of several in this process, without a device."""
-        ...
-
-
 class TorchNeuron:
-    """The runtime of a machine with TorchNeuron."""
+    """Access to a device, which can be sent to a process. Tests replace it, and nothing else."""
 
     def start(self, membership: Membership) -> torch.device:
-        """Join the ranks over Neuron's collectives, and take the core; see Runtime.start."""
+        """Join the ranks over Neuron's collectives, and take the rank's core in this process."""
         require_torchneuron()
         import torch_neuronx  # noqa: F401, registers device and backend
 
@@ -97,7 +82,7 @@ class TorchNeuron:
         return torch.device("neuron", membership.rank)
 
     def start_compiling(self, ranks: int) -> torch.device:
-        """Make a stand-in group, and return the device; see Runtime.start_compiling."""
+        """Begin to compile for rank 0 of several in this process, without a device."""
         require_torchneuron()
         import torch_neuronx  # noqa: F401, registers device and backend
 
@@ -126,13 +111,13 @@ def rank_settings(work: Path) -> dict[str, str]:
 class Rank:
     """The parts of a compiled tree at one rank. Ranks get the same calls in the same order.
 
-    A part of degree N is at the first N ranks. work: this rank's own folder, for its NEFFs and
-    progress: a step begins when a graph's inputs are on the device; it may wait for other ranks.
+    work: this rank's own folder, for its NEFFs and progress: a step begins when a graph's inputs
+    are on the device; it may wait for other ranks.
     """
 
     fault = None
 
-    def __init__(self, spec: EngineSpec, runtime: Runtime, membership: Membership, work: Path):
+    def __init__(self, spec: EngineSpec, runtime: TorchNeuron, membership: Membership, work: Path):
         """Begin to use the device. Raises OptionError, NotInstalledError."""
         assert spec.compiled is not None, "there is a tree to load from"
         self._spec, self._tree, self._membership = spec, spec.compiled, membership
