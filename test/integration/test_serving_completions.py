@@ -9,8 +9,6 @@ from openai import OpenAI
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import MessageError, OptionError, PromptTooLongError
-from qwen3_omni_neuron.serving.openai.errors import ApiError
-from qwen3_omni_neuron.serving.openai.parameters import ENGINE_FIELDS, engine_options
 from qwen3_omni_neuron.verification.oracle import Reference
 
 MODEL = "qwen3-omni"
@@ -163,41 +161,6 @@ def test_a_list_of_one_prompt_is_that_prompt(omni: Qwen3Omni, client: OpenAI) ->
     ]
     assert len({answer.choices[0].text for answer in answers}) == 1
     assert {answer.usage and answer.usage.prompt_tokens for answer in answers} == {len(token_ids)}
-
-
-@pytest.mark.parametrize("name", sorted(ENGINE_FIELDS))
-def test_null_is_neutral_for_every_field(name: str) -> None:
-    assert engine_options({name: None}, False) == {}
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"n": 2}, "n can only be 1 here. Use several"),
-        ({"n": True}, "n can only be 1"),
-        ({"echo": True}, "echo can only be False"),
-        ({"logit_bias": {"1": 5}}, "logit_bias can only be"),
-        ({"stop_token_ids": [3]}, "thinker_eos_token_id"),
-        ({"skip_special_tokens": False}, "can only be True"),
-        ({"guided_json": {}}, "in /v1/chat/completions"),
-        ({"top_k": -2}, "top_k must be"),
-        ({"min_p": 2}, "min_p must be a number from 0 to 1, got 2"),
-        ({"presence_penalty": "a"}, "presence_penalty must be"),
-        ({"top_k": 3, "thinker_top_k": 4}, "are the same"),
-        ({"chat_template_kwargs": {"enable_thinking": True}}, "never thinks"),
-        ({"enable_thinking": True}, "^enable_thinking can't be True: this checkpoint never thinks"),
-        ({"chat_template_kwargs": {"colour": 1}}, "can only have enable_thinking"),
-    ],
-)
-def test_fields_that_would_change_the_answer_are_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ApiError, match=said):
-        engine_options(given, False)
-
-
-def test_neutral_values_of_another_spelling_change_nothing() -> None:
-    given = {"length_penalty": 1.0, "n": 1, "chat_template_kwargs": {"enable_thinking": False}}
-    assert engine_options({**given, "priority": 0, "suffix": ""}, False) == {}
-    assert engine_options({"top_k": -1, "enable_thinking": False}, False) == {"thinker_top_k": 0}
 
 
 @pytest.mark.parametrize(

@@ -43,10 +43,13 @@ from qwen3_omni_neuron.serving.openai.chat_request import (
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.fields import (
     CHAT,
+    HONOURED_AS,
     INPUT_ITEMS,
     ITEM,
     LOGPROBS,
     REALTIME,
+    REFUSED,
+    REFUSED_IN_RESPONSES,
     RESPONSES,
     SPEECH,
     TRANSCRIPTIONS,
@@ -274,7 +277,7 @@ WITHOUT_EFFECT: Mapping[str, Json] = {
 FILE: Json = {"type": "file", "file": {"file_id": "f", "file_data": "a", "filename": "b"}}
 CUSTOM: Json = {"type": "custom", "custom": {"name": "f"}}
 # By path: a body that is refused, and the end of the error's param where it is not the path's.
-REFUSED: Mapping[str, tuple[Json, str]] = {
+OTHERS: Mapping[str, tuple[Json, str]] = {
     "function_call": ({"function_call": "auto"}, ""),
     "functions": ({"functions": [{"name": "f"}]}, ""),
     "logit_bias": ({"logit_bias": {"5": 1}}, ""),
@@ -334,7 +337,7 @@ def with_parents(paths: Iterable[str]) -> set[str]:
 
 
 def test_every_field_of_openais_chat_is_one_of_the_three() -> None:
-    known = {*with_parents(HONOURED), *WITHOUT_EFFECT, *REFUSED}
+    known = {*with_parents(HONOURED), *WITHOUT_EFFECT, *OTHERS}
     assert len(PUBLISHED) > 60
     assert PUBLISHED - known == set()
 
@@ -351,13 +354,51 @@ def test_a_field_without_effect_is_taken_and_counted(path: str) -> None:
     assert path not in read({})[1]
 
 
-@pytest.mark.parametrize("path", REFUSED)
+@pytest.mark.parametrize("path", OTHERS)
 def test_any_other_field_is_refused_by_name(path: str) -> None:
-    body, end = REFUSED[path]
+    body, end = OTHERS[path]
     with pytest.raises(ApiError) as refused:
         read(body)
     assert refused.value.status == 400
     assert str(refused.value.param).endswith(end or path)
+
+
+def test_every_row_of_the_table_is_honoured_or_refused_but_for_its_one_value() -> None:
+    def options(asked: Json, reads: Callable[[Json], Any] = read) -> Json:
+        return dict(reads(asked)[0][0])
+
+    for name, option in HONOURED_AS.items():
+        value = name == "ignore_eos" or (0.5 if name == "min_p" else 2)
+        for reads in (read, read_response):
+            assert options({name: value}, reads)[option] == value
+            assert option not in options({name: None}, reads)
+        if name != option:
+            with pytest.raises(ApiError, match=f"{name} and {option} are the same"):
+                read({name: value, option: 1})
+    for reads, table in ((read, REFUSED), (read_response, REFUSED | REFUSED_IN_RESPONSES)):
+        for name, (only, instead) in table.items():
+            assert (
+                options({name: only}, reads) == options({name: None}, reads) == options({}, reads)
+            )
+            for wrong in ("x", 5, [5], {"a": 5}, *(() if isinstance(only, bool) else (True,))):
+                with pytest.raises(ApiError, match=rf"^{name} can only be ") as refused:
+                    reads({name: wrong})
+                assert (refused.value.code, refused.value.param) == ("invalid_value", name)
+                assert instead in refused.value.message
+    assert options({"top_k": -1})["thinker_top_k"] == 0
+    assert options({"length_penalty": 1.0}) == options({})
+
+
+def test_a_checkpoint_thinks_as_it_does() -> None:
+    for given in ({"enable_thinking": False}, {"chat_template_kwargs": {"enable_thinking": False}}):
+        assert read(given)[0] == read({})[0]
+    for given, said in (
+        ({"enable_thinking": True}, "^enable_thinking can't be True: this checkpoint never thinks"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "never thinks"),
+        ({"chat_template_kwargs": {"colour": 1}}, "can only have enable_thinking"),
+    ):
+        with pytest.raises(ApiError, match=said):
+            read(given)
 
 
 @pytest.mark.parametrize("place", ["", "messages[0]", "messages[0].content[0]", "tools[0]"])
