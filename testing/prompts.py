@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from qwen3_omni_neuron.checkpoint.json_files import read_preprocessor
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS
 from qwen3_omni_neuron.prompt.media.pixels import CHANNELS, Grid, PixelSettings, Visual
-from qwen3_omni_neuron.prompt.media.preprocessor import read_preprocessor
 from qwen3_omni_neuron.prompt.positions import rope_positions
 from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.prompt.row_keys import RowKeys

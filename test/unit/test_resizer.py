@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from qwen3_omni_neuron.checkpoint.json_files import read_preprocessor
 from qwen3_omni_neuron.errors import (
     CheckpointError,
     ImageError,
@@ -16,7 +17,6 @@ from qwen3_omni_neuron.errors import (
     VideoError,
 )
 from qwen3_omni_neuron.prompt.media.pixels import PixelSettings, Visual
-from qwen3_omni_neuron.prompt.media.preprocessor import read_preprocessor
 from qwen3_omni_neuron.prompt.media.sizes import Grid, SizeLimits, VisualSize
 from testing.tiny.sizes import read_text
 

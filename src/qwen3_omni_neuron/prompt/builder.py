@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from qwen3_omni_neuron.checkpoint.json_files import read_preprocessor
 from qwen3_omni_neuron.errors import CheckpointError, MessageError, PromptTooLongError
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS, OmniConfig
 from qwen3_omni_neuron.model.talker import user_positions
@@ -33,7 +34,6 @@ from qwen3_omni_neuron.prompt.media.items import (
 )
 from qwen3_omni_neuron.prompt.media.log_mel import MelSettings
 from qwen3_omni_neuron.prompt.media.pixels import CHANNELS, PixelSettings
-from qwen3_omni_neuron.prompt.media.preprocessor import read_preprocessor
 from qwen3_omni_neuron.prompt.media.sizes import MediaSettings
 from qwen3_omni_neuron.prompt.messages import (
     Check,

@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from qwen3_omni_neuron.checkpoint.json_files import check_served, whole_setting
 from qwen3_omni_neuron.errors import AudioError, CheckpointError
 from qwen3_omni_neuron.prompt.media.audio import Waveform
-from qwen3_omni_neuron.prompt.media.preprocessor import check_served, whole_setting
 
 BLOCK_FRAMES = 200  # 2 s, a quarter of the audio encoder's window: 0.4 ms of one core
 _MOST_FFT, _MOST_BINS, _MOST_RATE = 4096, 1024, 192_000

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qwen3_omni_neuron.checkpoint.json_files import check_served
 from qwen3_omni_neuron.errors import CheckpointError, ImageError, format_value
-from qwen3_omni_neuron.prompt.media.preprocessor import check_served
 from qwen3_omni_neuron.prompt.media.sizes import Grid, Sizes
 
 if TYPE_CHECKING:

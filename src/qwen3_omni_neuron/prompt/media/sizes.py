@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from qwen3_omni_neuron.checkpoint.json_files import whole_setting
 from qwen3_omni_neuron.errors import (
     CheckpointError,
     ImageError,
@@ -19,7 +20,6 @@ from qwen3_omni_neuron.errors import (
 from qwen3_omni_neuron.prompt.media.fields import Warn
 from qwen3_omni_neuron.prompt.media.image import MAX_ASPECT
 from qwen3_omni_neuron.prompt.media.item_fields import MOST_PIXELS
-from qwen3_omni_neuron.prompt.media.preprocessor import whole_setting
 
 Grid = tuple[int, int, int]
 """Frames, and rows and columns of patches in a frame."""
