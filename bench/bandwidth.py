@@ -160,7 +160,7 @@ def stage_rows(
         predictor_dtype="auto",
         threads=threads,
         placement="shared",
-        compiled=None,
+        compiled_path=None,
         instance=None,
         cores=None,
     )

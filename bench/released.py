@@ -320,7 +320,7 @@ def parts(checkpoint: Path, tree: Path, options: Namespace) -> list[Row]:
     generator = torch.Generator().manual_seed(options.seed)
     prompt = prompt_of(torch.randint(bandwidth.BYTE_TOKENS, (options.prompt,), generator=generator))
     loading = Namespace(
-        **{"dtype": options.dtype, "threads": options.threads, "compiled": tree},
+        **{"dtype": options.dtype, "threads": options.threads, "compiled_path": tree},
         **{"placement": "shared", "instance": None, "cores": None},
         predictor_dtype="auto",
     )

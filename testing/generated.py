@@ -20,7 +20,7 @@ from qwen3_omni_neuron.serving.openai.fields import (
     REFUSED_IN_RESPONSES,
 )
 from qwen3_omni_neuron.serving.openai.parameters import OTHER_VOICES
-from qwen3_omni_neuron.serving.settings import flags
+from qwen3_omni_neuron.serving.settings import default_text, flags
 from testing import bar_picture, benchmark_pictures, import_picture
 from testing.imports import LAYERS, ROOT, room_imports
 
@@ -67,9 +67,9 @@ def load_option_table() -> str:
 def server_settings_table() -> str:
     """Write every setting of `serve`."""
     lines = ["| what | flag | default | answer |", "| --- | --- | --- | --- |"]
-    for flag in flags().values():
-        if flag.name:
-            lines.append(f"| {flag.description} | `{flag.name}` | {flag.default} | {flag.answer} |")
+    for one in flags().values():
+        if one.flag:
+            lines.append(f"| {one.help} | `{one.flag}` | {default_text(one)} | {one.answer} |")
     return "\n".join(lines) + "\n"
 
 
@@ -127,9 +127,9 @@ def picture_of_imports() -> str:
 def _option_table(options: Iterable[Option]) -> str:
     lines = ["| option | type | default | meaning |", "| --- | --- | --- | --- |"]
     for option in options:
-        meaning = option.doc.help
-        if option.doc.values is not None:
-            meaning += f"; {option.doc.values.phrase}"
+        meaning = option.help
+        if option.values is not None:
+            meaning += f"; {option.values.phrase}"
         kind = _type_text(option.type)
         lines.append(f"| `{option.name}` | {kind} | {option.default_text} | {meaning} |")
     return "\n".join(lines) + "\n"

@@ -21,7 +21,6 @@ from qwen3_omni_neuron.compilation.plan import (
     MODEL_OF_PART,
     SETTINGS,
     CompilePlan,
-    flag_of,
     make_plan,
 )
 from qwen3_omni_neuron.events import SAMPLE_RATE
@@ -217,8 +216,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, setting in SETTINGS.items():
         if name not in ("target", "compact"):
             kinds: dict[Any, Callable[[str], Any]] = {int: positive, tuple[int, ...]: sizes}
-            kind, text = kinds.get(setting.type, str), setting.metadata["help"]
-            parser.add_argument(flag_of(name), type=kind, dest=name, help=text)
+            kind, text = kinds.get(setting.type, str), setting.help
+            parser.add_argument(setting.flag, type=kind, dest=name, help=text)
     options = vars(parser.parse_args(arguments))
     limits, instance = find_target(options.pop("target")).limits, options.pop("instance")
     with open_config(options.pop("model")) as folder:

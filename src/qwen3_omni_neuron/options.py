@@ -1,18 +1,18 @@
 """Options of a request and of a load: names, types, defaults, ranges and their documentation.
 
 `RequestArguments` and `LoadArguments` are the keyword arguments that type checkers and editors see.
-Each key carries an `OptionDoc`. `RequestOptions` and `LoadOptions` hold the defaults and check what
-is given. The flags of the command line, the settings of servers and the tables of the documents are
-made from both. The command line imports this module early, so it needs neither torch nor numpy.
+`RequestOptions` and `LoadOptions` declare each with `option`, as CompilePlan and the settings of a
+server do, and check what is given. The flags of the command line and the tables of the documents
+are made from these declarations. The command line imports this module early, so it needs neither
+torch nor numpy.
 """
 
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
-    Annotated,
     Any,
     TypedDict,
     Union,
@@ -97,6 +97,12 @@ def _integers_to(most: int) -> ValueRange:
     )
 
 
+def from_(least: int) -> ValueRange:
+    """Return the range of integers of `least` or more."""
+    words = f"an integer of {least} or more"
+    return ValueRange(words, lambda value: _is_integer(value, least), {"minimum": least})
+
+
 def _numbers(least: float, most: float) -> ValueRange:
     return ValueRange(
         f"a number from {least:g} to {most:g}",
@@ -109,8 +115,7 @@ _NAME = ValueRange("a name", lambda value: isinstance(value, str))
 _FLAG = ValueRange("True or False", lambda value: isinstance(value, bool))
 _FIRST_CHUNK = _one_of("steady", "early")
 _RUNAWAY_SPEECH = _one_of("end", "keep")
-_FROM_0 = ValueRange("an integer of 0 or more", lambda value: _is_integer(value, 0), {"minimum": 0})
-_FROM_1 = ValueRange("an integer of 1 or more", lambda value: _is_integer(value, 1), {"minimum": 1})
+_FROM_0, FROM_1 = from_(0), from_(1)
 _TOP_K = _integers_to(_MAX_TOP_K)
 _FACTOR = _numbers(_MIN_FACTOR, _MAX_NUMBER)
 _INTRODUCTION = ValueRange(
@@ -132,7 +137,7 @@ _QUESTIONS = ValueRange(
         and all(text and _is_line(text, _MAX_QUESTION) for text in value)
     ),
 )
-_SECONDS = ValueRange(
+SECONDS = ValueRange(
     f"a number above 0 and at most {_MAX_NUMBER:g}",
     lambda value: _is_number(value, 0, _MAX_NUMBER) and value > 0,
     {"exclusiveMinimum": 0, "maximum": _MAX_NUMBER},
@@ -248,22 +253,29 @@ _SIZES = ValueRange(
 )
 
 
-@dataclass(frozen=True)
-class OptionDoc:
-    """Documentation of an option, and the values that it takes.
+def option(
+    default: Any,
+    help: str,
+    values: ValueRange | None = None,
+    answer: str = "",
+    *,
+    shown: str = "none",
+    flag: str | None = "",
+    metavar: str = "",
+    loads: bool = False,
+    repr: bool = True,
+) -> Any:
+    """Return the field of an option of a request, a load, a compile or a server.
 
-    values: allowed values; None: checked where the option is used. default: words for a default of
-    None. flag, metavar: flag on the command line and the name of its value, where they are not made
-    from the option's name and type. loads: True for an option of a load that each verb which loads
-    a model has as a flag.
+    help: what it does. values: allowed values; None: checked where the option is used. answer:
+    status of a request that exceeds a limit of a server. shown: words for a default of None or ().
+    flag, metavar: flag on the command line and the name of its value, where they are not made from
+    the option's name and type; a flag of None: it has none. loads: True for an option of a load
+    that each verb which loads a model has as a flag. repr: whether a repr shows the value.
     """
-
-    help: str
-    values: ValueRange | None = None
-    default: str = "none"
-    flag: str = ""
-    metavar: str = ""
-    loads: bool = False
+    about: dict[str, Any] = {"help": help, "values": values, "answer": answer, "shown": shown}
+    about |= {"flag": flag, "metavar": metavar, "loads": loads}
+    return field(default=default, metadata=about, repr=repr)
 
 
 _CHECKPOINT = "the checkpoint's"
@@ -272,269 +284,70 @@ _CHECKPOINT = "the checkpoint's"
 class SpeechArguments(TypedDict, total=False):
     """Keyword arguments of a request to speak a given text; see `RequestOptions`."""
 
-    speaker: Annotated[str, OptionDoc("voice of the speech, in upper or lower case", _NAME)]
-    seed: Annotated[
-        int | None,
-        OptionDoc("seed of every random number of the request", _FROM_0, "a new one each time"),
-    ]
-    talker_max_new_tokens: Annotated[
-        int, OptionDoc("most codec tokens of speech, the end token included", _FROM_1)
-    ]
-    talker_do_sample: Annotated[
-        bool, OptionDoc("sample the first code of a frame; greedy where false", _FLAG)
-    ]
-    talker_temperature: Annotated[float, OptionDoc("temperature of the first code", _FACTOR)]
-    talker_top_k: Annotated[
-        int, OptionDoc("likeliest codes that the first code is sampled from, 0: all", _TOP_K)
-    ]
-    talker_top_p: Annotated[
-        float, OptionDoc("probability that these codes add up to", _PROBABILITY)
-    ]
-    talker_repetition_penalty: Annotated[
-        float, OptionDoc("penalty of a first code that the speech has had; 1: none", _FACTOR)
-    ]
-    predictor_do_sample: Annotated[
-        bool, OptionDoc("sample the other codes of a frame; greedy where false", _FLAG)
-    ]
-    predictor_top_k: Annotated[
-        int, OptionDoc("likeliest codes that each of them is sampled from, 0: all", _TOP_K)
-    ]
-    predictor_top_p: Annotated[
-        float, OptionDoc("probability that these codes add up to", _PROBABILITY)
-    ]
-    chunk_frames: Annotated[
-        Sequence[int] | None,
-        OptionDoc(
-            "frames of the first audio chunks, the last size for all that follow",
-            _SIZES,
-            "adaptive",
-            metavar="N,N,...",
-        ),
-    ]
-    first_chunk: Annotated[
-        str,
-        OptionDoc(
-            "steady: the first audio chunk waits until playback can't stop after it; early: it "
-            "does not, and on a machine slower than speech playback stops between chunks",
-            _FIRST_CHUNK,
-        ),
-    ]
-    runaway_speech: Annotated[
-        str,
-        OptionDoc(
-            "speech that goes on after all words are said, in silence, in a cycle or for too long: "
-            "end cuts it at the last sound, keep lets it run to its limit as the reference does",
-            _RUNAWAY_SPEECH,
-        ),
-    ]
-    cache_key: Annotated[
-        str | None,
-        OptionDoc("only requests with the same one reuse each other's rows", _NAME, "one for all"),
-    ]
-    owner: Annotated[
-        str | None,
-        OptionDoc(
-            "whose request it is: those of different owners take turns", _NAME, "one for all"
-        ),
-    ]
-    first_token_timeout_s: Annotated[
-        float,
-        OptionDoc("seconds from arrival to the first token, time in the queue included", _SECONDS),
-    ]
-    wait_timeout_s: Annotated[
-        float, OptionDoc("seconds between any two tokens, frames or chunks", _SECONDS)
-    ]
+    speaker: str
+    seed: int | None
+    talker_max_new_tokens: int
+    talker_do_sample: bool
+    talker_temperature: float
+    talker_top_k: int
+    talker_top_p: float
+    talker_repetition_penalty: float
+    predictor_do_sample: bool
+    predictor_top_k: int
+    predictor_top_p: float
+    chunk_frames: Sequence[int] | None
+    first_chunk: str
+    runaway_speech: str
+    cache_key: str | None
+    owner: str | None
+    first_token_timeout_s: float
+    wait_timeout_s: float
 
 
 class RequestArguments(SpeechArguments, total=False):
     """Keyword arguments of a request; see `RequestOptions`."""
 
-    use_audio_in_video: Annotated[bool, OptionDoc("encode a video's audio track too", _FLAG)]
-    thinker_max_new_tokens: Annotated[
-        int, OptionDoc("most tokens of text, the end token included", _FROM_1)
-    ]
-    thinker_eos_token_id: Annotated[
-        int | Sequence[int] | None,
-        OptionDoc("tokens that end the text", _TOKEN_IDS, _CHECKPOINT),
-    ]
-    thinker_do_sample: Annotated[
-        bool | None, OptionDoc("sample the text; greedy where false", _FLAG, _CHECKPOINT)
-    ]
-    thinker_temperature: Annotated[
-        float | None, OptionDoc("temperature of the text", _FACTOR, _CHECKPOINT)
-    ]
-    thinker_top_k: Annotated[
-        int | None,
-        OptionDoc("likeliest tokens that the text is sampled from, 0: all", _TOP_K, _CHECKPOINT),
-    ]
-    thinker_top_p: Annotated[
-        float | None,
-        OptionDoc("probability that these tokens add up to", _PROBABILITY, _CHECKPOINT),
-    ]
-    thinker_min_p: Annotated[
-        float,
-        OptionDoc("least probability of a token, as a part of the likeliest one's; 0: none", _PART),
-    ]
-    thinker_repetition_penalty: Annotated[
-        float | None,
-        OptionDoc("penalty of a token that prompt or text have; 1: none", _FACTOR, _CHECKPOINT),
-    ]
-    thinker_presence_penalty: Annotated[
-        float, OptionDoc("number taken off the logit of a token that the text has", _PENALTY)
-    ]
-    thinker_frequency_penalty: Annotated[
-        float, OptionDoc("number taken off it for each time that the text has it", _PENALTY)
-    ]
-    thinker_min_new_tokens: Annotated[
-        int, OptionDoc("tokens of text before which no token ends it", _FROM_0)
-    ]
-    ignore_eos: Annotated[
-        bool,
-        OptionDoc("no token ends the text: it goes on to its limit or a stop string", _FLAG),
-    ]
-    stop: Annotated[
-        Sequence[str],
-        OptionDoc("strings that end the text before them; no part of one is spoken", _STRINGS),
-    ]
-    tools: Annotated[
-        Sequence[Mapping[str, Any]],
-        OptionDoc("functions that the reply may call, as OpenAI's API describes them", _DICTS),
-    ]
-    tool_choice: Annotated[
-        str | Mapping[str, Any],
-        OptionDoc("which of the tools the reply may or must call", _TOOL_CHOICE),
-    ]
-    parallel_tool_calls: Annotated[
-        bool, OptionDoc("the reply may have several calls; at most one where false", _FLAG)
-    ]
-    grammar: Annotated[
-        Mapping[str, Any] | PreparedGrammar | None,
-        OptionDoc(
-            "what the text is held to: a JSON schema, a regex or a Lark grammar",
-            _GRAMMAR,
-            "free text",
-        ),
-    ]
-    logprobs: Annotated[
-        bool,
-        OptionDoc("give the log-probability of each token of the text; not with stop", _FLAG),
-    ]
-    top_logprobs: Annotated[
-        int,
-        OptionDoc("likeliest tokens whose log-probabilities come with each token's", _LIKELIEST),
-    ]
-    literal_text: Annotated[
-        bool,
-        OptionDoc("take names of special tokens in messages as words, not as these tokens", _FLAG),
-    ]
-    truncation: Annotated[
-        str | Mapping[str, Any],
-        OptionDoc(
-            "auto, or a ratio: drop the oldest turns of a conversation that is too long",
-            _TRUNCATION,
-        ),
-    ]
+    use_audio_in_video: bool
+    thinker_max_new_tokens: int
+    thinker_eos_token_id: int | Sequence[int] | None
+    thinker_do_sample: bool | None
+    thinker_temperature: float | None
+    thinker_top_k: int | None
+    thinker_top_p: float | None
+    thinker_min_p: float
+    thinker_repetition_penalty: float | None
+    thinker_presence_penalty: float
+    thinker_frequency_penalty: float
+    thinker_min_new_tokens: int
+    ignore_eos: bool
+    stop: Sequence[str]
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: str | Mapping[str, Any]
+    parallel_tool_calls: bool
+    grammar: Mapping[str, Any] | PreparedGrammar | None
+    logprobs: bool
+    top_logprobs: int
+    literal_text: bool
+    truncation: str | Mapping[str, Any]
 
 
 class LoadArguments(TypedDict, total=False):
     """Keyword arguments of `api.Qwen3Omni.load`; see `LoadOptions`."""
 
-    target: Annotated[
-        str | None,
-        OptionDoc("cpu, neuron or torchneuron", _NAME, "the compiled tree's, else cpu"),
-    ]
-    dtype: Annotated[
-        str,
-        OptionDoc(
-            "auto, or one that the target has: on the CPU mixed, float32, int8, int4, bfloat16 or "
-            "float64",
-            _NAME,
-            loads=True,
-        ),
-    ]
-    max_concurrency: Annotated[
-        int | None, OptionDoc("requests that run at a time", _FROM_1, "the tree's, else 8")
-    ]
-    context_length: Annotated[
-        int | None,
-        OptionDoc(
-            "positions of a request's KV cache; prompt and reply must fit",
-            default="the tree's, else 8192 or the model's limit where that is less",
-        ),
-    ]
-    max_queued: Annotated[
-        int, OptionDoc("requests that wait for a slot, in the order they came", _FROM_0)
-    ]
-    reuse: Annotated[
-        bool,
-        OptionDoc("keep a prefix cache: what prompts begin with alike is computed once", _FLAG),
-    ]
-    placement: Annotated[
-        str,
-        OptionDoc(
-            "shared: one process; split: a process each for thinker, talker, vocoder",
-            _one_of("shared", "split"),
-            loads=True,
-        ),
-    ]
-    compiled_path: Annotated[
-        str | Path | None,
-        OptionDoc(
-            "folder that `qwen3-omni-neuron compile` wrote; it gives weights, target, dtypes, "
-            "slots, context length and buckets",
-            flag="--compiled",
-            metavar="DIR",
-            loads=True,
-        ),
-    ]
-    instance: Annotated[
-        str | None,
-        OptionDoc(
-            "instance type, for the targets on Neuron, such as trn2.48xlarge",
-            _NAME,
-            "this machine's",
-            loads=True,
-        ),
-    ]
-    cores: Annotated[
-        Mapping[str, str] | None,
-        OptionDoc(
-            "cores of each stage, for the targets on Neuron",
-            default="the first ones",
-            metavar="STAGE=N-N,...",
-            loads=True,
-        ),
-    ]
-    threads: Annotated[
-        int | None,
-        OptionDoc(
-            "CPU threads of all stages together", _FROM_1, "as many as torch has", loads=True
-        ),
-    ]
-    predictor_dtype: Annotated[
-        str,
-        OptionDoc(
-            "numbers of the code predictor: auto, same or mixed; a tree has its own",
-            _NAME,
-            loads=True,
-        ),
-    ]
-    adapters: Annotated[
-        Sequence[str | Path | tuple[str | Path, float]],
-        OptionDoc(
-            "LoRA adapters that are merged into the weights in this order: PEFT's folders, each "
-            "perhaps with a weight; those of a tree are named again",
-            _ADAPTERS,
-            "none",
-            flag="--adapter",
-            metavar="DIR[=WEIGHT]",
-            loads=True,
-        ),
-    ]
-    wrap_engines: Annotated[
-        Callable[[Engines], Engines] | None,
-        OptionDoc("function that gets the engines and returns those to run, as to record calls"),
-    ]
+    target: str | None
+    dtype: str
+    max_concurrency: int | None
+    context_length: int | None
+    max_queued: int
+    reuse: bool
+    placement: str
+    compiled_path: str | Path | None
+    instance: str | None
+    cores: Mapping[str, str] | None
+    threads: int | None
+    predictor_dtype: str
+    adapters: Sequence[str | Path | tuple[str | Path, float]]
+    wrap_engines: Callable[[Engines], Engines] | None
 
 
 class GenerateArguments(LoadArguments, RequestArguments, total=False):
@@ -556,58 +369,144 @@ class ToolChoice:
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """Options of one request with their defaults; `RequestArguments` documents each.
+    """Options of one request.
 
     Names and defaults are the reference's; stop, tools, tool_choice, parallel_tool_calls, grammar,
     thinker_presence_penalty, thinker_frequency_penalty, ignore_eos, logprobs, top_logprobs,
     literal_text, truncation, chunk_frames, first_chunk, runaway_speech, cache_key, owner and the
     two timeouts are ours. A field whose default is None takes the checkpoint's value, unless
-    `OptionDoc.default` names another. Limits count tokens, including the one that ends text or
+    `shown` names another. Limits count tokens, including the one that ends text or
     speech. As in the reference, the talker token that reaches the limit is never decoded, so N
     tokens give N - 1 frames.
     Source: transformers Qwen3OmniMoeForConditionalGeneration.generate.
     """
 
-    speaker: str = "Ethan"
-    seed: int | None = None
-    use_audio_in_video: bool = False
-    thinker_max_new_tokens: int = 1024
-    thinker_eos_token_id: int | Sequence[int] | None = None
-    thinker_do_sample: bool | None = None
-    thinker_temperature: float | None = None
-    thinker_top_k: int | None = None
-    thinker_top_p: float | None = None
-    thinker_min_p: float = 0.0
-    thinker_repetition_penalty: float | None = None
-    thinker_presence_penalty: float = 0.0
-    thinker_frequency_penalty: float = 0.0
-    thinker_min_new_tokens: int = 0
-    ignore_eos: bool = False
-    stop: Sequence[str] = ()
-    tools: Sequence[Mapping[str, Any]] = ()
-    tool_choice: str | Mapping[str, Any] = "auto"
-    parallel_tool_calls: bool = True
-    grammar: Mapping[str, Any] | PreparedGrammar | None = None
-    logprobs: bool = False
-    top_logprobs: int = 0
-    literal_text: bool = False
-    truncation: str | Mapping[str, Any] = "disabled"
-    talker_max_new_tokens: int = 4096
-    talker_do_sample: bool = True
-    talker_temperature: float = 0.9
-    talker_top_k: int = 50
-    talker_top_p: float = 1.0
-    talker_repetition_penalty: float = 1.05
-    predictor_do_sample: bool = True
-    predictor_top_k: int = 50
-    predictor_top_p: float = 0.8
-    chunk_frames: Sequence[int] | None = None
-    first_chunk: str = "steady"
-    runaway_speech: str = "end"
-    cache_key: str | None = None
-    owner: str | None = None
-    first_token_timeout_s: float = 600.0
-    wait_timeout_s: float = 120.0
+    speaker: str = option("Ethan", "voice of the speech, in upper or lower case", _NAME)
+    seed: int | None = option(
+        None, "seed of every random number of the request", _FROM_0, shown="a new one each time"
+    )
+    use_audio_in_video: bool = option(False, "encode a video's audio track too", _FLAG)
+    thinker_max_new_tokens: int = option(
+        1024, "most tokens of text, the end token included", FROM_1
+    )
+    thinker_eos_token_id: int | Sequence[int] | None = option(
+        None, "tokens that end the text", _TOKEN_IDS, shown=_CHECKPOINT
+    )
+    thinker_do_sample: bool | None = option(
+        None, "sample the text; greedy where false", _FLAG, shown=_CHECKPOINT
+    )
+    thinker_temperature: float | None = option(
+        None, "temperature of the text", _FACTOR, shown=_CHECKPOINT
+    )
+    thinker_top_k: int | None = option(
+        None, "likeliest tokens that the text is sampled from, 0: all", _TOP_K, shown=_CHECKPOINT
+    )
+    thinker_top_p: float | None = option(
+        None, "probability that these tokens add up to", _PROBABILITY, shown=_CHECKPOINT
+    )
+    thinker_min_p: float = option(
+        0.0, "least probability of a token, as a part of the likeliest one's; 0: none", _PART
+    )
+    thinker_repetition_penalty: float | None = option(
+        None, "penalty of a token that prompt or text have; 1: none", _FACTOR, shown=_CHECKPOINT
+    )
+    thinker_presence_penalty: float = option(
+        0.0, "number taken off the logit of a token that the text has", _PENALTY
+    )
+    thinker_frequency_penalty: float = option(
+        0.0, "number taken off it for each time that the text has it", _PENALTY
+    )
+    thinker_min_new_tokens: int = option(0, "tokens of text before which no token ends it", _FROM_0)
+    ignore_eos: bool = option(
+        False, "no token ends the text: it goes on to its limit or a stop string", _FLAG
+    )
+    stop: Sequence[str] = option(
+        (), "strings that end the text before them; no part of one is spoken", _STRINGS
+    )
+    tools: Sequence[Mapping[str, Any]] = option(
+        (), "functions that the reply may call, as OpenAI's API describes them", _DICTS
+    )
+    tool_choice: str | Mapping[str, Any] = option(
+        "auto", "which of the tools the reply may or must call", _TOOL_CHOICE
+    )
+    parallel_tool_calls: bool = option(
+        True, "the reply may have several calls; at most one where false", _FLAG
+    )
+    grammar: Mapping[str, Any] | PreparedGrammar | None = option(
+        None,
+        "what the text is held to: a JSON schema, a regex or a Lark grammar",
+        _GRAMMAR,
+        shown="free text",
+    )
+    logprobs: bool = option(
+        False, "give the log-probability of each token of the text; not with stop", _FLAG
+    )
+    top_logprobs: int = option(
+        0, "likeliest tokens whose log-probabilities come with each token's", _LIKELIEST
+    )
+    literal_text: bool = option(
+        False, "take names of special tokens in messages as words, not as these tokens", _FLAG
+    )
+    truncation: str | Mapping[str, Any] = option(
+        "disabled",
+        "auto, or a ratio: drop the oldest turns of a conversation that is too long",
+        _TRUNCATION,
+    )
+    talker_max_new_tokens: int = option(
+        4096, "most codec tokens of speech, the end token included", FROM_1
+    )
+    talker_do_sample: bool = option(
+        True, "sample the first code of a frame; greedy where false", _FLAG
+    )
+    talker_temperature: float = option(0.9, "temperature of the first code", _FACTOR)
+    talker_top_k: int = option(
+        50, "likeliest codes that the first code is sampled from, 0: all", _TOP_K
+    )
+    talker_top_p: float = option(1.0, "probability that these codes add up to", _PROBABILITY)
+    talker_repetition_penalty: float = option(
+        1.05, "penalty of a first code that the speech has had; 1: none", _FACTOR
+    )
+    predictor_do_sample: bool = option(
+        True, "sample the other codes of a frame; greedy where false", _FLAG
+    )
+    predictor_top_k: int = option(
+        50, "likeliest codes that each of them is sampled from, 0: all", _TOP_K
+    )
+    predictor_top_p: float = option(0.8, "probability that these codes add up to", _PROBABILITY)
+    chunk_frames: Sequence[int] | None = option(
+        None,
+        "frames of the first audio chunks, the last size for all that follow",
+        _SIZES,
+        shown="adaptive",
+        metavar="N,N,...",
+    )
+    first_chunk: str = option(
+        "steady",
+        "steady: the first audio chunk waits until playback can't stop after it; early: it "
+        "does not, and on a machine slower than speech playback stops between chunks",
+        _FIRST_CHUNK,
+    )
+    runaway_speech: str = option(
+        "end",
+        "speech that goes on after all words are said, in silence, in a cycle or for too long: "
+        "end cuts it at the last sound, keep lets it run to its limit as the reference does",
+        _RUNAWAY_SPEECH,
+    )
+    cache_key: str | None = option(
+        None, "only requests with the same one reuse each other's rows", _NAME, shown="one for all"
+    )
+    owner: str | None = option(
+        None,
+        "whose request it is: those of different owners take turns",
+        _NAME,
+        shown="one for all",
+    )
+    first_token_timeout_s: float = option(
+        600.0, "seconds from arrival to the first token, time in the queue included", SECONDS
+    )
+    wait_timeout_s: float = option(
+        120.0, "seconds between any two tokens, frames or chunks", SECONDS
+    )
 
     @staticmethod
     def parse(
@@ -759,22 +658,84 @@ class RequestOptions:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """Options of one load with their defaults; `LoadArguments` documents each."""
+    """Options of one load."""
 
-    target: str | None = None
-    dtype: str = "auto"
-    max_concurrency: int | None = None
-    context_length: int | None = None
-    max_queued: int = 256
-    reuse: bool = True
-    placement: str = "shared"
-    compiled_path: str | Path | None = None
-    instance: str | None = None
-    cores: Mapping[str, str] | None = None
-    threads: int | None = None
-    predictor_dtype: str = "auto"
-    adapters: Sequence[str | Path | tuple[str | Path, float]] = ()
-    wrap_engines: Callable[[Engines], Engines] | None = None
+    target: str | None = option(
+        None, "cpu, neuron or torchneuron", _NAME, shown="the compiled tree's, else cpu"
+    )
+    dtype: str = option(
+        "auto",
+        "auto, or one that the target has: on the CPU mixed, float32, int8, int4, bfloat16 or "
+        "float64",
+        _NAME,
+        loads=True,
+    )
+    max_concurrency: int | None = option(
+        None, "requests that run at a time", FROM_1, shown="the tree's, else 8"
+    )
+    context_length: int | None = option(
+        None,
+        "positions of a request's KV cache; prompt and reply must fit",
+        shown="the tree's, else 8192 or the model's limit where that is less",
+    )
+    max_queued: int = option(256, "requests that wait for a slot, in the order they came", _FROM_0)
+    reuse: bool = option(
+        True, "keep a prefix cache: what prompts begin with alike is computed once", _FLAG
+    )
+    placement: str = option(
+        "shared",
+        "shared: one process; split: a process each for thinker, talker, vocoder",
+        _one_of("shared", "split"),
+        loads=True,
+    )
+    compiled_path: str | Path | None = option(
+        None,
+        "folder that `qwen3-omni-neuron compile` wrote; it gives weights, target, dtypes, "
+        "slots, context length and buckets",
+        flag="--compiled",
+        metavar="DIR",
+        loads=True,
+    )
+    instance: str | None = option(
+        None,
+        "instance type, for the targets on Neuron, such as trn2.48xlarge",
+        _NAME,
+        shown="this machine's",
+        loads=True,
+    )
+    cores: Mapping[str, str] | None = option(
+        None,
+        "cores of each stage, for the targets on Neuron",
+        shown="the first ones",
+        metavar="STAGE=N-N,...",
+        loads=True,
+    )
+    threads: int | None = option(
+        None,
+        "CPU threads of all stages together",
+        FROM_1,
+        shown="as many as torch has",
+        loads=True,
+    )
+    predictor_dtype: str = option(
+        "auto",
+        "numbers of the code predictor: auto, same or mixed; a tree has its own",
+        _NAME,
+        loads=True,
+    )
+    adapters: Sequence[str | Path | tuple[str | Path, float]] = option(
+        (),
+        "LoRA adapters that are merged into the weights in this order: PEFT's folders, each "
+        "perhaps with a weight; those of a tree are named again",
+        _ADAPTERS,
+        shown="none",
+        flag="--adapter",
+        metavar="DIR[=WEIGHT]",
+        loads=True,
+    )
+    wrap_engines: Callable[[Engines], Engines] | None = option(
+        None, "function that gets the engines and returns those to run, as to record calls"
+    )
 
     @staticmethod
     def parse(given: Mapping[str, Any]) -> "LoadOptions":
@@ -816,7 +777,7 @@ def _or_default(value: Any, default: Any) -> Any:
 
 @dataclass(frozen=True)
 class Option:
-    """One option, for the command line, a server or a document.
+    """One option, for the command line, a server or a document; see `option`.
 
     type: the annotation, such as `int | None`.
     """
@@ -824,12 +785,13 @@ class Option:
     name: str
     type: Any
     default: Any
-    doc: OptionDoc
-
-    @property
-    def flag(self) -> str:
-        """The option's flag on the command line."""
-        return self.doc.flag or "--" + self.name.replace("_", "-")
+    help: str
+    values: ValueRange | None
+    answer: str
+    shown: str
+    flag: str
+    metavar: str
+    loads: bool
 
     @property
     def value_type(self) -> Any:
@@ -840,11 +802,11 @@ class Option:
     @property
     def default_text(self) -> str:
         """The default in words."""
-        return self.doc.default if self.default in (None, ()) else str(self.default)
+        return self.shown if self.default in (None, (), MISSING) else str(self.default)
 
     def check(self, value: Any) -> None:
         """Raise OptionError for a value out of range; None is allowed where it is the default."""
-        values = self.doc.values
+        values = self.values
         if values is None or (value is None and self.default is None):
             return
         if not values.accepts(value):
@@ -865,15 +827,16 @@ def _check(given: Mapping[str, Any], options: Iterable[Option]) -> None:
         known[name].check(value)
 
 
-def _options_of(arguments: type, options: type) -> tuple[Option, ...]:
-    """Return the options of a pair such as `RequestArguments` and `RequestOptions`."""
-    hints = get_type_hints(arguments, include_extras=True)
-    found = []
-    for one in fields(options):
-        kind, doc = get_args(hints[one.name])
-        found.append(Option(one.name, kind, one.default, doc))
-    return tuple(found)
+def options_of(declared: type) -> dict[str, Option]:
+    """Return the options that a dataclass declares, by name."""
+    hints, found = get_type_hints(declared), {}
+    for one in fields(declared):
+        if one.metadata:
+            flag = one.metadata["flag"] or f"--{one.name.replace('_', '-')}"
+            about = {**one.metadata, "flag": "" if one.metadata["flag"] is None else flag}
+            found[one.name] = Option(one.name, hints[one.name], one.default, **about)
+    return found
 
 
-REQUEST_OPTIONS = _options_of(RequestArguments, RequestOptions)
-LOAD_OPTIONS = {option.name: option for option in _options_of(LoadArguments, LoadOptions)}
+REQUEST_OPTIONS = tuple(options_of(RequestOptions).values())
+LOAD_OPTIONS = options_of(LoadOptions)

@@ -88,7 +88,7 @@ def test_a_wrong_name_of_a_load_is_refused_with_the_likely_one(checkpoint: Path)
 
 def test_the_help_of_dtype_names_those_of_the_cpu() -> None:
     dtypes = TARGETS["cpu"].limits.dtypes
-    words = LOAD_OPTIONS["dtype"].doc.help.replace(",", "").split()
+    words = LOAD_OPTIONS["dtype"].help.replace(",", "").split()
     assert {word for word in words if word in TARGETS["cpu"].limits.dtypes} == set(dtypes)
 
 
@@ -126,7 +126,7 @@ def test_a_type_checker_sees_wrong_names_and_types(tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", LOAD_OPTIONS.values(), ids=lambda option: option.name)
 def test_a_default_of_a_load_is_in_range(option: Any) -> None:
     option.check(option.default)
-    if option.doc.values is not None:
+    if option.values is not None:
         with pytest.raises(OptionError, match=f"{option.name} must be .*, got b"):
             LoadOptions.parse({option.name: b""})
 
@@ -135,7 +135,7 @@ def test_a_default_of_a_load_is_in_range(option: Any) -> None:
 def test_a_default_is_in_range_and_none_only_where_it_is_the_default(option: Any) -> None:
     option.check(option.default)
     if option.default is None:
-        assert option.doc.default != "none"
+        assert option.shown != "none"
     else:
         with pytest.raises(OptionError, match=f"{option.name} must be .*, got None"):
             RequestOptions.parse({option.name: None})
@@ -167,9 +167,7 @@ def test_the_tables_name_every_option_once() -> None:
 
 
 def test_limits_in_the_openapi_document_are_those_that_are_checked() -> None:
-    limited = {
-        o.name: o.doc.values for o in REQUEST_OPTIONS if o.doc.values and o.doc.values.limits
-    }
+    limited = {o.name: o.values for o in REQUEST_OPTIONS if o.values and o.values.limits}
     assert {"talker_temperature", "predictor_top_k", "first_chunk", "wait_timeout_s"} <= set(
         limited
     )

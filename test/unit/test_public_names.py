@@ -307,9 +307,16 @@ def test_verbs_and_flags_are_those_listed_here() -> None:
 
 def test_names_in_a_manifest_are_those_listed_here() -> None:
     *settings, predictor = PLAN
-    of_the_target = ["chunked_prefill", "mixed_arithmetic"]
     assert [field.name for field in fields(CompilePlan)] == [
-        *("model", *settings, *of_the_target, predictor, "compact", "adapters")
+        *(
+            "model",
+            "chunked_prefill",
+            *settings,
+            "mixed_arithmetic",
+            predictor,
+            "compact",
+            "adapters",
+        )
     ]
     for name, expected in MANIFEST.items():
         found = [field.name for field in fields(getattr(manifest, name))]

@@ -24,7 +24,6 @@ from qwen3_omni_neuron.compilation.plan import (
     MODELS,
     SETTINGS,
     TargetLimits,
-    flag_of,
     make_plan,
     models_of,
 )
@@ -64,8 +63,8 @@ def add_compile(parser: CommandParser) -> None:
     }
     for name, setting in SETTINGS.items():
         kind, metavar = kinds[setting.type]
-        words = "; ".join(filter(None, (setting.metadata["help"], _values(name))))
-        parser.add_argument(flag_of(name), type=kind, dest=name, metavar=metavar, help=words)
+        words = "; ".join(filter(None, (setting.help, _values(name))))
+        parser.add_argument(setting.flag, type=kind, dest=name, metavar=metavar, help=words)
     instances = dict.fromkeys(name for t in TARGETS.values() for name in t.limits.tp if name)
     parser.add_argument(
         "--instance",
@@ -148,7 +147,7 @@ def _plan(parsed: argparse.Namespace, model: Path, target: str) -> "CompilePlan"
 
     settings = {name: getattr(parsed, name) for name in SETTINGS if name != "target"}
     limits = find_target(target).limits
-    adapters = [AdapterPath.of(adapter) for adapter in parsed.adapter or ()]
+    adapters = [AdapterPath.of(adapter) for adapter in parsed.adapters or ()]
     return make_plan(model, read_config(model), limits, parsed.instance, adapters, **settings)
 
 

@@ -23,14 +23,14 @@ WHOLE_MODEL = "Qwen/Qwen3-Omni-30B-A3B-Instruct"
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, otherwise: str = _NO_DEFAULT) -> None:
-    """Add --model, and the flags of a load that every verb has: see `OptionDoc.loads`.
+    """Add --model, and the flags of a load that every verb has: see `options.option`.
 
     otherwise: see add_checkpoint_argument.
     """
     group = parser.add_argument_group("the model")
     add_checkpoint_argument(group, otherwise)
     for option in LOAD_OPTIONS.values():
-        if option.doc.loads:
+        if option.loads:
             add_option(group, option, option.default)
 
 
@@ -39,18 +39,19 @@ def add_option(parser: argparse._ActionsContainer, option: Option, default: Any 
     several = option.name == "adapters"
     parser.add_argument(
         option.flag,
+        dest=option.name,
         action="append" if several else "store",
         type=adapter if several else partial(option_value, option),
         default=None if several else default,
-        metavar=option.doc.metavar or option.value_type.__name__.upper(),
-        choices=None if option.doc.values is None else option.doc.values.limits.get("enum"),
-        help=f"{option.doc.help}{'; repeatable' * several}; default: {option.default_text}",
+        metavar=option.metavar or option.value_type.__name__.upper(),
+        choices=None if option.values is None else option.values.limits.get("enum"),
+        help=f"{option.help}{'; repeatable' * several}; default: {option.default_text}",
     )
 
 
 def option_value(option: Option, text: str) -> Any:
     """Return the value of an option's flag. Raises ArgumentTypeError for one that it can't have."""
-    kind, values = option.value_type, option.doc.values
+    kind, values = option.value_type, option.values
     parse = _PARSERS.get(option.name) or (boolean if kind is bool else kind)
     try:
         value = parse(text)
@@ -145,13 +146,8 @@ def load_arguments(parsed: argparse.Namespace, slots: int) -> dict[str, Any]:
 
     slots: number of slots where neither a compiled tree nor a flag of the verb has another.
     """
-    named = {name: option.flag[2:].replace("-", "_") for name, option in LOAD_OPTIONS.items()}
-    given = {
-        name: getattr(parsed, attribute)
-        for name, attribute in named.items()
-        if getattr(parsed, attribute, None) is not None
-    }
-    return given if parsed.compiled else {"max_concurrency": slots} | given
+    given = {n: value for n in LOAD_OPTIONS if (value := getattr(parsed, n, None)) is not None}
+    return given if parsed.compiled_path else {"max_concurrency": slots} | given
 
 
 def adapter(text: str) -> tuple[str, float]:

@@ -8,14 +8,10 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from functools import cache, partial
 from typing import Any, NamedTuple, NoReturn
 
-from qwen3_omni_neuron.compilation.plan import SETTINGS, flag_of
 from qwen3_omni_neuron.errors import ExitStatus, did_you_mean
-from qwen3_omni_neuron.options import LOAD_OPTIONS, REQUEST_OPTIONS, Option
 from qwen3_omni_neuron.removed import FLAGS, OPTIONS, VERBS, removed
-from qwen3_omni_neuron.serving.settings import flags
 
 PROGRAM = "qwen3-omni-neuron"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -93,24 +89,12 @@ class CommandParser(argparse.ArgumentParser):
             self.usage = f"%(prog)s [options]{words}"
 
 
-@cache
-def _flags_of_options() -> dict[str, str]:
-    """Return flags by the names that options and settings have in errors of the package."""
-    options = (*REQUEST_OPTIONS, *LOAD_OPTIONS.values())
-    found = {option.name: option.flag for option in options}
-    found |= {name: flag.name for name, flag in flags().items() if flag.name}
-    found |= {name: flag_of(name) for name in SETTINGS}
-    return {"model_path": "--model", **found}
-
-
 def _flags_of(verb: CommandParser) -> dict[str, str]:
     """Return the flags of a verb by the names that they have in errors of the package."""
-    taken = verb._option_string_actions
-    found = {name: flag for name, flag in _flags_of_options().items() if flag in taken}
-    for action in taken.values():
-        if isinstance(action.type, partial) and isinstance(action.type.args[0], Option):
-            found[action.type.args[0].name] = action.option_strings[0]  # by a flag of its own
-    return {name: flag for name, flag in found.items() if "_" in name}
+    flags = {
+        action.dest: action.option_strings[0] for action in verb._actions if action.option_strings
+    }
+    return {"model_path": "--model", **{name: flag for name, flag in flags.items() if "_" in name}}
 
 
 class GivenFile(NamedTuple):
@@ -135,4 +119,4 @@ def with_flags(message: str, verb: CommandParser, files: Iterable[GivenFile] = (
             message = file.shown + _ITEM.sub(r"Give it with --\1", about)
     flags_of = _flags_of(verb)
     pattern = rf"(?<![\w.\"'`/-])({'|'.join(flags_of)})(?![\w=\"'`/-]|\.\w)"
-    return re.sub(pattern, lambda found: flags_of[found[1]], message) if flags_of else message
+    return re.sub(pattern, lambda found: flags_of[found[1]], message)

@@ -4,7 +4,6 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +20,8 @@ from qwen3_omni_neuron.serving.settings import (
     KEYS_VARIABLE,
     LOOPBACK,
     SLOTS,
-    Flag,
     ServerSettings,
+    default_text,
     flags,
     name_of_model,
 )
@@ -42,22 +41,23 @@ def add_serve(parser: CommandParser) -> None:
         help="serve with Ray what a Serve YAML says, see docs/fleet.md; takes no other argument",
     )
     add_model_arguments(parser, "the small one that ships with the package")
-    for field in fields(ServerSettings):
-        flag = Flag.of(field)
-        if not flag.name:
+    for setting in flags().values():
+        if not setting.flag:
             continue
-        default: Any = field.default
-        kind: dict[str, Any] = {"metavar": flag.metavar, "type": number, "default": default}
+        default = setting.default
+        kind: dict[str, Any] = {"metavar": setting.metavar or "N", "type": number}
         if isinstance(default, bool):
             kind = {"action": "store_true"}
         elif isinstance(default, tuple):
-            kind |= {"action": "append", "type": str, "default": []}
-        elif flag.metavar != "N":
+            kind |= {"action": "append", "type": str}
+            default = []
+        elif setting.metavar:
             kind["type"] = str
-        if field.name == "api_keys":  # a file, which has the keys
-            kind |= {"action": "store", "type": Path, "default": None}
-        text = f"{flag.description}; default: {flag.default}"
-        parser.add_argument(flag.name, dest=field.name, help=text, **kind)
+        if setting.name == "api_keys":  # a file, which has the keys
+            kind |= {"action": "store", "type": Path}
+            default = None
+        text = f"{setting.help}; default: {default_text(setting)}"
+        parser.add_argument(setting.flag, dest=setting.name, default=default, help=text, **kind)
     parser.set_defaults(model_name=None)
     levels = ("debug", "info", "warning", "error", "critical")
     text = "least level of the log's lines; default: %(default)s"
@@ -126,8 +126,8 @@ def _load(model: str, load: Mapping[str, Any]) -> "Qwen3Omni":
 
 def _flag(name: str) -> str:
     """Return the flag of an argument of the verb."""
-    flag = flags().get(name)
-    return (flag and flag.name) or f"--{name.replace('_', '-')}"
+    setting = flags().get(name)
+    return setting.flag if setting else f"--{name.replace('_', '-')}"
 
 
 def _keys(file: Path | None) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ def add_transcribe(parser: CommandParser) -> None:
     )
     parser.add_argument(
         "--max-new-tokens",
+        dest="thinker_max_new_tokens",
         type=partial(option_value, limit),
         default=limit.default,
         metavar="N",
@@ -52,6 +53,7 @@ def add_transcribe(parser: CommandParser) -> None:
     add_option(parser, LOAD_OPTIONS["context_length"])
     parser.add_argument(
         "--concurrency",
+        dest="max_concurrency",
         type=partial(option_value, LOAD_OPTIONS["max_concurrency"]),
         default=1,
         metavar="N",
@@ -79,7 +81,7 @@ def _transcribe(parsed: argparse.Namespace) -> int:
                 Failure(file, error) for file, error in zip(parsed.files, errors, strict=True)
             ]
         else:
-            model, load = model_or_shipped(parsed), load_arguments(parsed, parsed.concurrency)
+            model, load = model_or_shipped(parsed), load_arguments(parsed, parsed.max_concurrency)
             from qwen3_omni_neuron.api import Qwen3Omni  # imports torch
 
             omni = stack.enter_context(Qwen3Omni.load(model, **load))
@@ -87,8 +89,8 @@ def _transcribe(parsed: argparse.Namespace) -> int:
                 omni,
                 parsed.files,
                 parsed.instruction,
-                parsed.concurrency,
-                parsed.max_new_tokens,
+                parsed.max_concurrency,
+                parsed.thinker_max_new_tokens,
             )
             outcomes = stack.enter_context(closing(made))
         bar = stack.enter_context(tqdm(total=len(parsed.files), unit="file", disable=not shown))

@@ -80,7 +80,7 @@ def _write(parsed: argparse.Namespace) -> int:
         make_questions(),
         dtype,
         parsed.device,
-        adapters=[AdapterPath.of(adapter) for adapter in parsed.adapter or ()],
+        adapters=[AdapterPath.of(adapter) for adapter in parsed.adapters or ()],
         progress=_tell,
     )
     print(f"wrote {parsed.write}: {parsed.write.stat().st_size / 1e6:.1f} MB")

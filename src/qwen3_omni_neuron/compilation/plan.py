@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.engines.buckets import buckets_within
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS, OmniConfig
+from qwen3_omni_neuron.options import option, options_of
 
 HEARING_MODELS = ("thinker", "vision", "audio")
 SPEAKING_MODELS = ("talker", "code_predictor", "code2wav")
@@ -62,30 +63,24 @@ class CompilePlan:
     """
 
     model: Path
-    target: str = field(metadata={"help": "machine that runs the tree"})
-    tp: Degrees = field(
-        metadata={"help": "cores that share a part's weights; one number is for all parts"}
-    )
-    lnc: int = field(metadata={"help": "physical cores a logical one"})
-    dtype: str = field(metadata={"help": "numbers of weights"})
-    max_concurrency: int = field(metadata={"help": "slots, the requests at a time; default: 8"})
-    context_length: int = field(metadata={"help": "positions of a slot's KV cache; default: 8192"})
-    talker_context_length: int = field(metadata={"help": "the talker's; default: 4105 more"})
-    prompt_buckets: tuple[int, ...] = field(metadata={"help": "rows of a prompt"})
-    decode_buckets: tuple[int, ...] = field(
-        metadata={"help": "positions a decode step looks back on"}
-    )
-    patch_buckets: tuple[int, ...] = field(metadata={"help": "patches of a picture or video frame"})
-    audio_windows: tuple[int, ...] = field(metadata={"help": "windows of 8 s at once"})
-    projection_rows: tuple[int, ...] = field(
-        metadata={"help": "rows that the talker's projections take"}
-    )
-    batches: tuple[int, ...] = field(metadata={"help": "slots that a step renews"})
-    chunk_frames: tuple[int, ...] = field(metadata={"help": "frames the vocoder decodes"})
-    predictor_top_k: int = field(metadata={"help": "largest of a request, 0: any"})
     chunked_prefill: bool
+    target: str = option(MISSING, "machine that runs the tree")
+    tp: Degrees = option(MISSING, "cores that share a part's weights; one number is for all parts")
+    lnc: int = option(MISSING, "physical cores a logical one")
+    dtype: str = option(MISSING, "numbers of weights")
+    max_concurrency: int = option(MISSING, "slots, the requests at a time; default: 8")
+    context_length: int = option(MISSING, "positions of a slot's KV cache; default: 8192")
+    talker_context_length: int = option(MISSING, "the talker's; default: 4105 more")
+    prompt_buckets: tuple[int, ...] = option(MISSING, "rows of a prompt", flag="--buckets")
+    decode_buckets: tuple[int, ...] = option(MISSING, "positions a decode step looks back on")
+    patch_buckets: tuple[int, ...] = option(MISSING, "patches of a picture or video frame")
+    audio_windows: tuple[int, ...] = option(MISSING, "windows of 8 s at once")
+    projection_rows: tuple[int, ...] = option(MISSING, "rows that the talker's projections take")
+    batches: tuple[int, ...] = option(MISSING, "slots that a step renews")
+    chunk_frames: tuple[int, ...] = option(MISSING, "frames the vocoder decodes")
+    predictor_top_k: int = option(MISSING, "largest of a request, 0: any")
     mixed_arithmetic: str = "float32"
-    predictor_dtype: str = field(default=SAME, metadata={"help": "numbers of the code predictor"})
+    predictor_dtype: str = option(SAME, "numbers of the code predictor")
     compact: bool = False
     adapters: tuple[AdapterPath, ...] = ()
 
@@ -128,13 +123,13 @@ class CompilePlan:
         for name, value in self.settings.items():
             if value not in ([], 0):
                 words += [
-                    flag_of(name),
+                    SETTINGS[name].flag,
                     ",".join(map(str, value)) if isinstance(value, list) else str(value),
                 ]
         return shlex.join(words)
 
 
-SETTINGS = {setting.name: setting for setting in fields(CompilePlan) if setting.metadata}
+SETTINGS = options_of(CompilePlan)
 """Fields of CompilePlan that `compile` takes and a manifest keeps."""
 SIZES = [name for name, setting in SETTINGS.items() if setting.type == tuple[int, ...]]
 
@@ -151,11 +146,6 @@ def models_of(config: OmniConfig) -> tuple[str, ...]:
     """Return the names of a checkpoint's models; one without a talker has fewer."""
     speaks = config.talker is not None and config.code2wav is not None
     return MODELS if speaks else HEARING_MODELS
-
-
-def flag_of(setting: str) -> str:
-    """Return a setting's flag on the command line."""
-    return "--buckets" if setting == "prompt_buckets" else f"--{setting.replace('_', '-')}"
 
 
 DEFAULT_CONTEXT_LENGTH = 8192

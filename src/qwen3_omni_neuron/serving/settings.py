@@ -5,20 +5,27 @@ these fields. The command line imports this module early, so it needs no other p
 """
 
 import types
-from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from qwen3_omni_neuron.errors import OptionError, format_value
-from qwen3_omni_neuron.options import LOAD_OPTIONS
+from qwen3_omni_neuron.options import (
+    FROM_1,
+    LOAD_OPTIONS,
+    SECONDS,
+    Option,
+    ValueRange,
+    from_,
+    option,
+    options_of,
+)
 
 MIB, GIB = 1 << 20, 1 << 30
 LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
 """Hosts that only this machine can reach."""
 KEYS_VARIABLE = "QWEN3_OMNI_API_KEYS"
 """Environment variable with the API keys of `serve`, with commas between them."""
-"""Environment variable that names the file with the keys of the session folder of `serve`."""
 SLOTS = 8
 """Requests that a model runs at a time by default."""
 _WORDS = {
@@ -28,6 +35,8 @@ _WORDS = {
     str: "a text",
     Path: "a path",
 }
+_SHARE = ValueRange("a number above 0 and at most 1", lambda value: 0 < value <= 1)
+_PORT = ValueRange("an integer from 0 to 65535", lambda value: 0 <= value <= 65535)
 _RETRY, _FULL, _CUT = "429, Retry-After", "503, Retry-After", "the connection is cut"
 
 
@@ -36,80 +45,11 @@ def name_of_model(model: str) -> str:
     return Path(model).resolve().name if Path(model).exists() else model
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """Check of a number: least <= value, or above < value; and value <= most."""
-
-    least: float | None = None
-    above: float | None = None
-    most: float | None = None
-
-    def __call__(self, name: str, value: float) -> float:
-        """Return the value. Raises OptionError for one out of bounds."""
-        words, fits = [], True  # NaN fits no bound
-        if self.least is not None:
-            words, fits = [f"{self.least} or more"], value >= self.least
-        if self.above is not None:
-            words, fits = [f"above {self.above:g}"], value > self.above
-        if self.most is not None:
-            words, fits = [*words, f"at most {self.most}"], fits and value <= self.most
-        if not fits:
-            raise OptionError(f"{name} is {' and '.join(words)}, got {value}.")
-        return value
-
-
-Seconds = Annotated[float, Bounds(above=0)]
-Count = Annotated[int, Bounds(least=1)]
-
-
-@dataclass(frozen=True)
-class Flag:
-    """Flag of `serve` that gives a setting.
-
-    description: what the setting does. name: None for a setting without a flag. default: text for
-    the default. answer: status of a request that exceeds a limit.
-    """
-
-    description: str
-    name: str | None
-    metavar: str
-    default: str
-    answer: str
-
-    @staticmethod
-    def of(one: "Field[Any]") -> "Flag":
-        """Return the flag of a field of ServerSettings."""
-        given = one.metadata
-        spelled = f"--{one.name.replace('_', '-')}" if given["flag"] == "" else given["flag"]
-        text = given["shown"] or _value_text(one.name, one.default)
-        return Flag(given["description"], spelled, given["metavar"], text, given["answer"])
-
-
-def setting(
-    default: Any,
-    description: str,
-    answer: str = "",
-    *,
-    flag: str | None = "",
-    metavar: str = "N",
-    shown: str = "",
-    repr: bool = True,
-) -> Any:
-    """Return the field of a setting.
-
-    answer: see Flag. flag: by default the setting's name with hyphens; None: it has no flag. shown:
-    text for a default that is not one value. repr: whether a repr shows the value.
-    """
-    about = {"description": description, "answer": answer, "flag": flag, "metavar": metavar}
-    return field(default=default, metadata={**about, "shown": shown}, repr=repr)
-
-
-def load_setting(name: str, answer: str = "", **given: Any) -> Any:
+def load_option(name: str, answer: str = "", **given: Any) -> Any:
     """Return the field of an option of a load. given: another default than the option's."""
-    option = LOAD_OPTIONS[name]
-    kept = {"default": option.default, "metavar": option.doc.metavar or "N"} | given
-    shown = "" if kept["default"] else option.default_text
-    return setting(description=option.doc.help, answer=answer, shown=shown, **kept)
+    load = LOAD_OPTIONS[name]
+    default, metavar = given.get("default", load.default), load.metavar or "N"
+    return option(default, load.help, load.values, answer, shown=load.shown, metavar=metavar)
 
 
 class Settings:
@@ -120,29 +60,25 @@ class Settings:
     """
 
     def __post_init__(self) -> None:
-        for name, kind in _kinds(type(self)).items():
-            value = _checked(kind, name, getattr(self, name))
-            if name in LOAD_OPTIONS:
-                LOAD_OPTIONS[name].check(value)
+        declared = options_of(type(self))
+        for name, kind in get_type_hints(type(self), include_extras=True).items():
+            value = _converted(kind, name, getattr(self, name))
+            if name in declared:
+                declared[name].check(value)
             object.__setattr__(self, name, value)
 
 
-def _kinds(settings: type) -> Mapping[str, Any]:
-    """Return the annotation of each field of a class."""
-    return get_type_hints(settings, include_extras=True)
-
-
-def _checked(kind: Any, name: str, value: Any) -> Any:
+def _converted(kind: Any, name: str, value: Any) -> Any:
     """Return a value as its annotation has it. Raises OptionError."""
     if get_origin(kind) in (Union, types.UnionType):
-        return None if value is None else _checked(get_args(kind)[0], name, value)
+        return None if value is None else _converted(get_args(kind)[0], name, value)
     if get_origin(kind) is Annotated:
-        kind, check = get_args(kind)
-        return check(name, _checked(kind, name, value))
+        kind, convert = get_args(kind)
+        return convert(name, _converted(kind, name, value))
     if get_origin(kind) is tuple:
         if not isinstance(value, list | tuple):
             raise OptionError(f"{name} must be a list, got {format_value(value)}.")
-        return tuple(_checked(get_args(kind)[0], name, one) for one in value)
+        return tuple(_converted(get_args(kind)[0], name, one) for one in value)
     if kind is Path and isinstance(value, str):
         return Path(value)
     if kind is float and type(value) is int:
@@ -190,13 +126,13 @@ def _model_name(setting: str, name: str) -> str:
 class Limits(Settings):
     """Limits and deadlines of one server, alone or a replica in a Ray cluster."""
 
-    model_name: Annotated[str, _model_name] = setting(
+    model_name: Annotated[str, _model_name] = option(
         "qwen3-omni",
         "name of the model in requests",
         metavar="NAME",
         shown="the folder's, or the hub id",
     )
-    voice_aliases: tuple[Annotated[str, _alias], ...] = setting(
+    voice_aliases: tuple[Annotated[str, _alias], ...] = option(
         (),
         "another name of a voice, such as marin=Chelsie, before those that OpenAI's voices have; "
         "repeatable",
@@ -204,113 +140,128 @@ class Limits(Settings):
         metavar="NAME=VOICE",
         shown="none",
     )
-    max_concurrency: int | None = load_setting("max_concurrency", _RETRY)
-    max_queued: int = load_setting("max_queued", _RETRY, default=64)
-    context_length: int | None = load_setting("context_length", "400")
-    requests_per_minute: Count | None = setting(
+    max_concurrency: int | None = load_option("max_concurrency", _RETRY)
+    max_queued: int = load_option("max_queued", _RETRY, default=64)
+    context_length: int | None = load_option("context_length", "400")
+    requests_per_minute: int | None = option(
         None,
         "requests a minute of one key, or of one address without keys",
+        FROM_1,
         _RETRY,
         shown="any number",
     )
-    owner_share: Annotated[float, Bounds(above=0, most=1)] | None = setting(
+    owner_share: float | None = option(
         None,
         "share of all bytes, requests and realtime sessions that one key may have, or one address "
         "without keys",
+        _SHARE,
         _RETRY,
         shown="0.5; 1 with one key, and without keys on loopback",
     )
-    allowed_hosts: tuple[Annotated[str, _host_name], ...] = setting(
+    allowed_hosts: tuple[Annotated[str, _host_name], ...] = option(
         (),
         "name under which a server without keys may be asked, beside localhost, its addresses and "
         "`--host`; repeatable",
+        None,
         "403",
         flag="--allow-host",
         metavar="NAME",
         shown="none",
     )
-    allowed_origins: tuple[Annotated[str, _origin], ...] = setting(
+    allowed_origins: tuple[Annotated[str, _origin], ...] = option(
         (),
         "page of another host that may use the server, such as https://example.org; repeatable",
+        None,
         "403",
         flag="--allow-origin",
         metavar="URL",
         shown="none",
     )
-    body_timeout_s: Seconds = setting(60.0, "time for a request's body", "408")
-    request_timeout_s: Seconds = setting(900.0, "time of a whole request", "504")
-    max_body_bytes: Count = setting(32 * MIB, "bytes of a request's body", "413")
-    max_request_bytes: Count = setting(
-        512 * MIB, "bytes that one request takes in memory, with its media decoded", "413"
+    body_timeout_s: float = option(60.0, "time for a request's body", SECONDS, "408")
+    request_timeout_s: float = option(900.0, "time of a whole request", SECONDS, "504")
+    max_body_bytes: int = option(32 * MIB, "bytes of a request's body", FROM_1, "413")
+    max_request_bytes: int = option(
+        512 * MIB, "bytes that one request takes in memory, with its media decoded", FROM_1, "413"
     )
-    max_held_bytes: Count = setting(
-        GIB, "bytes that all requests and sessions take in memory", _FULL
+    max_held_bytes: int = option(
+        GIB, "bytes that all requests and sessions take in memory", FROM_1, _FULL
     )
-    max_media: int = setting(32, "media items of a request", "400")
-    max_media_bytes: Count = setting(24 * MIB, "bytes of one media item", "413")
-    max_media_s: Seconds = setting(1800.0, "duration of one media item", "400")
-    max_pixels: Count = setting(8192 * 6144, "pixels of an image or a frame", "400")
-    decoders: Count = setting(2, "processes that decode media at a time")
-    decoder_bytes: Annotated[int, Bounds(least=64 * MIB)] = setting(
-        GIB, "memory of one process that decodes media", "400"
+    max_media: int = option(32, "media items of a request", None, "400")
+    max_media_bytes: int = option(24 * MIB, "bytes of one media item", FROM_1, "413")
+    max_media_s: float = option(1800.0, "duration of one media item", SECONDS, "400")
+    max_pixels: int = option(8192 * 6144, "pixels of an image or a frame", FROM_1, "400")
+    decoders: int = option(2, "processes that decode media at a time", FROM_1)
+    decoder_bytes: int = option(
+        GIB, "memory of one process that decodes media", from_(64 * MIB), "400"
     )
-    decode_timeout_s: Seconds = setting(30.0, "time to decode one media item", "400")
-    media_hosts: tuple[str, ...] = setting(
+    decode_timeout_s: float = option(30.0, "time to decode one media item", SECONDS, "400")
+    media_hosts: tuple[str, ...] = option(
         (),
         "host whose URLs may be fetched for media; repeatable",
+        None,
         "400",
         flag="--allow-media-host",
         metavar="HOST",
         shown="none",
     )
-    media_timeout_s: Seconds = setting(10.0, "time to fetch a URL", "400")
-    media_redirects: int = setting(3, "redirects of a URL", "400", flag=None)
-    max_realtime_sessions: Count = setting(64, "realtime sessions that are open at a time", _FULL)
-    max_realtime_s: Seconds = setting(3600.0, "duration of a realtime session", "an error event")
-    max_realtime_bytes: Count = setting(
+    media_timeout_s: float = option(10.0, "time to fetch a URL", SECONDS, "400")
+    media_redirects: int = option(3, "redirects of a URL", None, "400", flag=None)
+    max_realtime_sessions: int = option(
+        64, "realtime sessions that are open at a time", FROM_1, _FULL
+    )
+    max_realtime_s: float = option(
+        3600.0, "duration of a realtime session", SECONDS, "an error event"
+    )
+    max_realtime_bytes: int = option(
         128 * MIB,
         "bytes of a realtime session's items, and of its sound that is in no item yet",
+        FROM_1,
         "an error event",
     )
-    kept_replies: Count = setting(
+    kept_replies: int = option(
         1000,
         "spoken replies that a later turn may name by the id of their audio, and as many responses",
+        FROM_1,
         "400",
     )
-    kept_reply_s: Seconds = setting(
-        3600.0, "time that a spoken reply is kept, and a response from its last use", "400"
+    kept_reply_s: float = option(
+        3600.0, "time that a spoken reply is kept, and a response from its last use", SECONDS, "400"
     )
-    max_kept_response_bytes: Count = setting(
-        64 * MIB, "bytes of responses that a later turn may name, of `--max-held-bytes`", "400"
+    max_kept_response_bytes: int = option(
+        64 * MIB,
+        "bytes of responses that a later turn may name, of `--max-held-bytes`",
+        FROM_1,
+        "400",
     )
-    drain_timeout_s: Seconds = setting(
-        300.0, "time for running requests to end after SIGTERM", "503"
+    drain_timeout_s: float = option(
+        300.0, "time for running requests to end after SIGTERM", SECONDS, "503"
     )
-    stall_timeout_s: Seconds = setting(
-        300.0, "time of one call of an engine; after it /health and /ready say 503", "503"
+    stall_timeout_s: float = option(
+        300.0, "time of one call of an engine; after it /health and /ready say 503", SECONDS, "503"
     )
-    log_content: bool = setting(False, "write texts of requests and replies to the log")
+    log_content: bool = option(False, "write texts of requests and replies to the log")
 
 
 @dataclass(frozen=True)
 class ServerSettings(Limits):
     """Settings of a server that owns its connections and its address."""
 
-    host: str = setting("127.0.0.1", "address to listen on", metavar="HOST")
-    port: Annotated[int, Bounds(least=0, most=65535)] = setting(8000, "port to listen on")
-    tls_cert: Path | None = setting(None, "certificate, for HTTPS", metavar="PEM", shown="none")
-    tls_key: Path | None = setting(
+    host: str = option("127.0.0.1", "address to listen on", metavar="HOST")
+    port: int = option(8000, "port to listen on", _PORT)
+    tls_cert: Path | None = option(None, "certificate, for HTTPS", metavar="PEM", shown="none")
+    tls_key: Path | None = option(
         None, "private key of the certificate", metavar="PEM", shown="none"
     )
-    api_keys: tuple[str, ...] = setting(
+    api_keys: tuple[str, ...] = option(
         (),
         "API keys: a file with one a line",
+        None,
         "401",
         metavar="FILE",
         shown=f"those in ${KEYS_VARIABLE}, with commas between them, or else none are needed",
         repr=False,
     )
-    header_timeout_s: Seconds = setting(10.0, "time for a request's headers", _CUT)
+    header_timeout_s: float = option(10.0, "time for a request's headers", SECONDS, _CUT)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -328,9 +279,16 @@ class ServerSettings(Limits):
         return 1.0 if one else 0.5
 
 
-def flags() -> dict[str, Flag]:
-    """Return the flag of each setting, by the setting's name."""
-    return {one.name: Flag.of(one) for one in fields(ServerSettings)}
+def flags() -> dict[str, Option]:
+    """Return the settings of `serve` by name, each with its flag."""
+    return options_of(ServerSettings)
+
+
+def default_text(setting: Option) -> str:
+    """Return the default of a setting in words, with its unit."""
+    if setting.shown != "none" or setting.default in (None, ()):
+        return setting.shown
+    return _value_text(setting.name, setting.default)
 
 
 def _value_text(name: str, value: Any) -> str:

@@ -5,20 +5,19 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 from qwen3_omni_neuron.checkpoint import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.options import LOAD_OPTIONS, LoadOptions
+from qwen3_omni_neuron.options import LOAD_OPTIONS, LoadOptions, from_, option
 from qwen3_omni_neuron.removed import OPTIONS, removed
 from qwen3_omni_neuron.serving.edge.keys import read_keys
 from qwen3_omni_neuron.serving.fleet.affinity import CALLBACK
 from qwen3_omni_neuron.serving.settings import (
     SLOTS,
-    Bounds,
     Limits,
     ServerSettings,
-    load_setting,
+    load_option,
     name_of_model,
 )
 
@@ -29,7 +28,7 @@ IMPORT_PATH = "qwen3_omni_neuron.serving.fleet.application:build"
 _LOAD = {
     option.flag[2:].replace("-", "_"): name
     for name, option in LOAD_OPTIONS.items()
-    if name == "target" or (option.doc.loads and name != "cores")
+    if name == "target" or (option.loads and name != "cores")
 }
 
 
@@ -43,8 +42,8 @@ class FleetSettings(Limits):
 
     model: str = str(SPEAKING_CHECKPOINT)
     load: LoadOptions = field(default_factory=LoadOptions)
-    neuron_cores: Annotated[int, Bounds(least=0)] = 0
-    max_queued: int = load_setting("max_queued", default=SLOTS)
+    neuron_cores: int = option(0, "number of cores of a replica", from_(0))
+    max_queued: int = load_option("max_queued", default=SLOTS)
     api_keys: str | None = None
 
     @staticmethod

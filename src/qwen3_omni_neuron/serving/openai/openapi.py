@@ -93,9 +93,9 @@ def schema_of_option(option: Option) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": kind} if kind else {"type": "array"}
     if kind is None:
         schema["items"] = {"type": "integer"}
-    values = option.doc.values
+    values = option.values
     phrase = "" if values is None else f"; {values.phrase}"
-    description = f"{option.doc.help}{phrase}; default: {option.default_text}"
+    description = f"{option.help}{phrase}; default: {option.default_text}"
     return {**schema, **(values.limits if values else {}), "description": description}
 
 

@@ -140,7 +140,7 @@ def check_only(name: str, value: Any, only: Any, instead: str) -> None:
 def _option(name: str, value: Any, given: Mapping[str, Any]) -> Any:
     option = _OPTION[HONOURED_AS[name]]
     value = 0 if name == "top_k" and value == -1 else value  # -1 is "all" for these engines
-    values, own = option.doc.values, given.get(option.name)
+    values, own = option.values, given.get(option.name)
     assert values is not None
     if not values.accepts(value):
         raise wrong_value(f"{name} must be {values.phrase}, got {format_value(value)}.", name)
