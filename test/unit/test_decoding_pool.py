@@ -17,7 +17,6 @@ import soundfile
 import uvloop
 
 from qwen3_omni_neuron.errors import BusyError, ClosedError, VideoError
-from qwen3_omni_neuron.helpers import pool as pool_module
 from qwen3_omni_neuron.helpers.fair_places import FairPlaces
 from qwen3_omni_neuron.helpers.media import DecodingPool
 from qwen3_omni_neuron.helpers.pool import Limits
@@ -193,31 +192,6 @@ def test_a_fork_server_that_was_killed_is_started_anew(
         with pytest.raises(BusyError, match="the process that starts it has ended"):
             await held
         assert (await pool.decode("a", job)).measured.seconds == 1.3
-        await pool.close()
-
-    run(main())
-
-
-def test_a_fork_server_that_does_nothing_is_replaced(
-    run: Callable[[Coroutine[Any, Any, Any]], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where it does not start to work, or does not end a child."""
-    monkeypatch.setattr(pool_module, "KILL_S", 0.3)
-
-    async def main() -> None:
-        pool = DecodingPool(deadline_s=0.5, server=MODULE)
-        for begin_s in (0.5, LONG_S):
-            monkeypatch.setattr(pool_module, "START_S", begin_s)
-            pool.start()
-            stopped = pool.pid
-            assert stopped is not None
-            if begin_s == LONG_S:
-                await pool.decode("a", job_of("audio", sound("FLAC", "PCM_16")))
-            os.kill(stopped, signal.SIGSTOP)
-            with pytest.raises(BusyError):
-                await pool.decode("a", job_of("audio", fault("sleep")))
-            await until(lambda: not lives(stopped))  # noqa: B023, it is awaited here
-            assert pool.pid != stopped
         await pool.close()
 
     run(main())

@@ -15,7 +15,6 @@ import signal
 import socket
 import struct
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -41,8 +40,6 @@ OUT_OF_MEMORY = 12  # exit status of a child
 MORE_CPU_S = 60  # CPU seconds by which a child may raise its limit
 _FILES = 3
 _MOST_FILES = 64  # limit of a child's open files
-_LIVENESS_S = 1.0  # interval of checks that the parent runs
-_REAP_S = 0.5
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 
 
@@ -85,8 +82,8 @@ class _ForkServer:
         poll.register(self._wake, select.POLLIN)
         with contextlib.suppress(ConnectionError):
             self._control.sendall(REPORT.pack(READY, 0))
-            while os.getppid() == self._parent:
-                ready = {descriptor for descriptor, _ in poll.poll(1000 * _LIVENESS_S)}
+            while os.getppid() == self._parent:  # a forked process may hold the pool's end, too
+                ready = {descriptor for descriptor, _ in poll.poll(1000)}
                 if self._wake in ready:
                     os.read(self._wake, 4096)
                 self._reap()
@@ -97,9 +94,6 @@ class _ForkServer:
     def _obey(self) -> bool:
         """Execute the next order. Returns False where the connection has ended."""
         order, files, _, _ = socket.recv_fds(self._control, ORDER.size, _FILES)
-        while order and len(order) < ORDER.size:
-            rest = self._control.recv(ORDER.size - len(order))
-            order = order + rest if rest else b""
         try:
             if not order:
                 return False
@@ -170,12 +164,8 @@ class _ForkServer:
         """End and reap the children: in a container there may be no other process to reap them."""
         for pid in self._numbers:
             _kill(pid)
-        end_s = time.monotonic() + _REAP_S
-        while self._numbers and time.monotonic() < end_s:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-            self._numbers.pop(pid, None)
-            if not pid:
-                time.sleep(0.001)
+        for pid in self._numbers:
+            os.waitpid(pid, 0)
 
 
 def _ended() -> int:

@@ -16,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,12 +40,9 @@ from qwen3_omni_neuron.helpers.fork_server import (
 )
 
 logger = logging.getLogger(__name__)
-START_S = 120.0  # time for a fork server to load what its children need
 END_S = 1.0  # time for a process to end by itself
-KILL_S = 5.0  # time to report a child's end; after it the fork server is ended
 DEAF = "closed its connection, but did not end"
 PIECE_BYTES = 1 << 20  # bytes copied at a time: half a millisecond of the event loop
-_TICK_S = 0.005
 # Environment variables that children get; others, such as API keys, they need not know.
 _VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
 _PREFIXES = ("LD_", "PYTHON", "ASAN_", "UBSAN_")
@@ -141,7 +137,7 @@ class Pool:
         """End the fork server and all children."""
         self._closed = True
         if self._server is not None:
-            await self._server.close()
+            self._server.end()
 
     def refusal(self, why: str = "the process that starts it has ended") -> Exception:
         """Return the error where no child can be had."""
@@ -163,8 +159,6 @@ class Child:
         self._loop = asyncio.get_running_loop()
         self._why: str | None = None  # why it was killed
         self._timers: list[asyncio.TimerHandle] = []
-        late = f"needed more than {pool.limits.deadline_s:g} s"
-        self.deadline = self._loop.call_later(pool.limits.deadline_s, self._kill, late)
         self.received = bytearray()
         self.result = nameless_file()
         self.socket, theirs = socket.socketpair()
@@ -176,6 +170,8 @@ class Child:
                 fcntl.fcntl(self.result, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
             files = (theirs.fileno(), job, self.result.fileno())
             self.exited = server.fork(number, pool.limits, files)
+        late = f"needed more than {pool.limits.deadline_s:g} s"
+        self.deadline = self._loop.call_later(pool.limits.deadline_s, self._kill, late)
         self.exited.add_done_callback(self._on_exit)
 
     async def answer(self, kind: bytes) -> wire.Answer:
@@ -256,8 +252,6 @@ class Child:
 
     def _kill(self, why: str) -> None:
         self._why = self._why or why
-        stuck = f"did not end a child within {KILL_S:g} s"
-        self._timers.append(self._loop.call_later(KILL_S, self._server.end, stuck))
         self._server.kill(self._number)
 
     def _on_exit(self, _: Any) -> None:
@@ -305,10 +299,7 @@ class _ForkServer:
 
     async def until_ready(self) -> None:
         """Wait until it can fork. Raises OSError where it can't."""
-        await asyncio.wait([self._ready], timeout=START_S)
-        if not self._ready.done():
-            self.end(f"was not ready within {START_S:g} s")
-        if self._ready.result() is None:
+        if await asyncio.shield(self._ready) is None:
             raise OSError("the process that starts it has ended")
 
     def fork(
@@ -324,30 +315,19 @@ class _ForkServer:
         if number in self._exits:
             self._order(ORDER.pack(KILL, number, 0, 0), ())
 
-    def end(self, why: str) -> None:
-        """End the process at once, which ends its children on Linux. why: for the log."""
-        if self._socket.fileno() < 0:
-            return
-        logger.warning("%s %s. %s", self._module, why, self.output())
-        self._disconnect()
-        self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_S)
-        self._release()
-
-    async def close(self) -> None:
-        """End the process and its children in order, and wait for it."""
-        if self._socket.fileno() < 0:
-            return
-        self._disconnect()
-        end_s = time.monotonic() + END_S
-        try:
-            while self._process.poll() is None and time.monotonic() < end_s:
-                await asyncio.sleep(_TICK_S)
-        finally:
-            self._process.kill()
-            self._process.wait()
-            self._release()
+    def end(self) -> None:
+        """End the process, which ends its children before. Takes some milliseconds."""
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
+            try:
+                self._process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()  # on Linux its children end with it
+                self._process.wait()
+            self._output.close()
+        while self._exits:  # no report will come
+            _resolve(self._exits.popitem()[1], None)
 
     def output(self) -> str:
         """Return the last output of the process and its children, for the log."""
@@ -356,12 +336,9 @@ class _ForkServer:
 
     def _order(self, order: bytes, files: Sequence[int]) -> None:
         try:
-            whole = socket.send_fds(self._socket, [order], files) == len(order)
+            socket.send_fds(self._socket, [order], files)
         except OSError:  # it has ended, or accepts no orders
-            whole = False
-        if not whole:
-            self.end("took no order")
-            self._release()
+            self.end()
 
     def _on_reports(self) -> None:
         try:
@@ -371,23 +348,14 @@ class _ForkServer:
         except ConnectionError:
             some = b""
         if not some:
-            self.end("ended by itself")
+            logger.warning("%s ended by itself. %s", self._module, self.output())
+            self.end()
             return
         self._received += some
         while len(self._received) >= REPORT.size:
             number, status = REPORT.unpack_from(self._received)
             del self._received[: REPORT.size]
             _resolve(self._exits.pop(number, None), status)
-
-    def _disconnect(self) -> None:
-        self._loop.remove_reader(self._socket)
-        self._socket.close()
-
-    def _release(self) -> None:
-        """Resolve the futures of all children with None: no report will come."""
-        self._output.close()
-        while self._exits:
-            _resolve(self._exits.popitem()[1], None)
 
 
 def _resolve(future: "asyncio.Future[int | None] | None", value: int | None) -> None:
