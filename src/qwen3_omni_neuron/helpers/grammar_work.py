@@ -35,7 +35,6 @@ LIMITS: dict[str, Any] = {
     "max_grammar_size": 50_000,
     "verbose_errors": False,  # they would quote the whole grammar
 }
-COMPILE_CPU_S = 4  # the system ends a process whose grammar takes longer to compile
 
 
 def main(control: int, setup: int, parent: int) -> None:

@@ -19,20 +19,13 @@ from numpy.typing import NDArray
 from qwen3_omni_neuron.engines.process.fork import finalize
 from qwen3_omni_neuron.errors import BusyError, ClosedError, OptionError, printable
 from qwen3_omni_neuron.helpers import wire
-from qwen3_omni_neuron.helpers.grammar_work import (
-    BEGIN,
-    COMPILE_CPU_S,
-    ORDER,
-    SETUP,
-    STEP,
-    words_of,
-)
+from qwen3_omni_neuron.helpers.grammar_work import BEGIN, ORDER, SETUP, STEP, words_of
 from qwen3_omni_neuron.helpers.pool import DEAF, END_S, Child, ChildError, Limits, Pool
 
 FORK_SERVER = "qwen3_omni_neuron.helpers.grammar_work"
 MEMORY_BYTES = 256 << 20  # address space of a process, beyond that at its start
 COMPILERS = 4  # grammars that compile at a time
-COMPILE_S = 30.0  # time for compiling, and for the wait for a place
+COMPILE_CPU_S, COMPILE_S = 4, 30.0  # time for compiling, and for the wait for a place
 LATE_CPU_S = 0.25  # CPU time of the masks for which steps did not wait, in one reply
 STUCK_S = 10.0  # time for a mask
 CLOSE_S = 2.0
@@ -51,10 +44,9 @@ class CompiledGrammar:
     """Compiled grammar of one reply, and the reply's place in it. Any thread may close it.
 
     mask: bits of the tokens that may come next, uint32 [words], in memory that its process writes.
-    ends: bits of the tokens that end the reply, which the caller writes before `begin`. pending:
-    whether a mask is still to come; what follows is valid where it is False. stopped: the grammar
-    ends with the last token. failure: why it can't go on, None where it can. late: whether a step
-    was taken without its mask.
+    ends: bits of the tokens that end the reply, set before `begin`. stopped: the grammar ends with
+    the last token. failure: why it can't go on. Valid unless `pending`. late: whether a step was
+    taken without its mask.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, child: Child, words: int):
@@ -62,7 +54,7 @@ class CompiledGrammar:
         rows = np.frombuffer(mmap.mmap(child.result.fileno(), 8 * words), np.uint32)
         self.mask, self.ends = rows.reshape(2, words)
         self._lock = threading.Lock()  # guards the connection
-        self._out, self._asked, self._asked_s = bytearray(), 0, 0.0
+        self._out, self._asked, self._sent_s = bytearray(), 0, 0.0
         self._connected, self._late_s = True, 0.0
         self.stopped = self.late = False
         self.failure: str | None = None
@@ -94,9 +86,10 @@ class CompiledGrammar:
                 self._receive()
             if self.pending and self._child.exited.done():
                 self.failure = _how(self._child, self._child.error)
-            elif self.pending and time.monotonic() - self._asked_s > STUCK_S:
+            open_one = self.pending and self._connected
+            if open_one and time.monotonic() - self._sent_s > STUCK_S:
                 self._kill(f"made no mask for {STUCK_S:g} s")
-            return self.pending and self._connected
+            return open_one
 
     def fileno(self) -> int:
         """The descriptor of its connection."""
@@ -110,8 +103,6 @@ class CompiledGrammar:
         self._freed()
 
     def _ask(self, operation: int, token_ids: Sequence[int]) -> None:
-        if not self._asked:
-            self._asked_s = time.monotonic()
         self._asked += 1
         count = len(token_ids)
         self._out += ORDER.pack(operation, count) + struct.pack(f"<{count}i", *token_ids)
@@ -120,16 +111,16 @@ class CompiledGrammar:
         """Send what the connection takes now."""
         with suppress(OSError):  # it takes no more, or has ended
             while self._out:
+                self._sent_s = time.monotonic()
                 del self._out[: self._child.socket.send(self._out)]
 
     def _receive(self) -> None:
-        received = self._child.received
         try:
             some = self._child.socket.recv(1 << 12)
-            received += some
             if not some:
-                self._kill(DEAF, END_S)
-            while (answer := wire.next_answer(received)) is not None:
+                raise ConnectionError
+            self._child.received += some
+            while (answer := wire.next_answer(self._child.received)) is not None:
                 self._take(answer)
         except BlockingIOError:
             return
@@ -160,10 +151,7 @@ class CompiledGrammar:
 
 
 def wait(grammars: Sequence[CompiledGrammar], most_s: float) -> None:
-    """Take the masks of grammars, and wait for them at most so long.
-
-    Those that are still pending then are late, unless nothing was to be waited for.
-    """
+    """Take the masks of grammars, for which to wait at most so many seconds, or else be late."""
     until_s = time.monotonic() + most_s
     while open_ones := [grammar for grammar in grammars if grammar.exchange()]:
         left_s = until_s - time.monotonic()
@@ -180,7 +168,8 @@ def wait(grammars: Sequence[CompiledGrammar], most_s: float) -> None:
 class GrammarPool:
     """Processes of grammars for one vocabulary, in an event loop of its own. For any thread.
 
-    words: length of a mask.
+    tokenizer_json: returns the tokenizer in the format of the library `tokenizers`. vocab_size:
+    number of logits. end_id: token that ends a turn. server: module of the fork server.
     """
 
     def __init__(
@@ -190,20 +179,12 @@ class GrammarPool:
         end_id: int,
         server: str = FORK_SERVER,
     ):
-        """tokenizer_json: returns the tokenizer in the format of the library `tokenizers`.
+        def setup() -> bytes:
+            return SETUP.pack(vocab_size, end_id) + tokenizer_json().encode()
 
-        vocab_size: number of logits. end_id: token that ends a turn. server: module of the fork
-        server.
-        """
-        self.words = words_of(vocab_size)
+        self._words = words_of(vocab_size)
         limits = Limits(MEMORY_BYTES, COMPILE_CPU_S, COMPILE_S)
-        self._pool = Pool(
-            server,
-            "grammar",
-            limits,
-            COMPILERS,
-            lambda: SETUP.pack(vocab_size, end_id) + tokenizer_json().encode(),
-        )
+        self._pool = Pool(server, "grammar", limits, COMPILERS, setup)
         self.lock = threading.Lock()  # guards the loop's start and end
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -216,14 +197,13 @@ class GrammarPool:
         owner: str = "",
         admit: Admit = admit_all,
     ) -> "Future[Made]":
-        """Compile a grammar and try its first mask, in a process that may die.
+        """Compile a grammar and try its first mask. Cancelling the future ends the work.
 
         rules: "rules", grammars in llguidance's format or {"name", "regex"}, and "else", pairs of a
         rule's number and what it holds to if it can't be used. make: returns the future's result.
-        owner: owners take turns. admit: see `Admit`; called in any thread. Cancelling the future
-        ends the work.
+        owner: owners take turns. admit: called in another thread.
         The future raises OptionError for a grammar that can't be used or takes too much, BusyError
-        where no process can be had, ClosedError, and what `admit` raises.
+        if no process is available, ClosedError, and what `admit` raises.
         """
         task = self._compile(json.dumps(rules).encode(), make, owner, admit)
         try:
@@ -247,10 +227,7 @@ class GrammarPool:
             if self._closed:
                 raise ClosedError("the model was closed.")
             if self._loop is None:
-                try:
-                    self._loop = asyncio.new_event_loop()
-                except OSError as error:
-                    raise self._pool.refusal(str(error)) from error
+                self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(
                     target=_run, args=(self._loop,), name="qwen3-omni-grammars", daemon=True
                 )
@@ -262,7 +239,7 @@ class GrammarPool:
     async def _compile(
         self, rules: bytes, make: Callable[[CompiledGrammar], Made], owner: str, admit: Admit
     ) -> Made:
-        pool, size = self._pool, 8 * self.words
+        pool, size = self._pool, 8 * self._words
         try:
             async with pool.places.place(owner, COMPILE_S), pool.child(rules, size) as child:
                 try:
@@ -273,7 +250,7 @@ class GrammarPool:
                     raise _unusable(_how(child, error)) from None
                 child.deadline.cancel()
                 admit(answer.whole[0])
-                return make(CompiledGrammar(asyncio.get_running_loop(), child, self.words))
+                return make(CompiledGrammar(asyncio.get_running_loop(), child, self._words))
         except asyncio.TimeoutError:
             raise BusyError(
                 f"all {COMPILERS} processes that compile grammars were in use for {COMPILE_S:g} s. "

@@ -46,17 +46,15 @@ class DecodingPool(Pool):
         server: str = FORK_SERVER,
     ):
         limits = Limits(memory_bytes, math.ceil(_CPU_TIMES * deadline_s), deadline_s)
-        super().__init__(server, "decoder", limits, decoders)
+        super().__init__(server, "decoder", limits, decoders, bytes)
 
     async def decode(self, owner: str, job: Job, admit: Admit = admit_all) -> Decoded:
-        """Decode a media file in a process of its own.
+        """Decode a media file in a process of its own, which ends when the task is cancelled.
 
-        owner: the owner of the job; owners take turns. admit: called with the item's sizes before
-        decoding, and again if the item is larger than its header says; an error that it raises
-        ends the job. Cancelling the task kills the process.
-        Raises AudioError, ImageError, VideoError or PromptTooLongError as the API does for the same
-        file; one of the first three also where decoding takes more memory or time than is allowed,
-        or crashes. Raises BusyError where no process can be had, ClosedError after `close`.
+        owner: owners take turns. admit: called with the item's sizes before decoding, and again if
+        it is larger than its header says; an error that it raises ends the job.
+        Raises the API's errors for the same file, also if decoding exceeds a limit or crashes;
+        BusyError if no process is available, ClosedError after `close`.
         """
         async with self._decoder(owner, job) as child:
             seconds, pixels, size, *_ = (await child.answer(wire.MEASURED)).numbers
@@ -132,11 +130,10 @@ async def _item(
 
 
 async def _read(file: BinaryIO, size: int) -> NDArray[np.uint8]:
-    """Read `size` bytes from a file's position, and let other tasks run meanwhile.
+    """Read `size` bytes from a file, and let other tasks run meanwhile. Raises ChildError.
 
-    The bytes are copied: a mapping would keep a descriptor open for as long as the array lives,
-    and another process could truncate the file, which kills a process that reads the mapping.
-    Raises ChildError if there are fewer bytes.
+    They are copied: a mapping would keep the file open as long as the array lives, and a child
+    that truncates it would kill this process.
     """
     if not size:
         return np.empty(0, np.uint8)

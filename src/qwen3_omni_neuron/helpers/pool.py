@@ -1,9 +1,7 @@
 """Pool of children for one kind of work, forked from a process that it starts.
 
-The children's pools and fork server are our own: the worker pools of multiprocessing, pebble and
-loky unpickle what a worker sends, which a worker that a hostile file has taken over could use, and
-pass one result for one call, where a decoder asks before it decodes and a grammar makes a mask for
-each token.
+multiprocessing, pebble and loky unpickle what a worker sends, so that a hijacked one could take the
+server over. They also return one result a call, and a grammar makes a mask for each token.
 """
 
 import asyncio
@@ -17,8 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from qwen3_omni_neuron.engines.process.child import (
     OutputTail,
@@ -48,8 +45,7 @@ _VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
 _PREFIXES = ("LD_", "PYTHON", "ASAN_", "UBSAN_")
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """Limits of a child: address space beyond that at its start, CPU time, and time."""
 
     memory_bytes: int
@@ -70,20 +66,14 @@ def environment() -> dict[str, str]:
 
 
 class Pool:
-    """Children for one kind of work. Used by one event loop, from the first call on.
+    """Children for one kind of work. Used by one event loop.
 
     module: the fork server's, whose `main` calls helpers.fork_server.serve. what: names a child in
-    errors. places: work at a time, see `places`. setup: returns the bytes that the fork server
-    prepares its children with. If the fork server ends, the next child starts a new one.
+    errors. setup: returns the bytes that the fork server prepares its children with.
     """
 
     def __init__(
-        self,
-        module: str,
-        what: str,
-        limits: Limits,
-        places: int,
-        setup: Callable[[], bytes] = bytes,
+        self, module: str, what: str, limits: Limits, places: int, setup: Callable[[], bytes]
     ):
         self.limits, self.places = limits, FairPlaces(places)
         self._module, self._what, self._setup = module, what, setup
@@ -94,16 +84,13 @@ class Pool:
     @property
     def pid(self) -> int | None:
         """The id of the fork server's process; None where there is none."""
-        return None if self._server is None or self._server.ended else self._server.pid
+        return None if self._server is None else self._server.pid
 
     def start(self) -> "_ForkServer":
-        """Start the fork server, so that the first child need not wait for it.
-
-        Raises ClosedError, and OSError if it can't be started.
-        """
+        """Start the fork server unless it runs. Raises ClosedError and OSError."""
         if self._closed:
             raise self.refusal()
-        if self._server is None or self._server.ended:
+        if self._server is None or self.pid is None:
             with nameless_file() as setup:
                 setup.write(self._setup())
                 self._server = _ForkServer(self._module, setup.fileno())
@@ -113,10 +100,9 @@ class Pool:
     async def child(
         self, job: bytes, result_bytes: int = 0, more: bytes = b""
     ) -> AsyncIterator["Child"]:
-        """Fork a child. An exception in the block ends it, else it ends by itself or `Child.close`.
+        """Fork a child, which an exception in the block ends. Raises BusyError and ClosedError.
 
-        job, more: content of its job's file. result_bytes: size of its result's file, where it is
-        known. Raises BusyError and ClosedError.
+        job, more: content of its job's file. result_bytes: size of its result's file, if known.
         """
         try:
             server = self.start()
@@ -140,18 +126,17 @@ class Pool:
             self._server.end()
 
     def refusal(self, why: str = "the process that starts it has ended") -> Exception:
-        """Return the error where no child can be had."""
+        """Return the error if no child can be had."""
         if self._closed:
             return ClosedError(f"the processes of {self._what}s were closed.")
         return BusyError(f"could not start a process for a {self._what}: {why}. Try again later.")
 
 
 class Child:
-    """The pool's side of a child. Used in the pool's event loop.
+    """The pool's side of a child.
 
-    socket, received: its connection, and what has come of an answer. result: file for its result.
-    exited: its return code in subprocess's form; NO_FORK if the fork failed, None if the fork
-    server ended first. deadline: timer that kills it.
+    received: bytes of an answer. exited: return code in subprocess's form; NO_FORK if the fork
+    failed, None if the fork server ended first. deadline: timer that kills it.
     """
 
     def __init__(self, pool: Pool, server: "_ForkServer", number: int, job: int, result_bytes: int):
@@ -175,9 +160,9 @@ class Child:
         self.exited.add_done_callback(self._on_exit)
 
     async def answer(self, kind: bytes) -> wire.Answer:
-        """Wait for the next answer, which must be of this kind.
+        """Wait for the next answer. Raises ChildError if it is of another kind, or the child ends.
 
-        Raises the InputError that the child sent instead, ChildError, BusyError and ClosedError.
+        Raises the InputError that the child sent instead, BusyError and ClosedError.
         """
         try:
             while (found := wire.next_answer(self.received)) is None:
@@ -189,7 +174,6 @@ class Child:
             if found.kind != kind:
                 raise wire.BrokenAnswerError("an answer of another kind")
         except wire.BrokenAnswerError as error:
-            logger.warning("a %s sent %s. %s", self._pool._what, error, self._server.output())
             raise ChildError(f"sent {error}") from error
         return found
 
@@ -257,7 +241,7 @@ class Child:
     def _on_exit(self, _: Any) -> None:
         for timer in (self.deadline, *self._timers):
             timer.cancel()
-        with contextlib.suppress(OSError):  # another process may have its end of the connection
+        with contextlib.suppress(OSError):  # another process may have its end
             self.socket.shutdown(socket.SHUT_RDWR)
 
 
@@ -274,13 +258,8 @@ class _ForkServer:
         self._socket, theirs = socket.socketpair()
         with theirs:
             try:
-                self._process = start_child(
-                    module,
-                    (theirs.fileno(), setup),
-                    self._output,
-                    environment(),
-                    stdin=subprocess.DEVNULL,
-                )
+                files, stdin = (theirs.fileno(), setup), subprocess.DEVNULL
+                self._process = start_child(module, files, self._output, environment(), stdin=stdin)
             except BaseException:
                 self._socket.close()
                 self._output.close()
@@ -289,13 +268,10 @@ class _ForkServer:
         self._loop.add_reader(self._socket, self._on_reports)
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def ended(self) -> bool:
-        """True where it accepts no more orders."""
-        return self._socket.fileno() < 0 or self._process.poll() is not None
+    def pid(self) -> int | None:
+        """Its process id, None where it accepts no more orders."""
+        ended = self._socket.fileno() < 0 or self._process.poll() is not None
+        return None if ended else self._process.pid
 
     async def until_ready(self) -> None:
         """Wait until it can fork. Raises OSError where it can't."""
@@ -331,8 +307,7 @@ class _ForkServer:
 
     def output(self) -> str:
         """Return the last output of the process and its children, for the log."""
-        text = self._output.read()
-        return f"The end of its output:\n{text}" if text else "It printed nothing."
+        return self._output.read() or "It printed nothing."
 
     def _order(self, order: bytes, files: Sequence[int]) -> None:
         try:
