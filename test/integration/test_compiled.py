@@ -29,11 +29,10 @@ from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
 from qwen3_omni_neuron.cpu import precision
 from qwen3_omni_neuron.cpu.target import LIMITS
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models, load_compiled_models
-from qwen3_omni_neuron.errors import ArtifactError, ExitStatus, OptionError
+from qwen3_omni_neuron.errors import ArtifactError, OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.target import TORCHNEURON
 from testing.media_cases import IMAGE, audio, text, user
-from testing.native_library import needs_c
 from testing.peak_memory import needs_proc
 from testing.replies import GREEDY
 from testing.specs import compiled_here
@@ -175,23 +174,6 @@ def test_the_weights_are_the_checkpoints_converted(
     stored = load_file(tree / "code_predictor" / "weights.safetensors")
     if uncopied:
         assert torch.equal(stored["code_predictor.head"], compiled.code_predictor.head)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_tree_of_every_dtype_says_what_its_checkpoint_says(
-    checkpoint: Path, tree_of: Callable[[str], Path], dtype: str
-) -> None:
-    """To the bit: the same weights and the same arithmetic."""
-    load = {"dtype": dtype, "max_concurrency": 1}
-    options = {**SHORT, "chunk_frames": [4]}
-    with (
-        Qwen3Omni.load(checkpoint, **load) as direct,
-        Qwen3Omni.load(checkpoint, compiled_path=tree_of(dtype)) as mapped,
-    ):
-        expected, got = (omni.generate_audio(MESSAGES, **options) for omni in (direct, mapped))
-    assert got.token_ids == expected.token_ids
-    assert got.codes.tolist() == expected.codes.tolist()
-    assert np.array_equal(got.audio, expected.audio)
 
 
 @pytest.mark.parametrize("dtype", ["mixed", "int8", "int4", "float32"])
@@ -371,28 +353,6 @@ def test_compiling_peaks_below_half_of_the_largest_model(checkpoint: Path, tmp_p
     assert float(run_python("-c", PEAK_SCRIPT, small, checkpoint, tmp_path)) < 0.5
 
 
-CORES_SCRIPT = """
-import os, sys
-from pathlib import Path
-from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.cpu import weights
-from testing.specs import plan_of
-
-weights.usable_cores = lambda: 5
-model, folder = map(Path, sys.argv[1:])
-before = len(os.listdir("/proc/self/task"))
-weights.compile_model(plan_of(model, read_config(model), "cpu", dtype="int4"), "thinker", folder)
-print(len(os.listdir("/proc/self/task")) - before)
-"""
-
-
-@needs_proc
-@needs_c
-def test_a_compile_rounds_weights_on_all_cores(checkpoint: Path, tmp_path: Path) -> None:
-    """Rounding takes a third of the time of a compile on one thread."""
-    assert int(run_python("-c", CORES_SCRIPT, checkpoint, tmp_path)) == 4
-
-
 # The commands.
 
 
@@ -551,13 +511,6 @@ def test_inspect_prints_the_plan_and_verifies(
     os.truncate(copy / WEIGHTS, 10)
     assert cli.main(["inspect", str(copy)]) == 1
     assert f"{copy / WEIGHTS} has 10 bytes instead of" in capsys.readouterr().err
-
-
-def test_speak_from_a_tree(checkpoint: Path, tree: Path, tmp_path: Path) -> None:
-    words = ["speak", "Hello", "--model", str(checkpoint), "--compiled", str(tree)]
-    short = ["--thinker-max-new-tokens", "3", "--talker-max-new-tokens", "4", "--seed", "1"]
-    assert cli.main([*words, *short, "--out", str(tmp_path / "o.wav")]) == ExitStatus.CUT
-    assert (tmp_path / "o.wav").stat().st_size > 44
 
 
 def test_doctor_reports_in_markdown(

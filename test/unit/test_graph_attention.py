@@ -62,21 +62,6 @@ def test_no_mask_reaches_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [((1, 2, 512, 80),) * 3 + ((), ["scale"])]
 
 
-@pytest.mark.parametrize(
-    ("shape", "suits"),
-    [
-        ((1, 2, 16384, 80), True),
-        ((1, 16, 1024, 80), True),
-        ((1, 2, 256, 80), False),
-        ((1, 2, 640, 80), False),
-        ((1, 2, 1024, 144), False),
-        ((33, 16, 1024, 80), False),
-    ],
-)
-def test_shapes_that_suit_the_kernel(shape: tuple[int, ...], suits: bool) -> None:
-    assert suits_kernel(torch.empty(shape, device="meta")) == suits
-
-
 class Scores(TorchFunctionMode):
     """Size of the largest scores that a softmax takes, also inside of attention without a kernel.
 

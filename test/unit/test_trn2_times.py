@@ -99,21 +99,6 @@ def test_times_are_those_of_the_packages_schedule(made: Calls, placement: str) -
     assert times.rtf == pytest.approx(replied.rtf, rel=0.08 if slow_vocoder else 0.03)
 
 
-@pytest.mark.parametrize(
-    ("made", "shared", "split"),
-    [
-        (calls(0.004, 0.003, 0.005, 0.0004), "code predictor", "code predictor"),
-        (calls(0.020, 0.003, 0.005, 0.0004), "thinker", "code predictor"),
-        (calls(0.030, 0.003, 0.005, 0.0004), "thinker", "thinker"),
-        (calls(0.004, 0.009, 0.005, 0.0120), "code2wav", "talker"),
-        (calls(0.004, 0.006, 0.005, 0.0120), "code2wav", "code2wav"),
-    ],
-)
-def test_the_part_that_limits_is_in_the_slowest_stage(made: Calls, shared: str, split: str) -> None:
-    """68 tokens and 200 frames: split, talker and code predictor are one stage."""
-    assert (reply_times(made, True).limit, reply_times(made, False).limit) == (shared, split)
-
-
 # The calls of the question, and the numbers of a table
 
 
