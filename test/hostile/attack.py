@@ -31,7 +31,7 @@ from itertools import groupby
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.cli import model_arguments
-from test.hostile.attacks import connections, grammars, media, processes, sockets, texts
+from test.hostile.attacks import connections, grammars, media, sockets, texts
 from test.hostile.attacks.kinds import Kind, restarted, unmet
 from test.hostile.attacks.outcomes import FAILED, REFUSED, Outcome
 from test.hostile.attacks.over_socket import session
@@ -51,7 +51,6 @@ KINDS: tuple[Kind, ...] = (
     *grammars.KINDS,
     *connections.KINDS,
     *sockets.KINDS,
-    *processes.KINDS,
 )
 TIMES = ("health_p99", "health_worst", "idle_p99", "idle_worst", "gap", "gap_alone", "refused")
 

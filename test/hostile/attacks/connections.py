@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from test.hostile.attacks.good_client import ANSWER, good_question
+from test.hostile.attacks.good_client import good_question
 from test.hostile.attacks.kinds import Kind
-from test.hostile.attacks.outcomes import ANSWERED, CHECKED, CUT, REFUSED, WAIT_S, Outcome, check
+from test.hostile.attacks.outcomes import ANSWERED, CUT, REFUSED, WAIT_S, Outcome, check
 from test.hostile.attacks.over_http import answer_of, head_of, raw
 from test.hostile.attacks.target import ServerSpec, Target, stopped, waited
-from testing.http_client import ask
 from testing.raw_http import CHAT, connected
 
 EITHER = frozenset((ANSWERED, REFUSED))
@@ -218,33 +217,6 @@ def drained(target: Target) -> list[Outcome]:
 # Pages of other sites
 
 
-def foreign_pages(target: Target) -> list[Outcome]:
-    """Ask a server without keys as another site's page can, and as an honest client does."""
-    body = json.dumps({**good_question(False), "modalities": ["text"], "audio": None}).encode()
-    here, evil, port = target.host, "evil.example", target.host.rpartition(":")[2]
-
-    def asked(label: str, refused: bool, host: str = here, **headers: str) -> Outcome:
-        lines = {"host": host, **{k.replace("_", "-"): v for k, v in headers.items()}}
-        answer = ask(target.url + CHAT, body, lines, timeout_s=WAIT_S)
-        if refused:
-            right = 400 <= answer.status < 500 and "error" in answer.json()
-        else:
-            right = answer.status == 200 and ANSWER in answer.body.decode()
-        return Outcome(CHECKED, label=label, wrong="" if right else f"answered {answer.status}")
-
-    plain, js = {"content_type": "text/plain"}, {"content_type": "application/json"}
-    return [
-        asked("form of a page", True, origin=f"http://{evil}", **plain),
-        asked("page that was rebound", True, host=evil, origin=f"http://{evil}", **plain),
-        asked("page that was rebound, JSON", True, host=f"{evil}:{port}", **js),
-        asked("page without a name", True, origin="null", **plain),
-        asked("client", False, **js),
-        asked("client by name", False, host=f"localhost:{port}", **js),
-        asked("own page", False, origin=f"http://{here}", **js),
-    ]
-
-
-KEYLESS = ServerSpec(keys=False)
 PROXIED = ServerSpec(proxy=True)
 KINDS = (
     Kind("silent", "300 silent connections, half of which begin TLS", silent, ANY, PROXIED),
@@ -268,12 +240,5 @@ KINDS = (
         EITHER,
         ServerSpec(proxy=True, own=True, ends_with=0),
         good=False,
-    ),
-    Kind(
-        "foreign-pages",
-        "text/plain with Origin and Host of another site, without keys",
-        foreign_pages,
-        EITHER,
-        KEYLESS,
     ),
 )

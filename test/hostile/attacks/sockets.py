@@ -31,7 +31,6 @@ NO_OR_CUT = frozenset((REFUSED, CUT))
 EITHER = frozenset((ANSWERED, REFUSED))
 ANY = NO_OR_CUT | {ANSWERED}
 PIECE, RATE = bytes(1 << 16), 24_000
-SESSIONS, A_MINUTE = 8, 20
 PROXIED = ServerSpec(proxy=True)
 
 
@@ -196,32 +195,6 @@ def many_sockets(target: Target) -> list[Outcome]:
     return [outcome for _, outcome in tried]
 
 
-def all_sessions(target: Target) -> list[Outcome]:
-    """Open as many sessions as the server has with one key; then open one with another key."""
-    tried = [handshake(target, target.key) for _ in range(2 * SESSIONS)]
-    other, outcome = handshake(target, target.good_key)
-    for made in (other, *(made for made, _ in tried)):
-        if made is not None:
-            made.close_socket()
-    got = f"the other key got {outcome.words}"
-    return [*(found for _, found in tried), check(other is not None, got, "another key")]
-
-
-def transcripts_past_the_rate(target: Target) -> list[Outcome]:
-    """Have twice as many turns transcribed in a session as a key's limit of requests a minute."""
-    start_s, found, done = time.monotonic(), list[Outcome](), 0
-    piece = base64.b64encode(bytes(9600)).decode()  # 0.2 s
-    with session(target, **_pcm({"model": "any"})) as made:
-        for _ in range(2 * A_MINUTE):
-            send(made, "input_audio_buffer.append", audio=piece)
-            sent = send(made, "input_audio_buffer.commit")
-            kind = "conversation.item.input_audio_transcription"
-            found.append(outcome_of(made, sent, f"{kind}.completed", f"{kind}.failed"))
-            done += found[-1].how == ANSWERED
-    most = A_MINUTE * (1 + (time.monotonic() - start_s) / 60) + 1
-    return [*found, check(done <= most, f"{done} transcripts, and {most:.0f} is the most")]
-
-
 def _pcm(transcription: dict[str, str] | None) -> dict[str, Any]:
     sound = {"format": {"type": "audio/pcm", "rate": RATE}, "turn_detection": None}
     return {"audio": {"input": {**sound, "transcription": transcription}}}
@@ -253,19 +226,4 @@ KINDS = (
     Kind("realtime-deleted", "replies that are deleted while made", deleted_replies, EITHER),
     Kind("realtime-retrieve", "18 MB of sound sent back five times", retrieved, EITHER),
     Kind("realtime-unread", "the same a hundred times, unread", unread_events, ANY, PROXIED),
-    Kind(
-        "realtime-all-sessions",
-        "one key takes all sessions, another key wants one",
-        all_sessions,
-        EITHER,
-        ServerSpec(("--max-realtime-sessions", str(SESSIONS))),
-    ),
-    Kind(
-        "realtime-rate",
-        f"{2 * A_MINUTE} transcripts in realtime, {A_MINUTE} requests a minute allowed",
-        transcripts_past_the_rate,
-        EITHER,
-        ServerSpec(("--requests-per-minute", str(A_MINUTE)), own=True),
-        good=False,
-    ),
 )

@@ -239,12 +239,6 @@ def _wide(bytes_: int) -> bytes:
 
 KINDS = (
     Kind("text-chat", "8 MiB of text in a chat", chatting(messages=[user(LONG_TEXT)]), NO),
-    Kind(
-        "text-system",
-        "8 MiB as system message, before a question",
-        chatting(messages=[{"role": "system", "content": LONG_TEXT}, user("hello")]),
-        NO,
-    ),
     Kind("text-tools", "8 MiB as a tool's description", chatting(tools=[LONG_TOOL]), NO),
     Kind("text-other-fields", "8 MiB as speech input, stop, ...", long_texts_of_other_fields, NO),
     Kind(
@@ -257,12 +251,6 @@ KINDS = (
     Kind("text-speech", "speech of 32,768 characters, left after 3 s", speech_texts, EITHER),
     Kind("json-wide", "30 MiB of metadata [[],[],...]", _metadata(partial(_wide, 30 * MIB)), NO),
     Kind("json-deep", "8 MiB of [[[...]]]", _metadata(partial(_deep, 8 * MIB)), NO),
-    Kind(
-        "json-deep-objects",
-        '8 MiB of {"a":{"a":...}}',
-        _metadata(lambda: b'{"a":' * MIB + b"0" + b"}" * MIB),
-        NO,
-    ),
     Kind(
         "json-wide-realtime",
         "21 MB realtime event of metadata [[],[],...]",

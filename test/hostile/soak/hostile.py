@@ -1,28 +1,20 @@
 """A handful of cheap requests that ask for much: bombs, long texts, deep JSON, slow connections."""
 
 import base64
-import io
 import json
 import random
 import time
 import zlib
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from typing import Any
 
-import numpy as np
-import soundfile
-from websockets.exceptions import ConnectionClosed
-
 from test.hostile.attacks.files import chunk
-from testing.http_client import JSON, Answer, ask, form
+from testing.http_client import JSON, Answer, ask
 from testing.raw_http import CHAT, connected, head_of
-from testing.websocket_client import opened, send
 
 MIB = 1 << 20
 PNG_SIDES = (4000, 12_000)  # within --max-pixels, and above it
-SILENCE_S = 600
 SLOW_S = 8.0  # connection time of a slow client
 CLOSED_S = 30.0  # a server's time to close a silent connection
 REPLY_S = 120.0
@@ -41,16 +33,6 @@ def picture(url: str, source: str, draw: random.Random) -> str:
     return status_of(chat(url, source, [part] * draw.randrange(1, 9)))
 
 
-def silence(url: str, source: str, draw: random.Random) -> str:
-    """Have ten minutes of silence transcribed, a file of 14 kB; disconnect after a while."""
-    request, wait_s = form({"model": b"load"}, flac(), "a.flac"), draw.uniform(1, 10)
-    try:
-        path = "/v1/audio/transcriptions"
-        return status_of(ask(url + path, *request, source=source, timeout_s=wait_s))
-    except TimeoutError:
-        return "left"
-
-
 def long_text(url: str, source: str, draw: random.Random) -> str:
     words = "word " * (8 * MIB // 5)
     return status_of(chat(url, source, words))
@@ -62,16 +44,6 @@ def deep_json(url: str, source: str, draw: random.Random) -> str:
     return status_of(ask(url + CHAT, body, JSON, source=source))
 
 
-def wide_json(url: str, source: str, draw: random.Random) -> str:
-    body = b'{"messages": [], "metadata": [' + b"[]," * MIB + b"[]]}"
-    return status_of(ask(url + CHAT, body, JSON, source=source))
-
-
-def long_speech(url: str, source: str, draw: random.Random) -> str:
-    body = {"model": "load", "voice": "Ethan", "input": "one " * 100_000}
-    return status_of(ask(f"{url}/v1/audio/speech", body, source=source))
-
-
 def half_open(url: str, source: str, draw: random.Random) -> str:
     """Send nothing, or half of a request's head, until the server closes the connection."""
     with connected(url, CLOSED_S, source=source) as sock:
@@ -81,20 +53,6 @@ def half_open(url: str, source: str, draw: random.Random) -> str:
         while sock.recv(4096):
             pass
     return "closed"
-
-
-def slow_body(url: str, source: str, draw: random.Random) -> str:
-    """Send a body a byte at a time, and disconnect before its end."""
-    with (
-        connected(url, REPLY_S, source=source) as sock,
-        suppress(BrokenPipeError, ConnectionResetError),
-    ):
-        sock.sendall(head_of(100_000))
-        end_s = time.monotonic() + SLOW_S
-        while time.monotonic() < end_s:
-            sock.sendall(b" ")
-            time.sleep(0.1)
-    return "left"
 
 
 def slow_reader(url: str, source: str, draw: random.Random) -> str:
@@ -118,27 +76,6 @@ def slow_reader(url: str, source: str, draw: random.Random) -> str:
     return "left"
 
 
-def realtime(url: str, source: str, draw: random.Random) -> str:
-    """Open a session and send invalid events, an oversized event, or a decompression bomb."""
-    data = "data:image/png;base64," + base64.b64encode(png(PNG_SIDES[0])).decode()
-    content = [{"type": "input_image", "image_url": data}]
-    item = {"type": "message", "role": "user", "content": content}
-    kind = draw.choice(("noise", "deep", "picture"))
-    with opened(url, source_address=(source, 0)) as made:
-        try:
-            made.recv(timeout=60)
-            if kind == "noise":
-                made.send(draw.randbytes(1000))
-            elif kind == "deep":
-                made.send("[" * 10_000)
-            else:
-                send(made, "conversation.item.create", item=item)
-            made.recv(timeout=60)
-        except ConnectionClosed as closed:
-            return f"closed {closed.rcvd.code if closed.rcvd else 'without a code'}"
-    return "answered"
-
-
 def chat(url: str, source: str, content: Any) -> Answer:
     asked = {"model": "load", "messages": [{"role": "user", "content": content}]}
     return ask(url + CHAT, asked, source=source)
@@ -153,26 +90,8 @@ def png(side: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + parts
 
 
-@cache
-def flac() -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, np.zeros(SILENCE_S * 8000, np.int16), 8000, format="FLAC")
-    return file.getvalue()
-
-
 # How often each kind is sent, relative to the others.
-HOSTILE: dict[Hostile, int] = {
-    picture: 4,
-    silence: 2,
-    long_text: 1,
-    deep_json: 4,
-    wide_json: 1,
-    long_speech: 2,
-    half_open: 3,
-    slow_body: 2,
-    slow_reader: 2,
-    realtime: 3,
-}
+HOSTILE: dict[Hostile, int] = {picture: 4, deep_json: 4, half_open: 3, slow_reader: 2, long_text: 1}
 
 
 def is_answer(outcome: str) -> bool:
