@@ -2,7 +2,6 @@
 
 import logging
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -69,17 +68,6 @@ def made_certificate(folder: Path) -> tuple[Path, Path]:
     command = [*request, "-keyout", str(key), "-out", str(cert)]
     subprocess.run(command, check=True, capture_output=True)
     return cert, key
-
-
-def has_ended(sock: socket.socket) -> bool:
-    """Return whether the other end has closed the socket."""
-    sock.setblocking(False)
-    try:
-        return len(sock.recv(1 << 10, socket.MSG_PEEK)) < 1 << 10
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
 
 
 def same_sound(given: bytes | NDArray[Any], samples: NDArray[np.float32]) -> None:

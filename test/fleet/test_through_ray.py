@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -211,17 +210,6 @@ def replica_of(one: Caller) -> str:
     return response.headers["x-replica"]
 
 
-@contextmanager
-def at_replica(server: Any, wanted: Callable[[str], bool]) -> Iterator[Caller]:
-    """Open sessions until one is at a wanted replica."""
-    for _ in range(50):
-        with calling(server) as one:
-            if wanted(replica_of(one)):
-                yield one
-                return
-    raise AssertionError("fifty sessions began at other replicas")
-
-
 def test_all_replicas_figures_are_in_one_scrape(fleet: Cluster) -> None:
     names = set(fleet.replicas(NAME))
 
@@ -301,19 +289,6 @@ a new replica after {recovery_s:.1f} s, under load
 """
     with capsys.disabled():
         sys.stdout.write(figures)
-
-
-@pytest.mark.repeats
-def test_an_update_under_load_loses_no_request(fleet: Cluster) -> None:
-    """It starts replicas as a death does, and drains the others."""
-    with Load(lambda: fleet.client(PREFIX, retries=RETRIES), 16) as load:
-        more(load)
-        before = set(fleet.replicas(NAME))
-        scale(fleet, 2, max_media=3)
-        fleet.wait_for_others(NAME, before)
-        more(load)
-    assert not failed(load.answers) and not cut(load.answers)
-    assert not wrong(load.answers, Judge(), sample=24)
 
 
 def test_two_applications_have_cores_of_their_own(fleet: Cluster) -> None:

@@ -51,7 +51,6 @@ MOMENTS: dict[str, tuple[tuple[str, float, int], ...]] = {
 # A fork does not end as the interpreter does, which aborts while a thread is in torch.
 COLD = ("begun", "Started server process")
 LAST = "RTF"  # in the last line of speak
-ENDED = {"serve": '"ready"', "split": '"ready"'}  # of the others: their own end
 
 
 class Verb:
@@ -141,21 +140,6 @@ def test_before_the_first_line_of_main_it_ends_by_the_signal_itself(
         one = Verb(verb, tmp_path)
         time.sleep(0.05 * number)
         one.end(how)
-
-
-@pytest.mark.repeats
-@pytest.mark.parametrize("verb", [*MOMENTS])
-def test_a_verb_ends_by_a_signal_at_every_tenth_of_a_second(verb: str, tmp_path: Path) -> None:
-    """From its exec until two seconds after it was ready, or until it ended by itself."""
-    for number in range(1000):
-        one, started_s = Verb(verb, tmp_path), time.monotonic()
-        time.sleep(0.1 * number)
-        ready_s = one.when(ENDED.get(verb, "none"))
-        done = one.process.poll() is not None
-        one.end((signal.SIGTERM, signal.SIGINT)[number % 2])
-        if done or (ready_s is not None and 0.1 * number > ready_s - started_s + 2):
-            return
-    raise AssertionError("it was never ready")
 
 
 STUCK = """

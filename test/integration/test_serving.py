@@ -15,7 +15,7 @@ from openai import AsyncOpenAI, OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.errors import EngineDiedError, LateError
+from qwen3_omni_neuron.errors import LateError
 from qwen3_omni_neuron.events import TextDelta
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import HttpClient, ask
@@ -625,17 +625,6 @@ def test_an_error_before_the_first_word_has_a_status_and_one_after_it_is_an_even
         with pytest.raises(openai.APIError) as failed_later:
             list(pieces)
         assert "secret" not in str(failed_later.value)
-
-
-def test_a_model_that_died_ends_the_server_with_a_status_of_its_own() -> None:
-    model = ScriptedModel([], raises=EngineDiedError("the talker's process ended."))
-    with serving(model) as server, client_of(server) as client:  # type: ignore[arg-type]
-        with pytest.raises(openai.InternalServerError) as failed:
-            client.chat.completions.create(**ASKED)
-        assert failed.value.status_code == 503
-        assert not server.service.model.ready
-        wait_until(lambda: server._uvicorn.should_exit, 5)
-    assert server._status == 70
 
 
 def test_the_openapi_document_names_every_endpoint(server: Server) -> None:

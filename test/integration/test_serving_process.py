@@ -3,10 +3,8 @@
 import json
 import logging
 import os
-import re
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import threading
@@ -22,12 +20,11 @@ import pytest
 from openai import OpenAI
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
-from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.events import Status
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import ask
-from testing.http_server import client_of, made_certificate, serving, url_of, wait_until
+from testing.http_server import client_of, serving, url_of, wait_until
 from testing.raw_http import (
     ASKED,
     LONG,
@@ -225,16 +222,6 @@ def test_a_stage_that_crashes_fails_its_requests_and_ends_the_server_with_70(sta
         assert "Fatal Python error: Segmentation fault" in died["reason"]
 
 
-@needs_proc
-@pytest.mark.repeats  # of test_streaming.py: the stage's fault; of DyingModel: what the server does
-@pytest.mark.usefixtures("warm_commands")
-def test_a_stage_that_is_killed_while_nothing_runs_ends_the_server_with_70() -> None:
-    with command(*SPLIT) as (process, _, log):
-        os.kill(stage_pids(process.pid)["vocoder"], signal.SIGKILL)
-        assert process.wait(SECONDS) == 70
-        wait_until(lambda: any(line["event"] == "model_died" for line in log))
-
-
 class DyingModel(ScriptedModel):
     """A model of which a process dies. fault: what its status says then."""
 
@@ -266,46 +253,6 @@ def test_a_server_whose_model_dies_while_nothing_runs_says_so() -> None:
     assert server._status == 70
 
 
-class Exiting:
-    """A thinker whose step ends its thread, once it may."""
-
-    def __init__(self, engine: Any):
-        self._engine, self.exits = engine, False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def step(self, *given: Any) -> Any:
-        if self.exits:
-            sys.exit("a library has had enough")
-        return self._engine.step(*given)
-
-
-def test_a_stages_thread_that_ends_fails_its_requests_and_ends_the_server_with_70(
-    checkpoint: Path,
-) -> None:
-    thinkers: list[Exiting] = []
-
-    def wrap(engines: Engines) -> Engines:
-        thinkers.append(Exiting(engines.thinker))
-        return replace(engines, thinker=thinkers[0])  # type: ignore[arg-type]
-
-    with (
-        Qwen3Omni.load(checkpoint, max_concurrency=1, wrap_engines=wrap) as omni,
-        serving(omni) as server,
-        client_of(server) as client,
-    ):
-        asked: Any = {k: v for k, v in LONG.items() if not k.startswith(("thinker", "talker"))}
-        extra = {k: v for k, v in LONG.items() if k not in asked}
-        stream = iter(client.chat.completions.create(**asked, extra_body=extra))
-        next(stream)
-        thinkers[0].exits = True
-        with pytest.raises(openai.APIError, match=re.escape(ENDED)):
-            list(stream)
-        wait_until(lambda: server._uvicorn.should_exit)
-    assert server._status == 70
-
-
 def test_a_port_that_is_taken_is_an_error_that_says_so() -> None:
     from qwen3_omni_neuron.errors import OutputError
     from qwen3_omni_neuron.serving.settings import ServerSettings
@@ -314,14 +261,6 @@ def test_a_port_that_is_taken_is_an_error_that_says_so() -> None:
         settings = ServerSettings(port=taken.getsockname()[1])
         with pytest.raises(OutputError, match=r"can't be listened on: Address already in use\. T"):
             Server(settings, lambda: ScriptedModel([])).run()  # type: ignore[arg-type, return-value]
-
-
-def test_https_is_served_where_there_is_a_certificate(omni: Qwen3Omni, tmp_path: Path) -> None:
-    cert, key = made_certificate(tmp_path)
-    context = ssl.create_default_context(cafile=str(cert))
-    with serving(omni, tls_cert=cert, tls_key=key) as server:
-        answer = ask(f"{url_of(server, 'https')}/ready", tls=context)
-    assert answer.json()["status"] == "ready"
 
 
 def test_the_log_has_a_line_a_request_and_content_only_where_it_is_asked_for(

@@ -6,10 +6,7 @@ import pytest
 
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.serving.edge.quotas import Account, Quota
-from qwen3_omni_neuron.serving.endpoints.speech import FURTHER_FIELDS
-from qwen3_omni_neuron.serving.openai.chat_request import CHAT_OPTIONS
 from qwen3_omni_neuron.serving.openai.errors import ApiError
-from qwen3_omni_neuron.serving.openai.parameters import bounded_options
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 
@@ -37,37 +34,11 @@ def test_an_owner_has_its_share_and_leaves_the_rest_to_others() -> None:
     held.take("three", 50)
 
 
-def test_a_request_has_its_owner_and_no_client_can_name_one() -> None:
-    options = bounded_options({"owner": "another", "seed": 1}, ServerSettings(), "key 1")
-    assert (options["owner"], options["seed"]) == ("key 1", 1)
-    assert "owner" not in {*CHAT_OPTIONS, *FURTHER_FIELDS}
-
-
 def test_an_owners_share_is_at_least_one_place() -> None:
     sessions = Quota("sessions", 1, 0.5, "too_many_sessions")
     with sessions.place("one"), pytest.raises(ApiError):
         sessions.place("one")
     assert sessions.taken == 0
-
-
-def test_a_quotas_limit_may_change_after_it_was_made() -> None:
-    most = 0
-    requests = Quota("requests", lambda: most, 1.0, "queue_full", 429)
-    with pytest.raises(ApiError) as refused:
-        requests.take("one")
-    assert refused.value.status == 429
-    most = 1
-    requests.take("one")
-
-
-def test_a_place_is_left_once() -> None:
-    requests = quota(2, 1.0)
-    place = requests.place("one")
-    other = requests.place("two")
-    place.leave()
-    place.leave()
-    assert requests.taken == 1
-    other.leave()
 
 
 def test_an_account_is_bounded_by_itself_and_by_the_quota() -> None:

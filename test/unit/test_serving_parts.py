@@ -11,7 +11,6 @@ import sys
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +21,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
-from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.engines.process.heap import LOOK_S, IdleMemory
 from qwen3_omni_neuron.errors import OptionError, ToolCallError
-from qwen3_omni_neuron.events import StageTime, Status
 from qwen3_omni_neuron.events.encoding import encode_sound, pcm16, wav_header
-from qwen3_omni_neuron.serving import model as model_module
 from qwen3_omni_neuron.serving.edge.gate import Gate
 from qwen3_omni_neuron.serving.edge.keys import Keys, RequestRates, read_keys
 from qwen3_omni_neuron.serving.edge.quotas import Quota
 from qwen3_omni_neuron.serving.edge.sending import _header_of
 from qwen3_omni_neuron.serving.logs import HumanFormatter, JsonFormatter, LogFormat, log_to_stderr
-from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.reply import Call, Content, Reasoning, ReplyText, new_id
 from qwen3_omni_neuron.serving.service import Service, Turnstile
@@ -44,7 +39,6 @@ from qwen3_omni_neuron.serving.stored.kept import (
     KeptResponses,
     SpokenReplies,
 )
-from testing.scripted_model import ScriptedModel
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'
 REPLIES: list[tuple[str, bool, bool, tuple[str, str, list[str]]]] = [
@@ -127,13 +121,6 @@ def test_a_call_that_is_cut_off_has_what_was_written_of_its_arguments(
     assert [(c.name, c.arguments, c.complete) for c in calls if isinstance(c, Call)] == (
         [] if arguments is None else [("f", arguments, False)]
     )
-
-
-def test_a_calls_arguments_are_passed_on_as_they_were_written() -> None:
-    split = ReplyText(False, True)
-    written = '{"city": "K\u00f6ln \u6771\u4eac", "n": [1, 2]}'
-    (call,) = split.push(f'<tool_call>\n{{"name": "f", "arguments": {written}}}\n</tool_call>')
-    assert isinstance(call, Call) and call.arguments == written
 
 
 def test_ids_differ_from_whatever_thread_they_come() -> None:
@@ -317,40 +304,6 @@ def test_memory_of_an_idle_server_goes_back_once_there_is_more_to_spare() -> Non
     assert freed == [0.0, 2 * LOOK_S, 6 * LOOK_S]
 
 
-def test_an_idle_model_is_looked_after_and_a_busy_one_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    idle = Status(0, 0, {"thinker": StageTime(0, 0.0)})
-    status, looks = [replace(idle, running=1)], list[int]()
-
-    def look(_: IdleMemory) -> None:
-        looks.append(status[0].running + status[0].queued)
-
-    async def watched() -> None:
-        model = ServedModel("m", 1, 5.0)
-        watching = asyncio.create_task(model.watch())
-        await asyncio.sleep(0.05)  # it has not been loaded yet
-        omni = ScriptedModel([])
-        omni.status = lambda: status[0]  # type: ignore[method-assign]
-        model.loaded(omni)  # type: ignore[arg-type]
-        for busy in (replace(idle, running=1), replace(idle, queued=1)):
-            status[0] = busy
-            await asyncio.sleep(0.05)
-        status[0] = idle
-        while len(looks) < 2:
-            await asyncio.sleep(0.01)
-        assert model.state == "ready"
-        status[0] = replace(idle, fault="its thread has ended")
-        while model.state != "failed":
-            await asyncio.sleep(0.01)
-        watching.cancel()
-
-    monkeypatch.setattr(model_module, "LOOK_S", 0.01)
-    monkeypatch.setattr(IdleMemory, "look", look)
-    asyncio.run(watched())
-    assert set(looks) == {0}
-
-
 def test_a_line_of_the_log_is_json_with_its_fields() -> None:
     record = logging.makeLogRecord({"msg": "request", "levelname": "INFO", "status": 200})
     line = json.loads(JsonFormatter().format(record))
@@ -462,26 +415,6 @@ def test_a_turnstile_lets_one_through_in_each_round_of_the_event_loop() -> None:
     assert passed.count("e") == 1
 
 
-def test_a_turn_of_a_task_that_is_cancelled_is_the_next_ones() -> None:
-    async def run(rounds: int) -> list[str]:
-        turnstile, passed = Turnstile(), list[str]()
-
-        async def wait(name: str) -> None:
-            await turnstile.wait()
-            passed.append(name)
-
-        tasks = {name: asyncio.create_task(wait(name)) for name in "abcd"}
-        for _ in range(rounds):
-            await asyncio.sleep(0)
-        tasks["b"].cancel()
-        await asyncio.wait(tasks.values())
-        await wait("e")
-        return passed
-
-    ended = ["".join(asyncio.run(run(rounds))) for rounds in range(5)]
-    assert {"acde", "abcde"} == set(ended), "it was cancelled before, at and after its turn"
-
-
 class Connection:
     """A connection that keeps its request's scope, as uvicorn's do."""
 
@@ -514,36 +447,6 @@ def test_a_request_is_freed_as_it_ends() -> None:
         asyncio.run(ask())
     finally:
         gc.enable()
-
-
-def test_a_request_begins_in_the_turn_of_the_event_loop_in_which_it_came(omni: Qwen3Omni) -> None:
-    """Each further turn waits for all that the others have to send."""
-    begun = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        begun.append(scope["context"].body)
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-
-    async def send(message: Message) -> None:
-        pass
-
-    async def ask() -> None:
-        service = Service.of(ServerSettings())
-        service.model.loaded(omni)
-        messages = iter([{"type": "http.request", "body": b"{}", "more_body": False}])
-
-        async def receive() -> Message:
-            for message in messages:
-                return message
-            return await asyncio.Future[Message]()
-
-        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
-        asked = asyncio.create_task(Gate(app, service)(scope, receive, send))
-        await asyncio.sleep(0)
-        assert begun == [b"{}"]
-        await asked
-
-    asyncio.run(ask())
 
 
 def test_a_long_header_of_warnings_ends_at_a_sentence_and_says_so() -> None:
