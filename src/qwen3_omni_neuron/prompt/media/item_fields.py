@@ -52,22 +52,22 @@ class ItemField:
     over_http: bool = True
 
 
-def _whole(least: int, most: int) -> Callable[[Any], int | None]:
-    """Return the reader of integers from `least` on. Larger ones than `most` become it."""
+def _whole(least: int, most: int, phrase: str) -> FieldValues:
+    """Return integers from `least` on. Larger ones than `most` become it."""
 
     def read(value: Any) -> int | None:
         number = whole_number(value)
         return None if number is None or number < least else min(number, most)
 
-    return read
+    return FieldValues(phrase, read, {"type": "integer", "minimum": least})
 
 
-def _real(least: float, most: float) -> Callable[[Any], float | None]:
+def _real(least: float, most: float, phrase: str) -> FieldValues:
     def read(value: Any) -> float | None:
         number = real_number(value)
         return number if number is not None and least <= number <= most else None
 
-    return read
+    return FieldValues(phrase, read, {"type": "number", "minimum": least, "maximum": most})
 
 
 def _side(value: Any) -> int | None:
@@ -98,96 +98,40 @@ _SEEN, _VIDEO, _AUDIO = ("image", "video"), ("video",), ("audio",)
 _DETAIL = FieldValues(
     f"{', '.join(DETAILS[:-1])} or {DETAILS[-1]}", _detail, {"enum": list(DETAILS)}
 )
-_PIXELS = FieldValues(
-    "a whole number, 1 or more", _whole(1, MOST_PIXELS), {"type": "integer", "minimum": 1}
-)
+_PIXELS = _whole(1, MOST_PIXELS, "a whole number, 1 or more")
 _TOTAL = FieldValues("a number, 1 or more", _pixels, {"type": "number", "minimum": 1})
 _SIDE = FieldValues(
     f"a whole number from 1 to {MOST_SIDE}",
     _side,
     {"type": "integer", "minimum": 1, "maximum": MOST_SIDE},
 )
-_RATE = FieldValues(
-    f"a number of frames a second, above 0: {LEAST_FPS:g} to {MOST_FPS:g}",
-    _real(LEAST_FPS, MOST_FPS),
-    {"type": "number", "minimum": LEAST_FPS, "maximum": MOST_FPS},
-)
-_FRAMES = FieldValues(
-    "an integer of 1 or more", _whole(1, _MOST_FRAMES), {"type": "integer", "minimum": 1}
-)
-_PAIRED_FRAMES = FieldValues(
-    "an integer of 2 or more, since frames are taken in pairs",
-    _whole(2, _MOST_FRAMES),
-    {"type": "integer", "minimum": 2},
-)
-_SECONDS = FieldValues(
-    f"a number of seconds from 0 to {_MOST_SECONDS:g}",
-    _real(0, _MOST_SECONDS),
-    {"type": "number", "minimum": 0, "maximum": _MOST_SECONDS},
-)
+_RATE_PHRASE = f"a number of frames a second, above 0: {LEAST_FPS:g} to {MOST_FPS:g}"
+_RATE = _real(LEAST_FPS, MOST_FPS, _RATE_PHRASE)
+_FRAMES = _whole(1, _MOST_FRAMES, "an integer of 1 or more")
+_PAIRED = _whole(2, _MOST_FRAMES, "an integer of 2 or more, since frames are taken in pairs")
+_SECONDS = _real(0, _MOST_SECONDS, f"a number of seconds from 0 to {_MOST_SECONDS:g}")
+_HERTZ, _SOUND = FieldValues("a number of Hz", _as_it_is), FieldValues("sound", _as_it_is)
 
 ITEM_FIELDS = (
-    ItemField(
-        "detail",
-        _SEEN,
-        "how large it is seen: auto shrinks it where it would not fit, low takes few tokens",
-        _DETAIL,
-    ),
-    ItemField(
-        "min_pixels", _SEEN, "least pixels of the image, or of a frame, after resizing", _PIXELS
-    ),
-    ItemField(
-        "max_pixels", _SEEN, "most pixels of the image, or of a frame, after resizing", _PIXELS
-    ),
-    ItemField(
-        "total_pixels",
-        _VIDEO,
-        "most pixels of all pairs of frames together, after resizing",
-        _TOTAL,
-    ),
-    ItemField(
-        "resized_height",
-        _SEEN,
-        "height to resize to, with resized_width; rounded to whole tokens",
-        _SIDE,
-    ),
-    ItemField(
-        "resized_width",
-        _SEEN,
-        "width to resize to, with resized_height; rounded to whole tokens",
-        _SIDE,
-    ),
+    ItemField("detail", _SEEN, "how large it is seen: low takes few tokens", _DETAIL),
+    ItemField("min_pixels", _SEEN, "least pixels of an image or a frame after resizing", _PIXELS),
+    ItemField("max_pixels", _SEEN, "most pixels of an image or a frame after resizing", _PIXELS),
+    ItemField("total_pixels", _VIDEO, "most pixels of all pairs of frames after resizing", _TOTAL),
+    ItemField("resized_height", _SEEN, "height after resizing, rounded to whole tokens", _SIDE),
+    ItemField("resized_width", _SEEN, "width after resizing, rounded to whole tokens", _SIDE),
     ItemField("fps", _VIDEO, "frames sampled a second; of frames, their rate", _RATE),
     ItemField("sample_fps", _VIDEO, "the rate of frames, as fps", _RATE, over_http=False),
+    ItemField("nframes", _VIDEO, "frames sampled in all, in place of fps", _PAIRED, of_files=True),
+    ItemField("min_frames", _VIDEO, "least frames sampled, with fps", _FRAMES, of_files=True),
+    ItemField("max_frames", _VIDEO, "most frames sampled, with fps", _PAIRED, of_files=True),
+    ItemField("video_start", _VIDEO, "second at which the part begins", _SECONDS, of_files=True),
+    ItemField("video_end", _VIDEO, "second at which the part ends", _SECONDS, of_files=True),
+    ItemField("audio_start", _AUDIO, "second at which the part begins", _SECONDS),
+    ItemField("audio_end", _AUDIO, "second at which the part ends", _SECONDS),
     ItemField(
-        "nframes", _VIDEO, "frames sampled in all, in place of fps", _PAIRED_FRAMES, of_files=True
+        "sampling_rate", ("audio", "video"), "rate of samples in Hz", _HERTZ, over_http=False
     ),
-    ItemField(
-        "min_frames", _VIDEO, "least frames sampled in all, with fps", _FRAMES, of_files=True
-    ),
-    ItemField(
-        "max_frames", _VIDEO, "most frames sampled in all, with fps", _PAIRED_FRAMES, of_files=True
-    ),
-    ItemField(
-        "video_start", _VIDEO, "second of the video at which it begins", _SECONDS, of_files=True
-    ),
-    ItemField("video_end", _VIDEO, "second of the video at which it ends", _SECONDS, of_files=True),
-    ItemField("audio_start", _AUDIO, "second of the sound at which it begins", _SECONDS),
-    ItemField("audio_end", _AUDIO, "second of the sound at which it ends", _SECONDS),
-    ItemField(
-        "sampling_rate",
-        ("audio", "video"),
-        "rate in Hz of samples; a file says its own",
-        FieldValues("a number of Hz", _as_it_is),
-        over_http=False,
-    ),
-    ItemField(
-        "audio",
-        _VIDEO,
-        "sound in place of the file's, in a form of an audio item",
-        FieldValues("sound", _as_it_is),
-        over_http=False,
-    ),
+    ItemField("audio", _VIDEO, "sound in place of the file's", _SOUND, over_http=False),
 )
 _ELSEWHERE = {
     "use_audio_in_video": "It is an option of the request, not of an item",
