@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import AudioError, InputError, VideoError
-from qwen3_omni_neuron.prompt.media.fields import Source, Warn, name_of, open_media
-from qwen3_omni_neuron.prompt.media.formats import read_format
+from qwen3_omni_neuron.prompt.media.fields import Source, Warn, name_of, open_media, read_format
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame

@@ -17,9 +17,9 @@ from qwen3_omni_neuron.prompt.media.fields import (
     ignore,
     name_of,
     open_media,
+    read_format,
     source_of,
 )
-from qwen3_omni_neuron.prompt.media.formats import read_format
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -22,8 +22,7 @@ from qwen3_omni_neuron.prompt.media.container import (
     opened,
     promised_s,
 )
-from qwen3_omni_neuron.prompt.media.fields import Source, Warn, ignore, name_of
-from qwen3_omni_neuron.prompt.media.formats import read_format
+from qwen3_omni_neuron.prompt.media.fields import Source, Warn, ignore, name_of, read_format
 from qwen3_omni_neuron.prompt.media.video_times import (
     Sampling,
     Timeline,
