@@ -24,11 +24,9 @@ from qwen3_omni_neuron.serving.openai.bodies import is_model
 from qwen3_omni_neuron.serving.openai.chat_request import AudioOutput
 from qwen3_omni_neuron.serving.openai.fields import REALTIME, WITHOUT_EFFECT, sent_without_effect
 from qwen3_omni_neuron.serving.openai.parameters import OTHER_VOICES, Voices, seed_of
-from qwen3_omni_neuron.serving.realtime import session_config
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import ask
 from testing.http_server import client_of, same_sound, serving, url_of, wait_until
-from testing.media_cases import QUESTION_WAV
 from testing.realtime import (
     PUSH_TO_TALK,
     SHORT,
@@ -480,21 +478,6 @@ def test_speech_with_names_and_fields_of_openai(server: Server, client: OpenAI) 
     assert set(WITHOUT_EFFECT[path]) <= {field for p, field in counted(server) if p == path}
 
 
-def test_a_transcription_with_names_and_fields_of_openai(server: Server, client: OpenAI) -> None:
-    path, file = "/v1/audio/transcriptions", ("a.wav", QUESTION_WAV.read_bytes())
-    short = {"max_new_tokens": 4}
-    plain = client.audio.transcriptions.create(
-        model=server.settings.model_name, file=file, extra_body=short
-    )
-    assert path not in {p for p, _ in counted(server)}
-    fields: Any = {"language": "en", "languages": ["en"], "keywords": ["sum"], "prompt": "A sum."}
-    made = client.audio.transcriptions.create(
-        model="whisper-1", file=file, include=["logprobs"], extra_body=short, **fields
-    )
-    assert made.text == plain.text
-    assert {field for p, field in counted(server) if p == path} == set(WITHOUT_EFFECT[path])
-
-
 def test_formats_and_models_have_the_names_that_clients_write() -> None:
     for asked, given in (("PCM", "pcm16"), ("pcm16", "pcm16"), ("Ogg", "opus"), ("WAV", "wav")):
         assert AudioOutput.model_validate({"format": asked}).format == given
@@ -524,19 +507,3 @@ def test_what_asks_for_nothing_is_not_counted() -> None:
     assert list(sent_without_effect(REALTIME, None, "own")) == []
     given["reasoning"] = {"effort": "low"}
     assert list(sent_without_effect(REALTIME, given, "own")) == ["reasoning"]
-
-
-def test_fields_of_the_table_are_fields_of_a_session() -> None:
-    """Each path leads to a field that a session takes: none is misspelled."""
-    for name in WITHOUT_EFFECT[REALTIME]:
-        kinds: list[Any] = [session_config.SessionConfig]
-        for part in name.split("."):
-            fields = next(kind.model_fields for kind in kinds if hasattr(kind, "model_fields"))
-            assert part in fields, name
-            kinds = _kinds(fields[part].annotation)
-
-
-def _kinds(annotation: Any) -> list[Any]:
-    """Return the types that an annotation is made of."""
-    inner = getattr(annotation, "__args__", ())
-    return [annotation, *(kind for one in inner for kind in _kinds(one))]

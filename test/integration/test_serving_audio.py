@@ -4,7 +4,6 @@ import asyncio
 import base64
 import io
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import aclosing
 from itertools import pairwise
@@ -284,46 +283,3 @@ def test_speech_that_fails_once_it_has_begun_is_cut_and_not_ended(
         with pytest.raises(openai.InternalServerError):
             client.audio.speech.create(**{**SPEECH, "response_format": "wav"})
     wait_until(lambda: omni.status().running == 0)
-
-
-def test_speech_and_transcriptions_are_counted_under_their_paths(
-    server: Server, client: OpenAI
-) -> None:
-    client.audio.speech.create(**SPEECH)
-    client.audio.transcriptions.create(**FILE)
-    sample = server.service.metrics.registry.get_sample_value
-    for path in ("/v1/audio/speech", "/v1/audio/transcriptions"):
-        labels = {"path": path, "status": "200"}
-        wait_until(lambda labels=labels: sample("qwen3_omni_requests_total", labels))
-    ttft, ttfb = sample("qwen3_omni_ttft_seconds_count"), sample("qwen3_omni_ttfb_seconds_count")
-    client.audio.speech.create(**SPEECH)
-    assert sample("qwen3_omni_ttft_seconds_count") == ttft  # no text was made
-    assert sample("qwen3_omni_ttfb_seconds_count") == (ttfb or 0) + 1
-
-
-def test_a_request_asks_once_whether_the_model_is_ready(
-    server: Server, client: OpenAI, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The answer waits for a lock, which the stages take for every call."""
-    asked = []
-
-    def status(made: Any = server.service.model.omni.status) -> Any:  # type: ignore[union-attr]
-        if sys._getframe(1).f_code.co_name != "watch":  # which looks now and then
-            asked.append(1)
-        return made()
-
-    monkeypatch.setattr(server.service.model.omni, "status", status, raising=False)
-    hello: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
-    spoken: Any = {"modalities": ["text", "audio"], "audio": {"format": "pcm16"}, "stream": True}
-    counts = []
-    for answer in (
-        lambda: client.chat.completions.create(**hello, max_tokens=2),
-        lambda: list(client.chat.completions.create(**hello, **spoken, max_tokens=2)),
-        lambda: client.audio.speech.create(**SPEECH),
-        lambda: client.audio.transcriptions.create(**FILE),
-        lambda: client.get("/audio/voices", cast_to=object),
-    ):
-        asked.clear()
-        answer()
-        counts.append(len(asked))
-    assert counts == [1] * 5

@@ -16,7 +16,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import LateError
-from qwen3_omni_neuron.serving.openai.fields import INPUT_ITEMS, LOGPROBS, RESPONSES, WITHOUT_EFFECT
+from qwen3_omni_neuron.serving.openai.fields import INPUT_ITEMS, LOGPROBS, RESPONSES
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import HttpClient, ask
 from testing.http_server import client_of, serving, url_of, wait_until
@@ -626,31 +626,6 @@ def test_what_clients_send_by_default_is_taken() -> None:
         assert [message["role"] for message in model.asked[-1][0]] == ["user", "user"]
 
 
-def test_fields_without_effect_are_counted() -> None:
-    fields: dict[str, Any] = {
-        **{"user": "me", "safety_identifier": "s", "service_tier": "flex", "model": "gpt-5"},
-        **{
-            "prompt_cache_key": "k",
-            "prompt_cache_retention": "24h",
-            "prompt_cache_options": {1: 2},
-        },
-        **{"reasoning": {"effort": "low"}, "text": {"verbosity": "low"}, "max_tool_calls": 3},
-        **{"include": ["reasoning.encrypted_content"], "moderation": {"model": "m"}},
-        **{"stream_options": {"include_obfuscation": False}, "client_metadata": {"a": "b"}},
-        **{"request_id": "a", "rid": "b", "return_stage_metrics": True},
-        "tools": [{"type": "function", "name": "f", "cache_control": {"type": "ephemeral"}}],
-    }
-    with scripted() as (_, _, server):
-        fields["input"] = [{"id": "msg_1", "role": "user", "content": "Hi"}]
-        assert ask(f"{url_of(server)}/v1/responses", fields).status == 200
-        counted = server.service.metrics.without_effect._metrics
-        names = {n for n in WITHOUT_EFFECT[RESPONSES] if not n.startswith(("input", "text.format"))}
-        assert {name for path, name in counted if path == RESPONSES} == names | {"input[].id"}
-        before = counted[RESPONSES, "include"]._value.get()
-        ask(f"{url_of(server)}/v1/responses", {"input": "Hi", "include": [LOGPROBS]})
-        assert counted[RESPONSES, "include"]._value.get() == before == 1
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -762,15 +737,3 @@ def test_what_a_conversation_names_is_bounded_like_a_body() -> None:
         with pytest.raises(openai.APIStatusError, match="Begin another"):
             client.responses.create(model=MODEL, input=[reference] * 100)
         assert server.service.held.taken == server.service.responses.bytes_held
-
-
-def test_the_log_has_texts_where_it_has_content(caplog: pytest.LogCaptureFixture) -> None:
-    with (
-        scripted(["Well."], log_content=True) as (_, client, _),
-        caplog.at_level("INFO", logger="qwen3_omni_neuron.serving"),
-    ):
-        client.responses.create(model=MODEL, input="A question")
-        wait_until(lambda: any(record.msg == "request" for record in caplog.records))
-    record: Any = next(record for record in caplog.records if record.msg == "request")
-    assert record.question == [{"role": "user", "content": "A question"}]
-    assert (record.answer, record.path) == ("Well.", "/v1/responses")

@@ -2,10 +2,8 @@
 
 import base64
 import io
-import json
 import random
 from collections.abc import Iterator
-from http.client import HTTPConnection
 from typing import Any
 
 import jiwer
@@ -14,7 +12,6 @@ import soundfile
 from openai import OpenAI
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
-from testing.http_client import HttpClient
 from testing.http_server import client_of, serving
 from testing.imports import ROOT
 from testing.repeats import again
@@ -110,46 +107,3 @@ def test_what_is_said_is_transcribed(speaking: OpenAI) -> None:
         assert answer.text == "three five seven", voice
         assert answer.segments is not None
         assert [len(segment.tokens) for segment in answer.segments] == [3]  # without the end
-
-
-# Requests of applications, as their sources make them
-
-
-def test_open_webui_0_12_lists_chats_speaks_and_transcribes(speaking: OpenAI, judge: Judge) -> None:
-    """Its recordings come in a form whose length it does not know, so that it is sent in chunks."""
-    assert speaking.base_url.host and speaking.base_url.port
-    address = f"http://{speaking.base_url.host}:{speaking.base_url.port}/v1"
-    with HttpClient(address) as open_webui:  # it asks for lists without its key
-        assert open_webui.ask("/audio/models").status == 404, "then it asks for /models"
-        assert [model["id"] for model in open_webui.ask("/models").json()["data"]] == [MODEL]
-        voices = open_webui.ask("/audio/voices").json()["voices"]
-        names = {voice["id"]: voice["name"] for voice in voices}
-        assert names == {name: name for name in ("Aiden", "Chelsie", "Ethan")}
-    with HttpClient(address, "none") as open_webui:
-        asked = {"input": "three five", "voice": "alloy", "model": "tts-1"}
-        spoken = open_webui.ask("/audio/speech", asked)
-        assert (spoken.status, spoken.headers["content-type"]) == (200, "audio/mpeg")
-        samples, rate = soundfile.read(io.BytesIO(spoken.body), dtype="float32")
-        assert rate == 24000
-        assert [word.word for word in judge.hear(samples)] == ["three", "five"]
-        asked = {
-            "stream": True,
-            "model": MODEL,
-            "messages": [{"role": "user", "content": "say red"}],
-        }
-        reply = open_webui.ask("/chat/completions", asked).body
-        assert b'"content":"red"' in reply.replace(b": ", b":")
-        assert reply.endswith(b"data: [DONE]\n\n")
-    connection = HTTPConnection(speaking.base_url.host, speaking.base_url.port)
-    part = '--mark\r\nContent-Type: {}\r\nContent-Disposition: form-data; name="{}"'
-    text = "text/plain; charset=utf-8"
-    fields = [f"{part.format(text, 'model')}\r\n\r\nwhisper-1\r\n".encode()]
-    fields += [f"{part.format(text, 'language')}\r\n\r\nen\r\n".encode()]
-    head = part.format("application/octet-stream", "file") + '; filename="recording.mp3"\r\n\r\n'
-    sound = [spoken.body[at : at + 1000] for at in range(0, len(spoken.body), 1000)]
-    body = iter([*fields, head.encode(), *sound, b"\r\n--mark--\r\n"])
-    headers = {"Content-Type": "multipart/form-data; boundary=mark", "Authorization": "Bearer none"}
-    connection.request("POST", "/v1/audio/transcriptions", body, headers)
-    answer = connection.getresponse()
-    assert (answer.status, json.loads(answer.read())["text"]) == (200, "three five")
-    connection.close()

@@ -179,18 +179,6 @@ def test_a_server_that_speaks_on_has_not_been_silenced(
     assert (summary["interruptions"], summary["not_silenced"]) == (1, 1)
 
 
-def test_a_short_answer_does_not_tell_whether_it_can_be_interrupted() -> None:
-    rows, summary = judged(Endpoint(0.7, every_s=CHUNK_S, chunks=4, interrupts=None))
-    assert (rows[-1]["silence_s"], rows[-1]["silenced"]) == (None, None)
-    assert (summary["interruptions"], summary["silence_s"]) == (0, None)
-
-
-def test_answers_that_do_not_come_are_counted() -> None:
-    rows, summary = judged(Endpoint(answers=False))
-    assert [row["first_sample_s"] for row in rows] == [None] * 4
-    assert counts(summary) == {"unanswered": 4}
-
-
 @pytest.mark.parametrize(
     "event",
     [
@@ -274,17 +262,6 @@ def test_an_endpoint_is_judged_by_its_address(
     assert "the server sent an error: It broke." in said.err
 
 
-def test_what_cannot_be_judged_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    soundfile.write(tmp_path / "q.wav", np.zeros(4000), 16000)
-    with pytest.raises(InputError, match=r"q\.wav holds no speech"):
-        options = Namespace(**vars(OPTIONS), question=str(tmp_path / "q.wav"))
-        realtime.judge(Call(Endpoint()), np.zeros(4000, np.float32), options)  # type: ignore[arg-type]
-    assert realtime.main(["--url", "http://127.0.0.1:1/v1/realtime"]) == 1
-    assert "http://127.0.0.1:1/v1/realtime" in capsys.readouterr().err
-    assert serve_load.main(["--url", "http://127.0.0.1:1/v1"]) == 1
-    assert "--url needs --model" in capsys.readouterr().err
-
-
 class Chat(BaseHTTPRequestHandler):
     """Answers each chat request by words, two chunks of sound, and the event of the usage."""
 
@@ -334,18 +311,3 @@ def test_a_chat_server_is_asked_by_its_address(tmp_path: Path) -> None:
         assert headers["authorization"] == "Bearer sk-own"
         assert body.keys() <= CHAT_FIELDS
         assert body["model"] == "m"
-
-
-def test_an_event_in_several_chunks_of_http_is_read_whole() -> None:
-    """The server writes at most 64 KiB at a time; the line counts as read with its last chunk."""
-    choice = b'{"delta": {"audio": {"transcript": "five"}}, "finish_reason": "stop"}'
-    event = b'data: {"choices": [%b]}\n' % choice
-    first, last = event[:20], event[20:]
-    parts = [
-        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
-        b"%x\r\n%b\r\n%x\r\n" % (len(first), first, len(last)),
-        last + b"\r\n0\r\n\r\n",
-    ]
-    reply = serve_load.decoded(1.0, list(zip((1.5, 2.0, 3.0), parts, strict=True)))
-    assert [text.at_s for text in reply.texts] == [3.0]
-    assert reply.thinker_finish_reason == "stop"
