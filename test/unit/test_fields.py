@@ -28,6 +28,7 @@ from openai.types.responses import (
 from pydantic import ValidationError
 from typing_extensions import get_type_hints, is_typeddict
 
+from qwen3_omni_neuron import removed
 from qwen3_omni_neuron.errors import InputError, MessageError
 from qwen3_omni_neuron.prompt.media.item_fields import DETAILS, ITEM_FIELDS, fields_of
 from qwen3_omni_neuron.prompt.messages import MEDIA_KINDS, MessageReader
@@ -56,6 +57,7 @@ from qwen3_omni_neuron.serving.openai.fields import (
     sent_without_effect,
 )
 from qwen3_omni_neuron.serving.openai.fields import WITHOUT_EFFECT as FIELDS
+from qwen3_omni_neuron.serving.openai.openapi import advice_for
 from qwen3_omni_neuron.serving.openai.parameters import Voices
 from qwen3_omni_neuron.serving.openai.responses import (
     ItemsQuery,
@@ -387,6 +389,18 @@ def test_every_row_of_the_table_is_honoured_or_refused_but_for_its_one_value() -
                 assert instead in refused.value.message
     assert options({"top_k": -1})["thinker_top_k"] == 0
     assert options({"length_penalty": 1.0}) == options({})
+
+
+def test_a_removed_name_is_refused_with_what_to_use_instead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(removed.FIELDS, "colour", "take `tint`.")
+    part = {**TEXT, "colour": "red"}
+    for body in ({"colour": "red"}, user(part), {"audio": {"colour": "red"}}):
+        with pytest.raises(ApiError, match="colour was removed: take `tint`"):
+            read(body)
+    said = advice_for("/v1/audio/translations")
+    assert said.startswith("/v1/audio/translations was removed: ask for a translation")
 
 
 def test_a_checkpoint_thinks_as_it_does() -> None:

@@ -28,17 +28,17 @@ from qwen3_omni_neuron.serving.edge.gate import Gate
 from qwen3_omni_neuron.serving.edge.keys import Keys, RequestRates, read_keys
 from qwen3_omni_neuron.serving.edge.quotas import Quota
 from qwen3_omni_neuron.serving.edge.sending import _header_of
-from qwen3_omni_neuron.serving.logs import HumanFormatter, JsonFormatter, LogFormat, log_to_stderr
-from qwen3_omni_neuron.serving.openai.errors import ApiError
-from qwen3_omni_neuron.serving.openai.reply import Call, Content, Reasoning, ReplyText, new_id
-from qwen3_omni_neuron.serving.service import Service, Turnstile
-from qwen3_omni_neuron.serving.settings import ServerSettings
-from qwen3_omni_neuron.serving.stored.kept import (
+from qwen3_omni_neuron.serving.kept import (
     MOST_CHARACTERS,
     KeptResponse,
     KeptResponses,
     SpokenReplies,
 )
+from qwen3_omni_neuron.serving.logs import HumanFormatter, JsonFormatter, LogFormat, log_to_stderr
+from qwen3_omni_neuron.serving.openai.errors import ApiError
+from qwen3_omni_neuron.serving.openai.reply import Call, Content, Reasoning, ReplyText, new_id
+from qwen3_omni_neuron.serving.service import Service, Turnstile
+from qwen3_omni_neuron.serving.settings import ServerSettings
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'
 REPLIES: list[tuple[str, bool, bool, tuple[str, str, list[str]]]] = [

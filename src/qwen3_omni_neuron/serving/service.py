@@ -13,13 +13,13 @@ from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.edge.fetching import Fetcher
 from qwen3_omni_neuron.serving.edge.keys import Keys, RequestRates
 from qwen3_omni_neuron.serving.edge.quotas import Account, Quota
+from qwen3_omni_neuron.serving.kept import KeptResponses, SpokenReplies
 from qwen3_omni_neuron.serving.metrics import Metrics
 from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.serving.openai.errors import ApiError, api_error_of
 from qwen3_omni_neuron.serving.openai.fields import sent_without_effect
 from qwen3_omni_neuron.serving.openai.parameters import Voices
 from qwen3_omni_neuron.serving.settings import ServerSettings
-from qwen3_omni_neuron.serving.stored.kept import KeptResponses, SpokenReplies
 
 READERS = 4  # threads that read requests and their media
 

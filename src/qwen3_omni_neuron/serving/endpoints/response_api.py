@@ -15,6 +15,7 @@ from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import BODY_COPIES, Context
 from qwen3_omni_neuron.serving.endpoints.answer import parts_of
 from qwen3_omni_neuron.serving.endpoints.question import Question, Reply, answer
+from qwen3_omni_neuron.serving.kept import KeptResponse
 from qwen3_omni_neuron.serving.openai import bodies
 from qwen3_omni_neuron.serving.openai import responses as requests
 from qwen3_omni_neuron.serving.openai.chat_request import ChatRequest
@@ -31,7 +32,6 @@ from qwen3_omni_neuron.serving.openai.responses import (
     with_ids,
 )
 from qwen3_omni_neuron.serving.service import Service
-from qwen3_omni_neuron.serving.stored.kept import KeptResponse
 
 router = APIRouter()
 Json = dict[str, Any]

@@ -1,1 +1,0 @@
-"""Files of sessions and spoken replies, encrypted and bounded."""
