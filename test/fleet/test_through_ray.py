@@ -64,7 +64,6 @@ from test_serving_audio import (  # noqa: E402, F401
 )
 from test_serving_responses import (  # noqa: E402, F401
     test_media_are_those_of_a_chat,
-    test_speech_is_in_the_typed_events_of_a_stream,
 )
 from test_serving_transcriptions import (  # noqa: E402, F401
     test_a_bad_form_is_a_400_that_says_why,

@@ -50,7 +50,7 @@ def app() -> Iterator[Any]:
     try:
         yield make_app(service)
     finally:
-        service.close()
+        service.model.close()
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.engines.process.heap import resident_mb
@@ -22,7 +23,6 @@ from qwen3_omni_neuron.errors import ClosedError, ExitStatus, OptionError, Outpu
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.app import make_app
 from qwen3_omni_neuron.serving.edge.fetching import Fetcher
-from qwen3_omni_neuron.serving.edge.protocol import TimedProtocol
 from qwen3_omni_neuron.serving.model import FAILED_DRAIN_S
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
@@ -68,7 +68,7 @@ class Server:
         self._load_error: BaseException | None = None
         config = uvicorn.Config(
             self._gate,
-            http=partial(TimedProtocol, header_timeout_s=settings.header_timeout_s),  # type: ignore[arg-type]
+            http=partial(_TimedProtocol, header_timeout_s=settings.header_timeout_s),  # type: ignore[arg-type]
             ws="websockets-sansio",
             ws_max_size=MOST_EVENT_BYTES,
             ws_per_message_deflate=False,  # a small message could become any size
@@ -89,7 +89,7 @@ class Server:
                 f"--tls-cert {settings.tls_cert} and --tls-key {settings.tls_key} can't be used: "
                 f"{error}. Give a certificate and its own key, in PEM."
             ) from error
-        beside = (self._load_model, self._drained, self.service.watch)
+        beside = (self._load_model, self._drained, self.service.model.watch)
         at_end = self.service.decoder.close
         self._uvicorn = _Uvicorn(config, beside, self._on_signal, at_end)
         self.port = 0
@@ -106,7 +106,7 @@ class Server:
                 self.port = sockets[0].getsockname()[1]
                 self._uvicorn.run(sockets)  # in uvloop's event loop if uvloop is installed
             finally:
-                self.service.close()
+                self.service.model.close()
         if self._load_error is not None:
             raise self._load_error
         return self._status
@@ -210,6 +210,46 @@ class Server:
         scheme = "https" if self.settings.tls_cert else "http"
         host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
         return f"{scheme}://{host}:{self.port}"
+
+
+class _TimedProtocol(HttpToolsProtocol):
+    """HTTP connection that is closed if the headers of a request take too long.
+
+    It overrides callbacks of asyncio and of httptools alone.
+    """
+
+    def __init__(self, *, header_timeout_s: float, **others: Any):
+        super().__init__(**others)
+        self._header_timeout_s = header_timeout_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin a connection."""
+        super().connection_made(transport)
+        self._start_timer()
+
+    def on_message_begin(self) -> None:
+        """Begin the headers of a request."""
+        super().on_message_begin()
+        self._start_timer()
+
+    def on_headers_complete(self) -> None:
+        """End the headers of a request."""
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End a connection."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _start_timer(self) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(self._header_timeout_s, self.transport.abort)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 class _Uvicorn(uvicorn.Server):

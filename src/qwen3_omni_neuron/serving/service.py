@@ -108,14 +108,6 @@ class Service:
             Quota("realtime sessions", settings.max_realtime_sessions, share, "too_many_sessions"),
         )
 
-    async def watch(self) -> None:
-        """Watch the model, for ever."""
-        await self.model.watch()
-
-    def close(self) -> None:
-        """End the model."""
-        self.model.close()
-
     def failed(self, error: Exception, context: Context) -> ApiError:
         """Return the client's error for an exception that ended a request or a part of it.
 

@@ -25,24 +25,15 @@ _MAC_BYTES = 32
 
 
 def read_keys(file: Path) -> tuple[str, ...]:
-    """Read keys from a file. Raises OptionError if it can't be read or has no key."""
-    keys = tuple(numbered_lines(file, "the file of API keys").values())
+    """Read keys from a file, one a line; # begins a comment. Raises OptionError if it has none."""
+    try:
+        lines = map(str.strip, file.read_text(encoding="utf-8").splitlines())
+    except (OSError, ValueError) as error:
+        raise OptionError(f"the file of API keys can't be read: {error}.") from error
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys:
         raise OptionError(f"{file} has no API key: write one on each line.")
     return keys
-
-
-def numbered_lines(file: Path, what: str) -> dict[int, str]:
-    """Return the lines of a file of keys by their numbers, without empty ones and comments.
-
-    what: its name in the error. Raises OptionError if it can't be read.
-    """
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise OptionError(f"{what} can't be read: {error}.") from error
-    numbered = enumerate(map(str.strip, lines), 1)
-    return {number: line for number, line in numbered if line and not line.startswith("#")}
 
 
 class Keys:

@@ -59,7 +59,7 @@ class Replica:
         PRESENCE.watch(context.replica_tag, self._on_change)
         own = serve.get_deployment_handle(context.deployment, context.app_name)
         self._own = own.options()  # creates the handle's router
-        beside = (self._copy_metrics(), self._service.watch())
+        beside = (self._copy_metrics(), self._service.model.watch())
         self._beside = [asyncio.create_task(task) for task in beside]
         logs.event("ready", model=self._service.model.name, replica=context.replica_tag)
 
@@ -82,7 +82,7 @@ class Replica:
             task.cancel()
         if hasattr(self, "_service"):
             await self._service.decoder.close()
-            self._service.close()
+            self._service.model.close()
 
     def _cores(self, settings: FleetSettings) -> dict[str, str] | None:
         given = ray.get_runtime_context().get_accelerator_ids().get(RESOURCE, [])
