@@ -51,7 +51,7 @@ def add_serve(parser: CommandParser) -> None:
         elif isinstance(default, tuple):
             kind |= {"action": "append", "type": str}
             default = []
-        elif setting.metavar:
+        elif setting.metavar not in ("", None, "N"):
             kind["type"] = str
         if setting.name == "api_keys":  # a file, which has the keys
             kind |= {"action": "store", "type": Path}
