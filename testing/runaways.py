@@ -1,18 +1,12 @@
 """Good replies of the checkpoint that ships, and replies of it that are made to run away.
 
-    python -m testing.runaways --good 2000 --made 100
-
 Every good reply must end by itself, and every made one must be ended.
 """
 
-import argparse
-import logging
 import random
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 from torch import Tensor
@@ -22,7 +16,6 @@ from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.events import Event, Finished
 from train.vocabulary import MOST_WORDS, SPEAKERS, SPOKEN, prompts
 
-logger = logging.getLogger(__name__)
 SLOTS = 8
 TURNS = 3  # of a session
 SHORT: dict[str, Any] = {"thinker_max_new_tokens": 16}
@@ -159,33 +152,3 @@ def made_replies(kind: str, count: int) -> list[Made]:
 
 def _voice(rng: random.Random) -> dict[str, Any]:
     return {"speaker": rng.choice(SPEAKERS), "seed": rng.randrange(2**31)}
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Speak, and log how the replies ended. Returns 1 where any ended as it should not."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("qwen3_omni_neuron").setLevel(logging.ERROR)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--good", type=int, default=2000)
-    parser.add_argument("--made", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args(arguments)
-    with Qwen3Omni.load(SPEAKING_CHECKPOINT, max_concurrency=SLOTS) as omni:
-        good = list(islice(good_replies(omni, asked.seed), asked.good))
-    ends = Counter(result.talker_finish_reason for result in good)
-    frames = sum(len(result.codes) for result in good)
-    logger.info("%d good replies, %d frames: %s", len(good), frames, dict(ends))
-    wrong = ends["runaway"]
-    for number, kind in enumerate(KINDS):
-        made = made_replies(kind, asked.made // 3 + (number < asked.made % 3))
-        ended = [one for one in made if one.result.talker_finish_reason == "runaway"]
-        wrong += len(made) - len(ended)
-        most = max(len(one.result.codes) - one.said for one in made)
-        logger.info(
-            "%s: %d of %d ended, %d frames after it began", kind, len(ended), len(made), most
-        )
-    return int(wrong > 0)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import Encoder, Engines
 from qwen3_omni_neuron.prompt.prompt import Prompt
-from qwen3_omni_neuron.runtime import policy, thinker_stage
+from qwen3_omni_neuron.runtime import policy
 from testing.media_cases import audio, image, text, user
 from testing.recorded_calls import ungated, watching
 
@@ -194,32 +193,3 @@ def test_rows_that_were_dropped_while_others_were_encoded_are_encoded_again(
         *_, finished = stream
     assert_equal(finished.result, inline)
     assert 300 < gated.calls[1] < inline.timings.prompt_tokens - 100, "it was told what is held"
-
-
-def test_a_part_of_encoded_media_is_that_of_the_prompts_part() -> None:
-    filled = torch.tensor([False, True, True, False, True, True])
-    rows = torch.arange(4.0)[:, None]
-    deepstack = torch.tensor([[[20.0], [30.0]]])
-    media = PromptMedia(10, filled, rows, torch.tensor([4, 5]), deepstack)
-    part = media.part(12, 15)
-    assert part.start == 12
-    assert part.filled.tolist() == [True, False, True]
-    assert part.rows.flatten().tolist() == [1.0, 2.0]
-    assert part.visual.tolist() == [2]
-    assert part.deepstack.tolist() == [[[20.0]]]
-    earlier = media.part(8, 12)
-    assert earlier.filled.tolist() == [False, False, False, True]
-    assert earlier.rows.flatten().tolist() == [0.0]
-    assert not len(earlier.visual)
-    assert media.part(9, 16).visual.tolist() == [5, 6]
-
-
-def test_what_takes_long_is_counted_in_rows_of_media(
-    omni: Qwen3Omni, gated: GatedEncoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gated.gate.set()
-    monkeypatch.setattr(thinker_stage, "LONG_ROWS", 3)
-    omni.generate_audio([user(text("Many words, but no media. " * 20))], **LIMITS)
-    assert not gated.calls
-    omni.generate_audio([user(image(64, 64))], **LIMITS)
-    assert len(gated.calls) == 1

@@ -105,21 +105,6 @@ def test_a_cache_key_keeps_callers_apart(caching: Qwen3Omni, calls: Calls) -> No
     assert not calls.rows("thinker.copy")
 
 
-def test_an_idle_conversation_keeps_its_slot_beside_another(
-    caching: Qwen3Omni, calls: Calls
-) -> None:
-    """A request that shares little with it takes the least recently used slot instead."""
-    mine: Messages = [SYSTEM, user(text("Tell me of " + "mountains and rivers " * 9))]
-    result = caching.generate_audio(mine, seed=1, **LIMITS)
-    for words in ("Hello", "Goodbye"):
-        caching.generate_audio([SYSTEM, user(text(words))], seed=1, **LIMITS)
-    mine += [reply(result), user(text("More."))]
-    assert caching.generate_audio(mine, seed=1, **LIMITS).timings.reused_tokens > 60
-    slots = [slot for name, slot, _ in calls.made if name == "thinker.prefill"]
-    assert len(set(slots[:3])) == 3
-    assert slots[3] == slots[0]
-
-
 def test_after_a_cancel_within_a_prompt_its_rows_serve_the_next_request(
     caching: Qwen3Omni, anew: Qwen3Omni, calls: Calls
 ) -> None:
@@ -250,18 +235,6 @@ def test_any_conversations_are_the_same_with_and_without_the_cache(
 
     answer()
     assert cached > 250 * examples
-
-
-def test_several_at_once_are_what_each_is_alone(checkpoint: Path, anew: Qwen3Omni) -> None:
-    questions = [
-        [SYSTEM, user(text("Listen:"), audio(1.0 + n % 3), text(f"Number {n}?"))] for n in range(8)
-    ]
-    with Qwen3Omni.load(checkpoint, max_concurrency=3) as omni:
-        for _ in range(2):
-            streams = [omni.stream(question, seed=9, **LIMITS) for question in questions]
-            for question, stream in zip(questions, streams, strict=True):
-                result = next(e.result for e in stream if hasattr(e, "result"))
-                assert_equal(result, anew.generate_audio(question, seed=9, **LIMITS))
 
 
 def test_hidden_states_in_pieces_are_those_of_a_whole_prompt_in_float64(checkpoint: Path) -> None:

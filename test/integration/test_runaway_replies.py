@@ -1,7 +1,4 @@
-"""Runaway speech over the checkpoint that ships, whose logits are forced where it would end.
-
-`python -m testing.runaways` does the same with 2,000 good replies and 100 made ones.
-"""
+"""Runaway speech over the checkpoint that ships, whose logits are forced where it would end."""
 
 from collections import Counter
 from collections.abc import Iterator

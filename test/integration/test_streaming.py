@@ -97,22 +97,6 @@ def test_eight_at_once_say_what_each_says_alone(many: Qwen3Omni, alone: list[Spe
             assert_same(result, alone[number], tolerance=1e-5)
 
 
-def test_eight_at_once_and_alone_in_float64(checkpoint: Path) -> None:
-    with Qwen3Omni.load(checkpoint, dtype="float64", max_concurrency=8) as omni:
-        alone = [omni.generate_audio(messages, **options) for messages, options in REQUESTS]
-        for result, expected in zip(at_once(omni, REQUESTS), alone, strict=True):
-            assert_same(result, expected, tolerance=1e-6)
-
-
-def test_more_requests_than_slots_say_the_same(checkpoint: Path, alone: list[SpeechResult]) -> None:
-    """A slot that another request has used before, and a batch of other neighbours."""
-    with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=3) as omni:
-        results = at_once(omni, REQUESTS + REQUESTS)
-    for result, expected in zip(results, alone + alone, strict=True):
-        assert_same(result, expected, tolerance=1e-5)
-    assert results[0].timings.queued_s < results[-1].timings.queued_s
-
-
 def test_chunks_follow_each_other_without_a_gap(many: Qwen3Omni) -> None:
     messages, options = REQUESTS[7]
     chunks = [e for e in many.stream(messages, **options) if isinstance(e, AudioChunk)]
@@ -172,34 +156,6 @@ def wait_until(condition: Any, seconds: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.005)
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts what Linux shows in /proc")
-def test_a_hundred_rounds_of_start_and_close_leave_nothing(many: Qwen3Omni) -> None:
-    dice = random.Random(3)
-
-    def round_of(number: int) -> None:
-        messages = (TEXT, SPOKEN, MIXED)[number % 3]
-        stream = many.stream(messages, seed=number, talker_max_new_tokens=50)
-        for _ in range(dice.randrange(4)):
-            next(stream)
-        stream.close()
-
-    def idle() -> bool:
-        return len(many._pipeline._free_slots) == 8
-
-    for number in range(30):
-        round_of(number)
-    wait_until(idle)
-    threads, files = threading.active_count(), open_files()
-    memory = resident_kib()
-    for number in range(100):
-        round_of(number)
-    wait_until(idle)
-    assert threading.active_count() == threads
-    assert open_files() == files
-    assert resident_kib() - memory < 10_000, "KiB more than before 100 rounds"
-    assert not any(stage._tasks for stage in many._pipeline._stages)
 
 
 def test_a_model_that_is_closed_or_dropped_leaves_no_thread(checkpoint: Path) -> None:
@@ -331,25 +287,6 @@ def test_a_process_that_dies_while_nothing_runs_is_a_fault_of_its_stage(split: Q
     with pytest.raises(EngineDiedError, match=r"talker engine .* ended by SIGKILL"):
         split.stream(TEXT)
     assert len(split.generate_text(TEXT, thinker_max_new_tokens=5).token_ids) == 5
-
-
-def test_a_process_that_dies_ends_requests_that_are_far_from_it(split: Qwen3Omni) -> None:
-    """The vocoder's, of a reply that the thinker still reads the prompt of, and of one queued."""
-    go = threading.Event()
-    prefill = split._pipeline._engines.thinker.prefill
-
-    def held(*given: Any) -> Any:
-        go.wait(60)
-        return prefill(*given)
-
-    split._pipeline._engines.thinker.prefill = held  # type: ignore[method-assign]
-    streams = [split.stream(TEXT, **GREEDY) for _ in range(9)]
-    os.kill(process_ids(split)["vocoder"], signal.SIGKILL)
-    for stream in streams:
-        with pytest.raises(EngineDiedError, match=r"vocoder engine .* ended by SIGKILL"):
-            next(stream)
-    assert not go.is_set()
-    go.set()
 
 
 def test_a_stalled_process_is_ended_by_close(split: Qwen3Omni) -> None:

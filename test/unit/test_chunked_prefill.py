@@ -15,7 +15,6 @@ from qwen3_omni_neuron.cpu.precision import PRECISIONS, library_for
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.engines.talker import TalkerEngine
 from qwen3_omni_neuron.engines.thinker import ThinkerEngine
-from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.talker import media_mask
@@ -173,19 +172,6 @@ def test_a_copied_slot_goes_on_as_its_source(made: Made, prompts: dict[str, Prom
         torch.testing.assert_close(mine, other, atol=0, rtol=0)
 
 
-def test_rows_that_a_slot_lacks_are_refused(made: Made, prompts: dict[str, Prompt]) -> None:
-    prompt = prompts["words"]
-    made.thinker.prefill(0, first_rows(prompt, 5))
-    with pytest.raises(AssertionError, match="follow 6, and slot 0 holds 5"):
-        made.thinker.prefill(0, prompt, 6)
-    with pytest.raises(AssertionError, match="6 rows to copy, and slot 0 holds 5"):
-        made.thinker.copy(0, 1, 6)
-    made.thinker.prefill(1, prompt)
-    made.thinker.copy(0, 1, 4)
-    with pytest.raises(AssertionError, match="follow 5, and slot 1 holds 4"):
-        made.thinker.prefill(1, prompt, 5)
-
-
 # ---- what is encoded
 
 
@@ -323,24 +309,3 @@ def test_a_copied_talkers_slot_goes_on_as_its_source(
         made.talker.prepare(2, prompts["frames"].talker, SPEAKER)  # and is never completed
         made.talker.copy(0, 2, copied)
         made.assert_alike(answered(made, 2, prompt, copied), expected)
-
-
-def test_accepted_rows_of_another_number_than_the_medias_are_refused(
-    made: Made, prompts: dict[str, Prompt]
-) -> None:
-    prompt = prompts["everything"]
-    accepted = accepted_of(made, prompt)
-    with pytest.raises(AssertionError, match="accepted rows for"):
-        made.talker.prefill_chunk(0, prompt.talker, 0, accepted[1:])
-    made.talker.prepare(0, prompt.talker, SPEAKER)
-    with pytest.raises(AssertionError, match="accepted rows for"):
-        made.talker.prefill(0, torch.cat((accepted, accepted[:1])), 65)
-    logits = made.talker.prefill(0, accepted, 65)  # the call that raised has changed nothing
-    assert torch.equal(logits, answered(made, 1, prompt, 0)[0])
-
-
-def test_a_chunk_of_a_prompt_that_is_too_long_is_refused(made: Made) -> None:
-    rows = made.talker.context_length
-    prompt = TalkerPrompt(torch.full((rows,), 65), torch.arange(rows + 9.0).expand(3, -1))
-    with pytest.raises(PromptTooLongError):
-        made.talker.prefill_chunk(0, prompt, 0, torch.zeros(0, 1))

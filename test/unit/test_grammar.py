@@ -53,16 +53,6 @@ def test_a_regex_and_a_lark_grammar_hold_text_and_speech(omni: Qwen3Omni) -> Non
         assert re.fullmatch(pattern, result.text) and len(result.audio)
 
 
-def test_a_grammar_that_may_end_ends_by_the_token_that_ends_this_reply(omni: Qwen3Omni) -> None:
-    """And by no other: a token that ends replies elsewhere is no part of the grammar."""
-    (word,) = omni.prompt_builder.encode_words("b")
-    result = omni.generate_text(
-        HELLO, grammar={"regex": "ab*"}, thinker_eos_token_id=word, **LIMITS
-    )
-    assert omni.prompt_builder.decode(result.token_ids) == "ab" and result.token_ids[-1] == word
-    assert result.text == "ab"
-
-
 def test_requests_with_a_grammar_and_without_run_together_as_they_run_alone(
     omni: Qwen3Omni,
 ) -> None:
@@ -74,19 +64,6 @@ def test_requests_with_a_grammar_and_without_run_together_as_they_run_alone(
     assert [e.result.token_ids for e in together if isinstance(e, Finished)] == alone
     free = {name: value for name, value in asked[1].items() if name != "grammar"}
     assert omni.generate_text(HELLO, **free).token_ids == alone[1]
-
-
-def test_requests_with_a_grammar_that_wait_for_a_slot_take_no_place_in_its_process(
-    omni: Qwen3Omni,
-) -> None:
-    """Neither those that are answered later, nor those that are closed before."""
-    options = {"grammar": {"regex": "[ab]{3,9}"}, **LIMITS}
-    alone = [omni.generate_text(HELLO, seed=seed, **options).text for seed in range(6)]
-    streams = [omni.stream_text(HELLO, seed=seed, **options) for seed in range(6)]
-    for closed in [omni.stream_text(HELLO, **options) for _ in range(4)]:
-        closed.close()
-    assert [list(stream)[-1].result.text for stream in streams] == alone
-    assert omni.generate_text(HELLO, seed=0, **options).text == alone[0]
 
 
 def test_masks_are_made_while_the_engine_computes(
@@ -194,16 +171,6 @@ def test_reasoning_comes_before_the_grammar(
     )
     result = omni.generate_text(HELLO, grammar={"regex": "(yes|no)!"}, **LIMITS)
     assert re.fullmatch(r"Maybe <tool_call> no\.</think>\n{1,2}(yes|no)!", result.text)
-
-
-def test_a_prefill_ahead_compiles_nothing(omni: Qwen3Omni) -> None:
-    """A grammar that can't be used is refused where a reply is asked for."""
-    with omni.session(grammar={"regex": "(a"}, **LIMITS) as session:
-        session.append("Hello")
-        session.prepare()
-        with pytest.raises(OptionError, match="unclosed group"):
-            session.respond()
-        assert session.respond(grammar={"regex": "b"}, speak=False) is not None
 
 
 def test_a_grammar_that_was_compiled_before_its_request_gives_the_same_reply(

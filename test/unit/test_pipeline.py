@@ -1,7 +1,6 @@
 """The runtime over engines that only take time: what is said, and when."""
 
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -11,7 +10,6 @@ from qwen3_omni_neuron.errors import (
     OptionError,
 )
 from qwen3_omni_neuron.events import AudioChunk, TextDelta
-from qwen3_omni_neuron.runtime.request import frame_pace
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, Pace
 from testing.replaying.simulation import take_reply
 from testing.simulation import EOS, Simulation, finish
@@ -66,15 +64,6 @@ def test_speech_that_ends_by_itself_stops_there(simulate: Simulate) -> None:
     result = finish(simulation.start(TOKENS, 100))
     simulation.assert_right(result, TOKENS, 11)
     assert result.talker_finish_reason == "stop"
-
-
-def test_a_talker_that_is_done_first_does_not_hold_up_the_text(simulate: Simulate) -> None:
-    """More tokens than the buffer holds come after its reader has left."""
-    simulation = simulate(Times(thinker_step_s=0.01, vocoder_s=0.01), frames=2)
-    tokens = [n % 300 for n in range(1500)]
-    result = finish(simulation.start(tokens, 10, thinker_limit=4000))
-    assert len(result.token_ids) == 1501
-    assert len(result.codes) == 2
 
 
 def test_a_text_longer_than_the_buffer_is_spoken_whole(simulate: Simulate) -> None:
@@ -151,18 +140,6 @@ def test_a_text_with_stop_strings_goes_on_when_its_caller_reads_again(
     assert simulation.clock.now() - begin_s < 10
 
 
-def test_tokens_that_complete_no_character_are_not_held_for_ever(simulate: Simulate) -> None:
-    """A stop string may begin in the last character alone, whatever came before it."""
-    simulation = simulate()
-    stream = simulation.start(
-        [1] + [200] * 900,
-        speak=False,
-        stop=("never comes",),
-        decode_text=lambda ids: "".join("\ufffd" if id_ == 200 else "a" for id_ in ids),
-    )
-    assert len(finish(stream).token_ids) == 902
-
-
 def test_an_empty_reply_is_no_speech(simulate: Simulate) -> None:
     simulation = simulate()
     result = finish(simulation.start([], 5))
@@ -191,15 +168,6 @@ def test_text_alone_never_calls_the_talker(simulate: Simulate) -> None:
 
 
 # When
-
-
-def test_the_talker_starts_after_the_first_token_and_never_later(simulate: Simulate) -> None:
-    simulation = simulate(TIMINGS["thinker slower"])
-    finish(simulation.start(TOKENS))
-    (prefill,) = simulation.called("talker.prefill")
-    assert prefill.at_s == pytest.approx(0.1)  # when the thinker's prefill is done
-    (prepare,) = simulation.called("talker.prepare")
-    assert prepare.at_s == 0.0, "the known rows are prepared while the thinker prefills"
 
 
 @pytest.mark.parametrize(("sizes", "frames"), [((1, 4), 1), ((2,), 2), ((8, 25), 8)])
@@ -273,16 +241,6 @@ def test_a_chunk_costs_what_chunks_of_its_size_did(
     assert schedule.next_frames(pace) == frames
 
 
-def test_a_reply_starts_at_the_pace_that_replies_start_at(simulate: Simulate) -> None:
-    """Frames come slower while the thinker has the same cores; the fast ones at the end of the
-    reply before say nothing of the next one's first."""
-    simulation = simulate(Times(0.1, 0.005, 0, 0.05, lambda n: 0.06 if n < 12 else 0.01))
-    finish(simulation.start(TOKENS, 60))
-    reply = take_reply(simulation.start(TOKENS, 60), 0.0, simulation.clock)
-    assert reply.chunks[0] == 2
-    assert reply.underruns == 0
-
-
 def test_after_an_underrun_chunks_grow_as_they_do_from_the_first_sample(
     simulate: Simulate,
 ) -> None:
@@ -326,11 +284,6 @@ def test_a_caller_may_hear_the_first_chunk_early(simulate: Simulate) -> None:
     assert (early.result.codes == steady.result.codes).all()
 
 
-def test_the_pace_is_the_mean_of_the_intervals() -> None:
-    assert frame_pace(deque([1.0, 1.25, 2.0])) == 0.5
-    assert frame_pace(deque([1.0])) is None
-
-
 @pytest.mark.parametrize("vocoder_ms", [1, 10, 30, 50])
 @pytest.mark.parametrize("frame_ms", [2, 10, 20, 30, 40, 44, 45, 46, 50, 60, 65, 70])
 @pytest.mark.diagonal
@@ -360,16 +313,6 @@ def test_the_first_chunk_is_one_frame_where_the_pace_is_known_to_be_fast(
     assert sum(chunks[1]) == 120
 
 
-def test_the_first_chunk_is_larger_where_the_vocoder_is_known_to_be_slow(
-    simulate: Simulate,
-) -> None:
-    """The sound of one frame, 57 ms, is over before the next chunk is decoded."""
-    simulation = simulate(Times(0.1, 0.005, 0, 0.05, 0.02, 0.02, 0.05))
-    finish(simulation.start(TOKENS, 20))
-    first = next(e for e in simulation.start(TOKENS, 20) if isinstance(e, AudioChunk))
-    assert first.frames == 2
-
-
 def test_a_talker_that_waits_for_text_does_not_move(simulate: Simulate) -> None:
     """No step, no code predictor, no frame while the thinker stalls; then on from there."""
     simulation = simulate(TIMINGS["thinker stalls early"])
@@ -389,17 +332,6 @@ def test_requests_are_stepped_as_one_batch(simulate: Simulate) -> None:
     for name in ("thinker.step", "talker.step", "talker.predict"):
         assert max(len(call.slots) for call in simulation.called(name)) == 4
     assert len(simulation.called("talker.predict")) < 4 * 40 / 2
-
-
-def test_a_request_that_comes_later_joins_between_two_steps(simulate: Simulate) -> None:
-    simulation = simulate(Times(0.01, 0.02, 0.01, 0.01, 0.02, 0.02, 0.01))
-    early = simulation.start(TOKENS, 60)
-    while simulation.clock.now() < 0.5:
-        next(early)
-    late = finish(simulation.start(TOKENS[::-1], 5))
-    simulation.assert_right(late, TOKENS[::-1], 5)
-    assert late.timings.total_s < 0.5
-    simulation.assert_right(finish(early), TOKENS, 60)
 
 
 def test_the_talker_does_first_what_is_nearest_to_a_first_sample(simulate: Simulate) -> None:
@@ -509,14 +441,6 @@ def test_a_request_that_is_closed_in_the_queue_leaves_its_place(simulate: Simula
     for stream in (first, third):
         finish(stream)
     simulation.assert_idle()
-
-
-def test_without_a_queue_a_request_runs_where_a_slot_is_free(simulate: Simulate) -> None:
-    simulation = simulate(sizes=Sizes(slots=1), max_queued=0)
-    stream = simulation.start(TOKENS)
-    with pytest.raises(BusyError, match="and 0 requests wait"):
-        simulation.start(TOKENS)
-    finish(stream)
 
 
 def test_a_caller_that_does_not_read_stops_its_own_request_alone(simulate: Simulate) -> None:

@@ -135,38 +135,6 @@ def test_dropping_a_stream_waits_for_no_lock(simulate: Simulate) -> None:
     simulation.assert_idle()
 
 
-def test_a_failure_at_one_requests_token_ends_it_alone(simulate: Simulate) -> None:
-    def decode(token_ids: list[int]) -> str:
-        if 30 in token_ids:
-            raise ZeroDivisionError
-        return "x" * len(token_ids)
-
-    simulation = simulate()
-    other = simulation.start(TOKENS, 10)
-    with pytest.raises(ZeroDivisionError):
-        finish(simulation.start(TOKENS, stop=["never"], decode_text=decode))
-    simulation.assert_right(finish(other), TOKENS, 10)
-    simulation.assert_idle()
-
-
-def test_a_text_of_more_held_tokens_than_the_talkers_buffer_takes_is_spoken(
-    simulate: Simulate,
-) -> None:
-    """Tokens without text may come in any number after what may begin a stop string."""
-    simulation = simulate()
-    tokens = [7] + [8] * 2500
-    stream = simulation.start(
-        tokens,
-        5,
-        thinker_limit=3000,
-        stop=["ab"],
-        decode_text=lambda ids: "".join("a" for id_ in ids if id_ == 7),
-    )
-    result = finish(stream)
-    assert result.token_ids == [*tokens, EOS] and len(result.codes) == 5
-    simulation.assert_idle()
-
-
 @pytest.mark.parametrize("shares_cores", [False, True], ids=["split", "shared"])
 def test_three_hundred_rounds_of_start_and_close_leave_nothing(
     simulate: Simulate, shares_cores: bool
@@ -287,25 +255,6 @@ def test_a_caller_that_was_away_for_longer_than_the_deadline_is_not_late(
     simulation.assert_right(finish(stream), TOKENS, 600)
 
 
-@pytest.mark.parametrize("name", ["thinker.step", "talker.predict"])
-def test_a_stall_ends_a_request_whose_caller_does_not_look(simulate: Simulate, name: str) -> None:
-    """The stage after it does not wait for ever, and the slot is free once the stall is over."""
-    simulation = simulate(Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01))
-    stalled: list[str] = []
-
-    def on_call(called: str, slots: Sequence[int]) -> None:
-        if called == name and not stalled:
-            stalled.append(called)
-            simulation.clock.sleep(50.0)
-
-    simulation.on_call = on_call  # type: ignore[method-assign]
-    stream = simulation.start(TOKENS, 40, chunk_frames=(1,), wait_timeout_s=2.0)
-    simulation.clock.sleep(10.0)
-    assert isinstance(stream._live.error, LateError)
-    simulation.clock.sleep(50.0)
-    simulation.assert_idle()
-
-
 @pytest.mark.parametrize(
     "times",
     [Times(0.1, 0.01, 0.01, 0.05, 0.05, 0.05, 0.01), Times(0.1, 0.01, 0.01, 0.05, 0.01, 0.01, 0.6)],
@@ -325,16 +274,6 @@ def test_a_deadline_in_the_queue_says_that_it_was_the_queue(simulate: Simulate) 
         list(simulation.start(TOKENS, first_token_timeout_s=2.0))
     finish(first)
     simulation.assert_idle()
-
-
-def test_the_wait_for_a_slot_counts_towards_the_first_token(simulate: Simulate) -> None:
-    simulation = simulate(Times(thinker_prefill_s=5.0), Sizes(slots=1))
-    first = simulation.start(TOKENS)
-    second = simulation.start(TOKENS, first_token_timeout_s=7.0)
-    finish(first)
-    with pytest.raises(LateError, match=r"after 7.0 s; the thinker was still at the prompt"):
-        list(second)
-    assert simulation.clock.now() == pytest.approx(7.0)
 
 
 def test_a_failure_of_our_own_ends_the_stages_requests_and_not_its_thread(

@@ -77,27 +77,6 @@ def test_the_thinker_makes_the_tokens_of_the_first_chunk_and_no_others(
     assert text_s < 0.6 * speech_s, "after that the text runs ahead"
 
 
-def test_tokens_that_may_begin_a_stop_string_hold_nothing_back(simulate: Simulate) -> None:
-    """The talker can't use them yet, so that the next ones are wanted at once."""
-    times = Times(0.1, 0.01, 0.01, 0.05, 0.02, 0.02, 0.03)
-    plain = finish(simulate(times, shares_cores=True).start(TOKENS))
-    begun = " ".join(map(str, TOKENS[:3]))
-    simulation = simulate(times, shares_cores=True)
-    result = finish(simulation.start(TOKENS, stop=[f"{begun} never"]))
-    simulation.assert_right(result, TOKENS, 20)
-    assert result.timings.ttfb_s == pytest.approx(plain.timings.ttfb_s + 3 * 0.01, abs=0.011)
-
-
-def test_text_alone_is_written_beside_a_starter(simulate: Simulate) -> None:
-    simulation = simulate(Times(0.1, 0.01, 0.01, 1.0, 0.02, 0.02, 0.03), shares_cores=True)
-    speaking = simulation.start(TOKENS * 10)
-    writing = finish(simulation.start(TOKENS[::-1] * 10, speak=False))
-    # A prefill, the wait of rule 2, a prefill and 70 steps, while the talker prefills for 1 s.
-    assert writing.timings.total_s == pytest.approx(0.3 + 0.7)
-    assert len(speaking._live.token_ids) == 1
-    finish(speaking)
-
-
 def test_a_listeners_text_does_not_run_ahead_beside_a_starter(simulate: Simulate) -> None:
     simulation = simulate(Times(0.1, 0.001, 0.01, 0.5, 0.01, 0.01, 0.01), shares_cores=True)
     listener = simulation.start(TOKENS * 300, 2000, thinker_limit=4000)
@@ -241,19 +220,6 @@ def test_a_prefill_is_expected_to_take_what_those_of_its_length_took() -> None:
     assert rules.expected_s(900) == pytest.approx(0.9)
 
 
-def test_a_new_prompt_waits_until_the_first_one_speaks(simulate: Simulate) -> None:
-    """Both come at once. The second one waits for the first one's first chunk, and then a while."""
-    times = Times(0.5, 0.01, 0.01, 0.05, 0.02, 0.02, 0.03)
-    simulation = simulate(times, shares_cores=True)
-    streams = [simulation.start([n, *TOKENS], 40, chunk_frames=(1, 1, 8)) for n in range(2)]
-    first, second = [finish(stream) for stream in streams]
-    prefills = [call.at_s for call in simulation.called("thinker.prefill")]
-    chunks = [call.at_s for call in simulation.calls if call.name.startswith("vocoder")]
-    assert chunks[0] < prefills[1] < 2 * 0.5 + 1e-6
-    simulation.assert_right(first, [0, *TOKENS], 40)
-    simulation.assert_right(second, [1, *TOKENS], 40)
-
-
 @pytest.mark.parametrize(
     ("prefill_s", "together", "in_talker"), [(0.0045, 4, 5), (0.009, 2, 2), (0.5, 1, 1)]
 )
@@ -276,25 +242,6 @@ def test_short_prompts_are_computed_without_a_step_between(
         own = [name for name in calls if "predict" not in name]  # a frame follows its prefill
         runs = [len(list(run)) for name, run in itertools.groupby(own) if "prefill" in name]
         assert max(runs) == most, stage
-
-
-def test_prompts_whose_rows_are_held_are_computed_without_a_step_between(
-    simulate: Simulate,
-) -> None:
-    """The same question comes from several callers, and of each the last row is computed."""
-    times = Times(lambda rows: 0.001 * rows, 0.05, 0.05, 0.001, 0.001, 0.001, 0.001)
-    simulation = simulate(times, sizes=Sizes(slots=6), shares_cores=True)
-    simulation.assert_right(finish(simulation.start(TOKENS, 5)), TOKENS, 5)
-    writing = simulation.start([0, *TOKENS] * 8, speak=False)
-    simulation.clock.sleep(0.1)
-    simulation.calls.clear()
-    for stream in [simulation.start(TOKENS, 40) for _ in range(4)]:
-        simulation.assert_right(finish(stream), TOKENS, 40)
-    writing.close()
-    thinker = [call for call in simulation.calls if call.name.startswith("thinker")]
-    runs = [list(run) for name, run in itertools.groupby(thinker, lambda call: call.name)]
-    prefills = next(run for run in runs if run[0].name == "thinker.prefill")
-    assert len(prefills) == 4
 
 
 # Speech beside a starter
@@ -334,11 +281,6 @@ def test_a_listener_whose_audio_lasts_waits_for_a_starter(
     held = policy(True, *running).held_speech_s(running, 0.0)
     assert held == ({} if held_s is None else {LASTS: pytest.approx(held_s)})
     assert policy(False, *running).held_speech_s(running, 0.0) == {}, "cores of its own"
-
-
-def test_a_listener_whose_frames_take_long_keeps_more_audio() -> None:
-    rules = policy(True, SLOW, starter())
-    assert rules.held_speech_s([SLOW], 0.0) == {SLOW: pytest.approx(SLOW_S)}
 
 
 def test_a_listener_does_not_wait_where_it_is_short_or_the_starter_does_not_read() -> None:
@@ -382,27 +324,6 @@ def test_talker_and_vocoder_are_the_starters_alone(simulate: Simulate) -> None:
         simulation.assert_right(finish(starting), TOKENS, 8)
     for number, stream in enumerate(listening):
         simulation.assert_right(finish(stream), [number, *TOKENS * 40], 250)
-
-
-def test_a_listener_goes_on_before_it_is_dry_where_nothing_else_happens(
-    simulate: Simulate,
-) -> None:
-    """The starter's second token takes 3 s, in which no other thread wakes the listener's."""
-    times = Times(0.05, lambda n: 3.0 if n == 0 else 0.001, 0.001, 0.01, 0.03, 0.03, 0.03)
-    simulation = simulate(times, shares_cores=True)
-    listening = simulation.start(TOKENS * 20, 140, chunk_frames=(1, 8))
-    simulation.clock.sleep(6.0)
-    assert listening._live.text.closed
-    starting = simulation.start(TOKENS, 8, chunk_frames=(2, 8))
-    simulation.clock.sleep(0.2)
-    live = listening._live
-    assert SHORT_S + 0.2 < live.playback.left_s < 2.0
-    for _ in range(24):
-        simulation.clock.sleep(0.1)
-        assert live.playback.left_s > 0
-    assert not starting._live.chunks
-    simulation.assert_right(finish(listening), TOKENS * 20, 140)
-    simulation.assert_right(finish(starting), TOKENS, 8)
 
 
 def test_a_listeners_last_chunk_comes_before_it_is_dry(simulate: Simulate) -> None:

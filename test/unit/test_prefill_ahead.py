@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qwen3_omni_neuron.errors import BusyError, ClosedError
+from qwen3_omni_neuron.errors import ClosedError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.pipeline import AWAITED_S
 from qwen3_omni_neuron.runtime.prefill import COPY_ROWS
@@ -80,17 +80,6 @@ def test_nothing_is_computed_twice_for_prefills_ahead_in_a_row(
     assert not simulation.called("thinker.copy")
 
 
-def test_a_prefill_ahead_without_speech_leaves_the_talker_alone(
-    simulate: Simulate, spoken: Any
-) -> None:
-    simulation = simulate()
-    prefill_ahead(simulation, spoken(1, 2, 3), speak=False)
-    simulation.clock.sleep(1.0)
-    assert not simulation.called("talker.prefill_chunk")
-    assert not simulation.called("talker.prepare")
-    simulation.assert_idle()
-
-
 def test_a_prefill_ahead_waits_while_somebody_waits_for_a_first_sample(
     simulate: Simulate, spoken: Any
 ) -> None:
@@ -119,28 +108,6 @@ def test_a_request_takes_the_slot_of_a_prefill_ahead(simulate: Simulate, spoken:
     simulation.assert_idle()
 
 
-def test_a_prefill_ahead_makes_nobody_busy(simulate: Simulate, spoken: Any) -> None:
-    """A slot that a prefill ahead will leave counts as free, where no request may wait for one."""
-    simulation = simulate(sizes=Sizes(slots=1), max_queued=0)
-    prefill_ahead(simulation, spoken(*range(100, 140)))
-    simulation.clock.sleep(0.1)
-    stream = simulation.start(spoken(1, 2, 3))
-    with pytest.raises(BusyError):
-        simulation.start(spoken(4, 5, 6))
-    simulation.assert_right(finish(stream), spoken(1, 2, 3), 20)
-    simulation.assert_idle()
-
-
-def test_prefill_aheads_that_were_replaced_are_not_kept(simulate: Simulate, spoken: Any) -> None:
-    """A session that talks on while no slot is free replaces its own."""
-    simulation = simulate(sizes=Sizes(slots=1))
-    stream = simulation.start(spoken(*range(50)))
-    for rows in range(1, 20):
-        simulation.pipeline.cancel(prefill_ahead(simulation, spoken(*range(rows))))
-    assert len(simulation.pipeline._queue) <= 1
-    stream.close()
-
-
 def test_ending_a_prefill_ahead_waits_for_its_call_and_drops_the_rest(
     simulate: Simulate, spoken: Any
 ) -> None:
@@ -158,16 +125,6 @@ def test_ending_a_prefill_ahead_waits_for_its_call_and_drops_the_rest(
     assert sizes_of(simulation, "thinker.prefill") == [30]
     assert not simulation.called("talker.prefill_chunk")
     simulation.assert_idle()
-
-
-def test_ending_a_prefill_ahead_does_not_wait_longer_than_said(
-    simulate: Simulate, spoken: Any
-) -> None:
-    simulation = simulate()
-    running = prefill_ahead(simulation, spoken(*range(100, 140)))
-    simulation.clock.sleep(0.1)
-    simulation.pipeline.cancel(running, 0.05)
-    assert simulation.clock.now() == pytest.approx(0.15)
 
 
 @pytest.mark.parametrize("failing", ["thinker.prefill", "talker.prefill_chunk"])
@@ -227,29 +184,6 @@ def test_a_slot_whose_owner_may_come_back_is_not_taken_for_a_few_shared_rows(
     assert finish(simulation.start([*mine, 3])).timings.reused_tokens == len(mine)
 
 
-def test_others_take_the_slot_of_a_prefill_ahead_last_and_for_a_while_only(
-    simulate: Simulate, spoken: Any
-) -> None:
-    simulation = simulate(sizes=Sizes(slots=2))
-    mine = spoken(*range(100, 160))
-    prefill_ahead(simulation, mine)
-    simulation.clock.sleep(2.0)
-    for n in range(4):
-        finish(simulation.start(spoken(*range(n, n + 30))))
-    assert finish(simulation.start([*mine, 3])).timings.reused_tokens == len(mine)
-    prefill_ahead(simulation, mine)
-    simulation.clock.sleep(2.0)
-    both = [simulation.start(spoken(*range(n, n + 30))) for n in (50, 60)]
-    assert all(stream.queue_position == 0 for stream in both)
-    for stream in both:
-        finish(stream)
-    prefill_ahead(simulation, mine)
-    simulation.clock.sleep(AWAITED_S + 2.0)
-    for n in range(2):
-        finish(simulation.start(spoken(*range(n, n + 30))))
-    assert finish(simulation.start([*mine, 3])).timings.reused_tokens < COPY_ROWS
-
-
 def test_a_request_goes_before_the_next_piece_of_a_prefill_ahead(
     simulate: Simulate, spoken: Any
 ) -> None:
@@ -284,3 +218,26 @@ def test_a_prefill_ahead_runs_beside_a_listener_who_never_runs_dry(
     assert len(pieces) == 3
     assert first_s < pieces[0]
     assert pieces[-1] < times.total_s
+
+
+def test_others_take_the_slot_of_a_prefill_ahead_last_and_for_a_while_only(
+    simulate: Simulate, spoken: Any
+) -> None:
+    simulation = simulate(sizes=Sizes(slots=2))
+    mine = spoken(*range(100, 160))
+    prefill_ahead(simulation, mine)
+    simulation.clock.sleep(2.0)
+    for n in range(4):
+        finish(simulation.start(spoken(*range(n, n + 30))))
+    assert finish(simulation.start([*mine, 3])).timings.reused_tokens == len(mine)
+    prefill_ahead(simulation, mine)
+    simulation.clock.sleep(2.0)
+    both = [simulation.start(spoken(*range(n, n + 30))) for n in (50, 60)]
+    assert all(stream.queue_position == 0 for stream in both)
+    for stream in both:
+        finish(stream)
+    prefill_ahead(simulation, mine)
+    simulation.clock.sleep(AWAITED_S + 2.0)
+    for n in range(2):
+        finish(simulation.start(spoken(*range(n, n + 30))))
+    assert finish(simulation.start([*mine, 3])).timings.reused_tokens < COPY_ROWS

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qwen3_omni_neuron import AudioChunk, Qwen3Omni, TextDelta
+from qwen3_omni_neuron import Qwen3Omni, TextDelta
 from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
 from qwen3_omni_neuron.runtime.stop_strings import StopStrings
 from testing.repeats import examples
@@ -82,34 +82,6 @@ def test_an_incomplete_character_is_no_replacement_character(tokenizer: Tokenize
     assert run(tokenizer, written, ["\ufffd"])[:2] == ("a", True)
 
 
-def test_a_held_token_is_decoded_once_more_by_each_later_one_and_no_more() -> None:
-    """Else the longest stop string would take a thousand times as long, and hold up all replies."""
-    calls: list[int] = []
-
-    def decode(token_ids: list[int]) -> str:
-        calls.append(len(token_ids))
-        return "".join(map(chr, token_ids))
-
-    watch = StopStrings(["a" * 256], decode, lambda _: [])
-    for _ in range(255):
-        assert watch.push(ord("a")) == ([], False)
-    assert calls == list(range(1, 256)) and watch.held == 255
-    assert watch.push(ord("b")) == ([ord("a")] * 255 + [ord("b")], False)
-
-
-def test_tokens_without_text_are_held_only_up_to_a_limit() -> None:
-    """A stop string around fewer of them is found."""
-    watch = StopStrings(["ab"], lambda ids: "".join(chr(i) for i in ids if i), lambda _: [])
-    assert [watch.push(ord("a"))] + [watch.push(0) for _ in range(9)] == 10 * [([], False)]
-    assert watch.push(ord("b")) == ([], True)
-    passed: list[int] = []
-    watch.push(ord("a"))
-    for _ in range(3000):
-        passed += watch.push(0)[0]
-        assert watch.held <= 1024
-    assert passed + watch.flush() == [ord("a")] + [0] * 3000
-
-
 def test_a_reply_ends_before_the_stop_string_in_text_and_speech(omni: Qwen3Omni) -> None:
     whole = omni.generate_audio(HELLO, **LIMITS)
     assert len(whole.text) > 8
@@ -132,11 +104,3 @@ def test_a_stop_string_that_does_not_come_changes_nothing(omni: Qwen3Omni) -> No
     assert watched.token_ids == plain.token_ids
     assert watched.codes.tolist() == plain.codes.tolist()
     assert watched.thinker_finish_reason == plain.thinker_finish_reason
-
-
-def test_a_stop_string_at_the_first_character_says_nothing(omni: Qwen3Omni) -> None:
-    first = omni.generate_text(HELLO, **LIMITS).text[0]
-    with omni.stream(HELLO, stop=[first], **LIMITS) as stream:
-        events = list(stream)
-    assert not [e for e in events if isinstance(e, TextDelta | AudioChunk)]
-    assert events[-1].result.talker_finish_reason == "no_speech"

@@ -1,30 +1,23 @@
 """Scheduling: whose call is next, by two rules and a queue by owner.
 
-The stages ask `SchedulingPolicy` before each call. A *starter* is a speaking request whose text has
-begun and whose first chunk is not decoded; a *listener* is one whose first chunk is decoded, until
-its speech is over. Audio *lasts* until a player that started at the first sample has played it. A
-listener is *short* where its audio lasts less than SHORT_S, and less than SHORT_FRAMES of its
-frames take.
+A *starter* is a speaking request whose text has begun and whose first chunk is not decoded; a
+*listener* is one whose first chunk is decoded, until its speech is over. It is *short* where a
+player that started at the first sample has audio for less than SHORT_S, and for less than
+SHORT_FRAMES of its frames take.
 
 1. **The next first sample goes first**, where stages share cores. A starter's next token waits
    until its next frame needs it: mean time to the first sample 148 ms instead of 187 (one client,
    profile `expected`). While somebody starts or is short, a listener's text is at most one token
    ahead of its frames. From TOGETHER_S before a starter's prefill is expected to end until its
    first chunk is decoded, a listener's frames and chunks wait as long as it is not short: 43.5 ms
-   instead of 61.8 (`small`, eight clients: docs/benchmarks/serving.md). Nothing waits for more than
-   half of its wait_timeout_s.
-
-2. **A prefill waits for listeners**: as long as one of them, or a starter, would run out of audio
-   during the prefill and can be served first; at most as long as the prefill is expected to take,
-   and never so long that it is late. Mean time to the first sample with the rule and without it:
-   4.9 and 7.7 s (eight clients, profile `port-167`). Prompts that are expected to take at most
-   TOGETHER_S in all are computed without a step between them: 15.4 ms instead of 23.5 for eight of
-   2 ms. A prefill ahead, such as that of speech that is still arriving, waits for everybody: three
+   instead of 61.8 (`small`, eight clients: docs/benchmarks/serving.md).
+2. **A prefill waits for listeners** and starters that would run out of audio during it and can be
+   served first; at most as long as it is expected to take: 4.9 s instead of 7.7 (eight clients,
+   profile `port-167`). Prompts of at most TOGETHER_S in all are computed without a step between
+   them: 15.4 ms instead of 23.5 for eight of 2 ms. A prefill ahead waits for everybody: three
    listeners are silent for 0.03 s instead of 1.9 beside prompts of 832 rows of 2 ms.
-
-3. **Owners take turns** for slots, for encoders and for prefills (`turns`): however many requests
-   one owner sends, another owner's request waits for one of them at most. The owner, such as a
-   server's API key, is an option of the request.
+3. **Owners take turns** for slots, encoders and prefills (`turns`): however many requests one owner
+   sends, another owner's request waits for one of them at most.
 
 The figures of profiles are those of bench/replay.py with shared cores and 24 requests.
 """
@@ -49,10 +42,10 @@ Owner = str | None
 
 
 class SchedulingPolicy:
-    """The rules of the module's docstring, for the requests that run.
+    """The rules of the module's docstring. The pipeline's lock is held in every call.
 
     shares_cores: whether the stages' calls share cores. frame_audio_s: audio of one frame. running:
-    the requests that have a slot, kept up to date by the owner, whose lock is held in every call.
+    the requests that have a slot.
     """
 
     def __init__(self, shares_cores: bool, frame_audio_s: float, running: Collection[LiveRequest]):
