@@ -147,6 +147,7 @@ def starter() -> LiveRequest:
 def policy(shares_cores: bool, *running: LiveRequest) -> SchedulingPolicy:
     made = SchedulingPolicy(shares_cores, FRAME_S, running)
     made.prefilled(ROWS, PREFILL_S)
+    made.stepped(0.01)
     return made
 
 
@@ -180,7 +181,7 @@ def test_a_prompt_waits_on_shared_cores_for_whom_can_be_served_first(
     ("live", "waits"),
     [
         (listener(0.1, tokens=20), True),
-        (listener(0.1, tokens=26), True),  # 0.1 + (6 - 2) * 0.08 are less than 1.25 * 0.4
+        (listener(0.1, tokens=27), True),  # 0.1 + (7 - 2) * 0.08 are less than 1.25 * 0.41
         (listener(0.1, tokens=28), False),
         (listener(0.1, frame_s=0.2, tokens=20), True),  # tokens are what it lacks, not frames
         (starter(), True),

@@ -218,7 +218,10 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
                 held_s = self._policy.held_steps_s(lives, self._clock.now())
                 writing = [task for task in writing if task.live not in held_s]
         if writing:
+            start_s = self._clock.now()
             stepped = self._call_engine(writing, self._step)
+            with self._lock:
+                self._policy.stepped(self._clock.now() - start_s)
             for task, logits in stepped:
                 task.logits = logits
             self._sample([task for task, _ in stepped])
