@@ -367,13 +367,6 @@ class TestStretch:
     @pytest.mark.parametrize(
         ("given", "said"),
         [
-            ({"audio_start": -1}, "has audio_start -1; it is a number of seconds"),
-            ({"audio_start": "1"}, "has audio_start '1'; it is a number of seconds"),
-            ({"audio_start": True}, "has audio_start True; it is a number of seconds"),
-            ({"audio_end": float("nan")}, "has audio_end nan; it is a number of seconds"),
-            ({"audio_end": [2]}, r"has audio_end \[2\]; it is a number of seconds"),
-            ({"audio_start": 1, "audio_end": 1}, "audio_end 1 s, and begins at audio_start 1 s"),
-            ({"audio_end": 0}, "audio_end 0 s, and begins at audio_start 0 s"),
             ({"audio_start": 2.0}, r"has audio_start 2 s, and lasts 1\.000 s. Give an earlier"),
             ({"audio_start": 0.99}, r"lasts 0\.010 s"),
         ],

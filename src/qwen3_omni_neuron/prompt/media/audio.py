@@ -212,10 +212,10 @@ def too_long(where: str, lasts: str, limit_s: float) -> PromptTooLongError:
 def open_audio(item: Mapping[str, Any], where: str, warn: Warn = ignore) -> AudioSource:
     """Open the audio of a message item, in any of the forms that `load_waveform` describes.
 
-    Only what is from audio_start to audio_end is in it. Raises AudioError, which begins with
-    `where`, for any other form.
+    Only what is from audio_start to audio_end is in it (checked by item_fields). Raises
+    AudioError, which begins with `where`, for any other form.
     """
-    start_s, end_s = _start_and_end(item, where)
+    start_s, end_s = item.get("audio_start") or 0.0, item.get("audio_end") or math.inf
     source = _open(item.get("audio"), item.get("sampling_rate"), where, warn)
     return _between(source, start_s, end_s, where)
 
@@ -276,27 +276,6 @@ def at_one_rate(
 def _last_samples(stream: Any) -> Iterator[Waveform]:
     if stream is not None:
         yield stream.resample_chunk(np.empty(0, np.float32), last=True)
-
-
-def _start_and_end(item: Mapping[str, Any], where: str) -> tuple[float, float]:
-    """Return an item's audio_start and audio_end in seconds. Raises AudioError."""
-    given = []
-    for name, usual in (("audio_start", 0.0), ("audio_end", math.inf)):
-        value = item.get(name)
-        seconds = usual if value is None else real_number(value)
-        if seconds is None or seconds < 0:
-            raise AudioError(
-                f"{where} has {name} {format_value(value)}; it is a number of seconds from the "
-                "audio's beginning, 0 or more."
-            )
-        given.append(seconds)
-    start, end = given
-    if end <= start:
-        raise AudioError(
-            f"{where} has audio_end {end:g} s, and begins at audio_start {start:g} s. Give a later "
-            "audio_end."
-        )
-    return start, end
 
 
 def _between(source: AudioSource, start_s: float, end_s: float, where: str) -> AudioSource:

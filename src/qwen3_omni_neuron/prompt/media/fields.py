@@ -151,11 +151,7 @@ _ANOTHER = {
     "video": 'a video ({}), not {}. Send it as an item of type "video" (video_url over HTTP)',
 }
 _WANTED = {"audio": "sound", "image": "an image", "video": "a video"}
-_CONVERT = {
-    "audio": "Convert it, for example with ffmpeg -i {0} sound.flac",
-    "image": "Convert it, for example with ffmpeg -i {0} picture.png",
-    "video": "Convert it, for example with ffmpeg -i {0} video.mp4",
-}
+_CONVERTED = {"audio": "sound.flac", "image": "picture.png", "video": "video.mp4"}
 
 
 @dataclass(frozen=True)
@@ -237,19 +233,19 @@ def read_format(source: Source, where: str, wanted: Kind) -> FileFormat:
     error, name = _ERRORS[wanted], name_of(source)
     with open_media(source, where, error) as file:
         found = file_format(file.read(HEAD_BYTES))
-    file_name = "FILE" if isinstance(source, bytes) else name
-    convert = _CONVERT[wanted].format(file_name)
+    convert = "Convert it, for example with ffmpeg -i "
+    convert += "FILE" if isinstance(source, bytes) else name
     if found is None:
         known = PICTURE_NAMES if wanted == "image" else VIDEO_NAMES
         known = f"{SOUND_NAMES}, {known}" if wanted == "audio" else known
         raise error(
             f"{where}: {name} is something else, or broken at its beginning: {known} are read as "
-            f"{wanted}. {convert}."
+            f"{wanted}. {convert} {_CONVERTED[wanted]}."
         )
     if found.library is None:
         raise error(
-            f"{where}: {name} is {found.name}, which is not read. "
-            f"{_CONVERT[found.kind].format(file_name)}."
+            f"{where}: {name} is {found.name}, which is not read. {convert} "
+            f"{_CONVERTED[found.kind]}."
         )
     fits = found.kind == wanted or (found.kind, wanted) == ("video", "audio")
     # A file that begins as M4A may have a video, too.

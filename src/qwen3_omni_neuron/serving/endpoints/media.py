@@ -23,8 +23,7 @@ from qwen3_omni_neuron.serving.service import Service
 _URL = re.compile(r"data:|https?://", re.IGNORECASE)
 _BASE64 = re.compile(r";\s*base64\s*\Z", re.IGNORECASE)
 _MOST_HEAD = 512  # characters of a data URL before its content
-# Beginnings of files that can't be of another kind. An Ogg file may be sound or video, as may an
-# MP4 file without a picture; GIF, WebP and AVIF may move.
+# Beginnings of files that can't be of another kind. An MP4 file without a picture may be sound.
 _KINDS: Mapping[str, re.Pattern[bytes]] = {
     "image": re.compile(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff"),
     "audio": re.compile(rb"RIFF....WAVE|fLaC|ID3", re.DOTALL),
