@@ -59,11 +59,7 @@ async def create_response(request: Request) -> Response:
     return await answer(service, context, read, asked is None or asked.names_earlier)
 
 
-@router.get(
-    RESPONSE,
-    openapi_extra=query_of(requests.ResponseQuery),
-    responses=errors_of(404, 400),
-)
+@router.get(RESPONSE, openapi_extra=query_of(requests.ResponseQuery), responses=errors_of(404, 400))
 async def get_response(request: Request, response_id: str) -> Response:
     """Return a response that is kept."""
     service, context = parts_of(request)
@@ -75,11 +71,7 @@ async def get_response(request: Request, response_id: str) -> Response:
     return Response(kept.body, media_type="application/json")
 
 
-@router.get(
-    INPUT_ITEMS,
-    openapi_extra=query_of(requests.ItemsQuery),
-    responses=errors_of(404, 400),
-)
+@router.get(INPUT_ITEMS, openapi_extra=query_of(requests.ItemsQuery), responses=errors_of(404, 400))
 async def list_input_items(request: Request, response_id: str) -> Response:
     """Return the items that a response has answered: its conversation's, and its own input."""
     service, context = parts_of(request)
@@ -100,7 +92,7 @@ async def count_input_tokens(request: Request) -> Json:
     """Return the number of tokens of a response's prompt, with those of its media."""
     service, context = parts_of(request)
     context.param = "input"
-    question = await service.model.in_thread(_counted, service, context)
+    question = await service.model.in_thread(_read, None, "", service, context)
     context.release_body()
     await question.finish()
     count = await service.model.in_thread(question.count_tokens)
@@ -141,11 +133,14 @@ def _not_kept(status: int, response_id: str, param: str | None) -> ApiError:
 def _read(
     parsed: requests.ResponseRequest | None, response_id: str, service: Service, context: Context
 ) -> Question:
-    """Return the question of a request. parsed: its body, if it was parsed. Raises ApiError."""
+    """Return the question of a request. Raises ApiError.
+
+    parsed: its body, if it was parsed. response_id: "" where it is not answered.
+    """
     asked = parsed or bodies.parse_json(requests.ResponseRequest, context.body)
     own, wanted, names = _conversation(asked, service, context)
     kept = None
-    if asked.keeps and len(context.body) <= service.responses.largest:
+    if response_id and asked.keeps and len(context.body) <= service.responses.largest:
         said: list[requests.InputItem] = [
             i for i in own if not isinstance(i, requests.EarlierReasoning)
         ]
@@ -153,14 +148,6 @@ def _read(
         context.account.hold(sum(map(len, kept.values())))
     asked.input = []  # frees the media: the chat request has them
     reply = partial(ResponseReply, asked, response_id, kept)
-    return Question.of(wanted, reply, service, context, names)
-
-
-def _counted(service: Service, context: Context) -> Question:
-    """Return the question of a request that is not answered. Raises ApiError."""
-    asked = bodies.parse_json(requests.ResponseRequest, context.body)
-    _, wanted, names = _conversation(asked, service, context)
-    reply = partial(ResponseReply, asked, "", None)
     return Question.of(wanted, reply, service, context, names)
 
 
