@@ -46,11 +46,13 @@ def prepare(setup: int) -> fork_server.Run:
 
 def run(line: wire.Line, job: int, result: int) -> None:
     """Do what a job's content says."""
+    line.receive(1)
     with open(job, "rb", closefd=False) as file:
         file.seek(0)
         pickle.load(file)
         data = file.read()
     if not data.startswith(FAULT):
+        line._data += wire.GO
         media_work.run(line, job, result)
         return
     wanted = json.loads(data[len(FAULT) :])

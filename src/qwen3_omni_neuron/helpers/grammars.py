@@ -184,7 +184,7 @@ class GrammarPool:
 
         self._words = words_of(vocab_size)
         limits = Limits(MEMORY_BYTES, COMPILE_CPU_S, COMPILE_S)
-        self._pool = Pool(server, "grammar", limits, COMPILERS, setup)
+        self._pool = Pool(server, "grammar", limits, COMPILERS, setup, spare=True)
         self.lock = threading.Lock()  # guards the loop's start and end
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -248,7 +248,7 @@ class GrammarPool:
                     raise _unusable(printable(str(error), MOST_TEXT)) from None
                 except ChildError as error:
                     raise _unusable(_how(child, error)) from None
-                child.deadline.cancel()
+                child.end_deadline()
                 admit(answer.whole[0])
                 return make(CompiledGrammar(asyncio.get_running_loop(), child, self._words))
         except asyncio.TimeoutError:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import math
 import mmap
 import os
@@ -27,6 +28,7 @@ from qwen3_omni_neuron.helpers.job import (
 from qwen3_omni_neuron.helpers.pool import PIECE_BYTES, Child, ChildError, Limits, Pool
 from qwen3_omni_neuron.prompt.media.sizes import SIZE_FIELDS
 
+logger = logging.getLogger(__name__)
 FORK_SERVER = "qwen3_omni_neuron.helpers.media_work"
 _CPU_TIMES = 2  # CPU time limit over deadline: a video's decoder has two threads
 
@@ -46,7 +48,7 @@ class DecodingPool(Pool):
         server: str = FORK_SERVER,
     ):
         limits = Limits(memory_bytes, math.ceil(_CPU_TIMES * deadline_s), deadline_s)
-        super().__init__(server, "decoder", limits, decoders, bytes)
+        super().__init__(server, "decoder", limits, decoders)
 
     async def decode(self, owner: str, job: Job, admit: Admit = admit_all) -> Decoded:
         """Decode a media file in a process of its own, which ends when the task is cancelled.
@@ -87,6 +89,7 @@ class DecodingPool(Pool):
                 yield child
                 child.close()
         except ChildError as error:
+            logger.warning("a decoder %s. %s", error, self.output())
             raise ERRORS[job.kind](
                 f"{job.where} can't be decoded: its decoder {error}. Send it in another format, or "
                 "smaller."

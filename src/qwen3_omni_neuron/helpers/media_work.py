@@ -69,6 +69,7 @@ def run(line: wire.Line, job: int, result: int) -> None:
     job, result: descriptors of the files with the item and for the decoded data.
     Raises InputError and MemoryError.
     """
+    line.receive(len(wire.GO))
     with open(job, "rb") as file:
         file.seek(0)
         item: Job = pickle.load(file)

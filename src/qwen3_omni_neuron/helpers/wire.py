@@ -96,7 +96,10 @@ class Line:
     def receive(self, count: int) -> bytes:
         """Return the next bytes. Raises EOFError where there will be none."""
         while len(self._data) < count:
-            some = self._connection.recv(1 << 16)
+            try:
+                some = self._connection.recv(1 << 16)
+            except ConnectionError:
+                some = b""
             if not some:
                 raise EOFError("the pool has disconnected")
             self._data += some
