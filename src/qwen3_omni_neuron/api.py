@@ -44,14 +44,10 @@ from qwen3_omni_neuron.options import (
     check_defaults,
 )
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
-from qwen3_omni_neuron.prompt.fitting import Room, TurnsRoom
-from qwen3_omni_neuron.prompt.media.fields import ignore
 from qwen3_omni_neuron.prompt.media.sizes import MediaSettings
 from qwen3_omni_neuron.prompt.messages import (
     Conversation,
     check_characters,
-    read_messages,
-    read_tools,
 )
 from qwen3_omni_neuron.prompt.pieces import cut
 from qwen3_omni_neuron.prompt.prompt import Prompt
@@ -281,30 +277,6 @@ class Qwen3Omni:
         """Settings for decoding media in a process without a model: see helpers.media."""
         return self.prompt_builder.media_settings
 
-    def media_room(
-        self, messages: Conversation, **options: "Unpack[RequestArguments]"
-    ) -> Room | TurnsRoom:
-        """Return the room that a conversation's text leaves for its media.
-
-        The media need not be read yet: an item may have its type alone. Raises an InputError (see
-        errors).
-        """
-        parsed = RequestOptions.parse(options)
-        builder, most_tokens = self.prompt_builder, self._context_length - 1
-        reserved = () if parsed.literal_text else builder.reserved
-        check, reply_tokens = builder.text_check(most_tokens), parsed.thinker_max_new_tokens
-        truncation = Truncation.of(parsed.truncation, self._context_length, reply_tokens)
-        of_messages = check if truncation is None else ignore  # as in PromptBuilder.prompt
-        checked, _ = read_messages(messages, reserved, lambda kind, item, where: None, of_messages)
-        return builder.whole_room(
-            checked,
-            most_tokens,
-            reply_tokens,
-            truncation,
-            tools=read_tools(parsed.shown_tools, reserved, check),
-            literal_text=parsed.literal_text,
-        )
-
     @property
     def speakers(self) -> tuple[str, ...]:
         """Names of its voices, for the option `speaker`; empty without a talker."""
@@ -415,7 +387,6 @@ class Qwen3Omni:
             options.shown_tools,
             options.literal_text,
             Truncation.of(options.truncation, self._context_length, reply_tokens),
-            reply_tokens,
         )
 
     def _pieces(self, text: str, rows: int) -> list[WrittenReply]:
@@ -486,9 +457,10 @@ class Qwen3Omni:
         if len(prompt) >= self._context_length:
             raise PromptTooLongError(
                 f"the prompt has {len(prompt)} tokens and the KV cache {self._context_length} "
-                "positions, one of which the reply needs. Shorten the conversation, let "
-                "`truncation` drop its oldest turns, or load with a larger context_length "
-                f"(this checkpoint: up to {self._config.thinker.text.max_positions})."
+                "positions, one of which the reply needs. Shorten the conversation, lower "
+                "max_pixels of its images, let `truncation` drop its oldest turns, or load with a "
+                "larger context_length (this checkpoint: up to "
+                f"{self._config.thinker.text.max_positions})."
             )
 
 

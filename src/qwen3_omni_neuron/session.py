@@ -30,10 +30,9 @@ from qwen3_omni_neuron.events import Event
 from qwen3_omni_neuron.model.torch_threads import one_torch_thread
 from qwen3_omni_neuron.options import RequestArguments, RequestOptions
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
-from qwen3_omni_neuron.prompt.fitting import Room
 from qwen3_omni_neuron.prompt.media.clip import GrowingClip
 from qwen3_omni_neuron.prompt.media.fields import real_number
-from qwen3_omni_neuron.prompt.media.items import AudioItem, Media, Unread
+from qwen3_omni_neuron.prompt.media.items import AudioItem
 from qwen3_omni_neuron.prompt.messages import Conversation, MessageReader, messages_of, read_tools
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.stored import pack
@@ -251,7 +250,7 @@ class Session:
             self._check_open()
             reader = self._reader()
             checked = reader.content(content, "user", "content")
-            media = self._media({"role": "user", "content": checked}, reader.media)
+            media = reader.media
             self._end_clip()
             self._turn = self._turn or Turn("user")
             self._turn.add(kept_content(content, media), checked, media)
@@ -502,7 +501,7 @@ class Session:
         return self._reply is not None and not self._reply.ended
 
     def _reader(self) -> MessageReader:
-        return MessageReader(self._reserved, self._load.begin, self._check)
+        return MessageReader(self._reserved, self._load.read, self._check)
 
     def _tools(self, tools: Sequence[Any]) -> list[dict[str, Any]]:
         return read_tools(tools, self._reserved, self._check)
@@ -520,51 +519,10 @@ class Session:
     ) -> Turn:
         reader = reader or self._reader()
         checked = reader.message(message, where)
-        media = self._media(checked, reader.media)
+        media = reader.media
         given = kept_content(message.get("content") or "", media)
         calls = checked.get("tool_calls", [])
         return Turn(checked["role"], given, checked["content"], media, calls)
-
-    def media_room(self, message: Mapping[str, Any]) -> Room:
-        """Return the tokens that the conversation leaves for the images and videos of a message.
-
-        They are shrunk to half of them, if they need more: a later turn may have others. message:
-        as `read` takes it; its media need not be read yet.
-        """
-        with self._lock, one_torch_thread():
-            reader = MessageReader(self._reserved, lambda kind, item, where: None, self._check)
-            return self._room(reader.message(message, "message"))
-
-    def _media(self, message: Mapping[str, Any], found: Sequence[Media | Unread]) -> list[Media]:
-        """Read the images and videos of a new message. message, found: see `MessageReader`."""
-        shares = None
-        if any(isinstance(item, Unread) for item in found):
-            builder = self._model.prompt_builder
-            sizes = [i.size if isinstance(i, Unread) else builder.media_tokens(i) for i in found]
-            shares = self._room(message).fit(builder.media_settings.sizes, sizes).shares
-        return self._load.finish(found, shares)
-
-    def _room(self, message: Mapping[str, Any]) -> Room:
-        """Return the room for a new message's media. message: as it was checked.
-
-        What can be dropped for it takes no room.
-        """
-        model, options = self._model, self._options
-        reply_tokens, context = options.thinker_max_new_tokens, model.most_tokens + 1
-        truncation = Truncation.of(options.truncation, context, reply_tokens)
-        kept = [self._system, self._turn]  # no other turn stays for certain
-        before = self._conversation() if truncation is None else joined_turns(kept)
-        media = [medium for turn in before for medium in turn.media]
-        builder = model.prompt_builder
-        room = builder.room(
-            [*(turn.read for turn in before), message],
-            model.most_tokens,
-            reply_tokens,
-            tools=self._tools(options.shown_tools),
-            literal_text=self._literal_text,
-            said=[index for index, turn in enumerate(before) if turn.said],
-        )
-        return room.without(sum(map(builder.media_tokens, media))).half
 
     def _system_turn(self, content: str | Sequence[Mapping[str, Any]] | None) -> Turn | None:
         if content is None:

@@ -77,7 +77,7 @@ def test_the_server_knows_the_public_api_alone() -> None:
     modules = ("runtime.stream", "prompt.turns", "runtime.playback", "engines.process.heap")
     modules += ("runtime.tool_calls", "prompt.media.windows")
     modules += ("prompt.media.log_mel", "prompt.stored", "prompt.media.item_fields")
-    modules += ("prompt.fitting", "prompt.media.sizes")
+    modules += ("prompt.media.sizes",)
     known = {f"{NAME}.{name}" for name in modules}
     for file, name in imports_of(SERVING):
         if name.startswith(NAME) and name not in known:

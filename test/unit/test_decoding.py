@@ -74,8 +74,7 @@ def prompt_builder(checkpoint: Path, config: OmniConfig) -> PromptBuilder:
 
 def loaded(load: MediaLoader, kind: str, item: dict[str, Any]) -> Media:
     """Read one item as a conversation's."""
-    (made,) = load.finish([load.begin(kind, item, "here")], None)
-    return made
+    return load.read(kind, item, "here")
 
 
 def assert_equal(prompt: Prompt, expected: Prompt) -> None:

@@ -17,11 +17,9 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import CheckpointError, MessageError, PromptTooLongError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
-from qwen3_omni_neuron.prompt.media import video_file
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.pixels import Visual
 from qwen3_omni_neuron.prompt.messages import read_messages
-from testing.made_videos import make_video
 from testing.media_cases import CASES, QUESTION_WAV, audio, image, user, video
 
 TONE = np.sin(np.arange(9000, dtype=np.float32) / 7)
@@ -248,19 +246,6 @@ def bare_content(content: Any) -> Any:
 @pytest.mark.parametrize(
     ("item", "said"),
     [
-        (
-            image(640, 640),
-            r"content\[0\] is an image of 640 x 640.*makes 64 vision tokens when it is shrunk as "
-            r"far as it may be; 40 fit into the context beside the rest\. Shorten the",
-        ),
-        (
-            {"type": "video", "video": make_video(30)},
-            "4 frames of .* tokens when .*; 40 fit",
-        ),
-        (
-            {**video(6, 2.0, size=640), "detail": "high"},
-            "6 frames of 640 x 96 pixels, which makes 180 vision tokens; 40 fit .* Leave its",
-        ),
         (audio(5.0), r"content\[0\] lasts 5.000 s, and 3.846 s of audio is the most"),
     ],
 )
@@ -269,20 +254,6 @@ def test_media_that_alone_exceed_the_context_are_refused_with_the_numbers(
 ) -> None:
     with pytest.raises(PromptTooLongError, match=said):
         prompt_builder.prompt([user(item)], most_tokens=50)
-
-
-def test_a_video_that_is_too_long_is_not_decoded(
-    prompt_builder: PromptBuilder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def decode(*_: Any) -> None:
-        raise AssertionError("decoded")
-
-    monkeypatch.setattr(video_file, "_read_frames", decode)
-    item = {"type": "video", "video": make_video(30)}
-    with pytest.raises(PromptTooLongError):
-        prompt_builder.prompt([user(item)], most_tokens=50)
-    with pytest.raises(AssertionError, match="decoded"):
-        prompt_builder.prompt([user(item)])
 
 
 def media_of(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -41,7 +41,6 @@ METHODS = [
         "load",
     ),
     *(
-        "media_room",
         "media_settings",
         "restore_session",
         "say",
@@ -56,7 +55,7 @@ METHODS = [
 ]
 SESSION = [
     *("append", "append_audio", "clear", "close", "commit", "document", "heard", "insert"),
-    *("media_room", "messages", "prepare", "read", "remove", "respond", "restore", "save"),
+    *("messages", "prepare", "read", "remove", "respond", "restore", "save"),
     "set_options",
     *("system", "turns"),
 ]

@@ -13,7 +13,6 @@ from qwen3_omni_neuron.checkpoint.json_files import read_preprocessor
 from qwen3_omni_neuron.errors import (
     CheckpointError,
     ImageError,
-    PromptTooLongError,
     VideoError,
 )
 from qwen3_omni_neuron.prompt.media.pixels import PixelSettings, Visual
@@ -201,24 +200,6 @@ def test_frames_have_limits_of_their_own(resizer: Resizer) -> None:
     # 131,072 pixels, rounded up to multiples of 32: 384 x 384; 786,432 rounded down: 864 x 864.
     assert resizer.grid(10, 10, 2) == (1, 24, 24)
     assert resizer.grid(4000, 4000, 2) == (1, 54, 54)
-
-
-def test_too_many_tokens_are_refused(resizer: Resizer) -> None:
-    assert resizer.sizes.tokens(resizer.grid(320, 640)) == 200
-    assert resizer.grid(320, 640, most_tokens=200) == (1, 20, 40)
-    with pytest.raises(
-        PromptTooLongError,
-        match=r"^here is an image of 640 x 320 pixels, which makes 200 vision tokens; 199 is the "
-        r"most. Leave its detail out, so that it is shrunk to what fits, lower its max_pixels "
-        r"\(now 12845056\), shorten the conversation, or load with a larger context_length\.$",
-    ):
-        resizer.grid(320, 640, detail="high", most_tokens=199)
-    with pytest.raises(
-        PromptTooLongError,
-        match=r"^here is a video of 5 frames of 640 x 320 pixels, which makes 600 vision tokens; "
-        r"599 is the most. Leave its detail out, .*, lower its max_pixels \(now 786432 a frame\)",
-    ):
-        resizer.grid(320, 640, 5, detail="high", most_tokens=599)
 
 
 def test_what_is_too_long_for_the_encoder_is_refused(resizer: Resizer) -> None:

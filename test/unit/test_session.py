@@ -1,7 +1,6 @@
 """Sessions: turns, barge-ins, what was heard, and what is refused."""
 
 import gc
-import math
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from qwen3_omni_neuron.errors import (
 from qwen3_omni_neuron.events import AudioChunk, Finished, SpeechResult, TextDelta, Timings
 from qwen3_omni_neuron.prompt.turns import BYTES_PER_S, RATE_WEIGHT_S, Reply, mean_pace
 from qwen3_omni_neuron.session import Session
-from testing.media_cases import IMAGE, noise_image, text, tone, user
+from testing.media_cases import IMAGE, text, tone, user
 from testing.replies import GREEDY, last
 from testing.sessions import assert_same_prompt, prompt_of
 
@@ -57,56 +56,6 @@ def test_messages_are_those_of_the_sessions_turns(omni: Qwen3Omni) -> None:
             omni.prompt_builder.prompt([*other.messages, user(text("Go on."))]),
             omni.prompt_builder.prompt([*messages, user(text("Go on."))]),
         )
-
-
-def grids_of(session: Session) -> list[tuple[int, int, int]]:
-    return [image.grid for image in prompt_of(session).images]
-
-
-def test_a_turns_images_keep_their_size_and_later_ones_take_half_of_what_is_left(
-    checkpoint: Path,
-) -> None:
-    photo = {"type": "image", "image": noise_image(1024, 768)}  # 768 tokens
-    with Qwen3Omni.load(checkpoint, dtype="float32", context_length=1024) as omni:
-        with omni.session("Be brief.", **SHORT) as session:
-            session.append([photo])
-            # 1,023 tokens without 64 for the text and 4 for the reply: 955. 768 fit.
-            assert grids_of(session) == [(1, 48, 64)]
-            session.append("And this?")
-            session.append([photo])
-            # 187 tokens are left: half of them are 93, and 88 fit.
-            assert grids_of(session) == [(1, 48, 64), (1, 16, 22)]
-            (warning,) = prompt_of(session).warnings
-            assert warning.startswith(
-                "content.content[0] is an image of 1024 x 768 pixels (768 tokens)"
-            )
-            kept = session.messages
-        with omni.session("Be brief.", kept[1:], **SHORT) as again:
-            assert sum(map(math.prod, grids_of(again))) // 4 <= 955
-        with omni.session(**SHORT, truncation="auto") as session:
-            for _ in range(3):
-                session.append([photo])
-                session.commit()
-                session.insert(session.read({"role": "assistant", "content": "Yes."}))
-            sizes = [turn.media[0].visual.grid for turn in session.turns if turn.media]
-            assert sizes == [(1, 48, 64)] * 3
-
-
-def test_images_of_a_turn_that_goes_on_leave_room_for_more_of_it_under_truncation(
-    checkpoint: Path,
-) -> None:
-    photo = {"type": "image", "image": noise_image(1024, 768)}  # 768 tokens
-    with (
-        Qwen3Omni.load(checkpoint, dtype="float32", context_length=1024) as omni,
-        omni.session("Be brief.", **SHORT, truncation="auto") as session,
-    ):
-        for _ in range(3):
-            session.append([photo])
-        session.append("hello")
-        sizes = [math.prod(grid) // 4 for grid in grids_of(session)]
-        assert sizes[0] == 768
-        assert all(size < 100 for size in sizes[1:])
-        assert len(prompt_of(session)) < 1024
 
 
 def test_options_of_a_session_are_defaults_of_its_replies(omni: Qwen3Omni) -> None:

@@ -14,7 +14,7 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import OptionError, PromptTooLongError
 from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
 from qwen3_omni_neuron.prompt.truncation import ConversationPart, Truncation, split
-from testing.media_cases import CASES, assistant, audio, image, text, tone, user
+from testing.media_cases import CASES, assistant, audio, image, noise_image, text, tone, user
 from testing.recorded_calls import Calls, ungated, watching
 from testing.repeats import examples
 from testing.replies import GREEDY, last
@@ -266,8 +266,6 @@ def test_an_old_turn_longer_than_the_context_is_dropped(
     last = [SYSTEM, user(text("More"))]
     for old in ([long, assistant("No.")], [user(text("Yes")), assistant("No."), long]):
         asked = [SYSTEM, *old, last[1]]
-        room = small.media_room(asked, truncation="auto", **LIMITS)
-        assert room.fit(small.media_settings.sizes, []).messages(asked) == last
         made = prompt_builder.prompt(asked, most_tokens=319, truncation=Truncation(CONTEXT))
         assert made.token_ids.equal(prompt_builder.prompt(last).token_ids)
     assert max(longest) < 100_000
@@ -306,3 +304,14 @@ def test_a_conversation_that_fits_is_tokenised_once(
     assert len(encoded) == 1
     cut = prompt_builder.prompt(messages, truncation=Truncation(len(whole) - 1))
     assert len(cut) < len(whole)
+
+
+def test_old_images_are_dropped_and_none_is_shrunk(small: Qwen3Omni) -> None:
+    picture = {"type": "image", "image": noise_image(384, 384)}  # 144 tokens
+    asked = [user(picture), assistant("A cat."), user(picture), assistant("A dog."), user(picture)]
+    builder = small.prompt_builder
+    made = builder.prompt(asked, most_tokens=319, truncation=Truncation(319))
+    assert made.token_ids.equal(builder.prompt(asked[2:]).token_ids)
+    assert [image.grid for image in made.images] == [(1, 24, 24)] * 2
+    with pytest.raises(PromptTooLongError, match="the prompt has 4"):
+        small.generate_text(asked, **LIMITS)

@@ -140,12 +140,12 @@ def _say(parsed: argparse.Namespace) -> int:
 def _check_medium(kind: str, file: str, where: str) -> None:
     """Read the head of a file. Raises an InputError that begins with `where`."""
     from qwen3_omni_neuron.prompt.media.audio import open_audio
-    from qwen3_omni_neuron.prompt.media.visual_size import visual_size
+    from qwen3_omni_neuron.prompt.media.formats import read_format
 
     if kind == "audio":
         open_audio({"audio": file}, where)
     else:
-        visual_size(kind, {kind: file}, where, None)
+        read_format(file, where, "image" if kind == "image" else "video")
 
 
 def _media_file(kind: str, file: str) -> tuple[str, str]:

@@ -24,7 +24,6 @@ from qwen3_omni_neuron.prompt.media.image import MAX_ASPECT, load_image
 from qwen3_omni_neuron.prompt.media.pixels import resize
 from qwen3_omni_neuron.prompt.media.sizes import SizeLimits, VisualSize
 from qwen3_omni_neuron.prompt.media.video import VideoHeader, load_video
-from qwen3_omni_neuron.prompt.media.visual_size import read_image, visual_size
 
 NICENESS = 5
 Ask = Callable[[Measured], object]
@@ -131,10 +130,8 @@ def _image(job: Job, ask: Ask) -> Made:
         ask(Measured(0.0, height * width, 3 * math.prod(size)))
 
     warnings: list[str] = []
-    sizes, asked = job.media.sizes, SizeLimits.of(job.options)
-    picture, grid = read_image(job.item, job.where, sizes, asked, check, warnings.append)
-    size = sizes.pixels(grid)
-    fitted = _passes(size)
+    picture = load_image(job.item, job.where, check, warnings.append)
+    size, fitted = _kept_size(job, picture.height, picture.width)
     pixels = resize(picture, size) if fitted else np.asarray(picture)
     return Made(pixels[None], fitted=fitted, warnings=tuple(warnings))
 
@@ -173,21 +170,27 @@ def _video(job: Job, ask: Ask) -> Made:
 
 def _pictures(job: Job, files: Sequence[bytes], ask: Ask) -> Made:
     """Decode a video that is given as pictures."""
-    item, frames = job.item, len(files)
-    first = visual_size(job.kind, item, job.where, None)
-    height, width = first.height, first.width
-    shown, fitted = _kept_size(job, height, width, frames)
-    ask(Measured(frames / item["fps"], height * width, 3 * frames * math.prod(shown)))
-    pixels = np.empty((frames, *shown, 3), np.uint8)
+    fps, frames = job.item["fps"], len(files)
+    height = width = 0
+    shown, fitted, pixels = (0, 0), True, np.empty(0, np.uint8)
+
+    def check(*size: int) -> None:
+        nonlocal height, width, shown, fitted, pixels
+        if not height:  # of the first one, before it is decoded
+            height, width = size
+            shown, fitted = _kept_size(job, height, width, frames)
+            ask(Measured(frames / fps, height * width, 3 * frames * math.prod(shown)))
+            pixels = np.empty((frames, *shown, 3), np.uint8)
+
     for at, file in enumerate(files):
-        picture = load_image({"image": file}, f"{job.where}.video[{at}]")
+        picture = load_image({"image": file}, f"{job.where}.video[{at}]", check)
         if (picture.height, picture.width) != (height, width):
             raise VideoError(
                 f"{job.where} has frames of {width} x {height} and, at {at}, of {picture.width} x "
                 f"{picture.height} pixels. Make them one size."
             )
         pixels[at] = resize(picture, shown)
-    return Made(pixels, None, item["fps"], fitted)
+    return Made(pixels, None, fps, fitted)
 
 
 def _kept_size(

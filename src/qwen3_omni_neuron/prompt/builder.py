@@ -20,7 +20,6 @@ from qwen3_omni_neuron.errors import CheckpointError, MessageError, PromptTooLon
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS, OmniConfig
 from qwen3_omni_neuron.model.talker import user_positions
 from qwen3_omni_neuron.prompt.chat_template import ChatTemplate
-from qwen3_omni_neuron.prompt.fitting import Room, TurnsRoom
 from qwen3_omni_neuron.prompt.literal_text import LiteralText, SpecialNames
 from qwen3_omni_neuron.prompt.media.clip import GrowingClip, features
 from qwen3_omni_neuron.prompt.media.fields import ignore
@@ -29,7 +28,6 @@ from qwen3_omni_neuron.prompt.media.items import (
     ImageItem,
     Media,
     MediaLoader,
-    Unread,
     VideoItem,
 )
 from qwen3_omni_neuron.prompt.media.log_mel import MelSettings
@@ -56,7 +54,6 @@ from qwen3_omni_neuron.prompt.truncation import (
     Truncation,
     kept_messages,
     split,
-    with_media,
 )
 
 _EMPTY_TURN: Mapping[str, Any] = {"role": "user", "content": ""}
@@ -118,7 +115,6 @@ class PromptBuilder:
         tools: Sequence[Mapping[str, Any]] = (),
         literal_text: bool = False,
         truncation: Truncation | None = None,
-        reply_tokens: int = 0,
     ) -> Prompt:
         """Make the prompt of a conversation, up to the beginning of the assistant's answer.
 
@@ -127,11 +123,9 @@ class PromptBuilder:
         ...} and, from users, {"type": "audio", "audio": ...}, "image" and "video"; see
         prompt.media.audio.load_waveform, prompt.media.image.load_image and
         prompt.media.video.load_video for their forms. use_audio_in_video: also take the audio of
-        videos. most_tokens: longest prompt. Images and videos are shrunk so that all of it fits
-        beside a reply of reply_tokens (see prompt.fitting). An item that alone has more
-        tokens is refused before it is decoded, text that must have more before it is read, and a
-        long prompt that has more before all of it is tokenised. None: nothing is shrunk, or refused
-        for its length.
+        videos. most_tokens: longest prompt. Sound that alone has more tokens is refused before it
+        is decoded, text that must have more before it is read, and a long prompt that has more
+        before all of it is tokenised. None: nothing is refused for its length.
         tools: descriptions of functions in the form of OpenAI's API; an assistant's message may
         have its "tool_calls". literal_text: names of special tokens in the messages' text are
         words, as they must be in text from strangers; otherwise they become these tokens, as in the
@@ -144,64 +138,15 @@ class PromptBuilder:
         check = self.text_check(most_tokens)
         # A text that may be dropped may have any length.
         of_messages = check if truncation is None else ignore
-        checked, found = read_messages(messages, reserved, load.begin, of_messages)
-        checked_tools = read_tools(tools, reserved, check)
-        shares: Sequence[int] | None = None
-        if most_tokens is not None and any(isinstance(item, Unread) for item in found):
-            room = self.whole_room(
-                checked, most_tokens, reply_tokens, truncation, checked_tools, literal_text
-            )
-            sizes = [
-                item.size if isinstance(item, Unread) else self.media_tokens(item) for item in found
-            ]
-            fitted = room.fit(self.media_settings.sizes, sizes)
-            checked, found = fitted.messages(checked), found[fitted.media_begin :]
-            shares = fitted.shares
+        checked, media = read_messages(messages, reserved, load.read, of_messages)
         return self.assemble(
             checked,
-            load.finish(found, shares),
-            tools=checked_tools,
+            media,
+            tools=read_tools(tools, reserved, check),
             literal_text=literal_text,
             most_tokens=most_tokens,
             truncation=truncation,
         )
-
-    def room(
-        self,
-        messages: Messages,
-        most_tokens: int,
-        reply_tokens: int,
-        tools: Sequence[Mapping[str, Any]] = (),
-        literal_text: bool = False,
-        said: Collection[int] = (),
-    ) -> Room:
-        """Return the tokens that a conversation's text leaves for its media.
-
-        messages, tools, said: see `assemble`. For other arguments and errors see `prompt`.
-        """
-        self._check_tools(messages, tools)
-        ids = self._template_ids(messages, tools, literal_text, said, most_tokens)
-        return Room.beside(len(ids) - _media_count(messages), most_tokens, reply_tokens)
-
-    def whole_room(
-        self,
-        messages: Messages,
-        most_tokens: int,
-        reply_tokens: int,
-        truncation: Truncation | None,
-        tools: Sequence[Mapping[str, Any]] = (),
-        literal_text: bool = False,
-    ) -> Room | TurnsRoom:
-        """Return the room for the media of a whole conversation, whose turns may be dropped.
-
-        Arguments and errors: see `prompt`.
-        """
-        if truncation is None:
-            return self.room(messages, most_tokens, reply_tokens, tools, literal_text)
-        self._check_tools(messages, tools)
-        most = truncation.most_tokens
-        instructions, parts = self._parts(messages, tools, literal_text, (), most)
-        return TurnsRoom(truncation, instructions, parts, most_tokens, reply_tokens)
 
     def audio_tokens(self, samples: int) -> int:
         """Return the tokens of so many samples at the checkpoint's rate."""
@@ -268,11 +213,13 @@ class PromptBuilder:
         except PromptTooLongError:
             if truncation is None:
                 raise
-        if truncation is not None and not self._fits(ids, media, truncation):
-            messages, media, said = self._truncated(
-                messages, media, tools, literal_text, said, truncation
-            )
-            ids = self._template_ids(messages, tools, literal_text, said, most_tokens)
+        if truncation is not None:
+            tokens = sum(map(self.media_tokens, media)) - len(media)
+            if ids is None or len(ids) + tokens > truncation.surely_fit:
+                messages, media, said = self._truncated(
+                    messages, media, tools, literal_text, said, truncation
+                )
+                ids = self._template_ids(messages, tools, literal_text, said, most_tokens)
         assert ids is not None
         clips = [item.clip for item in media if item.clip is not None]
         window = self._config.thinker.audio.window_mel_frames if growing else None
@@ -369,18 +316,6 @@ class PromptBuilder:
         text = self._template.render(messages, tools or None)
         return self._encode(text, literal, most_tokens)
 
-    def _fits(
-        self, ids: Sequence[int] | None, media: Sequence[Media], truncation: Truncation
-    ) -> bool:
-        """Return whether a conversation needs no cut, nor did when its replies were made.
-
-        ids: its tokens, with one placeholder for each of its media; None: they are too many.
-        """
-        if ids is None:
-            return False
-        tokens = len(ids) - len(media) + sum(map(self.media_tokens, media))
-        return tokens <= truncation.surely_fit
-
     def _truncated(
         self,
         messages: Messages,
@@ -391,10 +326,10 @@ class PromptBuilder:
         truncation: Truncation,
     ) -> tuple[Messages, Sequence[Media], Collection[int]]:
         """Return messages without the oldest turns, if they exceed the limits; see `assemble`."""
-        most = truncation.most_tokens
-        instructions, parts = self._parts(messages, tools, literal_text, said, most)
-        tokens = [self.media_tokens(item) for item in media]
-        kept = truncation.first_kept(instructions, with_media(parts, tokens))
+        instructions, parts = self._parts(
+            messages, media, tools, literal_text, said, truncation.most_tokens
+        )
+        kept = truncation.first_kept(instructions, parts)
         if not kept:
             return messages, media, said
         begin = parts[kept].begin
@@ -409,6 +344,7 @@ class PromptBuilder:
     def _parts(
         self,
         messages: Messages,
+        media: Sequence[Media],
         tools: Sequence[Mapping[str, Any]],
         literal_text: bool,
         said: Collection[int],
@@ -416,8 +352,8 @@ class PromptBuilder:
     ) -> tuple[int, list[ConversationPart]]:
         """Return the tokens of a conversation's instructions and tools, and its other parts.
 
-        One of certainly more than `most` tokens is not tokenised, and counts as one more than them.
-        The parts have the tokens of their text alone. A template writes each part alike in any
+        Text of certainly more than `most` tokens is not tokenised, and counts as one more than
+        them. A template writes each part alike in any
         conversation. So its length is how much a prompt grows by it, which is kept for the next
         turns.
         """
@@ -452,6 +388,7 @@ class PromptBuilder:
             part = messages[begin:end]
             items = _media_count(part)
             tokens = length(part, own(begin, end)) - length([]) - items
+            tokens += sum(map(self.media_tokens, media[before : before + items]))
             parts.append(ConversationPart.of(part, begin, before, tokens))
             before += items
         return instructions, parts

@@ -26,12 +26,8 @@ if TYPE_CHECKING:
 
 MAX_ASPECT = 200  # longer side / shorter side; transformers' smart_resize takes no more
 _PILLOW = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # the only formats that it may find
-Check = Callable[[int, int], "tuple[int, int] | None"]
-"""Function of the height and width of a file's image; may raise.
-
-It returns None, or the height and width that the image needs to have at least: a JPEG is then
-decoded with a half, a quarter or an eighth of its sides, which saves time and memory.
-"""
+Check = Callable[[int, int], object]
+"""Function of the height and width of a file's image; may raise."""
 _CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
 _SHOWING = threading.Lock()  # guards Python's one function that shows warnings
 
@@ -81,9 +77,7 @@ def _read_file(source: Source, where: str, check: Check, said: list[str]) -> "Im
         with _image_errors(where, name), _noted(said):
             opened = Image.open(file, formats=_PILLOW)
         with opened as picture:
-            least = check(picture.height, picture.width)
-            if least is not None:
-                picture.draft(None, least[::-1])
+            check(picture.height, picture.width)
             with _image_errors(where, name), _noted(said):
                 return _upright_rgb(picture)
 

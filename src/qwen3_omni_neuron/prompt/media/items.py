@@ -1,7 +1,7 @@
 """Media items of a conversation after reading: audio, images and videos for the models."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from qwen3_omni_neuron.errors import AudioError
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.clip import Clip, GrowingClip
+from qwen3_omni_neuron.prompt.media.image import load_image
 from qwen3_omni_neuron.prompt.media.log_mel import MelSettings
 from qwen3_omni_neuron.prompt.media.pixels import PixelSettings, Visual, resize
-from qwen3_omni_neuron.prompt.media.sizes import Grid, MediaSettings, VisualSize
+from qwen3_omni_neuron.prompt.media.sizes import Grid, MediaSettings, SizeLimits, VisualSize
 from qwen3_omni_neuron.prompt.media.video import VideoHeader, frame_rate, load_video
-from qwen3_omni_neuron.prompt.media.visual_size import evenly, read_image, sound_tokens, visual_size
 
 Item = dict[str, Any]
 
@@ -90,21 +90,8 @@ def _size(picture: NDArray[np.uint8]) -> Item:
     return {"min_pixels": pixels, "max_pixels": pixels}
 
 
-@dataclass(frozen=True)
-class Unread:
-    """Image or video that is read when its share of the context is known.
-
-    warnings: those about the sound that is given beside a video, which is read already.
-    """
-
-    kind: str
-    item: Mapping[str, Any]
-    size: VisualSize
-    warnings: tuple[str, ...] = ()
-
-
 class MediaLoader:
-    """Reader of a conversation's media items: `begin` for each of them, then `finish` for all.
+    """Reader of a conversation's media items.
 
     pixels: settings of the pixels. mel: settings of the audio features. settings: the checkpoint's
     settings. use_audio_in_video: whether a video's audio is wanted. most_tokens: maximum number of
@@ -123,84 +110,57 @@ class MediaLoader:
         self._audio_rate = mel.rate if use_audio_in_video else None
         self._limit_s = settings.longest_audio_s(most_tokens)
 
-    def begin(self, kind: str, item: Mapping[str, Any], where: str) -> AudioItem | Unread:
-        """Read audio, and of an image or a video its size.
+    def read(self, kind: str, item: Mapping[str, Any], where: str) -> Media:
+        """Read an item.
 
-        Sound that is given beside a video is read, too. kind: "audio", "image" or "video". where:
-        name of the item in errors. Raises AudioError, ImageError, VideoError or PromptTooLongError.
+        kind: "audio", "image" or "video". where: name of the item in errors. Raises AudioError,
+        ImageError, VideoError or PromptTooLongError.
         """
         warnings: list[str] = []
-        rate, hears = self._mel.rate, self._audio_rate is not None
-        beside = kind == "video" and hears and item.get("audio") is not None
-        if kind == "audio" or beside:
-            waveform = load_waveform(item, rate, where, self._limit_s, warn=warnings.append)
-            if kind == "audio":
-                return AudioItem(Clip(waveform, self._mel), tuple(warnings))
-            item = {**item, "audio": waveform, "sampling_rate": rate}
-        heard = self._settings if hears else None
-        size = visual_size(kind, item, where, heard, warnings.append)
-        if beside:
-            tokens = sound_tokens(len(waveform) / rate, self._settings)
-            size = replace(size, sound_tokens=tokens)
-        self._pixels.sizes.exact_grid(size)
-        return Unread(kind, item, size, tuple(warnings))
+        warn, rate, sizes = warnings.append, self._mel.rate, self._pixels.sizes
+        if kind == "audio":
+            waveform = load_waveform(item, rate, where, self._limit_s, warn=warn)
+            return AudioItem(Clip(waveform, self._mel), tuple(warnings))
+        asked = SizeLimits.of(item)
+        if kind == "image":
+            picture = load_image(item, where, warn=warn)
+            grid = sizes.grid(VisualSize(where, picture.height, picture.width, None, asked))
+            return ImageItem(self._pixels.image(picture, grid), tuple(warnings))
+        return self._video(item, where, asked)
 
-    def finish(
-        self, found: "Sequence[Media | Unread]", shares: Sequence[int] | None
-    ) -> list[Media]:
-        """Read the images and videos among a conversation's items.
-
-        shares: most tokens of each item, None: any number; see prompt.fitting. Raises
-        ImageError, VideoError, AudioError or PromptTooLongError.
-        """
-        most: Sequence[int | None] = [None] * len(found) if shares is None else shares
-        return [
-            self._read(item, share) if isinstance(item, Unread) else item
-            for item, share in zip(found, most, strict=True)
-        ]
-
-    def _read(self, unread: Unread, most_tokens: int | None) -> Media:
-        warnings = list(unread.warnings)
-        warn, item, sizes = warnings.append, unread.item, self._pixels.sizes
-        asked = replace(unread.size.asked, most_tokens=most_tokens)
-        size = replace(unread.size, asked=asked)
-        if unread.kind == "image":
-            made = read_image(item, size.where, sizes, asked, warn=warn)
-            return ImageItem(self._pixels.image(*made), tuple(warnings))
-        item, frames = sizes.fewer_frames(item, size)
+    def _video(self, item: Mapping[str, Any], where: str, asked: SizeLimits) -> VideoItem:
+        warnings: list[str] = []
+        sizes, frames = self._pixels.sizes, 0
         grid: Grid | None = None
 
-        def grid_of(frame: NDArray[np.uint8]) -> Grid:
-            nonlocal size
-            size = replace(size, height=frame.shape[0], width=frame.shape[1])  # upright
-            return sizes.grid(replace(size, frames=frames))
-
         def check(header: VideoHeader) -> None:
-            height, width = header.height, header.width
-            sizes.grid(replace(size, frames=header.frames, height=height, width=width))
+            nonlocal frames
+            frames = header.frames
+            sizes.grid(VisualSize(where, header.height, header.width, frames, asked))
 
         def fit(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
             """Resize a frame of a file at once: together they may take gigabytes."""
             from PIL import Image
 
             nonlocal grid
-            grid = grid or grid_of(frame)
+            height, width, _ = frame.shape
+            grid = grid or sizes.grid(VisualSize(where, height, width, frames, asked))
             return resize(Image.fromarray(frame), sizes.pixels(grid))
 
         video = load_video(
             item,
-            size.where,
+            where,
             audio_rate=self._audio_rate,
             limit_s=self._limit_s,
             check=check,
             fit=fit,
-            warn=warn,
+            warn=warnings.append,
         )
-        chosen = evenly(video, frames)  # frames of a file are chosen already
-        visual = self._pixels.video(chosen.frames, grid or grid_of(chosen.frames[0]))
-        sizes.warn_of_shrinking(size, visual.grid, warn)
+        count, height, width, _ = video.frames.shape
+        grid = grid or sizes.grid(VisualSize(where, height, width, count, asked))
+        visual = self._pixels.video(video.frames, grid)
         clip = None if video.audio is None else Clip(video.audio, self._mel)
-        return VideoItem(visual, chosen.fps, clip, tuple(warnings))
+        return VideoItem(visual, video.fps, clip, tuple(warnings))
 
     def prepared(self, kind: str, item: Mapping[str, Any], where: str) -> Media:
         """Take an item of a stored turn: its samples and pixels are used as they are.
