@@ -140,7 +140,7 @@ def _say(parsed: argparse.Namespace) -> int:
 def _check_medium(kind: str, file: str, where: str) -> None:
     """Read the head of a file. Raises an InputError that begins with `where`."""
     from qwen3_omni_neuron.prompt.media.audio import open_audio
-    from qwen3_omni_neuron.prompt.media.formats import read_format
+    from qwen3_omni_neuron.prompt.media.fields import read_format
 
     if kind == "audio":
         open_audio({"audio": file}, where)
