@@ -162,29 +162,6 @@ def refused_as(server: Server, key: str) -> int:
     return refused.value.response.status_code
 
 
-def test_the_largest_client_secret_fits_into_a_browsers_header(omni: Qwen3Omni) -> None:
-    most = keys.MOST_SECRET_BYTES - len('{"instructions":""}')
-    with serving(omni, api_keys=("one",)) as server:
-        value = made_secret(server, "one", session={"instructions": "x" * most}).value
-        with browser_socket(server, value) as socket:
-            assert json.loads(socket.recv())["session"]["instructions"] == "x" * most
-        for session, param in (
-            ({"instructions": "x" * (most + 1)}, "session"),
-            ({"audio": {"output": {"voice": "Bob"}}}, "session.audio.output.voice"),
-            ({"type": "transcription", "instructions": ""}, "session.instructions"),
-        ):
-            with pytest.raises(openai.BadRequestError) as refused:
-                made_secret(server, "one", session=session)
-            assert refused.value.param == param
-        for seconds in (9, 7201):
-            with pytest.raises(openai.BadRequestError, match="seconds"):
-                made_secret(server, "one", expires_after={"seconds": seconds})
-        kind = made_secret(server, "one", session={"type": "transcription"})
-        assert kind.session.object == "realtime.transcription_session"
-        with calling(server, kind.value) as caller:
-            assert caller.heard[0].session.type == "transcription"
-
-
 def test_a_server_without_keys_makes_no_client_secrets(server: Server) -> None:
     with pytest.raises(openai.BadRequestError, match="has no API keys"):
         made_secret(server, "none")
